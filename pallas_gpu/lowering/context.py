@@ -29,7 +29,7 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import reaches_other_ctas, stores_to
+from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores_to
 from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.rows import gather_rows_p
@@ -84,10 +84,22 @@ class KernelState:
         sites = walk.walk(self.params.jaxpr)
         writes = any(
             stores_to(site.eqn, types.GMEM)
+            or site.eqn.params.get("collective_axes")
             or site.eqn.params.get("leader_tracked") is not None
             for site in sites
         )
         return "cluster" if writes else "cta"
+
+    @functools.cached_property
+    def awaits_other_ctas(self) -> bool:
+        """Whether each CTA waits for all that others send to it.
+
+        So it is where only asynchronous stores reach other CTAs, which are complete
+        when the barrier that counts them is; the last arrivals on a `ClusterBarrier`,
+        and stores through `cluster_ref`, may be waited for by nobody.
+        """
+        sites = walk.walk(self.params.jaxpr)
+        return self.stores_async and not any(_sends(site.eqn) for site in sites)
 
     @functools.cached_property
     def copies_by_threads(self) -> bool:
@@ -414,3 +426,18 @@ def total_blocks(params: CallParams) -> int:
 def unflatten_transforms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the steps of JAX's get and swap with static indices as numbers."""
     return jax.tree.unflatten(tree, list(map(index_value, leaves)))
+
+
+def _sends(eqn: _jax.JaxprEqn) -> bool:
+    """Whether it may send something to other CTAs that those do not wait for."""
+    params, operation = eqn.params, registry.operation(eqn.primitive)
+    # Of scopes, too, but those name axes of warpgroups.
+    is_copied = operation is not None and operation.asynchronous
+    if is_copied and params.get("collective_axes"):
+        return True
+    if params.get("leader_tracked") is not None:
+        return True
+    if params.get("cta_axes") and eqn.primitive is not async_store_smem_p:
+        return True
+    barriers = (getattr(access.ref.aval, "barrier", None) for access in accesses(eqn))
+    return any(isinstance(barrier, types.ClusterBarrier) for barrier in barriers)

@@ -88,7 +88,7 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit()
+            state.builder.sync_before_exit(is_relaxed=state.awaits_other_ctas)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 

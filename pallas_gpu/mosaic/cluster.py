@@ -291,10 +291,11 @@ def store_async(
     value: Array,
     barrier: ir.Value,
     atomic: str | None = None,
+    sem: str = "release",
 ) -> None:
     """Stores an array to the SMEM of a block, which counts its bytes on an mbarrier.
 
-    PTX: `mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64`, then
+    PTX: `mbarrier.arrive.expect_tx.{release,relaxed}.cluster.shared::cluster.b64`, then
     `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes` or `red.async.relaxed.
     cluster`. Since: sm_90. All threads of the warpgroup issue it.
 
@@ -304,6 +305,9 @@ def store_async(
       value: of the elements' dtype.
       barrier: `!llvm.ptr<3>` of this block's mbarrier; the other block's counts.
       atomic: `add` and the like: combines elements with those in memory.
+      sem: "relaxed": the arrival, for which threads do not meet, orders no accesses
+        before it. Bytes that complete earlier are counted all the same: the arrival
+        keeps the phase from completing (PTX ISA, expect-tx operation).
 
     Raises:
       LayoutError: elements of less than 32 bits are not adjacent in registers.
@@ -314,13 +318,13 @@ def store_async(
     target = addressing.map_shared(barrier, elements.rank)
     target = llvm.ptrtoint(i32, target)
     shape = () if layout is None else layout.shape
-    mbarrier.synchronize()
+    if sem == "release":
+        mbarrier.synchronize()
     with predicated(kernel.elected):
         llvm.inline_asm(
             None,
             [target, kernel.i32(math.prod(shape) * memory.itemsize)],
-            "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [$0], "
-            "$1;",
+            f"mbarrier.arrive.expect_tx.{sem}.cluster.shared::cluster.b64 _, [$0], $1;",
             "r,r,~{memory}",
             has_side_effects=True,
         )

@@ -355,16 +355,22 @@ class KernelBuilder:
         else:
             nvvm.barrier()
 
-    def sync_before_exit(self) -> None:
+    def sync_before_exit(self, *, is_relaxed: bool = False) -> None:
         """Blocks the exit of a CTA until all CTAs of its cluster have finished.
 
         PTX: `barrier.cluster.arrive`, `barrier.cluster.wait`; none without a cluster.
         Since: sm_90. All threads of the block issue it last: a block must not exit
         while others copy into its SMEM or arrive on its mbarriers.
+
+        Args:
+          is_relaxed: each block has waited for what others send to it. The arrival is
+            relaxed then: with release semantics it waits for the stores to GMEM, too.
         """
-        if self.spec.has_cluster:
-            nvvm.cluster_arrive(aligned=True)
-            nvvm.cluster_wait(aligned=True)
+        if not self.spec.has_cluster:
+            return
+        arrive = nvvm.cluster_arrive_relaxed if is_relaxed else nvvm.cluster_arrive
+        arrive(aligned=True)
+        nvvm.cluster_wait(aligned=True)
 
     # --- the frame --------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ def _axes(value: Any, what: str) -> tuple[str, ...]:
     cluster_dim=_axes,
     optimized=expect.optional(expect.boolean),
     atomic=expect.choice(None, *ATOMICS),
+    sem=expect.choice("release", "relaxed"),
 )
 def async_store_smem(
     src: jax.Array,
@@ -139,17 +140,18 @@ def async_store_smem(
     cluster_dim: str | Sequence[str],
     optimized: bool | None = None,
     atomic: str | None = None,
+    sem: str = "release",
 ) -> None:
     """Starts a store of an array to the SMEM of another CTA of the cluster.
 
-    PTX: mbarrier.arrive.expect_tx.release.cluster.shared::cluster and
+    PTX: mbarrier.arrive.expect_tx.{release,relaxed}.cluster.shared::cluster and
     st.async.shared::cluster.mbarrier::complete_tx::bytes, or red.async. Since: sm_90.
 
     Issued by a warpgroup. It arrives once on the other CTA's barrier, after all earlier
-    memory accesses of the warpgroup, and adds the array's bytes to the current phase;
-    the other CTA's `barrier_wait` on the barrier makes the array visible to it. The
-    memory must be free: let the other CTA arrive on a `ClusterBarrier` after its last
-    access, and wait for it first.
+    memory accesses of the warpgroup unless `sem` is "relaxed", and adds the array's
+    bytes to the current phase; the other CTA's `barrier_wait` on the barrier makes the
+    array visible to it. The memory must be free: let the other CTA arrive on a
+    `ClusterBarrier` after its last access, and wait for it first.
 
     Args:
       src: array in registers.
@@ -165,6 +167,9 @@ def async_store_smem(
       atomic: `"add"`, `"max"`, `"min"`, `"and"`, `"or"` or `"xor"` combines each
         element with the one in memory, at once; None stores it. Integers of 32 bits,
         and for sums of 64.
+      sem: `"release"` (default), or `"relaxed"`: the other CTA's wait makes the array
+        visible and nothing else that the issuer has written, which saves a fence that
+        waits for all of its accesses to GMEM.
 
     Raises:
       MemorySpaceError: the reference is not in SMEM, or the barrier is not a barrier.
@@ -203,6 +208,7 @@ def async_store_smem(
         {"ref": operand, **where, "mask": None, "value": value, "barrier": one_barrier},
         **params,
         atomic=atomic,
+        sem=sem,
     )
 
 

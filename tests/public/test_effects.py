@@ -262,6 +262,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         lambda e: plgpu.store(e.o, (), e.x[...]),
     ),
     "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
+    "async_store_smem.sem": "tests/lowering/families/test_async_stores.py",
     "load.optimized": "tests/lowering/test_warpgroup.py",
     "broadcasted_iota.layout": lambda: see.bodies(
         *(

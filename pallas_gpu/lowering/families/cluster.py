@@ -26,7 +26,7 @@ from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 
-_ATOMIC = "atomic"
+_ATOMIC, _SEM = "atomic", "sem"
 
 
 def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
@@ -70,6 +70,7 @@ def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
         found.extra[0],
         _barrier(ctx, invals),
         params["atomic"],
+        params["sem"],
     )
     return []
 
@@ -80,6 +81,7 @@ def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     types, operands, attributes = indexed.operation(ctx, found, None)
     if ctx.eqn.params["atomic"] is not None:
         attributes[_ATOMIC] = ir.StringAttr.get(ctx.eqn.params["atomic"])
+    attributes[_SEM] = ir.StringAttr.get(ctx.eqn.params["sem"])
     operands.append(_barrier(ctx, invals))
     ir.Operation.create("pallas_gpu.async_store_smem", types, operands, attributes)
     return []
@@ -103,5 +105,6 @@ def _expand(expansion: Expansion, op: Any) -> None:
     if _ATOMIC in base.attributes:
         atomic = ir.StringAttr(base.attributes[_ATOMIC]).value
     barrier = base.operands[len(base.operands) - 1]
-    cluster.store_async(elements, placement, value, barrier, atomic)
+    sem = ir.StringAttr(base.attributes[_SEM]).value
+    cluster.store_async(elements, placement, value, barrier, atomic, sem)
     indexed.finish(expansion, op, None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from tests.support.semantics import BOTH, under
 N = 128
 F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+INBOX = plgpu.SMEM((N,), F32)
 MEETING = plgpu.ClusterBarrier(collective_axes="c")
 SEEDS = range(4)
 
@@ -55,13 +57,13 @@ def send(x, ref, barrier, to=None, **options):
     )
 
 
-def exchange(shape, dtype, transforms=(), layout=None):
+def exchange(shape, dtype, transforms=(), layout=None, **options):
     """Each CTA of a pair sends its array to the other one."""
 
     def body(x, o, inbox, full):
         i = lax.axis_index("c")
         value = x[i] if layout is None else plgpu.load(x, i, layout=layout)
-        send(value, inbox, full)
+        send(value, inbox, full, **options)
         plgpu.barrier_wait(full)
         o[i] = inbox[...]
 
@@ -222,15 +224,49 @@ def test_stores_are_wide_and_counted_on_the_other_ctas_barrier():
         assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
 
 
+def exit_barriers(make, x):
+    """Returns the semantics of the arrivals before CTAs exit, under Lane, Warpgroup."""
+    found = []
+    for semantics in BOTH:
+        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
+        *_, arrival = re.findall(r"barrier\.cluster\.arrive\S*", report.ptx)
+        found.append("relaxed" if "relaxed" in arrival else "release")
+    return found
+
+
+@pytest.mark.offline
+def test_no_fence_precedes_the_exit_where_ctas_have_waited_for_each_other():
+    x = ramp(2, N)
+    assert exit_barriers(exchange((N,), F32), x) == ["relaxed"] * 2
+
+    def body(x, o, inbox, full, meeting):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+        plgpu.barrier_arrive(meeting)  # on that of the other CTA, too
+
+    make = clustered(body, [INBOX, plgpu.Barrier(), MEETING], result(2, N))
+    assert exit_barriers(make, x) == ["release"] * 2
+
+
+@pytest.mark.offline
+def test_a_relaxed_arrival_has_no_fence():
+    x = ramp(2, 64, 64)
+    make = exchange((64, 64), F32, sem="relaxed")
+    everywhere.check(make, [x], x[::-1])
+    for semantics in BOTH:
+        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
+        assert "expect_tx.relaxed.cluster.shared::cluster" in report.ptx
+        assert "MEMBAR.ALL.GPU" not in report.sass
+
+
 # --- mistakes -------------------------------------------------------------------------
 
 
 def run(body, scratch, *arrays, seed=0, **options):
     make = clustered(body, scratch, result(2, N), **options)
     return make(plgpu.InterpretParams(seed=seed))(*arrays)
-
-
-INBOX = plgpu.SMEM((N,), F32)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -268,6 +304,24 @@ def test_a_store_to_memory_that_is_not_known_to_be_free_is_reported(seed):
 
     with pytest.raises(errors.RaceError):
         run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+
+
+@pytest.mark.parametrize("sem", ["release", "relaxed"])
+def test_a_relaxed_store_makes_no_other_stores_known(sem):
+    def body(x, o, inbox, mine, full, meeting):
+        i = lax.axis_index("c")
+        mine[...] = x[i]
+        send(x[i], inbox, full, sem=sem)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...] + plgpu.cluster_ref(mine, {"c": 1 - i})[...]
+        meet(meeting)
+
+    scratch, x = [INBOX, INBOX, plgpu.Barrier(), MEETING], ramp(2, N)
+    if sem == "release":
+        np.testing.assert_array_equal(run(body, scratch, x), 2 * x[::-1])
+        return
+    with pytest.raises(errors.RaceError):
+        run(body, scratch, x)
 
 
 def test_threads_stores_need_no_fence_before_it():

@@ -226,7 +226,10 @@ _ARRIVE = (
     "mbarrier.arrive.release.cta.shared::cluster.b64",
     "mbarrier.arrive.release.cluster.shared::cluster.b64",
 )
-_EXPECT_REMOTE = "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"
+_EXPECT_REMOTE = (
+    "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64",
+    "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64",
+)
 _TRY_WAIT = (
     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64",
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
@@ -242,9 +245,8 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
     statements = parse(text)
     inputs = program.inputs(op)
     opcodes = [s.opcode for s in statements]
-    if len(statements) == 1 and opcodes[0] in _ARRIVE and not statements[0].guard:
-        return _arrive(inputs, statements[0])
-    if opcodes == [_EXPECT_REMOTE] and not statements[0].guard:
+    is_arrival = opcodes[0] in (*_ARRIVE, *_EXPECT_REMOTE)
+    if len(statements) == 1 and is_arrival and not statements[0].guard:
         return _arrive(inputs, statements[0])
     if opcodes[0] in _TRY_WAIT:
         return _wait_loop(inputs, statements)
@@ -266,7 +268,7 @@ def _arrive(inputs: list[int], statement: Statement) -> Step:
     sink, place, *more = statement.operands
     if sink != "_":
         raise NotModelled("mbarrier.arrive with a state")
-    expects = statement.opcode == _EXPECT_REMOTE
+    expects = statement.opcode in _EXPECT_REMOTE
     count = int(more[0]) if more and not expects else 1
     address = _slot(inputs, place)
     expected = _slot(inputs, more[0]) if expects else None

@@ -65,7 +65,11 @@ class Store:
 
 @registry.register(async_store_smem_p, registry.RuleKind.EMULATE)
 def _async_store(
-    wg: Warpgroup, operands: dict[str, Any], atomic: str | None, **params: Any
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    atomic: str | None,
+    sem: str,
+    **params: Any,
 ) -> None:
     found = elements(wg, operands["ref"], operands, params, "written")
     value, lost = operands["value"], None
@@ -94,7 +98,9 @@ def _async_store(
         )
     barrier.last_copy = wg.location
     size = len(values) * found.dtype.itemsize
-    barrier.arrive(wg.release(), announced_bytes=size)
+    # The stores themselves are known to whoever waits for the phase in any case.
+    known = wg.release() if sem == "release" else {}
+    barrier.arrive(known, announced_bytes=size)
     wg.group.in_flight.submit(Store(found, values, lost, barrier, atomic))
 
 
