@@ -84,7 +84,6 @@ class KernelState:
         sites = walk.walk(self.params.jaxpr)
         writes = any(
             stores_to(site.eqn, types.GMEM)
-            or site.eqn.params.get("collective_axes")
             or site.eqn.params.get("leader_tracked") is not None
             for site in sites
         )

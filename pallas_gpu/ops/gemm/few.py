@@ -8,15 +8,16 @@ of a block copies tiles of A and B into a ring of SMEM buffers by TMA; each of t
 others multiplies its columns of B.
 
 Where the tiles are fewer than the SMs, the blocks of a cluster each take a part of K.
-They then store their sums to SMEM, and each adds those of all blocks for its share of
-the rows, in a fixed order: results are the same in every run, and no sum goes through
-GMEM. Only for one or a few tiles of a long K several clusters divide it further; the
-last one then adds the sums of the others from GMEM.
+Each then adds the sums of all blocks for its share of the rows, in a fixed order:
+results are the same in every run, and no sum goes through GMEM. Few sums are sent to
+the block that adds them, which has SMEM for them; many are stored to the memory of the
+ring, where that block reads them. Only for one or a few tiles of a long K several
+clusters divide it further; the last one then adds the sums of the others from GMEM.
 
     barrier    completes when                              releases
     full       a buffer of the ring has been loaded        the consumers
     empty      the products that read it are complete      the producer
-    written    all blocks of the cluster have stored sums  the sum over the cluster
+    written    all blocks have stored or sent their sums   the sum over the cluster
     read       all blocks of the cluster have added them   the next sums
 """
 
@@ -34,7 +35,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
+from pallas_gpu.ops.gemm.few_config import MOST_SENT, SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.tiles import tiles
 
@@ -58,21 +59,22 @@ def make_kernel(
     factors = 2 if p.epilogue.gated else 1
     b_tiles = tiles((c.stages, *b_tile), p.dtype)
     ring = [tiles((c.stages, *a_tile), p.dtype), *[b_tiles] * factors]
-    sums = plgpu.SMEM(
-        (c.warpgroups, factors, schedule.part, c.own_n + _PAD), _sum_dtype(p)
-    )
     scratch: dict[str, Any] = {
-        "memory": plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums],
+        "memory": _memory(schedule, ring),
         "full": plgpu.Barrier(num_arrivals=1 + factors, num_barriers=c.stages),
         "empty": plgpu.Barrier(
             num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
         ),
     }
-    if schedule.is_once and c.warpgroups > 1:
+    if schedule.is_once and not schedule.sends and c.warpgroups > 1:
         scratch["drained"] = plgpu.Barrier(num_arrivals=c.warpgroups)
     # An arrival of a cluster is expensive, so none where the sums are stored once.
+    if schedule.sends:
+        scratch["written"] = plgpu.Barrier(
+            num_arrivals=c.split * factors, num_barriers=c.warpgroups
+        )
     many = [] if schedule.is_once else ["read"]
-    for name in ("written", *many) if c.split > 1 else ():
+    for name in ("written", *many) if c.split > 1 and not schedule.sends else ():
         scratch[name] = plgpu.ClusterBarrier(
             collective_axes="split",
             num_barriers=c.warpgroups,
@@ -93,6 +95,18 @@ def make_kernel(
         interpret=interpret,
         scratch_types=scratch,
     )
+
+
+def _memory(schedule: _Schedule, ring: list[Any]) -> Any:
+    """Returns the ring and the sums, which use the same memory where they can."""
+    p, c = schedule.problem, schedule.config
+    columns, factors = c.own_n + _PAD, 2 if p.epilogue.gated else 1
+    if schedule.sends:
+        sent = c.warpgroups, c.split, factors, schedule.share, columns
+        return [ring, plgpu.SMEM(sent, _sum_dtype(p))]
+    stored = c.warpgroups, factors, schedule.part, columns
+    sums = plgpu.SMEM(stored, _sum_dtype(p))
+    return plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums]
 
 
 def _check_depth(p: Problem, c: SplitMatmulConfig) -> None:
@@ -145,6 +159,20 @@ class _Schedule:
     def part(self) -> int:
         """Rows whose sums are in SMEM at once."""
         return self.config.tile_m if self.is_once else self.config.part
+
+    @property
+    def sends(self) -> bool:
+        """Whether sums are sent to the block that adds them."""
+        c = self.config
+        return c.split > 1 and self.is_once and c.tile_m <= MOST_SENT
+
+    @property
+    def share(self) -> int:
+        """Rows that a block of a cluster adds, at most; the last ones may have none."""
+        if not self.sends:
+            return self.part // self.config.split
+        # An instruction has 8 columns in the registers of a warp.
+        return plgpu.align_to(plgpu.cdiv(self.part, self.config.split), 8)
 
     def depth(self) -> tuple[Any, Any]:
         """Returns this block's first step along K, and the number of its steps."""
@@ -317,10 +345,19 @@ class _Consumer:
 
     def store(self, products, batch, row, column) -> None:
         """Adds the products of the cluster's blocks, and stores a share of the rows."""
-        c, mem = self.schedule.config, self.mem
-        share, first = self.schedule.part // c.split, 0
+        c, mem, share = self.schedule.config, self.mem, self.schedule.share
+        first: Any = 0
         if c.split > 1:
-            first = lax.axis_index("split") * share
+            first = lax.axis_index("split") * np.int32(share)
+        if self.schedule.sends:
+            self.send(products)
+
+            @plgpu.when(first < c.tile_m)
+            def _():
+                plgpu.barrier_wait(mem.written.at[self.wg])
+                self.add_share(len(products), batch, row, first, column)
+
+            return
         if mem.read is not None:
             plgpu.barrier_wait(mem.read.at[self.wg])
         for i, product in enumerate(products):
@@ -328,27 +365,57 @@ class _Consumer:
         if c.split > 1:
             plgpu.barrier_arrive(mem.written.at[self.wg])
             plgpu.barrier_wait(mem.written.at[self.wg])
-        rows = math.gcd(share, _ROWS)
-        for start in range(0, share, rows):
-            self.add(len(products), batch, row, first + start, rows, column)
+        self.add_share(len(products), batch, row, first, column)
         if mem.read is not None:
             plgpu.barrier_arrive(mem.read.at[self.wg])
 
-    def add(self, count, batch, row, first, rows, column) -> None:
-        """Adds some rows of `count` products, and stores them."""
-        c, p, mem = self.schedule.config, self.schedule.problem, self.mem
-
-        @plgpu.when((row + first < p.m) & (column < p.n))
-        def _():
-            blocks = [mem.sums]
-            if c.split > 1:
-                blocks = [
-                    plgpu.cluster_ref(mem.sums, {"split": i}) for i in range(c.split)
+    def send(self, products) -> None:
+        """Sends each block of the cluster the sums of the rows that it adds."""
+        c, mem, share = self.schedule.config, self.mem, self.schedule.share
+        own = lax.axis_index("split")
+        for block, first in enumerate(range(0, c.tile_m, share)):
+            rows = min(share, c.tile_m - first)
+            for i, product in enumerate(products):
+                place = mem.sums.at[
+                    self.wg, own, i, plgpu.ds(0, rows), plgpu.ds(0, c.own_n)
                 ]
-            own = plgpu.ds(first, rows), plgpu.ds(0, c.own_n)
-            totals = [
-                _sum([x[(self.wg, i, *own)] for x in blocks]) for i in range(count)
-            ]
+                plgpu.async_store_smem(
+                    product[:, first : first + rows],
+                    place.T,
+                    mem.written.at[self.wg],
+                    cluster_idx=block,
+                    cluster_dim="split",
+                    sem="relaxed",
+                )
+
+    def add_share(self, count, batch, row, first, column) -> None:
+        """Adds this block's rows of `count` products, and stores them."""
+        share = self.schedule.share
+        rows = math.gcd(share, self.schedule.part, _ROWS)
+        for start in range(0, share, rows):
+            self.add(count, batch, row, first, start, rows, column)
+
+    def add(self, count, batch, row, first, start, rows, column) -> None:
+        """Adds the rows from `start` of its share, which begins at `first`."""
+        c, p, mem = self.schedule.config, self.schedule.problem, self.mem
+        of_sums = start if self.schedule.sends else first + start
+        first = first + start
+        is_inside = (row + first < p.m) & (column < p.n)
+        if self.schedule.part % self.schedule.share:
+            is_inside &= first < self.schedule.part
+
+        @plgpu.when(is_inside)
+        def _():
+            own = plgpu.ds(of_sums, rows), plgpu.ds(0, c.own_n)
+            blocks: list[Any] = [mem.sums.at[self.wg]]
+            if self.schedule.sends:
+                blocks = [mem.sums.at[self.wg, i] for i in range(c.split)]
+            elif c.split > 1:
+                blocks = [
+                    plgpu.cluster_ref(mem.sums, {"split": i}).at[self.wg]
+                    for i in range(c.split)
+                ]
+            totals = [_sum([x[(i, *own)] for x in blocks]) for i in range(count)]
             place = batch, plgpu.ds(row + first, rows), plgpu.ds(column, c.own_n)
             if c.clusters == 1:
                 self.finish(totals, place)

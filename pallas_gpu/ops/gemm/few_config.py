@@ -8,6 +8,10 @@ import math
 
 from pallas_gpu import arch, errors, expect
 
+# Rows of a tile whose sums the blocks of a cluster send each other: for more there is
+# no SMEM beside the ring.
+MOST_SENT = 32
+
 
 @expect.arguments(
     tile_m=expect.integer(),
@@ -26,7 +30,7 @@ class SplitMatmulConfig:
 
     Attributes:
       tile_m: rows of a tile, a multiple of 8 up to 256.
-      tile_n: columns of a tile, 64 or 128 for each of the warpgroups.
+      tile_n: columns of a tile, a multiple of 64 for each of the warpgroups.
       tile_k: depth of one step.
       stages: SMEM buffers of the ring.
       warpgroups: warpgroups of a block that multiply.
@@ -59,13 +63,10 @@ class SplitMatmulConfig:
                 got=f"tile_m={m}, tile_k={k}",
                 hint="start from SplitMatmulConfig()",
             )
-        if self.warpgroups < 1 or n not in (
-            64 * self.warpgroups,
-            128 * self.warpgroups,
-        ):
+        if self.warpgroups < 1 or n < 1 or n % (64 * self.warpgroups):
             raise errors.ArgumentError(
                 "SplitMatmulConfig: the warpgroups do not divide the columns",
-                expected="tile_n of 64 or 128 for each warpgroup",
+                expected="tile_n a multiple of 64 for each warpgroup",
                 got=f"tile_n={n}, warpgroups={self.warpgroups}",
                 hint="start from SplitMatmulConfig()",
             )

@@ -23,6 +23,7 @@ _MEASURED: dict[tuple[int, int, int], Any] = {
     (1024, 1024, 1024): SplitMatmulConfig(
         tile_m=128, tile_n=64, warpgroups=1, blocks=132
     ),
+    (1000, 8192, 28672): MatmulConfig(tile_m=64, tile_n=256, cluster=None),
     (256, 256, 65536): MatmulConfig(
         tile_m=64, tile_n=64, stages=8, epilogue_n=32, cluster=None, parts=16
     ),
@@ -34,16 +35,23 @@ _MEASURED: dict[tuple[int, int, int], Any] = {
     (256, 8192, 8192): SplitMatmulConfig(
         tile_m=128, stages=7, warpgroups=1, blocks=132
     ),
-    (256, 8192, 28672): SplitMatmulConfig(tile_m=256, split=2, blocks=132),
+    (256, 8192, 28672): MatmulConfig(
+        tile_m=64, tile_n=256, epilogue_n=32, cluster="m", parts=2
+    ),
     (256, 57344, 8192): MatmulConfig(tile_m=64, tile_n=224, epilogue_n=32, cluster="m"),
     (64, 10240, 8192): SplitMatmulConfig(warpgroups=1, split=2),
-    (64, 28672, 4096): SplitMatmulConfig(warpgroups=1),
-    (64, 57344, 8192): SplitMatmulConfig(tile_n=256, blocks=132),
-    (64, 8192, 28672): SplitMatmulConfig(stages=9, warpgroups=1, split=2, blocks=132),
-    (16, 28672, 4096): SplitMatmulConfig(tile_m=16, tile_n=256, stages=5, blocks=132),
+    (64, 8192, 28672): SplitMatmulConfig(tile_n=64, stages=7, warpgroups=1),
+    (16, 28672, 4096): SplitMatmulConfig(tile_m=16, stages=5, warpgroups=1),
+    (16, 8192, 8192): SplitMatmulConfig(
+        tile_m=16, tile_n=64, stages=20, warpgroups=1, blocks=132
+    ),
     (16, 6144, 4096): SplitMatmulConfig(tile_m=16, stages=5, warpgroups=1, split=2),
-    (1, 28672, 4096): SplitMatmulConfig(tile_m=8, stages=10, warpgroups=1, blocks=132),
-    (1, 10240, 8192): SplitMatmulConfig(tile_m=8, stages=5, warpgroups=1, split=2),
+    (1, 28672, 4096): SplitMatmulConfig(
+        tile_m=8, tile_n=448, stages=3, warpgroups=1, split=2, blocks=132
+    ),
+    (1, 8192, 8192): SplitMatmulConfig(
+        tile_m=8, tile_n=64, stages=20, warpgroups=1, blocks=132
+    ),
     (1, 6144, 4096): SplitMatmulConfig(tile_m=8, stages=5, warpgroups=1, split=2),
 }
 

@@ -258,7 +258,7 @@ def test_a_relaxed_arrival_has_no_fence():
     for semantics in BOTH:
         (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
         assert "expect_tx.relaxed.cluster.shared::cluster" in report.ptx
-        assert "MEMBAR.ALL.GPU" not in report.sass
+        assert "release.cluster.shared" not in report.ptx
 
 
 # --- mistakes -------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def test_few_rows(m, transpose_b):
         {"tile_m": 24, "tile_n": 192, "warpgroups": 3, "part_m": 8},
         {"tile_m": 40, "tile_k": 16, "stages": 5},
         {"tile_m": 32, "tile_k": 128, "blocks": 1},
+        {"tile_m": 40, "tile_n": 192, "split": 2},
     ],
 )
 def test_tiles_that_exceed_the_problem(changes):
@@ -68,6 +69,19 @@ def test_tiles_that_exceed_the_problem(changes):
 @pytest.mark.parametrize("m", [1, 16, 65])
 def test_a_cluster_divides_k(m, split):
     check((m, 136, 264), config(tile_m=16, split=split, blocks=2 * split))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"split": 4},
+        {"tile_m": 24, "tile_n": 128, "warpgroups": 2, "split": 2},
+        {"tile_m": 32, "split": 4, "stages": 3},
+        {"tile_m": 40, "split": 2},
+    ],
+)
+def test_the_sums_of_a_cluster_are_sent_or_read(changes):
+    check((37, 136, 264), config(**changes))
 
 
 def test_a_cluster_of_eight_blocks():
@@ -232,6 +246,19 @@ def test_nothing_spills(shape, c):
     assert report.resources.spill_store_bytes == 0
 
 
+@pytest.mark.offline
+def test_sums_that_are_sent_need_no_fence():
+    """It would wait for the reads of the whole device."""
+    arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, 256), (256, 64))]
+    product = functools.partial(matmul, config=config(split=2))
+    (report,) = offline.compile(under(Warpgroup, product), *arguments)
+    assert "expect_tx.relaxed.cluster" in report.ptx
+    assert "release.cluster.shared" not in report.ptx
+    # Those that follow the initialization and precede the exit.
+    assert report.ptx.count("barrier.cluster.arrive.relaxed") == 2
+    assert report.ptx.count("barrier.cluster.arrive") == 2
+
+
 # --- refusals -------------------------------------------------------------------------
 
 
@@ -242,7 +269,11 @@ def test_nothing_spills(shape, c):
         ({"tile_m": 264}, "the tensor core does not support this tile", "264"),
         ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
         ({"tile_n": 96}, "the warpgroups do not divide the columns", "96"),
-        ({"tile_n": 256}, "the warpgroups do not divide the columns", "256"),
+        (
+            {"tile_n": 192, "warpgroups": 2},
+            "the warpgroups do not divide the columns",
+            "192",
+        ),
         ({"split": 3}, "invalid division of K", "3"),
         ({"part_m": 12}, "the parts do not divide the rows of a tile", "12"),
         ({"stages": 1}, "there are too few stages, clusters or blocks", "stages=1"),
