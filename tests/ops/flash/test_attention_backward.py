@@ -360,37 +360,51 @@ def test_orders_of_events_change_nothing_but_the_rounding(head_dim):
 # --- what the compiler makes of it ----------------------------------------------------
 
 
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "deterministic", "spilled"),
-    [
-        # The producer of persistent blocks has 24 registers: it stores the pointer to
-        # the schedule, and what a tile begins with.
-        (128, True, False, 8),
-        slow(128, False, False, 0),
-        slow(64, True, False, 8),
-        slow(128, False, True, 0),
-        slow(256, True, False, 0),
-        slow(256, False, True, 0),
-    ],
-)
-def test_products_stay_asynchronous_and_next_to_nothing_spills(
-    head_dim, causal, deterministic, spilled
-):
-    x = jax.ShapeDtypeStruct((2, 4096, 8, head_dim), jnp.bfloat16)
+def compiled(shape, **options):
+    """Returns the reports of the kernels of the derivatives."""
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
     def f(q, k, v, do):
-        options = {"causal": causal, "deterministic": deterministic}
         _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
         return vjp(do)
 
     _, *reports = plgpu.offline.compile(f, x, x, x, x)
+    return reports
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "deterministic"),
+    [
+        (128, True, False),
+        slow(128, False, False),
+        slow(64, True, False),
+        slow(128, False, True),
+        slow(256, True, False),
+        slow(256, False, True),
+    ],
+)
+def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, deterministic):
+    shape = 2, 4096, 8, head_dim
+    reports = compiled(shape, causal=causal, deterministic=deterministic)
     assert len(reports) == 2 + deterministic
     for report in reports:
         # ptxas remarks where it has to wait for a product by itself.
-        remarks = [x for x in report.resources.remarks if "spilled" not in x]
-        assert remarks == []
-        assert report.resources.spill_store_bytes <= spilled
+        assert report.resources.remarks == ()
+        assert report.resources.spill_store_bytes == 0
+
+
+@pytest.mark.offline
+@pytest.mark.filterwarnings("ignore:kernel attention_backward spills")
+@pytest.mark.parametrize(
+    ("length", "head_dim", "spilled"),
+    [slow(1000, 64, 0), (1000, 128, 24), slow(1088, 128, 24), slow(700, 128, 132)],
+)
+def test_what_spills_at_lengths_that_are_no_powers_of_2(length, head_dim, spilled):
+    # See `AttentionBackwardConfig.blocks`.
+    *_, report = compiled((4, length, 16, head_dim), causal=True)
+    assert all("spilled" in remark for remark in report.resources.remarks)
+    assert report.resources.spill_store_bytes <= spilled
 
 
 # --- refusals -------------------------------------------------------------------------

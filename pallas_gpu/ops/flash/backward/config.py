@@ -42,7 +42,9 @@ class AttentionBackwardConfig:
         the results of one are stored; None starts a block for each tile. They have a
         second buffer of K. It has an effect where the two head_dims are equal and up to
         128, the lengths are known when the kernel is traced, a tile has two steps or
-        more, and additions have no order.
+        more, and additions have no order. With head_dims of 128, consumers spill what
+        a tile begins with where the lengths are no powers of 2: 4 to 132 bytes were
+        seen; at 1000 rows they were 7 % faster nevertheless.
 
     Raises:
       ArgumentError: a number that is not supported.

@@ -45,8 +45,8 @@ class Memory(Inputs):
     q_full: Any
     do_full: Any
     q_empty: Any
-    do_empty: Any
-    together: Any
+    do_empty: Any = None
+    together: Any = None
     ds_smem: Any = None
     dq_smem: Any = None
     q_dq: Any = None
@@ -57,8 +57,7 @@ class Memory(Inputs):
     bias_smem: Any = None
     bias_full: Any = None
     bias_empty: Any = None
-    k_empty: Any = None
-    v_empty: Any = None
+    kv_empty: Any = None
     results_smem: Any = None
 
 

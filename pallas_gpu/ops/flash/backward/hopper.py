@@ -60,7 +60,6 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         "q_full": full,
         "do_full": full,
         "q_empty": empty,
-        "do_empty": empty,
         **_rings(p),
     }
     if p.wide or not c.deterministic:
@@ -69,8 +68,10 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         arrivals = 1 if p.wide else CONSUMERS
         scratch["ds_full"] = plgpu.Barrier(num_arrivals=arrivals)
     if p.persistent:
-        scratch["k_empty"] = plgpu.Barrier(num_arrivals=CONSUMERS)
-        scratch["v_empty"] = plgpu.Barrier(num_arrivals=CONSUMERS)
+        scratch["kv_empty"] = plgpu.Barrier(num_arrivals=CONSUMERS)
+    else:
+        scratch["do_empty"] = empty
+        scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     if p.wide:
         scratch["p_full"] = plgpu.Barrier()
     if p.has_matrix:
@@ -81,7 +82,6 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["bias_empty"] = plgpu.Barrier(
             num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
         )
-    scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     rows = p.batch, p.kv_len, p.kv_heads
     return launch(

@@ -169,8 +169,7 @@ class _Steady(Narrow):
         values = dp[...]
         if is_last:
             # A tile has two steps: none reads K of the tile before any more.
-            plgpu.barrier_arrive(mem.k_empty)
-            plgpu.barrier_arrive(mem.v_empty)
+            plgpu.barrier_arrive(mem.kv_empty)
         plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
         ds = self.derivatives(factors, values, position)
         plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
@@ -263,17 +262,16 @@ def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:
             ):
                 plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], full.at[slot])
 
-        def copy_tile(source, buffer, full, empty):
-            @plgpu.when(lax.gt(count, np.int32(0)))
-            def _():
-                plgpu.barrier_wait(empty)
-
-            plgpu.copy_gmem_to_smem(source.at[own], buffer, full)
-
         # In the order in which their buffers are released.
         copy_step(start)
-        copy_tile(mem.k, mem.k_smem.at[p.k_buffer(count)], mem.k_full, mem.k_empty)
-        copy_tile(mem.v, mem.v_smem, mem.v_full, mem.v_empty)
+
+        @plgpu.when(lax.gt(count, np.int32(0)))
+        def _():
+            plgpu.barrier_wait(mem.kv_empty)
+
+        k_smem = mem.k_smem.at[p.k_buffer(count)]
+        plgpu.copy_gmem_to_smem(mem.k.at[own], k_smem, mem.k_full)
+        plgpu.copy_gmem_to_smem(mem.v.at[own], mem.v_smem, mem.v_full)
         end = masks.plus(start, total)
         plgpu.loop(masks.plus(start, 1), end)(copy_step)
         return end
