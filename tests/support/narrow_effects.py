@@ -18,7 +18,7 @@ EFFECTS: dict[str, str] = {
         "BlockScaledMatmulConfig",
         BLOCK_SCALED,
         {
-            "tile_n": "test_tiles_of_256_columns_have_one_accumulator",
+            "tile_n": "test_tiles_of_256_columns_share_half_of_their_accumulators",
             "tile_k": "test_steps_of_any_depth",
             "stages": "test_steps_of_any_depth",
             "minor": "test_the_order_of_tiles_covers_them_all",

@@ -32,7 +32,9 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "tcgen05_mma.collective_axis": _PAIRS,
     "tcgen05_commit_arrive.collective_axis": _PAIRS,
     "async_copy_scales_to_tmem.collective_axis": _SCALED_PAIRS,
-    "async_copy_sparse_metadata_to_tmem.collective_axis": _SPARSE_PAIRS,
+    "async_copy_sparse_metadata_to_tmem.collective_axis": (
+        f"{_SPARSE_PAIRS}::test_the_metadata_of_a_pair_is_allocated_by_it"
+    ),
     "TMEM.packed": lambda: _tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: _tmem({}, {"collective": True}),
     "TMEM.layout": lambda: _tmem({}, {"layout": layouts.TmemLayout.default(2)}),

@@ -264,11 +264,8 @@ def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:
 
         # In the order in which their buffers are released.
         copy_step(start)
-
-        @plgpu.when(lax.gt(count, np.int32(0)))
-        def _():
-            plgpu.barrier_wait(mem.kv_empty)
-
+        wait = functools.partial(plgpu.barrier_wait, mem.kv_empty)
+        plgpu.when(lax.gt(count, np.int32(0)))(wait)
         k_smem = mem.k_smem.at[p.k_buffer(count)]
         plgpu.copy_gmem_to_smem(mem.k.at[own], k_smem, mem.k_full)
         plgpu.copy_gmem_to_smem(mem.v.at[own], mem.v_smem, mem.v_full)
