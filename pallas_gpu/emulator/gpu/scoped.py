@@ -274,12 +274,14 @@ def _allocate_array(
             return TensorArray(name, data, written, place)
         bits = types.itemsize_bits(aval.dtype)
         columns = union.Columns(aval.storage.layout, shape, bits)
-        return union.TensorMember(name, data, written, place, columns)
+        return union.TensorMember(name, data, written, place, placement=columns)
     layout = _layout(shape, aval.dtype, aval.transforms)
     if aval.storage.overlay is None:
         return SharedArray(name, data, written, place, layout, cta)
     inferred = var in cta.cluster.inferred_members
-    return union.UnionMember(name, data, written, place, layout, cta, inferred)
+    return union.UnionMember(
+        name, data, written, place, layout, cta, is_inferred=inferred
+    )
 
 
 @functools.lru_cache(maxsize=1024)

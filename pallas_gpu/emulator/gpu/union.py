@@ -22,7 +22,6 @@ from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Access, Box, Clock
 from pallas_gpu.emulator.engine.poison import Origin
-from pallas_gpu.emulator.gpu.machine.cta import Cta
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import TensorArray
 from pallas_gpu.layouts import SmemLayout, TmemLayout
@@ -143,7 +142,9 @@ class Member(Memory):
     """
 
     placement: Placement
-    is_inferred: bool
+    is_inferred = False
+    # Until it joins a union its elements are its own.
+    _is_current = True
 
     def join(self, union: Union, start: int) -> None:
         """Makes the array a member of a union, whose bytes it has from now on."""
@@ -303,37 +304,18 @@ class Member(Memory):
 class UnionMember(Member, SharedArray):
     """An array of a union in SMEM."""
 
-    def __init__(
-        self,
-        name: str,
-        data: np.ndarray,
-        written: np.ndarray | None,
-        place: Any,
-        layout: SmemLayout,
-        cta: Cta,
-        is_inferred: bool,
-    ):
-        self._is_current = True
-        SharedArray.__init__(self, name, data, written, place, layout, cta)
-        self.placement = layout
+    def __init__(self, *array: Any, is_inferred: bool):
+        super().__init__(*array)
+        self.placement = self.layout
         self.is_inferred = is_inferred
 
 
 class TensorMember(Member, TensorArray):
     """An array of a union in TMEM."""
 
-    def __init__(
-        self,
-        name: str,
-        data: np.ndarray,
-        written: np.ndarray | None,
-        place: Any,
-        columns: Columns,
-    ):
-        self._is_current = True
-        TensorArray.__init__(self, name, data, written, place)
-        self.placement = columns
-        self.is_inferred = False
+    def __init__(self, *array: Any, placement: Columns):
+        super().__init__(*array)
+        self.placement = placement
 
 
 class UnionHistory(History):
