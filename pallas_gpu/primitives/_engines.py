@@ -146,7 +146,7 @@ def _static(ref: Any) -> Any:
     """Returns the steps on a reference, with known indices as numbers."""
 
     def number(x: Any) -> Any:
-        known = not isinstance(x, jax.core.Tracer) and np.ndim(x) == 0
+        known = not _jax.is_tracer(x) and np.ndim(x) == 0
         return int(x) if known and not isinstance(x, int) else x
 
     return jax.tree.map(number, ops.operand(ref).transforms)

@@ -118,6 +118,6 @@ def _part(eqn: _jax.JaxprEqn, tile: Any, read: Callable[[Any], Any]) -> tuple[An
 
 def _clamped(start: Any, last: int) -> Any:
     """Returns where lax.dynamic_slice starts; a known start is a Python int."""
-    if isinstance(start, jax.core.Tracer):
+    if _jax.is_tracer(start):
         return jnp.clip(start, 0, last) if last else 0
     return min(max(int(start), 0), last)

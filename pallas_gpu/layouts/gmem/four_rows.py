@@ -96,7 +96,7 @@ def plan_four_rows(
     offsets = _columns_of_pieces(gmem, columns)
     if unit is None or offsets is None or not _is_addressable(gmem, bits, offsets):
         return None
-    tile, between, within = (int(x[axes[0]]) * 1 for x in target.axis_strides)
+    tile, between, within = (int(x[axes[0]]) for x in target.axis_strides)
     strides, row_axis = gmem.array_strides, gmem.axes[0]
     per_unit, item = unit // bits, bits // 8
     rows = math.prod(gmem.array_shape[: row_axis + 1])

@@ -69,7 +69,7 @@ def load(
 ) -> None:
     """Copies rows to SMEM. PTX: `cp.async.bulk.tensor.2d...tile::gather4`.
 
-    All threads of the warpgroup, or the warp, issue it.
+    All threads of the warpgroup issue it.
     """
     tensor = _descriptor(source, chosen.rows)
 
@@ -84,7 +84,7 @@ def store(
 ) -> None:
     """Copies rows to GMEM. PTX: `cp.async.bulk.tensor.2d...tile::scatter4`.
 
-    All threads of the warpgroup, or the warp, issue it.
+    All threads of the warpgroup issue it.
     """
     tensor = _descriptor(target, chosen.rows)
 
