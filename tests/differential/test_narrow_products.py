@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.support.differential import golden
 from tests.support.differential import tensor_kernels as kernels
 from tests.support.differential.narrow_kernels import E2M1, E4M3, Narrow, describe
 
@@ -38,12 +39,6 @@ PRODUCTS = {
 GOLDEN = pathlib.Path(__file__).with_name("narrow_products.txt")
 
 
-def golden() -> dict[str, str]:
-    """The lines of the file by the names before their colons."""
-    lines = GOLDEN.read_text().splitlines()
-    return dict(line.split(": ", 1) for line in lines)
-
-
 def described(compile_, case, semantics):
     return describe(case, compile_(*case.kernel(), semantics=semantics))
 
@@ -53,7 +48,9 @@ def described(compile_, case, semantics):
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_narrow_products_are_those_of_the_file(name, semantics):
-    assert described(kernels.ours, PRODUCTS[name], semantics) == golden()[name]
+    assert (
+        described(kernels.ours, PRODUCTS[name], semantics) == golden.lines(GOLDEN)[name]
+    )
 
 
 @offline
@@ -61,8 +58,11 @@ def test_narrow_products_are_those_of_the_file(name, semantics):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_upstreams_narrow_products_are_those_of_the_file(name):
-    assert described(kernels.upstreams, PRODUCTS[name], "Lane") == golden()[name]
+    assert (
+        described(kernels.upstreams, PRODUCTS[name], "Lane")
+        == golden.lines(GOLDEN)[name]
+    )
 
 
 def test_each_line_of_the_file_is_of_a_product():
-    assert list(golden()) == list(PRODUCTS)
+    assert list(golden.lines(GOLDEN)) == list(PRODUCTS)

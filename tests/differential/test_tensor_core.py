@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.support.differential import golden
 from tests.support.differential import tensor_facts as facts
 from tests.support.differential import tensor_kernels as kernels
 from tests.support.differential.tensor_kernels import Transfer
@@ -65,12 +66,6 @@ OURS_ALONE = {
 GOLDEN = pathlib.Path(__file__).with_name("tensor_core.txt")
 
 
-def golden() -> dict[str, str]:
-    """The lines of the file by the names before their colons."""
-    lines = GOLDEN.read_text().splitlines()
-    return dict(line.split(": ", 1) for line in lines)
-
-
 def described(compile_, case, semantics):
     stream = compile_(*kernels.product(case), semantics=semantics)
     return facts.describe(stream, jnp.dtype(case.a).itemsize)
@@ -82,7 +77,7 @@ def described(compile_, case, semantics):
 @pytest.mark.parametrize("name", [*PRODUCTS, *OURS_ALONE])
 def test_products_are_those_of_the_file(name, semantics):
     case = {**PRODUCTS, **OURS_ALONE}[name]
-    assert described(kernels.ours, case, semantics) == golden()[name]
+    assert described(kernels.ours, case, semantics) == golden.lines(GOLDEN)[name]
 
 
 @offline
@@ -90,18 +85,24 @@ def test_products_are_those_of_the_file(name, semantics):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_upstreams_products_are_those_of_the_file(name):
-    assert described(kernels.upstreams, PRODUCTS[name], "Lane") == golden()[name]
+    assert (
+        described(kernels.upstreams, PRODUCTS[name], "Lane")
+        == golden.lines(GOLDEN)[name]
+    )
 
 
 def test_each_line_of_the_file_is_of_a_product():
-    assert list(golden()) == [*PRODUCTS, *OURS_ALONE]
+    assert list(golden.lines(GOLDEN)) == [*PRODUCTS, *OURS_ALONE]
 
 
 @offline
 @beside_upstream
 def test_both_semantics_of_upstream_agree():
     case = PRODUCTS["a along M"]
-    assert described(kernels.upstreams, case, "Warpgroup") == golden()["a along M"]
+    assert (
+        described(kernels.upstreams, case, "Warpgroup")
+        == golden.lines(GOLDEN)["a along M"]
+    )
 
 
 @offline

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
 from tests.support.scaled_products import ROWS, ScaledProduct, storage
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import BLACKWELL, F32
+from tests.support.tensor_products import BLACKWELL, F32, start_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +79,13 @@ class ScaledPair:
         """Each CTA copies its parts, and all scales of b; the pair multiplies."""
         w, c = self.whole, lax.axis_index("c")
         rows = plgpu.ds(c * ROWS, ROWS)
-        for source, target in (
+        start_copies(
+            loaded,
             (a.at[rows], a_smem),
             (b.at[plgpu.ds(c * (w.n // 2), w.n // 2)], b_smem),
             (sa_gmem.at[plgpu.ds(c, 1)], sa_smem),
             (sb_gmem, sb_smem),
-        ):
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        )
         plgpu.barrier_wait(loaded)
         plgpu.barrier_arrive(ready)
         plgpu.barrier_wait(ready)

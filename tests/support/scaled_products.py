@@ -14,7 +14,7 @@ import numpy as np
 import pallas_gpu as plgpu
 from pallas_gpu import types
 from pallas_gpu.layouts import TmemLayout
-from tests.support.tensor_products import BLACKWELL, E4M3, F32
+from tests.support.tensor_products import BLACKWELL, E4M3, F32, start_copies
 
 E8M0, E2M1 = jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 ROWS = 128
@@ -122,10 +122,8 @@ class ScaledProduct:
         a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb, loaded, done,
     ) -> None:  # fmt: skip
         """Copies the operands and scales, multiplies, and stores the product."""
-        for source, target in (
-            (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem),
-        ):  # fmt: skip
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+        start_copies(loaded, *pairs)
         plgpu.barrier_wait(loaded)
         right = b_smem.T if self.b_stored else b_smem
         for i in range(self.rounds):

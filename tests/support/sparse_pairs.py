@@ -18,7 +18,7 @@ from tests.support.scaled_products import E8M0
 from tests.support.scaled_products import tiles as tiles_of_scales
 from tests.support.sparse_products import M, SparseProduct
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import BLACKWELL, storage
+from tests.support.tensor_products import BLACKWELL, start_copies, storage
 
 # Elements of K that share a scale, of which half are stored.
 BLOCK = 64
@@ -131,8 +131,7 @@ class SparseTile:
         if self.scaled:
             copies += [(scales[0].at[plgpu.ds(c, 1)], sa_smem), (scales[1], sb_smem)]
             options |= {"a_scale": sa, "b_scale": sb}
-        for source, target in copies:
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        start_copies(loaded, *copies)
         plgpu.barrier_wait(loaded)
         if ready is not None:
             plgpu.barrier_arrive(ready)

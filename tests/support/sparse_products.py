@@ -13,7 +13,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.tensor_products import BLACKWELL, F16, F32, storage
+from tests.support.tensor_products import BLACKWELL, F16, F32, start_copies, storage
 
 M = 128
 
@@ -104,8 +104,7 @@ class SparseProduct:
         a_smem, b_smem, m_smem, acc, metadata, loaded, done, a_tmem=None,
     ) -> None:  # fmt: skip
         """Copies the operands and metadata, multiplies, and stores the product."""
-        for source, target in ((a, a_smem), (b, b_smem), (meta, m_smem)):
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        start_copies(loaded, (a, a_smem), (b, b_smem), (meta, m_smem))
         plgpu.barrier_wait(loaded)
         left = a_smem
         if a_tmem is not None:

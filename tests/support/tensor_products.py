@@ -18,6 +18,12 @@ F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
+def start_copies(loaded: Any, *pairs: tuple[Any, Any]) -> None:
+    """Starts a copy of each source in GMEM to its target in SMEM, on one barrier."""
+    for source, target in pairs:
+        plgpu.copy_gmem_to_smem(source, target, loaded)
+
+
 def storage(dtype: Any, swizzle: int = 128) -> tuple[Any, ...]:
     """The transforms of an SMEM operand."""
     columns = swizzle // jnp.dtype(dtype).itemsize

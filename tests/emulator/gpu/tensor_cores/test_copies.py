@@ -15,6 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.scaled_products import E8M0, ScaledProduct
 from tests.support.sparse_products import SparseProduct
+from tests.support.tensor_products import start_copies
 
 SEEDS = range(4)
 CASE = ScaledProduct(n=8)
@@ -28,8 +29,7 @@ def run(mistake, seed):
         loaded, done,
     ):  # fmt: skip
         pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-        for source, target in pairs:
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        start_copies(loaded, *pairs)
         if mistake != "loaded":
             plgpu.barrier_wait(loaded)
         plgpu.async_copy_scales_to_tmem(sa_smem, sa)
@@ -86,8 +86,7 @@ def test_another_warpgroup_needs_a_commit_of_the_copy(ordered, seed):
             @plgpu.when(lax.axis_index("wg") == 0)
             def _():
                 pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-                for source, target in pairs:
-                    plgpu.copy_gmem_to_smem(source, target, loaded)
+                start_copies(loaded, *pairs)
                 plgpu.barrier_wait(loaded)
                 plgpu.async_copy_scales_to_tmem(sa_smem, sa)
                 plgpu.async_copy_scales_to_tmem(sb_smem, sb)
@@ -135,8 +134,7 @@ SPARSE = SparseProduct(n=16)
 
 def multiply_sparse(seed, metadata=None, mistake=None):
     def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, loaded, done):
-        for source, target in ((a, a_smem), (b, b_smem), (meta, m_smem)):
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        start_copies(loaded, (a, a_smem), (b, b_smem), (meta, m_smem))
         plgpu.barrier_wait(loaded)
         if mistake != "copy":
             plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata)

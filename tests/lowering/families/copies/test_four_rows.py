@@ -16,7 +16,7 @@ from pallas_gpu.layouts import LinearLayout, WGStridedLayout
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.fours import Fours, fours
 from pallas_gpu.mosaic.copies import four_rows as emitter
-from tests.support import everywhere
+from tests.support import everywhere, skipped_rows
 from tests.support.lockstep import faults
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.engine import KernelError
@@ -184,26 +184,8 @@ def test_rows_are_scattered(name):
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_predicate_skips_the_rows_and_not_the_arrival(wanted):
-    def body(x, n, o, tile, full):
-        tile[...] = jnp.zeros((8, 16), F32)
-        plgpu.commit_smem()
-        rows = 7 - jnp.arange(8)
-        plgpu.copy_gmem_to_smem(x.at[rows], tile, full, predicate=n[0] > 0)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((8, 16), F32),
-            scratch_types=[plgpu.SMEM((8, 16), F32), plgpu.Barrier()],
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    x = np.arange(128, dtype=np.float32).reshape(8, 16)
-    expected = x[::-1] if wanted else np.zeros_like(x)
-    args = [x, np.array([int(wanted)], np.int32)]
+    make = skipped_rows.kernel(BLACKWELL)
+    args, expected = skipped_rows.operands(wanted)
     everywhere.check(make, args, expected, on_gpu=False)
     assert copies(make(), args, Warpgroup, "tile::gather4") == 1
 

@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support import everywhere
+from tests.support import everywhere, skipped_rows
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
@@ -120,24 +120,7 @@ def test_rows_are_scattered(name):
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_predicate_skips_the_rows_and_not_the_arrival(wanted):
-    def body(x, n, o, tile, full):
-        tile[...] = jnp.zeros((8, 16), F32)
-        plgpu.commit_smem()
-        rows = 7 - jnp.arange(8)
-        plgpu.copy_gmem_to_smem(x.at[rows], tile, full, predicate=n[0] > 0)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((8, 16), F32),
-            scratch_types=[plgpu.SMEM((8, 16), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    x, n = array((8, 16), F32), np.array([int(wanted)], np.int32)
-    everywhere.check(make, [x, n], x[::-1] if wanted else np.zeros_like(x))
+    everywhere.check(skipped_rows.kernel(), *skipped_rows.operands(wanted))
 
 
 # --- mistakes -------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import E4M3, E5M2, F16, F32
+from tests.support.tensor_products import E4M3, E5M2, F16, F32, start_copies
 
 MXF8 = ScaledProduct(n=256, k=256)
 FP4 = ScaledProduct(a=E2M1, b=E2M1, k=256)
@@ -78,8 +78,7 @@ def test_the_left_operand_is_in_tmem():
             loaded, done, left,
         ):  # fmt: skip
             pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-            for source, target in pairs:
-                plgpu.copy_gmem_to_smem(source, target, loaded)
+            start_copies(loaded, *pairs)
             plgpu.barrier_wait(loaded)
             plgpu.async_copy_smem_to_tmem(a_smem, left)
             plgpu.async_copy_scales_to_tmem(sa_smem, sa)
@@ -110,8 +109,7 @@ def test_a_part_of_the_scales_scales_a_part_of_k():
         loaded, done,
     ):  # fmt: skip
         pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-        for source, target in pairs:
-            plgpu.copy_gmem_to_smem(source, target, loaded)
+        start_copies(loaded, *pairs)
         plgpu.barrier_wait(loaded)
         plgpu.async_copy_scales_to_tmem(sa_smem, sa)
         plgpu.async_copy_scales_to_tmem(sb_smem, sb)

@@ -17,7 +17,15 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import BLACKWELL, E4M3, F16, F32, Product, storage
+from tests.support.tensor_products import (
+    BLACKWELL,
+    E4M3,
+    F16,
+    F32,
+    Product,
+    start_copies,
+    storage,
+)
 
 TILES = 2
 CASES = {
@@ -108,8 +116,7 @@ def test_scales_have_the_tiles_of_the_accumulator():
             loaded, done,
         ):  # fmt: skip
             pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-            for source, target in pairs:
-                plgpu.copy_gmem_to_smem(source, target, loaded)
+            start_copies(loaded, *pairs)
             plgpu.barrier_wait(loaded)
             for i in range(TILES):
                 plgpu.async_copy_scales_to_tmem(sa_smem.at[i], sa.at[i])
