@@ -16,6 +16,7 @@ from jax import lax
 from pallas_gpu.composites import pairs
 from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
+from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.layouts.registers.linear import THREADS
 
 
@@ -32,8 +33,7 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     """The order is that of signs and bits; of equal ones the first."""
     axis = composite.params.get("axis", -1) % x.ndim
     kept = composite.out_avals[0].shape[axis]
-    each = -(-x.size // THREADS)
-    if x.ndim == 1 and _ROUND * kept <= each * _steps(x.size):
+    if x.ndim == 1 and selects(x.size, kept):
         return _selected(x, kept, composite.out_avals[1].dtype)
     position = lax.broadcasted_iota(np.int32, x.shape, axis)
     values, found = _sorted(composite, [~_by_bits(x)], [x, position], axis)
@@ -46,11 +46,18 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
 
 # A round of a selection costs as much as so many steps of a network of an element a
 # thread. On an H200, 5 of 64: 2.43 us and 1.98; 11 of 512: 4.26 and 6.14; 13 of 1024:
-# 4.99 and 19.3.
-_ROUND = 7
+# 4.99 and 19.3. In PTX a round has about 8 instructions for each element that a thread
+# has, a step 18: longer vectors have not been measured, and count half a step each.
+_ROUND, _ELEMENTS_OF_A_STEP = 7, 2
 
 
-def _steps(size: int) -> int:
+def selects(size: int, kept: int) -> bool:
+    """Whether elements of a vector are selected one after the other, and not sorted."""
+    each = cdiv(size, THREADS)
+    return kept * (_ROUND + each // _ELEMENTS_OF_A_STEP) <= each * steps(size)
+
+
+def steps(size: int) -> int:
     """The number of steps of a network."""
     bits = pairs.raised(size).bit_length() - 1
     return bits * (bits + 1) // 2

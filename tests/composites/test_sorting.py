@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.composites import sorting
 from tests.support.functions import check
 
 
@@ -89,6 +90,15 @@ def test_a_selection_has_fewer_instructions_than_a_network():
         return len(plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir)
 
     assert length(3) < length(4)
+
+
+@pytest.mark.parametrize("size", [128, 500, 2048, 8192])
+def test_the_longest_selection_has_fewer_instructions_than_a_network(size: int):
+    # Of PTX: those of a round, and of a step for each element that a thread has.
+    each = -(-size // 128)
+    of_round, of_network = 36 + 8 * each, 18 * each * sorting.steps(size)
+    most = max(k for k in range(size) if sorting.selects(size, k))
+    assert 0 < most * of_round <= of_network
 
 
 def test_descending_order():
