@@ -61,19 +61,15 @@ def array(value: Any, what: str) -> jax.Array:
     """
     if isinstance(value, jax.Array):
         return value
+    hint = "pass jnp.asarray(...)"
     if isinstance(value, np.ndarray | np.generic):
         # NumPy has objects, text and dates, too.
         with contextlib.suppress(TypeError):
             return jnp.asarray(value)
-    is_shape = hasattr(value, "shape") and not isinstance(value, type | np.ndarray)
-    hint = "for shapes alone, wrap the call in jax.eval_shape"
-    raise expect.wrong_type(
-        what,
-        "an array",
-        "an array of JAX or NumPy",
-        value,
-        hint if is_shape else "pass jnp.asarray(...)",
-    )
+        hint = "JAX has no such element type: convert it with astype"
+    elif hasattr(value, "shape") and not isinstance(value, type):
+        hint = "for shapes alone, wrap the call in jax.eval_shape"
+    raise expect.wrong_type(what, "an array", "an array of JAX or NumPy", value, hint)
 
 
 def number_or_array(value: Any, what: str) -> Any:

@@ -48,9 +48,11 @@ def test_64_bits_stay_where_jax_has_them():
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
-        (np.array(["a"]), "jnp.asarray"),
-        (np.array([None]), "jnp.asarray"),
-        (np.ones(3, "datetime64[s]"), "jnp.asarray"),
+        (np.array(["1"]), "astype"),
+        (np.str_("1"), "astype"),
+        (np.array([None]), "astype"),
+        (np.ones(3, "datetime64[s]"), "astype"),
+        (np.ones(3, np.longdouble), "astype"),
         (np.ndarray, "jnp.asarray"),
         ([[1.0, 2.0]], "jnp.asarray"),
         (jax.ShapeDtypeStruct((2, 8), jnp.float32), "jax.eval_shape"),
