@@ -35,7 +35,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.gemm.few_config import MOST_SENT, SplitMatmulConfig
+from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.tiles import tiles
 
@@ -163,16 +163,12 @@ class _Schedule:
     @property
     def sends(self) -> bool:
         """Whether sums are sent to the block that adds them."""
-        c = self.config
-        return c.split > 1 and self.is_once and c.tile_m <= MOST_SENT
+        return sends(self.config, is_once=self.is_once)
 
     @property
     def share(self) -> int:
-        """Rows that a block of a cluster adds, at most; the last ones may have none."""
-        if not self.sends:
-            return self.part // self.config.split
-        # An instruction has 8 columns in the registers of a warp.
-        return plgpu.align_to(plgpu.cdiv(self.part, self.config.split), 8)
+        """Rows that a block of a cluster adds; where they are sent, at most."""
+        return rows_sent(self.config) if self.sends else self.part // self.config.split
 
     def depth(self) -> tuple[Any, Any]:
         """Returns this block's first step along K, and the number of its steps."""

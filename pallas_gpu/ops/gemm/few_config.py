@@ -6,11 +6,27 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 
 # Rows of a tile whose sums the blocks of a cluster send each other: for more there is
 # no SMEM beside the ring.
-MOST_SENT = 32
+_MOST_SENT = 32
+
+
+def sends(c: SplitMatmulConfig, *, is_once: bool) -> bool:
+    """Whether the blocks of a cluster send their sums to the block that adds them.
+
+    Args:
+      is_once: no block has a second tile.
+    """
+    return c.split > 1 and is_once and c.tile_m <= _MOST_SENT
+
+
+def rows_sent(c: SplitMatmulConfig) -> int:
+    """Rows whose sums a block is sent, at most; the last ones may have none."""
+    # An instruction has 8 columns in the registers of a warp.
+    return plgpu.align_to(plgpu.cdiv(c.tile_m, c.split), 8)
 
 
 @expect.arguments(

@@ -9,7 +9,7 @@ import math
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.gemm.few_config import MOST_SENT, SplitMatmulConfig
+from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
 from pallas_gpu.ops.gemm.problem import Problem
 
 _TARGET = arch.SM_90A
@@ -20,7 +20,14 @@ _RESERVED_BYTES, _BARRIER_BYTES = 1024, 512
 _SM_BYTES = _TARGET.smem_bytes_per_block + _RESERVED_BYTES
 # (columns, warpgroups) of a block.
 _BLOCKS = [
-    *((64, 1), (128, 1), (128, 2), (192, 1), (256, 1), (256, 2), (448, 1), (512, 2)),
+    (64, 1),
+    (128, 1),
+    (128, 2),
+    (192, 1),
+    (256, 1),
+    (256, 2),
+    (448, 1),
+    (512, 2),
 ]
 _MOST_ROWS = 256
 # At least so many steps hide the latency of the first copies.
@@ -135,11 +142,6 @@ def _config(
     return dataclasses.replace(c, stages=min(fitting[-1], max(steps, 2)))
 
 
-def sends(p: Problem, c: SplitMatmulConfig) -> bool:
-    """Whether blocks send their sums, for which there is SMEM beside the ring."""
-    return c.split > 1 and c.blocks >= _blocks(p, c) and c.tile_m <= MOST_SENT
-
-
 def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     """Returns the SMEM of a block with a number of buffers."""
     stage = (c.tile_m + _factors(p) * c.tile_n) * c.tile_k * p.dtype.itemsize
@@ -147,9 +149,9 @@ def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     rows = c.tile_m if is_once else c.part
     sums = c.warpgroups * _factors(p) * rows * (c.own_n + _PAD) * 4
     ring = stages * stage
-    if sends(p, c):
-        share = plgpu.align_to(plgpu.cdiv(c.tile_m, c.split), 8)
-        sent = c.split * _factors(p) * c.warpgroups * share * (c.own_n + _PAD) * 4
+    if sends(c, is_once=is_once):
+        rows = c.split * rows_sent(c)
+        sent = c.warpgroups * _factors(p) * rows * (c.own_n + _PAD) * 4
         return ring + sent + _BARRIER_BYTES
     return (max(ring, sums) if is_once else ring + sums) + _BARRIER_BYTES
 
@@ -181,7 +183,7 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
         copied / _L2_BYTES_PER_US,
     )
     exchange = 0.0
-    if c.split > 1 and sends(p, c):
+    if sends(c, is_once=c.blocks >= blocks):
         exchange = 0.4 + 0.4 * math.log2(c.split)
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     elif c.split > 1:
