@@ -15,6 +15,10 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
+from pallas_gpu.ops.flash.backward.derivatives import backward_problem
+from pallas_gpu.ops.flash.backward.problem import schedule
+from pallas_gpu.ops.flash.masks import Mask, Scores
+from pallas_gpu.ops.flash.problem import Problem
 from tests.support import everywhere
 from tests.support.norms import assert_close
 from tests.support.semantics import Warpgroup
@@ -297,6 +301,45 @@ def test_a_block_for_each_tile_where_persistent_ones_are_not_possible(s, options
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def problem(length, *, config=None, **changes):
+    """Returns the derivatives' problem of causal attention, 2 x 4 heads."""
+    sizes = 2, length, length, 4, 4, 64, 64
+    options = {"mask": Mask(right=0), "scores": Scores(1.0), "config": None} | changes
+    return backward_problem(Problem(*sizes, dtype=np.dtype("f2"), **options), config)
+
+
+def test_persistent_blocks_have_each_tile_once_and_equal_work():
+    p = problem(2048, config=AttentionBackwardConfig(blocks=7))
+    table = schedule(p)
+    tiles = [row[1 : row[0] + 1] for row in table]
+    assert len(tiles) == p.blocks == 7
+    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    # The producer reads the number of a tile behind the last one, and of the next.
+    assert (table[:, -2:] == 0).all()
+    costs = [sum(32 - 2 * (i % p.kv_tiles) + 1 for i in own) for own in tiles]
+    assert max(costs) - min(costs) <= 33
+
+
+@pytest.mark.parametrize(
+    ("length", "changes", "are_persistent"),
+    [
+        (8192, {}, True),
+        (8192, {"mask": Mask()}, True),
+        (8192, {"mask": Mask(left=64, right=0)}, True),
+        (8320, {}, False),
+        (8192, {"mask": Mask(segments=True)}, False),
+        (8192, {"scores": Scores(1.0, soft_cap=2.0)}, False),
+        (8192, {"deterministic": True}, False),
+        # There are 128 tiles, and an SM for each.
+        (2048, {}, False),
+    ],
+)
+def test_where_the_default_has_persistent_blocks(length, changes, are_persistent):
+    p = problem(length, **changes)
+    assert p.persistent == are_persistent
+    assert p.blocks == (132 if are_persistent else p.tiles)
+
+
 def test_the_default_configuration():
     """Narrow heads leave registers for larger tiles, and SMEM for more stages."""
     default = AttentionBackwardConfig.default
@@ -400,7 +443,7 @@ def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, determi
     ("length", "head_dim", "spilled"),
     [slow(1000, 64, 0), (1000, 128, 24), slow(1088, 128, 24), slow(700, 128, 132)],
 )
-def test_what_spills_at_lengths_that_are_no_powers_of_2(length, head_dim, spilled):
+def test_what_spills_at_lengths_that_are_not_powers_of_2(length, head_dim, spilled):
     # See `AttentionBackwardConfig.blocks`.
     *_, report = compiled((4, length, 16, head_dim), causal=True)
     assert all("spilled" in remark for remark in report.resources.remarks)

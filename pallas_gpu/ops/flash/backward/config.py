@@ -41,10 +41,13 @@ class AttentionBackwardConfig:
       blocks: number of persistent blocks, which start the next tile's products before
         the results of one are stored; None starts a block for each tile. They have a
         second buffer of K. It has an effect where the two head_dims are equal and up to
-        128, the lengths are known when the kernel is traced, a tile has two steps or
-        more, and additions have no order. With head_dims of 128, consumers spill what
-        a tile begins with where the lengths are no powers of 2: 4 to 132 bytes were
-        seen; at 1000 rows they were 7 % faster nevertheless.
+        128, the tiles are known when the kernel is traced (no segment ids, lengths or
+        packed sequences), each that sees the first rows of Q has two steps or more, and
+        additions have no order. With head_dims of 128, consumers spill what a tile
+        begins with where the lengths are not powers of 2: 4 to 132 bytes were seen; at
+        1000 rows they were 7 % faster nevertheless. Without a configuration `attention`
+        takes one for each SM (132) up to 8192 rows of K and V, where at most a causal
+        mask or a window hides scores and nothing else changes them.
 
     Raises:
       ArgumentError: a number that is not supported.

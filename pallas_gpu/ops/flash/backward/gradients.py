@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward import bias, hopper, queries, rows
-from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem, schedule
 from pallas_gpu.ops.flash.problem import Operands, packed_tiles
 
 
@@ -55,7 +55,7 @@ def of_operands(
     if p.bias is not None:
         arrays["bias"] = bias.padded(p, x.bias)
     if p.persistent:
-        arrays["schedule"] = jnp.asarray(p.schedule)
+        arrays["schedule"] = jnp.asarray(schedule(p))
     kernel = hopper.make_kernel(p, compiler_params, interpret)
     shifted = {x: _shifted(arrays[x]) for x in ("lse", "delta")} if p.packed else {}
     inputs = [(arrays | shifted)[name] for name in p.inputs]

@@ -129,7 +129,7 @@ class _Steady(Narrow):
             )
             if first is not end
         ]
-        # The last part has the steps beyond the tiles, too.
+        # So is `bound(blocks.first)`, also where there are steps beyond the tiles.
         parts[-1] = parts[-1][0], last, parts[-1][2]
         for start, end, masked in parts:
             # With constant bounds ptxas runs out of registers.

@@ -176,7 +176,7 @@ class BackwardProblem:
         first = masks.times(first, SHIFTS)
         return masks.minus(first, q_first), first
 
-    @property
+    @functools.cached_property
     def kv_tiles(self) -> int:
         return self.tiles_of(self.kv_len, self.block_kv)
 
@@ -193,7 +193,8 @@ class BackwardProblem:
     def blocks(self) -> int:
         """Blocks of the launch."""
         unknown = self.packed or self.mask.ragged or self.mask.segments
-        if unknown or self.wide or self.config.deterministic:
+        asked = self.config.blocks
+        if asked is None or unknown or self.wide or self.config.deterministic:
             return self.tiles
         if self.head_dim != self.v_head_dim:
             # They share a buffer of results.
@@ -204,26 +205,12 @@ class BackwardProblem:
             found = self.tiles_of_q(None, self.place(None, 0, 0, tile, self.block_kv))
             if found.first == 0 and found.end * self.group < 2:
                 return self.tiles
-        return min(self.config.blocks or self.tiles, self.tiles)
+        return min(asked, self.tiles)
 
     @property
     def persistent(self) -> bool:
         """Whether a block has more than one tile of K and V; they are in a schedule."""
         return self.blocks < self.tiles
-
-    @functools.cached_property
-    def schedule(self) -> np.ndarray:
-        """The tiles of each block; see `persistent.schedule`."""
-
-        @functools.cache
-        def cost(tile: int) -> float:
-            place = self.place(None, 0, 0, tile, self.block_kv)
-            return self.total(self.tiles_of_q(None, place)) + _STEPS_OF_A_TILE
-
-        pairs = [self._pair_and_tile(i) for i in range(self.tiles)]
-        numbers = [pair * self.kv_tiles + tile for pair, tile in pairs]
-        costs = [cost(tile) for _, tile in pairs]
-        return persistent.schedule(numbers, costs, self.blocks)
 
     def k_buffer(self, number: Any) -> Any:
         """Returns the buffer of K of a block's tile."""
@@ -251,11 +238,11 @@ class BackwardProblem:
         if self.persistent:
             pair, tile = divide(number, self.kv_tiles)
         else:
-            pair, tile = self._pair_and_tile(number)
+            pair, tile = self.pair_and_tile(number)
         batch, head = divide(pair, self.kv_heads)
         return self.place(mem, batch, head, tile, self.block_kv)
 
-    def _pair_and_tile(self, linear: Any) -> tuple[Any, Any]:
+    def pair_and_tile(self, linear: Any) -> tuple[Any, Any]:
         """Returns a head of K, of all sequences, and a tile: those of a place.
 
         Under a causal mask the first rows have the most work: they come first, so that
@@ -327,6 +314,21 @@ class BackwardProblem:
         past, member = divide(position, self.group)
         tile = masks.minus(masks.plus(blocks.end, -1), past)
         return member, masks.maximum(masks.minimum(tile, self.q_tiles - 1), 0)
+
+
+@functools.lru_cache(maxsize=64)
+def schedule(p: BackwardProblem) -> np.ndarray:
+    """Returns the tiles of each persistent block; see `persistent.schedule`."""
+
+    def cost(tile: int) -> float:
+        place = p.place(None, 0, 0, tile, p.block_kv)
+        return p.total(p.tiles_of_q(None, place)) + _STEPS_OF_A_TILE
+
+    of_tiles = list(map(cost, range(p.kv_tiles)))
+    pairs = list(map(p.pair_and_tile, range(p.tiles)))
+    numbers = [pair * p.kv_tiles + tile for pair, tile in pairs]
+    costs = [of_tiles[tile] for _, tile in pairs]
+    return persistent.schedule(numbers, costs, p.blocks)
 
 
 def divide(a: Any, b: int) -> tuple[Any, Any]:
