@@ -300,6 +300,9 @@ def _batch_kernel(axis_data, args, dims, **params):
         return empty, [0] * len(empty)
     # What a kernel updates in place is another array for each instance.
     updated = {operand for operand, _ in params["aliases"]}
+    if not updated and all(d is None for d in dims):
+        results = kernel_p.bind(*args, **params)
+        return results, [None] * len(results)
     batched = tuple(d is not None or i in updated for i, d in enumerate(dims))
     moved = [
         x

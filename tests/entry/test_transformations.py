@@ -74,6 +74,30 @@ def test_a_custom_derivative_is_used():
     np.testing.assert_array_equal(gradient, np.full((64, 128), 5, np.float32))
 
 
+def test_vmap_leaves_a_kernel_of_unmapped_arrays_as_it_is():
+    k = make(add_one)
+    x = numbers()
+    alone, mapped = jax.vmap(lambda t: (k(x), k(x + t)), out_axes=(None, 0))(
+        jnp.arange(3.0)
+    )
+    np.testing.assert_array_equal(alone, x + 1)
+    np.testing.assert_array_equal(mapped, np.stack([x + 1, x + 2, x + 3]))
+
+
+@pytest.mark.parametrize("transform", [jax.jacfwd, jax.jacrev])
+def test_the_jacobian_of_a_kernel_with_a_rule(transform):
+    k = make(add_one)
+
+    @jax.custom_jvp
+    def f(x):
+        return k(x)
+
+    f.defjvp(lambda x, t: (k(*x), 2 * t[0]))
+    x = numbers()
+    jacobian = transform(lambda s: f(s * x))(jnp.float32(1))
+    np.testing.assert_array_equal(jacobian, 2 * x)
+
+
 # --- export ---------------------------------------------------------------------------
 
 
