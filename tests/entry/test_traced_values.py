@@ -146,6 +146,29 @@ def test_a_value_of_a_branch_or_a_loop_stays_in_it(escape, size, jitted):
     assert "test_traced_values.py" in info.value.where
 
 
+@pytest.mark.parametrize("maker", ["kernel", "jit"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_value_of_another_function_is_an_argument(maker, computed):
+    kept = []
+
+    def keep(x, o):
+        kept.append(x[0])
+        o[...] = x[...]
+
+    if maker == "kernel":
+        run(keep)
+    else:
+        jax.jit(lambda x: kept.append(x[0]))(jnp.zeros((64, 128)))
+
+    def body(x, o):
+        o[0] = jnp.exp(kept[0]) if computed else x[0] + kept[0]
+
+    with pytest.raises(errors.KernelError, match="another function") as info:
+        run(body)
+    assert "an argument of this kernel" in info.value.hint
+    assert "test_traced_values.py" in info.value.got
+
+
 def test_values_of_the_functions_around_a_kernel_may_be_closed_over():
     like = jax.ShapeDtypeStruct((8,), jnp.float32)
 
@@ -201,3 +224,12 @@ def test_jaxs_messages_name_the_authors_file():
         jnp.exp(kept[0]) + 1
     assert "test_traced_values.py" in str(info.value)
     assert "_jax.py" not in str(info.value)
+
+
+def test_the_carry_of_a_while_loop_is_returned():
+    def body(x, o):
+        o[0] = lax.while_loop(lambda c: c < 3, lambda c: None, 0) + x[0]
+
+    with pytest.raises(errors.KernelError, match="another carry") as info:
+        run(body)
+    assert "return the new carry" in info.value.hint

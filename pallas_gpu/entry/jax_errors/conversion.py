@@ -128,11 +128,12 @@ def _escaped(error: Exception) -> errors.PallasGpuError | None:
 def escaped_value(value: str, who: str = "") -> errors.KernelError:
     """Returns the error of a value that is used after its function has ended."""
     return errors.KernelError(
-        f"{who}a value of a branch or a loop is used outside of it",
+        f"{who}a value of a branch, a loop or another function is used outside of it",
         expected="values of the function that uses them",
         got=value,
         hint="return it: jax.lax.cond(condition, f, g), plgpu.loop(..., "
-        "init_carry=...); or store it to a scratch reference and read that",
+        "init_carry=...); or store it to a scratch reference and read that; what "
+        "another kernel or a jitted function computes is an argument of this kernel",
     )
 
 

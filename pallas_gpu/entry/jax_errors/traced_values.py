@@ -100,7 +100,7 @@ def carry(error: Exception) -> errors.KernelError | None:
     hint = "convert the new carry, or the initial one, with .astype"
     if "shapes do not match" in got:
         hint = "start with an array of the carry's shape: jnp.zeros(shape, dtype)"
-    elif "Python types differ" in got or "pytree" in got:
+    elif any(x in got for x in ("Python types differ", "pytree", "tree structure")):
         hint = "return the new carry, all of it, at the end of the body"
     return errors.KernelError(
         "a loop's body returns another carry than it gets",
