@@ -16,7 +16,7 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves.scratch import SmemScratch
+from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
 from pallas_gpu.types import LoweringSemantics
@@ -178,17 +178,4 @@ def of_bytes(
     """
     if not needed:
         return None
-    available = available_bytes(kernel)
-    if needed > available:
-        shares = _issuers(kernel) // kernel.params.mesh.warpgroups
-        needed, available = needed * shares, available * shares
-        raise errors.OutOfResources(
-            f"{what} needs more scratch",
-            resource="SMEM",
-            limit_bytes=available,
-            used_bytes=needed,
-            expected=f"at most reduction_scratch_bytes={available}",
-            got=f"{needed} bytes for {got}",
-            hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
-        )
-    return of_issuer(kernel)
+    return require(of_issuer(kernel), needed, f"{what} of {got}")

@@ -20,7 +20,6 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     slopes,
 )
-from pallas_gpu.types.transforms import itemsize_bits
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -193,7 +192,7 @@ class Stream:
         target = arch.target(arch.DEFAULT_TARGET)
         limit = types.SMEM.budget(target)
         elements = math.prod(self.ref.shape)
-        used = elements * itemsize_bits(self.ref.dtype) // 8
+        used = elements * types.itemsize_bits(self.ref.dtype) // 8
         if not self.buffered or self.spec.block_shape is not None or used <= limit:
             return
         raise errors.OutOfResources(

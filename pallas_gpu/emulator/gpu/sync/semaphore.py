@@ -170,7 +170,8 @@ def of_cta(cta: Cta, array: GlobalArray, name: str) -> SemaphoreArray:
       name: the author's; may be empty.
     """
     prefix = f"semaphore {name}" if name else "the semaphore"
-    return _found(cta, array, prefix, f" of {cta.name}", False)
+    hint = _OWN + _HINT if cta.axes else _HINT
+    return _found(cta, array, prefix, f" of {cta.name}", False, hint)
 
 
 def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray:
@@ -183,16 +184,19 @@ def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray
     """
     # Without the function: reports name several lines in one.
     line = f" at {where.partition(' (')[0]}" if where is not None else ""
-    return _found(cta, array, "the semaphore", f" of get_global{line}", True)
+    return _found(cta, array, "the semaphore", f" of get_global{line}", True, _HINT)
 
 
 def _found(
-    cta: Cta, array: GlobalArray, name: str, suffix: str, across_groups: bool
+    cta: Cta,
+    array: GlobalArray,
+    name: str,
+    suffix: str,
+    across_groups: bool,
+    hint: str,
 ) -> SemaphoreArray:
     made = array.state.of(_SEMAPHORES)
     if not made:
-        alone = across_groups or not cta.axes
-        hint = _HINT if alone else _OWN + _HINT
         made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
         cta.device.at_end.append(made[0].require_zero)
     return made[0]
