@@ -32,6 +32,7 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores_to
 from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
+from pallas_gpu.primitives.grids.scheduling import publish_p
 from pallas_gpu.primitives.rows import gather_rows_p
 
 I32 = np.dtype(np.int32)
@@ -434,7 +435,9 @@ def _sends(eqn: _jax.JaxprEqn) -> bool:
     is_copied = operation is not None and operation.asynchronous
     if is_copied and params.get("collective_axes"):
         return True
-    if params.get("leader_tracked") is not None:
+    if params.get("leader_tracked") is not None or params.get("collective_axis"):
+        return True
+    if eqn.primitive is publish_p:
         return True
     if params.get("cta_axes") and eqn.primitive is not async_store_smem_p:
         return True

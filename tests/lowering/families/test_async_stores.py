@@ -224,11 +224,11 @@ def test_stores_are_wide_and_counted_on_the_other_ctas_barrier():
         assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
 
 
-def exit_barriers(make, x):
+def exit_barriers(make, x, target="sm_90a"):
     """Returns the semantics of the arrivals before CTAs exit, under Lane, Warpgroup."""
     found = []
     for semantics in BOTH:
-        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
+        (report,) = offline.compile(under(semantics, make(None)), x, target=target)
         *_, arrival = re.findall(r"barrier\.cluster\.arrive\S*", report.ptx)
         found.append("relaxed" if "relaxed" in arrival else "release")
     return found
@@ -248,6 +248,20 @@ def test_no_fence_precedes_the_exit_where_ctas_have_waited_for_each_other():
 
     make = clustered(body, [INBOX, plgpu.Barrier(), MEETING], result(2, N))
     assert exit_barriers(make, x) == ["release"] * 2
+
+
+@pytest.mark.offline
+def test_a_fence_precedes_the_exit_where_the_tensor_core_arrives_in_other_ctas():
+    def body(x, o, inbox, full, done):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full)
+        plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+
+    done = plgpu.Barrier(orders_tensor_core=True)
+    make = clustered(body, [INBOX, plgpu.Barrier(), done], result(2, N))
+    assert exit_barriers(make, ramp(2, N), "sm_100a") == ["release"] * 2
 
 
 @pytest.mark.offline
