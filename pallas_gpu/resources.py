@@ -2,17 +2,24 @@
 """SMEM, TMEM, registers and barriers of a kernel within the target's budgets.
 
 Each memory space is a stack: the arrays of a scope are allocated above those of the
-enclosing scopes, and consecutive scopes reuse the space. Barriers are never reused: a
-barrier's phase outlives its scope. Planner, lowering and emulator visit the scopes in
-the same order.
+enclosing scopes, and consecutive scopes reuse the space. Planner, lowering and emulator
+visit the scopes in the same order.
+
+Barriers are never reused, each takes its 8 bytes for the whole kernel. To share them,
+every scope would have to invalidate its barriers at its end and to initialise them at
+its start, with the block, or for barriers that other CTAs access the cluster, waiting
+before and after either: the threads that leave a scope do not know whether others, or
+copies in flight, still access its barriers. That costs two waits of all threads for
+each entry, also in loops, in order to save a few bytes.
 
 The scopes inside `warp_map` are a stack of each warp of the block: no two warps share
-memory, so nothing has to order their scopes.
+memory, so nothing has to order their scopes. Likewise in a block of several warpgroups
+the scopes that one of them enters alone, which only operations of this package open.
 
-A block's dynamic SMEM consists of arrays, arrays of the warps, barriers, the address of
-its TMEM, and scratch of reductions and relayouts, in this order. Whether the scratch is
-used is known only when the code is emitted; it is last, so that a kernel that does not
-use it does not allocate it.
+A block's dynamic SMEM consists of arrays, arrays of its warpgroups, arrays of its
+warps, barriers, the address of its TMEM, and scratch of reductions and relayouts, in
+this order. Whether the scratch is used is known only when the code is emitted; it is
+last, so that a kernel that does not use it does not allocate it.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pallas_gpu import _jax, arch, errors, types, walk
 from pallas_gpu.arch.residency import Residency
@@ -68,7 +75,29 @@ class Stack:
     top: int = 0
 
 
+class Own(NamedTuple):
+    """SMEM of which each warpgroup, or each warp, of a block has its own.
+
+    Attributes:
+      offset_bytes: of the first one's.
+      bytes_each: with padding: the distance from one to the next.
+      number: of warpgroups or warps.
+    """
+
+    offset_bytes: int
+    bytes_each: int
+    number: int
+
+    @property
+    def end_bytes(self) -> int:
+        """The end of the last one's."""
+        return self.offset_bytes + self.number * self.bytes_each
+
+
 _Path = tuple[tuple[int, int], ...]
+# Who has the SMEM of a scope: all threads of the block share it, or each warpgroup or
+# each warp of the block has memory of its own.
+Owner = Literal["block", "warpgroup", "warp"]
 
 
 class BarrierKey(NamedTuple):
@@ -103,7 +132,8 @@ class Plan:
       barrier_slots: index of the first barrier of each declaration.
       scratch_room_bytes: the part of the scratch that code may use.
       scratch_limit_bytes: the maximum of `scratch_room_bytes`.
-      warp_stack: the SMEM arrays of one warp, from the start of its part.
+      warpgroup_stack: the SMEM arrays of one warpgroup, from the start of its part.
+      warp_stack: likewise those of one warp.
       warps: number of warps of a block.
     """
 
@@ -114,6 +144,7 @@ class Plan:
     scratch_room_bytes: int
     scratch_limit_bytes: int
     collective_tmem: bool = False
+    warpgroup_stack: Stack = Stack(types.SMEM)
     warp_stack: Stack = Stack(types.SMEM)
     warps: int = 0
 
@@ -124,20 +155,26 @@ class Plan:
 
     @property
     def arrays_bytes(self) -> int:
-        """SMEM arrays with padding, those of the warps included."""
-        if not self.warp_stack.top:
-            return self.stacks[types.SMEM].top
-        return self.warps_offset_bytes + self.warps * self.warp_bytes
+        """SMEM arrays with padding, those of warpgroups and warps included."""
+        warps = self.own("warp")
+        return warps.end_bytes if warps.bytes_each else self._warpgroups_end_bytes
 
     @property
-    def warps_offset_bytes(self) -> int:
-        """The offset of the first warp's arrays."""
-        return _align(self.stacks[types.SMEM].top, types.SMEM.alignment)
+    def _warpgroups_end_bytes(self) -> int:
+        warpgroups = self.own("warpgroup")
+        shared = self.stacks[types.SMEM].top
+        return warpgroups.end_bytes if warpgroups.bytes_each else shared
 
-    @property
-    def warp_bytes(self) -> int:
-        """SMEM of each warp, with padding: the distance from one to the next."""
-        return _align(self.warp_stack.top, types.SMEM.alignment)
+    def own(self, owner: Literal["warpgroup", "warp"]) -> Own:
+        """Returns where arrays are of which each warpgroup, or warp, has its own."""
+        if owner == "warp":
+            stack, number = self.warp_stack, self.warps
+            below = self._warpgroups_end_bytes
+        else:
+            stack, number = self.warpgroup_stack, self.warps // WARPS
+            below = self.stacks[types.SMEM].top
+        alignment = types.SMEM.alignment
+        return Own(_align(below, alignment), _align(stack.top, alignment), number)
 
     @property
     def tmem_columns(self) -> int:
@@ -290,6 +327,23 @@ def _highest(found: Sequence[walk.Site], space: types.MemorySpace) -> Stack:
     return highest
 
 
+def owner(eqn: _jax.JaxprEqn, *, in_warp: bool, warpgroups: int) -> Owner:
+    """Returns who has the SMEM of a scope.
+
+    Args:
+      eqn: the run_scoped equation.
+      in_warp: whether a warp enters it.
+      warpgroups: of a block.
+    """
+    if in_warp:
+        return "warp"
+    if warpgroups == 1 or eqn.params["collective_axes"]:
+        return "block"
+    # A scope of accumulators has no arrays in SMEM; others in it may have.
+    spaces = [var.aval.memory_space for var in scope_refs(eqn)]
+    return "warpgroup" if types.SMEM in spaces else "block"
+
+
 def copies(site: walk.Site, warps: int) -> int:
     """Returns how often a scope's declarations exist in a block of so many warps."""
     return warps if site.is_inside(warp_map_p) else 1
@@ -332,14 +386,16 @@ def plan(
     """
     found = scopes(jaxpr)
     _check_scopes(found)
-    of_block = [site for site in found if not site.is_inside(warp_map_p)]
-    of_warp = [site for site in found if site.is_inside(warp_map_p)]
-    stacks = {space: _highest(of_block, space) for space in types.MemorySpace}
+    of: dict[Owner, list[walk.Site]] = {"block": [], "warpgroup": [], "warp": []}
+    for site in found:
+        in_warp = site.is_inside(warp_map_p)
+        of[owner(site.eqn, in_warp=in_warp, warpgroups=warpgroups)].append(site)
+    stacks = {space: _highest(of["block"], space) for space in types.MemorySpace}
     warps = WARPS * warpgroups
     slots, barriers = _barrier_slots(found, warps)
-    warp_stack = _highest(of_warp, types.SMEM)
+    own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
     pairs = _has_collective_tmem(found)
-    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs, warp_stack, warps)
+    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs, *own, warps)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -384,10 +440,12 @@ def _check_scopes(found: Sequence[walk.Site]) -> None:
 def table(result: Plan) -> str:
     """Returns what a plan allocates in SMEM as a table in bytes."""
     rows = _rows(result.stacks[types.SMEM])
-    if result.warp_stack.top:
-        what, each = f"arrays of {result.warps} warps", result.warp_bytes
-        rows.append((what, f"{result.warps_offset_bytes:,}",
-                     f"{each * result.warps:,}"))  # fmt: skip
+    own: tuple[Literal["warpgroup", "warp"], ...] = ("warpgroup", "warp")
+    for who in own:
+        offset, each, count = result.own(who)
+        if each:
+            what = f"arrays of {count} {who}s"
+            rows.append((what, f"{offset:,}", f"{each * count:,}"))
     if result.barriers:
         word = "barrier" if result.barriers == 1 else "barriers"
         rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",

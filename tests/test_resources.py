@@ -130,9 +130,33 @@ def test_each_warp_has_a_stack_above_that_of_the_block():
         o[...] = x[...]
 
     result = plan(body, scratch_types=[tile(1)])
-    assert (result.warps_offset_bytes, result.warp_bytes) == (6 * KIB, 4 * KIB)
+    assert result.own("warp") == (6 * KIB, 4 * KIB, 4)
     assert result.arrays_bytes == (6 + 4 * 4) * KIB
     assert "arrays of 4 warps" in result.table()
+
+
+def test_each_warpgroup_has_a_stack_for_what_its_warps_share():
+    tile_of_row = plgpu.SMEM((128,), jnp.float32)
+
+    def body(x, o, a):
+        values = x[...]
+
+        @plgpu.when(jax.lax.axis_index("wg") == 1)
+        def _():
+            @plgpu.warp_map
+            def _(warp_id):
+                plgpu.run_scoped(lambda b: b.set(values[0]), tile_of_row)
+
+        plgpu.run_scoped(lambda c: None, tile(5), collective_axes="wg")
+        o[...] = x[...]
+
+    options = {"warpgroups": 2, "num_threads": 2, "thread_name": "wg"}
+    result = plan(body, scratch_types=[tile(1)], **options)
+    shared, own = result.own("warpgroup"), result.own("warp")
+    assert shared == (6 * KIB, 32 * KIB, 2)
+    assert own == ((6 + 64) * KIB, KIB, 8)
+    assert result.arrays_bytes == (6 + 64 + 8) * KIB
+    assert "arrays of 2 warpgroups" in result.table()
 
 
 def test_each_warp_of_the_block_has_barriers():

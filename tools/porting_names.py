@@ -84,7 +84,7 @@ PLGPU: dict[str, Row] = {
     ),
     "warp_map": differs(
         "a barrier that only some warps wait for is not waited for by the warpgroup; "
-        "in blocks of one warpgroup arrays from outside travel through SMEM"
+        "arrays from outside travel through SMEM"
     ),
     "nd_loop": SAME,
     "NDLoopInfo": SAME,

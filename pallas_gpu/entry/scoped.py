@@ -167,13 +167,31 @@ def scoped(
     """`run_scoped` with a name for each declaration, for messages."""
     mesh = scope.current_mesh("run_scoped")
     axes = expect.names(collective_axes, "run_scoped: collective_axes")
-    leaves, tree = jax.tree.flatten(
-        (tuple(scratch_types), named_scratch_types), is_leaf=is_declaration
-    )
+    declared = (tuple(scratch_types), named_scratch_types)
+    leaves = jax.tree.leaves(declared, is_leaf=is_declaration)
     for leaf in leaves:
         require_declaration(leaf)
-    refs = _fresh_refs(leaves)
     _check_axes(mesh, axes, leaves)
+    return _bind(f, declared, axes, names)
+
+
+def of_warpgroup(f: Callable[..., Any], *arrays: types.ScratchType) -> Any:
+    """`run_scoped` of SMEM by a warpgroup, also by one of several of a block.
+
+    Each warpgroup of the block has memory of its own, so nothing orders when they
+    enter. No such scope may be opened within `f`.
+    """
+    return _bind(f, (arrays, {}), (), [""] * len(arrays))
+
+
+def _bind(
+    f: Callable[..., Any],
+    declared: tuple[Sequence[Any], dict[str, Any]],
+    axes: tuple[str, ...],
+    names: Sequence[str],
+) -> Any:
+    leaves, tree = jax.tree.flatten(declared, is_leaf=is_declaration)
+    refs = _fresh_refs(leaves)
     names = _names(leaves, names)
 
     def body(*flat):

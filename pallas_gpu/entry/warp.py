@@ -33,7 +33,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     arrival; `commit_smem` and `commit_gmem` fence this warp's writes. Arrays are those
     of a warp, distributed over its 32 lanes, and `run_scoped` allocates memory and
     barriers for each warp. Arrays from outside travel through SMEM of their size: a
-    warp loads the parts that `f` takes of them, such as `rows[warp_id]`, or all.
+    warp loads the parts that `f` takes of them, such as `rows[warp_id]`, or all. In a
+    block of several warpgroups each has such SMEM, whichever of them call `warp_map`.
 
     Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
     the next, as a warpgroup does for its own waits. What all four warps wait for alike
@@ -52,9 +53,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     Raises:
       ArgumentTypeError: `f` does not have exactly one parameter.
       KernelError: `f` returns a value, or the call is outside a kernel.
-      UnsupportedError: `f` uses an accumulator of the warpgroup, or in a block of
-        several warpgroups an array of one, issues an operation of a whole warpgroup (a
-        matrix product, `set_max_registers`), or calls `warp_map`.
+      UnsupportedError: `f` uses an accumulator of the warpgroup, issues an operation of
+        a whole warpgroup (a matrix product, `set_max_registers`), or calls `warp_map`.
       LayoutError: a layout distributes an array over several warps.
       BarrierError: a barrier is waited for both by some warps and outside.
 

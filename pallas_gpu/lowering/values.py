@@ -21,6 +21,7 @@ from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.addressing import Distance
 from pallas_gpu.mosaic.elements import dtypes
 
 
@@ -67,14 +68,14 @@ class BarrierHandle:
     Attributes:
       offset_bytes: of its first barrier in the block's SMEM.
       slot: index of its first barrier in the block.
-      warp_distance_bytes: from the barriers of a warp to those of the next one; 0 for
+      distance: from the barriers of a warp to those of the next one; None for
         barriers of the block.
     """
 
     offset_bytes: int
     barrier: types.Barrier
     slot: int
-    warp_distance_bytes: int = 0
+    distance: Distance | None = None
 
     @property
     def keys(self) -> tuple[int, ...]:

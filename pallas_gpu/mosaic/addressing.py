@@ -8,6 +8,7 @@ is emitted as few integer operations, once per kernel, in the prologue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
@@ -161,26 +162,47 @@ def atomic_space(pointer: ir.Value) -> tuple[str, str, ir.Value]:
             return "gpu.global", "l", pointer
 
 
-def smem_pointer_of_warp(offset_bytes: int, distance_bytes: int) -> ir.Value:
-    """The address in the dynamic SMEM of what each warp of the block has its own.
+class Distance(NamedTuple):
+    """Says that each warp, or warpgroup, of a block has something of its own in SMEM.
+
+    Attributes:
+      of: who has it.
+      size_bytes: from one's to the next one's.
+    """
+
+    of: Literal["warp", "warpgroup"]
+    size_bytes: int
+
+
+def own_smem_pointer(offset_bytes: int, distance: Distance | None) -> ir.Value:
+    """The address in the dynamic SMEM of what the block, a warpgroup or a warp has.
 
     Args:
-      offset_bytes: of the first warp's.
-      distance_bytes: from one warp's to the next one's; 0 for what all share.
+      offset_bytes: the offset; of what each has its own, that of the first.
+      distance: from one's to the next one's; None for what all share.
     """
     kernel = module.current()
     first = kernel.smem_pointer(offset_bytes)
-    if not distance_bytes:
+    if distance is None:
         return first
 
     def emit() -> ir.Value:
-        warp = kernel.threads.warp
-        if kernel.spec.warpgroups > 1:
-            before = arith.muli(kernel.threads.warpgroup, kernel.i32(WARPS))
-            warp = arith.addi(before, warp)
-        return offset_pointer(first, arith.muli(warp, kernel.i32(distance_bytes)))
+        number = _number_in_block(distance.of)
+        size = kernel.i32(distance.size_bytes)
+        return offset_pointer(first, arith.muli(number, size))
 
-    return kernel.hoisted(("of warp", offset_bytes, distance_bytes), emit)
+    return kernel.hoisted(("own", offset_bytes, distance), emit)
+
+
+def _number_in_block(of: Literal["warp", "warpgroup"]) -> ir.Value:
+    kernel = module.current()
+    if of == "warpgroup":
+        return kernel.threads.warpgroup
+    warp = kernel.threads.warp
+    if kernel.spec.warpgroups == 1:
+        return warp
+    before = arith.muli(kernel.threads.warpgroup, kernel.i32(WARPS))
+    return arith.addi(before, warp)
 
 
 def thread_pointers(

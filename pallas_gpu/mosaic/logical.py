@@ -9,7 +9,8 @@ both.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -42,9 +43,12 @@ BUFFER = "pallas_gpu.buffer"
 _CAST = "builtin.unrealized_conversion_cast"
 # On the declaration of an SMEM array that an operation uses, not the author.
 INTERNAL = "pallas_gpu.internal"
-# On the declaration of an SMEM array that each warp has its own: the bytes from one
-# warp's to the next one's.
-WARP_DISTANCE = "pallas_gpu.warp_distance"
+# On the declaration of an SMEM array of which each warp, or warpgroup, has its own: the
+# bytes from one's to the next one's.
+DISTANCES: Mapping[Literal["warp", "warpgroup"], str] = {
+    "warp": "pallas_gpu.warp_distance",
+    "warpgroup": "pallas_gpu.warpgroup_distance",
+}
 # On an operation that a single warp executes, with all that its regions contain.
 IN_WARP = "pallas_gpu.in_warp"
 

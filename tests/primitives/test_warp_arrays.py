@@ -356,6 +356,75 @@ def test_a_region_in_a_loop_sees_the_values_of_its_iteration():
     check(body, [x], 3 * x + 3)
 
 
+def test_an_empty_array_from_outside():
+    def body(x, o):
+        nothing = jnp.zeros((0, 64), jnp.int32) + x[0, 0]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = x[warp_id] + nothing.sum(0)
+
+    check(body, [ints(4, 64)], ints(4, 64))
+
+
+THREE = {"num_threads": 3, "thread_name": "wg"}
+
+
+def test_each_of_several_warpgroups_has_arrays_of_its_own():
+    def body(x, o, _):
+        first = 4 * lax.axis_index("wg")
+        rows = x[plgpu.ds(first, 4)] * (first + 1)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[first + warp_id] = rows[warp_id] + rows[3 - warp_id]
+
+    x = ints(12, 64)
+    rows = [x[i : i + 4] * (i + 1) for i in (0, 4, 8)]
+    expected = np.concatenate([r + r[::-1] for r in rows])
+    check(body, [x], expected, scratch_types=[plgpu.SMEM((5,), F32)], **THREE)
+
+
+def test_one_of_several_warpgroups_shares_its_arrays_in_a_loop():
+    """The others do not enter the scope, and none waits for them."""
+
+    def body(x, o):
+        wg = lax.axis_index("wg")
+        rows = x[plgpu.ds(4 * wg, 4)]
+
+        @plgpu.when(wg != 1)
+        def _():
+            o[plgpu.ds(4 * wg, 4)] = rows
+
+        @plgpu.when(wg == 1)
+        def _():
+            o[4:8] = jnp.zeros((4, 64), jnp.int32)
+
+            def step(i, values):
+                @plgpu.warp_map
+                def _(warp_id):
+                    mine = plgpu.run_scoped(
+                        lambda own: doubled(own, values[3 - warp_id]),
+                        plgpu.SMEM((64,), jnp.int32),
+                    )
+                    o[4 + warp_id] = o[4 + warp_id] + mine + jnp.sum(values[0])
+
+                return values + 1
+
+            lax.fori_loop(0, 3, step, rows)
+
+    def doubled(own, value):
+        own[...] = value
+        return 2 * own[...]
+
+    x = ints(12, 64)
+    expected = x.copy()
+    expected[4:8] = sum(
+        2 * (x[7:3:-1] + i) + (x[4] + i).sum(dtype=np.int32) for i in range(3)
+    )
+    check(body, [x], expected, **THREE)
+
+
 def test_what_does_not_fit_in_smem_is_refused_with_its_line():
     def body(x, o):
         values = x[...]
@@ -372,24 +441,6 @@ def test_what_does_not_fit_in_smem_is_refused_with_its_line():
 
 
 # --- what it refuses ------------------------------------------------------------------
-
-
-def test_an_array_of_one_of_several_warpgroups_is_refused():
-    def body(x, o):
-        row = x[0]
-
-        @plgpu.warp_map  # HERE
-        def _(warp_id):
-            o[warp_id] = row
-
-    with refused(
-        errors.UnsupportedError,
-        "an array of the warpgroup inside warp_map is not supported",
-        expected="in a block of one warpgroup arrays of numbers, too",
-        got="float32[128] from outside",
-        hint="load it inside the warp_map from a reference: a table or a literal",
-    ):
-        run(body, num_threads=2, thread_name="wg")
 
 
 def test_a_layout_over_several_warps_is_refused():

@@ -101,8 +101,6 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
         warp.check_equation(eqn, operation)
         if warp.is_position(site):
             return
-    elif eqn.primitive is warp_map_p:
-        warp.check_captured(eqn)
     if operation is None:
         positions.refuse_collective(eqn, mesh)
         if not _has_rules(eqn.primitive):

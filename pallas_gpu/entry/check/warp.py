@@ -48,23 +48,6 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
     _check_layout(eqn)
 
 
-def check_captured(eqn: _jax.JaxprEqn) -> None:
-    """Raises UnsupportedError for an array of the warpgroup that its warps use."""
-    for var in eqn.invars:
-        aval = var.aval
-        if isinstance(aval, _jax.AbstractRef) or not getattr(aval, "shape", ()):
-            continue
-        raise _refusal(
-            "an array of the warpgroup inside warp_map",
-            expected="scalars and references from outside, in a block of one warpgroup "
-            "arrays of numbers, too; arrays that the warp loads or computes itself",
-            got=f"{_text(aval)} from outside, which is distributed over all four warps",
-            hint="load it inside the warp_map from a reference: a table or a literal "
-            "of jnp.array from an argument of the kernel, what the warpgroup has "
-            "computed from SMEM",
-        )
-
-
 def is_position(site: Site) -> bool:
     """True for a position on the axis of warps of a surrounding `warp_map`."""
     names = [

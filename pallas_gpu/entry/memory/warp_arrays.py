@@ -2,8 +2,9 @@
 """Arrays of a warpgroup in the warps of its `warp_map`: they travel through SMEM.
 
 The warpgroup stores them to memory of a scope around the region, before the barrier
-with which the region begins. A warp loads what it uses: a slice that its function takes
-from such an array, or the whole array where the function needs it whole.
+with which the region begins; each warpgroup of a block has such memory of its own. A
+warp loads what it uses: a slice that its function takes from such an array, or the
+whole array where the function needs it whole.
 """
 
 from __future__ import annotations
@@ -16,16 +17,12 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, types
 from pallas_gpu.entry import scope
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.scoped import of_warpgroup
 
 
 def travel(consts: Sequence[Any]) -> list[int]:
-    """Returns the positions of captured arrays that travel through SMEM.
-
-    None do in a kernel of several warpgroups, in which no scope belongs to one of them.
-    """
-    several = (scope.current_mesh("warp_map").num_threads or 1) > 1
-    if scope.in_warp() or several:
+    """Returns the positions of captured arrays that travel through SMEM."""
+    if scope.in_warp():
         return []
     return [i for i, const in enumerate(consts) if _is_array(const)]
 
@@ -61,7 +58,7 @@ def through_smem(
         bind(lambda warp_id: _evaluate(closed, in_smem, warp_id))
 
     avals = [jax.typeof(value) for value in values]
-    run_scoped(within, *(types.SMEM(aval.shape, aval.dtype) for aval in avals))
+    of_warpgroup(within, *(types.SMEM(aval.shape, aval.dtype) for aval in avals))
 
 
 def _evaluate(

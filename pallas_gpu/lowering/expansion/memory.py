@@ -20,14 +20,20 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
         internal = logical.INTERNAL in maker.attributes
-        distance = 0
-        if logical.WARP_DISTANCE in maker.attributes:
-            distance = ir.IntegerAttr(maker.attributes[logical.WARP_DISTANCE]).value
-        pointer = addressing.smem_pointer_of_warp(offset, distance)
+        pointer = addressing.own_smem_pointer(offset, _distance(maker))
         return smem.SmemView(pointer, layout, dtype, part.window, internal)
     number = ir.IntegerAttr(maker.attributes[logical.BUFFER]).value
     pointer = builder.buffers[number]
     return gmem.GmemView(pointer, number, dtype, part.window)
+
+
+def _distance(maker: ir.Operation) -> addressing.Distance | None:
+    """Returns what a declaration says of who has its array."""
+    for of, name in logical.DISTANCES.items():
+        if name in maker.attributes:
+            size_bytes = ir.IntegerAttr(maker.attributes[name]).value
+            return addressing.Distance(of, size_bytes)
+    return None
 
 
 def smem_view(expansion: Expansion, ref: ir.Value) -> smem.SmemView:

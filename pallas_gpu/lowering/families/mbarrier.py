@@ -47,12 +47,12 @@ def barrier_pointer(
     ctx: RuleContext, handle: vals.BarrierHandle, index: int | ir.Value
 ) -> ir.Value:
     """Returns the address of one barrier."""
-    base, distance = handle.offset_bytes, handle.warp_distance_bytes
+    base, distance = handle.offset_bytes, handle.distance
     if isinstance(index, int):
         start = base + types.BARRIER_BYTES * index
-        return addressing.smem_pointer_of_warp(start, distance)
+        return addressing.own_smem_pointer(start, distance)
     offset = arith.muli(index, ctx.builder.i32(types.BARRIER_BYTES))
-    start_pointer = addressing.smem_pointer_of_warp(base, distance)
+    start_pointer = addressing.own_smem_pointer(base, distance)
     return addressing.offset_pointer(start_pointer, offset)
 
 

@@ -14,7 +14,7 @@ from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.mosaic import mbarrier, tma
+from pallas_gpu.mosaic import addressing, mbarrier, tma
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
@@ -22,7 +22,10 @@ from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
     outer_top, outer_columns = kernel.smem_top_bytes, kernel.tmem_top_columns
-    placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, outer_top)
+    own = _owner(ctx)
+    # Scopes of one warpgroup do not enclose each other.
+    top = 0 if own == "warpgroup" else outer_top
+    placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, top)
     in_tmem, kernel.tmem_top_columns = resources.place(types.TMEM, eqn, outer_columns)
     handles = [
         _handle(ctx, i, var, smem or columns)
@@ -33,7 +36,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     # A previous scope may use the same bytes, also in another warpgroup.
     shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
     collective = bool(eqn.params["collective_axes"])
-    if kernel.params.mesh.warpgroups > 1 and ctx.issuer == "warpgroup":
+    if kernel.params.mesh.warpgroups > 1 and own == "block":
         if collective and shares_bytes:
             nvvm.barrier()
     elif ctx.place in kernel.reuse.meets:
@@ -63,12 +66,23 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
             row_major = aval.storage.overlay is not None and not (
                 aval.transforms or var in kernel.inferred_members
             )
-            offset, distance, plan = allocation.offset, 0, kernel.plan
-            if ctx.issuer == "warp":
-                offset, distance = offset + plan.warps_offset_bytes, plan.warp_bytes
+            offset, distance, own = allocation.offset, None, _owner(ctx)
+            if own != "block":
+                part = kernel.plan.own(own)
+                offset += part.offset_bytes
+                distance = addressing.Distance(own, part.bytes_each)
             return kernel.semantics.smem_handle(
                 kernel, aval, offset, row_major, distance
             )
+
+
+def _owner(ctx: RuleContext) -> resources.Owner:
+    """Returns who has the arrays in SMEM of the scope."""
+    return resources.owner(
+        ctx.eqn,
+        in_warp=ctx.issuer == "warp",
+        warpgroups=ctx.kernel.params.mesh.warpgroups,
+    )
 
 
 def _of_launch(ctx: RuleContext, var: Any) -> Any:
@@ -96,5 +110,6 @@ def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHa
     key = resources.BarrierKey(ctx.place, i, in_warp)
     slot = ctx.kernel.plan.barrier_slots[key]
     offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot
-    distance = types.BARRIER_BYTES * aval.barrier.size if in_warp else 0
+    size_bytes = types.BARRIER_BYTES * aval.barrier.size
+    distance = addressing.Distance("warp", size_bytes) if in_warp else None
     return vals.BarrierHandle(offset, aval.barrier, slot, distance)

@@ -53,10 +53,10 @@ class Lane:
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
-        warp_distance_bytes: int = 0,
+        distance: addressing.Distance | None = None,
     ) -> vals.SmemHandle:
         layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-        pointer = addressing.smem_pointer_of_warp(offset_bytes, warp_distance_bytes)
+        pointer = addressing.own_smem_pointer(offset_bytes, distance)
         dtype, internal = vals.numpy_dtype(aval), aval.storage.internal
         return vals.SmemHandle(pointer, layout, dtype, internal)
 

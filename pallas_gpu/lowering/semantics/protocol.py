@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.mosaic import addressing
 from pallas_gpu.primitives._registry import RuleKind
 from pallas_gpu.types import LoweringSemantics
 
@@ -45,17 +46,17 @@ class Semantics(Protocol):
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
-        warp_distance_bytes: int = 0,
+        distance: addressing.Distance | None = None,
     ) -> Any:
         """Returns the handle of an array at its offset in the block's SMEM.
 
         Args:
           kernel: the kernel.
           aval: the type of its reference.
-          offset_bytes: the offset; of what each warp has its own, that of the first.
+          offset_bytes: the offset; of what each warp or warpgroup has its own, that of
+            the first.
           row_major: whether it has to be, where its type leaves that open.
-          warp_distance_bytes: from one warp's to the next one's; 0 for what the warps
-            of the block share.
+          distance: from one's to the next one's; None for what the block shares.
         """
 
     def part(self, ctx: Any, handle: Any, transforms: Any) -> Any:

@@ -30,7 +30,7 @@ from pallas_gpu.lowering.families.shapes import (
     static_slice,
 )
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import dialect, logical
+from pallas_gpu.mosaic import addressing, dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import convert, dtypes, table
 from pallas_gpu.primitives._registry import RuleKind
@@ -61,16 +61,16 @@ class Warpgroup:
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
-        warp_distance_bytes: int = 0,
+        distance: addressing.Distance | None = None,
     ) -> vals.MemrefHandle:
         dtype = vals.numpy_dtype(aval)
         array = dialect.ops.slice_smem(
             logical.smem_type(dtype, aval.shape), offset_bytes
         )
-        if warp_distance_bytes:
+        if distance is not None:
             i32 = ir.IntegerType.get_signless(32)
-            distance = ir.IntegerAttr.get(i32, warp_distance_bytes)
-            array.owner.attributes[logical.WARP_DISTANCE] = distance
+            size = ir.IntegerAttr.get(i32, distance.size_bytes)
+            array.owner.attributes[logical.DISTANCES[distance.of]] = size
         if aval.storage.internal:
             array.owner.attributes[logical.INTERNAL] = ir.UnitAttr.get()
         if aval.transforms or row_major:
