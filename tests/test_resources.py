@@ -199,7 +199,8 @@ def test_scratch_takes_what_arrays_leave(size, each):
         o[...] = x[...]
 
     array = plgpu.SMEM((size,), jnp.int8) if size else tile(1)
-    result = plan(body, warpgroups=2, scratch_types=[array, plgpu.Barrier()])
+    options = {"warpgroups": 2, "num_threads": 2, "thread_name": "wg"}
+    result = plan(body, scratch_types=[array, plgpu.Barrier()], **options)
     assert result.scratch_room_bytes == 2 * each
     assert result.with_scratch().smem_bytes <= arch.SM_90A.smem_bytes_per_block
 
