@@ -162,7 +162,9 @@ from pallas_gpu.types import (
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 from pallas_gpu.types.indexing import Slice
 from pallas_gpu.types.spaces.sparse_format import (
+    compress_1_of_2,
     compress_2_of_4,
+    compress_4_of_8,
     format_tcgen05_sparse_metadata,
 )
 
@@ -276,7 +278,9 @@ __all__ = [
     "async_copy_smem_to_tmem",
     "async_copy_sparse_metadata_to_tmem",
     "format_tcgen05_sparse_metadata",
+    "compress_1_of_2",
     "compress_2_of_4",
+    "compress_4_of_8",
     "async_load_tmem",
     "async_store_tmem",
     "wait_load_tmem",

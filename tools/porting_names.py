@@ -176,10 +176,10 @@ PLGPU: dict[str, Row] = {
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": SAME,
     "tcgen05_mma": differs(
-        "sparse operands of 4 bits come later; accumulators of several tiles of rows"
+        "accumulators of several tiles of rows; sparse operands of float32"
     ),
     "async_copy_scales_to_tmem": SAME,
-    "async_copy_smem_to_tmem": differs("`collective_axis` comes later"),
+    "async_copy_smem_to_tmem": SAME,
     "async_copy_sparse_metadata_to_tmem": SAME,
     "format_tcgen05_sparse_metadata": SAME,
     "wait_load_tmem": SAME,

@@ -35,6 +35,9 @@ PRODUCTS = {
     "a pair, sparse, float8": Narrow(128, 256, scale=None, ctas=2, sparse=True),
     "sparse, scales": Narrow(128, 256, block=64, sparse=True),
     "a pair, sparse, scales": Narrow(128, 256, block=64, ctas=2, sparse=True),
+    "sparse, mxf4": Narrow(128, 512, E2M1, E2M1, block=64, sparse=True),
+    "sparse, nvf4": Narrow(128, 512, E2M1, E2M1, E4M3, 32, sparse=True),
+    "a pair, sparse, nvf4": Narrow(128, 512, E2M1, E2M1, E4M3, 32, 2, True),
 }
 GOLDEN = pathlib.Path(__file__).with_name("narrow_products.txt")
 

@@ -301,7 +301,10 @@ GOOD: dict[str, Good] = {
     "format_tcgen05_sparse_metadata": _top(
         meta=np.zeros((128, 32, 2), jnp.uint2), operand_dtype=F16
     ),
-    "compress_2_of_4": _top(a=np.zeros((2, 8))),
+    **dict.fromkeys(
+        ("compress_1_of_2", "compress_2_of_4", "compress_4_of_8"),
+        _top(a=np.zeros((2, 8))),
+    ),
     "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
     "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),
     "async_store_tmem": _blackwell(lambda e: {"ref": e.acc, "value": 0.0}),

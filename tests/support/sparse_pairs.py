@@ -14,14 +14,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.scaled_products import E8M0
+from tests.support.scaled_products import E8M0, storage
 from tests.support.scaled_products import tiles as tiles_of_scales
-from tests.support.sparse_products import M, SparseProduct
+from tests.support.sparse_products import M, SparseProduct, compressed, indices
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import BLACKWELL, start_copies, storage
-
-# Elements of K that share a scale, of which half are stored.
-BLOCK = 64
+from tests.support.tensor_products import BLACKWELL, start_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +28,15 @@ class SparseTile:
     Attributes:
       one: types, N, K; its rows are those of one CTA, and `b` is along K.
       ctas: 1, or 2 for a pair.
-      scaled: whether blocks have scales.
+      scaled: whether blocks have scales; scale: their type; block: the elements of K
+        that share one, of which half are stored.
     """
 
     one: SparseProduct
     ctas: int = 1
     scaled: bool = False
+    scale: Any = E8M0
+    block: int = 64
 
     def dense(self) -> tuple[np.ndarray, np.ndarray]:
         """a, of all CTAs, and b as it is stored."""
@@ -44,16 +44,16 @@ class SparseTile:
         return np.concatenate([a, a[::-1]][: self.ctas]), b
 
     def scales(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of a and of b: (rows, K / 64)."""
+        """Of a and of b: (rows, K / block)."""
         rng = np.random.default_rng(3)
         counts = M * self.ctas, -(-self.one.n // M) * M
         a, b = (2.0 ** rng.integers(-2, 3, (n, self.columns)) for n in counts)
-        return a.astype(E8M0), b.astype(E8M0)
+        return a.astype(self.scale), b.astype(self.scale)
 
     @property
     def columns(self) -> int:
         """Scales of a row."""
-        return self.one.k // BLOCK
+        return self.one.k // self.block
 
     @property
     def axis(self) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class SparseTile:
     def operands(self) -> tuple[Any, ...]:
         """The stored elements of a, b, the metadata, and the scales, if any."""
         a, b = self.dense()
-        stored, meta = plgpu.compress_2_of_4(a)
-        operands = stored, b, plgpu.format_tcgen05_sparse_metadata(meta, self.one.a)
+        stored, meta = compressed(a)
+        operands = stored, b, meta
         if not self.scaled:
             return operands
         return *operands, *(tiles_of_scales(x) for x in self.scales())
@@ -74,7 +74,7 @@ class SparseTile:
         a, b = (np.asarray(x, np.float64) for x in self.dense())
         if self.scaled:
             held = (x.astype(np.float64) for x in self.scales())
-            across = [np.repeat(x, BLOCK, axis=1) for x in held]
+            across = [np.repeat(x, self.block, axis=1) for x in held]
             a, b = a * across[0], b * across[1][: self.one.n]
         return (self.one.rounds * (a @ b.T)).astype(jnp.dtype(self.one.acc))
 
@@ -85,7 +85,7 @@ class SparseTile:
         def tmem(shape, dtype, **options):
             return plgpu.TMEM(shape, dtype, collective=collective, **options)
 
-        wide = jnp.dtype(w.acc).itemsize == 4
+        wide, width = jnp.dtype(w.acc).itemsize == 4, indices(w.k, w.a)
         declared = {
             "a_smem": plgpu.SMEM(
                 (M, w.k // 2), w.a, transforms=storage(w.a, w.a_swizzle)
@@ -93,10 +93,10 @@ class SparseTile:
             "b_smem": plgpu.SMEM(
                 (w.n // self.ctas, w.k), w.b, transforms=storage(w.b, w.b_swizzle)
             ),
-            "m_smem": plgpu.SMEM((1, w.k // 128, 128, 64), jnp.uint2),
+            "m_smem": plgpu.SMEM((1, width // 64, 128, 64), jnp.uint2),
             "acc": tmem((M, w.n), w.acc, **({} if wide else {"packed": False})),
             "metadata": tmem(
-                (M, w.k // 2), jnp.uint2, layout=TmemLayout.sparse_metadata()
+                (M, width), jnp.uint2, layout=TmemLayout.sparse_metadata()
             ),
             "loaded": plgpu.Barrier(num_arrivals=5 if self.scaled else 3),
             "done": plgpu.Barrier(orders_tensor_core=True),
@@ -107,9 +107,9 @@ class SparseTile:
             rows = -(-w.n // M) * M
             for name, count in (("sa", M), ("sb", rows)):
                 shape = count // M, -(-self.columns // 4), 32, 16
-                declared[f"{name}_smem"] = plgpu.SMEM(shape, E8M0)
+                declared[f"{name}_smem"] = plgpu.SMEM(shape, self.scale)
                 declared[name] = tmem(
-                    (count, self.columns), E8M0, layout=TmemLayout.scales()
+                    (count, self.columns), self.scale, layout=TmemLayout.scales()
                 )
         return declared
 

@@ -13,18 +13,44 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.tensor_products import BLACKWELL, F16, F32, start_copies, storage
+from tests.support.scaled_products import storage
+from tests.support.tensor_products import BLACKWELL, F16, F32, start_copies
 
 M = 128
 
 
+# Of types of other widths: elements of K that two indices describe, elements that are
+# stored together, and what compresses them.
+FORMS = {
+    jnp.dtype(jnp.float32): (2, 1, plgpu.compress_1_of_2),
+    jnp.dtype(jnp.float4_e2m1fn): (8, 2, plgpu.compress_4_of_8),
+}
+
+
+def form(dtype: Any) -> tuple[int, int, Any]:
+    """What FORMS has of a type."""
+    return FORMS.get(jnp.dtype(dtype), (4, 1, plgpu.compress_2_of_4))
+
+
 def sparse(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> np.ndarray:
-    """A 2:4 sparse matrix whose groups have two elements, one or none."""
-    groups = (shape[0], shape[1] // 4, 4)
-    order = rng.permuted(np.broadcast_to(np.arange(4), groups), axis=-1)
-    kept = order < rng.integers(0, 3, (*groups[:2], 1))
-    dense = np.where(kept, rng.integers(1, 4, groups), 0)
+    """A sparse matrix whose groups have all that can be stored, less, or nothing."""
+    group, size, _ = form(dtype)
+    units = (shape[0], shape[1] // group, group // size)
+    order = rng.permuted(np.broadcast_to(np.arange(units[-1]), units), axis=-1)
+    kept = order < rng.integers(0, units[-1] // 2 + 1, (*units[:2], 1))
+    dense = np.where(kept[..., None], rng.integers(1, 4, (*units, size)), 0)
     return dense.reshape(shape).astype(jnp.dtype(dtype))
+
+
+def compressed(a: np.ndarray) -> tuple[np.ndarray, Any]:
+    """The stored elements of a matrix, and its metadata as products read it."""
+    stored, meta = form(a.dtype)[2](a)
+    return stored, plgpu.format_tcgen05_sparse_metadata(meta, a.dtype)
+
+
+def indices(k: int, dtype: Any) -> int:
+    """The number of indices of a row."""
+    return 2 * k // form(dtype)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +85,7 @@ class SparseProduct:
         return (self.n, self.k) if self.b_stored else (self.k, self.n)
 
     def dense(self) -> tuple[np.ndarray, np.ndarray]:
-        """a, which is 2:4 sparse, and b as it is stored."""
+        """a, which is sparse, and b as it is stored."""
         rng = np.random.default_rng(0)
         low = 0 if jnp.dtype(self.b) == jnp.uint8 else -3
         b = rng.integers(low, 4, self.b_shape).astype(jnp.dtype(self.b))
@@ -68,8 +94,8 @@ class SparseProduct:
     def operands(self) -> tuple[Any, ...]:
         """The stored elements of a, b, and the metadata."""
         a, b = self.dense()
-        stored, meta = plgpu.compress_2_of_4(a)
-        return stored, b, plgpu.format_tcgen05_sparse_metadata(meta, self.a)
+        stored, meta = compressed(a)
+        return stored, b, meta
 
     def expected(self) -> np.ndarray:
         """The product of the dense operands."""
@@ -83,14 +109,14 @@ class SparseProduct:
             () if self.inferred else storage(dtype, swizzle)
             for dtype, swizzle in ((self.a, self.a_swizzle), (self.b, self.b_swizzle))
         )
-        narrow = jnp.dtype(self.acc).itemsize < 4
+        narrow, width = jnp.dtype(self.acc).itemsize < 4, indices(self.k, self.a)
         declared = {
             "a_smem": plgpu.SMEM((M, self.k // 2), self.a, transforms=a),
             "b_smem": plgpu.SMEM(self.b_shape, self.b, transforms=b),
-            "m_smem": plgpu.SMEM((1, self.k // 128, 128, 64), jnp.uint2),
+            "m_smem": plgpu.SMEM((1, width // 64, 128, 64), jnp.uint2),
             "acc": plgpu.TMEM((M, self.n), self.acc, packed=False if narrow else None),
             "metadata": plgpu.TMEM(
-                (M, self.k // 2), jnp.uint2, layout=TmemLayout.sparse_metadata()
+                (M, width), jnp.uint2, layout=TmemLayout.sparse_metadata()
             ),
             "loaded": plgpu.Barrier(num_arrivals=3),
             "done": plgpu.Barrier(orders_tensor_core=True),

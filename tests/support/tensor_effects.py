@@ -15,6 +15,7 @@ from tests.support.public_calls import F16, F32
 # Needs a cluster.
 _PAIRS = "tests/lowering/families/tensor_cores/test_tcgen05_pairs.py"
 _SCALED_PAIRS = "tests/lowering/families/tensor_cores/test_scaled_pairs.py"
+_OPERAND_COPIES = "tests/lowering/families/tensor_cores/test_operand_copy.py"
 _SPARSE_PAIRS = "tests/lowering/families/tensor_cores/test_sparse_pairs.py"
 
 
@@ -34,6 +35,9 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "async_copy_scales_to_tmem.collective_axis": _SCALED_PAIRS,
     "async_copy_sparse_metadata_to_tmem.collective_axis": (
         f"{_SPARSE_PAIRS}::test_the_metadata_of_a_pair_is_allocated_by_it"
+    ),
+    "async_copy_smem_to_tmem.collective_axis": (
+        f"{_OPERAND_COPIES}::test_a_pair_copies_operands"
     ),
     "TMEM.packed": lambda: _tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: _tmem({}, {"collective": True}),
@@ -64,6 +68,5 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 
 # What each is given, beside its good call, to be refused.
 REFUSED = {
-    "async_copy_smem_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
 }

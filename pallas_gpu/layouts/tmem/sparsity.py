@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metadata of sparse left operands of tcgen05.mma, as arrays of 2-bit indices.
 
-PTX ISA, tcgen05 "Sparse matrices". Of each four elements along K two are stored; two
-2-bit indices, the lower one first, say which. An instruction reads 64 bits of indices
-for each row of 8-bit elements, 32 for each row of 16-bit ones: there two rows share
-64 bits, in an order of their own, and a pair of columns serves two instructions.
+PTX ISA, tcgen05 "Sparse matrices". Two 2-bit indices, the lower one first, say which
+half of a group of elements along K is stored: two of four elements of 8 or 16 bits, two
+of four pairs of 4-bit elements, and of two elements of 32 bits one, whose halves are
+two of four. An instruction reads 64 bits of indices for each row of 4-bit and of 8-bit
+elements, and 32 for each row of wider ones: there two rows share 64 bits, in an order
+of their own, and a pair of columns serves two instructions.
 """
 
 from __future__ import annotations
@@ -12,16 +14,37 @@ from __future__ import annotations
 import numpy as np
 
 ROWS = 128
-# Elements of K to four, and those stored of them.
-GROUP, STORED = 4, 2
-# Elements of K whose indices one tcgen05.cp copies: 128 bits for each row.
-TILE_K = 128
-# Indices of 2 bits that share a column; columns of a tile.
-INDICES_PER_COLUMN, COLUMNS_PER_TILE = 16, 4
+# What an index counts in a group along K, and the indices of a group.
+UNITS, INDICES = 4, 2
+# Indices of a row that one tcgen05.cp copies, 128 bits; those that share a column; and
+# the columns of these copies.
+TILE_INDICES, INDICES_PER_COLUMN, COLUMNS_PER_TILE = 64, 16, 4
+# Width of an element: the elements of a group.
+_GROUPS = {4: 8, 8: 4, 16: 4, 32: 2}
+# Of these each instruction reads two columns, of wider ones one.
+_NARROW = (4, 8)
 # K of an instruction is that of 64 bytes.
 K_BYTES = 64
 # N is a multiple of it, as CUTLASS's instructions for M = 128 have it.
 N_STEP = 16
+
+
+def group_of(bits: int) -> int:
+    """Elements along K of which two indices say what is stored, which is half of them.
+
+    Raises:
+      KeyError: no sparse instruction has elements of this width.
+    """
+    return _GROUPS[bits]
+
+
+def tile_k(bits: int) -> int:
+    """Elements of K whose indices one tcgen05.cp copies.
+
+    >>> [tile_k(bits) for bits in (4, 8, 16, 32)]
+    [256, 128, 128, 64]
+    """
+    return TILE_INDICES // INDICES * group_of(bits)
 
 
 def metadata_of(step: int, bits: int) -> tuple[int, int]:
@@ -29,7 +52,7 @@ def metadata_of(step: int, bits: int) -> tuple[int, int]:
 
     Args:
       step: the number of the instruction along K.
-      bits: width of an element, 8 or 16.
+      bits: width of an element.
 
     Returns:
       The first column, from that of the first step, and the selector.
@@ -39,7 +62,7 @@ def metadata_of(step: int, bits: int) -> tuple[int, int]:
       >>> [metadata_of(step, 8) for step in range(3)]
       [(0, 0), (2, 0), (4, 0)]
     """
-    if bits == 8:
+    if bits in _NARROW:
         return 2 * step, 0
     return step // 2 * 2, step % 2
 
@@ -48,12 +71,12 @@ def order_of_tile(bits: int) -> np.ndarray:
     """Where the indices of a tile come from: [128, 64] of (row, index along K), flat.
 
     Args:
-      bits: width of an element, 8 or 16.
+      bits: width of an element.
     """
-    row, index = np.indices((ROWS, TILE_K // STORED))
-    if bits == 8:
+    row, index = np.indices((ROWS, TILE_INDICES))
+    if bits in _NARROW:
         return row * index.shape[1] + index
-    # A lane holds 8 indices (16 elements of K) of each of two rows, 8 rows apart.
+    # A lane holds 8 indices of each of two rows, 8 rows apart.
     source_row = row % 8 + 8 * (index // 8 % 2) + 16 * (row // 16)
     source = index % 8 + 8 * (row // 8 % 2) + 16 * (index // 16)
     return source_row * index.shape[1] + source

@@ -27,6 +27,7 @@ _WORDS = {
     "mosaic_gpu.async_load_tmem": "async_load_tmem",
     "mosaic_gpu.async_store_tmem": "async_store_tmem",
     "mosaic_gpu.tcgen05_mma": "tcgen05_mma",
+    "pallas_gpu.sparse_tcgen05_mma": "tcgen05_mma",
     "mosaic_gpu.async_store_smem_to_tmem": "copy_smem_to_tmem",
     "mosaic_gpu.async_store_scales_smem_to_tmem": "copy of scales to TMEM",
     "mosaic_gpu.async_store_sparse_metadata_smem_to_tmem": "copy of metadata to TMEM",

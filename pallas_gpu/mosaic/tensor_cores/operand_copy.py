@@ -15,17 +15,18 @@ _COLUMN_BYTES = COLUMN_BITS // 8
 _ROW_BYTES, _PLAIN_ROW_BYTES = 32, 16
 
 
-def copy_to_tmem(source: SmemView, target: TmemView) -> None:
+def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
     """Starts a copy of a left operand.
 
-    PTX: `tcgen05.cp.cta_group::1.128x256b`, or `128x128b` without a swizzle, where
-    chunks of 16 bytes are not neighbours. Since: sm_100a. The elected thread issues it.
-    Its later tcgen05.mma read the operand; for others a later `commit_arrive` completes
-    it.
+    PTX: `tcgen05.cp.cta_group::{1,2}.128x256b`, or `128x128b` without a swizzle, where
+    chunks of 16 bytes are not neighbours. Since: sm_100a. The elected thread issues it,
+    of a pair that of the leader. Its later tcgen05.mma read the operand; for others a
+    later `commit_arrive` completes it.
 
     Args:
       source: (128, K), tiled; K occupies a multiple of 32 bytes.
       target: (128, K), packed.
+      collective: whether both CTAs of a pair copy.
 
     Raises:
       LayoutError: the instruction does not read the source.
@@ -39,4 +40,5 @@ def copy_to_tmem(source: SmemView, target: TmemView) -> None:
         offset_bytes = atom * operand.k_atom_bytes + within_bytes
         copies.append((offset_bytes, first_byte // _COLUMN_BYTES))
     shape = "128x128b" if plain else "128x256b"
-    copy.start(shape, source, target, copies, descriptors.fields(operand))
+    fields = descriptors.fields(operand)
+    copy.start(shape, source, target, copies, fields, collective=collective)

@@ -23,8 +23,8 @@ def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> Non
     read the copied metadata; for others a later `commit_arrive` completes it.
 
     Args:
-      source: (1, K / 128, 128, 64) indices of 2 bits, contiguous.
-      target: (128, K / 2) indices.
+      source: (1, indices / 64, 128, 64) indices of 2 bits, contiguous.
+      target: (128, indices).
       collective: whether both CTAs of a pair copy.
     """
     tiles = range(source.shape[1])
@@ -56,7 +56,7 @@ class ScaledSparsity:
     """Scales and metadata of a product, as operands of its instructions.
 
     Attributes:
-      scaling: the scales; operands have 8 bits, so that no selector is in i.
+      scaling: the scales; of its operands, of 4 or 8 bits, no selector is in i.
     """
 
     scaling: Scaling

@@ -87,7 +87,7 @@ def mma(
       b: (K, N) in SMEM.
       accumulate: whether to add to the accumulator: a bool or an i1.
       scaled: the scales of a, (M, blocks of K), and of b, (at least N, blocks of K).
-      metadata: of a sparse a: (M, K / 2) indices.
+      metadata: of a sparse a: (M, indices of K).
       collective: whether a pair of CTAs multiplies: the rows are those of each CTA, and
         `b` is (K, N / 2).
 

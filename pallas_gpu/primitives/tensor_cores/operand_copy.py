@@ -12,6 +12,7 @@ from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import pairs
 
 async_copy_smem_to_tmem_p = registry.define(
     "async_copy_smem_to_tmem",
@@ -31,14 +32,15 @@ _SWIZZLES = (128, 64, 32)
 @expect.arguments(
     smem_ref=expect.anything,
     tmem_ref=expect.anything,
-    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+    collective_axis=expect.optional(expect.string),
 )
 def async_copy_smem_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
     """Starts a copy of a left operand of `tcgen05_mma` from SMEM to tensor memory.
 
-    PTX: tcgen05.cp.cta_group::1.128x256b; without a swizzle 128x128b. Since: sm_100a.
+    PTX: tcgen05.cp.cta_group::1.128x256b, with collective_axis cta_group::2; without a
+    swizzle 128x128b. Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
     It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
@@ -53,13 +55,18 @@ def async_copy_smem_to_tmem(
         multiple of 32 bytes.
       tmem_ref: (128, K) TMEM reference of the same dtype, of 8, 16 or 32 bits; declared
         with packed=True if elements are narrower than 32 bits.
-      collective_axis: not supported.
+      collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
+        index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
+        is declared with collective=True; in the other one the call does nothing.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: the shapes or types differ, or are not those of operands.
       LayoutError: an operand is not stored as the tensor core reads it.
-      UnsupportedError: collective_axis.
+      ArgumentError: the array in TMEM is that of one CTA and the copy that of two, or
+        the other way round.
+      AxisNameError: the cluster has no such axis.
+      UnsupportedError: the CTAs along the axis are not a pair.
 
     Example:
       >>> plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
@@ -67,6 +74,8 @@ def async_copy_smem_to_tmem(
     """
     ops.require_space(smem_ref, types.SMEM, _WHO, "the source")
     ops.require_space(tmem_ref, types.TMEM, _WHO, "the destination")
+    collective = collective_axis is not None
+    pairs.require_allocation(tmem_ref, collective=collective, who=_WHO)
     _require_equal(smem_ref, tmem_ref)
     _require_packed(tmem_ref)
     _require_storage(smem_ref)

@@ -28,9 +28,9 @@ async_copy_sparse_metadata_to_tmem_p = registry.define(
     feature=arch.Feature.TCGEN05,
 )
 
-_ROWS, _TILE_K = layouts.ROWS, layouts.TILE_K
-# Indices of a row in a tile.
-_WIDTH = _TILE_K // layouts.STORED
+_ROWS, _WIDTH = layouts.ROWS, layouts.TILE_INDICES
+# Widths of operands: without scales of blocks, and with them.
+_PLAIN_BITS, _SCALED_BITS = (8, 16, 32), (4, 8)
 
 
 @expect.arguments(
@@ -52,10 +52,11 @@ def async_copy_sparse_metadata_to_tmem(
     `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
 
     Args:
-      smem_ref: (1, K / 128, 128, 64) contiguous uint2 SMEM reference, as
+      smem_ref: (1, indices / 64, 128, 64) contiguous uint2 SMEM reference, as
         `format_tcgen05_sparse_metadata` returns it.
-      tmem_ref: (128, K / 2) uint2 TMEM reference declared with layout
-        `layouts.TmemLayout.sparse_metadata()`.
+      tmem_ref: (128, indices) uint2 TMEM reference declared with layout
+        `layouts.TmemLayout.sparse_metadata()`. The indices of a row are K / 2, of
+        4-bit operands K / 4, and of 32-bit ones K.
       collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
         index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
         is declared with collective=True; in the other one the call does nothing.
@@ -82,11 +83,11 @@ def async_copy_sparse_metadata_to_tmem(
     for ref in (smem_ref, tmem_ref):
         _require_indices(ref, who)
     _require_layout(tmem_ref, f"{who}: the destination")
-    shape, k = tuple(smem_ref.shape), layouts.STORED * tmem_ref.shape[-1]
-    if shape != (1, k // _TILE_K, _ROWS, _WIDTH) or k % _TILE_K:
+    shape, indices = tuple(smem_ref.shape), tmem_ref.shape[-1]
+    if shape != (1, indices // _WIDTH, _ROWS, _WIDTH) or indices % _WIDTH:
         raise errors.ShapeError(
             f"{who}: the shapes do not correspond",
-            expected="smem (1, K / 128, 128, 64) and tmem (128, K / 2)",
+            expected="smem (1, indices / 64, 128, 64) and tmem (128, indices)",
             got=f"smem {shape} and tmem {tuple(tmem_ref.shape)}",
             hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
             where=_jax.where_now(),
@@ -128,13 +129,12 @@ def require(
     """
     who = "tcgen05_mma"
     bits = types.itemsize_bits(a.dtype)
-    # Of float4_e2m1fn four of eight elements are stored in pairs (PTX ISA, tcgen05
-    # "Sparse matrices"): metadata of another form than `compress_2_of_4` gives. That of
-    # float32 is one of two.
-    if bits not in ((8,) if scaled else (8, 16)):
+    if bits not in (_SCALED_BITS if scaled else _PLAIN_BITS):
         raise errors.UnsupportedError(
-            f"{who}: a sparse operand cannot be multiplied so",
-            expected="operands of 8 bits" if scaled else "operands of 8 or 16 bits",
+            f"{who}: no sparse instruction has such operands",
+            expected="with scales of blocks float4_e2m1fn or 8-bit floats"
+            if scaled
+            else "operands of 8, 16 or 32 bits",
             got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}",
             hint="pass the dense operand",
             where=_jax.where_now(),
@@ -142,31 +142,50 @@ def require(
     ops.require_space(metadata, types.TMEM, who, "a_sparse_metadata")
     _require_indices(metadata, f"{who}: a_sparse_metadata")
     _require_layout(metadata, f"{who}: a_sparse_metadata")
+    group = layouts.group_of(bits)
     shapes = tuple(tuple(x.shape) for x in (acc, a, b, metadata))
     two = all(len(shape) == 2 for shape in shapes)
-    (m, n), (k, _) = (shapes[0], shapes[2]) if two else ((0, 0), (0, 0))
-    half, columns = k // layouts.STORED, n // 2 if collective else n
-    if not two or shapes != ((m, n), (m, half), (k, columns), (m, half)):
+    (m, n), (k, _) = (shapes[0], shapes[2]) if two else ((_ROWS, 0), (0, 0))
+    _require_rows(m)
+    columns, indices = n // 2 if collective else n, layouts.INDICES * k // group
+    if not two or shapes != ((m, n), (m, k // 2), (k, columns), (m, indices)):
         right = "(K, N / 2) of each CTA" if collective else "(K, N)"
+        count = {8: "K / 4", 4: "K / 2", 2: "K"}[group]
         raise errors.ShapeError(
             f"{who}: the shapes do not form a sparse product",
-            expected=f"acc (M, N), a (M, K / 2), b {right}, a_sparse_metadata (M, K / "
-            "2)",
+            expected=f"acc (M, N), a (M, K / 2), b {right}, a_sparse_metadata (M, "
+            f"{count})",
             got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
-            hint="a holds two of each four elements along K",
+            hint=f"a holds {group // 2} of each {group} elements along K",
             where=_jax.where_now(),
         )
     integer = jnp.issubdtype(a.dtype, jnp.integer)
     step = layouts.N_STEP * (2 if collective and integer else 1)
     most = instructions.MAX_N if collective or scaled else COLUMNS
-    if m == _ROWS and not n % step and n <= most and not k % _TILE_K:
+    tile_k = layouts.tile_k(bits)
+    if not n % step and n <= most and not k % tile_k:
         return
     raise errors.ShapeError(
         f"{who}: no sparse instruction has this shape",
-        expected=f"M = {_ROWS}, N a multiple of {step} up to {most}, K a "
-        f"multiple of {_TILE_K}",
-        got=f"M = {m}, N = {n}, K = {k}",
+        expected=f"N a multiple of {step} up to {most}, K a multiple of {tile_k}",
+        got=f"N = {n}, K = {k}",
         hint="pad the operands, or split N",
+        where=_jax.where_now(),
+    )
+
+
+def _require_rows(m: int) -> None:
+    if m == _ROWS:
+        return
+    # The ISA shows in a figure alone where the metadata of 64 rows lies, and CUTLASS,
+    # of which the other places were learnt, has no such instruction.
+    known = m in instructions.ROWS
+    raise errors.UnsupportedError(
+        f"tcgen05_mma: a sparse product cannot have {m} rows in a CTA",
+        expected=f"{_ROWS} rows",
+        got=f"M = {m}"
+        + (": the PTX ISA does not state where its metadata lies" if known else ""),
+        hint=f"pad a with zeros to {_ROWS} rows, or multiply the dense operand",
         where=_jax.where_now(),
     )
 

@@ -117,12 +117,14 @@ def tcgen05_mma(
         `b`: of 8-bit floats float8_e8m0fnu for 32 elements, of float4_e2m1fn also for
         16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32. Of
         a pair, each CTA has the scales of its rows of `a`, and those of all N of `b`.
-      a_sparse_metadata: which two of each four elements along K `a`, then (M, K / 2),
-        stores: a (128, K / 2) uint2 TMEM reference with
+      a_sparse_metadata: which half of the elements along K `a`, then (M, K / 2),
+        stores: two of each four of 8 or 16 bits, one of each two of float32, and of
+        float4_e2m1fn two of each four pairs. A (128, indices) uint2 TMEM reference with
         layout=TmemLayout.sparse_metadata(), which `async_copy_sparse_metadata_to_tmem`
-        writes. M is 128, N a multiple of 16, K of 128; operands have 8 or 16 bits.
-        With scales they are 8-bit floats, and a scale is that of 64 elements along K,
-        in `a` and in `b`. Of a pair, each CTA has the metadata of its rows.
+        writes. M is 128, N a multiple of 16, K of 128, of float32 of 64, and of
+        float4_e2m1fn of 256. With scales, a scale is that of twice as many elements
+        along K, in `a` and in `b`, as without metadata. Of a pair, each CTA has the
+        metadata of its rows.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
       collective_axis: the last axis of the cluster, of size 2; None for one CTA.
@@ -135,8 +137,8 @@ def tcgen05_mma(
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
       ArgumentError: only one operand has scales.
-      UnsupportedError: metadata of operands of 4 or 32 bits; CTAs along the axis that
-        are not a pair.
+      UnsupportedError: metadata of operands of a type, or of rows, that no sparse
+        instruction has; CTAs along the axis that are not a pair.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)

@@ -14,7 +14,8 @@ from pallas_gpu.layouts.tmem import sparsity as layouts
 from pallas_gpu.types import values
 from pallas_gpu.types.transforms import itemsize_bits
 
-_GROUP, _STORED = layouts.GROUP, layouts.STORED
+_ROWS = layouts.ROWS
+_WIDTHS = (4, 8, 16, 32)
 
 
 def _array(value: Any, what: str) -> Any:
@@ -35,11 +36,15 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
 
     Args:
       meta: (M, K / 4, 2) uint2 array: the positions, ascending, of the two elements
-        that are stored of each four along K. M and K are multiples of 128.
-      operand_dtype: element type of the product's operands, of 8 or 16 bits.
+        that are stored of each four along K, as `compress_2_of_4` returns them. Of
+        4-bit operands (M, K / 8, 2), as `compress_4_of_8`, and of 32-bit ones
+        (M, K / 2, 2), as `compress_1_of_2` returns them. M is a multiple of 128, and
+        the second dimension of 32.
+      operand_dtype: element type of the product's operands, of 4, 8, 16 or 32 bits.
 
     Returns:
-      (M / 128, K / 128, 128, 64) uint2 array.
+      (M / 128, groups / 32, 128, 64) uint2 array; the groups are the second dimension
+      of `meta`.
 
     Raises:
       ShapeError, DTypeError: the metadata has another shape or type.
@@ -51,10 +56,10 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
     """
     who, bits = "format_tcgen05_sparse_metadata", itemsize_bits(operand_dtype)
     meta = jnp.asarray(meta)
-    if bits not in (8, 16):
+    if bits not in _WIDTHS:
         raise errors.UnsupportedError(
             f"{who}: no sparse instruction has operands of this type",
-            expected="a type of 8 or 16 bits",
+            expected="a type of 4, 8, 16 or 32 bits",
             got=jnp.dtype(operand_dtype).name,
             hint="multiply a dense operand",
         )
@@ -65,20 +70,21 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
             got=meta.dtype.name,
             hint="meta.astype(jnp.uint2)",
         )
-    rows, tile = layouts.ROWS, layouts.TILE_K
-    groups = tile // _GROUP
-    if meta.ndim != 3 or meta.shape[2] != _STORED or meta.shape[0] % rows or (
-        meta.shape[1] % groups
+    pair, tile = layouts.INDICES, layouts.TILE_INDICES
+    if meta.ndim != 3 or meta.shape[2] != pair or meta.shape[0] % _ROWS or (
+        meta.shape[1] * pair % tile
     ):  # fmt: skip
+        group = layouts.group_of(bits)
         raise errors.ShapeError(
             f"{who}: the metadata has another shape",
-            expected="(M, K / 4, 2), M and K multiples of 128",
+            expected=f"(M, K / {group}, 2), M a multiple of {_ROWS} and K of "
+            f"{layouts.tile_k(bits)}",
             got=meta.shape,
             hint="pad the operand with zeros",
         )
-    across, along = meta.shape[0] // rows, meta.shape[1] // groups
-    tiles = meta.reshape(across, rows, along, groups * _STORED).swapaxes(1, 2)
-    flat = tiles.reshape(across, along, rows * groups * _STORED)
+    across, along = meta.shape[0] // _ROWS, meta.shape[1] * pair // tile
+    tiles = meta.reshape(across, _ROWS, along, tile).swapaxes(1, 2)
+    flat = tiles.reshape(across, along, _ROWS * tile)
     return flat[..., layouts.order_of_tile(bits)]
 
 
@@ -86,8 +92,8 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
 def compress_2_of_4(a: Any) -> tuple[np.ndarray, np.ndarray]:
     """Splits a 2:4 sparse matrix into its stored elements and their positions.
 
-    Runs on the host, in NumPy. Zeros are stored where fewer than two of four elements
-    are not zero.
+    So are left operands of 8 and 16 bits sparse. Runs on the host, in NumPy. Zeros are
+    stored where fewer than two of four elements are not zero.
 
     Args:
       a: (M, K) array; K is a multiple of 4, and of each four elements along K at most
@@ -104,28 +110,97 @@ def compress_2_of_4(a: Any) -> tuple[np.ndarray, np.ndarray]:
     Example:
       >>> stored, meta = plgpu.compress_2_of_4(a)
     """
-    a = np.asarray(a)
-    if a.ndim != 2 or a.shape[1] % _GROUP:
+    stored, places = _compress("compress_2_of_4", a, units=4, size=1)
+    return stored, places.astype(jnp.uint2)
+
+
+@expect.arguments(a=_array)
+def compress_1_of_2(a: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Splits a 1:2 sparse matrix into its stored elements and their positions.
+
+    So are left operands of 32 bits, float32 read as tf32, sparse. Runs on the host, in
+    NumPy.
+
+    Args:
+      a: (M, K) array; K is a multiple of 2, and of each two elements along K at most
+        one is not zero.
+
+    Returns:
+      (M, K / 2) stored elements, and (M, K / 2, 2) uint2 positions of their halves, of
+      four in each group: 0 and 1, or 2 and 3. They are for
+      `format_tcgen05_sparse_metadata`.
+
+    Raises:
+      ShapeError: the matrix has another shape.
+      ArgumentError: both of two elements are not zero.
+
+    Example:
+      >>> stored, meta = plgpu.compress_1_of_2(a)
+    """
+    stored, places = _compress("compress_1_of_2", a, units=2, size=1)
+    return stored, (2 * places + np.arange(2)).astype(jnp.uint2)
+
+
+@expect.arguments(a=_array)
+def compress_4_of_8(a: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Splits a matrix that is sparse in pairs into stored elements and positions.
+
+    So are left operands of 4 bits sparse: of each eight elements along K, four pairs of
+    neighbours, two pairs are stored. Runs on the host, in NumPy. Zeros are stored where
+    fewer than two of four pairs have an element that is not zero.
+
+    Args:
+      a: (M, K) array; K is a multiple of 8, and of each four pairs of elements along K
+        at most two are not zero.
+
+    Returns:
+      (M, K / 2) stored elements, and (M, K / 8, 2) uint2 positions of their pairs,
+      ascending, for `format_tcgen05_sparse_metadata`.
+
+    Raises:
+      ShapeError: the matrix has another shape.
+      ArgumentError: more than two of four pairs are not zero.
+
+    Example:
+      >>> stored, meta = plgpu.compress_4_of_8(a)
+    """
+    stored, places = _compress("compress_4_of_8", a, units=4, size=2)
+    return stored, places.astype(jnp.uint2)
+
+
+def _compress(
+    who: str, a: Any, *, units: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns stored elements and [M, groups, units / 2] positions of stored units.
+
+    Args:
+      who: the function, for messages.
+      units: of a group, half of which are stored.
+      size: elements of a unit.
+    """
+    a, group = np.asarray(a), units * size
+    if a.ndim != 2 or a.shape[1] % group:
         raise errors.ShapeError(
-            "compress_2_of_4: the matrix has another shape",
-            expected=f"(M, K), K a multiple of {_GROUP}",
+            f"{who}: the matrix has another shape",
+            expected=f"(M, K), K a multiple of {group}",
             got=a.shape,
             hint="pad K with zeros",
         )
-    groups = a.reshape(a.shape[0], -1, _GROUP)
-    kept = groups != 0
-    crowded = np.argwhere(kept.sum(axis=-1) > _STORED)
+    groups = a.reshape(a.shape[0], -1, units, size)
+    kept = (groups != 0).any(axis=-1)
+    crowded = np.argwhere(kept.sum(axis=-1) > units // 2)
     if len(crowded):
-        row, group = crowded[0]
+        row, number = crowded[0]
+        one = "elements" if size == 1 else "pairs of elements"
         raise errors.ArgumentError(
-            "compress_2_of_4: the matrix is not 2:4 sparse",
-            expected="at most two of each four elements along K are not zero",
-            got=f"row {row}, columns {_GROUP * group} to {_GROUP * group + 3}: "
-            f"{groups[row, group]}",
+            f"{who}: the matrix is not {group // 2}:{group} sparse",
+            expected=f"at most {units // 2} of each {units} {one} along K not zero",
+            got=f"row {row}, columns {group * number} to {group * number + group - 1}: "
+            f"{groups[row, number].reshape(-1)}",
             hint="set the smaller elements to zero",
         )
-    # Elements that are not zero first, in order; then the first zeros.
-    chosen = np.argsort(~kept, axis=-1, kind="stable")[..., :_STORED]
+    # Units that are not zero first, in order; then the first zeros.
+    chosen = np.argsort(~kept, axis=-1, kind="stable")[..., : units // 2]
     places = np.sort(chosen, axis=-1)
-    stored = np.take_along_axis(groups, places, axis=-1).reshape(a.shape[0], -1)
-    return stored, places.astype(jnp.uint2)
+    stored = np.take_along_axis(groups, places[..., None], axis=-2)
+    return stored.reshape(a.shape[0], -1), places

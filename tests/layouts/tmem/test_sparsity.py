@@ -10,7 +10,7 @@ from pallas_gpu.layouts.tmem.mma_instruction import Instruction
 from pallas_gpu.layouts.tmem.sparsity import metadata_of, order_of_tile
 
 
-@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_a_tile_has_each_index_once(bits):
     found = np.sort(order_of_tile(bits).reshape(-1))
     np.testing.assert_array_equal(found, np.arange(128 * 64))
@@ -26,6 +26,27 @@ def test_16_bit_metadata_lies_as_ptx_says():
         bit = within // 4 * 4 % 16 + 16 * (m // 8 % 2)
         index = 16 * (first + selector) + bit // 2
         assert order[lane, index] == m * 64 + k // 4 * 2
+
+
+def test_32_bit_metadata_lies_as_ptx_says():
+    """lane m % 8 + 8 * (k / 8) + 16 * (m / 16), bit 2 * (k % 8) + 16 * (m / 8 % 2)."""
+    order = order_of_tile(32)
+    for m, k in ((0, 0), (5, 12), (9, 20), (40, 62), (127, 34)):
+        step, within = divmod(k, 16)
+        first, selector = metadata_of(step, 32)
+        lane = m % 8 + 8 * (within // 8) + 16 * (m // 16)
+        bit = 2 * (within % 8) + 16 * (m // 8 % 2)
+        index = 16 * (first + selector) + bit // 2
+        assert order[lane, index] == m * 64 + k // 2 * 2
+
+
+def test_4_bit_metadata_lies_in_the_lane_of_its_row():
+    order = order_of_tile(4)
+    for m, k in ((0, 0), (5, 120), (127, 248)):
+        step, within = divmod(k, 128)
+        first, selector = metadata_of(step, 4)
+        assert selector == 0
+        assert order[m, 16 * first + within // 8 * 2] == m * 64 + k // 8 * 2
 
 
 def test_8_bit_metadata_lies_in_the_lane_of_its_row():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
+from tests.support import sparse_products
 from tests.support.differential import tensor_facts as facts
 from tests.support.differential.tensor_stream import Instruction
 from tests.support.tensor_pairs import PAIR
@@ -35,7 +36,7 @@ class Narrow:
       scale: type of the scales; None: no scales.
       block: elements of K that share a scale.
       ctas: 2 for a pair.
-      sparse: whether `a` has two of each four elements.
+      sparse: whether `a` has half of its elements.
     """
 
     n: int
@@ -48,6 +49,11 @@ class Narrow:
     sparse: bool = False
 
     @property
+    def indices(self) -> int:
+        """Of a row of a sparse `a`."""
+        return sparse_products.indices(self.k, self.a)
+
+    @property
     def copies(self) -> dict[str, tuple[int, ...]]:
         """Of each array in TMEM what is copied there: its shape in SMEM."""
         result: dict[str, tuple[int, ...]] = {}
@@ -56,7 +62,7 @@ class Narrow:
             result["sa"] = 1, groups, 32, 16
             result["sb"] = -(-self.n // ROWS), groups, 32, 16
         if self.sparse:
-            result["meta"] = 1, self.k // 128, 128, 64
+            result["meta"] = 1, self.indices // 64, 128, 64
         return result
 
     def kernel(self) -> tuple[Any, ...]:
@@ -113,7 +119,7 @@ class Narrow:
         for name, shape in self.copies.items():
             dtype = jnp.uint2 if name == "meta" else self.scale
             layout = metadata if name == "meta" else scales
-            columns = self.k // 2 if name == "meta" else self.k // self.block
+            columns = self.indices if name == "meta" else self.k // self.block
             declared[f"{name}_smem"] = names.SMEM(shape, dtype)
             declared[name] = names.TMEM(
                 (shape[0] * ROWS, columns), dtype, layout=layout, **pair

@@ -28,7 +28,17 @@ from tests.support.differential import machine_code
 
 TARGET = arch.SM_90A
 COLUMNS = (*CLASSES, "sass")
-_DEVICES = {"sm_90a": "NVIDIA H200", "sm_100a": "NVIDIA B200"}
+_DEVICES = {"sm_90a": ("NVIDIA H200", "9.0"), "sm_100a": ("NVIDIA B200", "10.0")}
+
+
+class _Device(jax.sharding.AbstractDevice):
+    """A GPU that is not here."""
+
+    def __init__(self, target: arch.GpuTarget):
+        kind, capability = _DEVICES[target.name]
+        super().__init__(kind, num_cores=target.sm_count, platform="cuda")
+        # Upstream asks for it, too; without it all devices are Hopper's.
+        object.__setattr__(self, "compute_capability", capability)
 
 
 class Side:
@@ -66,11 +76,7 @@ class Side:
     ) -> tuple[SerializedModule, list[worker.ArrayType], list[worker.ArrayType]]:
         """Returns the module, and the types of the operands and the results."""
         # Upstream asks the device how many SMs there are.
-        device = jax.sharding.AbstractDevice(
-            _DEVICES[self._target.name],
-            num_cores=self._target.sm_count,
-            platform="cuda",
-        )
+        device = _Device(self._target)
         mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jax.jit(lambda *arrays: function(*arrays)).trace(*args)

@@ -16,6 +16,7 @@ from pallas_gpu import arch
 from pallas_gpu.layouts import TmemLayout
 from tests.support.differential import sides
 from tests.support.differential.tensor_stream import Instruction, stream
+from tests.support.tensor_pairs import PAIR
 from tests.support.tensor_products import BLACKWELL, F32, Product
 
 # Columns of float32 that fit the registers of a warpgroup.
@@ -182,8 +183,12 @@ def handover() -> tuple[Any, ...]:
     return make, jax.ShapeDtypeStruct((128, 64), F32)
 
 
-def copy(columns: int, dtype: Any, swizzle: int | None) -> tuple[Any, ...]:
-    """A copy of 128 rows from SMEM to TMEM; None is no swizzle."""
+def copy(
+    columns: int, dtype: Any, swizzle: int | None, ctas: int = 1
+) -> tuple[Any, ...]:
+    """A copy of 128 rows from SMEM to TMEM, or of a pair; None is no swizzle."""
+    axis = {"collective_axis": "c"} if ctas == 2 else {}
+    collective = {"collective": True} if ctas == 2 else {}
 
     def make(names: Any, params: Any) -> Callable[..., Any]:
         row = (swizzle or 16) // jnp.dtype(dtype).itemsize
@@ -194,8 +199,8 @@ def copy(columns: int, dtype: Any, swizzle: int | None) -> tuple[Any, ...]:
         def body(x, out, source, held, loaded, done):
             names.copy_gmem_to_smem(x, source, loaded)
             names.barrier_wait(loaded)
-            names.async_copy_smem_to_tmem(source, held)
-            names.tcgen05_commit_arrive(done)
+            names.async_copy_smem_to_tmem(source, held, **axis)
+            names.tcgen05_commit_arrive(done, **axis)
             names.barrier_wait(done)
 
         return names.kernel(
@@ -203,11 +208,12 @@ def copy(columns: int, dtype: Any, swizzle: int | None) -> tuple[Any, ...]:
             out_type=jax.ShapeDtypeStruct((128, columns), dtype),
             scratch_types=[
                 names.SMEM((128, columns), dtype, transforms=transforms),
-                tmem(names, (128, columns), dtype, packed=True),
+                tmem(names, (128, columns), dtype, packed=True, **collective),
                 names.Barrier(),
                 names.Barrier(orders_tensor_core=True),
             ],
             compiler_params=params,
+            **(PAIR if ctas == 2 else {}),
         )
 
     return make, jax.ShapeDtypeStruct((128, columns), dtype)

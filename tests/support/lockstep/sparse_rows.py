@@ -17,9 +17,23 @@ from tests.support.lockstep.not_modelled import NotModelled
 
 _ROWS = 128
 # kind -> K of a sparse instruction.
-_K = {"f16": 32, "f8f6f4": 64, "i8": 64, "mxf8f6f4": 64}
-# The values of 4 bits: positions of the first and, above it, of the second element.
+_K = {
+    "tf32": 16,
+    "f16": 32,
+    "f8f6f4": 64,
+    "i8": 64,
+    "mxf8f6f4": 64,
+    "mxf4": 128,
+    "mxf4nvf4": 128,
+}
+# kind -> elements of K that 4 bits describe; 4 of all kinds that are not here.
+_CHUNKS = {"tf32": 2, "mxf4": 8, "mxf4nvf4": 8}
+# The values of 4 bits: positions of the first and, above it, of the second element, or
+# pair of elements of the mxf4 kinds.
 _LEGAL = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)
+# Those of tf32, with the position of the element that is stored.
+_LEGAL_TF32 = {0b0100: 0, 0b1110: 1}
+_SELECTED = ("f16", "tf32")
 
 
 class SparseRows:
@@ -32,16 +46,19 @@ class SparseRows:
         if base or column % 2:
             raise KernelError(f"metadata from lane {base}, column {column} on")
         self._tmem, self._k = tmem.of_cta(cta), _K[kind]
-        # For each row and each four elements of K: its lane, column and first bit.
+        self._kind, self._chunk = kind, _CHUNKS.get(kind, 4)
+        # For each row and each chunk of K: its lane, column and first bit.
         m = np.arange(_ROWS)[:, None]
-        k = np.arange(0, self._k, 4)[None]
-        if kind == "f16":
-            lane = m % 8 + 8 * (k // 16) + 16 * (m // 16)
-            self._bit = k % 16 + 16 * (m // 8 % 2)
+        k = np.arange(0, self._k, self._chunk)[None]
+        if kind in _SELECTED:
+            half = self._k // 2
+            lane = m % 8 + 8 * (k // half) + 16 * (m // 16)
+            self._bit = 4 * (k % half // self._chunk) + 16 * (m // 8 % 2)
             columns = column + selector + 0 * self._bit
         else:
-            lane, self._bit = m + 0 * k, k % 32 + 0 * m
-            columns = column + k // 32 + 0 * m
+            first = 4 * (k // self._chunk)
+            lane, self._bit = m + 0 * k, first % 32 + 0 * m
+            columns = column + first // 32 + 0 * m
         self._cells = np.broadcast_arrays(lane, columns)
         self._tmem.begin(
             row,
@@ -61,7 +78,7 @@ class SparseRows:
         """
         if m != _ROWS or kind not in _K:
             raise NotModelled(f"a sparse tcgen05.mma of kind::{kind}, M = {m}")
-        if selector and kind != "f16":
+        if selector and kind not in _SELECTED:
             raise KernelError(f"sparsity selector {selector} of kind::{kind}")
         if selector > 1:
             raise NotModelled(f"sparsity selector {selector}")
@@ -71,10 +88,18 @@ class SparseRows:
         words = self._tmem.data[self._cells]
         self._tmem.end(agent, epoch, self._cells, writes=False)
         values = words >> self._bit.astype(np.uint32) & 15
-        if not np.isin(values, _LEGAL).all():
+        tf32 = self._kind == "tf32"
+        if not np.isin(values, list(_LEGAL_TF32) if tf32 else _LEGAL).all():
             raise KernelError("sparsity metadata that the PTX ISA does not define")
-        dense = np.zeros((_ROWS, self._k // 4, 4), stored.dtype)
-        pairs = stored.reshape(_ROWS, self._k // 4, 2)
+        chunks = _ROWS, self._k // self._chunk
+        if tf32:
+            places = (values == 0b1110).astype(np.int64)[..., None]
+            dense = np.zeros((*chunks, 2), stored.dtype)
+            np.put_along_axis(dense, places, stored[..., None], axis=-1)
+            return dense.reshape(_ROWS, self._k)
+        size = self._chunk // 4
+        dense = np.zeros((*chunks, 4, size), stored.dtype)
         places = np.stack([values & 3, values >> 2], axis=-1).astype(np.int64)
-        np.put_along_axis(dense, places, pairs, axis=-1)
+        kept = stored.reshape(*chunks, 2, size)
+        np.put_along_axis(dense, places[..., None], kept, axis=-2)
         return dense.reshape(_ROWS, self._k)

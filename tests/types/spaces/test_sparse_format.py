@@ -16,6 +16,8 @@ from pallas_gpu.emulator.gpu.tensor_cores import sparse
 from tests.support import sparse_products
 
 TYPES = [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8]
+# Those of other groups, which upstream's function does not order.
+OTHERS = [jnp.float32, jnp.float4_e2m1fn]
 
 
 @pytest.mark.skipif(
@@ -31,12 +33,12 @@ def test_the_order_of_the_metadata_is_upstreams(dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", TYPES + OTHERS)
 def test_stored_elements_and_metadata_are_the_matrix(dtype):
     a = sparse_products.sparse(np.random.default_rng(1), (128, 256), dtype)
-    stored, meta = plgpu.compress_2_of_4(a)
-    tiles = np.asarray(plgpu.format_tcgen05_sparse_metadata(meta, dtype))
-    rows = tiles[0].swapaxes(0, 1).reshape(128, -1)
+    stored, tiles = sparse_products.compressed(a)
+    assert stored.shape == (128, 128) and stored.dtype == a.dtype
+    rows = np.asarray(tiles)[0].swapaxes(0, 1).reshape(128, -1)
     np.testing.assert_array_equal(sparse.expand(stored, rows), a)
 
 
@@ -45,6 +47,38 @@ def test_the_first_zeros_are_stored_where_elements_are_missing():
     stored, meta = plgpu.compress_2_of_4(a)
     assert stored.tolist() == [[0, 5, 0, 0, 6, 7]]
     assert meta.astype(int).tolist() == [[[0, 3], [0, 1], [1, 2]]]
+
+
+def test_of_float32_the_halves_of_an_element_have_positions():
+    stored, meta = plgpu.compress_1_of_2(np.array([[0, 5, 6, 0, 0, 0]], np.float32))
+    assert stored.tolist() == [[5, 6, 0]]
+    assert meta.astype(int).tolist() == [[[2, 3], [0, 1], [0, 1]]]
+
+
+def test_of_four_bits_pairs_are_stored():
+    a = np.array([[0, 0, 0, 1, 0, 0, 2, 0] + 8 * [0]]).astype(jnp.float4_e2m1fn)
+    stored, meta = plgpu.compress_4_of_8(a)
+    assert stored.astype(int).tolist() == [[0, 1, 2, 0, 0, 0, 0, 0]]
+    assert meta.astype(int).tolist() == [[[1, 3], [0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("compress", "text"),
+    [
+        (plgpu.compress_1_of_2, r"is not 1:2 sparse(.|\n)*columns 2 to 3"),
+        (plgpu.compress_4_of_8, r"is not 4:8 sparse(.|\n)*columns 0 to 7"),
+    ],
+)
+def test_other_matrices_that_are_not_sparse_are_refused(compress, text):
+    with pytest.raises(errors.ArgumentError, match=text):
+        compress(np.array([[1, 0, 1, 1, 1, 0, 0, 0]]))
+
+
+def test_metadata_of_float32_with_half_an_element_is_reported():
+    meta = np.broadcast_to(np.array([1, 2], ml_dtypes.uint2), (128, 32, 2))
+    tiles = np.asarray(plgpu.format_tcgen05_sparse_metadata(meta, jnp.float32))
+    with pytest.raises(errors.KernelError, match="group of two elements"):
+        sparse.expand(np.ones((128, 32), np.float32), tiles[0, 0])
 
 
 def test_a_matrix_that_is_not_sparse_is_refused():
@@ -68,7 +102,8 @@ def test_a_matrix_has_groups_of_four(shape):
         ((128, 32, 4), jnp.uint2, jnp.float16, errors.ShapeError),
         ((128, 64), jnp.uint2, jnp.float16, errors.ShapeError),
         ((128, 32, 2), jnp.uint8, jnp.float16, errors.DTypeError),
-        ((128, 32, 2), jnp.uint2, jnp.float32, errors.UnsupportedError),
+        ((128, 16, 2), jnp.uint2, jnp.float32, errors.ShapeError),
+        ((128, 32, 2), jnp.uint2, jnp.float64, errors.UnsupportedError),
     ],
 )
 def test_metadata_of_other_shapes_and_types_is_refused(shape, dtype, operand, error):

@@ -46,7 +46,7 @@ class Copy(Work):
         self.done = True
 
 
-def start(
+def _start(
     wg: Warpgroup,
     source: Region,
     target: Region,
@@ -79,10 +79,10 @@ def _copy_scales(
     wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
 ) -> None:
     what = "async_copy_scales_to_tmem"
-    _start_in_each(wg, operands, collective_axis, what, _rows_of_scales)
+    start_in_each(wg, operands, collective_axis, what, _rows_of_scales)
 
 
-def _start_in_each(
+def start_in_each(
     wg: Warpgroup,
     operands: dict[str, Any],
     collective_axis: str | None,
@@ -97,7 +97,7 @@ def _start_in_each(
         source, target = (
             cluster.counterpart_of(wg, operands[name], cta) for name in ("smem", "tmem")
         )
-        start(wg, source, target, what, arrange)
+        _start(wg, source, target, what, arrange)
 
 
 def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
@@ -112,9 +112,9 @@ def _copy_metadata(
     wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
 ) -> None:
     what = "async_copy_sparse_metadata_to_tmem"
-    _start_in_each(wg, operands, collective_axis, what, _rows_of_indices)
+    start_in_each(wg, operands, collective_axis, what, _rows_of_indices)
 
 
 def _rows_of_indices(tiles: np.ndarray) -> np.ndarray:
-    """(1, K / 128, 128, 64) as (128, K / 2)."""
+    """(1, indices / 64, 128, 64) as (128, indices)."""
     return tiles[0].swapaxes(0, 1).reshape(tiles.shape[2], -1)

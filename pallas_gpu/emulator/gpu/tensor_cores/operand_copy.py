@@ -14,6 +14,8 @@ from pallas_gpu.primitives.tensor_cores import operand_copy
 
 
 @registry.register(operand_copy.async_copy_smem_to_tmem_p, registry.RuleKind.EMULATE)
-def _copy(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    source, target = operands["smem"], operands["tmem"]
-    copies.start(wg, source, target, "async_copy_smem_to_tmem", np.copy)
+def _copy(
+    wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
+) -> None:
+    what = "async_copy_smem_to_tmem"
+    copies.start_in_each(wg, operands, collective_axis, what, np.copy)

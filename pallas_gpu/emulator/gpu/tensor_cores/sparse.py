@@ -9,7 +9,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts.tmem import sparsity as layouts
 from pallas_gpu.types.transforms import itemsize_bits
 
-_GROUP, _STORED = layouts.GROUP, layouts.STORED
+_UNITS, _INDICES = layouts.UNITS, layouts.INDICES
 
 
 def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
@@ -17,34 +17,46 @@ def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
 
     Args:
       stored: (M, K / 2) elements.
-      metadata: (M, K / 2) indices in the order of TMEM.
+      metadata: (M, indices of K) in the order of TMEM.
 
     Raises:
       KernelError: PTX does not define what the indices select.
     """
-    rows, width = stored.shape
-    places = _places(metadata, itemsize_bits(stored.dtype))
-    places = places.reshape(rows, -1, _STORED)
-    undefined = np.argwhere(places[..., 0] >= places[..., 1])
-    if len(undefined):
-        row, group = undefined[0]
+    rows, bits = stored.shape[0], itemsize_bits(stored.dtype)
+    group = layouts.group_of(bits)
+    places = _places(metadata, bits).reshape(rows, -1, _INDICES)
+    undefined = places[..., 0] >= places[..., 1]
+    # Of two elements one is stored, with both of its halves.
+    whole = group < _UNITS
+    if whole:
+        undefined |= (places[..., 0] % 2 == 1) | (places[..., 1] != places[..., 0] + 1)
+    wrong = np.argwhere(undefined)
+    if len(wrong):
+        row, number = wrong[0]
         raise errors.KernelError(
             "tcgen05_mma: the metadata of a sparse operand is undefined",
-            expected="two ascending positions in each group of four elements",
-            got=f"{places[row, group]} in row {row}, columns {_GROUP * group} to "
-            f"{_GROUP * group + 3}",
+            expected="positions 0 and 1, or 2 and 3, in each group of two elements"
+            if whole
+            else f"two ascending positions in each group of {group} elements",
+            got=f"{places[row, number]} in row {row}, columns {group * number} to "
+            f"{group * number + group - 1}",
             hint="order it with plgpu.format_tcgen05_sparse_metadata, of the type of "
             "the operands",
         )
-    dense = np.zeros((rows, width // _STORED, _GROUP), stored.dtype)
-    values = stored.reshape(places.shape)
-    np.put_along_axis(dense, places, values, axis=-1)
+    if whole:
+        dense = np.zeros((*places.shape[:2], group), stored.dtype)
+        first = places[..., :1] // 2
+        np.put_along_axis(dense, first, stored[..., None], axis=-1)
+    else:
+        values = stored.reshape(*places.shape, group // _UNITS)
+        dense = np.zeros((*places.shape[:2], _UNITS, values.shape[-1]), stored.dtype)
+        np.put_along_axis(dense, places[..., None], values, axis=-2)
     return dense.reshape(rows, -1)
 
 
 def _places(metadata: np.ndarray, bits: int) -> np.ndarray:
     """The indices in the order of rows and of K."""
-    width = layouts.TILE_K // _STORED
+    width = layouts.TILE_INDICES
     rows, tiles = metadata.shape[0], metadata.shape[1] // width
     split = metadata.astype(np.int64).reshape(rows, tiles, width).swapaxes(0, 1)
     ordered = np.empty((tiles, rows * width), np.int64)

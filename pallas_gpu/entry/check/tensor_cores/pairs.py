@@ -11,12 +11,13 @@ from pallas_gpu.entry.check import references
 from pallas_gpu.entry.check.tma import require_cluster_axes, require_pair
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
-from pallas_gpu.primitives.tensor_cores import scales, sparsity, tcgen05
+from pallas_gpu.primitives.tensor_cores import operand_copy, scales, sparsity, tcgen05
 from pallas_gpu.walk import Site, walk
 
 _OF_GROUPS = (
     tcgen05.tcgen05_mma_p,
     tcgen05.tcgen05_commit_arrive_p,
+    operand_copy.async_copy_smem_to_tmem_p,
     scales.async_copy_scales_to_tmem_p,
     sparsity.async_copy_sparse_metadata_to_tmem_p,
 )

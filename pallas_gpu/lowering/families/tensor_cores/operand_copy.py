@@ -23,7 +23,11 @@ from pallas_gpu.primitives.tensor_cores import operand_copy as primitives
 @lane(primitives.async_copy_smem_to_tmem_p)
 def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    operand_copy.copy_to_tmem(ctx.part(operands["smem"]), ctx.part(operands["tmem"]))
+    operand_copy.copy_to_tmem(
+        ctx.part(operands["smem"]),
+        ctx.part(operands["tmem"]),
+        collective=ctx.eqn.params["collective_axis"] is not None,
+    )
     return []
 
 
@@ -31,7 +35,9 @@ def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     source, target = ctx.part(operands["smem"]), ctx.part(operands["tmem"])
-    dialect.ops.async_store_smem_to_tmem(source, target)
+    dialect.ops.async_store_smem_to_tmem(
+        source, target, collective=ctx.eqn.params["collective_axis"] is not None
+    )
     return []
 
 
@@ -47,6 +53,8 @@ def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
 def _expand_copy(expansion: Expansion, op: Any) -> None:
     source, target = op.operands
     operand_copy.copy_to_tmem(
-        smem_view(expansion, source), tmem_view(expansion, target)
+        smem_view(expansion, source),
+        tmem_view(expansion, target),
+        collective=ir.BoolAttr(op.attributes["collective"]).value,
     )
     expansion.dead.append(op.operation)

@@ -29,6 +29,9 @@ from pallas_gpu.mosaic.tensor_cores import tcgen05
 from pallas_gpu.primitives.tensor_cores import tcgen05 as primitives
 
 _HALF_ROWS, _ROWS = 64, 128
+_DENSE, _SPARSE = "mosaic_gpu.tcgen05_mma", "pallas_gpu.sparse_tcgen05_mma"
+# The attribute that says which operands there are.
+_COUNTS = "operandSegmentSizes"
 
 
 @lane(primitives.tcgen05_mma_p)
@@ -53,19 +56,36 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         if isinstance(accumulate, bool):
             accumulate = dtypes.constant(accumulate, dtypes.BOOL)
         a_scale, b_scale = scaled or (None, None)
-        product = dialect.ops.tcgen05_mma(
-            acc,
-            a,
-            b,
-            accumulate,
-            a_scale=a_scale,
-            b_scale=b_scale,
-            collective=collective,
-            a_sparse_metadata=metadata,
-        )
+        if metadata is not None:
+            held = [acc, a, b, accumulate, a_scale, b_scale, metadata]
+            product = _sparse_product(held, collective=collective)
+        else:
+            product = dialect.ops.tcgen05_mma(
+                acc,
+                a,
+                b,
+                accumulate,
+                a_scale=a_scale,
+                b_scale=b_scale,
+                collective=collective,
+            )
         signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
 
     return _multiply(ctx, invals, multiply)
+
+
+def _sparse_product(operands: Sequence[ir.Value | None], *, collective: bool) -> Any:
+    """The dialect's operation, which requires as many indices as elements of a.
+
+    That is the form of 8 and 16 bits alone.
+    """
+    counts = [int(x is not None) for x in operands]
+    attributes = {
+        _COUNTS: ir.DenseI32ArrayAttr.get(counts),
+        "collective": ir.BoolAttr.get(collective),
+    }
+    held = [x for x in operands if x is not None]
+    return ir.Operation.create(_SPARSE, [], held, attributes)
 
 
 def _multiply(
@@ -105,15 +125,16 @@ def _is_collective(ctx: RuleContext) -> bool:
     return ctx.eqn.params["collective_axis"] is not None
 
 
-@expands("mosaic_gpu.tcgen05_mma")
+@expands(_DENSE, _SPARSE)
 def _expand_mma(expansion: Expansion, op: Any) -> None:
     accumulator, left, right, accumulate = list(op.operands)[:4]
+    *scales, metadata = (
+        None if i is None else tmem_view(expansion, op.operands[i]) for i in _more(op)
+    )
+    a_scale, b_scale = scales
     scaled = None
-    if op.a_scale is not None:
-        scaled = tmem_view(expansion, op.a_scale), tmem_view(expansion, op.b_scale)
-    metadata = op.a_sparse_metadata
-    if metadata is not None:
-        metadata = tmem_view(expansion, metadata)
+    if a_scale is not None and b_scale is not None:
+        scaled = a_scale, b_scale
     part = memrefs.resolve(left)
     in_tmem = part is not None and part.space is types.TMEM
     a = tmem_view(expansion, left) if in_tmem else smem_view(expansion, left)
@@ -135,11 +156,17 @@ def _static(accumulate: ir.Value) -> bool | ir.Value:
     return bool(accumulate.owner.attributes["value"].value)
 
 
-@infers("mosaic_gpu.tcgen05_mma")
+def _more(op: Any) -> list[int | None]:
+    """The numbers of the operands a_scale, b_scale and a_sparse_metadata.
+
+    Before them are the accumulator, a, b and accumulate.
+    """
+    counts = list(ir.DenseI32ArrayAttr(op.attributes[_COUNTS]))
+    return [sum(counts[:i]) if n else None for i, n in enumerate(counts)][4:]
+
+
+@infers(_DENSE, _SPARSE)
 def _infer_mma(network: Network, op: ir.Operation, key: Key) -> None:
-    # accumulator, a, b, accumulate, a_scale, b_scale, a_sparse_metadata
-    counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-    first = [sum(counts[:i]) if n else None for i, n in enumerate(counts)]
     collective = ir.BoolAttr(op.attributes["collective"]).value
     accumulator, left = array_of(network, op, 0), array_of(network, op, 1)
     half = accumulator.window.sizes[0] == _HALF_ROWS
@@ -163,7 +190,7 @@ def _infer_mma(network: Network, op: ir.Operation, key: Key) -> None:
         ("scales of the right operand", both or TmemLayout.scales),
         ("metadata", TmemLayout.sparse_metadata),
     )
-    for i, (role, make) in zip(first[4:], made, strict=True):
+    for i, (role, make) in zip(_more(op), made, strict=True):
         if i is not None:
             require(network, op, i, role, make)
 

@@ -18,6 +18,7 @@ from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
+from tests.support.tensor_pairs import PAIR, PairProduct
 from tests.support.tensor_products import (
     BF16,
     BLACKWELL,
@@ -83,6 +84,67 @@ KERNELS = {
 def test_a_copied_operand(case):
     operands = case.operands()
     everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class CopiedByPair(PairProduct):
+    """A product of a pair of CTAs whose left operands tcgen05.cp copies to TMEM.
+
+    Attributes:
+      waits: whether the leader waits until the operands of both CTAs are there.
+    """
+
+    a_in_tmem: bool = True
+    tracked: bool = False
+    waits: bool = True
+
+    def body(self, a, b, out, a_smem, b_smem, acc, loaded, ready, done, a_tmem):
+        self.load(a, b, a_smem, b_smem, loaded, ready)
+        plgpu.barrier_arrive(ready)
+        if self.waits:
+            plgpu.barrier_wait(ready)
+        plgpu.async_copy_smem_to_tmem(a_smem, a_tmem, collective_axis="c")
+        right, axis = b_smem.T if self.b_stored else b_smem, "c"
+        plgpu.tcgen05_mma(
+            acc, a_tmem, right, done, accumulate=False, collective_axis=axis
+        )
+        plgpu.barrier_wait(done)
+        rows = plgpu.ds(jax.lax.axis_index(axis) * self.m, self.m)
+        out[rows] = plgpu.async_load_tmem(acc)
+        if not self.waits:
+            plgpu.barrier_wait(ready)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [CopiedByPair(n=32), CopiedByPair(n=32, k=128, a=E4M3, b=E5M2)],
+    ids=["f16", "float8"],
+)
+def test_a_pair_copies_operands(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_leader_knows_that_the_operands_of_both_are_there(seed):
+    case = CopiedByPair(n=32, waits=False)
+    kernel = case.make(plgpu.InterpretParams(seed=seed, asynchrony="late"))
+    with pytest.raises(errors.PallasGpuError, match="async_copy_smem_to_tmem"):
+        kernel(*case.operands())
+
+
+def test_the_copy_of_a_pair_has_a_target_of_a_pair():
+    one, acc = plgpu.TMEM((128, 64), F16, packed=True), plgpu.TMEM((128, 32), F32)
+    case = CopiedByPair(n=32)
+    kernel = plgpu.kernel(
+        case.body,
+        out_type=jax.ShapeDtypeStruct((256, 32), F32),
+        scratch_types={**case.scratch(), "a_tmem": one, "acc": acc},
+        compiler_params=BLACKWELL,
+        **PAIR,
+    )
+    with pytest.raises(errors.ArgumentError, match="not that of a pair of CTAs"):
+        jax.eval_shape(kernel, *case.operands())
 
 
 def test_warpgroup_semantics_infer_how_the_source_is_stored():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import jax
@@ -13,13 +14,15 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
+from tests.support.scaled_products import E2M1
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_pairs import SparseTile
-from tests.support.sparse_products import SparseProduct
-from tests.support.tensor_products import BF16, E4M3, E5M2, F16
+from tests.support.sparse_products import SparseProduct, indices
+from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32
 
 I8, I32 = jnp.int8, jnp.int32
 MXF8 = SparseProduct(a=E4M3, b=E4M3, k=256, n=64)
+MXF4 = SparseProduct(a=E2M1, b=E2M1, k=256, n=64, a_swizzle=64)
 KERNELS = {
     "a pair": SparseTile(SparseProduct(), 2),
     "a pair, K of two tiles": SparseTile(SparseProduct(a=BF16, b=BF16, k=256), 2),
@@ -33,6 +36,15 @@ KERNELS = {
         SparseProduct(a=E5M2, b=E4M3, k=256, n=256, rounds=2), scaled=True
     ),
     "a pair with scales": SparseTile(MXF8, 2, scaled=True),
+    "a pair, tf32": SparseTile(SparseProduct(a=F32, b=F32, k=64), 2),
+    "mxf4": SparseTile(MXF4, scaled=True),
+    "mxf4, 16 stored elements": SparseTile(MXF4, scaled=True, block=32),
+    "nvf4, 256 columns": SparseTile(
+        dataclasses.replace(MXF4, n=256, rounds=2), 1, True, E4M3, 32
+    ),
+    "a pair, nvf4, K of two tiles": SparseTile(
+        dataclasses.replace(MXF4, k=512, a_swizzle=128), 2, True, E4M3, 32
+    ),
 }
 
 
@@ -61,6 +73,13 @@ def test_no_schedule_has_a_race(asynchrony):
             "sp.cta_group::2.kind::mxf8f6f4.block_scale.scale_vec::1X",
             4,
         ),
+        ("a pair, tf32", "sp.cta_group::2.kind::tf32", 4),
+        ("mxf4", "sp.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::2X", 2),
+        (
+            "a pair, nvf4, K of two tiles",
+            "sp.cta_group::2.kind::mxf4nvf4.block_scale.scale_vec::4X",
+            4,
+        ),
     ],
 )
 def test_ptxas_takes_the_instructions(name, opcode, count, semantics):
@@ -72,7 +91,7 @@ def test_ptxas_takes_the_instructions(name, opcode, count, semantics):
     assert found == [opcode] * count
     group = case.ctas
     copies = f"tcgen05.cp.cta_group::{group}.128x128b "
-    assert report.ptx.count(copies) == case.one.k // 128
+    assert report.ptx.count(copies) == indices(case.one.k, case.one.a) // 64
 
 
 # --- what is refused ------------------------------------------------------------------

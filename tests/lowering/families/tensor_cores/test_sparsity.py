@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from tests.support import everywhere
+from tests.support import everywhere, sparse_products
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
@@ -33,6 +34,11 @@ KERNELS = {
     "256 columns, added up": SparseProduct(n=256, rounds=3),
     "272 columns": SparseProduct(n=272),
     "a in TMEM": SparseProduct(a_in_tmem=True),
+    "tf32": SparseProduct(a=F32, b=F32),
+    "tf32, K of two tiles, narrow a": SparseProduct(
+        a=F32, b=F32, a_swizzle=64, b_swizzle=64, rounds=2
+    ),
+    "tf32, a in TMEM": SparseProduct(a=F32, b=F32, k=64, a_in_tmem=True),
 }
 
 
@@ -41,11 +47,18 @@ def test_a_sparse_product(case):
     everywhere.check(case.make, case.operands(), case.expected(), on_gpu=False)
 
 
-@pytest.mark.parametrize("case", [SparseProduct(), SparseProduct(a=E4M3, b=E4M3)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        SparseProduct(),
+        SparseProduct(a=E4M3, b=E4M3),
+        SparseProduct(a=F32, b=F32, k=64),
+    ],
+)
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
     only = [plgpu.LoweringSemantics.Warpgroup]
     everywhere.check(
-        SparseProduct(a=case.a, b=case.b, inferred=True).make,
+        dataclasses.replace(case, inferred=True).make,
         case.operands(),
         case.expected(),
         semantics=only,
@@ -69,11 +82,20 @@ def test_warpgroup_semantics_infer_how_operands_are_stored(case):
             [0x082004A4] * 4,
             [0, 2, 4, 6],
         ),
+        (
+            SparseProduct(a=F32, b=F32, n=128, k=64),
+            "tf32",
+            [0x08200914, 0x08200915] * 2,
+            [0, 0, 2, 2],
+        ),
     ],
-    ids=["f16", "i8"],
+    ids=["f16", "i8", "tf32"],
 )
 def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
-    """Descriptors, selectors and columns of upstream's kernels of the same shapes."""
+    """Descriptors, selectors and columns of upstream's kernels of the same shapes.
+
+    Upstream has none of tf32: its words are those of the PTX ISA's tables.
+    """
     kernel = under(semantics, case.make())
     (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
     assert report.resources.spill_store_bytes == 0
@@ -82,7 +104,10 @@ def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
         r"tcgen05\.mma\.sp\.cta_group::1\.kind::(\w+) \[d\], a, b, \[m\]", text
     )
     assert found == [kind] * 4
-    assert text.count("tcgen05.cp.cta_group::1.128x128b ") == case.k // 128
+    assert (
+        text.count("tcgen05.cp.cta_group::1.128x128b ")
+        == sparse_products.indices(case.k, case.a) // 64
+    )
     register, *_ = re.findall(r"add\.u32 i, (%r\d+), \d+;", text)
     word = int(re.search(rf"mov\.b32 +\t?{register}, (\d+);", text)[1])
     selectors = re.findall(rf"add\.u32 i, {register}, (\d+);", text)
@@ -175,10 +200,25 @@ SHAPE = "tcgen05_mma: no sparse instruction has this shape"
     [
         (SparseProduct(n=24), {}, errors.ShapeError, SHAPE),
         (
-            SparseProduct(a=F32, b=F32, a_swizzle=128),
-            {},
+            SparseProduct(a=F32, b=F32, k=192),
+            {
+                "metadata": plgpu.TMEM(
+                    (128, 192), jnp.uint2, layout=TmemLayout.sparse_metadata()
+                ),
+                "m_smem": plgpu.SMEM((1, 3, 128, 64), jnp.uint2),
+                "a_smem": plgpu.SMEM((128, 88), F32),
+            },
+            errors.ShapeError,
+            "tcgen05_mma: the shapes do not form a sparse product",
+        ),
+        (
+            SparseProduct(),
+            {
+                "acc": plgpu.TMEM((64, 32), F32),
+                "a_smem": plgpu.SMEM((64, 64), F16),
+            },
             errors.UnsupportedError,
-            "tcgen05_mma: a sparse operand cannot be multiplied so",
+            "tcgen05_mma: a sparse product cannot have 64 rows in a CTA",
         ),
         (
             SparseProduct(),
@@ -199,7 +239,7 @@ SHAPE = "tcgen05_mma: no sparse instruction has this shape"
             "tcgen05_mma: a_sparse_metadata: metadata has another type",
         ),
     ],
-    ids=["N", "float32", "dense a", "rows of 32 bytes", "type"],
+    ids=["N", "K of a", "rows of a", "dense a", "rows of 32 bytes", "type"],
 )
 def test_what_no_instruction_multiplies(case, scratch, error, what):
     refuse(error, what, case, scratch=scratch)
