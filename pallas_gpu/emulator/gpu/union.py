@@ -207,7 +207,7 @@ class Member(Memory):
         union, at = self._union, self._start + self._addresses.own
         raw, written = union.data[at], union.written[at]
         known = written.all(axis=1)
-        known &= ~self._is_foreign().any(axis=1)
+        known &= ~self._is_foreign().any(axis=1) & self._copies_agree()
         if self._addresses.shift is not None:
             mask = np.uint8((1 << self.placement.itemsize_bits) - 1)
             raw = (raw >> self._addresses.shift[:, None]) & mask
@@ -217,6 +217,16 @@ class Member(Memory):
         self._data = np.ascontiguousarray(raw).view(dtype).reshape(shape)
         self._written = None if known.all() else known.reshape(shape)
         self._before = self._raw().copy(), known.copy()
+
+    def _copies_agree(self) -> np.ndarray:
+        """Returns of which elements all copies are the same, [elements].
+
+        Each is read by other lanes, so that the element has no value if they differ.
+        """
+        union, own = self._union, self._start + self._addresses.own
+        copies = self._start + self._addresses.copies
+        same = union.written[copies].all(axis=(1, 2))
+        return same & (union.data[copies] == union.data[own][:, None]).all(axis=(1, 2))
 
     def _store(self) -> None:
         """Stores the elements that have changed since they were loaded."""
@@ -277,9 +287,18 @@ class Member(Memory):
         self, element: Sequence[int], count: int, where: str | None
     ) -> Origin:
         flat = int(np.ravel_multi_index(tuple(element), self.shape))
-        if not self._is_foreign()[flat].any():
-            return super().origin_of_missing(element, count, where)
         own = self._addresses.own[flat]
+        if not self._is_foreign()[flat].any():
+            if not self._union.written[self._start + own].all():
+                return super().origin_of_missing(element, count, where)
+            return Origin(
+                f"{self.name} is read where other members of its union left different "
+                "values in the copies of an element",
+                f"element {list(element)}",
+                f"write {self.name} itself, or the same value in the lanes of all "
+                f"{len(self._addresses.copies[flat]) + 1} copies",
+                where,
+            )
         writer = int(self._union.writer[self._start + own].max())
         other = self._union.members[writer]
         free = self if self.is_inferred else other

@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.tensor_products import BLACKWELL
+from tests.support.tensor_products import BLACKWELL, start_copies, storage
 
 BF16, F16, F32, I32 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32
 X = np.random.default_rng(0).normal(size=(128, 32)).astype(np.float32)
@@ -109,7 +109,82 @@ def test_matrices_of_an_array_are_columns_behind_each_other():
     check(body, union, np.concatenate([X[:, :16], X[:, 16:] + 1], axis=1))
 
 
+E8M0, E4M3 = jnp.float8_e8m0fnu, jnp.float8_e4m3fn
+# Scales of four blocks of K of 128 rows, in the bytes of a word for each row.
+EXPONENTS = np.random.default_rng(2).integers(125, 130, (128, 4)).astype(np.uint8)
+WORDS = EXPONENTS.view(np.int32).reshape(4, 32).T  # [row % 32, row / 32]
+
+
+def scaled_by_a_union(words_of_lanes):
+    """A product whose scales of a are those words, and its operands."""
+    rng = np.random.default_rng(3)
+    a, b = (
+        rng.integers(-3, 4, (rows, 128)).astype(jnp.dtype(E4M3)) for rows in (128, 16)
+    )
+    ones = np.full((1, 1, 32, 16), 1).astype(jnp.dtype(E8M0))
+    tiles = storage(E4M3)
+    scales = TmemLayout.scales()
+
+    def body(
+        a, b, w, ones, o, a_smem, b_smem, sb_smem, acc, union, sb, loaded, done
+    ):  # fmt: skip
+        words, sa = union
+        start_copies(loaded, (a, a_smem), (b, b_smem), (ones, sb_smem))
+        value = plgpu.load(w, layout=NATIVE(2), optimized=False)
+        plgpu.async_store_tmem(words, value)
+        plgpu.commit_tmem()
+        plgpu.barrier_wait(loaded)
+        plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb, accumulate=False
+        )
+        plgpu.barrier_wait(done)
+        o[...] = acc[...]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 16), F32),
+            scratch_types=[
+                plgpu.SMEM((128, 128), E4M3, transforms=tiles),
+                plgpu.SMEM((16, 128), E4M3, transforms=tiles),
+                plgpu.SMEM((1, 1, 32, 16), E8M0),
+                plgpu.TMEM((128, 16), F32),
+                plgpu.RefUnion(
+                    plgpu.TMEM((128, 4), I32),
+                    plgpu.TMEM((128, 4), E8M0, layout=scales),
+                ),
+                plgpu.TMEM((128, 4), E8M0, layout=scales),
+                plgpu.Barrier(num_arrivals=3),
+                plgpu.Barrier(orders_tensor_core=True),
+            ],
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    held = np.repeat(2.0 ** (EXPONENTS.astype(np.float64) - 127), 32, axis=1)
+    product = (a.astype(np.float64) * held) @ b.astype(np.float64).T
+    return make, (a, b, words_of_lanes, ones), product.astype(np.float32)
+
+
+def test_scales_are_in_the_lanes_of_all_copies():
+    make, operands, product = scaled_by_a_union(np.tile(WORDS, (4, 1)))
+    everywhere.check(make, operands, product, on_gpu=False)
+
+
 # --- what is reported -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lane", [5, 70])
+def test_copies_that_differ_have_no_value(lane):
+    words = np.tile(WORDS, (4, 1))
+    words[lane, 1] ^= 1
+    make, operands, _ = scaled_by_a_union(words)
+    with pytest.raises(
+        errors.UninitializedReadError,
+        match=r"different values in the copies(.|\n)*all 4",
+    ):
+        make(plgpu.InterpretParams(seed=1))(*operands)
 
 
 def test_a_column_with_one_narrow_element_has_no_word():

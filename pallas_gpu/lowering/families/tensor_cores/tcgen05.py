@@ -29,7 +29,6 @@ from pallas_gpu.mosaic.tensor_cores import tcgen05
 from pallas_gpu.primitives.tensor_cores import tcgen05 as primitives
 
 _HALF_ROWS, _ROWS = 64, 128
-_DENSE, _SPARSE = "mosaic_gpu.tcgen05_mma", "pallas_gpu.sparse_tcgen05_mma"
 # The attribute that says which operands there are.
 _COUNTS = "operandSegmentSizes"
 
@@ -85,7 +84,7 @@ def _sparse_product(operands: Sequence[ir.Value | None], *, collective: bool) ->
         "collective": ir.BoolAttr.get(collective),
     }
     held = [x for x in operands if x is not None]
-    return ir.Operation.create(_SPARSE, [], held, attributes)
+    return ir.Operation.create("pallas_gpu.sparse_tcgen05_mma", [], held, attributes)
 
 
 def _multiply(
@@ -125,7 +124,7 @@ def _is_collective(ctx: RuleContext) -> bool:
     return ctx.eqn.params["collective_axis"] is not None
 
 
-@expands(_DENSE, _SPARSE)
+@expands("mosaic_gpu.tcgen05_mma", "pallas_gpu.sparse_tcgen05_mma")
 def _expand_mma(expansion: Expansion, op: Any) -> None:
     accumulator, left, right, accumulate = list(op.operands)[:4]
     *scales, metadata = (
@@ -165,7 +164,7 @@ def _more(op: Any) -> list[int | None]:
     return [sum(counts[:i]) if n else None for i, n in enumerate(counts)][4:]
 
 
-@infers(_DENSE, _SPARSE)
+@infers("mosaic_gpu.tcgen05_mma", "pallas_gpu.sparse_tcgen05_mma")
 def _infer_mma(network: Network, op: ir.Operation, key: Key) -> None:
     collective = ir.BoolAttr(op.attributes["collective"]).value
     accumulator, left = array_of(network, op, 0), array_of(network, op, 1)
