@@ -85,12 +85,15 @@ def copy_gmem_to_smem(
     """
     if multicast is not None and multicast.count == 1:
         multicast = None
-    alone = multicast is None and pair is None
-    line = bulk.size_bytes(gmem, smem_view, oob_mode) if alone else None
-    if line is None:
-        plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
+    found: TmaPlan | int
+    if multicast is not None or pair is not None:
+        found = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
+    else:
+        line = bulk.size_bytes(gmem, smem_view, oob_mode)
+        found = line or _mapped_or_line(gmem, smem_view, oob_mode)
+    if isinstance(found, TmaPlan):
         nan_fill = oob_mode is OOBFillMode.NAN and not all(gmem.window.known_inside())
-        tensor = descriptor(gmem, plan, nan_fill=nan_fill)
+        tensor = descriptor(gmem, found, nan_fill=nan_fill)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
@@ -104,11 +107,11 @@ def copy_gmem_to_smem(
         emit(pointer, tensor, coordinates, tracked, mask=mask, policy=policy)
 
     def start() -> None:
-        if line is None:
-            issue(plan, gmem.window.starts, base, copy, multicast)
+        if isinstance(found, TmaPlan):
+            issue(found, gmem.window.starts, base, copy, multicast)
             return
         source = slice_pointer(gmem)
-        instructions.load_line(base, source, line, barrier_pointer, policy)
+        instructions.load_line(base, source, found, barrier_pointer, policy)
 
     with predicated(kb.elected if elected is None else elected):
         if arrive:
@@ -167,11 +170,10 @@ def copy_smem_to_gmem(
     policy = instructions.cache_policy(cache_hint)
     combines = REDUCTIONS[reduction] if reduction else None
     measure = bulk.size_bytes if combines is None else bulk.reduced_bytes
-    line = measure(gmem, smem_view)
-    if line is None:
-        plan = plan_transfer(gmem, smem_view)
+    found = measure(gmem, smem_view) or _mapped_or_line(gmem, smem_view)
+    if isinstance(found, TmaPlan):
         element = combines.element(gmem.dtype) if combines else None
-        tensor = descriptor(gmem, plan, element)
+        tensor = descriptor(gmem, found, element)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
@@ -184,13 +186,13 @@ def copy_smem_to_gmem(
             instructions.reduce(operation, pointer, tensor, coordinates, policy)
 
     with predicated(kb.elected if elected is None else elected):
-        if line is None:
-            issue(plan, gmem.window.starts, base, copy)
+        if isinstance(found, TmaPlan):
+            issue(found, gmem.window.starts, base, copy)
         elif combines is None:
-            instructions.store_line(base, slice_pointer(gmem), line, policy)
+            instructions.store_line(base, slice_pointer(gmem), found, policy)
         else:
             suffix, to = bulk.suffix(combines, gmem.dtype), slice_pointer(gmem)
-            instructions.reduce_line(suffix, base, to, line, policy)
+            instructions.reduce_line(suffix, base, to, found, policy)
         if commit:
             commit_group()
 
@@ -239,6 +241,24 @@ def fence_proxy_async_global() -> None:
 
 
 # --- the plan -------------------------------------------------------------------------
+
+
+def _mapped_or_line(
+    gmem: GmemView, smem_view: SmemView, mode: OOBFillMode | None = None
+) -> TmaPlan | int:
+    """The tensor copy of a copy, or its bytes if that would be several or none.
+
+    Raises:
+      LayoutError: no tensor map describes it, nor are the bytes adjacent and in bounds.
+    """
+    line = bulk.size_bytes(gmem, smem_view, mode, is_box=False)
+    if line is None:
+        return plan_transfer(gmem, smem_view)
+    try:
+        plan = plan_transfer(gmem, smem_view)
+    except errors.LayoutError:
+        return line
+    return plan if len(plan.instructions) == 1 else line
 
 
 def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPlan:

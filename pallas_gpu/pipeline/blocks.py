@@ -301,7 +301,8 @@ class Stream:
         whole = Window.whole((1, *self.block_shape))
         one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
         checks: list[Callable[[], Any]] = [
-            lambda: check.check_copy(aval, source, smem, one),
+            # Adjacent bytes without a tensor map may start anywhere at run time.
+            lambda: check.check_copy(aval, source, smem, one, allow_line=False),
             # A store is stricter than a load.
             lambda: check.check_threads(source, smem, one, store=True),
         ]

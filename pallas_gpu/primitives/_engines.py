@@ -15,6 +15,7 @@ import numpy as np
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.gmem.line import line_bytes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start, starts_aligned
@@ -33,6 +34,8 @@ def threads_load(
     collective_axes: Any,
     implementation: Engine | None,
     who: str,
+    *,
+    in_bounds: bool = False,
 ) -> bool:
     """Returns whether threads carry a copy from GMEM to SMEM.
 
@@ -42,6 +45,7 @@ def threads_load(
       collective_axes: of a multicast.
       implementation: the author's choice, or None.
       who: the operation, for messages.
+      in_bounds: whether the author promises that the source is in bounds.
 
     Raises:
       MemorySpaceError: TMA has to carry it, and there is no barrier.
@@ -68,7 +72,7 @@ def threads_load(
         return False
     if implementation is not None or barrier is None:
         return True
-    return _threads_carry(src, dst, who, store=False)
+    return _threads_carry(src, dst, who, store=False, in_bounds=in_bounds)
 
 
 def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
@@ -114,13 +118,16 @@ def threads_store(src: Any, dst: Any, who: str) -> bool:
     return _threads_carry(dst, src, who, store=True)
 
 
-def _threads_carry(gmem: Any, smem: Any, who: str, *, store: bool) -> bool:
+def _threads_carry(
+    gmem: Any, smem: Any, who: str, *, store: bool, in_bounds: bool = False
+) -> bool:
     """Returns whether threads carry a copy that leaves the choice open.
 
     Args:
       gmem, smem: references or parts of them, of the same shape and dtype.
       who: the operation, for messages.
       store: whether the copy writes to GMEM.
+      in_bounds: whether the author promises that the part of GMEM is in bounds.
     """
     sides = _static(gmem), _static(smem)
     avals = types.base_aval(gmem), types.base_aval(smem)
@@ -129,7 +136,7 @@ def _threads_carry(gmem: Any, smem: Any, who: str, *, store: bool) -> bool:
         for aval, steps in zip(avals, sides, strict=True)
     ]
     try:
-        check_copy(avals[0], windows[0], avals[1], windows[1])
+        check_copy(avals[0], windows[0], avals[1], windows[1], in_bounds=in_bounds)
         bits = types.itemsize_bits(avals[0].dtype)
         require_start(windows[0], bits, who, store=store)
     except (errors.LayoutError, errors.UnsupportedError):
@@ -174,23 +181,41 @@ def check_copy(
     smem_aval: Any,
     smem_window: Window,
     pieces: int = 1,
+    *,
+    allow_line: bool = True,
+    in_bounds: bool = False,
 ) -> None:
-    """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
+    """Raises LayoutError unless TMA supports the copy.
+
+    Args:
+      gmem_aval, smem_aval: the arrays.
+      gmem_window, smem_window: the parts of them.
+      pieces: number of equal pieces into which the copy is divided.
+      allow_line: whether adjacent bytes that no tensor map describes are supported.
+      in_bounds: whether the author promises that the part is in bounds.
+    """
     axes = paired_axes(gmem_window, smem_window, pieces)
     require_elements(gmem_aval, gmem_window)
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
     part = contiguous_layout(layout, smem_window)
     require_copy_start(layout, smem_window, "the SMEM part of a copy")
-    layouts.plan_copy(
-        tuple(gmem_aval.shape),
-        types.itemsize_bits(gmem_aval.dtype),
-        gmem_window.sizes,
-        gmem_window.squeezed,
-        part,
-        inside=gmem_window.known_inside(),
-        pieces=pieces,
-        axes=axes,
-    )
+    try:
+        layouts.plan_copy(
+            tuple(gmem_aval.shape),
+            types.itemsize_bits(gmem_aval.dtype),
+            gmem_window.sizes,
+            gmem_window.squeezed,
+            part,
+            inside=gmem_window.known_inside(),
+            pieces=pieces,
+            axes=axes,
+        )
+    except errors.LayoutError:
+        line = None
+        if allow_line:
+            line = line_bytes(gmem_window, layout, smem_window, in_bounds=in_bounds)
+        if line is None:
+            raise
 
 
 def require_elements(gmem_aval: Any, gmem_window: Window) -> None:

@@ -151,7 +151,13 @@ def copy_gmem_to_smem(
         rows.gather(*found, dst, one_barrier, predicate)
         return
     by_threads = _engines.threads_load(
-        src, dst, barrier, collective_axes, implementation, who
+        src,
+        dst,
+        barrier,
+        collective_axes,
+        implementation,
+        who,
+        in_bounds=oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS,
     )
     if oob_mode is types.OOBFillMode.NAN:
         _engines.require_nan_fill(src, by_threads, who)

@@ -42,7 +42,8 @@ class OOBFillMode(enum.Enum):
 class AsyncCopyImplementation(enum.Enum):
     """What carries an asynchronous copy from GMEM to SMEM.
 
-    * `TMA`: one thread issues the copy of a box; rows are multiples of 16 bytes.
+    * `TMA`: one thread issues the copy of a box, whose rows are multiples of 16 bytes,
+      or of adjacent bytes, which are such a multiple.
     * `CP_ASYNC`: all threads copy, up to 16 bytes at a time: any slice of any array.
     """
 

@@ -27,9 +27,9 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
     gmem_window = gmem.window(gmem.ref.aval.shape)
-    pieces = 1
+    pieces, axes, mode = 1, (), None
     if load:
-        axes = eqn.params["collective_axes"]
+        axes, mode = eqn.params["collective_axes"], eqn.params["oob_mode"]
         require_cluster_axes(axes, mesh, name)
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
@@ -38,9 +38,17 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
             require_pair(axes, mesh, name, "leader_tracked")
         if isinstance(partition, types.CopyPartition.PARTITIONED):
             pieces = 1
-    check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
+    check_copy(
+        gmem.ref.aval,
+        gmem_window,
+        smem.ref.aval,
+        smem_window,
+        pieces,
+        allow_line=not axes,
+        in_bounds=mode is types.OOBFillMode.PROMISE_IN_BOUNDS,
+    )
     # The default mode of a load refuses what can only give zeros.
-    if not load or eqn.params["oob_mode"] is None:
+    if mode is None:
         require_some_inside(gmem_window, name, "source" if load else "destination")
     dtype = gmem.ref.aval.dtype
     if not load and eqn.params["reduction_op"] and lacks_tensor_map(dtype):

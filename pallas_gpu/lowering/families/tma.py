@@ -202,12 +202,22 @@ def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
     from_gmem = op.name == "mosaic_gpu.async_load"
     gmem = array_of(network, op, 0 if from_gmem else 1)
     smem = array_of(network, op, 1 if from_gmem else 0)
-    pieces = 1
-    if from_gmem and network.cluster:
-        axes = ir.ArrayAttr(op.attributes["collective"])
-        if not isinstance(_partition(op), CopyPartition.PARTITIONED):
-            pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
-    use = Use(op, "copy", smem, network.weight, other=gmem, pieces=pieces)
+    pieces, axes = 1, list[int]()
+    if from_gmem:
+        collective = ir.ArrayAttr(op.attributes["collective"])
+        axes = [ir.IntegerAttr(a).value for a in collective]
+    if network.cluster and not isinstance(_partition(op), CopyPartition.PARTITIONED):
+        pieces = math.prod(network.cluster[a] for a in axes)
+    use = Use(
+        op,
+        "copy",
+        smem,
+        network.weight,
+        other=gmem,
+        pieces=pieces,
+        allow_line=not axes,
+        in_bounds=_oob_mode(op) is OOBFillMode.PROMISE_IN_BOUNDS,
+    )
     network.use_memory(use)
 
 

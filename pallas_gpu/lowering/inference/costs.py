@@ -207,6 +207,8 @@ class Costs:
     def copy(self, use: Use, storage: SmemLayout) -> int:
         """Cost of a feasible TMA copy."""
         plan = smem.copy_plan(use, storage)
+        if plan is None:
+            return scaled(_TENSOR_COPY, use.weight)
         row = min(plan.dims[-1].box * plan.element_bits // 8, _SMEM_BYTES_PER_CYCLE)
         count = len(plan.instructions)
         rows = count * plan.box_bytes / row

@@ -161,6 +161,8 @@ class Use:
       other: the GMEM side of a TMA copy.
       pieces: number of equal parts into which a TMA copy is divided, or the columns of
         an "mma".
+      allow_line: whether a TMA copy may be one of adjacent bytes.
+      in_bounds: whether the author promises that the GMEM side is in bounds.
       role: which operand the array is; empty where that is clear.
       admitted: the layouts in TMEM that a "constrain" admits.
     """
@@ -172,6 +174,8 @@ class Use:
     optimized: bool = False
     other: Part | None = None
     pieces: int = 1
+    allow_line: bool = False
+    in_bounds: bool = False
     role: str = ""
     admitted: tuple[TmemLayout, ...] = ()
 

@@ -12,13 +12,17 @@ from pallas_gpu.types import OOBFillMode
 from pallas_gpu.types.copies.reductions import CopyReduction, lacks_tensor_map
 
 _PROMISED = OOBFillMode.PROMISE_IN_BOUNDS
-# Modes in which a copy of several rows is one of adjacent bytes, too. Otherwise a
-# tensor map describes it: it has not been measured which is faster.
+# Modes in which a copy of several rows is one of adjacent bytes, too. Otherwise it is a
+# tensor copy if that is a single one: it has not been measured which is faster.
 _SEVERAL_ROWS = (_PROMISED, OOBFillMode.UNDEFINED)
 
 
 def size_bytes(
-    gmem: GmemView, smem_view: SmemView, mode: OOBFillMode | None = None
+    gmem: GmemView,
+    smem_view: SmemView,
+    mode: OOBFillMode | None = None,
+    *,
+    is_box: bool = True,
 ) -> int | None:
     """Returns the size of a copy that needs no tensor map; None if it needs one.
 
@@ -26,10 +30,11 @@ def size_bytes(
       gmem: a slice of GMEM.
       smem_view: of the same shape and element type.
       mode: what the author says about elements outside of the array.
+      is_box: whether the copy may be one tensor copy.
     """
     if gmem.shape != smem_view.shape or gmem.dtype != smem_view.dtype:
         return None
-    if mode not in _SEVERAL_ROWS and not is_row(gmem.window):
+    if is_box and mode not in _SEVERAL_ROWS and not is_row(gmem.window):
         return None
     return line_bytes(
         gmem.window, smem_view.layout, smem_view.window, in_bounds=mode is _PROMISED

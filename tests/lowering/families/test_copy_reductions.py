@@ -148,6 +148,12 @@ def test_what_lies_beyond_the_array_is_dropped():
     everywhere.check(make, [old, new], old + new[:20])
 
 
+@pytest.mark.parametrize("shape", [(8, 65), (4, 257)], ids=["a box", "adjacent bytes"])
+def test_rows_that_are_no_multiples_of_16_bytes_are_combined(shape):
+    old, new = (RNG.integers(-9, 9, shape).astype(np.float32) for _ in range(2))
+    everywhere.check(in_place(reduce("add"), F32, shape), [old, new], old + new)
+
+
 def test_tiles_and_swizzles_are_those_of_a_plain_copy():
     transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
     old, new = numbers("int32", (64, 64)), numbers("int32", (64, 64))

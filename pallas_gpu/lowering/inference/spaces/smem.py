@@ -19,6 +19,7 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
+from pallas_gpu.layouts.gmem.line import line_bytes
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
@@ -194,8 +195,8 @@ def _is_matrix(window: Window) -> bool:
     return sorted(window.axes) == [rank - 2, rank - 1]
 
 
-def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
-    """The tensor copies of a TMA copy.
+def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan | None:
+    """The tensor copies of a TMA copy; None of adjacent bytes, without a tensor map.
 
     Raises:
       LayoutError: TMA does not support it.
@@ -205,17 +206,26 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
     smem, gmem = use.part.window, use.other.window
     axes = paired_axes(gmem, smem, use.pieces)
     check_window(storage, smem.sizes)
-    return plan_copy(
-        gmem.array_shape,
-        use.other.bits,
-        gmem.sizes,
-        gmem.squeezed,
-        contiguous_layout(storage, smem),
-        start_multiples=gmem.multiples,
-        inside=gmem.known_inside(),
-        pieces=use.pieces,
-        axes=axes,
-    )
+    part = contiguous_layout(storage, smem)
+    try:
+        return plan_copy(
+            gmem.array_shape,
+            use.other.bits,
+            gmem.sizes,
+            gmem.squeezed,
+            part,
+            start_multiples=gmem.multiples,
+            inside=gmem.known_inside(),
+            pieces=use.pieces,
+            axes=axes,
+        )
+    except errors.LayoutError:
+        line = None
+        if use.allow_line:
+            line = line_bytes(gmem, storage, smem, in_bounds=use.in_bounds)
+        if line is None:
+            raise
+        return None
 
 
 # --- loads and stores -----------------------------------------------------------------

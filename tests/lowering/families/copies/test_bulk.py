@@ -62,6 +62,12 @@ def rows(x, n):
     return x[plgpu.ds(n, 2)] if hasattr(n, "aval") else x[n : n + 2]
 
 
+def part_of_part(x, n):
+    """A part that does not start at a multiple of 16 bytes; its part does."""
+    part = x[3:]
+    return getattr(part, "at", part)[1:97]
+
+
 # Parts of which loads and stores, or loads alone, are bulk copies.
 BOTH_WAYS = {
     "one dimension": ((512,), F32, lambda x, n: x[:]),
@@ -72,6 +78,10 @@ BOTH_WAYS = {
     "a row of a stack": ((3, 4, 32), F32, lambda x, n: x[n, 3]),
     "a part of a row": ((6, 64), F32, lambda x, n: x[n, 16:48]),
     "a row with its dimension": ((6, 64), F32, lambda x, n: x[3:4]),
+    "a part of an odd number": ((101,), F32, lambda x, n: x[4:100]),
+    "a part of a part of an odd number": ((101,), F32, part_of_part),
+    "a part of a row of an odd number": ((6, 65), F32, lambda x, n: x[4, :64]),
+    "rows that would be many boxes": ((4, 257), F32, lambda x, n: x[:]),
 }
 LOADS = {
     "rows that are promised": ((6, 64), F32, rows, (), PROMISE),
@@ -92,7 +102,27 @@ NEITHER = {
         PROMISE,
     ),
 }
-CASES = {**BOTH_WAYS, **LOADS, **NEITHER}
+# Rows that are no multiples of 16 bytes, of which a part starts and ends at multiples.
+ODD_ROWS = {
+    "rows": ((8, 65), F32, lambda x, n: x[4:8]),
+    "the array": ((8, 65), BF16, lambda x, n: x[:]),
+    "rows of a stack": ((4, 8, 3), F32, lambda x, n: x[n]),
+    "rows of bytes": ((32, 7), I8, lambda x, n: x[16:32]),
+}
+
+
+def odd_rows(x, n):
+    """Four rows from a multiple of four that is known at run time."""
+    return x[plgpu.ds(n * 4, 4)] if hasattr(n, "aval") else x[n * 4 : n * 4 + 4]
+
+
+BY_THREADS = {
+    "a row of an odd number": ((6, 65), F32, lambda x, n: x[4]),
+    "an odd number": ((101,), F32, lambda x, n: x[:]),
+    "rows of an odd number from a start at run time": ((16, 65), F32, odd_rows),
+}
+LOADED = {"such rows that are promised": ((16, 65), F32, odd_rows, (), PROMISE)}
+CASES = {**BOTH_WAYS, **LOADS, **NEITHER, **ODD_ROWS, **BY_THREADS, **LOADED}
 
 
 def case(name, **options):
@@ -114,7 +144,11 @@ def test_a_copy_is_of_bytes_or_of_a_box(name, semantics):
     boxes = report.mlir.count("nvvm.cp.async.bulk.tensor")
     found = [report.mlir.count(LOAD), report.mlir.count(STORE), boxes]
     wanted = [0, 0, 2]
-    if name in BOTH_WAYS:
+    if name in BY_THREADS:
+        wanted = [0, 0, 0]
+    elif name in LOADED:
+        wanted = [1, 0, 0]
+    elif name in BOTH_WAYS:
         wanted = [1, 1, 0]
     elif name in LOADS:
         wanted = [1, 0, 1]
