@@ -37,6 +37,7 @@ from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import get_global, run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
+from pallas_gpu.layouts import TmemLayout as TMEMLayout
 from pallas_gpu.pipeline.dynamic import dynamic_scheduling_loop
 from pallas_gpu.pipeline.emit import emit_pipeline
 from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
@@ -294,6 +295,7 @@ __all__ = [
     "ANY",
     "SMEM",
     "TMEM",
+    "TMEMLayout",
     "REGS",
     "RefUnion",
     "Barrier",

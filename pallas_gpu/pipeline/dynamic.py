@@ -33,7 +33,6 @@ _SLOTS = 2
 )
 def dynamic_scheduling_loop(
     grid_names: str | Sequence[str],
-    *,
     thread_axis: str | None = None,
     cluster_axes: str | Sequence[str] = (),
     init_carry: Any = None,

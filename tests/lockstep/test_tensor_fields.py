@@ -6,6 +6,7 @@ The machine reports the field, or the product is another one.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -13,11 +14,19 @@ from jaxlib.mlir import ir
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.operand_copies import Copied
+from tests.support.scaled_products import E2M1, ScaledProduct
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import Product
+from tests.support.sparse_products import SparseProduct
+from tests.support.tensor_pairs import PairProduct
+from tests.support.tensor_products import F32, Product
+
+I8, I32 = jnp.int8, jnp.int32
 
 # Operands of the emitted assembly.
-A, B, INSTRUCTION, ACCUMULATE = 1, 2, 3, 4
+A, B, INSTRUCTION = 1, 2, 3
+# And of that of copies.
+SOURCE = 1
 # Two atoms along K and along N, so that every offset counts.
 CASE = Product(n=64, k=64, swizzle=64)
 OPERANDS = CASE.operands()
@@ -32,14 +41,14 @@ def constant_of(value):
     return owner.operands[1].owner
 
 
-def flip(position, bits):
-    """A constant of the product has some bits inverted."""
+def flip(position, bits, opcode="tcgen05.mma"):
+    """A constant of the product, or of the first copy, has some bits inverted."""
 
     def fault(module):
-        (op,) = [
+        op, *_ = [
             op
             for op in faults._operations(module, "llvm.inline_asm")
-            if "tcgen05.mma" in ir.StringAttr(op.attributes["asm_string"]).value
+            if opcode in ir.StringAttr(op.attributes["asm_string"]).value
         ]
         old = constant_of(op.operands[position])
         attribute = old.attributes["value"]
@@ -65,13 +74,15 @@ def run(fault=None, case=CASE, operands=OPERANDS, semantics=BOTH[0]):
     return faults.run(under(semantics, case.make()), operands, fault)
 
 
-def is_found(fault, case=CASE, operands=OPERANDS):
+def is_found(fault, case=CASE, operands=OPERANDS, expected=None):
     """Whether the machine reports the fault, or the result shows it."""
+    if expected is None:
+        expected = case.expected(*operands)
     try:
         result = run(fault, case, operands)
     except (KernelError, NotModelled):
         return True
-    return bool((result != case.expected(*operands)).any())
+    return bool((result != expected).any())
 
 
 def test_without_a_fault_the_product_is_right():
@@ -80,9 +91,11 @@ def test_without_a_fault_the_product_is_right():
 
 INSTRUCTION_FIELDS = {
     "sparsity selector": 1 << 0,
+    "upper half of the sparsity selector": 1 << 1,
     "sparse": 1 << 2,
     "saturate": 1 << 3,
     "type of D": 1 << 4,
+    "D of integers": 3 << 4,
     "a reserved bit": 1 << 6,
     "type of A": 1 << 7,
     "type of B": 1 << 10,
@@ -94,12 +107,42 @@ INSTRUCTION_FIELDS = {
     "twice N": 24 << 17,
     "another reserved bit": 1 << 23,
     "half of M": 12 << 24,
+    "twice M": 24 << 24,
+    "a reserved bit behind M": 1 << 29,
+    "shift of B, which is of .ws": 1 << 30,
+    "upper half of the shift of B": 1 << 31,
 }
 
 
 @pytest.mark.parametrize("bits", INSTRUCTION_FIELDS.values(), ids=INSTRUCTION_FIELDS)
 def test_fields_of_the_instruction_descriptor(bits):
     assert is_found(flip(INSTRUCTION, bits))
+
+
+# The other forms of the descriptor, each bit of which is inverted.
+FORMS = {
+    "i8": Product(a=I8, b=I8, acc=I32, b_stored=True, k=64, n=32, swizzle=64),
+    "mxf8": ScaledProduct(n=16, k=256),
+    "mxf4": ScaledProduct(n=16, k=128, a=E2M1, b=E2M1, swizzle=64),
+    "sparse": SparseProduct(n=16, k=128),
+    "sparse tf32": SparseProduct(a=F32, b=F32, n=16, k=64),
+    "a pair": PairProduct(n=32, k=32, swizzle=64, tracked=False),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", FORMS.values(), ids=FORMS)
+def test_each_bit_of_other_forms_of_the_instruction_descriptor(case):
+    operands = case.operands()
+    sparse = isinstance(case, SparseProduct)
+    expected = case.expected() if sparse else case.expected(*operands)
+    np.testing.assert_array_equal(run(None, case, operands), expected)
+    missed = [
+        bit
+        for bit in range(32)
+        if not is_found(flip(INSTRUCTION, 1 << bit), case, operands, expected)
+    ]
+    assert missed == []
 
 
 SMEM_FIELDS = {
@@ -119,6 +162,22 @@ SMEM_FIELDS = {
 @pytest.mark.parametrize("bits", SMEM_FIELDS.values(), ids=SMEM_FIELDS)
 def test_fields_of_shared_memory_descriptors(operand, bits):
     assert is_found(flip(operand, bits))
+
+
+COPIES = {
+    "a left operand": Copied(n=16, k=64, b_stored=True, swizzle=64),
+    "scales": FORMS["mxf8"],
+    "metadata": FORMS["sparse"],
+}
+
+
+@pytest.mark.parametrize("bits", SMEM_FIELDS.values(), ids=SMEM_FIELDS)
+@pytest.mark.parametrize("case", COPIES.values(), ids=COPIES)
+def test_fields_of_the_descriptors_of_copies(case, bits):
+    operands = case.operands()
+    sparse = isinstance(case, SparseProduct)
+    expected = case.expected() if sparse else case.expected(*operands)
+    assert is_found(flip(SOURCE, bits, "tcgen05.cp"), case, operands, expected)
 
 
 def test_the_leading_dimension_byte_offset_of_an_operand_along_n():

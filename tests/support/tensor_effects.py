@@ -57,6 +57,10 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         )
         for name in ("a_scale", "b_scale", "a_sparse_metadata")
     },
+    "async_load_tmem.reduce": lambda: see.bodies(
+        *(lambda e, v=v: plgpu.async_load_tmem(e.acc, reduce=v) for v in (None, "max")),
+        blackwell=True,
+    ),
     "async_load_tmem.layout": lambda: see.bodies(
         *(
             lambda e, v=v: plgpu.async_load_tmem(e.acc, layout=v)
@@ -64,9 +68,4 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         ),
         blackwell=True,
     ),
-}
-
-# What each is given, beside its good call, to be refused.
-REFUSED = {
-    "async_load_tmem.reduce": "max",
 }

@@ -14,8 +14,8 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, assert_never
 
 import numpy as np
 
@@ -109,6 +109,12 @@ class TmemLayout(Drawable):
       >>> TmemLayout.default().place((128, 64), 40, 3)
       TmemPlace(lanes=(40,), column=3, position=0)
     """
+
+    # The spelling of JAX's kernels.
+    SCALES_LAYOUT: ClassVar[TmemLayout]
+    SPARSE_METADATA_LAYOUT: ClassVar[TmemLayout]
+    SCALES_M64_COLLECTIVE_LAYOUT: ClassVar[TmemLayout]
+    M64_COLLECTIVE_LAYOUT: ClassVar[Callable[..., TmemLayout]]
 
     kind: TmemKind
     packing: int = 1
@@ -368,6 +374,12 @@ class TmemLayout(Drawable):
         if self.kind not in _FIXED_PACKING and self.packing > 1:
             text += f" with {self.packing} elements per column"
         return text
+
+
+TmemLayout.SCALES_LAYOUT = TmemLayout.scales()
+TmemLayout.SPARSE_METADATA_LAYOUT = TmemLayout.sparse_metadata()
+TmemLayout.SCALES_M64_COLLECTIVE_LAYOUT = TmemLayout.scales_m64_collective()
+TmemLayout.M64_COLLECTIVE_LAYOUT = TmemLayout.m64_collective
 
 
 def allocated_columns(columns: int) -> int:

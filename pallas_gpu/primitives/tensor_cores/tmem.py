@@ -7,9 +7,11 @@ asynchronous like an MMA, and `tcgen05_commit_arrive` tracks them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_gpu import arch, expect, types
 from pallas_gpu.primitives import _operands as ops
@@ -34,15 +36,23 @@ async_store_tmem_p = registry.define(
 wait_load_tmem_p = registry.define("wait_load_tmem", "tmem", feature=arch.Feature.TMEM)
 commit_tmem_p = registry.define("commit_tmem", "tmem", feature=arch.Feature.TMEM)
 
+# What PTX calls `tcgen05.ld.red`, which needs sm_101a or sm_103a.
+_REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "max": lambda x: jnp.max(x, axis=-1),
+    "min": lambda x: jnp.min(x, axis=-1),
+    "absmax": lambda x: jnp.max(jnp.abs(x), axis=-1),
+    "absmin": lambda x: jnp.min(jnp.abs(x), axis=-1),
+}
+
 
 @expect.arguments(
     src=expect.anything,
     layout=expect.anything,
-    reduce=expect.refused(None, "reduce the loaded array: jnp.max(x, axis=1)"),
+    reduce=expect.choice(None, *_REDUCTIONS),
 )
 def async_load_tmem(
     src: types.Ref, *, layout: Any = None, reduce: str | None = None
-) -> jax.Array:
+) -> Any:
     """Starts a load from tensor memory; its values can be used at once.
 
     PTX: tcgen05.ld.sync.aligned. Since: sm_100a.
@@ -56,16 +66,18 @@ def async_load_tmem(
       layout: register layout of the result, one that an instruction leaves: of 128 rows
         `Layout.TCGEN05` or `Layout.TCGEN05_TMEM_NATIVE`, of 64 `Layout.WGMMA` or
         `Layout.TCGEN05_M64_COLLECTIVE`. None: the compiler chooses.
-      reduce: not supported.
+      reduce: "max", "min", "absmax" or "absmin": also returns what that makes of the
+        loaded elements along the last dimension, NaN if one of them is. It is
+        computed in registers, as sm_100a has no instruction for it.
 
     Returns:
-      The elements, in the reference's dtype.
+      The elements, in the reference's dtype; with `reduce`, they and the reduced ones.
 
     Raises:
       MemorySpaceError: the reference is not in TMEM.
       LayoutError: no instruction loads the array to the layout, or the part does not
         consist of whole columns.
-      UnsupportedError: `reduce`.
+      ArgumentError: there is no such `reduce`.
 
     Example:
       >>> plgpu.barrier_wait(mma_done)
@@ -74,7 +86,10 @@ def async_load_tmem(
     who = "async_load_tmem"
     ops.require_space(src, types.TMEM, who, "the source")
     layout = check_layout(layout, who)
-    return ops.bind(async_load_tmem_p, {"src": ops.operand(src)}, layout=layout)
+    loaded = ops.bind(async_load_tmem_p, {"src": ops.operand(src)}, layout=layout)
+    if reduce is None:
+        return loaded
+    return loaded, _REDUCTIONS[reduce](loaded)
 
 
 @expect.arguments(ref=expect.anything, value=expect.anything)

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import pallas_gpu as plgpu
-from pallas_gpu.layouts import TmemLayout
 from tests.support import sparse_products
 from tests.support.differential import tensor_facts as facts
 from tests.support.differential.tensor_stream import Instruction
@@ -98,10 +96,8 @@ class Narrow:
         )
 
     def _scratch(self, names: Any) -> dict[str, Any]:
-        ours = names is plgpu
-        layouts = TmemLayout if ours else names.TMEMLayout
-        scales = layouts.scales() if ours else layouts.SCALES_LAYOUT
-        metadata = layouts.sparse_metadata() if ours else layouts.SPARSE_METADATA_LAYOUT
+        scales = names.TMEMLayout.SCALES_LAYOUT
+        metadata = names.TMEMLayout.SPARSE_METADATA_LAYOUT
 
         def operand(rows, columns, dtype):
             width = 1024 // jnp.finfo(dtype).bits

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.layouts import TmemLayout
 from tests.support.differential import sides
 from tests.support.differential.tensor_stream import Instruction, stream
 from tests.support.tensor_pairs import PAIR
@@ -152,8 +151,6 @@ class Transfer:
 
 
 def _of_a_pair(names: Any, columns: int) -> Any:
-    if names is plgpu:
-        return TmemLayout.m64_collective(columns)
     return names.TMEMLayout.M64_COLLECTIVE_LAYOUT(columns)
 
 

@@ -16,9 +16,10 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
+from tests.support.operand_copies import Copied, CopiedByPair
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_pairs import PAIR, PairProduct
+from tests.support.tensor_pairs import PAIR
 from tests.support.tensor_products import (
     BF16,
     BLACKWELL,
@@ -26,46 +27,10 @@ from tests.support.tensor_products import (
     E5M2,
     F16,
     F32,
-    Product,
     storage,
 )
 
 I8, I32 = jnp.int8, jnp.int32
-
-
-@dataclasses.dataclass(frozen=True)
-class Copied(Product):
-    """A product whose left operand tcgen05.cp copies to TMEM.
-
-    Attributes:
-      mistake: what the kernel lacks or does wrong.
-    """
-
-    a_in_tmem: bool = True
-    mistake: str = ""
-
-    def body(self, a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem):
-        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-        if self.mistake != "no wait for the operands":
-            plgpu.barrier_wait(loaded)
-        if self.mistake != "no copy":
-            plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
-        if self.mistake == "overwrites the source":
-            a_smem[...] = jnp.zeros(a_smem.shape, self.a)
-            plgpu.commit_smem()
-        if self.mistake == "reads the copy":
-            plgpu.async_load_tmem(a_tmem)
-        right = b_smem.T if self.b_stored else b_smem
-        if self.mistake == "no commit_smem":
-            a_smem[...] = jnp.zeros(a_smem.shape, self.a)
-            plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
-        plgpu.tcgen05_mma(acc, a_tmem, right, done, accumulate=False)
-        if self.mistake == "stores over the copy":
-            plgpu.async_store_tmem(a_tmem, jnp.zeros(a_tmem.shape, self.a))
-            plgpu.commit_tmem()
-        plgpu.barrier_wait(done)
-        out[...] = plgpu.async_load_tmem(acc)
 
 
 SMALL = Copied(n=16, k=32, b_stored=True, swizzle=64)
@@ -84,35 +49,6 @@ KERNELS = {
 def test_a_copied_operand(case):
     operands = case.operands()
     everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class CopiedByPair(PairProduct):
-    """A product of a pair of CTAs whose left operands tcgen05.cp copies to TMEM.
-
-    Attributes:
-      waits: whether the leader waits until the operands of both CTAs are there.
-    """
-
-    a_in_tmem: bool = True
-    tracked: bool = False
-    waits: bool = True
-
-    def body(self, a, b, out, a_smem, b_smem, acc, loaded, ready, done, a_tmem):
-        self.load(a, b, a_smem, b_smem, loaded, ready)
-        plgpu.barrier_arrive(ready)
-        if self.waits:
-            plgpu.barrier_wait(ready)
-        plgpu.async_copy_smem_to_tmem(a_smem, a_tmem, collective_axis="c")
-        right, axis = b_smem.T if self.b_stored else b_smem, "c"
-        plgpu.tcgen05_mma(
-            acc, a_tmem, right, done, accumulate=False, collective_axis=axis
-        )
-        plgpu.barrier_wait(done)
-        rows = plgpu.ds(jax.lax.axis_index(axis) * self.m, self.m)
-        out[rows] = plgpu.async_load_tmem(acc)
-        if not self.waits:
-            plgpu.barrier_wait(ready)
 
 
 @pytest.mark.parametrize(

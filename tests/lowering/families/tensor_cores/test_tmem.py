@@ -57,6 +57,41 @@ def there_and_back(shape, dtype, declaration, layout):
     everywhere.check(make, [x], x + np.ones(shape, x.dtype), on_gpu=False)
 
 
+REDUCED = {
+    "max": lambda x: x.max(axis=1),
+    "min": lambda x: x.min(axis=1),
+    "absmax": lambda x: abs(x).max(axis=1),
+    "absmin": lambda x: abs(x).min(axis=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "dtype"), [*((name, F32) for name in REDUCED), ("max", jnp.uint32)]
+)
+def test_a_load_that_reduces(reduce, dtype):
+    def make(interpret):
+        def body(x, o, most, tile):
+            value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+            plgpu.async_store_tmem(tile, value)
+            plgpu.commit_tmem()
+            loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
+            o[...] = loaded
+
+        shapes = (128, 32), (128,)
+        return plgpu.kernel(
+            body,
+            out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
+            scratch_types=[plgpu.TMEM((128, 32), dtype)],
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    x = numbers((128, 32), jnp.int32).astype(jnp.dtype(dtype))
+    if dtype == F32:
+        x[5, 7] = np.nan
+    everywhere.check(make, [x], [x, REDUCED[reduce](x)], on_gpu=False)
+
+
 @pytest.mark.parametrize(
     ("rows", "dtype", "options", "layout"),
     [
