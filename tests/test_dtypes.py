@@ -173,6 +173,23 @@ def test_an_array_of_another_type_is_no_argument_and_no_result(dtype, where):
     assert "outside the kernel" in info.value.hint
 
 
+@pytest.mark.parametrize("where", ["argument", "result", "value"])
+def test_complex_numbers_are_passed_in_parts(where):
+    z = jnp.ones(128, jnp.complex64)
+    real = jax.ShapeDtypeStruct((128,), jnp.float32)
+
+    def body(*refs):
+        *_, x, o = refs
+        o[...] = (
+            jnp.abs(jax.lax.complex(x[...], x[...])) if where == "value" else x[...]
+        )
+
+    with pytest.raises(errors.PallasGpuError, match=r"complex64") as info:
+        kernel = plgpu.kernel(body, z if where == "result" else real)
+        kernel(z if where == "argument" else z.real)
+    assert "the real and the imaginary part as two arrays" in info.value.hint
+
+
 @pytest.mark.parametrize("dtype", UNSUPPORTED)
 def test_scratch_of_another_type_is_refused(dtype):
     def body(x, o, scratch):

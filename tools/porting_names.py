@@ -225,7 +225,10 @@ PL: dict[str, Row] = {
     "kernel": differs("as `kernel` of the table above; one body and one mesh"),
     "BlockSpec": differs("as `BlockSpec` of the table above, whose fields it has"),
     "GridSpec": SAME,
-    "no_block_spec": SAME,
+    "no_block_spec": differs(
+        "in GMEM if the grid has a parallel axis, else in SMEM; also the specs that "
+        "`pallas_call` is not given"
+    ),
     "BlockDim": SAME,
     "Blocked": SAME,
     "Element": SAME,

@@ -18,12 +18,18 @@ def located[**P, T](function: Callable[P, T], jaxpr: Any) -> Callable[P, T]:
 
     A default of JAX's, such as an index map that the author left out, gives none.
     """
-    name, at, line = _jax.source_of(jaxpr).rpartition(" at ")
-    if at and not line.startswith(os.path.dirname(jax.__file__)):
+    name, _, line = _jax.source_of(jaxpr).rpartition(" at ")
+    if not is_default(jaxpr):
         path, _, number = line.rpartition(":")
         where = f"{_jax.short_path(path)}:{number} ({name})"
         function.defined_at = where  # type: ignore[attr-defined]
     return function
+
+
+def is_default(jaxpr: Any) -> bool:
+    """Whether the author did not write the function that was traced to a jaxpr."""
+    _, at, line = _jax.source_of(jaxpr).rpartition(" at ")
+    return not at or line.startswith(os.path.dirname(jax.__file__))
 
 
 def with_names(function: Callable[..., Any], names: Any) -> Callable[..., Any]:

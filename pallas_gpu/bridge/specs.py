@@ -10,7 +10,7 @@ import jax
 
 from pallas_gpu import errors, types
 from pallas_gpu.bridge.evaluate import Evaluator
-from pallas_gpu.bridge.origin import located
+from pallas_gpu.bridge.origin import is_default, located
 
 
 def block_spec(mapping: Any) -> types.BlockSpec:
@@ -38,8 +38,22 @@ def block_spec(mapping: Any) -> types.BlockSpec:
             hint="leave them out: tiling and swizzle of blocks are inferred",
         )
     space = _space(mapping)
+    if _is_left_out(mapping):
+        return types.no_block_spec
     shape = tuple(_entry(entry, mapping) for entry in mapping.block_shape)
     return types.BlockSpec(shape, _index_map(mapping), memory_space=space)
+
+
+def _is_left_out(mapping: Any) -> bool:
+    """Whether the author gave the array neither blocks nor a memory."""
+    given = mapping.ref_aval.memory_space
+    whole = tuple(mapping.array_aval.shape)
+    sizes = tuple(getattr(x, "block_size", x) for x in mapping.block_shape)
+    return (
+        getattr(given, "name", given) in (None, "DEFAULT")
+        and sizes == whole
+        and is_default(mapping.index_map_jaxpr.jaxpr)
+    )
 
 
 def _space(mapping: Any) -> types.MemorySpace:

@@ -334,12 +334,14 @@ def launch_body(
     functions: tuple[Callable[..., Any], ...],
     cache: dict[Any, Any],
     aliases: Sequence[tuple[int, int]] = (),
+    check: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive.
 
     `cache` keeps the trace for the types, as long as `functions`, those of the author
     that the body calls, capture the same values. `aliases` are pairs (argument, result)
-    of leaves that are one array, of which the body gets one reference.
+    of leaves that are one array, of which the body gets one reference. `check` gets
+    each trace, and its references to the results.
     """
     given, in_tree = jax.tree.flatten(tuple(args), is_leaf=mutable.is_view)
     what = f"kernel {name}: an argument"
@@ -365,6 +367,8 @@ def launch_body(
             ),
             compiler_params.target,
         )  # fmt: skip
+        n_in = len(in_avals) + len(traced.captured)
+        check(traced.jaxpr, traced.jaxpr.invars[n_in : n_in + len(out_avals)])
         own = _for_target(compiler_params, needed)
         _require_resources(traced, mesh, own, name, body)
         if not traced.captured:

@@ -103,8 +103,10 @@ def pallas_call(
         parallel, by default all. The size of a sequential axis may be a traced scalar.
         If a size is 0, nothing is launched, and the results are zeros, or the arguments
         that they alias.
-      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
-      out_specs: the same for the results.
+      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays. Where the
+        grid has a parallel axis, the body accesses them in GMEM, as in Triton, and
+        takes its part by `program_id`; else they are copied to SMEM.
+      out_specs: the same for the results. Of a whole one, each CTA stores its part.
       scratch_shapes: declarations of scratch references.
       num_threads: number of warpgroups that run the body; None: one. They share blocks,
         SMEM and barriers; each has accumulators (`ACC`) of its own.
@@ -134,6 +136,10 @@ def pallas_call(
       >>> spec = plgpu.BlockSpec((64, 128), lambda i, j: (i, j))
       >>> add = plgpu.pallas_call(add_body, x, grid=(8, 4), in_specs=[spec, spec],
       ...                         out_specs=spec)
+      >>> def add_rows(x_ref, y_ref, o_ref):  # without specs: whole arrays
+      ...     i = plgpu.program_id(0)
+      ...     o_ref[i] = x_ref[i] + y_ref[i]
+      >>> add = plgpu.pallas_call(add_rows, x, grid=x.shape[0])
     """
     types.refuse_foreign(
         (grid_spec, in_specs, out_specs, scratch_shapes, compiler_params, interpret),
@@ -216,7 +222,14 @@ class _Call:
         def body(*refs):
             program.run(call_specs.leaves(refs), in_tree, out_tree)
 
-        launch = functools.partial(self.launch, body, args, outs, aliases=pairs)
+        launch = functools.partial(
+            self.launch,
+            body,
+            args,
+            outs,
+            aliases=pairs,
+            check=program.require_own_parts,
+        )
         if not program.grid.is_empty:
             return launch()
         # The body is traced all the same: a mistake does not depend on the grid.

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import scoped
@@ -20,6 +20,7 @@ from pallas_gpu.pipeline.division import Division
 from pallas_gpu.pipeline.emit import Pipeline, check_depth
 from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.scratch import Scratch
+from pallas_gpu.pipeline.shared import require_own_parts
 from pallas_gpu.pipeline.streams import Body, Streams
 
 
@@ -168,7 +169,7 @@ class Program:
     ) -> Streams:
         n, n_in = self.prefetched, len(self.in_specs)
         rank = len(self.grid.sequential)
-        specs = (*self.in_specs, *self.out_specs)
+        specs = [self._placed(spec) for spec in (*self.in_specs, *self.out_specs)]
         read = tuple(refs[:n])
 
         def position(*steps: Any) -> Sequence[Any]:
@@ -199,6 +200,32 @@ class Program:
         for stream in fitting:
             stream.require_smem()
         return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
+
+    def _placed(self, spec: types.BlockSpec) -> types.BlockSpec:
+        """Returns the spec; CTAs share a whole array of no stated memory in GMEM."""
+        if spec == types.no_block_spec and self.grid.parallel:
+            return types.BlockSpec(memory_space=types.GMEM)
+        return spec
+
+    def require_own_parts(self, jaxpr: _jax.Jaxpr, results: Sequence[Any]) -> None:
+        """Refuses a body that stores the same part of a shared result in each CTA.
+
+        Args:
+          jaxpr: the traced body of the kernel.
+          results: its references to the results.
+
+        Raises:
+          ArgumentError: see `shared.require_own_parts`.
+        """
+        specs = zip(results, self.out_specs, strict=True)
+        shared = {
+            ref: self._what(len(self.in_specs) + i)
+            for i, (ref, spec) in enumerate(specs)
+            if spec == types.no_block_spec
+        }
+        axes = [f"axis {a} of size {self.grid.sizes[a]}" for a in self.grid.several]
+        if shared and axes:
+            require_own_parts(jaxpr, shared, ", ".join(axes))
 
     def _what(self, i: int) -> str:
         n_in = len(self.in_specs)

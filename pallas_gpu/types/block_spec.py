@@ -128,8 +128,9 @@ class BlockSpec:
       index_map: from grid indices to the block's index, one integer a dimension. None:
         always the first block. With `PrefetchScalarGridSpec`, the references of the
         first arguments follow the grid indices.
-      memory_space: SMEM (default): the block is copied. GMEM: the body accesses the
-        block in global memory, or the whole array if there is no block_shape.
+      memory_space: SMEM: the block is copied. GMEM: the body accesses the block in
+        global memory, or the whole array if there is no block_shape. Default: SMEM; but
+        GMEM for `BlockSpec()` in a `pallas_call` whose grid has a parallel axis.
       pipeline_mode: not supported.
       transforms: tiling and swizzle of the block in SMEM.
       delay_release: number of steps of a pipeline, or of the sequential axes of a
@@ -188,5 +189,6 @@ def is_squeezed(entry: Any) -> bool:
     return entry is None or isinstance(entry, Squeezed) or entry is Squeezed
 
 
-# For an argument or a result of which a body gets the whole array.
+# For an argument or a result of which a body gets the whole array. CTAs of a
+# `pallas_call` share it in GMEM: each would copy all of it to its SMEM.
 no_block_spec = BlockSpec()

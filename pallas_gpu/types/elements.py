@@ -43,9 +43,22 @@ def kind(dtype: Any) -> Kind:
             expected="bool, (u)int2 to (u)int64, bfloat16, float16 to float64, "
             "float8_e4m3fn, float8_e5m2, float8_e8m0fnu, float4_e2m1fn",
             got=dtype,
-            hint="convert the array outside the kernel",
+            hint=COMPLEX_PARTS
+            if is_complex(dtype)
+            else "convert the array outside the kernel",
         )
     return found
+
+
+# What to write for a complex array: a GPU has no instructions for it.
+COMPLEX_PARTS = (
+    "pass the real and the imaginary part as two arrays: jnp.real(z), jnp.imag(z)"
+)
+
+
+def is_complex(dtype: Any) -> bool:
+    """Whether the elements are complex numbers."""
+    return jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 @functools.cache

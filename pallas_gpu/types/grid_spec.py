@@ -22,7 +22,8 @@ class GridSpec:
 
     Attributes:
       grid: sizes of the grid axes.
-      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
+      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays, in GMEM if
+        the grid has a parallel axis.
       out_specs: the same for the results.
       scratch_shapes: declarations of scratch references.
     """
@@ -54,7 +55,8 @@ class PrefetchScalarGridSpec:
     Attributes:
       num_scalar_prefetch: number of these arguments.
       grid: sizes of the grid axes.
-      in_specs: pytree of `BlockSpec` for the other arguments; None: whole arrays.
+      in_specs: pytree of `BlockSpec` for the other arguments; None: whole arrays, as
+        in `GridSpec`.
       out_specs: the same for the results.
       scratch_shapes: declarations of scratch references.
     """

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types.elements import COMPLEX_PARTS, is_complex
 
 expect.locate_with(_jax.where_now)
 
@@ -125,12 +126,17 @@ def _require_value(value: Any, what: str) -> None:
             return
         raise expect.wrong_type(
             what, "an array of bools, integers or floats", "a supported element type",
-            value, "convert it with .astype",
+            value, _converted(aval.dtype),
         )  # fmt: skip
     hint = "pass numbers or arrays"
     if isinstance(aval, _jax.AbstractRef):
         hint = "read the reference first: ref[...]"
     raise expect.wrong_type(what, "an array", "an array or a number", value, hint)
+
+
+def _converted(element: Any) -> str:
+    """Returns the hint for elements of a type that kernels do not have."""
+    return COMPLEX_PARTS if is_complex(element) else "convert it with .astype"
 
 
 def is_element_type(element: Any) -> bool:
@@ -172,5 +178,7 @@ def _dtype(value: Any, what: str, accepts: Any) -> np.dtype:
         f"{what} is not an element type of a kernel",
         expected="the type of bools, integers or floats",
         got=expect.shown(value),
-        hint="write e.g. jnp.float32",
+        hint=COMPLEX_PARTS
+        if found is not None and is_complex(found)
+        else "write e.g. jnp.float32",
     )

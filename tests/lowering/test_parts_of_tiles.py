@@ -151,6 +151,28 @@ def warnings_of(body, semantics, *scratch, shape=(64, 64)):
     return [str(w.message) for w in seen if w.category is errors.PerformanceWarning]
 
 
+def test_a_store_with_bank_conflicts_is_accepted_by_what_the_hint_says():
+    """`plgpu.store` has no `optimized`."""
+
+    def body(x, o, held):
+        held[:, 0] = x[0]
+        o[...] = x[...]
+
+    (text,) = warnings_of(body, BOTH[0], plgpu.SMEM((64, 64), jnp.float32))
+    assert text.startswith("a store of SMEM has bank conflicts (")
+    accepted = re.search(r"accept it with (warnings\.\w+\(.*\))", text)[1]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        exec(accepted)
+        kernel = plgpu.kernel(
+            body,
+            jax.ShapeDtypeStruct((64, 64), jnp.float32),
+            scratch_types=[plgpu.SMEM((64, 64), jnp.float32)],
+        )
+        in_lockstep.lower(under(BOTH[0], kernel), [np.zeros((64, 64), np.float32)])
+    assert not seen
+
+
 @pytest.mark.parametrize("semantics", BOTH)
 def test_bank_conflicts_are_a_warning_with_the_line(semantics):
     def body(x, o, held):

@@ -67,19 +67,17 @@ def test_a_whole_array_that_exceeds_smem_is_named():
 
     def call(given):
         return plgpu.pallas_call(
-            body, f32(1024, 128), grid=16, in_specs=given, out_specs=spec
+            body, f32(1024, 128), grid=16, in_specs=[given], out_specs=spec
         )
 
     x = numbers(1024, 128)
     with pytest.raises(
         errors.OutOfResources, match=r"argument 0 .*whole array"
     ) as info:
-        call(None)(x)
+        call(plgpu.BlockSpec(memory_space=plgpu.SMEM))(x)
     assert "memory_space=plgpu.GMEM" in info.value.hint
     assert info.value.used_bytes == x.nbytes
-    np.testing.assert_array_equal(
-        call([plgpu.BlockSpec(memory_space=plgpu.GMEM)])(x), x
-    )
+    np.testing.assert_array_equal(call(plgpu.BlockSpec(memory_space=plgpu.GMEM))(x), x)
 
 
 def test_the_arguments_of_a_block_spec_in_the_old_order():

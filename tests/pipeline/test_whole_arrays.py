@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pallas_call` without block specs: the body gets whole arrays, as in Triton."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+
+BLOCK = 128
+
+
+def masked_add(x_ref, y_ref, o_ref):
+    """As one writes it in Triton: offsets from the program's number, and a mask."""
+    offsets = plgpu.program_id(0) * BLOCK + jnp.arange(BLOCK)
+    mask = offsets < x_ref.size
+    x, y = (plgpu.load(ref, offsets, mask=mask) for ref in (x_ref, y_ref))
+    plgpu.store(o_ref, offsets, x + y, mask=mask)
+
+
+def test_programs_take_their_parts_of_whole_arrays():
+    x, y = numbers(300), numbers(300)[::-1].copy()
+
+    def make(interpret):
+        grid = plgpu.cdiv(300, BLOCK)
+        return plgpu.pallas_call(masked_add, f32(300), grid=grid, interpret=interpret)
+
+    everywhere.check(make, (x, y), x + y)
+
+
+@pytest.mark.parametrize("grid", [1, 3])
+def test_a_whole_array_in_place(grid):
+    """Whether there are several programs does not change what the body gets."""
+
+    def body(x_ref, o_ref):
+        i = plgpu.program_id(0)
+        o_ref[i] = x_ref[i] + 1
+
+    x = numbers(3, 128)
+    call = plgpu.pallas_call(body, f32(3, 128), grid=grid, input_output_aliases={0: 0})
+    np.testing.assert_array_equal(call(x), x + (np.arange(3) < grid)[:, None])
+
+
+def test_whole_arrays_of_programs_may_exceed_smem():
+    def body(x_ref, row_ref, o_ref):
+        i = plgpu.program_id(0)
+        o_ref[i] = x_ref[i] + row_ref[...]
+
+    x, row = numbers(512, 128), numbers(128)
+    call = plgpu.pallas_call(body, f32(512, 128), grid=512)
+    np.testing.assert_array_equal(call(x, row), x + row)
+
+
+def test_jaxs_own_call_without_specs():
+    def body(x_ref, o_ref):
+        i = pl.program_id(0)
+        o_ref[i] = 2 * x_ref[i]
+
+    x = numbers(4, 128)
+    call = pl.pallas_call(
+        body, f32(4, 128), grid=4, compiler_params=plgpu.CompilerParams()
+    )
+    np.testing.assert_array_equal(call(x), 2 * x)
+
+
+# --- each program stores its own part -------------------------------------------------
+
+
+def sums(x_ref, o_ref):
+    """As one writes it for a TPU, where the steps of a grid follow each other."""
+    i = plgpu.program_id(0)
+
+    @plgpu.when(i == 0)
+    def _():
+        o_ref[...] = jnp.zeros_like(o_ref)
+
+    o_ref[...] += x_ref[i]  # HERE
+
+
+def first_half(x_ref, o_ref):
+    def step(k, _):
+        o_ref[plgpu.ds(0, 64)] = x_ref[plgpu.program_id(0), plgpu.ds(0, 64)]  # HERE
+
+    lax.fori_loop(0, 2, step, None)
+
+
+@pytest.mark.parametrize("body", [sums, first_half])
+def test_the_same_part_of_a_whole_result_in_each_program_is_refused(body):
+    call = plgpu.pallas_call(body, f32(128), grid=4)
+    with pytest.raises(errors.ArgumentError, match="several CTAs write the same") as e:
+        call(numbers(4, 128))
+    assert "along axis 0 of size 4" in e.value.got
+    assert f"({body.__name__}" in e.value.where
+    assert "'arbitrary'" in e.value.hint
+
+
+def test_the_same_part_in_each_program_of_jaxs_own_call_is_refused():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[0]
+
+    params = plgpu.CompilerParams()
+    call = pl.pallas_call(body, f32(128), grid=4, compiler_params=params)
+    with pytest.raises(errors.ArgumentError, match="several CTAs write the same"):
+        call(numbers(4, 128))
+
+
+def test_the_sequential_axis_of_the_hint_works():
+    params = plgpu.CompilerParams(dimension_semantics=("arbitrary",))
+    call = plgpu.pallas_call(sums, f32(128), grid=4, compiler_params=params)
+    x = numbers(4, 128)
+    np.testing.assert_allclose(call(x), x.sum(0), rtol=1e-5)
+
+
+def test_programs_that_take_turns_may_store_the_same_part():
+    def body(x_ref, o_ref):
+        i, n = plgpu.program_id(0), plgpu.num_programs(0)
+        turn = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
+        plgpu.semaphore_wait(turn, i, decrement=False)
+        o_ref[...] = x_ref[i] + jnp.where(i == 0, 0, o_ref[...])
+        plgpu.semaphore_signal(turn)
+
+        @plgpu.when(i == n - 1)
+        def _():
+            plgpu.semaphore_wait(turn, n)
+
+    x = numbers(4, 128)
+    call = plgpu.pallas_call(body, f32(128), grid=4)
+    np.testing.assert_allclose(call(x), x.sum(0), rtol=1e-5)
+
+
+def test_a_traced_index_that_programs_share_is_a_race():
+    def body(x_ref, o_ref):
+        i = plgpu.program_id(0)
+        o_ref[i // 2] = x_ref[i]
+
+    with pytest.raises(errors.RaceError, match="written by one CTA and written by"):
+        plgpu.pallas_call(body, f32(2, 128), grid=4)(numbers(4, 128))
