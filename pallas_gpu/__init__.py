@@ -9,6 +9,7 @@ offline for any target.
 """
 
 import importlib as _importlib
+import sys as _sys
 import typing as _typing
 
 from pallas_gpu import arch as arch
@@ -160,6 +161,7 @@ from pallas_gpu.types import (
     squeezed,
     transpose_ref,
 )
+from pallas_gpu.types.elsewhere import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 from pallas_gpu.types.indexing import Slice
 from pallas_gpu.types.spaces.sparse_format import (
@@ -350,4 +352,10 @@ if not _typing.TYPE_CHECKING:
         # ops is written on the names above, so it is imported when it is first used.
         if name == "ops":
             return _importlib.import_module("pallas_gpu.ops")
-        raise AttributeError(f"module 'pallas_gpu' has no attribute {name!r}")
+        known = _INSTEAD.get(name)
+        hint = "" if known is None else f"; instead: {known}"
+        raise AttributeError(
+            f"module 'pallas_gpu' has no attribute {name!r}{hint}",
+            name=name,
+            obj=_sys.modules[__name__],
+        )

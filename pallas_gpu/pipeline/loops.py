@@ -69,7 +69,10 @@ def grid_size(n: Any, who: str) -> Any:
             f"{who}: a size of the grid is not an integer",
             expected="an int, or a scalar integer of the kernel",
             got=expect.shown(n),
-            hint="divide with plgpu.cdiv or //",
+            hint="divide with plgpu.cdiv or //"
+            if not callable(n)
+            else "call the function, or write its result: block sizes are Python "
+            "values here; plgpu.autotune passes those of a configuration",
             where=_jax.where_now(),
         ) from None
     if isinstance(size, int) and size < 0:

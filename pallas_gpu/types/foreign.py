@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.elsewhere import INSTEAD
 
 # The names that `import pallas_gpu` offers; the package enters them, being above this.
 PUBLIC_NAMES: set[str] = set()
@@ -68,4 +69,7 @@ def foreign_function(name: str) -> errors.ArgumentTypeError:
 def _use(name: str) -> str:
     if name in PUBLIC_NAMES:
         return f"`import pallas_gpu as plgpu`, and use `plgpu.{name}`"
+    known = INSTEAD.get(name)
+    if known is not None:
+        return f"this package has no {name}: {known}"
     return f"this package has no {name}; docs/coverage.md lists what it has"

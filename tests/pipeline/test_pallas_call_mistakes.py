@@ -80,6 +80,13 @@ def test_a_whole_array_that_exceeds_smem_is_named():
     np.testing.assert_array_equal(call(plgpu.BlockSpec(memory_space=plgpu.GMEM))(x), x)
 
 
+def test_a_function_as_grid():
+    """As Triton takes one."""
+    with pytest.raises(errors.ArgumentTypeError, match="not an integer") as info:
+        plgpu.pallas_call(add_one, f32(), grid=lambda meta: (4,))
+    assert "call the function, or write its result" in info.value.hint
+
+
 def test_the_arguments_of_a_block_spec_in_the_old_order():
     with pytest.raises(errors.ArgumentTypeError, match="block_shape") as info:
         plgpu.BlockSpec(lambda i: (i, 0), (64, 128))

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 import pallas_gpu as plgpu
+from pallas_gpu.types.elsewhere import INSTEAD
 from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Status
 from tools.porting_table import PATH, table
 
@@ -55,6 +58,33 @@ def test_a_row_says_whether_we_have_the_name(name, row):
 def test_a_row_gives_its_differences_or_its_reason(name, row):
     assert bool(row.note or row.ours) == (row.status is not Status.SAME)
     assert bool(row.ours) == (row.status is Status.OTHER)
+
+
+NOT_HERE = [p for p in ROWS if p.values[1].status not in (Status.SAME, Status.DIFFERS)]
+# Primitives, and the host's memory, which nobody names in a kernel.
+UNTOLD = {"pallas_call_p", "HOST", "RevisitMode"}
+
+
+@pytest.mark.parametrize(("name", "row"), NOT_HERE)
+def test_the_error_for_a_name_that_we_lack_says_what_the_table_says(name, row):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'") as info:
+        getattr(plgpu, name)
+    told = str(info.value)
+    assert ("; instead: " in told) == (name not in UNTOLD)
+    if row.status is Status.LATER:
+        assert "not supported yet" in told
+    for path in re.findall(r"`(?:plgpu|jax)\.([\w.]+)", row.ours):
+        assert path.rpartition(".")[2] in told
+
+
+def test_names_of_other_languages_say_what_to_write():
+    for name in INSTEAD:
+        assert name not in plgpu.__all__
+        assert not hasattr(plgpu, name)
+        for path in re.findall(r"\bplgpu\.([\w.]*\w)", INSTEAD[name]):
+            functools.reduce(getattr, path.split("."), plgpu)
+        for path in re.findall(r"\bjnp\.([\w.]*\w)", INSTEAD[name]):
+            functools.reduce(getattr, path.split("."), jnp)
 
 
 @pytest.mark.parametrize("row", [*PL.values(), *PLGPU.values(), *OLDER.values()])

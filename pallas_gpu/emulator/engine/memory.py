@@ -66,6 +66,8 @@ class Memory(Referent):
     )  # fmt: skip
 
     fence = ordering.Fence.SMEM
+    # What to do about elements that are read before anybody has written them.
+    unwritten_hint = "write it first, or copy to it and wait for the barrier"
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Memory(Referent):
             f"{self.name} is read where nothing has been written",
             f"element {list(element)} without a value"
             + (f", the first of {count}" if count > 1 else ""),
-            "write it first, or copy to it and wait for the barrier",
+            self.unwritten_hint,
             where,
         )
 

@@ -26,6 +26,11 @@ class GlobalArray(Memory):
     __slots__ = ("state",)
 
     fence = Fence.GMEM
+    unwritten_hint = (
+        "store to it first; a result begins with the elements of an argument, zeros "
+        "for instance, by pallas_call(..., input_output_aliases={0: 0}), or if the "
+        "argument is a jax.Ref, jax.new_ref(jnp.zeros(...))"
+    )
 
     def __init__(
         self,

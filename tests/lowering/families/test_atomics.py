@@ -13,7 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.primitives.atomics import TYPES
-from tests.support.entry_kernels import run
+from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
 from tests.support.refusal import refused
 
@@ -439,9 +439,25 @@ def test_fresh_memory_is_not_updated():
     with refused(
         errors.UninitializedReadError,
         "output 0 (GMEM float32[64, 128]) is read where nothing has been written",
-        got="element [0, 0]",
-    ):
+        got="element [0, 0]", hint="input_output_aliases={0: 0}",
+    ):  # fmt: skip
         run(body)
+
+
+def test_the_hints_for_fresh_memory_work():
+    x = numbers(jnp.float32)
+    like = f32(*x.shape)
+    call = plgpu.pallas_call(
+        lambda x, _, o: add_to(o, x), like, grid=4, input_output_aliases={1: 0}
+    )
+    np.testing.assert_array_equal(call(x, np.zeros_like(x)), 4 * x)
+    ref = jax.new_ref(jnp.zeros(x.shape))
+    plgpu.kernel(lambda x, o: add_to(o, x), (), grid=(4,), grid_names=("i",))(x, ref)
+    np.testing.assert_array_equal(ref[...], 4 * x)
+
+
+def add_to(o, x):
+    plgpu.atomic_add(o, x[...])
 
 
 def test_an_index_out_of_bounds_is_not_updated():
