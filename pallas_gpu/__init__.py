@@ -161,7 +161,7 @@ from pallas_gpu.types import (
     squeezed,
     transpose_ref,
 )
-from pallas_gpu.types.elsewhere import INSTEAD as _INSTEAD
+from pallas_gpu.types.foreign import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 from pallas_gpu.types.indexing import Slice
 from pallas_gpu.types.spaces.sparse_format import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of JAX's own Pallas that are passed where those of this package are meant.
+"""Objects and names of other kernel languages where those of this package are meant.
 
-Both have the same names, so a program that mixes their imports looks right.
+JAX's own Pallas has the same names, so a program that mixes the imports looks right.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.types.elsewhere import INSTEAD
 
 # The names that `import pallas_gpu` offers; the package enters them, being above this.
 PUBLIC_NAMES: set[str] = set()
@@ -27,6 +26,87 @@ _OURS = {
     "InterpretGPUParams": "InterpretParams",
     "TileTransform": "TilingTransform",
 }
+
+# What to write for names that this package does not have. The tests compare those of
+# JAX's Pallas with docs/porting.md.
+_DEVICES = "not supported yet: kernels over several devices"
+_INLINE = "not supported yet: inline Mosaic GPU code"
+_JNP = "in a kernel, too, this is jax.numpy's: jnp."
+_COPY = (
+    "plgpu.copy_gmem_to_smem(source, target, barrier) and plgpu.barrier_wait(barrier), "
+    "or plgpu.copy_smem_to_gmem and plgpu.wait_smem_to_gmem(0), copy by TMA; a "
+    "plgpu.BlockSpec copies blocks by itself"
+)
+_SYNC = "not needed: a warpgroup synchronizes for the operations that exchange elements"
+
+INSTEAD: dict[str, str] = {
+    # JAX's Pallas and its Mosaic GPU dialect
+    "as_torch_kernel": "not supported yet: a bridge to PyTorch",
+    "broadcast_to": _JNP + "broadcast_to",
+    "Buffered": "plgpu.CompilerParams(max_concurrent_steps=2), or the argument of "
+    "plgpu.emit_pipeline",
+    "core_map": "plgpu.kernel(body, out_type=(), mesh=mesh)()",
+    "enable_debug_checks": "plgpu.CompilerParams(debug_checks=True)",
+    "enable_poison_buffers": "the emulator always fills fresh memory with poison; "
+    'plgpu.InterpretParams(uninitialized_memory="zero") turns it off',
+    "estimate_cost": "jax.jit(f).lower(*args).cost_analysis()",
+    "Indirect": "not supported yet as a block; index the reference by an array",
+    "lower_as_mlir": "plgpu.offline.lower(f, *args)[0].mlir",
+    "MemoryRef": "plgpu.SMEM(shape, dtype)",
+    "mosaic_gpu": "import pallas_gpu as plgpu",
+    "pallas_export_experimental": "jax.export.export(jax.jit(f), platforms=['cuda'])",
+    "select_ref": "plgpu.when for each case",
+    "semaphore": "declare plgpu.SemaphoreType.REGULAR",
+    "TraceScope": "not supported yet: the profiler",
+    **dict.fromkeys(
+        (
+            "DeviceIdType",
+            "multicast_ref",
+            "multimem_load_reduce",
+            "multimem_store",
+            "PeerMemRef",
+            "remote_ref",
+            "semaphore_signal_multicast",
+        ),
+        _DEVICES,
+    ),
+    **dict.fromkeys(("inline_mgpu", "RefType", "ShapeDtypeStruct"), _INLINE),
+    # JAX's Pallas for TPUs, and its backend for Triton
+    **dict.fromkeys(
+        ("async_copy", "async_remote_copy", "make_async_copy", "start", "wait"), _COPY
+    ),
+    "VMEM": "plgpu.SMEM(shape, dtype)",
+    "TPUCompilerParams": "plgpu.CompilerParams(dimension_semantics=...)",
+    "roll": _JNP + "roll",
+    "repeat": _JNP + "repeat",
+    "bitcast": "jax.lax.bitcast_convert_type(x, dtype), or ref.bitcast(dtype)",
+    "reciprocal": "1 / x",
+    "prng_seed": "jax.random.key(seed)",
+    "prng_random_bits": "jax.random.bits(key, shape)",
+    "max_contiguous": "plgpu.multiple_of(start, elements), the start of a range",
+    "approx_tanh": "plgpu.CompilerParams(approx_math=True), and jnp.tanh",
+    # Triton
+    "debug_barrier": _SYNC,
+    "device_print": "plgpu.debug_print(format, x)",
+    "device_assert": "plgpu.debug_check(condition, message)",
+    "dot": _JNP + "dot(a, b, preferred_element_type=jnp.float32), or plgpu.wgmma",
+    "make_block_ptr": "plgpu.BlockSpec(block_shape, index_map)",
+    "make_tensor_descriptor": "plgpu.BlockSpec(block_shape, index_map), or "
+    "plgpu.copy_gmem_to_smem: both copy by TMA",
+    "rand": "jax.random.uniform(jax.random.key(seed), shape)",
+    "randint": "jax.random.bits(jax.random.key(seed), shape)",
+    "range": "plgpu.loop(start, stop), jax.lax.fori_loop, or Python's range",
+    "static_assert": "Python's assert: the body is Python",
+    "static_range": "Python's range: the body is Python",
+    "constexpr": "a Python value of the function around the body",
+    **{
+        name: _JNP + name
+        for name in (
+            "arange", "argmax", "argmin", "cumsum", "exp", "exp2", "full", "log",
+            "maximum", "minimum", "sqrt", "sum", "where", "zeros", "zeros_like",
+        )
+    },
+}  # fmt: skip
 
 
 def is_foreign(x: Any) -> bool:

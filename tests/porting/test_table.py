@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 import pallas_gpu as plgpu
-from pallas_gpu.types.elsewhere import INSTEAD
+from pallas_gpu.types.foreign import INSTEAD
 from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Status
 from tools.porting_table import PATH, table
 
