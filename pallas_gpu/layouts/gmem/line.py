@@ -48,6 +48,20 @@ def line_bytes(
     return None if any(bits % (8 * UNIT_BYTES) for bits in starts) else size_bytes
 
 
+def prefetched_bytes(gmem: Window, element_bits: int) -> int | None:
+    """Returns the size of a prefetch of adjacent bytes in bounds, or None.
+
+    Args:
+      gmem: the slice, its dimensions in order; see `line_bytes`.
+      element_bits: width of an element.
+
+      >>> prefetched_bytes(Window.whole((64, 5)).slice((4, 0), (None, 4)), 32)
+      16
+    """
+    shape = gmem.shape
+    return line_bytes(gmem, SmemLayout(shape, element_bits), Window.whole(shape))
+
+
 def require_line(gmem: Window, layout: SmemLayout, smem: Window, what: str) -> None:
     """Raises LayoutError unless a copy is of adjacent bytes and may be in bounds.
 

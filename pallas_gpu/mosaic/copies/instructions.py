@@ -168,6 +168,17 @@ def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
     _assembly(text, [descriptor, *coordinates], ["l", *["r"] * rank])
 
 
+def prefetch_line(source: ir.Value, size_bytes: int) -> None:
+    """Fetches adjacent bytes to L2. PTX: `cp.async.bulk.prefetch.L2.global`.
+
+    Args:
+      source: pointer to GMEM.
+      size_bytes: of the bytes; both are multiples of 16.
+    """
+    text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+    _assembly(text, [_global(source), module.current().i32(size_bytes)], ["l", "r"])
+
+
 def load_line(
     pointer: ir.Value,
     source: ir.Value,

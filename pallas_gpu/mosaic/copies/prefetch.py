@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from pallas_gpu import errors
+from pallas_gpu.layouts.gmem.line import prefetched_bytes
 from pallas_gpu.layouts.gmem.tma_plan import plan_prefetch
 from pallas_gpu.mosaic import module, tma
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.copies import instructions
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.gmem import GmemView
+from pallas_gpu.mosaic.gmem import GmemView, slice_pointer
 from pallas_gpu.mosaic.smem import predicated
 
 
@@ -23,8 +25,9 @@ def prefetch(
 ) -> None:
     """Fetches a slice of a kernel buffer to L2; drops out-of-bounds elements.
 
-    PTX: `cp.async.bulk.prefetch.tensor.L2.global.tile`. Since: sm_90. The elected
-    thread issues it; nothing waits for it.
+    PTX: `cp.async.bulk.prefetch.tensor.L2.global.tile`, or
+    `cp.async.bulk.prefetch.L2.global` of adjacent bytes in bounds that no tensor map
+    describes. Since: sm_90. The elected thread issues it; nothing waits for it.
 
     Args:
       kb: the open builder.
@@ -34,10 +37,19 @@ def prefetch(
       predicate: i1; where it is false, nothing is fetched.
 
     Raises:
-      LayoutError: no tensor map can describe the slice.
+      LayoutError: no tensor map can describe the slice, nor are its bytes adjacent.
     """
     pieces = 1 if shared_by is None else shared_by.count
-    plan = plan_prefetch(gmem.window, dtypes.stored_bits(gmem.dtype), pieces)
+    bits = dtypes.stored_bits(gmem.dtype)
+    line = prefetched_bytes(gmem.window, bits) if pieces == 1 else None
+    try:
+        plan = plan_prefetch(gmem.window, bits, pieces)
+    except errors.LayoutError:
+        if line is None:
+            raise
+        with predicated(kb.elected), predicated(predicate):
+            instructions.prefetch_line(slice_pointer(gmem), line)
+        return
     descriptor = tma.descriptor(gmem, plan)
 
     def fetch(_: ir.Value, coordinates: list[ir.Value]) -> None:

@@ -42,7 +42,8 @@ def async_prefetch(
 ) -> None:
     """Fetches a part of GMEM to the L2 cache, for a copy that follows later.
 
-    PTX: cp.async.bulk.prefetch.tensor.L2.global.tile. Since: sm_90.
+    PTX: cp.async.bulk.prefetch.tensor.L2.global.tile; without .tensor for adjacent
+    bytes in bounds that no tensor map describes. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
     It is a hint: nothing waits for it, it orders nothing, and results do not depend on
@@ -50,7 +51,7 @@ def async_prefetch(
 
     Args:
       ref: GMEM reference, or a part of one, as `copy_gmem_to_smem` copies by TMA: its
-        minor dimension is a multiple of 16 bytes, and starts at one.
+        rows start and end at multiples of 16 bytes, or it does if it is adjacent.
       collective_axes: cluster axes: the CTAs along them call this with the same
         reference, and each fetches an equal part.
       leader_tracked: as of the copy: with `CopyPartition.PARTITIONED(axis)` each CTA
@@ -60,7 +61,7 @@ def async_prefetch(
 
     Raises:
       MemorySpaceError: the reference is not in GMEM.
-      LayoutError: no tensor map describes the part.
+      LayoutError: no tensor map describes the part, nor is it adjacent.
       AxisNameError, ArgumentError: the axes are not those of the kernel's cluster.
 
     Example:

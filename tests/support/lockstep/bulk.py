@@ -19,6 +19,7 @@ from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 _UNIT = 16  # of sizes and of addresses
 _LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _HINT = ".L2::cache_hint"
+_PREFETCH = "cp.async.bulk.prefetch.L2.global"
 _STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 _REDUCE = re.compile(
     r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?"
@@ -139,6 +140,24 @@ def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     return copy
 
 
+def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
+    """A hint: its bytes have to be those of a buffer."""
+    (statement,) = parse(text)
+    known = (statement.opcode, statement.operands) == (_PREFETCH, ("[$0]", "$1"))
+    if not known or statement.guard:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    inputs = program.inputs(op)
+
+    def prefetch(strand: Any) -> None:
+        each = [strand.per_lane(values.forced(strand.env[i])) for i in inputs]
+        for lane in map(int, np.flatnonzero(strand.active())):
+            place, size = (int(x[lane]) for x in each)
+            _Copy(strand, lane, accesses.SMEM_BASE, place, size)
+
+    return prefetch
+
+
+ASSEMBLY.insert(0, AssemblyUnit(_PREFETCH, _prefetch))
 for _name in (_LOAD, _STORE, "cp.reduce.async.bulk.global."):
     # In front of the mbarriers' unit, whose prefix is in one of the names.
     ASSEMBLY.insert(0, AssemblyUnit(_name, _unit))

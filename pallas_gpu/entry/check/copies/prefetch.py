@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches that a tensor map describes."""
+"""Prefetches that a tensor map describes, or of adjacent bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.entry.check.tma import require_cluster_axes
+from pallas_gpu.layouts.gmem.line import prefetched_bytes
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _registry as registry
@@ -33,5 +34,6 @@ def _check_prefetch(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
             got=f"dimensions in the order {window.order}",
             hint="prefetch the same part of the untransposed reference",
         )
-    layouts.plan_prefetch(window, bits, pieces)
+    if pieces > 1 or prefetched_bytes(window, bits) is None:
+        layouts.plan_prefetch(window, bits, pieces)
     require_start(window, bits, name, store=False)

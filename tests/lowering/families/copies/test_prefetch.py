@@ -132,6 +132,32 @@ def test_rows_are_multiples_of_16_bytes():
         trace(body)
 
 
+def odd_rows(interpret=None):
+    """Fetches a part of a row of 260 bytes, and four rows of 1028."""
+
+    def body(x, y, o):
+        plgpu.async_prefetch(x.at[4, :64])
+        plgpu.async_prefetch(y)
+        o[...] = x[4, :64] + 1
+
+    return plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((64,), F32), interpret=interpret
+    )
+
+
+def test_adjacent_bytes_are_fetched_that_no_tensor_map_describes():
+    x, y = numbers(6, 65), numbers(4, 257)
+    everywhere.check(odd_rows, [x, y], x[4, :64] + 1)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_adjacent_bytes_need_no_descriptor(semantics):
+    make = under(semantics, odd_rows())
+    (report,) = plgpu.offline.compile(make, numbers(6, 65), numbers(4, 257))
+    assert report.ptx.count("cp.async.bulk.prefetch.L2.global [") == 2
+
+
 def test_a_part_starts_at_a_multiple_of_16_bytes():
     def body(x, o, tile, full):
         plgpu.async_prefetch(x.at[:, 2:18])  # HERE
