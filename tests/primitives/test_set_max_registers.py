@@ -51,13 +51,38 @@ def test_the_warpgroups_of_a_block_share_its_registers():
         run(body, num_threads=3, thread_name="wg")
     error = caught.value
     assert error.what == (
-        "set_max_registers: the warpgroups request more registers than the SM has"
+        "set_max_registers: the warpgroups request more registers than the block "
+        "has"
     )
-    assert error.expected == "at most 512 per thread, summed over the warpgroups"
+    # Each of the three has 168 when the block starts.
+    assert error.expected.startswith("at most 504 per thread, summed over the warp")
     # The third has not asked yet, or it was one of the two: 24 at least are its own.
     assert "warpgroup" in error.got and "240" in error.got
     assert error.hint and "test_set_max_registers.py" in error.where
-    assert error.used_bytes > error.limit_bytes == 4 * 65536
+    assert error.used_bytes > error.limit_bytes == 4 * 128 * 504
+
+
+@pytest.mark.parametrize(
+    ("counts", "total"), [((104, 24, 40), None), ((112, 24, 24), 496)]
+)
+def test_a_block_of_six_warpgroups_has_480_registers_for_a_thread_of_each(
+    counts, total
+):
+    # The SM has 512; a warpgroup would wait forever for those that were not allocated.
+    def body(x, o):
+        for i, n in enumerate((*counts[:1] * 4, *counts[1:])):
+
+            @plgpu.when(lax.axis_index("wg") == i)
+            def _(n=n):
+                plgpu.set_max_registers(n, action="increase" if n > 80 else "decrease")
+
+        o[...] = x[...]
+
+    if total is None:
+        run(body, num_threads=6, thread_name="wg")
+        return
+    with pytest.raises(errors.OutOfResources, match="at most 480 per thread"):
+        run(body, num_threads=6, thread_name="wg")
 
 
 def test_an_increase_is_none_when_it_asks_for_less():

@@ -31,8 +31,10 @@ def _multiple_of(x: Any, divisor: int, **_: Any) -> Any:
 
 # CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers per SM.
 _REGISTERS_PER_SM = 65536
-# PTX ISA, setmaxnreg: the smallest count.
-_FEWEST = 24
+# PTX ISA, setmaxnreg: the smallest count; counts are multiples of 8.
+_FEWEST, _UNIT = 24, 8
+# Those of a thread have numbers of 8 bits.
+_MOST = 256
 
 
 # The requested counts, by warpgroup.
@@ -53,17 +55,27 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
         )
     counts[wg.index] = n
     others = len(wg.cta.warpgroups) - len(counts)
-    total = (sum(counts.values()) + others * _FEWEST) * WARPGROUP_THREADS
-    if total <= _REGISTERS_PER_SM:
+    total = sum(counts.values()) + others * _FEWEST
+    limit = _launched(len(wg.cta.warpgroups))
+    if total <= limit:
         return
     held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
     raise errors.OutOfResources(
-        "set_max_registers: the warpgroups request more registers than the SM has",
+        "set_max_registers: the warpgroups request more registers than the block has",
         resource="registers",
-        limit_bytes=4 * _REGISTERS_PER_SM,
-        used_bytes=4 * total,
-        expected=f"at most {_REGISTERS_PER_SM // WARPGROUP_THREADS} per thread, "
-        "summed over the warpgroups",
-        got=f"{total // WARPGROUP_THREADS} ({held})",
+        limit_bytes=4 * WARPGROUP_THREADS * limit,
+        used_bytes=4 * WARPGROUP_THREADS * total,
+        expected=f"at most {limit} per thread, summed over the warpgroups: as many as "
+        "the block has when it starts, equally many for each",
+        got=f"{total} ({held})",
         hint="decrease the producer's count further, or increase the others' less",
     )
+
+
+def _launched(warpgroups: int) -> int:
+    """Returns the registers of a block, for a thread of each of its warpgroups.
+
+    A warpgroup waits forever for those that the block did not have when it started.
+    """
+    each = _REGISTERS_PER_SM // (WARPGROUP_THREADS * warpgroups)
+    return min(each // _UNIT * _UNIT, _MOST) * warpgroups

@@ -440,7 +440,7 @@ def test_registers_of_all_warpgroups_have_to_fit_the_file():
     with pytest.raises(errors.OutOfResources, match="more registers than") as caught:
         with_registers((56, "decrease"), (240, "increase"), (240, "increase"))
     assert caught.value.resource == "registers"
-    assert "at most 512" in str(caught.value)
+    assert "at most 504" in str(caught.value)
 
 
 def test_optimization_barrier_is_the_identity():
