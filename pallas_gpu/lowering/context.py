@@ -33,6 +33,7 @@ from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores
 from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.grids.scheduling import publish_p
+from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
 from pallas_gpu.primitives.rows import gather_rows_p
 
 I32 = np.dtype(np.int32)
@@ -123,6 +124,23 @@ class KernelState:
         """Whether threads of other CTAs arrive on any barrier, with what they store."""
         sites = walk.walk(self.params.jaxpr)
         return any(site.eqn.primitive is async_store_smem_p for site in sites)
+
+    @functools.cached_property
+    def waits_for_stores(self) -> frozenset[walk.Place]:
+        """The waits for barriers on which stores of threads of other CTAs arrive.
+
+        Others acquire what their own CTA has written: in the scope of a cluster each of
+        them would clear the L1.
+        """
+        sites = walk.walk(self.params.jaxpr)
+        stores = (site for site in sites if site.eqn.primitive is async_store_smem_p)
+        reached = {barrier for site in stores for barrier in _barriers(site)}
+        waits = (barrier_wait_p, barrier_test_p)
+        return frozenset(
+            site.place
+            for site in sites
+            if site.eqn.primitive in waits and reached.intersection(_barriers(site))
+        )
 
     @functools.cached_property
     def jaxpr_numbers(self) -> walk.Numbers:
@@ -426,6 +444,13 @@ def total_blocks(params: CallParams) -> int:
 def unflatten_transforms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the steps of JAX's get and swap with static indices as numbers."""
     return jax.tree.unflatten(tree, list(map(index_value, leaves)))
+
+
+def _barriers(site: walk.Site) -> Iterator[Any]:
+    """The variables of the barriers that an equation accesses, where they are declared."""
+    for access in accesses(site.eqn):
+        if getattr(access.ref.aval, "barrier", None) is not None:
+            yield site.origin(access.ref)
 
 
 def _sends(eqn: _jax.JaxprEqn) -> bool:

@@ -179,7 +179,7 @@ class _Waited:
         pointer = barrier_pointer(ctx, handle, index)
         scope = ctx.eqn.params.get("memory_scope")
         others = isinstance(handle.barrier, types.ClusterBarrier)
-        if scope is None and (others or ctx.kernel.stores_async):
+        if scope is None and (others or ctx.place in ctx.kernel.waits_for_stores):
             scope = _arrival_scope(ctx, handle.barrier)
         parity = parities.parity(ctx.kernel, handle, index)
         return cls(handle, index, pointer, parity, scope)

@@ -224,6 +224,31 @@ def test_stores_are_wide_and_counted_on_the_other_ctas_barrier():
         assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
 
 
+@pytest.mark.offline
+def test_only_waits_for_the_stores_acquire_from_the_cluster():
+    def body(x, o, tile, inbox, copied, full):
+        i = lax.axis_index("c")
+        plgpu.copy_gmem_to_smem(x.at[i], tile, copied)
+
+        # The references have other variables in a loop.
+        @plgpu.loop(0, 1)
+        def _(_):
+            plgpu.barrier_wait(copied)
+            send(tile[...], inbox, full)
+            plgpu.barrier_wait(full)
+
+        o[i] = inbox[...]
+
+    scratch = [INBOX, INBOX, plgpu.Barrier(), plgpu.Barrier()]
+    make = clustered(body, scratch, result(2, N))
+    x = ramp(2, N)
+    everywhere.check(make, [x], x[::-1])
+    for semantics in BOTH:
+        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
+        waits = re.findall(r"mbarrier\.try_wait\.parity\S*", report.ptx)
+        assert sorted("acquire.cluster" in wait for wait in waits) == [False, True]
+
+
 def exit_barriers(make, x, target="sm_90a"):
     """Returns the semantics of the arrivals before CTAs exit, under Lane, Warpgroup."""
     found = []
