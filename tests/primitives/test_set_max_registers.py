@@ -51,8 +51,7 @@ def test_the_warpgroups_of_a_block_share_its_registers():
         run(body, num_threads=3, thread_name="wg")
     error = caught.value
     assert error.what == (
-        "set_max_registers: the warpgroups request more registers than the block "
-        "has"
+        "set_max_registers: the warpgroups request more registers than the block has"
     )
     # Each of the three has 168 when the block starts.
     assert error.expected.startswith("at most 504 per thread, summed over the warp")
