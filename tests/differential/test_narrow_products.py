@@ -29,6 +29,8 @@ PRODUCTS = {
     "nvf4": Narrow(256, 256, E2M1, E2M1, E4M3, 16),
     "a pair, mxf8": Narrow(256, 256, ctas=2),
     "a pair, nvf4": Narrow(128, 256, E2M1, E2M1, E4M3, 16, ctas=2),
+    "a pair, mxf8, 64 rows": Narrow(64, 256, ctas=2, m=64),
+    "a pair, nvf4, 64 rows": Narrow(128, 256, E2M1, E2M1, E4M3, 16, ctas=2, m=64),
     "sparse": Narrow(128, 128, F16, F16, None, sparse=True),
     "sparse, float8": Narrow(64, 256, E4M3, E5M2, None, sparse=True),
     "a pair, sparse": Narrow(128, 256, BF16, BF16, None, ctas=2, sparse=True),

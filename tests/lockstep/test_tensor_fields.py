@@ -15,6 +15,7 @@ from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.operand_copies import Copied
+from tests.support.scaled_pairs import ScaledPair
 from tests.support.scaled_products import E2M1, ScaledProduct
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
@@ -127,6 +128,7 @@ FORMS = {
     "sparse": SparseProduct(n=16, k=128),
     "sparse tf32": SparseProduct(a=F32, b=F32, n=16, k=64),
     "a pair": PairProduct(n=32, k=32, swizzle=64, tracked=False),
+    "a pair of 64 rows, mxf8": ScaledPair(ScaledProduct(n=64), 64),
 }
 
 

@@ -463,10 +463,6 @@ def optional_parameters():
             continue  # another name of the same class or function
         if inspect.isclass(fn) and own != name.rpartition(".")[2]:
             continue
-        owner = name.rpartition(".")[0]
-        class_ = getattr(CALLABLES.get(owner), "__name__", owner)
-        if class_ != owner.rpartition(".")[2]:
-            continue  # a method of another name of a class
         for parameter in names.parameters(fn).values():
             rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if rest or parameter.default is not parameter.empty:

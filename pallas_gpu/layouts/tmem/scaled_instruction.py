@@ -13,8 +13,11 @@ import dataclasses
 from pallas_gpu.errors import DTypeError, ShapeError
 from pallas_gpu.layouts.tmem.mma_instruction import MAX_N, Kind, is_n
 
-# The only M of one CTA.
-ROWS = 128
+# The only M of one CTA; in each CTA of a pair it may also be half of that.
+ROWS, HALF_ROWS = 128, 64
+# Half of the columns of b of such a pair, whose scales lie apart, fill whole columns of
+# TMEM, as upstream's kernels have it.
+HALVES_STEP = 64
 # Scales of a row that share a column; columns that the scales of 128 rows occupy.
 SCALES_PER_COLUMN, COLUMNS_PER_TILE = 4, 4
 # Scales of an instruction per row: PTX's `.scale_vec`.
@@ -45,7 +48,7 @@ class ScaledInstruction:
     """One tcgen05.mma with block scaling; its accumulator is float32.
 
     Attributes:
-      n: columns of the accumulator; it has 128 rows in each CTA.
+      n: columns of the accumulator.
       a, b: element types in PTX.
       scale: type of the scales in PTX.
       block: elements along K that share a scale.
@@ -53,6 +56,7 @@ class ScaledInstruction:
       ctas: 1, or 2 for a pair, which has M = 256.
       sparse: the left operand has two of each four elements; K is doubled, and so are
         the elements that share a scale, of which `block` are stored.
+      rows: of the accumulator in each CTA.
 
     Raises:
       DTypeError, ShapeError: there is no such instruction.
@@ -70,14 +74,17 @@ class ScaledInstruction:
     b_transposed: bool = False
     ctas: int = 1
     sparse: bool = False
+    rows: int = ROWS
 
     def __post_init__(self) -> None:
         require_types(self.a, self.b, self.scale, self.block)
-        if self.n > MAX_N or not is_n(self.n, self.kind, self.ctas):
+        halved = self.rows == HALF_ROWS and self.ctas == 2 and not self.sparse
+        known = is_n(self.n, self.kind, self.ctas) and self.n <= MAX_N
+        if not known or not (self.rows == ROWS or halved):
             raise ShapeError(
                 "there is no block-scaled tcgen05.mma of this shape",
                 expected=f"M = {ROWS}; N a multiple of {8 * self.ctas}, up to {MAX_N}",
-                got=f"M = {ROWS}, N = {self.n}",
+                got=f"M = {self.rows}, N = {self.n}",
             )
 
     @property
@@ -106,7 +113,7 @@ class ScaledInstruction:
             | self.b_transposed << 16
             | self.n >> 3 << 17
             | _SCALES[self.scale] << 23
-            | self.ctas * ROWS >> 7 << 27
+            | self.ctas * self.rows >> 7 << 27
         )
 
     @property

@@ -4,15 +4,18 @@
 In SMEM and in TMEM scales lie in tiles of 128 rows by 4 scales: 512 contiguous bytes,
 and 4 columns. Tiles along K are neighbours in SMEM; tiles along the rows are in TMEM,
 where one instruction reads the scales of all its columns.
+
+Those of b of a pair of CTAs with 64 rows each are in tiles of 64 lanes: the scales of
+half of the columns, and behind them those of the other half.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.layouts.tmem.scaled_instruction import (
     COLUMNS_PER_TILE,
-    ROWS,
     SCALES_PER_COLUMN,
     ScaledInstruction,
 )
@@ -21,29 +24,40 @@ from pallas_gpu.mosaic.smem import SmemView
 from pallas_gpu.mosaic.tensor_cores import copy
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
-_TILE_BYTES = ROWS * SCALES_PER_COLUMN
+# Of four rows in a lane.
+_LANE_BYTES = 4 * SCALES_PER_COLUMN
 TYPES = {dtypes.F8_E8M0: "ue8m0", dtypes.F8_E4M3: "ue4m3"}
 
 
 def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
     """Starts a copy of scales.
 
-    PTX: `tcgen05.cp.cta_group::{1,2}.32x128b.warpx4`, one for each tile. Since:
-    sm_100a. The elected thread issues it, of a pair that of the leader. Its later
-    tcgen05.mma read the copied scales; for others a later `commit_arrive` completes it.
+    PTX: `tcgen05.cp.cta_group::{1,2}.32x128b.warpx4`, one for each tile, and of scales
+    in halves `64x128b.warpx2::01_23`. Since: sm_100a. The elected thread issues it, of
+    a pair that of the leader. Its later tcgen05.mma read the copied scales; for others
+    a later `commit_arrive` completes it.
 
     Args:
-      source: (rows / 128, scales / 4, 32, 16), contiguous.
+      source: (rows / 128, scales / 4, 32, 16), contiguous; in halves
+        (1, scales / 4, 64, 16).
       target: (rows, scales).
       collective: whether both CTAs of a pair copy.
     """
-    tiles, groups = source.shape[:2]
+    tiles, groups, lanes, _ = source.shape
+    halved = in_halves(target)
+    tile_bytes = lanes * _LANE_BYTES
     copies = []
     for tile in range(tiles):
         for group in range(groups):
-            offset_bytes = (tile * groups + group) * _TILE_BYTES
+            offset_bytes = (tile * groups + group) * tile_bytes
             copies.append((offset_bytes, (group * tiles + tile) * COLUMNS_PER_TILE))
-    copy.start("32x128b.warpx4", source, target, copies, collective=collective)
+    shape = "64x128b.warpx2::01_23" if halved else "32x128b.warpx4"
+    copy.start(shape, source, target, copies, collective=collective)
+
+
+def in_halves(scales: TmemView) -> bool:
+    """Whether they are those of b of a pair of CTAs with 64 rows each."""
+    return scales.layout.kind is TmemKind.SCALES_M64_COLLECTIVE
 
 
 # --- operands -------------------------------------------------------------------------

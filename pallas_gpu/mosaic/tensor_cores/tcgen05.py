@@ -204,7 +204,7 @@ def _plan(
     a_step = K_BYTES * 8 // bits
     k_step = a_step * (2 if sparse else 1)
     if scaled is not None:
-        scaling = _scaling(n, k, names, scaled, left, right, ctas, sparse=sparse)
+        scaling = _scaling(m, n, k, names, scaled, left, right, ctas, sparse=sparse)
         more = ScaledSparsity(scaling) if sparse else scaling
         one = scaling.instruction
         return _Plan(one, n, k, k_step, a_step, left, right, False, more)
@@ -227,6 +227,7 @@ def _plan(
 
 
 def _scaling(
+    m: int,
     n: int,
     k: int,
     names: tuple[str, str, str],
@@ -247,8 +248,10 @@ def _scaling(
         right.transposed,
         ctas,
         sparse,
+        m,
     )
-    return Scaling(instruction, scaled[1].shape[0] // SCALED_ROWS)
+    halved = scales.in_halves(scaled[1])
+    return Scaling(instruction, 1 if halved else scaled[1].shape[0] // SCALED_ROWS)
 
 
 def _require_types(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:

@@ -32,8 +32,8 @@ OPERANDS = {
 }
 _SCALES = {"float8_e8m0fnu": "ue8m0", "float8_e4m3fn": "ue4m3"}
 _ROWS, _GROUP = instructions.ROWS, instructions.SCALES_PER_COLUMN
-# Of a tile of 128 rows by 4 scales in SMEM.
-_TILE = (32, 16)
+# Of a tile of 128 rows by 4 scales in SMEM, and of one of two halves of the columns.
+_TILE, _HALVES = (32, 16), (64, 16)
 
 
 @expect.arguments(
@@ -57,9 +57,11 @@ def async_copy_scales_to_tmem(
     Args:
       smem_ref: (rows / 128, scales / 4, 32, 16) contiguous SMEM reference: element
         [i, j, r, 4 * q + s] is the scale of row 128 * i + 32 * q + r and block
-        4 * j + s along K.
+        4 * j + s along K. Of `b` of a pair of CTAs with 64 rows each (1, scales / 4,
+        64, 16): [0, j, 32 * h + r, 4 * q + s] is that of column h * N / 2 + 32 * q + r.
       tmem_ref: (rows, scales) TMEM reference declared with layout
         `layouts.TmemLayout.scales()`; float8_e8m0fnu or float8_e4m3fn, as `smem_ref`.
+        Of such a pair (256, scales) with `TmemLayout.scales_m64_collective()`.
       collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
         index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
         is declared with collective=True; in the other one the call does nothing.
@@ -83,8 +85,11 @@ def async_copy_scales_to_tmem(
     ops.require_space(tmem_ref, types.TMEM, who, "the destination")
     collective = collective_axis is not None
     pairs.require_allocation(tmem_ref, collective=collective, who=who)
-    _require_copied(smem_ref, tmem_ref, who)
-    _require_scales_layout(tmem_ref, f"{who}: the destination")
+    layout = types.base_aval(tmem_ref).storage.layout
+    halved = collective and layout.kind is TmemKind.SCALES_M64_COLLECTIVE
+    _require_copied(smem_ref, tmem_ref, who, halved=halved)
+    if not halved:
+        _require_scales_layout(tmem_ref, f"{who}: the destination")
     require_plain(smem_ref, who)
     ops.bind(
         async_copy_scales_to_tmem_p,
@@ -93,7 +98,7 @@ def async_copy_scales_to_tmem(
     )
 
 
-def _require_copied(source: Any, target: Any, who: str) -> None:
+def _require_copied(source: Any, target: Any, who: str, *, halved: bool) -> None:
     dtype = jnp.dtype(target.dtype)
     if jnp.dtype(source.dtype) != dtype or dtype.name not in _SCALES:
         raise errors.DTypeError(
@@ -105,12 +110,16 @@ def _require_copied(source: Any, target: Any, who: str) -> None:
         )
     shape = tuple(target.shape)
     fits = len(shape) == 2 and not shape[0] % _ROWS and not shape[1] % _GROUP
+    form = "smem (rows / 128, scales / 4, 32, 16) and tmem (rows, scales)"
     expected = (shape[0] // _ROWS, shape[1] // _GROUP, *_TILE) if fits else None
+    if halved:
+        fits = fits and shape[0] == 2 * _ROWS
+        form = f"smem (1, scales / 4, {_HALVES[0]}, 16) and tmem ({2 * _ROWS}, scales)"
+        expected = (1, shape[1] // _GROUP, *_HALVES) if fits else None
     if tuple(source.shape) != expected:
         raise errors.ShapeError(
             f"{who}: the shapes do not correspond",
-            expected="smem (rows / 128, scales / 4, 32, 16) and tmem (rows, scales)"
-            + (f": {expected} for {shape}" if fits else ""),
+            expected=form + (f": {expected} for {shape}" if fits else ""),
             got=f"smem {tuple(source.shape)} and tmem {shape}",
             hint="store the scales in tiles of 128 rows by 4 scales",
             where=_jax.where_now(),
@@ -168,7 +177,9 @@ def require_plain(source: Any, who: str) -> None:
 # --- operands of tcgen05_mma ----------------------------------------------------------
 
 
-def require(acc: Any, a: Any, b: Any, a_scale: Any, b_scale: Any) -> None:
+def require(
+    acc: Any, a: Any, b: Any, a_scale: Any, b_scale: Any, *, collective: bool
+) -> None:
     """Raises unless an instruction multiplies blocks with these scales.
 
     The shapes of acc, a and b form a product.
@@ -182,27 +193,37 @@ def require(acc: Any, a: Any, b: Any, a_scale: Any, b_scale: Any) -> None:
             hint="pass scales of 1 for the other operand",
             where=_jax.where_now(),
         )
+    halved = collective and acc.shape[0] == instructions.HALF_ROWS
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         ops.require_space(scale, types.TMEM, who, name)
-        _require_scales_layout(scale, f"{who}: {name}")
-    block = _require_scale_shapes(acc, a, a_scale, b_scale)
+        if halved and scale is b_scale:
+            kind, maker = TmemKind.SCALES_M64_COLLECTIVE, "scales_m64_collective"
+            require_layout(scale, f"{who}: {name}", kind, "scales", "dtype", maker)
+        else:
+            _require_scales_layout(scale, f"{who}: {name}")
+    block = _require_scale_shapes(acc, a, a_scale, b_scale, halved=halved)
     _require_types(acc, (a, b), (a_scale, b_scale), block)
 
 
-def _require_scale_shapes(acc: Any, a: Any, a_scale: Any, b_scale: Any) -> int:
+def _require_scale_shapes(
+    acc: Any, a: Any, a_scale: Any, b_scale: Any, *, halved: bool
+) -> int:
     """Returns the elements of a block."""
     (m, n), k = acc.shape, a.shape[1]
-    if m != _ROWS or n > instructions.MAX_N:
+    known = m == _ROWS or (halved and n % instructions.HALVES_STEP == 0)
+    if not known or n > instructions.MAX_N:
         raise errors.ShapeError(
             "tcgen05_mma: no block-scaled instruction has this shape",
-            expected=f"M = {_ROWS}, N up to {instructions.MAX_N}",
+            expected=f"M = {_ROWS}, N up to {instructions.MAX_N}; of a pair of CTAs "
+            f"also M = {instructions.HALF_ROWS} in each, N a multiple of "
+            f"{instructions.HALVES_STEP}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts, each with its own scales of b",
             where=_jax.where_now(),
         )
     shapes = tuple(a_scale.shape), tuple(b_scale.shape)
     blocks = shapes[0][-1]
-    rows = -(-n // _ROWS) * _ROWS
+    rows = 2 * _ROWS if halved else -(-n // _ROWS) * _ROWS
     if shapes == ((_ROWS, blocks), (rows, blocks)) and not k % blocks:
         return k // blocks
     raise errors.ShapeError(

@@ -116,7 +116,10 @@ def tcgen05_mma(
         `async_copy_scales_to_tmem` writes. Each scales a row of `a`, or a column of
         `b`: of 8-bit floats float8_e8m0fnu for 32 elements, of float4_e2m1fn also for
         16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32. Of
-        a pair, each CTA has the scales of its rows of `a`, and those of all N of `b`.
+        a pair, each CTA has the scales of its rows of `a`, and those of all N of `b`;
+        M may then be 64, N a multiple of 64, with (128, K / block) scales of `a`, of
+        which the first 64 rows count, and (256, K / block) scales of `b` in the layout
+        `TmemLayout.scales_m64_collective()`, 128 rows for each half of N.
       a_sparse_metadata: which half of the elements along K `a`, then (M, K / 2),
         stores: two of each four of 8 or 16 bits, one of each two of float32, and of
         float4_e2m1fn two of each four pairs. A (128, indices) uint2 TMEM reference with
@@ -254,7 +257,7 @@ def _require_product(
     else:
         _require_shapes(acc, a, b)
     if scaled:
-        scales.require(acc, a, b, a_scale, b_scale)
+        scales.require(acc, a, b, a_scale, b_scale, collective=collective)
     _require_accumulator(acc, collective=collective)
     if left_in_tmem:
         _require_packed(a)

@@ -29,12 +29,13 @@ class Narrow:
     """A product of one tile, with `b` along K.
 
     Attributes:
-      n, k: of the product; 128 rows in each CTA.
+      n, k: of the product.
       a, b: element types.
       scale: type of the scales; None: no scales.
       block: elements of K that share a scale.
       ctas: 2 for a pair.
       sparse: whether `a` has half of its elements.
+      m: rows in each CTA.
     """
 
     n: int
@@ -45,6 +46,7 @@ class Narrow:
     block: int = 32
     ctas: int = 1
     sparse: bool = False
+    m: int = ROWS
 
     @property
     def indices(self) -> int:
@@ -59,6 +61,8 @@ class Narrow:
             groups = self.k // self.block // 4
             result["sa"] = 1, groups, 32, 16
             result["sb"] = -(-self.n // ROWS), groups, 32, 16
+            if self.m < ROWS:
+                result["sb"] = 1, groups, 64, 16
         if self.sparse:
             result["meta"] = 1, self.indices // 64, 128, 64
         return result
@@ -107,9 +111,9 @@ class Narrow:
         pair = {"collective": True} if self.ctas == 2 else {}
         stored = self.k // (2 if self.sparse else 1)
         declared = {
-            "a": operand(ROWS, stored, self.a),
+            "a": operand(self.m, stored, self.a),
             "b": operand(self.n // self.ctas, self.k, self.b),
-            "acc": names.TMEM((ROWS, self.n), jnp.float32, **pair),
+            "acc": names.TMEM((self.m, self.n), jnp.float32, **pair),
             "done": names.Barrier(orders_tensor_core=True),
         }
         for name, shape in self.copies.items():
@@ -117,9 +121,10 @@ class Narrow:
             layout = metadata if name == "meta" else scales
             columns = self.indices if name == "meta" else self.k // self.block
             declared[f"{name}_smem"] = names.SMEM(shape, dtype)
-            declared[name] = names.TMEM(
-                (shape[0] * ROWS, columns), dtype, layout=layout, **pair
-            )
+            rows = shape[0] * ROWS
+            if shape[2] == 64:
+                rows, layout = 2 * ROWS, names.TMEMLayout.SCALES_M64_COLLECTIVE_LAYOUT
+            declared[name] = names.TMEM((rows, columns), dtype, layout=layout, **pair)
         return declared
 
 

@@ -113,7 +113,9 @@ class Instruction:
         fine &= not any(self.transposed) or self.kind != "tf32"
         narrow = self.transposed[1] and self.b.itemsize == 1
         fine &= not narrow or self.n % (16 * ctas) == 0
-        fine &= self.scaling is None or self.m == 128 * ctas
+        # The table of shapes: of a pair dense products have M = 128, too.
+        halved = ctas == 2 and self.m == 128 and self.selector is None
+        fine &= self.scaling is None or self.m == 128 * ctas or halved
         if self.selector is not None:
             SparseRows.check(self.selector, self.kind, self.m // ctas)
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
@@ -290,13 +292,11 @@ class Product:
         self._scales: list[list[Scales]] = [[] for _ in ctas]
         if spec.scaling is not None:
             sizes = spec.m // spec.ctas, spec.n
-            self._scales = [
-                [
-                    Scales(cta, row, thread.agent, spec.scaling, side, size, address)
-                    for side, size, address in zip((0, 1), sizes, scales, strict=True)
-                ]
-                for cta in ctas
-            ]
+            # Of b they may be in two halves.
+            halved = spec.m == 128 and spec.ctas == 2
+            operands = list(zip((0, 1), sizes, scales, (False, halved), strict=True))
+            of = row, thread.agent, spec.scaling
+            self._scales = [[Scales(cta, *of, *x) for x in operands] for cta in ctas]
         pipelined = self._follows_same(thread)
         for part in self._parts:
             cells = part.a_cells

@@ -18,13 +18,17 @@ from tests.support.lockstep import tmem
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 
-COPY = re.compile(r"tcgen05\.cp\.cta_group::([12])\.(\w+(?:\.warpx4)?)")
+COPY = re.compile(r"tcgen05\.cp\.cta_group::([12])\.(\w+(?:\.warpx4|\.warpx2::\w+)?)")
 # Of each shape the rows, their bytes, and the lanes to which row 0 goes.
 _FORMS = {
     "32x128b.warpx4": (32, 16, (0, 32, 64, 96)),
     "128x128b": (128, 16, (0,)),
     "128x256b": (128, 32, (0,)),
+    "64x128b.warpx2::01_23": (64, 16, (0, 32)),
 }
+# Rows that a pair of warps receives, the first 32 or the others, lie in the lanes of
+# both: what CUTLASS's copies of scales rely on.
+_PAIRS_OF_WARPS = "64x128b.warpx2::01_23"
 
 
 def size_of(shape: str) -> tuple[int, int]:
@@ -58,6 +62,8 @@ class Copy:
         self._smem, self._tmem = cta.smem, tmem.of_cta(cta)
         self._places = places.reshape(rows, row_bytes)
         lane = np.array(lanes)[:, None, None] + np.arange(rows)[None, :, None]
+        if shape == _PAIRS_OF_WARPS:
+            lane = lane + np.arange(rows)[None, :, None] // 32 * 32
         self.d = np.broadcast_arrays(
             lane, column + np.arange(row_bytes // 4)[None, None]
         )
@@ -150,15 +156,16 @@ class Scales:
 
     def __init__(
         self, cta: Any, row: int, agent: int, scaling: Scaling, side: int,
-        rows: int, address: int,
+        rows: int, address: int, halved: bool,
     ) -> None:  # fmt: skip
         base, column = address >> 16, address & 0xFFFF
         if base:
             raise KernelError(f"scales from lane {base} on")
         self._tmem, self._scaling, self._rows = tmem.of_cta(cta), scaling, rows
-        self._first = scaling.ids[side]
+        self._first, self._halved = scaling.ids[side], halved
         lane = np.arange(tmem.TMEM_LANES)[:, None]
-        columns = column + np.arange(-(-rows // 32))[None]
+        self._held = rows // 2 if halved else rows
+        columns = column + np.arange(-(-self._held // 32))[None]
         self._cells = np.broadcast_arrays(lane, columns)
         self._tmem.begin(
             row,
@@ -174,10 +181,13 @@ class Scales:
         words = self._tmem.data[self._cells]
         self._tmem.end(agent, epoch, self._cells, writes=False)
         quarters = words.reshape(4, 32, -1)
-        if not (quarters == quarters[0]).all():
+        # Of M = 128 in a pair, the first half of the columns of B has its scales in
+        # the lower two quarters, the other one in the upper two.
+        apart = [quarters[:2], quarters[2:]] if self._halved else [quarters]
+        if not all((same == same[0]).all() for same in apart):
             raise KernelError("the scales are not the same in all quarters of TMEM")
-        # Row m is in lane m % 32 and column m / 32.
-        held = np.ascontiguousarray(quarters[0].T.reshape(-1)[: self._rows])
+        # Row m of a half is in lane m % 32 and column m / 32.
+        held = np.concatenate([x[0].T.reshape(-1)[: self._held] for x in apart])
         each = held.view(np.uint8).reshape(self._rows, 4)
         chosen = each[:, self._first : self._first + self._scaling.vector]
         return np.ascontiguousarray(chosen).view(self._scaling.dtype).astype(np.float64)

@@ -20,6 +20,8 @@ from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work, cta
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import scales, sparsity
 
+# Lanes of scales of b of a pair of CTAs with 64 rows each.
+_HALVES = 64
 _EMULATE = registry.RuleKind.EMULATE
 _WAIT = (
     "wait first for a barrier on which a tcgen05_commit_arrive, or the tcgen05_mma, "
@@ -101,7 +103,12 @@ def start_in_each(
 
 
 def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
-    """(rows / 128, scales / 4, 32, 16) as (rows, scales)."""
+    """(rows / 128, scales / 4, 32, 16) as (rows, scales).
+
+    Also (1, scales / 4, 64, 16), in halves, as (256, scales).
+    """
+    if tiles.shape[2] == _HALVES:
+        tiles = np.concatenate([tiles[:, :, :32], tiles[:, :, 32:]])
     across, along, rows, _ = tiles.shape
     split = tiles.reshape(across, along, rows, 4, 4)
     return split.transpose(0, 3, 2, 1, 4).reshape(across * 4 * rows, along * 4)

@@ -23,14 +23,21 @@ def accumulate(
       acc: (M, N) in float32.
       a: (M, K) elements.
       b: (K, N) elements.
-      a_scale: (M, K / block) scales.
+      a_scale: (at least M, K / block) scales.
       b_scale: (at least N, K / block) scales.
     """
     columns = b.shape[1]
-    left = _scaled(a, a_scale)
+    left = _scaled(a, a_scale[: len(a)])
     right = _scaled(b.T, b_scale[:columns])
     with np.errstate(over="ignore", invalid="ignore"):
         acc[...] = (acc.astype(np.float64) + left @ right.T).astype(np.float32)
+
+
+def joined(b_scale: np.ndarray, columns: int) -> np.ndarray:
+    """Scales of b in halves, 128 rows for each, as (N, K / block)."""
+    half = columns // 2
+    upper = len(b_scale) // 2
+    return np.concatenate([b_scale[:half], b_scale[upper : upper + half]])
 
 
 def _scaled(x: np.ndarray, scale: np.ndarray) -> np.ndarray:

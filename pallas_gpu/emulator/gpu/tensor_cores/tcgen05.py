@@ -35,6 +35,7 @@ from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.tensor_cores import scaled, sparse, tensor_core
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
+from pallas_gpu.layouts.tmem import scaled_instruction
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tcgen05
 
@@ -162,6 +163,8 @@ class Product(Work):
                 a = sparse.expand(a, share.metadata.peek())
             if share.scales:
                 a_scale, b_scale = (scale.peek() for scale in share.scales)
+                if acc.shape[0] == scaled_instruction.HALF_ROWS:
+                    b_scale = scaled.joined(b_scale, acc.shape[1])
                 scaled.accumulate(acc, a, b, a_scale, b_scale)
             else:
                 tensor_core.accumulate(acc, a, b, truncates=False)

@@ -19,14 +19,21 @@ from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import E4M3, F32
 
+SCALES = TmemLayout.scales()
 MXF8 = ScaledPair(ScaledProduct(n=256, k=256))
 MXF4 = ScaledPair(ScaledProduct(a=E2M1, b=E2M1, k=256))
 NVF4 = ScaledPair(ScaledProduct(a=E2M1, b=E2M1, k=256, block=16, scale=E4M3))
+HALVES = ScaledPair(ScaledProduct(n=64), 64)
 KERNELS = {
     "mxf8, 256 columns": MXF8,
     "mxf8, 48 columns, added up": ScaledPair(ScaledProduct(n=48, rounds=2)),
     "mxf4": MXF4,
     "nvf4": NVF4,
+    "64 rows": HALVES,
+    "64 rows, K of two groups, N of 192": ScaledPair(ScaledProduct(n=192, k=256), 64),
+    "64 rows, nvf4": ScaledPair(
+        ScaledProduct(n=128, a=E2M1, b=E2M1, k=256, block=16, scale=E4M3, rounds=2), 64
+    ),
 }
 
 
@@ -53,8 +60,9 @@ def test_no_schedule_has_a_race(asynchrony):
         (MXF8, "mxf8f6f4.block_scale.scale_vec::1X", [0, 1, 2, 3] * 2),
         (MXF4, "mxf4nvf4.block_scale.scale_vec::2X", [0, 2] * 2),
         (NVF4, "mxf4nvf4.block_scale.scale_vec::4X", [0] * 4),
+        (HALVES, "mxf8f6f4.block_scale.scale_vec::1X", [0, 1, 2, 3]),
     ],
-    ids=["mxf8", "mxf4", "nvf4"],
+    ids=["mxf8", "mxf4", "nvf4", "64 rows"],
 )
 def test_the_leader_copies_scales_and_multiplies(case, opcode, ids, semantics):
     kernel = under(semantics, case.make())
@@ -62,7 +70,7 @@ def test_the_leader_copies_scales_and_multiplies(case, opcode, ids, semantics):
     assert report.resources.spill_store_bytes == 0
     found = re.findall(r"tcgen05\.mma\.cta_group::(\d)\.kind::([\w.:]+)", report.ptx)
     assert found == [("2", opcode)] * len(ids)
-    copies = re.findall(r"tcgen05\.cp\.cta_group::(\d)\.32x128b\.warpx4", report.ptx)
+    copies = re.findall(r"tcgen05\.cp\.cta_group::(\d)\.\w+\.warpx\d", report.ptx)
     # The scales of a are in two CTAs, to which one instruction copies.
     _, _, a_scale, b_scale = case.operands()
     tiles = a_scale.shape[1] + b_scale.shape[0] * b_scale.shape[1]
@@ -123,26 +131,50 @@ def test_what_a_pair_does_not_multiply(case, scratch, error, what):
         jax.eval_shape(case.make(**scratch), *case.operands())
 
 
-def test_a_pair_has_128_rows_in_each_cta():
-    case = ScaledPair(ScaledProduct(n=64))
+@pytest.mark.parametrize(
+    ("n", "scratch", "error", "what"),
+    [
+        (
+            64,
+            {"sb": plgpu.TMEM((128, 4), E8M0, layout=SCALES, collective=True)},
+            errors.LayoutError,
+            "tcgen05_mma: b_scale does not have the layout of scales",
+        ),
+        (
+            96,
+            {},
+            errors.ShapeError,
+            "tcgen05_mma: no block-scaled instruction has this shape",
+        ),
+    ],
+    ids=["layout", "N"],
+)
+def test_what_a_pair_with_64_rows_in_each_cta_does_not_multiply(
+    n, scratch, error, what
+):
+    case = ScaledPair(ScaledProduct(n=n), 64)
 
     def body(a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, acc, sa, sb, done, **_):
         plgpu.tcgen05_mma(  # HERE
             acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb, collective_axis="c"
         )
 
+    declared = {k: v for k, v in case.scratch().items() if k != "sb_smem"}
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((256, 64), F32),
-        scratch_types={
-            **case.scratch(),
-            "a_smem": plgpu.SMEM((64, 128), E4M3),
-            "acc": plgpu.TMEM((64, 64), F32, collective=True),
-        },
+        out_type=jax.ShapeDtypeStruct((128, n), F32),
+        scratch_types={**declared, **scratch},
         compiler_params=plgpu.CompilerParams(target="sm_100a"),
         cluster=(2,),
         cluster_names=("c",),
     )
-    what = "tcgen05_mma: no block-scaled instruction has this shape"
-    with refused(errors.ShapeError, what, expected="M = 128", got="M = 64"):
-        jax.eval_shape(kernel, *case.operands())
+    with refused(error, what):
+        jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 4)
+
+
+def test_scales_in_halves_are_copied_from_64_rows_of_16_bytes():
+    case = ScaledPair(ScaledProduct(n=64), 64)
+    layout = TmemLayout.scales_m64_collective()
+    two = plgpu.TMEM((256, 8), E8M0, layout=layout, collective=True)
+    with pytest.raises(errors.ShapeError, match=r"smem \(1, scales / 4, 64, 16\)"):
+        jax.eval_shape(case.make(sb=two), *case.operands())
