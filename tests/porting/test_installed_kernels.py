@@ -33,10 +33,17 @@ _CORES = re.compile(r"[\w.]+\(\)(?:\[0\])?\.core_count")
 
 
 @functools.cache
-def ported(name):
-    """Returns a module of upstream's, which uses this package instead of Pallas."""
+def ported(name, old="", new=""):
+    """Returns a module of upstream's, which uses this package instead of Pallas.
+
+    Args:
+      name: the module.
+      old: text in it that is replaced by `new`.
+    """
     spec = importlib.util.find_spec(f"{_PLACE}.{name}")
     text = pathlib.Path(spec.origin).read_text()
+    assert old in text
+    text = text.replace(old, new)
     text, count = _PALLAS.subn(r"import pallas_gpu as \1", text)
     assert count == 2
     text = _CORES.sub("4", text)
@@ -169,6 +176,18 @@ def test_a_kernel_that_ends_before_its_copies_is_an_error():
     config = module.TuningConfig(128, 128, 64, 3, collective=False)
     with pytest.raises(errors.KernelError, match=r"acc_smem.* is freed while the copy"):
         module.matmul_kernel(normal((256, 128)), normal((128, 256)), config)
+
+
+@pytest.mark.parametrize(
+    ("m", "tile_n", "collective"), [(256, 256, False), (512, 128, True)]
+)
+def test_blackwell_matmul_with_a_wait_for_its_last_copies(m, tile_n, collective):
+    waits = "plgpu.wait_smem_to_gmem({}, wait_read_only=True)"
+    module = ported("blackwell_matmul_mgpu", *(waits.format(n) for n in (1, 0)))
+    config = module.TuningConfig(128, tile_n, 64, 2, collective=collective)
+    a, b = normal((m, 128)), normal((128, 256), seed=1, scale=1 / 8)
+    got = module.matmul_kernel(a, b, config)
+    close(got, wide(a) @ wide(b), 0.02)
 
 
 def test_blackwell_ragged_dot():
