@@ -149,9 +149,20 @@ def require_space(ref: Any, space: types.MemorySpace, who: str, what: str) -> No
             f"{who}: {what} is in the wrong memory space",
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
-            hint=f"{space.declared_by}, or swap the operands",
+            hint=f"{_brought_to(space, aval.memory_space)}, or swap the operands",
             where=_jax.where_now(),
         )
+
+
+def _brought_to(space: types.MemorySpace, given: types.MemorySpace) -> str:
+    """Returns what makes an operand one in the memory space."""
+    if space is types.SMEM and given is types.GMEM:
+        return (
+            "copy it to SMEM: in a pallas_call by plgpu.BlockSpec(memory_space="
+            "plgpu.SMEM), or by a block shape; in a kernel by plgpu.copy_gmem_to_smem "
+            "to a plgpu.SMEM(shape, dtype)"
+        )
+    return str(space.declared_by)
 
 
 def require_same(src: Any, dst: Any, who: str) -> None:

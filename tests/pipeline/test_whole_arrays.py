@@ -70,6 +70,28 @@ def test_jaxs_own_call_without_specs():
     np.testing.assert_array_equal(call(x), 2 * x)
 
 
+def test_a_whole_matrix_of_wgmma_is_in_smem_by_its_spec():
+    def body(x_ref, w_ref, o_ref, acc):
+        plgpu.wgmma(acc, x_ref, w_ref)
+        plgpu.wgmma_wait(0)
+        o_ref[...] = acc[...]
+
+    def call(whole):
+        rows = plgpu.BlockSpec((64, 64), lambda i: (i, 0))
+        return plgpu.pallas_call(
+            body, f32(128, 64), grid=2, in_specs=[rows, whole], out_specs=rows,
+            scratch_shapes=[plgpu.ACC((64, 64))],
+        )  # fmt: skip
+
+    x, w = (jnp.asarray(numbers(n, 64) % 7, jnp.bfloat16) for n in (128, 64))
+    with pytest.raises(errors.MemorySpaceError, match="b is in the wrong") as e:
+        call(None)(x, w)
+    hint = "plgpu.BlockSpec(memory_space=plgpu.SMEM)"
+    assert hint in e.value.hint
+    exact = np.asarray(x, np.float32) @ np.asarray(w, np.float32)
+    np.testing.assert_array_equal(call(eval(hint))(x, w), exact)
+
+
 # --- each program stores its own part -------------------------------------------------
 
 
