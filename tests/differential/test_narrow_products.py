@@ -27,6 +27,7 @@ PRODUCTS = {
     "mxf8, two types, N of 256": Narrow(256, 256, a=E5M2),
     "mxf4": Narrow(128, 256, E2M1, E2M1),
     "nvf4": Narrow(256, 256, E2M1, E2M1, E4M3, 16),
+    "mxf4, a in TMEM": Narrow(128, 256, E2M1, E2M1, a_in_tmem=True),
     "a pair, mxf8": Narrow(256, 256, ctas=2),
     "a pair, nvf4": Narrow(128, 256, E2M1, E2M1, E4M3, 16, ctas=2),
     "a pair, mxf8, 64 rows": Narrow(64, 256, ctas=2, m=64),

@@ -46,6 +46,7 @@ class ScaledProduct:
       b_stored: whether b is stored transposed: (N, K).
       rounds: number of products added up.
       inferred: whether the operands are declared without transforms.
+      a_in_tmem: whether the left operand is copied to TMEM first.
     """
 
     n: int = 64
@@ -58,6 +59,7 @@ class ScaledProduct:
     b_stored: bool = True
     rounds: int = 1
     inferred: bool = False
+    a_in_tmem: bool = False
 
     @property
     def scale_rows(self) -> int:
@@ -105,7 +107,9 @@ class ScaledProduct:
         def scales(rows):
             return plgpu.TMEM((rows, columns), self.scale, layout=TmemLayout.scales())
 
+        left = plgpu.TMEM((ROWS, self.k), self.a, packed=True)
         return {
+            **({"a_tmem": left} if self.a_in_tmem else {}),
             "a_smem": operand((ROWS, self.k), self.a),
             "b_smem": operand(b.shape, self.b),
             "sa_smem": plgpu.SMEM(a_scale.shape, self.scale),
@@ -120,17 +124,22 @@ class ScaledProduct:
     def body(
         self, a, b, sa_gmem, sb_gmem, out,
         a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb, loaded, done,
+        a_tmem=None,
     ) -> None:  # fmt: skip
         """Copies the operands and scales, multiplies, and stores the product."""
         pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
         start_copies(loaded, *pairs)
         plgpu.barrier_wait(loaded)
         right = b_smem.T if self.b_stored else b_smem
+        left = a_smem
+        if a_tmem is not None:
+            plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
+            left = a_tmem
         for i in range(self.rounds):
             plgpu.async_copy_scales_to_tmem(sa_smem, sa)
             plgpu.async_copy_scales_to_tmem(sb_smem, sb)
             plgpu.tcgen05_mma(
-                acc, a_smem, right, a_scale=sa, b_scale=sb, accumulate=i > 0
+                acc, left, right, a_scale=sa, b_scale=sb, accumulate=i > 0
             )
         plgpu.tcgen05_commit_arrive(done)
         plgpu.barrier_wait(done)

@@ -24,7 +24,7 @@ async_copy_smem_to_tmem_p = registry.define(
     feature=arch.Feature.TCGEN05,
 )
 _WHO = "async_copy_smem_to_tmem"
-_BITS = (8, 16, 32)
+_BITS = (4, 8, 16, 32)
 # What inference chooses from; authors may also leave the swizzle out.
 _SWIZZLES = (128, 64, 32)
 
@@ -53,8 +53,8 @@ def async_copy_smem_to_tmem(
         SwizzleTransform of 32, 64 or 128 bytes, or with TilingTransform((8, 16 bytes))
         alone; Warpgroup semantics infers them for arrays declared without. K occupies a
         multiple of 32 bytes.
-      tmem_ref: (128, K) TMEM reference of the same dtype, of 8, 16 or 32 bits; declared
-        with packed=True if elements are narrower than 32 bits.
+      tmem_ref: (128, K) TMEM reference of the same dtype, of 4, 8, 16 or 32 bits;
+        declared with packed=True if elements are narrower than 32 bits.
       collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
         index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
         is declared with collective=True; in the other one the call does nothing.
@@ -91,7 +91,7 @@ def _require_equal(source: Any, target: Any) -> None:
     if names[0] != names[1] or types.itemsize_bits(source.dtype) not in _BITS:
         raise errors.DTypeError(
             f"{_WHO}: the element types are not those of one operand",
-            expected="the same dtype in SMEM and TMEM, of 8, 16 or 32 bits",
+            expected="the same dtype in SMEM and TMEM, of 4, 8, 16 or 32 bits",
             got=f"{names[0]} to {names[1]}",
             hint="declare both with the dtype of the operand",
             where=_jax.where_now(),

@@ -36,6 +36,7 @@ class Narrow:
       ctas: 2 for a pair.
       sparse: whether `a` has half of its elements.
       m: rows in each CTA.
+      a_in_tmem: whether `a` is in TMEM; it is not copied there.
     """
 
     n: int
@@ -47,6 +48,7 @@ class Narrow:
     ctas: int = 1
     sparse: bool = False
     m: int = ROWS
+    a_in_tmem: bool = False
 
     @property
     def indices(self) -> int:
@@ -84,8 +86,9 @@ class Narrow:
                 given = {"sa": "a_scale", "sb": "b_scale", "meta": "a_sparse_metadata"}
                 operands = {given[name]: arrays[name] for name in self.copies}
                 right = names.transpose_ref(b, (1, 0))
+                left = arrays["a_tmem"] if self.a_in_tmem else a
                 names.tcgen05_mma(
-                    acc, a, right, done, accumulate=False, **operands, **axis
+                    acc, left, right, done, accumulate=False, **operands, **axis
                 )
 
             start()
@@ -116,6 +119,10 @@ class Narrow:
             "acc": names.TMEM((self.m, self.n), jnp.float32, **pair),
             "done": names.Barrier(orders_tensor_core=True),
         }
+        if self.a_in_tmem:
+            declared["a_tmem"] = names.TMEM(
+                (self.m, stored), self.a, packed=True, **pair
+            )
         for name, shape in self.copies.items():
             dtype = jnp.uint2 if name == "meta" else self.scale
             layout = metadata if name == "meta" else scales
@@ -149,7 +156,7 @@ def describe(case: Narrow, instructions: list[Instruction]) -> str:
     assert at == len(found)
     products = [x for x in instructions if x.opcode.startswith("tcgen05.mma.")]
     assert len({x.opcode for x in products}) == 1
-    heads = {_operands(x) for x in products}
+    heads = {_operands(case, x) for x in products}
     each = [_product(case, x, products[0], columns) for x in products]
     opcode = products[0].opcode.removeprefix("tcgen05.mma.")
     return "; ".join([*texts, opcode, *heads, " ".join(each)])
@@ -160,20 +167,26 @@ def _copy(x: Instruction, source: int, first: int) -> str:
     return f"{(start & _START) - (source & _START):x}:{target - first:x}"
 
 
-def _operands(x: Instruction) -> str:
+def _operands(case: Narrow, x: Instruction) -> str:
     _, a, b, *_ = x.operands
-    return f"{facts.Operand.of(a, False, 0)}; {facts.Operand.of(b, False, 0)}"
+    left = "tmem" if case.a_in_tmem else facts.Operand.of(a, False, 0)
+    return f"{left}; {facts.Operand.of(b, False, 0)}"
 
 
 def _product(case: Narrow, x: Instruction, first: Instruction, columns: Any) -> str:
-    _, a, b, *rest = x.operands
+    rest = list(x.operands[3:])
     metadata = [rest.pop(0)[0]] if case.sparse else []
     word, *scales = rest[:-1]
     held = [*(scale[0] for scale in scales), *metadata]
     starts = [
-        (part & _START) - (base & _START)
-        for part, base in zip((a, b), first.operands[1:3], strict=True)
+        _start(part) - _start(base)
+        for part, base in zip(x.operands[1:3], first.operands[1:3], strict=True)
     ]
     offsets = [place - base for place, base in zip(held, columns, strict=True)]
     numbers = ":".join(f"{n:x}" for n in (*starts, *offsets))
     return f"{word:#010x}:{numbers}{'+' if rest[-1] else ''}"
+
+
+def _start(operand: Any) -> int:
+    """Of a descriptor the start address, or the column of TMEM."""
+    return operand & _START if isinstance(operand, int) else operand[0]

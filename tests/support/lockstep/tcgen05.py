@@ -247,7 +247,10 @@ class Part:
         """Its rows of A."""
         if self.a_cells is None:
             return _elements(self.smem.data[self.a], spec.a)
-        return np.ascontiguousarray(self.tmem.data[self.a_cells]).view(spec.a)
+        held = np.ascontiguousarray(self.tmem.data[self.a_cells])
+        if spec.a == _E2M1:
+            return _elements(held.view(np.uint8)[..., None], spec.a)
+        return held.view(spec.a)
 
     def right(self, spec: Instruction) -> np.ndarray:
         """Its rows of B, which are columns of the product."""

@@ -30,6 +30,8 @@ KERNELS = {
     "136 columns, added up": ScaledProduct(n=136, rounds=3),
     "64-byte swizzle": ScaledProduct(n=8, swizzle=64),
     "mxf4": FP4,
+    "mxf8, a in TMEM": ScaledProduct(n=16, a_in_tmem=True),
+    "mxf4, a in TMEM": ScaledProduct(n=16, a=E2M1, b=E2M1, k=256, a_in_tmem=True),
     "nvf4": NVF4,
     "nvf4, 256 columns": ScaledProduct(
         n=256, a=E2M1, b=E2M1, k=256, block=16, scale=E4M3
