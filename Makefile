@@ -17,8 +17,12 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
 
+# Where Python is told to write no bytecode, every process of the tests compiles the
+# sources again, for a tenth of the suite's time. What is written is in .gitignore.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test smoke fast check static format format-check lint types \
+.PHONY: help setup demo test smoke fast quick check static format format-check lint types \
 	composition-table coverage-table layout-drawings porting-table map clean clean-all
 
 help:  ## list the targets
@@ -44,7 +48,11 @@ fast: setup  ## the tests that are not slow and compile nothing
 smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
 	$(PYTEST) -m smoke $(ARGS)
 
-check: static fast  ## format, lint, types, fast tests: before every commit
+quick: setup  ## up to five cases of each file, fewer of those with long ones
+	$(PYTEST) -m quick $(ARGS)
+
+check: setup  ## format, lint, types and `quick`, in two minutes: before every commit
+	@$(MAKE) --no-print-directory --jobs=2 static quick
 
 static: format-check lint types
 

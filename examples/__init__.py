@@ -37,9 +37,10 @@ class Case:
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     """Returns random normal numbers: NumPy's, for which JAX compiles nothing."""
     numbers = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    return jnp.asarray(numbers.astype(dtype))
+    return jax.device_put(numbers.astype(dtype))
 
 
 def integers(seed: int, low: int, high: int, *shape: int) -> jax.Array:
     """Returns random integers from low to high - 1, int32."""
-    return jnp.asarray(np.random.default_rng(seed).integers(low, high, shape, np.int32))
+    rng = np.random.default_rng(seed)
+    return jax.device_put(rng.integers(low, high, shape, np.int32))

@@ -41,6 +41,8 @@ gc.set_threshold(100_000)
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
+from tests.support import quick  # noqa: E402
+
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 # In CI the same examples run every time, so a red run is red for its change.
 hypothesis.settings.register_profile(
@@ -97,6 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[function] % sampled.args[0]:
                 item.add_marker(pytest.mark.slow)
             seen[function] += 1
+    for item in quick.choose(items):
+        item.add_marker(pytest.mark.quick)
     for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
         marked = [item for item in items if item.get_closest_marker(mark)]
         if marked and (why := reason()) is not None:

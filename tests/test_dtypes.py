@@ -125,6 +125,7 @@ def error_of(name: str, dtype: str) -> Exception | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_an_operation_without_a_type_is_refused_in_tracing_with_the_line(dtype):
     for name in REFUSED[dtype]:

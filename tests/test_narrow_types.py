@@ -79,6 +79,7 @@ def to_each(dtypes: Sequence[str]) -> Callable[[Any], Callable[..., Any]]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_value_converts_to_every_type_as_in_jax(dtype):
     x = values(dtype, (64, 128))
@@ -96,6 +97,7 @@ def test_the_largest_number_converts_to_integers():
     check(to_each(targets), [x], [np.full((64, 128), 6, t) for t in targets])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_half_converts_to_every_narrow_float_as_in_jax(dtype):
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(512, 128)
@@ -115,6 +117,7 @@ def numbers(dtype: str) -> np.ndarray:
     return sizes.astype(dtype).reshape(64, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_floats_convert_to_narrow_ones_with_one_rounding(dtype):
     x = numbers(dtype)
@@ -122,6 +125,7 @@ def test_floats_convert_to_narrow_ones_with_one_rounding(dtype):
     check(to_each(NARROW), [x], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "int8", "bool"])
 def test_integers_convert_to_narrow_types_as_in_jax(dtype):
     rng = np.random.default_rng(0)

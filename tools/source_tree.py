@@ -7,6 +7,8 @@ folder (an unpacked archive, a test's tree) all files.
 
 from __future__ import annotations
 
+import ast
+import functools
 import subprocess
 from pathlib import Path
 
@@ -43,3 +45,9 @@ def source_files(root: Path = ROOT) -> list[str]:
 def python_files(root: Path = ROOT) -> list[str]:
     """The Python source files of the project."""
     return [name for name in source_files(root) if name.endswith(".py")]
+
+
+@functools.lru_cache(maxsize=1024)
+def syntax_tree(source: str) -> ast.Module:
+    """The tree of a file's text, which several house checks read and none changes."""
+    return ast.parse(source)

@@ -125,6 +125,7 @@ def test_large_numbers_do_not_overflow_in_between():
     check(lax.cosh, [np.float32([89.0] * 128)], np.cosh([89.0] * 128), 5e-6)
 
 
+@pytest.mark.slow
 def test_zeta_and_polygamma():
     rng = np.random.default_rng(1)
     s = rng.uniform(1.1, 12, (2, 128)).astype(np.float32)
@@ -138,6 +139,7 @@ def test_zeta_and_polygamma():
     check(lax.polygamma, [n, q], expected, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["igamma", "igammac", "igamma_grad_a"])
 def test_incomplete_gamma_functions(name: str):
     rng = np.random.default_rng(2)
@@ -146,6 +148,7 @@ def test_incomplete_gamma_functions(name: str):
     check(getattr(lax, name), [a, x], expected, 2e-5, 1e-6)
 
 
+@pytest.mark.slow
 def test_the_incomplete_beta_function():
     rng = np.random.default_rng(3)
     a, b = rng.uniform(0.1, 20, (2, 4, 128)).astype(np.float32)

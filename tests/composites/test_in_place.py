@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support import everywhere
+from tests.support import everywhere, host
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 WARPGROUP = plgpu.LoweringSemantics.Warpgroup
 
 
 def numbers(rng, *shape):
-    return jnp.asarray(rng.standard_normal(shape), BF16)
+    return host.array(rng.standard_normal(shape), BF16)
 
 
 def float64(x):

@@ -14,7 +14,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.composites import in_place
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.value_products import float64, kernel, numbers
 
 F32, BF16 = jnp.float32, jnp.bfloat16
@@ -271,7 +271,7 @@ def test_an_accumulator_that_is_written_before_the_sum_is_stored(rng):
 @pytest.mark.parametrize("columns", [64, 32])
 def test_scratch_of_a_scope_is_reused_for_copies_by_tma(rng, columns):
     """Products of either kind: by wgmma, and term by term."""
-    x = jnp.asarray(rng.integers(-4, 4, (columns, columns)), jnp.int32)
+    x = host.array(rng.integers(-4, 4, (columns, columns)), jnp.int32)
 
     def body(x_ref, o_ref, barrier):
         def copied(tile):

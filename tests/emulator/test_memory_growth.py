@@ -16,6 +16,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.emulator.engine import plan
@@ -37,6 +38,7 @@ def run_another_kernel(number):
     np.testing.assert_array_equal(got, np.full(shape, number + 1))
 
 
+@pytest.mark.slow
 def test_no_more_plans_and_jaxprs_stay_than_the_cache_holds(monkeypatch):
     make, jaxprs = plan._plans.__wrapped__, weakref.WeakSet()
 

@@ -31,6 +31,7 @@ def compare(case, got, expected):
         np.testing.assert_allclose(a, b, atol=case.tolerance, rtol=case.tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_an_example_computes_its_reference_in_the_emulator(case):
     compare(case, jax.jit(case.function)(*case.args), case.reference(*case.args))

@@ -13,7 +13,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support.recipes import RECIPES
-from tools.source_tree import ROOT
+from tools.source_tree import ROOT, syntax_tree
 
 # What an author of kernels never sees.
 _INTERNAL = re.compile(
@@ -25,7 +25,7 @@ _FIELD = re.compile(r"\b(CompilerParams|InterpretParams|\w+Config)\((\w+)=")
 
 def hints(source: str) -> Iterator[tuple[int, str]]:
     """The constant texts of all hints in a source file, with their lines."""
-    tree = ast.parse(source)
+    tree = syntax_tree(source)
     assigned = {
         target.id: node.value
         for node in ast.walk(tree)

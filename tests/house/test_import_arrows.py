@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.source_tree import ROOT, python_files
+from tools.source_tree import ROOT, python_files, syntax_tree
 
 _GROUND = ("errors", "expect", "arch", "layouts", "_jax", "walk")
 _TYPES = (*_GROUND, "types")
@@ -158,7 +158,7 @@ def arrow_complaints(root: Path) -> list[str]:
     for file in files:
         if room_of(file) not in MAY_IMPORT and room_of(file) != "__init__":
             continue
-        tree = ast.parse((root / file).read_text(), filename=file)
+        tree = syntax_tree((root / file).read_text())
         for line, name in imported_names(tree, file):
             text = complaint(file, name, rooms) or inner_complaint(file, name)
             if text is not None:
@@ -175,7 +175,7 @@ def circles(root: Path) -> list[tuple[str, str]]:
     }
     imports: set[tuple[str, str]] = set()
     for file in files:
-        tree = ast.parse((root / file).read_text(), filename=file)
+        tree = syntax_tree((root / file).read_text())
         for _, name in imported_names(tree, file):
             # The last part of a name is a module, or something that a module defines.
             modules = (name, name.rpartition(".")[0])

@@ -15,12 +15,16 @@ SOURCES = ["pallas_gpu", "demo", "benchmarks", "tools", "tests/lowering"]
 FILES = ["tests/conftest.py"]
 # A whole string of this form is the name of a variable, wherever it is used.
 _NAME = re.compile(r"(PALLAS_GPU|MOSAIC_GPU|CUDA|JAX|XLA)_[A-Z]+(_[A-Z]+)*")
+# Of what has none of this, nothing is parsed.
+_MAY_NAME_ONE = re.compile(rf"{_NAME.pattern}|environ|\benv\b")
 # Prefixes of what the offline compiler's process does not inherit.
 _PREFIXES = {"MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG"}
 
 
 def variables(source: str) -> Iterator[str]:
     """The environment variables that a source names."""
+    if not _MAY_NAME_ONE.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if _NAME.fullmatch(text):

@@ -13,6 +13,8 @@ from pallas_gpu.mosaic.moves import reductions, scans
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 
+pytestmark = pytest.mark.quick
+
 MOVES = movements.combinations() | movements.movements()
 
 

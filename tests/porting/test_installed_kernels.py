@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu import errors
+from tests.support import host
 
 pytestmark = pytest.mark.skipif(
     not jax.__version__.startswith("0.11."), reason="kernels of upstream 0.11"
@@ -80,7 +81,7 @@ def test_matmul(clusters):
 
 def test_mixed_type_matmul():
     module = ported("hopper_mixed_type_matmul_mgpu")
-    a = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (128, 128)), jnp.int8)
+    a = host.array(np.random.default_rng(0).integers(-8, 8, (128, 128)), jnp.int8)
     b = normal((128, 128), scale=1 / 16)
     config = module.TuningConfig(64, 64, 64, 3)
     got = module.mixed_matmul_kernel(a, b, out_dtype=jnp.bfloat16, config=config)
@@ -150,6 +151,7 @@ def test_attention_with_a_pipeline():
     close(got, module.attention_reference(q, k, v), 5e-3)
 
 
+@pytest.mark.slow
 def test_the_derivative_of_attention():
     module = ported("attention_mgpu")
     q, k, v = (normal((1, 128, 1, 64), jnp.float16, seed) for seed in range(3))

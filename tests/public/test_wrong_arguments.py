@@ -98,6 +98,7 @@ def test_the_good_call_is_good(name):
         good.then(names.call(CALLABLES[name], good.arguments(None)), None)
 
 
+@pytest.mark.slow
 def test_the_good_calls_inside_a_body_are_good():
     for name in INSIDE:
         if name == "emit_pipeline_warp_specialized":

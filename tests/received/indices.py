@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tests.received.case import Case, params
+from tests.support import host
 
 
 def gather_kernel(index_ref, x_ref, o_ref):
@@ -102,7 +103,7 @@ CASES = {
     "input_output_aliases": Case(
         accumulate,
         lambda rng: tuple(
-            jnp.asarray(rng.standard_normal((64, 128)), jnp.float32) for _ in "ab"
+            host.array(rng.standard_normal((64, 128)), jnp.float32) for _ in "ab"
         ),
         np.add,
         1e-6,
@@ -111,7 +112,7 @@ CASES = {
         take_blocks,
         lambda rng: (
             jnp.asarray([3, 0, 3, 1], jnp.int32),
-            jnp.asarray(rng.standard_normal((64, 128)), jnp.float32),
+            host.array(rng.standard_normal((64, 128)), jnp.float32),
         ),
         take_blocks_reference,
         1e-6,
@@ -119,14 +120,14 @@ CASES = {
     "gather by a dynamic index": Case(
         gather,
         lambda rng: (
-            jnp.asarray(rng.integers(0, 50, 32), jnp.int32),
-            jnp.asarray(rng.standard_normal((50, 128)), jnp.float32),
+            host.array(rng.integers(0, 50, 32), jnp.int32),
+            host.array(rng.standard_normal((50, 128)), jnp.float32),
         ),
         lambda index, x: x[index.astype(int)],
     ),
     "histogram": Case(
         histogram,
-        lambda rng: (jnp.asarray(rng.integers(0, 64, 512), jnp.int32),),
+        lambda rng: (host.array(rng.integers(0, 64, 512), jnp.int32),),
         lambda x: np.bincount(x.astype(int), minlength=64),
     ),
 }

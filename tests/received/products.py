@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from tests.received.case import Case, params
+from tests.support import host
 
 
 def matmul_kernel(a_ref, b_ref, o_ref, sum_ref):
@@ -105,7 +106,7 @@ def attention_reference(q, k, v):
 
 def _normal(*shapes):
     return lambda rng: tuple(
-        jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in shapes
+        host.array(rng.standard_normal(s), jnp.bfloat16) for s in shapes
     )
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from tests.received.case import Case, params
+from tests.support import host
 
 
 def add_kernel(x_ref, y_ref, o_ref):
@@ -164,7 +165,7 @@ def ragged_transpose_reference(lengths, x):
 
 def _normal(*shapes):
     return lambda rng: tuple(
-        jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes
+        host.array(rng.standard_normal(s), jnp.float32) for s in shapes
     )
 
 
@@ -186,7 +187,7 @@ CASES = {
     "transposed ragged blocks": Case(
         ragged_transpose,
         lambda rng: (
-            jnp.asarray(rng.integers(0, 73, 100), jnp.int32),
+            host.array(rng.integers(0, 73, 100), jnp.int32),
             *_normal((100, 72))(rng),
         ),
         ragged_transpose_reference,

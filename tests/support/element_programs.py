@@ -280,6 +280,7 @@ def is_elsewhere(name: str, kind: str) -> bool:
     return kind == "float4" or (kind == "exponent" and name != "select_n")
 
 
+@functools.cache
 def row_programs() -> dict[tuple[str, str, str], list[Program]]:
     """The programs of every (row, kind, dtype): one for each choice of parameters."""
     found = {}

@@ -16,7 +16,7 @@ import numpy as np
 import pallas_gpu as plgpu
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.not_modelled import KNOWN_GAPS, NotModelled
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH, Traced
 
 
 def has_gpu() -> bool:
@@ -53,8 +53,9 @@ def check(
     """
     if emulate:
         _compare(make(plgpu.InterpretParams(seed=1))(*args), expected, atol, rtol)
+    traced = Traced(make(None), args) if semantics else None
     for choice in semantics:
-        function = under(choice, make(None))
+        function = traced.under(choice)
         lowered = in_lockstep.lower(function, args)
         if choice in executed:
             _execute(lowered, expected, atol, rtol)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu.ops import matmul
-from tests.support import everywhere
+from tests.support import everywhere, host
 
 # float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
 ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
@@ -18,8 +18,8 @@ ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
 def operands(m, n, k, dtype=jnp.float16, batch=()):
     rng = np.random.default_rng(0)
     return (
-        jnp.asarray(rng.standard_normal((*batch, m, k)), dtype),
-        jnp.asarray(rng.standard_normal((*batch, k, n)), dtype),
+        host.array(rng.standard_normal((*batch, m, k)), dtype),
+        host.array(rng.standard_normal((*batch, k, n)), dtype),
     )
 
 

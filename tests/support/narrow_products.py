@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup
 
 
 def scales(*shape: int):
     """Random scales between 0.5 and 2."""
     rng = np.random.default_rng(sum(shape) + 1)
-    return jnp.asarray(rng.uniform(0.5, 2, shape), jnp.float32)
+    return host.array(rng.uniform(0.5, 2, shape), jnp.float32)
 
 
 @contextlib.contextmanager

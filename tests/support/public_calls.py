@@ -15,6 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import layouts
 from pallas_gpu.layouts import TmemLayout
+from tests.support import host
 
 F32, F16 = jnp.float32, jnp.float16
 SHAPE = (64, 128)
@@ -167,15 +168,15 @@ def _tunable(x: Any, *, config: Any) -> Any:
     return x
 
 
-_halves = jnp.zeros((256, 256), F16)
-_matrices, _sizes = jnp.zeros((2, 256, 256), F16), jnp.array([100, 156])
+_halves = host.zeros((256, 256), F16)
+_matrices, _sizes = host.zeros((2, 256, 256), F16), host.array([100, 156])
 _ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
     (((1,), (1,)), ((), ())), (0,), (0,)
 )
-_bytes = jnp.zeros((32, 32), jnp.int8)
-_floats8 = jnp.zeros((32, 32), jnp.float8_e4m3fn)
-_scales8 = jnp.ones((32, 1), jnp.float8_e8m0fnu)
-_heads = jnp.zeros((1, 128, 1, 64), F16)
+_bytes = host.zeros((32, 32), jnp.int8)
+_floats8 = host.zeros((32, 32), jnp.float8_e4m3fn)
+_scales8 = host.ones((32, 1), jnp.float8_e8m0fnu)
+_heads = host.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
 _size = {"block_size": 8}
@@ -452,7 +453,7 @@ GOOD: dict[str, Good] = {
     "ops.layer_norm": _top(x=_halves),
     "ops.rotary_embedding": _top(x=_heads),
     "ops.linear_cross_entropy": _top(
-        x=_halves, w=_halves, labels=jnp.zeros(256, jnp.int32)
+        x=_halves, w=_halves, labels=host.zeros(256, jnp.int32)
     ),
     "ops.top_k": _top(x=_halves, k=2),
     "ops.decode_attention": _top(q=_heads[:, 0], k=_heads, v=_heads),

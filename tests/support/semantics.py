@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,12 +22,27 @@ def under(semantics: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose kernels are lowered under other semantics."""
 
     def changed(*args):
-        closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-        replaced = _replace(closed.jaxpr, semantics)
-        out = jax.core.eval_jaxpr(replaced, closed.consts, *jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shape), out)
+        return Traced(fn, args).under(semantics)(*args)
 
     return changed
+
+
+class Traced:
+    """A function traced once, whose kernels are lowered under several semantics."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
+        self._closed, self._shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+
+    def under(self, semantics: Any) -> Callable[..., Any]:
+        """Returns the function of arguments like those that it was traced with."""
+        closed, shape = self._closed, self._shape
+        replaced = _replace(closed.jaxpr, semantics)
+
+        def changed(*args):
+            out = jax.core.eval_jaxpr(replaced, closed.consts, *jax.tree.leaves(args))
+            return jax.tree.unflatten(jax.tree.structure(shape), out)
+
+        return changed
 
 
 def _replace(jaxpr: Any, semantics: Any) -> Any:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import BOTH
 
 F32 = jnp.float32
@@ -28,8 +28,8 @@ TOLERANCE = {
 def numbers(rng, dtype, *shape):
     if jnp.issubdtype(dtype, jnp.integer):
         low = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -8
-        return jnp.asarray(rng.integers(low, low + 16, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return host.array(rng.integers(low, low + 16, shape), dtype)
+    return host.array(rng.standard_normal(shape), dtype)
 
 
 def float64(x):

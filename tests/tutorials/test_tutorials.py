@@ -58,6 +58,7 @@ def test_the_notebook_runs_in_jupyter(path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(cell.execution_count for cell in code_cells(notebook))
 
 
+@pytest.mark.slow
 @each_tutorial
 def test_the_notebook_agrees_with_its_text_form(path: Path):
     jupytext = pytest.importorskip("jupytext")

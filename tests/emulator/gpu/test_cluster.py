@@ -15,6 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.emulator.engine.in_flight import InFlight
+from tests.support import host
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -227,7 +228,7 @@ def test_a_matmul_with_multicast_along_both_axes(seed):
         seed=seed,
     )
     rng = np.random.default_rng(0)
-    a, b = (jnp.asarray(rng.standard_normal((m, n)), jnp.float16) for _ in range(2))
+    a, b = (host.array(rng.standard_normal((m, n)), jnp.float16) for _ in range(2))
     want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
     np.testing.assert_allclose(run(a, b), want, atol=2e-5)
 

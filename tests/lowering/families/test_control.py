@@ -9,14 +9,14 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.refusal import refused
 from tests.support.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
 
 SHAPE = (64, 64)
-X = jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
+X = host.array(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
 
 
 def kernel(body, out_dtype=jnp.float32, out_shape=SHAPE, **options):
@@ -178,7 +178,7 @@ def test_loop_passes_its_index_in_steps():
 
 def test_barrier_parities_survive_loops_and_branches():
     """A two-stage pipeline of copies: each barrier completes phase after phase."""
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((512, 64)), jnp.float32)
+    x = host.array(np.random.default_rng(1).standard_normal((512, 64)), jnp.float32)
 
     def body(x_ref, o_ref, tiles, barriers):
         def start(i):
@@ -211,7 +211,7 @@ def test_barrier_parities_survive_loops_and_branches():
 
 
 def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
-    x = jnp.asarray(np.random.default_rng(2).standard_normal((256, 64)), jnp.float32)
+    x = host.array(np.random.default_rng(2).standard_normal((256, 64)), jnp.float32)
 
     def body(x_ref, o_ref):
         def step(i, acc):
@@ -255,7 +255,7 @@ def test_a_loop_whose_body_gives_a_default_layout_keeps_that_of_its_carry():
 
 def test_one_warpgroup_hands_work_to_another():
     """A producer warpgroup copies, a consumer multiplies; barriers both ways."""
-    x = jnp.asarray(np.random.default_rng(3).standard_normal((512, 64)), jnp.float32)
+    x = host.array(np.random.default_rng(3).standard_normal((512, 64)), jnp.float32)
 
     def body(x_ref, o_ref, tile, out_tile, full, empty):
         role = lax.axis_index("wg")

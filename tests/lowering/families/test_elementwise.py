@@ -9,7 +9,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.mosaic.elements import table
-from tests.support import everywhere
+from tests.support import everywhere, host
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -19,9 +19,9 @@ SHAPE = (64, 64)
 def numbers(dtype, seed=0):
     rng = np.random.default_rng(seed)
     if dtype == jnp.bool_:
-        return jnp.asarray(rng.integers(0, 2, SHAPE).astype(bool))
+        return host.array(rng.integers(0, 2, SHAPE).astype(bool))
     if jnp.issubdtype(dtype, jnp.floating):
-        return jnp.asarray(rng.standard_normal(SHAPE) * 3).astype(dtype)
+        return host.array(rng.standard_normal(SHAPE) * 3).astype(dtype)
     info = jnp.iinfo(dtype)
     low, high = max(info.min, -100), min(info.max, 100)
     values = rng.integers(low, high, SHAPE, endpoint=True)

@@ -11,7 +11,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts.registers.fragments import MmaShape
-from tests.support import everywhere
+from tests.support import everywhere, host
 
 INTEGERS = ("int8", "uint8")
 # Of the magnitudes: float32 is read as tf32, sums of 8-bit floats have 13 bits in the
@@ -22,8 +22,8 @@ TOLERANCE = {"float32": 2e-3, "float8_e4m3fn": 5e-4, "float8_e5m2": 5e-4}
 def numbers(rng, dtype, *shape):
     if dtype in INTEGERS:
         low = 0 if dtype == "uint8" else -128
-        return jnp.asarray(rng.integers(low, low + 256, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return host.array(rng.integers(low, low + 256, shape), dtype)
+    return host.array(rng.standard_normal(shape), dtype)
 
 
 def float64(x):

@@ -17,7 +17,7 @@ from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem, schedule
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import BOTH, Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -51,7 +51,7 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
     rng = np.random.default_rng(seed)
     q = s.batch, s.q_len, s.heads, s.head_dim
     kv = s.batch, s.kv_len, s.kv_heads, s.head_dim
-    return [jnp.asarray(rng.standard_normal(x), dtype) for x in (q, kv, kv)]
+    return [host.array(rng.standard_normal(x), dtype) for x in (q, kv, kv)]
 
 
 def reference(q, k, v, causal=False, sm_scale=None):

@@ -19,7 +19,7 @@ from pallas_gpu.ops.flash.backward.derivatives import backward_problem
 from pallas_gpu.ops.flash.backward.problem import schedule
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.norms import assert_close
 from tests.support.semantics import Warpgroup
 
@@ -57,7 +57,7 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
         (s.batch, s.kv_len, s.kv_heads, v_dim),
         (s.batch, s.q_len, s.heads, v_dim),
     ]
-    arrays = [jnp.asarray(rng.standard_normal(x), dtype) for x in shapes]
+    arrays = [host.array(rng.standard_normal(x), dtype) for x in shapes]
     sums = rng.standard_normal((s.batch, s.heads, s.q_len))
     return [*arrays, jnp.asarray(sums, jnp.float32)]
 

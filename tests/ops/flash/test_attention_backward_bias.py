@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
-from tests.support import everywhere, norms
+from tests.support import everywhere, host, norms
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -35,11 +35,11 @@ def operands(bias, q_len=130, kv_len=70, heads=2, kv_heads=1, d=16, batch=2, **t
     rng = np.random.default_rng(0)
     of_q, of_kv = (batch, q_len, heads, d), (batch, kv_len, kv_heads, d)
     arrays = [
-        jnp.asarray(rng.standard_normal(s), jnp.float16) for s in (of_q, of_kv, of_kv)
+        host.array(rng.standard_normal(s), jnp.float16) for s in (of_q, of_kv, of_kv)
     ]
-    bias = jnp.asarray(rng.standard_normal(bias), types.get("dtype", jnp.float32))
-    do = jnp.asarray(rng.standard_normal(of_q), jnp.float16)
-    dlse = jnp.asarray(rng.standard_normal((batch, heads, q_len)), jnp.float32)
+    bias = host.array(rng.standard_normal(bias), types.get("dtype", jnp.float32))
+    do = host.array(rng.standard_normal(of_q), jnp.float16)
+    dlse = host.array(rng.standard_normal((batch, heads, q_len)), jnp.float32)
     return [*arrays, bias, do, dlse]
 
 
@@ -103,6 +103,7 @@ def check(args, given=None, interpret=QUICK, **options):
     assert_close(got[3:], wanted[3:], bound=BOUNDS[args[3].dtype.type])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -143,6 +144,7 @@ def test_slopes_beside_it():
     assert_close(got, wanted)
 
 
+@pytest.mark.slow
 def test_segments_and_lengths_beside_it():
     args = operands((1, 1, 70, 70), 70, 70)
     rng = np.random.default_rng(1)
@@ -182,6 +184,7 @@ def test_no_derivative_of_the_bias_unless_it_is_asked_for():
     assert_close(got, whole[:3])
 
 
+@pytest.mark.slow
 def test_vmap_of_a_bias_and_of_one_that_is_shared():
     args = operands((2, 1, 70, 70), 70, 70, batch=4)
     bias = args.pop(3)
@@ -199,6 +202,7 @@ def test_vmap_of_a_bias_and_of_one_that_is_shared():
         assert_close([x[i] for x in shared], mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 70, 70), (1, 1, 1, 70)])
 def test_orders_of_events_change_no_bit(shape):
     """Each schedule looks for races; with a bias all sums have an order."""
@@ -220,6 +224,7 @@ def test_a_configuration_that_adds_in_any_order_is_not_used():
     check(args, {"backward_config": config})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 64, 64), (1, 1, 1, 64)])
 def test_the_kernels_everywhere(shape):
     args = operands(shape, 64, 64, heads=1, batch=1)

@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
-from tests.support import everywhere, norms
+from tests.support import everywhere, host, norms
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -40,8 +40,8 @@ def operands(q=Q, kv=KV, heads=2, kv_heads=1, head_dim=16, v_dim=16, seed=0):
         (kv[-1], kv_heads, v_dim),
         (q[-1], heads, v_dim),
     ]
-    arrays = [jnp.asarray(rng.standard_normal(s), jnp.float16) for s in shapes]
-    return [*arrays, jnp.asarray(rng.standard_normal((heads, q[-1])), jnp.float32)]
+    arrays = [host.array(rng.standard_normal(s), jnp.float16) for s in shapes]
+    return [*arrays, host.array(rng.standard_normal((heads, q[-1])), jnp.float32)]
 
 
 def seen_by(q, kv, causal=False, window=None, align="start"):
@@ -126,6 +126,7 @@ def test_masks(options, deterministic):
     check(deterministic=deterministic, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "starts",
@@ -141,6 +142,7 @@ def test_lengths(starts, deterministic):
     check(args, starts=starts, causal=True, deterministic=deterministic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, slow(True)])
 @pytest.mark.parametrize(("head_dim", "v_dim"), [(160, 160), slow(24, 40)])
 def test_sizes_of_heads(head_dim, v_dim, deterministic):
@@ -157,6 +159,7 @@ def test_slopes_of_each_sequence(deterministic):
     assert_close(derivatives(QUICK, *args, **options), expected(args, slopes=slopes))
 
 
+@pytest.mark.slow
 def test_vmap_of_tokens_and_of_starts():
     starts = ((0, 30, 66), (0, 40, 70)), ((0, 66, 66), (0, 1, 70))
     args = [operands(*s, seed=i) for i, s in enumerate(starts)]
@@ -172,6 +175,7 @@ def test_vmap_of_tokens_and_of_starts():
         assert_close([x[i] for x in got], expected(args[i], starts=s, causal=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_orders_of_events_change_nothing_but_the_rounding(deterministic):
     """Each schedule looks for races."""
@@ -184,6 +188,7 @@ def test_orders_of_events_change_nothing_but_the_rounding(deterministic):
         check(args, interpret, **options)
 
 
+@pytest.mark.slow
 def test_the_kernels_everywhere():
     starts = (0, 20, 50), (0, 30, 40)
     args = operands(*starts, heads=1)

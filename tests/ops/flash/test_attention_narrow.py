@@ -15,7 +15,7 @@ from pallas_gpu import errors, ops
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Lane, Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -34,7 +34,7 @@ def slow(*values):
 def operands(q_len=130, kv_len=70, heads=2, kv_heads=1, d=32, v_dim=None, batch=2):
     rng = np.random.default_rng(0)
     shapes = (q_len, heads, d), (kv_len, kv_heads, d), (kv_len, kv_heads, v_dim or d)
-    return [jnp.asarray(rng.standard_normal((batch, *s)), F8) for s in shapes]
+    return [host.array(rng.standard_normal((batch, *s)), F8) for s in shapes]
 
 
 def reference(q, k, v, *, scales=(1, 1, 1), causal=False, soft_cap=None, **others):
@@ -125,11 +125,11 @@ def test_lengths_that_nothing_divides(q_len, kv_len, causal):
 
 SCALES = [
     (0.5, 2.0, 3.0),
-    (jnp.float32(0.5), jnp.full((1,), 2.0), jnp.asarray([3.0])),
+    (jnp.float32(0.5), jnp.full((1,), 2.0), host.array([3.0])),
     (
-        jnp.asarray([0.5, 2.0]),
-        jnp.asarray([[0.3], [2.0]]),
-        jnp.asarray([[3.0], [0.25]]),
+        host.array([0.5, 2.0]),
+        host.array([[0.3], [2.0]]),
+        host.array([[3.0], [0.25]]),
     ),
 ]
 
@@ -150,7 +150,7 @@ def test_scales_far_from_one(scale):
     "options",
     [
         {"window": (20, 5)},
-        {"kv_lengths": jnp.asarray([7, 70], jnp.int32)},
+        {"kv_lengths": host.array([7, 70], jnp.int32)},
         {"bias": np.random.default_rng(5).random((1, 2, 130, 70), np.float32)},
         {
             "q_segment_ids": jnp.asarray(np.arange(260).reshape(2, 130) // 50, "int32"),
@@ -181,7 +181,7 @@ def test_the_type_of_the_result():
 
 def test_vmap_of_operands_and_scales():
     args = operands()
-    scale = jnp.asarray([0.5, 2.0])
+    scale = host.array([0.5, 2.0])
 
     def f(q, k, v, scale):
         one = (x[None] for x in (q, k, v))
@@ -249,9 +249,9 @@ def test_there_are_no_derivatives():
     ("options", "kind", "what"),
     [
         ({"q_scale": -1.0}, errors.ArgumentError, "q_scale is not a positive number"),
-        ({"k_scale": jnp.ones(2)}, errors.ShapeError, "the shape of k_scale does not"),
+        ({"k_scale": host.ones(2)}, errors.ShapeError, "the shape of k_scale does not"),
         (
-            {"v_scale": jnp.ones((), jnp.bfloat16)},
+            {"v_scale": host.ones((), jnp.bfloat16)},
             errors.DTypeError,
             "v_scale is not of type float32",
         ),
@@ -279,7 +279,7 @@ def test_arguments_that_do_not_fit(options, kind, what):
 
 
 def test_float8_is_not_packed():
-    starts = jnp.asarray([0, 70], jnp.int32)
+    starts = host.array([0, 70], jnp.int32)
     args = [x[0] for x in operands(70, 70)]
     with pytest.raises(errors.UnsupportedError, match="float8 is not supported here"):
         attention(*args, cu_seqlens_q=starts, cu_seqlens_kv=starts, q_scale=1.0)

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -25,7 +25,7 @@ ROUNDING = 2**-9
 
 def normal(*shape, dtype=jnp.float16, seed=0):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+    return host.array(rng.standard_normal(shape), dtype)
 
 
 def operands(q_len=150, kv_len=112, heads=2, kv_heads=1, d=16, batch=2, v_dim=None):
@@ -155,7 +155,7 @@ def test_a_bias_of_minus_infinity_hides():
 
 @pytest.mark.parametrize("align", ["start", "end"])
 def test_alibi(align):
-    slopes = jnp.array([0.5, 0.03], jnp.float32)
+    slopes = host.array([0.5, 0.03], jnp.float32)
     check(alibi_slopes=slopes, align=align, return_logsumexp=True, atol=2**-8)
 
 
@@ -199,10 +199,8 @@ def test_sizes_of_heads(d, v_dim):
 
 # --- together -------------------------------------------------------------------------
 
-SLOPES = jnp.array([0.5, 0.03], jnp.float32)
-IDS = jnp.sort(
-    jnp.asarray(np.random.default_rng(0).integers(0, 3, (2, 112)), jnp.int32)
-)
+SLOPES = host.array([0.5, 0.03], jnp.float32)
+IDS = jnp.sort(host.array(np.random.default_rng(0).integers(0, 3, (2, 112)), jnp.int32))
 
 
 @pytest.mark.parametrize("blocks", [None, 2])
@@ -365,9 +363,13 @@ INT = functools.partial(jnp.zeros, dtype=jnp.int32)
         ({"window": "all"}, errors.ArgumentError, "invalid value of window"),
         ({"soft_cap": 0}, errors.ArgumentError, "soft_cap is not a positive number"),
         ({"align": "left"}, errors.ArgumentError, "invalid value of align"),
-        ({"bias": jnp.zeros((150, 112))}, errors.ShapeError, "the shape of bias does"),
+        ({"bias": host.zeros((150, 112))}, errors.ShapeError, "the shape of bias does"),
         ({"bias": INT((1, 1, 1, 1))}, errors.DTypeError, "this element type of bias"),
-        ({"alibi_slopes": jnp.ones(3)}, errors.ShapeError, "the shape of alibi_slopes"),
+        (
+            {"alibi_slopes": host.ones(3)},
+            errors.ShapeError,
+            "the shape of alibi_slopes",
+        ),
         (
             {"q_segment_ids": INT((2, 150))},
             errors.ArgumentError,
@@ -379,7 +381,7 @@ INT = functools.partial(jnp.zeros, dtype=jnp.int32)
             "the shape of q_segment_ids does not match",
         ),
         ({"q_lengths": INT(3)}, errors.ShapeError, "the shape of q_lengths does not"),
-        ({"kv_lengths": jnp.ones(2)}, errors.DTypeError, "kv_lengths is not of type"),
+        ({"kv_lengths": host.ones(2)}, errors.DTypeError, "kv_lengths is not of type"),
         ({"cu_seqlens_q": INT(3)}, errors.ShapeError, "the shapes do not match"),
     ],
 )
@@ -399,7 +401,11 @@ def test_options_that_do_not_fit(options, kind, what):
             "cu_seqlens_q without cu_seqlens_kv",
         ),
         ({"cu_seqlens_kv": INT(4)}, errors.ShapeError, "the shape of cu_seqlens_kv"),
-        ({"bias": jnp.zeros((1, 1, 1, 1))}, errors.ArgumentError, "bias beside cu_seq"),
+        (
+            {"bias": host.zeros((1, 1, 1, 1))},
+            errors.ArgumentError,
+            "bias beside cu_seq",
+        ),
         ({"kv_lengths": INT(2)}, errors.ArgumentError, "kv_lengths beside cu_seqlens"),
     ],
 )

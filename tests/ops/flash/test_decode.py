@@ -214,6 +214,7 @@ def test_blocks_and_stages(c):
     check(Shape(), c)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
@@ -239,6 +240,7 @@ def test_a_window(window):
     check(Shape(kv_len=300), window=window)
 
 
+@pytest.mark.slow
 def test_a_window_of_several_queries():
     s = Shape(batch=3, q_len=3, lengths=(150, 3, 77))
     check(s, window=30)
@@ -259,6 +261,7 @@ def test_scores_beyond_the_range_of_exponentials():
 # --- layouts of the cache -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [8, 16, 64, 128])
 def test_pages_in_any_order(page_size):
     s = Shape(batch=2, kv_len=256, lengths=(130, 256))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores, segment_blocks
+from tests.support import host
 
 LENGTHS = [(1, 1), (7, 12), (12, 7), (16, 16), (1, 13)]
 BOUNDS = [(None, None), (None, 0), (0, None), (2, 0), (3, 5), (0, 0), (None, 4)]
@@ -78,6 +79,7 @@ def test_blocks_in_common():
     assert Blocks(0, 0, 2, 2).within(Blocks(3, 3, 4, 4)) == (3, 3, 3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sorted", "any"])
 def test_blocks_of_segments(kind):
     rng = np.random.default_rng(0)
@@ -119,7 +121,7 @@ def test_segments_hide_scores():
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_modified_scores_are_exponents_of_two(soft_cap):
     rng = np.random.default_rng(0)
-    raw, bias = (jnp.asarray(rng.normal(size=(8, 16)), jnp.float32) for _ in "ab")
+    raw, bias = (host.array(rng.normal(size=(8, 16)), jnp.float32) for _ in "ab")
     scores = Scores(0.25, soft_cap, bias=True, alibi=True)
     got, capped = scores.modified(raw, 5, bias, 0.125, keeps_capped=True)
     natural = raw * 0.25

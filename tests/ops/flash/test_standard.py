@@ -13,6 +13,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
+from tests.support import host
 
 CONFIG = ops.AttentionConfig(block_kv=32)
 OURS = functools.partial(ops.dot_product_attention, config=CONFIG)
@@ -28,7 +29,7 @@ def theirs(*operands, **options):
 
 def normal(*shape, seed=0):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape), jnp.float16)
+    return host.array(rng.standard_normal(shape), jnp.float16)
 
 
 def operands(q_len=24, kv_len=40):
@@ -41,8 +42,8 @@ CHOICES = {
     "bias": (None, normal(1, 2, 24, 40, seed=4)),
     "mask": (None, MASK.at[..., 0].set(True)),
     "is_causal": (False, True),
-    "query_seq_lengths": (None, jnp.array([24, 9], jnp.int32)),
-    "key_value_seq_lengths": (None, jnp.array([40, 13], jnp.int32)),
+    "query_seq_lengths": (None, host.array([24, 9], jnp.int32)),
+    "key_value_seq_lengths": (None, host.array([40, 13], jnp.int32)),
     "local_window_size": (None, (30, 4)),
 }
 COMBINATIONS = [
@@ -74,6 +75,7 @@ def test_all_combinations(options):
         np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_without_a_batch_dimension():
     args = [x[0] for x in operands()]
     for a, b in zip(
@@ -96,12 +98,13 @@ def test_shapes_of_a_bias(shape):
 
 
 def test_rows_that_see_nothing_are_zero():
-    mask = jnp.ones((1, 1, 24, 40), bool).at[..., 3, :].set(False)
+    mask = host.ones((1, 1, 24, 40), bool).at[..., 3, :].set(False)
     got = OURS(*operands(), mask=mask)
     assert not np.asarray(got[:, 3]).any()
     assert np.asarray(got[:, 4]).all()
 
 
+@pytest.mark.slow
 def test_blackwell_is_a_target():
     params = plgpu.CompilerParams(target="sm_100a", approx_math=True)
     args = normal(1, 16, 1, 64), normal(1, 16, 1, 64, seed=1), normal(1, 16, 1, 64)

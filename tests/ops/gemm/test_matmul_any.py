@@ -12,7 +12,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -25,7 +25,7 @@ ROUNDING = {"float16": 2**-10, "bfloat16": 2**-7, "float32": 2**-9, "int8": 0}
 
 
 def normal(*shape, dtype=jnp.float16, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return host.array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def wide(x):
@@ -103,7 +103,7 @@ def test_float32_is_multiplied_as_tf32(shape, transposed):
 def test_int8_is_summed_in_int32(shape):
     m, n, k = shape
     rng = np.random.default_rng(0)
-    a, b = (jnp.asarray(rng.integers(-128, 128, s), jnp.int8) for s in ((m, k), (k, n)))
+    a, b = (host.array(rng.integers(-128, 128, s), jnp.int8) for s in ((m, k), (k, n)))
     check(a, b)
     assert ops.matmul(a, b).dtype == jnp.int32
 

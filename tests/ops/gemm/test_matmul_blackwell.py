@@ -51,6 +51,7 @@ def test_more_blocks_than_tiles():
     check((256, 128, 128), config(blocks=148))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minor", ["m", "n"])
 @pytest.mark.parametrize("strip", [1, 3])
 def test_the_order_of_tiles_covers_them_all(minor, strip):
@@ -92,6 +93,7 @@ def test_vmap_makes_a_batch_of_products():
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
@@ -107,6 +109,7 @@ def test_pairs_of_blocks_share_tiles(shape, changes):
     check(shape, config(collective=True, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", [False, True])
 def test_blocks_take_the_next_tile_when_they_are_free(collective):
     check((512, 192, 128), config(dynamic=True, collective=collective))

@@ -13,7 +13,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -43,7 +43,7 @@ FUNCTIONS = {
 
 def normal(*shape, seed=0, dtype=jnp.float16):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal(shape) * 0.5, dtype)
+    return host.array(rng.standard_normal(shape) * 0.5, dtype)
 
 
 def operands(*names, m=M, n=N, k=K, dtype=jnp.float16):
@@ -121,6 +121,7 @@ def test_an_epilogue_of_a_transposed_or_divided_product(changes):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "options"), [CASES[2], CASES[5]])
 def test_derivatives_are_those_of_plain_jax(names, options):
     a, b, arrays = operands(*names, m=20, n=24, k=16)
@@ -177,6 +178,7 @@ def test_derivatives_of_transposed_operands_and_batches(
         np.testing.assert_allclose(x, y, atol=2**-7 * float(jnp.abs(y).max()))
 
 
+@pytest.mark.slow
 def test_a_derivative_of_float32():
     a, b, arrays = operands("bias", m=20, n=21, k=17, dtype=jnp.float32)
 
@@ -192,6 +194,7 @@ def test_a_derivative_of_float32():
         np.testing.assert_allclose(x, y, atol=2**-8 * float(jnp.abs(y).max()))
 
 
+@pytest.mark.slow
 def test_a_derivative_of_a_derivative():
     a, b, _ = operands(m=20, n=24, k=16, dtype=jnp.float32)
 
@@ -227,6 +230,7 @@ def test_an_epilogue_of_int8_is_computed_in_float32(names):
     np.testing.assert_allclose(got, reference(a, b, arrays, **options), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_the_derivative_for_a_bias_of_int8(activation):
     a, b, arrays = operands("bias", m=20, n=24, k=32)
@@ -315,15 +319,15 @@ def test_default_configurations_compile_without_spills(names, options):
         (errors.ArgumentError, "unknown activation", {"activation": "tanh"}),
         (errors.ArgumentTypeError, "neither a name nor", {"activation": 3}),
         (errors.ArgumentTypeError, "not an elementwise", {"activation": jnp.sum}),
-        (errors.ShapeError, "bias does not match", {"bias": jnp.zeros(N + 1)}),
-        (errors.ShapeError, "residual does not", {"residual": jnp.zeros((N, M))}),
-        (errors.ShapeError, "gate does not", {"gate": jnp.zeros((N, K), "f2")}),
-        (errors.DTypeError, "bias cannot have", {"bias": jnp.zeros(N, "i4")}),
-        (errors.DTypeError, "these element types", {"gate": jnp.zeros((K, N))}),
+        (errors.ShapeError, "bias does not match", {"bias": host.zeros(N + 1)}),
+        (errors.ShapeError, "residual does not", {"residual": host.zeros((N, M))}),
+        (errors.ShapeError, "gate does not", {"gate": host.zeros((N, K), "f2")}),
+        (errors.DTypeError, "bias cannot have", {"bias": host.zeros(N, "i4")}),
+        (errors.DTypeError, "these element types", {"gate": host.zeros((K, N))}),
         (
             errors.ArgumentError,
             "a bias beside a gate",
-            {"bias": jnp.zeros(N), "gate": jnp.zeros((K, N), "f2")},
+            {"bias": host.zeros(N), "gate": host.zeros((K, N), "f2")},
         ),
     ],
 )

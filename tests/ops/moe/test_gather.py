@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
-from tests.support import everywhere, ragged
+from tests.support import everywhere, host, ragged
 from tests.support.ragged import ROUNDING, normal
 from tests.support.semantics import Warpgroup
 
@@ -114,6 +114,7 @@ ACTIVATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_an_activation(activation):
     _check_fused(activation, gated=False)
@@ -146,6 +147,7 @@ def _check_fused(activation, gated):
     everywhere.check(make, args, expected, atol=2e-2, executed=[Warpgroup])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [False, True])
 def test_derivatives_of_an_activation(gated):
     x, w, gate = _operands(gated)
@@ -198,8 +200,12 @@ def test_fused_products_do_not_spill(activation, gated):
 @pytest.mark.parametrize(
     ("changes", "error", "what"),
     [
-        ({"rows": jnp.zeros((4, 4), int)}, errors.ShapeError, "rows are not one index"),
-        ({"rows": jnp.zeros(4)}, errors.DTypeError, "rows are not integers"),
+        (
+            {"rows": host.zeros((4, 4), int)},
+            errors.ShapeError,
+            "rows are not one index",
+        ),
+        ({"rows": host.zeros(4)}, errors.DTypeError, "rows are not integers"),
         (
             {"gate": normal(2, 16, 32)},
             errors.ShapeError,
@@ -215,5 +221,5 @@ def test_fused_products_do_not_spill(activation, gated):
 )
 def test_operands_fit_each_other(changes, error, what):
     with pytest.raises(error, match=what) as caught:
-        ragged_dot(normal(8, 16), normal(2, 16, 24), jnp.array([3, 5]), **changes)
+        ragged_dot(normal(8, 16), normal(2, 16, 24), host.array([3, 5]), **changes)
     assert caught.value.expected and caught.value.hint

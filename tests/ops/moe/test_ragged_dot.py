@@ -14,7 +14,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
-from tests.support import everywhere, ragged
+from tests.support import everywhere, host, ragged
 from tests.support.ragged import ROUNDING, normal
 from tests.support.semantics import Warpgroup
 
@@ -125,7 +125,7 @@ def test_some_groups_have_their_matrices_elsewhere(offset):
 
     everywhere.check(
         make,
-        [a, b, jnp.array(sizes), jnp.array([offset])],
+        [a, b, jnp.array(sizes), host.array([offset])],
         _product_of_part(a, b, sizes, offset),
         atol=ROUNDING["float16"],
         executed=[Warpgroup],
@@ -199,6 +199,7 @@ def test_the_derivatives_of_a_product(dimension_numbers):
     _check_derivatives(dimension_numbers, a, b, weights)
 
 
+@pytest.mark.slow
 def test_the_derivatives_of_a_product_over_rows():
     weights = normal(len(ODD), 40, 72, dtype=jnp.float32, seed=2)
     _check_derivatives(CONTRACTED, normal(160, 40), normal(160, 72, seed=1), weights)
@@ -240,7 +241,7 @@ def test_derivatives_of_matrices_of_some_groups():
 
     def f(x, w):
         return ragged_dot(
-            x, w, jnp.array(sizes), group_offset=jnp.array([offset]), config=SMALL
+            x, w, jnp.array(sizes), group_offset=host.array([offset]), config=SMALL
         )
 
     out, backward = jax.vjp(f, a, b)
@@ -255,7 +256,7 @@ def test_derivatives_of_matrices_of_some_groups():
 
 def test_vmap_makes_a_batch():
     a, b = normal(2, 100, 32), normal(2, 3, 32, 64)
-    sizes = jnp.array([[50, 0, 50], [1, 64, 30]])
+    sizes = host.array([[50, 0, 50], [1, 64, 30]])
     got = jax.vmap(functools.partial(ragged_dot, config=SMALL))(a, b, sizes)
     for i in range(2):
         np.testing.assert_allclose(
@@ -269,7 +270,7 @@ def test_vmap_makes_a_batch():
     ("m", "k", "n", "groups"), [(0, 4, 8, 2), (4, 0, 8, 2), (4, 8, 0, 2), (4, 8, 8, 0)]
 )
 def test_nothing_to_multiply(m, k, n, groups):
-    x, w = jnp.ones((m, k), jnp.float16), jnp.ones((groups, k, n), jnp.float16)
+    x, w = host.ones((m, k), jnp.float16), host.ones((groups, k, n), jnp.float16)
     out = ragged_dot(x, w, jnp.full(groups, m // max(groups, 1)))
     np.testing.assert_array_equal(out, np.zeros((m, n)))
 
@@ -340,7 +341,7 @@ def test_products_stay_asynchronous_and_nothing_spills(dimension_numbers, n, gro
 
 # --- refusals -------------------------------------------------------------------------
 
-X, W, SIZES = normal(8, 16), normal(2, 16, 24), jnp.array([3, 5])
+X, W, SIZES = normal(8, 16), normal(2, 16, 24), host.array([3, 5])
 
 
 @pytest.mark.parametrize(
@@ -391,7 +392,7 @@ X, W, SIZES = normal(8, 16), normal(2, 16, 24), jnp.array([3, 5])
             "()",
         ),
         (
-            (X, W, SIZES, None, None, jnp.array([1.0])),
+            (X, W, SIZES, None, None, host.array([1.0])),
             errors.DTypeError,
             "group_offset are not integers",
             "float32",
@@ -418,7 +419,7 @@ def test_a_precision_changes_nothing(precision):
     [
         (numbers(0, 1, (0,)), None),
         (numbers(1, 1, (2,)), None),
-        (CONTRACTED, jnp.array([0])),
+        (CONTRACTED, host.array([0])),
     ],
 )
 def test_dimension_numbers_have_a_kernel(dimension_numbers, offset):

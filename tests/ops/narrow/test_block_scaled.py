@@ -17,7 +17,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops import BlockScaledMatmulConfig, block_scaled_matmul, quantize_blocks
 from pallas_gpu.ops.gemm.blackwell import Schedule
 from pallas_gpu.ops.narrow.block_scaled_blackwell import Problem, Shapes
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.narrow_products import refuses
 
 E4M3, E5M2, E2M1 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float4_e2m1fn
@@ -82,6 +82,7 @@ def test_every_kind_of_scales(types):
     check((128, 128, 256), types)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_several_tiles_in_each_block():
     check((256, 256, 256), c=config(blocks=1))
@@ -173,6 +174,7 @@ def test_the_order_of_tiles_covers_them_all(minor, strip):
     check((512, 256, 128), MXF8, c, executed=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "types", "changes"),
     [
@@ -189,6 +191,7 @@ def test_pairs_and_any_size(shape):
     check(shape, MXF8, config(collective=True, tile_n=256), executed=())
 
 
+@pytest.mark.slow
 def test_blocks_take_the_next_tile_when_they_are_free():
     check((256, 384, 256), MXF8, config(dynamic=True))
 
@@ -321,9 +324,10 @@ def test_a_block_with_what_is_not_finite_is_not_a_number(dtype, bad):
     assert nan[0, 0] and not nan[0, 1:].any()
 
 
+@pytest.mark.slow
 def test_rounded_operands_multiply():
     rng = np.random.default_rng(1)
-    x, w = (jnp.asarray(rng.standard_normal((s, 256)), jnp.float32) for s in (64, 96))
+    x, w = (host.array(rng.standard_normal((s, 256)), jnp.float32) for s in (64, 96))
     wide = np.asarray(x) @ np.asarray(w).T
     for dtype, most in ((E4M3, 0.05), (E2M1, 0.2)):
         (a, a_scales), (b, b_scales) = (quantize_blocks(v, dtype) for v in (x, w))

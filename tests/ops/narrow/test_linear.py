@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
-from tests.support import narrow_products
+from tests.support import host, narrow_products
 from tests.support.narrow_products import refuses, scales
 from tests.support.semantics import Warpgroup
 
@@ -35,8 +35,8 @@ def random(shape, dtype, seed=0):
     rng = np.random.default_rng(seed)
     if jnp.dtype(dtype).name in INTEGERS:
         info = jnp.iinfo(dtype)
-        return jnp.asarray(rng.integers(info.min, info.max + 1, shape), dtype)
-    return jnp.asarray(rng.standard_normal(shape), dtype)
+        return host.array(rng.integers(info.min, info.max + 1, shape), dtype)
+    return host.array(rng.standard_normal(shape), dtype)
 
 
 def wide_weights(w, scale, k, transpose_w=True):
@@ -196,7 +196,7 @@ def test_any_leading_dimensions():
 @pytest.mark.parametrize("shape", [(0, 4, 8), (4, 0, 8), (4, 4, 0)])
 def test_sizes_of_zero(shape):
     tokens, n, k = shape
-    x, w, bias = jnp.zeros((tokens, k), BF16), jnp.zeros((k, n), jnp.int8), scales(n)
+    x, w, bias = host.zeros((tokens, k), BF16), host.zeros((k, n), jnp.int8), scales(n)
     got = linear(x, w, bias=bias, out_dtype=jnp.float32)
     np.testing.assert_array_equal(got, np.broadcast_to(bias, (tokens, n)))
 
@@ -244,10 +244,11 @@ def test_derivatives(w_type, grouped):
 def test_narrow_weights_have_no_derivative():
     x, w = random((5, 32), BF16), random((8, 32), "int8", 1)
     _, pull = jax.vjp(lambda x, w: linear(x, w, transpose_w=True), x, w)
-    _, dw = pull(jnp.ones((5, 8), BF16))
+    _, dw = pull(host.ones((5, 8), BF16))
     assert dw.dtype == jax.dtypes.float0
 
 
+@pytest.mark.slow
 def test_a_batch_by_vmap():
     x, w = random((2, 5, 32), BF16), random((2, 8, 32), "int8", 1)
     got = jax.vmap(lambda x, w: linear(x, w, transpose_w=True))(x, w)
@@ -329,14 +330,14 @@ def test_rounded_floats_are_near():
 
 
 def test_a_column_of_zeros_has_a_scale():
-    values, scale = quantize(jnp.zeros((4, 2)))
+    values, scale = quantize(host.zeros((4, 2)))
     np.testing.assert_array_equal(values, np.zeros((4, 2)))
     np.testing.assert_array_equal(scale, np.ones(2))
 
 
 # --- refusals -------------------------------------------------------------------------
 
-X, W = jnp.zeros((16, 32), BF16), jnp.zeros((8, 32), jnp.int8)
+X, W = host.zeros((16, 32), BF16), host.zeros((8, 32), jnp.int8)
 
 
 def test_the_target_is_hopper():
@@ -360,16 +361,16 @@ def test_x_has_16_bits():
 def test_scales_match_the_weights(shape):
     what = "linear: w_scale does not match the weights"
     with refuses(errors.ShapeError, what, expected="(8,)"):
-        linear(X, W, transpose_w=True, w_scale=jnp.zeros(shape, jnp.float32))
+        linear(X, W, transpose_w=True, w_scale=host.zeros(shape, jnp.float32))
     with refuses(errors.DTypeError, "linear: w_scale cannot have this type"):
-        linear(X, W, transpose_w=True, w_scale=jnp.zeros(8, jnp.int32))
+        linear(X, W, transpose_w=True, w_scale=host.zeros(8, jnp.int32))
 
 
 def test_the_bias_matches_the_columns():
     with refuses(errors.ShapeError, "linear: the bias does not match the columns"):
-        linear(X, W, transpose_w=True, bias=jnp.zeros(7))
+        linear(X, W, transpose_w=True, bias=host.zeros(7))
     with refuses(errors.DTypeError, "linear: bias cannot have this type"):
-        linear(X, W, transpose_w=True, bias=jnp.zeros(8, jnp.int8))
+        linear(X, W, transpose_w=True, bias=host.zeros(8, jnp.int8))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "nonsense", X])
@@ -421,7 +422,10 @@ def test_tiles_for_many_tokens_fit_the_tensor_core(changes):
 
 @pytest.mark.parametrize(
     ("w", "error"),
-    [(jnp.zeros(3), errors.ShapeError), (jnp.zeros((3, 3), "int8"), errors.DTypeError)],
+    [
+        (host.zeros(3), errors.ShapeError),
+        (host.zeros((3, 3), "int8"), errors.DTypeError),
+    ],
 )
 def test_a_matrix_of_floats_is_rounded(w, error):
     with refuses(error, "quantize: not a matrix of floats"):
@@ -431,4 +435,4 @@ def test_a_matrix_of_floats_is_rounded(w, error):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32", "nonsense"])
 def test_values_have_a_narrow_type(dtype):
     with refuses(errors.DTypeError, "quantize: values cannot have this type"):
-        quantize(jnp.zeros((2, 2)), dtype)
+        quantize(host.zeros((2, 2)), dtype)

@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
-from tests.support import narrow_products
+from tests.support import host, narrow_products
 from tests.support.narrow_products import refuses, scales
 from tests.support.semantics import Warpgroup
 
@@ -33,8 +33,8 @@ def config(**changes):
 def random(shape, dtype, seed=0):
     rng = np.random.default_rng(seed)
     if dtype == I8:
-        return jnp.asarray(rng.integers(-128, 128, shape), dtype)
-    return jnp.asarray(rng.integers(-8, 9, shape) / 4, dtype)
+        return host.array(rng.integers(-128, 128, shape), dtype)
+    return host.array(rng.integers(-8, 9, shape) / 4, dtype)
 
 
 def spread(scale, shape):
@@ -130,7 +130,7 @@ def test_rows_that_tma_cannot_address(shape):
 @pytest.mark.parametrize("shape", [(0, 4, 8), (4, 0, 8), (4, 4, 0)])
 def test_sizes_of_zero(shape):
     m, n, k = shape
-    a, b, bias = jnp.zeros((m, k), I8), jnp.zeros((k, n), I8), scales(n)
+    a, b, bias = host.zeros((m, k), I8), host.zeros((k, n), I8), scales(n)
     got = scaled_matmul(a, b, bias=bias, out_dtype=jnp.float32)
     np.testing.assert_array_equal(got, np.broadcast_to(bias, (m, n)))
 
@@ -169,7 +169,7 @@ def test_any_number_of_stages(stages):
 
 def test_promoted_sums_are_more_precise():
     # One large product, and beside it 255 ones.
-    a = jnp.ones((8, 256), E4M3).at[:, 0].set(448.0)
+    a = host.ones((8, 256), E4M3).at[:, 0].set(448.0)
     b = a
     exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64).T
     short, long = (
@@ -236,7 +236,7 @@ def test_the_emitted_module_computes_the_product(kinds):
 
 # --- refusals -------------------------------------------------------------------------
 
-A = jnp.zeros((16, 32), E4M3)
+A = host.zeros((16, 32), E4M3)
 
 
 def test_the_target_is_hopper():
@@ -269,22 +269,22 @@ def test_scales_match_their_operand(name):
     with refuses(
         errors.ShapeError, f"scaled_matmul: {name} does not match its operand"
     ):
-        scaled_matmul(A, A, transpose_b=True, **{name: jnp.zeros(3, jnp.float32)})
+        scaled_matmul(A, A, transpose_b=True, **{name: host.zeros(3, jnp.float32)})
     with refuses(errors.DTypeError, f"scaled_matmul: {name} is not float32"):
-        scaled_matmul(A, A, transpose_b=True, **{name: jnp.zeros((), jnp.bfloat16)})
+        scaled_matmul(A, A, transpose_b=True, **{name: host.zeros((), jnp.bfloat16)})
 
 
 def test_the_bias_matches_the_columns():
     with refuses(
         errors.ShapeError, "scaled_matmul: the bias does not match the columns"
     ):
-        scaled_matmul(A, A, transpose_b=True, bias=jnp.zeros(3))
+        scaled_matmul(A, A, transpose_b=True, bias=host.zeros(3))
     with refuses(errors.DTypeError, "scaled_matmul: the bias cannot have this type"):
-        scaled_matmul(A, A, transpose_b=True, bias=jnp.zeros(16, jnp.int32))
+        scaled_matmul(A, A, transpose_b=True, bias=host.zeros(16, jnp.int32))
 
 
 def test_scales_of_blocks_are_promoted_in_tiles_of_their_width():
-    a, one = jnp.zeros((16, 256), E4M3), jnp.zeros((16, 2))
+    a, one = host.zeros((16, 256), E4M3), host.zeros((16, 2))
     with refuses(
         errors.ArgumentError, "scaled_matmul: scales of blocks without promotion"
     ):
@@ -300,7 +300,7 @@ def test_there_is_no_derivative():
     with refuses(errors.UnsupportedError, "scaled_matmul: there is no derivative"):
         jax.grad(
             lambda s: scaled_matmul(A, A, s, transpose_b=True).astype(jnp.float32).sum()
-        )(jnp.ones(()))
+        )(host.ones(()))
 
 
 @pytest.mark.parametrize(

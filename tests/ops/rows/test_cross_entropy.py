@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.ops.rows import cross_entropy
-from tests.support import everywhere
+from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -31,7 +31,7 @@ def operands(rows, depth, classes, transposed, dtype=jnp.bfloat16):
     rng = np.random.default_rng(0)
 
     def normal(*shape):
-        return jnp.asarray(rng.standard_normal(shape) / 4, dtype)
+        return host.array(rng.standard_normal(shape) / 4, dtype)
 
     w = normal(*((classes, depth) if transposed else (depth, classes)))
     # Some rows have no label.
@@ -60,6 +60,7 @@ def derivatives(function, x, w, labels):
     return jax.grad(loss, (0, 1))(x, w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses(case):
     x, w, labels = operands(*case)
@@ -73,6 +74,7 @@ def test_losses(case):
     everywhere.check(make, [x, w, labels], expected, atol=1e-5, executed=[Warpgroup])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workspace", [None, 70 * 2 * 128])
 def test_derivatives(case, workspace, monkeypatch):
@@ -96,6 +98,7 @@ def test_leading_dimensions():
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_under_vmap():
     x, w, labels = operands(10, 64, 90, False)
     x, labels = x.reshape(2, 5, 64), labels.reshape(2, 5)
@@ -161,17 +164,24 @@ def test_nothing_spills():
         assert report.resources.spill_store_bytes == 0, report
 
 
-X, W = jnp.ones((4, 8), jnp.float16), jnp.ones((8, 5), jnp.float16)
+X, W = host.ones((4, 8), jnp.float16), host.ones((8, 5), jnp.float16)
 
 
 @pytest.mark.parametrize(
     ("x", "w", "labels", "options", "error", "message"),
     [
-        (X, W, jnp.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
-        (X, W.T, jnp.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
-        (X, W, jnp.zeros(4), {}, errors.DTypeError, "not integers"),
-        (X.astype(jnp.float32), W, jnp.zeros(4, int), {}, errors.DTypeError, "float32"),
-        (X[:0], W, jnp.zeros(0, int), {}, errors.ShapeError, "empty"),
+        (X, W, host.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
+        (X, W.T, host.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
+        (X, W, host.zeros(4), {}, errors.DTypeError, "not integers"),
+        (
+            X.astype(jnp.float32),
+            W,
+            host.zeros(4, int),
+            {},
+            errors.DTypeError,
+            "float32",
+        ),
+        (X[:0], W, host.zeros(0, int), {}, errors.ShapeError, "empty"),
     ],
 )
 def test_refusals(x, w, labels, options, error, message):

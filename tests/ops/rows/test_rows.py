@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.ops.rows import norms_backward
-from tests.support import everywhere
+from tests.support import everywhere, host
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -24,7 +24,7 @@ ROUNDING = {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}
 
 
 def normal(*shape, dtype=jnp.float32, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return host.array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def softmax(x):
@@ -151,6 +151,7 @@ def test_the_epsilon_of_norms():
 
 
 # The last one consists of whole blocks.
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 100), (5,), (33, 130), (64, 256)])
 def test_derivatives_of_norms(shape):
     x = normal(*shape)
@@ -214,7 +215,7 @@ def test_rotary_embedding(shape, interleaved):
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_rotary_embedding_at_given_positions(batched):
-    positions = jnp.array([[7, 0, 3, 3000], [1, 2, 3, 4]], jnp.int32)
+    positions = host.array([[7, 0, 3, 3000], [1, 2, 3, 4]], jnp.int32)
     positions = positions if batched else positions[0]
 
     def operation(x, interpret):
@@ -251,7 +252,7 @@ def test_top_k(shape, k):
 
 
 def test_equal_elements_of_long_rows_come_in_their_order():
-    x = jnp.full((1, 9001), -jnp.inf).at[0, jnp.array([3, 8999])].set(1.0)
+    x = jnp.full((1, 9001), -jnp.inf).at[0, host.array([3, 8999])].set(1.0)
     for got, expected in zip(ops.top_k(x, 5), jax.lax.top_k(x, 5), strict=True):
         np.testing.assert_array_equal(got, expected)
 
@@ -260,7 +261,7 @@ def test_equal_elements_come_in_their_order():
     def make(interpret):
         return lambda x: ops.top_k(x, 3, interpret=interpret)
 
-    x = jnp.array([[1.0, 2.0, 2.0, 0.0, 2.0]])
+    x = host.array([[1.0, 2.0, 2.0, 0.0, 2.0]])
     everywhere.check(make, [x], (np.full((1, 3), 2.0), np.array([[1, 2, 4]])))
 
 
@@ -299,10 +300,10 @@ def test_no_row_spills(columns, dtype):
         assert report.resources.spill_store_bytes == 0, report
 
 
-HEAD = jnp.ones((1, 2, 1, 4))
+HEAD = host.ones((1, 2, 1, 4))
 WRONG = [
-    (ops.softmax, [jnp.zeros((2, 0))], {}, errors.ShapeError, "x has no rows"),
-    (ops.softmax, [jnp.zeros((2, 3), jnp.int32)], {}, errors.DTypeError, "int32"),
+    (ops.softmax, [host.zeros((2, 0))], {}, errors.ShapeError, "x has no rows"),
+    (ops.softmax, [host.zeros((2, 3), jnp.int32)], {}, errors.DTypeError, "int32"),
     (ops.log_softmax, [jnp.float32(1)], {}, errors.ShapeError, "no rows"),
     (ops.rms_norm, [normal(2, 8), normal(4)], {}, errors.ShapeError, r"\(8,\)"),
     (ops.layer_norm, [normal(2, 8), normal(2, 8)], {}, errors.ShapeError, "scale"),

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as upstream
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.gpu.tensor_cores import sparse
-from tests.support import sparse_products
+from tests.support import host, sparse_products
 
 TYPES = [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8]
 # Those of other groups, which upstream's function does not order.
@@ -26,7 +26,7 @@ OTHERS = [jnp.float32, jnp.float4_e2m1fn]
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_order_of_the_metadata_is_upstreams(dtype):
     rng = np.random.default_rng(0)
-    meta = jnp.asarray(rng.integers(0, 4, (256, 96, 2)).astype(ml_dtypes.uint2))
+    meta = host.array(rng.integers(0, 4, (256, 96, 2)).astype(ml_dtypes.uint2))
     np.testing.assert_array_equal(
         plgpu.format_tcgen05_sparse_metadata(meta, dtype),
         upstream.format_tcgen05_sparse_metadata(meta, jnp.dtype(dtype)),

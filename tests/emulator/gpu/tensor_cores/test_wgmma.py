@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import host
 
 F16, F32 = jnp.float16, jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -67,7 +68,7 @@ def product(a, b, acc_dtype=F32, **options):
 
 
 def normal(seed, shape, dtype):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return host.array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def exact(a, b):

@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import host
 
 F16 = jnp.float16
 M, N, K = 256, 128, 256
@@ -93,8 +94,8 @@ def matmul(groups_left, **interpret):
 def operands():
     rng = np.random.default_rng(0)
     return (
-        jnp.asarray(rng.standard_normal((M, K)), F16),
-        jnp.asarray(rng.standard_normal((K, N)), F16),
+        host.array(rng.standard_normal((M, K)), F16),
+        host.array(rng.standard_normal((K, N)), F16),
     )
 
 

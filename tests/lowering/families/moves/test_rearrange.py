@@ -127,6 +127,7 @@ def test_a_part_may_be_all_of_the_array():
     check(body, x)
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 def test_splats_and_iotas_are_sliced_joined_and_turned():
     x = numbers((32, 16))
@@ -186,6 +187,7 @@ def test_a_loops_array_of_one_element_is_a_scalar():
     check(body, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scratch", [None, 512])
 def test_warpgroups_have_scratch_of_their_own(scratch):
     """It grows after the first use, and where it may not, there are rounds."""

@@ -266,6 +266,7 @@ def test_what_threads_store_is_copied_after_a_fence():
     everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
 
 
+@pytest.mark.slow
 def test_a_function_called_twice_declares_once():
     def body(x, o):
         i = lax.axis_index("i")

@@ -103,6 +103,7 @@ def test_the_left_operand_is_in_tmem():
     everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_scales_scales_a_part_of_k():
     case = ScaledProduct(k=256, n=256)
 
