@@ -283,7 +283,9 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
                 "tcgen05_mma: the tensor core does not support this operand type",
                 expected=", ".join(_OPERANDS),
                 got=got,
-                hint="convert the operands",
+                hint="pass scales of blocks, a_scale and b_scale"
+                if name in scales.OPERANDS
+                else "convert the operands",
                 where=_jax.where_now(),
             )
     try:

@@ -15,6 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere, sparse_products
 from tests.support.refusal import refused
+from tests.support.scaled_products import E2M1
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, storage
@@ -263,3 +264,13 @@ def test_sparse_operands_of_16_bits_have_no_scales():
     )
     with pytest.raises(errors.UnsupportedError, match="float16 with scales"):
         jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)
+
+
+def test_operands_of_four_bits_have_scales():
+    case = SparseProduct(a=E2M1, b=E2M1, k=256, a_swizzle=64)
+    refuse(
+        errors.DTypeError,
+        "tcgen05_mma: the tensor core does not support this operand type",
+        case,
+        hint="pass scales of blocks, a_scale and b_scale",
+    )
