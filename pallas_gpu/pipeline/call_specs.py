@@ -48,8 +48,8 @@ def index_maps(spec: Spec) -> list[Callable[..., Any]]:
 def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     """Returns one block spec for each leaf of `like`."""
     count = structure(like).num_leaves
-    if specs is None:
-        return [types.BlockSpec()] * count
+    if specs is None or specs is types.no_block_spec:
+        return [types.no_block_spec] * count
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     wrong = [x for x in leaves if not is_spec(x)]
     if wrong or len(leaves) != count:

@@ -12,6 +12,7 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.pipeline.loops import grid_sizes
+from pallas_gpu.types.mesh import NUMBERED_AXIS
 
 # JAX's names of axes whose steps run one after another.
 _SEQUENTIAL = ("arbitrary", "sequential")
@@ -137,7 +138,7 @@ class Threads:
 
 
 def _axis_name(axis: int) -> str:
-    return f"grid_axis_{axis}"
+    return f"{NUMBERED_AXIS}{axis}"
 
 
 def _sequential_axes(

@@ -15,6 +15,8 @@ WARPGROUP_THREADS = 128
 # CUDA programming guide: at most 1024 threads a block, 2**31 - 1 blocks along x.
 MAX_WARPGROUPS = 8
 MAX_BLOCKS = 2**31 - 1
+# The axes of a `pallas_call`'s grid, which have numbers, have this and the number.
+NUMBERED_AXIS = "grid_axis_"
 
 
 def _sizes(value: Any, what: str) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
@@ -98,3 +99,12 @@ def test_a_result_without_a_spec_says_how_to_give_one():
     with pytest.raises(errors.ArgumentError, match="several CTAs write the same") as e:
         call(numbers())
     assert e.value.hint.startswith("pass plgpu.BlockSpec(block_shape, index_map)")
+
+
+def test_a_name_for_an_axis_of_the_grid():
+    def body(x, o):
+        o[plgpu.ds(lax.axis_index("i"), 1)] = x[plgpu.ds(0, 1)]
+
+    with pytest.raises(errors.AxisNameError, match="no axis named 'i'") as info:
+        plgpu.pallas_call(body, f32(), grid=4)(numbers())
+    assert "plgpu.program_id(0) is the position on the first" in info.value.hint

@@ -103,5 +103,6 @@ def _between_groups(
         got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
         hint="let each CTA write a separate part of the result, or call "
         "semaphore_signal after the first access and semaphore_wait before the second; "
-        "relaxed atomic operations order no other accesses",
+        'relaxed atomic operations order no other accesses, those with sem="release" '
+        'after the first and sem="acquire" before the second do',
     )

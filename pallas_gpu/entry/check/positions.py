@@ -7,6 +7,7 @@ from typing import Any
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types.mesh import NUMBERED_AXIS
 
 # JAX's collectives over a mesh axis: they trace inside a kernel but have no meaning.
 COLLECTIVES = {
@@ -20,6 +21,13 @@ def _check_axis_index(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     require_axis_name(eqn.params["axis_name"], mesh)
 
 
+def _hint(names: list[Any]) -> str:
+    """Returns how a kernel with these axes asks for its position."""
+    if any(str(name).startswith(NUMBERED_AXIS) for name in names):
+        return "plgpu.program_id(0) is the position on the first axis of the grid"
+    return "name it in grid_names, cluster_names or thread_name"
+
+
 def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> None:
     """Raises AxisNameError unless the kernel, or what encloses it, has the axis."""
     names = [axis for axis, _ in mesh.axes]
@@ -29,7 +37,7 @@ def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> 
         f"the kernel has no axis named {name!r}",
         expected=f"one of {names}" if names else "a kernel with grid_names",
         got=repr(name),
-        hint="name it in grid_names, cluster_names or thread_name",
+        hint=_hint(names),
         where=where,
     )
 
