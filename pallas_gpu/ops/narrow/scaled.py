@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -219,7 +220,7 @@ def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig
       ArgumentError: it does not suit the scales.
     """
     if config is None:
-        return _default(p)
+        return default_config(p)
     if p.blocked and config.tile_n != BLOCK:
         raise errors.ArgumentError(
             "scaled_matmul: the tiles do not match the blocks of scales",
@@ -230,7 +231,7 @@ def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig
     return config
 
 
-def _default(p: Problem) -> ScaledMatmulConfig:
+def default_config(p: Problem) -> ScaledMatmulConfig:
     """Returns the tiles that are expected to take the least time."""
     # Rows of a consumer, columns, consumers. Promoted sums and the accumulator take
     # registers for 64 rows of 128 columns each.
@@ -248,12 +249,17 @@ def _default(p: Problem) -> ScaledMatmulConfig:
         return plgpu.cdiv(tiles, _SMS) * (rows * columns + 64 * (rows + columns))
 
     rows, columns, consumers = min(shapes, key=cost)
-    return ScaledMatmulConfig(
+    config = ScaledMatmulConfig(
         tile_m=rows,
         tile_n=columns,
         consumers=consumers,
         cluster="n" if p.n > columns and p.m > rows * consumers else None,
     )
+    # No more blocks than take the same number of turns: that saves power.
+    clusters = math.prod(scaled_hopper.Schedule(p, config).plane)
+    turns = plgpu.cdiv(clusters, _SMS // config.cluster_size)
+    blocks = plgpu.cdiv(clusters, max(turns, 1)) * config.cluster_size
+    return dataclasses.replace(config, blocks=max(blocks, config.cluster_size))
 
 
 # --- checks ---------------------------------------------------------------------------

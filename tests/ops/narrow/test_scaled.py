@@ -13,6 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
+from pallas_gpu.ops.narrow.scaled import default_config
+from pallas_gpu.ops.narrow.scaled_hopper import Problem
 from tests.support import host, narrow_products
 from tests.support.narrow_products import refuses, scales
 from tests.support.semantics import Warpgroup
@@ -125,6 +127,17 @@ def test_sizes_that_divide_nothing_in_every_cluster(cluster, promote):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 17), (70, 33, 100)])
 def test_rows_that_tma_cannot_address(shape):
     check(shape, "rr", config=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"),
+    # 1024 pairs of tiles, 16 for each of 64 clusters; 162 pairs, 3 for each of 54.
+    [(8192, 128), (2304, 108), (64, 1)],
+)
+def test_the_default_has_no_more_blocks_than_save_a_turn(size, blocks):
+    types = map(jnp.dtype, (E4M3, E4M3, jnp.bfloat16))
+    p = Problem(size, size, 64, *types)
+    assert default_config(p).blocks == blocks
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 8), (4, 0, 8), (4, 4, 0)])
