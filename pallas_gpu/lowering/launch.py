@@ -187,9 +187,26 @@ def expand(build: Build) -> Build:
     with builder:
         target = _gpu(build.target)
         state = KernelState(build.params, target, builder, build.plan, {})
+        limit = expansion.register_limit(builder.body, build.layouts, _room(build))
+        if limit is not None:
+            builder.limit_registers(limit)
         expansion.expand(state, builder.body, build.layouts)
         builder.set_smem_bytes(state.plan.smem_bytes)
     return build.replace(plan=state.plan, layouts=None)
+
+
+def _room(build: Build) -> expansion.Room:
+    """Returns the room for registers in an SM."""
+    target = _gpu(build.target)
+    mesh = build.params.mesh
+    launched = _launched_blocks(build.params, target, build.plan)
+    fitting = resources.residency(build.plan, target, mesh).ctas_per_sm
+    return expansion.Room(
+        target.registers_per_sm,
+        target.max_registers_per_thread,
+        threads_of(build.params),
+        min(fitting, -(-launched // target.sm_count)),
+    )
 
 
 def lower_host_work(build: Build) -> Build:

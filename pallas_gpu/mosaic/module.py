@@ -37,6 +37,8 @@ _FULL_MASK = -1
 # The operation that ends the prologue; `pallas_gpu.` is reserved for array operations.
 # Its operands are the fields of `ThreadIds` and the start of the dynamic SMEM.
 PROLOGUE = "shell.prologue"
+# On the launch: the most registers that a thread may have.
+_REGISTER_LIMIT = "pallas_gpu.register_limit"
 PROLOGUE_ELECTED = 7  # its operand `elected`
 
 # The threads that execute the emitted code and that its barriers synchronize.
@@ -187,6 +189,7 @@ class KernelBuilder:
       smem_base: start of the dynamic SMEM, `!llvm.ptr<3>`.
       threads: the ids of the executing thread.
       issuer: the threads that execute the code that is being emitted.
+      extended: of each value that is a conversion to a wider float, the narrow one.
     """
 
     buffers: list[ir.Value]
@@ -201,6 +204,7 @@ class KernelBuilder:
         self._attributes: dict[object, Mapping[str, ir.Attribute]] = {}
         self._finished = False
         self.issuer: Issuer = "warpgroup"
+        self.extended: dict[ir.Value, ir.Value] = {}
 
     @classmethod
     def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:
@@ -294,6 +298,12 @@ class KernelBuilder:
         i32 = ir.IntegerType.get_signless(32)
         constant = self._launch.dynamicSharedMemorySize.owner
         constant.attributes["value"] = ir.IntegerAttr.get(i32, value)
+
+    def limit_registers(self, count: int) -> None:
+        """Sets the most registers that a thread may have."""
+        i32 = ir.IntegerType.get_signless(32)
+        attribute = ir.IntegerAttr.get(i32, count)
+        self._launch.operation.attributes[_REGISTER_LIMIT] = attribute
 
     def smem_pointer(self, offset_bytes: int) -> ir.Value:
         """The address at `offset_bytes` from the start of the dynamic SMEM."""
@@ -521,6 +531,21 @@ def launch_of(module: ir.Module) -> Any:
             "a kernel's module must have one gpu.launch", got=f"{len(found)} of them"
         )
     return found[0]
+
+
+def register_limit_of(module: ir.Operation) -> ir.IntegerAttr | None:
+    """The most registers that a thread of a module's launch may have; None: any."""
+    hosts = [
+        block
+        for op in module.regions[0].blocks[0].operations
+        if op.operation.name == "func.func"
+        for block in op.operation.regions[0].blocks
+    ]
+    for op in (op for block in hosts for op in block.operations):
+        attributes = op.operation.attributes
+        if op.operation.name == "gpu.launch" and _REGISTER_LIMIT in attributes:
+            return ir.IntegerAttr(attributes[_REGISTER_LIMIT])
+    return None
 
 
 def verify(module: ir.Module) -> None:

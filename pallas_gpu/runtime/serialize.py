@@ -10,14 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
+from jaxlib.mlir._mlir_libs import (
+    _mlirGPUPasses,  # noqa: F401  registers gpu-kernel-outlining
+    _mosaic_gpu_ext,
+)
 
 from pallas_gpu import errors
+from pallas_gpu.mosaic import module as mosaic_module
 
 # The pass converts every operation to a form that later versions of the plugin can
 # read; the plugin rejects a module without it.
 _STABLE_FORM = "mosaic_gpu-serde{serialize=true}"
 _STRIP_LOCATIONS = "strip-debuginfo"
+# The plugin does the same with a launch, but such a function carries no attributes.
+_OUTLINE = "gpu-kernel-outlining{data-layout-str=}"
 _LINES = 40
 _LINE_CHARACTERS = 400
 
@@ -79,6 +85,7 @@ def serialize(
         pipeline = passmanager.PassManager.parse(f"builtin.module({','.join(steps)})")
         pipeline.enable_verifier(verify)
         try:
+            _limit_registers(copy.operation)
             pipeline.run(copy.operation)
         except ir.MLIRError as error:
             raise errors.CompilationError(
@@ -91,6 +98,24 @@ def serialize(
         copy.operation.write_bytecode(out)
     bytecode = out.getvalue()
     return SerializedModule(bytecode, hashlib.sha256(bytecode).digest())
+
+
+def _limit_registers(module: ir.Operation) -> None:
+    """Makes the launch a function for which ptxas has the limit that the launch has.
+
+    PTX: `.maxnreg` (PTX ISA, Performance-Tuning Directives).
+    """
+    limit = mosaic_module.register_limit_of(module)
+    if limit is None:
+        return
+    outline = passmanager.PassManager.parse(f"builtin.module({_OUTLINE})")
+    outline.enable_verifier(False)
+    outline.run(module)
+    for part in module.regions[0].blocks[0].operations:
+        if part.operation.name == "gpu.module":
+            for function in part.operation.regions[0].blocks[0].operations:
+                if function.operation.name == "gpu.func":
+                    function.operation.attributes["nvvm.maxnreg"] = limit
 
 
 @contextmanager

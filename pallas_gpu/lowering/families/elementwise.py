@@ -40,6 +40,7 @@ from pallas_gpu.primitives import _registry as registry
 
 # Attributes: types of operands and result with their signs; lax's other parameters.
 _DTYPES, _PARAMS = "dtypes", "params"
+_REDUCTION = "vector.multi_reduction"
 
 
 def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
@@ -157,9 +158,22 @@ def _expand(row: Row, expansion: Expansion, op: Any) -> None:
         _operand(expansion, op, i, operand_dtype, shape)
         for i, operand_dtype in enumerate(operand_dtypes)
     ]
-    result = elementwise.apply(row.name, *operands, to=dtype, **_params(op))
+    params = _params(op)
+    if row.name == "exp" and "approx_math" not in params:
+        params["summed"] = _is_only_summed(op.result)
+    result = elementwise.apply(row.name, *operands, to=dtype, **params)
     expansion.set(op.result, result)
     expansion.dead.append(op.operation)
+
+
+def _is_only_summed(value: ir.Value) -> bool:
+    """Whether sums of an array's elements are all that uses it."""
+    users = [use.owner for use in value.uses]
+    return all(
+        user.name == "vector.multi_reduction"
+        and "<add>" in str(user.attributes["kind"])
+        for user in users
+    )
 
 
 def _operand(

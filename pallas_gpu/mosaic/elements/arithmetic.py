@@ -45,7 +45,11 @@ def compare(op: Callable, predicate: object) -> Emitter:
 
 def approx(instruction: str) -> Callable[[ir.Value], ir.Value]:
     """One f32 instruction of the special function unit (PTX ISA, Floating Point)."""
-    text = f"{instruction} $0, $1;"
+    return asm(f"{instruction} $0, $1;")
+
+
+def asm(text: str) -> Callable[[ir.Value], ir.Value]:
+    """One f32 instruction of one operand."""
 
     def emit(value: ir.Value) -> ir.Value:
         attributes = module.current().attributes(
@@ -129,9 +133,7 @@ def guarded(op: Callable, if_zero: Callable, if_minus_one: Callable | None) -> E
 
 
 def _is_safe_divisor(y: ir.Value) -> bool:
-    owner = y.owner
-    if isinstance(owner, ir.Operation | ir.OpView) and owner.name == "vector.broadcast":
-        y = owner.operands[0]
+    y = _before_broadcast(y)
     if not dtypes.is_constant(y):
         return False
     attribute = y.owner.attributes["value"]
@@ -140,6 +142,13 @@ def _is_safe_divisor(y: ir.Value) -> bool:
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
         return ir.IntegerAttr(attribute.get_splat_value()).value not in (0, -1)
     return False
+
+
+def _before_broadcast(value: ir.Value) -> ir.Value:
+    owner = value.owner
+    if isinstance(owner, ir.Operation | ir.OpView) and owner.name == "vector.broadcast":
+        return owner.operands[0]
+    return value
 
 
 def all_ones(dtype, x):
@@ -283,6 +292,33 @@ def logaddexp(dtype, x, y):
     return arith.addf(high, math.log1p(math.exp(difference)))
 
 
+def divide_float(dtype, x, y):
+    """x / y; what depends on a divisor of all lanes only is computed once.
+
+    div.full.f32 scales both operands where the divisor or its reciprocal is denormal,
+    and multiplies by the reciprocal. ptxas shares the reciprocal of equal divisors, but
+    scales each dividend by two predicated products; here one product by 1 does that,
+    and the result is bitwise the same.
+    """
+    lanes = dtypes.length(y)
+    if dtype != dtypes.F32 or lanes in (None, 1) or not dtypes.is_uniform(y):
+        return arith.divf(x, y)
+    divisor = _before_broadcast(y)
+    if dtypes.is_constant(divisor):
+        return arith.divf(x, y)
+    if dtypes.length(divisor) is not None:
+        divisor = dtypes.extract(divisor, 0)
+    size = math.absf(divisor)
+    one, quarter, large, least, most = (
+        dtypes.constant(c, dtypes.F32) for c in (1, 0.25, 2.0**24, 2.0**-126, 2.0**126)
+    )
+    scale = arith.select(arith.cmpf(_CmpF.OLT, size, least), large, one)
+    scale = arith.select(arith.cmpf(_CmpF.OGT, size, most), quarter, scale)
+    inverse = rcp(arith.mulf(divisor, scale))
+    scaled = arith.mulf(x, dtypes.splat(scale, lanes))
+    return arith.mulf(scaled, dtypes.splat(inverse, lanes))
+
+
 def _contracted() -> dict[str, ir.Attribute]:
     return {"fastmath": ir.Attribute.parse("#arith.fastmath<contract>")}
 
@@ -301,3 +337,28 @@ def contracting(name: str) -> Callable[..., ir.Value]:
 
 
 addf, subf, mulf = map(contracting, ("arith.addf", "arith.subf", "arith.mulf"))
+
+
+def exp_float(dtype, x, *, summed=False):
+    """exp, by libdevice's function.
+
+    Where only a sum uses it, the same instructions are emitted here, with a last
+    product that may be contracted: 2**n times 2**r is exact unless it is denormal.
+    """
+    if not summed or dtype != dtypes.F32:
+        return math.exp(x)
+    whole = _WHOLE(_CLAMPED(x))
+    n = arith.addf(whole, dtypes.constant(-_WHOLE_ZERO, dtype, x))
+    low, high = (dtypes.constant(c, dtype, x) for c in (_LOG2_E_LOW, _LOG2_E_HIGH))
+    rest = math.fma(x, low, math.fma(x, high, arith.negf(n)))
+    bits = dtypes.bitcast(whole, dtypes.I32)
+    exponent = arith.shli(bits, dtypes.constant(23, dtypes.I32, bits))
+    return mulf(ex2(rest), dtypes.bitcast(exponent, dtypes.F32))
+
+
+# x log2(e) / 252 + 1/2 in [0, 1], and n + 12583039, whose low bits are n + 127.
+_CLAMPED = asm("fma.rn.sat.f32 $0, $1, 0f3BBB989D, 0f3F000000;")
+_WHOLE = asm("fma.rm.f32 $0, $1, 0f437C0000, 0f4B400001;")
+_WHOLE_ZERO = 12583039.0
+_LOG2_E_HIGH = float(np.uint32(0x3FB8AA3B).view(np.float32))
+_LOG2_E_LOW = float(np.uint32(0x32A57060).view(np.float32))

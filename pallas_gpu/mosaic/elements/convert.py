@@ -10,13 +10,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, vector
 
+from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.elements import dtypes, narrow_floats, packed
 from pallas_gpu.mosaic.elements.arithmetic import resize_float as _resize
 
 _CmpF = arith.CmpFPredicate
 _CmpI = arith.CmpIPredicate
+_HIGH_HALF = -(2**16)
 
 
 def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
@@ -109,9 +111,42 @@ def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         # float16 and bfloat16: float32 holds both exactly.
         value = _resize("arith.extf", dtypes.F32, value)
         return _resize("arith.truncf", dst, value)
-    if dtypes.bits(src) < dtypes.bits(dst):
-        return _resize("arith.extf", dst, value)
-    return _resize("arith.truncf", dst, value)
+    if dtypes.bits(src) > dtypes.bits(dst):
+        return _resize("arith.truncf", dst, value)
+    if (src, dst) == (dtypes.BF16, dtypes.F32) and (dtypes.length(value) or 1) % 2 == 0:
+        result = _extended_in_words(value)
+    else:
+        result = _resize("arith.extf", dst, value)
+    module.current().extended[result] = value
+    return result
+
+
+def _extended_in_words(value: ir.Value) -> ir.Value:
+    """bfloat16 to float32: each word gives its low and its high half, by one operation.
+
+    From `cvt.f32.bf16` ptxas makes two for the high half: it is taken out of the word
+    before it is shifted.
+    """
+    words = dtypes.bitcast(value, dtypes.I32)
+    low = arith.shli(words, dtypes.constant(16, dtypes.I32, words))
+    high = arith.andi(words, dtypes.constant(_HIGH_HALF, dtypes.I32, words))
+    count = dtypes.length(words) or 1
+    order = [i for word in range(count) for i in (word, count + word)]
+    halves = (dtypes.bitcast(half, dtypes.F32) for half in (low, high))
+    return vector.shuffle(*halves, order)
+
+
+def before_extension(value: ir.Value, dtype: np.dtype) -> ir.Value | None:
+    """The value of which this one is the conversion to a wider float.
+
+    None if it is not one of a narrower type `dtype`.
+    """
+    narrow = module.current().extended.get(value)
+    if narrow is None:
+        return None
+    lanes = dtypes.length(narrow)
+    element = narrow.type if lanes is None else narrow.type.element_type
+    return narrow if element == dtypes.mlir_type(dtype) else None
 
 
 def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:

@@ -167,7 +167,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "div",
-        floating=_op("arith.divf"),
+        floating=Case(emitters.divide_float),
         signed=Case(
             emitters.guarded(arith.divsi, emitters.all_ones, emitters.negate_int)
         ),
@@ -300,7 +300,12 @@ ROWS: tuple[Row, ...] = (
     ),
     # Functions.
     _function("pow", "math.powf"),
-    _function("exp", "math.exp", emitters.scaled_input(emitters.ex2, _LOG2_E)),
+    Row(
+        "exp",
+        floating=Case(emitters.exp_float),
+        widen=True,
+        approx=Case(emitters.scaled_input(emitters.ex2, _LOG2_E)),
+    ),
     _function("exp2", "math.exp2", emitters.plain(emitters.ex2)),
     _function("expm1", "math.expm1"),
     _function("log", "math.log", emitters.scaled_output(emitters.lg2, pymath.log(2))),

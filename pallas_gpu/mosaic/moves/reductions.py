@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
+from jaxlib.mlir.dialects import llvm, vector
 
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
 from pallas_gpu.mosaic import addressing, mbarrier, padding
 from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.elements.convert import before_extension, convert_value
 from pallas_gpu.mosaic.elements.identities import identity
 from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
@@ -52,30 +52,54 @@ def reduce(
       OutOfResources: the scratch is smaller than a register of each thread.
     """
     axes = tuple(sorted(a % len(x.shape) for a in axes))
-    steps = plan_reduction(x.layout, axes)
+    steps, wanted = plan_reduction(x.layout, axes), x.dtype
+    if kind in ("max", "min"):
+        x = _before_extension(x) or x
     if padding.is_padded(x.layout):
         meaning = _BOOL_KINDS.get(kind, kind) if x.dtype == dtypes.BOOL else kind
         x = padding.filled(x, identity(meaning, x.dtype), axes)
-    dtype, values, name = x.dtype, list(x.values), str(kind)
-    if dtype == dtypes.BOOL:
+    own, values, name = x.dtype, list(x.values), str(kind)
+    if own == dtypes.BOOL:
         # Shuffles and memory have no single-bit elements.
-        dtype, name = dtypes.U8, _BOOL_KINDS.get(name, name)
-        values = [convert_value(v, dtypes.BOOL, dtype) for v in values]
-    combine = table.lookup(name).emitter(dtype)
-    partial = [_fold(combine, [values[r] for r in group]) for group in steps.groups]
+        own, name = dtypes.U8, _BOOL_KINDS.get(name, name)
+        values = [convert_value(v, dtypes.BOOL, own) for v in values]
+    row = table.lookup(name)
+    first = row.emitter(own)
+    partial = [_fold(first, [values[r] for r in group]) for group in steps.groups]
+    dtype = own if wanted == dtypes.BOOL else wanted
+    if own != dtype and steps.vector_reduced:
+        partial = [_fold_halves(first, value) for value in partial]
+    partial = [convert_value(v, own, dtype) for v in partial]
+    combine = row.emitter(dtype)
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]
     for bit in steps.lanes:
         partial = [combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial]
     if steps.warps:
         partial = _across_warps(combine, partial, dtype, steps, scratch)
-    partial = [convert_value(v, dtype, x.dtype) for v in partial]
+    partial = [convert_value(v, dtype, wanted) for v in partial]
     if steps.result is None:
-        return Splat(dtypes.extract(partial[0], 0), x.dtype, ())
-    return RegisterArray(tuple(partial), steps.result, x.dtype)
+        return Splat(dtypes.extract(partial[0], 0), wanted, ())
+    return RegisterArray(tuple(partial), steps.result, wanted)
 
 
 # --- within a thread and a warp -------------------------------------------------------
+
+
+def _before_extension(x: RegisterArray) -> RegisterArray | None:
+    """The array of bfloat16 or float16 of whose conversion to float32 x is the result.
+
+    Their largest elements are equal, and an instruction on pairs of 16-bit elements
+    combines two or four of them.
+    """
+    if x.dtype != dtypes.F32:
+        return None
+    for dtype in (dtypes.BF16, dtypes.F16):
+        values = [before_extension(v, dtype) for v in x.values]
+        narrow = tuple(v for v in values if v is not None)
+        if len(narrow) == len(values):
+            return RegisterArray(narrow, x.layout, dtype)
+    return None
 
 
 def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
@@ -86,6 +110,18 @@ def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
         rest = values[-1:] if len(values) % 2 else []
         values = [combine(a, b) for a, b in pairs] + rest
     return values[0]
+
+
+def _fold_halves(combine: Callable, value: ir.Value) -> ir.Value:
+    """Combines the halves of a vector until a pair remains."""
+    while (lanes := dtypes.length(value) or 1) > 2 and lanes % 2 == 0:
+        half = range(lanes // 2)
+        low, high = (
+            vector.shuffle(value, value, [first + i for i in half])
+            for first in (0, lanes // 2)
+        )
+        value = combine(low, high)
+    return value
 
 
 def _fold_lanes(combine: Callable, value: ir.Value) -> ir.Value:

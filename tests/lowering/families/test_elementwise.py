@@ -10,6 +10,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere, host
+from tests.support.semantics import Warpgroup, under
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -113,6 +114,74 @@ def test_float_division_and_remainder_agree_with_jax():
     for op in (lax.div, lax.rem):
         make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
         everywhere.check(make, [x, y], op(x, y), rtol=1e-6, atol=1e-6)
+
+
+def test_exponentials_that_are_only_added_are_as_exact_as_others():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-110, 95, (32, 256)).astype(np.float32)
+    x[:, ::128] = rng.uniform(-1, 1, (32, 2))
+    # A row for each: what it adds up does not hide it.
+    special = (-np.inf, -1e30, -104.5, -103.9, -100.0, -87.5, -0.0, 1e-30, 88.7, 89.0)
+    for row, value in enumerate((*special, 1e30, np.inf, np.nan)):
+        x[row] = -np.inf
+        x[row, row] = value
+    x = jnp.asarray(x)
+
+    def summed(x_ref, o_ref):
+        o_ref[...] = jnp.sum(jnp.exp(x_ref[...]), axis=1)
+
+    def make(interpret, body=summed):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((32,), jnp.float32),
+            interpret=interpret,
+        )
+
+    with np.errstate(all="ignore"):
+        expected = np.exp(np.asarray(x, np.float64)).sum(1).astype(np.float32)
+    everywhere.check(make, [x], expected, rtol=1e-6, atol=1.5e-45)
+    (report,) = plgpu.offline.lower(under(Warpgroup, make(None)), x)
+    assert "math.exp" not in report.mlir
+
+    def used_twice(x_ref, o_ref):
+        e = jnp.exp(x_ref[...])
+        o_ref[...] = jnp.sum(e, axis=1) + e[:, 0]
+
+    (report,) = plgpu.offline.lower(under(Warpgroup, make(None, used_twice)), x)
+    assert "math.exp" in report.mlir
+
+
+def test_division_by_one_number_inverts_it_once():
+    tiny, least, most = 1e-45, 2.0**-126, 2.0**126
+    divisors = (tiny, 1e-40, least, 3 * least, 0.7, -3.0, most, 3e38)
+    divisors = jnp.asarray([*divisors, 0.0, -0.0, np.inf, np.nan], jnp.float32)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((len(divisors), 512)) * 2.0 ** rng.integers(-140, 120, 512)
+    x[:, :8] = 0.0, -0.0, np.inf, -np.inf, np.nan, tiny, 1e-39, 3.4e38
+    x = jnp.asarray(x, jnp.float32)
+
+    def body(x_ref, divisor_ref, o_ref):
+        o_ref[...] = x_ref[...] / divisor_ref[0]
+
+    def make(interpret):
+        row = plgpu.BlockSpec((1, 512), lambda i: (i, 0), memory_space=plgpu.GMEM)
+        one = plgpu.BlockSpec((1,), lambda i: (i,), memory_space=plgpu.GMEM)
+        return plgpu.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=divisors.shape,
+            in_specs=[row, one],
+            out_specs=row,
+            interpret=interpret,
+        )
+
+    with np.errstate(all="ignore"):
+        exact = np.asarray(x, np.float64) / np.asarray(divisors, np.float64)[:, None]
+        expected = exact.astype(np.float32)
+    everywhere.check(make, [x, divisors], expected, rtol=2.5e-7, atol=2e-45)
+    (report,) = plgpu.offline.lower(make(None), x, divisors)
+    assert "arith.divf" not in report.mlir
+    assert report.mlir.count("rcp.approx.ftz.f32") == 1
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

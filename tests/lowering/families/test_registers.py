@@ -374,3 +374,31 @@ def test_small_arrays_are_reduced(shape):
 
     expected = np.asarray(x) - np.asarray(x).sum()
     everywhere.check(make_kernel(body, shape), [x], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("op", [jnp.max, jnp.min])
+@pytest.mark.parametrize("columns", [512, 500])
+def test_an_extremum_of_converted_numbers_is_found_before_the_conversion(
+    op, columns, dtype
+):
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((8, columns))
+    special = (np.nan, np.inf, -np.inf, 6e4, -6e4, 1e-7, -1e-7)
+    for row, value in enumerate(special):
+        x[row, rng.integers(columns)] = value
+    x = jnp.asarray(x, dtype)
+
+    def body(x_ref, o_ref):
+        x = x_ref[...].astype(jnp.float32)
+        o_ref[...] = x - op(x, axis=1, keepdims=True)
+
+    wide = np.asarray(x, np.float32)
+    with np.errstate(invalid="ignore"):
+        # NumPy's: XLA's on a CPU loses a NaN.
+        expected = wide - getattr(np, op.__name__)(wide, axis=1, keepdims=True)
+    make = make_kernel(body, x.shape)
+    everywhere.check(make, [x], expected)
+    (report,) = plgpu.offline.lower(under(Warpgroup, make(None)), x)
+    name = {jnp.bfloat16: "bf16", jnp.float16: "f16"}[dtype]
+    assert re.search(rf"arith\.(max|min)imumf .*x{name}>", report.mlir)

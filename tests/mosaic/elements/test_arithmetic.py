@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -158,8 +160,8 @@ def test_bfloat16_exp_is_computed_in_float32(build, typed):
         gmem.store(out, elementwise.apply("exp", gmem.load(view)))
 
     text = str(build(body, [x], [x]))
-    assert "math.exp" in text
-    assert "arith.extf" in text and "arith.truncf" in text
+    assert re.search(r"math.exp .*: vector<\d+xf32>", text)
+    assert "arith.truncf" in text
 
 
 @pytest.mark.offline

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -130,8 +131,35 @@ def _to_float8(kind: str) -> Compute:
     return compute
 
 
+def _fused(rounding: Callable[[np.ndarray], np.ndarray]) -> Compute:
+    """`fma` of f32; exact in float64 for the operands that emitters have."""
+
+    def compute(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        a, b, c = (x.view(np.float32).astype(np.float64) for x in (a, b, c))
+        with np.errstate(all="ignore"):
+            return rounding(a * b + c).astype(np.float32).view(np.uint32)
+
+    return compute
+
+
+def _saturated(exact: np.ndarray) -> np.ndarray:
+    """`.sat`: from 0 to 1, and 0 for NaN."""
+    rounded = exact.astype(np.float32)
+    return np.where(np.isnan(rounded), 0, np.clip(rounded, 0, 1))
+
+
+def _rounded_down(exact: np.ndarray) -> np.ndarray:
+    """`.rm`."""
+    rounded = exact.astype(np.float32)
+    below = np.nextafter(rounded, np.float32(-np.inf))
+    return np.where(rounded > exact, below, rounded)
+
+
 def _table() -> dict[str, Compute]:
-    rows: dict[str, Compute] = {}
+    rows: dict[str, Compute] = {
+        "fma.rn.sat.f32": _fused(_saturated),
+        "fma.rm.f32": _fused(_rounded_down),
+    }
     for name, function in _SPECIAL.items():
         rows[f"{name}.approx.f32"] = _special(function, ftz=False)
         if name != "tanh":
@@ -156,14 +184,23 @@ def register_instruction(text: str) -> Compute | None:
         return None
     (statement,) = statements
     function = _INSTRUCTIONS.get(statement.opcode)
-    numbers = [
-        int(x[1:])
-        for x in statement.operands
-        if isinstance(x, str) and re.fullmatch(r"\$\d+", x)
-    ]
-    arity = 2 if "satfinite" in statement.opcode else 1
-    complete = len(numbers) == len(statement.operands) == arity + 1
-    if function is None or not complete or numbers[0] != 0:
+    arity = 3 if statement.opcode.startswith("fma") else 1
+    arity = 2 if "satfinite" in statement.opcode else arity
+    read = [_operand(x) for x in statement.operands]
+    if function is None or len(read) != arity + 1 or None in read:
+        return None
+    if statement.operands[0] != "$0":
         return None
     chosen: Compute = function
-    return lambda *inputs: chosen(*(inputs[n - 1] for n in numbers[1:]))
+    return lambda *inputs: chosen(*(x(inputs) for x in read[1:] if x is not None))
+
+
+def _operand(text: Any) -> Callable[[Sequence[np.ndarray]], np.ndarray] | None:
+    """How an input or an f32 constant is read; None for another operand."""
+    if not isinstance(text, str):
+        return None
+    if re.fullmatch(r"\$\d+", text):
+        return lambda inputs: inputs[int(text[1:]) - 1]
+    if re.fullmatch(r"0f[0-9A-Fa-f]{8}", text):
+        return lambda inputs: np.array([int(text[2:], 16)], np.uint32)
+    return None

@@ -60,6 +60,18 @@ def _from_elements(program: Program, op: ir.Operation) -> Step:
     return gather
 
 
+@runs("vector.shuffle")
+def _shuffle(program: Program, op: ir.Operation) -> Step:
+    (a, b), (out,) = program.inputs(op), program.outputs(op)
+    order = list(ir.DenseI64ArrayAttr(op.attributes["mask"]))
+
+    def shuffle(strand: Any) -> None:
+        parts = np.broadcast_arrays(*(values.forced(strand.env[i]) for i in (a, b)))
+        strand.env[out] = np.concatenate(parts, axis=-1)[..., order]
+
+    return shuffle
+
+
 @runs("vector.bitcast", "llvm.bitcast")
 def _bitcast(program: Program, op: ir.Operation) -> Step:
     (source,), (out,) = program.inputs(op), program.outputs(op)
