@@ -34,6 +34,10 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         return value
     if dtypes.is_packed(src) and dtypes.kind(src) in _INTEGERS:
         return _from_narrow_int(value, src, dst)
+    if dst == dtypes.F16 and src in (dtypes.I8, dtypes.U8):
+        fast = packed.bytes_to_half(value, src)
+        if fast is not None:
+            return fast
     match dtypes.kind(src), dtypes.kind(dst):
         case ("float8" | "float4" | "exponent", _):
             return _from_narrow_float(value, src, dst)

@@ -239,6 +239,35 @@ def _to_half(word: ir.Value, signed: bool, dst: np.dtype, count: int) -> list[ir
     return result
 
 
+def bytes_to_half(value: ir.Value, src: np.dtype) -> ir.Value | None:
+    """Integers of 8 bits as f16; None where there are no pairs of them.
+
+    PTX: for each pair `prmt.b32` and a packed subtraction, and `xor.b32` for each word.
+    """
+    count = dtypes.length(value)
+    if count is None or count % 2:
+        return None
+    held, each = (dtypes.U16, 2) if count % 4 else (dtypes.U32, 4)
+    words = dtypes.bitcast(value, held)
+    # The sign's bit flipped is the number plus 128.
+    flipped = 128 if dtypes.kind(src) == "signed" else 0
+    ones = dtypes.constant(_ONES[dtypes.F16] >> 8, dtypes.U32)
+    result = []
+    for i in range(count // each):
+        word = dtypes.extract(words, i)
+        if held == dtypes.U16:
+            word = arith.extui(ones.type, word)
+        if flipped:
+            word = arith.xori(word, dtypes.constant(flipped * 0x1010101, dtypes.U32))
+        for selector in (0x4140, 0x4342)[: each // 2]:
+            pair = _prmt(word, ones, selector)
+            raised = dtypes.bitcast(dtypes.splat(pair, 1), dtypes.F16)
+            offset = dtypes.constant(float(1024 + flipped), dtypes.F16, raised)
+            exact = arith.subf(raised, offset)
+            result += [dtypes.extract(exact, half) for half in range(2)]
+    return dtypes.pack(result)
+
+
 def _to_single(
     word: ir.Value, signed: bool, dst: np.dtype, count: int
 ) -> list[ir.Value]:

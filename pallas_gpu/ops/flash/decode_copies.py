@@ -103,7 +103,7 @@ def scratch(p: Problem) -> dict[str, Any]:
     declared |= _ring("k", p, stages, p.kv_dtype, pages)
     declared |= _ring("v", p, stages, p.kv_dtype, pages)
     if p.is_narrow:
-        declared |= _ring("wide_v", p, WIDE_STAGES, p.dtype, p.config.consumers)
+        declared |= _ring("wide_v", p, WIDE_STAGES, p.wide, p.config.consumers)
     return declared
 
 
@@ -142,10 +142,18 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
 
-    @plgpu.loop(piece.first, piece.last)
-    def _(block):
-        row = times(plus(start, block), p.config.block_kv)
-        copies = list(_sources(p, mem, piece, row))
+    def first_row(block):
+        return times(plus(start, block), p.config.block_kv)
+
+    @plgpu.loop(
+        piece.first,
+        piece.last,
+        init_carry=_pages(p, mem, piece, first_row(piece.first)),
+    )
+    def _(block, pages):
+        # The table is read a block ahead, so that no copy waits for it.
+        following = _pages(p, mem, piece, first_row(plus(block, 1)))
+        copies = list(_sources(p, piece, first_row(block), pages))
         for which, ring in enumerate(mem.copied):
             slot = ring.acquire(piece, block)
             for outer, source, rows in copies:
@@ -155,6 +163,7 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
                     ring.full.at[slot],
                     cache_hint=hint,
                 )
+        return following
 
 
 def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> None:
@@ -175,26 +184,42 @@ def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> No
         )
 
 
+def _pages(p: Problem, mem: Memory, piece: Piece, row: Any) -> tuple[Any, ...]:
+    """Returns the pages of a block that begins at a row of its sequence.
+
+    In place of a page that no query sees, whose entry in the table may be anything, it
+    is the nearest one that some query sees.
+    """
+    if p.page_size is None:
+        return ()
+    size = p.config.block_kv
+    step = min(p.page_size, size)
+    first = divide(p.first_row(piece.length), p.page_size)[0]
+    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+    found = []
+    for i in range(0, size, step):
+        index = divide(plus(row, i), p.page_size)[0]
+        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
+        some = lax.gt(piece.length, np.int32(0))
+        found.append(lax.select(some, page, jnp.int32(0)))
+    return tuple(found)
+
+
 def _sources(
-    p: Problem, mem: Memory, piece: Piece, row: Any
+    p: Problem, piece: Piece, row: Any, pages: tuple[Any, ...]
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yields the copies of a block that begins at a row of its sequence.
 
     Each is: the sequence or page, the rows of it, and the rows of a buffer that they go
-    to. In place of a page that no query sees, whose entry in the table may be anything,
-    the nearest one that some query sees is copied.
+    to.
     """
     size = p.config.block_kv
     if p.page_size is None:
         yield piece.sequence, plgpu.ds(row, size), plgpu.ds(0, size)
         return
     step = min(p.page_size, size)
-    first = divide(p.first_row(piece.length), p.page_size)[0]
-    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
-    for i in range(size // step):
-        index, within = divide(plus(row, i * step), p.page_size)
-        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
-        page = lax.select(lax.gt(piece.length, np.int32(0)), page, jnp.int32(0))
+    for i, page in enumerate(pages):
+        within = divide(plus(row, i * step), p.page_size)[1]
         rows = plgpu.ds(0 if step == p.page_size else within, step)
         yield page, rows, plgpu.ds(i * step, step)
 
@@ -221,24 +246,9 @@ def widen(p: Problem, mem: Memory, index: Any, piece: Piece) -> None:
     def _(block):
         slot = narrow.slot(piece, block)
         plgpu.barrier_wait(narrow.full.at[slot])
-        elements = widened(narrow.smem[slot, rows], p.dtype)
+        elements = narrow.smem[slot, rows].astype(p.wide)
         plgpu.barrier_arrive(narrow.empty.at[slot])
         slot = wide.acquire(piece, block)
         wide.smem[slot, rows] = elements
         plgpu.commit_smem()
         plgpu.barrier_arrive(wide.full.at[slot])
-
-
-def widened(x: Any, dtype: Any) -> Any:
-    """Returns `x.astype(dtype)`.
-
-    Integers become the last bits of a float32: an H200 converts 16 of them in a clock,
-    but adds 128.
-    """
-    if x.dtype != jnp.int8:
-        return x.astype(dtype)
-    byte = lax.bitcast_convert_type(x, jnp.uint8)
-    # Of 128 more, so that no bit is a sign.
-    bits = byte.astype(jnp.uint32) ^ np.uint32(0x4B000080)
-    value = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2**23 + 128)
-    return value.astype(dtype)

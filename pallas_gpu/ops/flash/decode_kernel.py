@@ -41,13 +41,21 @@ _MAXIMUM, _SUM = 0, 1
 _LOADED_REGISTERS = {2: 64, 3: 48, 5: 24}
 
 
+# Registers of a thread of a warpgroup that multiplies, copies and widens, by the number
+# of warpgroups: five of them have 96 each when they start.
+_REGISTERS = {5: (136, 40, 80)}
+
+
 @functools.lru_cache(maxsize=64)
 def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of the operands that there are, in the order of `_names`."""
     c = p.config
     part, stats = (p.dims, p.columns), (2, p.columns)
     scratch = copies.scratch(p)
-    scratch["p_smem"] = tiles((c.consumers, p.columns, p.rows), p.dtype)
+    scratch["p_smem"] = tiles((c.consumers, p.columns, p.rows), p.wide)
+    if p.scales_queries:
+        queries = tiles((c.consumers, p.columns, p.dims), p.wide)
+        scratch["wide_q"] = queries
     if c.consumers > 1 and c.cluster == 1:
         scratch["others"] = plgpu.SMEM((c.consumers - 1, *part), jnp.float32)
         scratch["other_stats"] = plgpu.SMEM((c.consumers - 1, *stats), jnp.float32)
@@ -112,13 +120,19 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
         work = Lane.of(p, mem.lengths)
 
     consumers = p.config.consumers
+    registers = _REGISTERS.get(p.warpgroups)
 
     @plgpu.when(wg < consumers)
     def _():
+        if registers is not None:
+            plgpu.set_max_registers(registers[0], action="increase")
         _Consumer(p, mem, work, wg, **refs).run()
 
     @plgpu.when(wg == consumers)
     def _():
+        if registers is not None:
+            plgpu.set_max_registers(registers[1], action="decrease")
+
         @plgpu.warp_map
         def _(warp):
             @plgpu.when(warp == 0)
@@ -129,6 +143,8 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
 
         @plgpu.when(wg > consumers)
         def _():
+            if registers is not None:
+                plgpu.set_max_registers(registers[2], action="decrease")
             index = plus(wg, -consumers - 1)
             work.for_each(functools.partial(copies.widen, p, mem, index))
 
@@ -160,6 +176,8 @@ class _Consumer:
     # For each CTA how many parts earlier ones have stored for it.
     turns: Any = None
     meet: Any = None
+    # Queries in the type of widened keys.
+    wide_q: Any = None
 
     def run(self) -> None:
         if self.p.config.cluster > 1:
@@ -218,10 +236,14 @@ class _Consumer:
         q_slot = divide(piece.number, QUERIES)[1]
         factor = p.factor * self.scale(mem.k_scale, piece.unit)
         plgpu.barrier_wait(mem.q_full.at[q_slot])
+        queries = mem.q_smem.at[q_slot]
+        if self.wide_q is not None:
+            queries, scale = self.scaled_queries(queries)
+            factor = factor * scale
 
         def over_blocks(acc):
             def step(block, state):
-                scores = self.scores(piece, q_slot, block, factor)
+                scores = self.scores(piece, queries, block, factor)
                 return self.step(acc, piece, block, scores, state)
 
             maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
@@ -259,7 +281,7 @@ class _Consumer:
         self.release_v(piece, block)
         acc[...] = so_far * _over_rows(shrink, so_far)
         p_smem = self.p_smem.at[self.index]
-        plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.dtype)
+        plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.wide)
         ring = self.mem.v_ring
         slot = ring.slot(piece, block)
         plgpu.barrier_wait(ring.full.at[slot])
@@ -269,7 +291,28 @@ class _Consumer:
         plgpu.wgmma(acc, v.T, p_smem.T)
         return new, sums
 
-    def scores(self, piece: Piece, q_slot: Any, block: Any, factor: Any) -> Any:
+    def scaled_queries(self, queries: Any) -> tuple[Any, Any]:
+        """Stores queries in float16, scaled to its range.
+
+        Returns:
+          Their reference, and what to multiply the scores of each column by.
+        """
+        found = queries[...].astype(jnp.float32)
+        largest = jnp.abs(found).max(axis=1)
+        exponent = lax.bitcast_convert_type(largest, jnp.int32) >> 23
+        # The largest one becomes 2**13 or more; both factors are normal numbers.
+        exponent = lax.max(exponent, np.int32(17)) - np.int32(13)
+        by = [
+            lax.bitcast_convert_type(e << 23, jnp.float32)
+            for e in (np.int32(254) - exponent, exponent)
+        ]
+        scaled = found * lax.broadcast_in_dim(by[0], found.shape, (0,))
+        own = self.wide_q.at[self.index]
+        own[...] = scaled.astype(own.dtype)
+        plgpu.commit_smem()
+        return own, by[1]
+
+    def scores(self, piece: Piece, queries: Any, block: Any, factor: Any) -> Any:
         """Returns the scores of a block in units of log(2)."""
         p, k = self.p, self.mem.copied[0]
         slot = k.slot(piece, block)
@@ -278,12 +321,14 @@ class _Consumer:
         def multiply(scores):
             plgpu.barrier_wait(k.full.at[slot])
             # Narrow elements are widened on their way through registers.
-            operand = copies.widened(own[...], p.dtype) if p.is_narrow else own
-            plgpu.wgmma(scores, operand, self.mem.q_smem.at[q_slot].T)
+            operand = own[...].astype(p.wide) if p.is_narrow else own
+            plgpu.wgmma(scores, operand, queries.T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
         plgpu.barrier_arrive(k.empty.at[slot])
+        if self.wide_q is not None:
+            factor = _over_rows(factor, scores)
         scores = scores * factor
         if p.soft_cap is None:
             return scores

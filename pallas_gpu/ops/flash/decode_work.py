@@ -73,6 +73,16 @@ class Problem:
         """Whether the cache has to be widened for the tensor core."""
         return self.kv_dtype != self.dtype
 
+    @property
+    def wide(self) -> Any:
+        """The type that the tensor core reads: narrow elements are exact in float16."""
+        return jnp.dtype(jnp.float16) if self.is_narrow else self.dtype
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries have to be scaled to fit the range of `wide`."""
+        return self.wide != self.dtype
+
     # --- columns ----------------------------------------------------------------------
 
     @property
@@ -444,6 +454,7 @@ def _stages(p: Problem, c: DecodeConfig, smem_bytes: int) -> int:
     parts = c.consumers - (c.cluster == 1)
     used = QUERIES * p.columns * p.dims * size
     used += c.consumers * p.columns * rows * size
+    used += p.scales_queries * c.consumers * p.columns * p.dims * size
     used += parts * (p.dims + 2) * p.columns * 4
     if p.is_narrow:
         used += WIDE_STAGES * c.block_kv * p.dims * size

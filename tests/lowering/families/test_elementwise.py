@@ -367,3 +367,19 @@ def test_what_a_broadcast_repeats_follows_a_default_layout(axis):
     y = numbers(jnp.float32, seed=1)[0]
     expected = x * (y[:, None] if axis == 0 else y)
     everywhere.check(make, [x, y], expected)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("adjacent", [1, 2, 4])
+def test_every_byte_becomes_a_half(dtype, adjacent):
+    x = np.resize(np.arange(256, dtype=np.uint8), 512).view(dtype)
+
+    def body(x, o):
+        layout = plgpu.Layout.WG_STRIDED((512,), vec_size=adjacent)
+        o[...] = plgpu.load(x, layout=layout).astype(jnp.float16)
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct((512,), jnp.float16)
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    everywhere.check(make, [x], x.astype(np.float16))

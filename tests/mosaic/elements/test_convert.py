@@ -82,3 +82,16 @@ def test_float_to_int_is_one_instruction(compile_kernel, typed):
     ptx = compile_kernel(body, [x], [y]).ptx
     assert "cvt.rzi.s32.f32" in ptx
     assert "selp" not in ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_bytes_become_halves_two_at_a_time(dtype, compile_kernel, typed):
+    def body(kb, view, out):
+        gmem.store(out, elementwise.astype(gmem.load(view), np.dtype(np.float16)))
+
+    x, y = typed((512,), dtype), typed((512,), np.float16)
+    ptx = compile_kernel(body, [x], [y]).ptx
+    # Of the four elements of a thread; no conversion of one element has its throughput.
+    assert ptx.count("prmt.b32") == ptx.count(".f16x2") == 2
+    assert "cvt.rn.f16" not in ptx

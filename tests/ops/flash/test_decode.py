@@ -328,6 +328,16 @@ def test_narrow_elements_are_widened(cache):
     check(s, dtype="bfloat16", cache=cache, executed=executed, **scales)
 
 
+@pytest.mark.parametrize("factor", [2.0**60, 2.0**-60, 0.0])
+def test_queries_beyond_the_range_of_float16(factor):
+    q, k, v = operands(Shape(kv_len=100), "bfloat16", F8)
+    sm_scale = 0.125 / (factor or 1)
+    got = decode_attention(q * factor, k, v, sm_scale=sm_scale, config=GRID)
+    alike = decode_attention(q * bool(factor), k, v, sm_scale=0.125, config=GRID)
+    np.testing.assert_array_equal(got, alike)
+    assert np.isfinite(np.asarray(got, np.float32)).all()
+
+
 @pytest.mark.parametrize("per_head", [True, False])
 def test_scales_of_heads(per_head):
     s = Shape(batch=2, kv_len=100, kv_heads=2)
