@@ -224,7 +224,9 @@ class Part:
             self.a_cells = _operand_cells(spec, a[0])
         else:
             self.a = _operand_places(spec, a, 0)
+            self._bytes_of_a = np.unique(self.a)
         self.b = _operand_places(spec, b, 1)
+        self._bytes_of_b = np.unique(self.b)
 
     def begin(self, row: int, agent: int, *, pipelined: bool, copied: bool) -> None:
         """The instruction, which a warp issues, accesses them until `end`.
@@ -235,12 +237,12 @@ class Part:
         """
         what, rows = "tcgen05.mma", np.array([row])
         if self.a_cells is None:
-            self.smem.begin_read(rows, np.unique(self.a), what)
+            self.smem.begin_read(rows, self._bytes_of_a, what)
         else:
             self.tmem.begin(
                 row, agent, self.a_cells, writes=False, what=what, pipelined=copied
             )
-        self.smem.begin_read(rows, np.unique(self.b), what)
+        self.smem.begin_read(rows, self._bytes_of_b, what)
         self.tmem.begin(row, agent, self.d, writes=True, what=what, pipelined=pipelined)
 
     def left(self, spec: Instruction) -> np.ndarray:
@@ -259,10 +261,10 @@ class Part:
     def end(self, agent: int, epoch: int) -> None:
         """The accesses are complete."""
         if self.a_cells is None:
-            self.smem.end_read(np.unique(self.a), agent, epoch)
+            self.smem.end_read(self._bytes_of_a, agent, epoch)
         else:
             self.tmem.end(agent, epoch, self.a_cells, writes=False)
-        self.smem.end_read(np.unique(self.b), agent, epoch)
+        self.smem.end_read(self._bytes_of_b, agent, epoch)
         self.tmem.end(agent, epoch, self.d, writes=True)
 
 
