@@ -447,7 +447,7 @@ def unflatten_transforms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _barriers(site: walk.Site) -> Iterator[Any]:
-    """The variables of the barriers that an equation accesses, where they are declared."""
+    """The variables of the barriers that an equation accesses, as declared."""
     for access in accesses(site.eqn):
         if getattr(access.ref.aval, "barrier", None) is not None:
             yield site.origin(access.ref)

@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
 from tests.support.tensor_products import BLACKWELL, F32, Product
 
 PART = 64
@@ -44,25 +40,3 @@ def test_all_columns_of_tensor_memory(n, b_stored):
 
     operands = case.operands()
     everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
-
-
-@pytest.mark.parametrize("reduce", ["max", "min", "absmax", "absmin"])
-def test_a_load_with_a_reduction_is_refused(reduce):
-    """tcgen05.ld.red exists on other targets than sm_100a."""
-
-    def body(x, out, acc):
-        plgpu.async_load_tmem(acc, reduce=reduce)  # HERE
-
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 128), F32),
-        scratch_types=[plgpu.TMEM((128, 64), F32)],
-        compiler_params=BLACKWELL,
-    )
-    with refused(
-        errors.UnsupportedError,
-        "async_load_tmem: reduce is not supported",
-        got=repr(reduce),
-        hint="reduce the loaded array: jnp.max(x, axis=1)",
-    ):
-        jax.eval_shape(kernel, np.zeros((8, 128), jnp.float32))
