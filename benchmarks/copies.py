@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy as np
 
 from benchmarks import copy_kernels, timing
 from benchmarks.beside_copy import COPY, ROUNDS, interleaved, wait
+from benchmarks.split_products import SplitProduct, split_product
+from pallas_gpu import ops
 
 # Full sizes: 2 GiB of bf16, rows of 4 KiB, and a product of few elements and a long K.
 STREAM = (2**30 // copy_kernels.WIDTH, copy_kernels.WIDTH)
@@ -32,33 +35,47 @@ class Work:
 
     Attributes:
       name: what is done, with its size.
-      args: the arrays.
+      inputs: the arrays of a call; calls use them in turn.
+      source: what the device copy copies.
       moved_bytes: bytes that it has to read and write.
       ours: candidates of this package, by name; the fastest counts.
       rivals: candidates of others: functions that wait for their result.
-      reference: the same in plain JAX, and the rival `XLA`.
+      xla: the same in plain JAX, the rival `XLA`.
+      exact: what results are compared with; None: the first array itself.
       tolerance: of the relative error of the result.
       target: what the fastest of ours should reach, of the fastest rival.
     """
 
     name: str
-    args: tuple[Any, ...]
+    inputs: list[tuple[Any, ...]]
+    source: Any
     moved_bytes: int
     ours: Mapping[str, Callable[..., Any]]
     rivals: Mapping[str, Callable[..., Any]]
-    reference: Callable[..., Any] | None
+    xla: Callable[..., Any] | None
+    exact: Callable[..., Any] | None
     tolerance: float
     target: float
 
 
+# Rows of 512 bytes and tiles of a block, and blocks on an SM, of copies by TMA: from
+# 64 to 192 KiB are under way on each SM.
+_STREAMS = [
+    (32, 4, 3), (64, 4, 1), (32, 4, 2), (32, 4, 1), (64, 1, 4), (64, 1, 3), (64, 1, 2),
+    (32, 1, 8), (32, 1, 6), (32, 1, 4), (16, 1, 16), (16, 1, 12), (16, 1, 8),
+]  # fmt: skip
+
+
 def streams(blocks: int = 132) -> dict[str, Callable[..., Any]]:
-    """Returns the copies by TMA; some by blocks that stay on their SMs."""
-    return {
-        "TMA, 4 tiles of 16 KiB": copy_kernels.stream(32, 4),
-        "TMA, 2 tiles of 32 KiB": copy_kernels.stream(64, 2),
-        "TMA, ring of 8 x 16 KiB": copy_kernels.ring(32, 8, _divisor(blocks, 32)),
-        "TMA, ring of 6 x 32 KiB": copy_kernels.ring(64, 6, _divisor(blocks, 64)),
+    """Returns the copies by TMA; one by blocks that stay on their SMs."""
+    found = {
+        f"TMA, {resident} x {slots} x {rows // 2} KiB": copy_kernels.stream(
+            rows, slots, resident=resident
+        )
+        for rows, slots, resident in _STREAMS
     }
+    ring = copy_kernels.ring(64, 6, _divisor(blocks, 64))
+    return {**found, "TMA, ring of 6 x 32 KiB": ring}
 
 
 def _divisor(blocks: int, rows: int) -> int:
@@ -73,7 +90,7 @@ def thread_streams() -> dict[str, Callable[..., Any]]:
         f"cp.async, {slots} tiles of {rows // 2} KiB": copy_kernels.stream(
             rows, slots, by_threads=True
         )
-        for rows, slots in ((16, 4), (32, 2), (32, 4))
+        for rows, slots in ((16, 4), (32, 4), (32, 8))
     }
 
 
@@ -81,15 +98,19 @@ def gathers() -> dict[str, Callable[..., Any]]:
     """Returns the gathers of rows of 4 KiB."""
     return {
         f"{slots} groups of {rows} rows": copy_kernels.gather(rows, slots)
-        for rows, slots in ((4, 2), (8, 2), (4, 4))
+        for rows, slots in ((4, 4), (8, 2), (4, 8), (8, 4))
     }
 
 
 def products() -> dict[str, Callable[..., Any]]:
     """Returns the products whose parts TMA adds up."""
     return {
-        f"{n} parts, tiles of {rows}x128": copy_kernels.split_product(n, depth, rows)
-        for n, depth, rows in ((32, 6, 128), (32, 4, 64), (16, 4, 64))
+        f"{c.parts} parts, tiles of {c.tile_m}x{c.tile_n}": split_product(c)
+        for c in (
+            SplitProduct(16, tile_m=64, stages=8),
+            SplitProduct(32, tile_m=64, tile_n=256),
+            SplitProduct(32),
+        )
     }
 
 
@@ -114,32 +135,36 @@ def works() -> list[Callable[[], Work]]:
     from benchmarks import triton_copies as triton
 
     @functools.partial(jax.jit, static_argnums=(0,))
-    def normal(shape: tuple[int, ...]) -> jax.Array:
-        return jax.random.normal(jax.random.key(0), shape, _BF16)
+    def normal(shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+        return jax.random.normal(jax.random.key(seed), shape, _BF16)
 
     def stream(name: str, ours: Mapping[str, Any], target: float) -> Work:
         x = normal(STREAM)
-        return Work(name, (x,), 2 * x.nbytes, ours, {}, None, 0.0, target)
+        size = 2 * x.nbytes
+        return Work(name, [(x,)], x, size, ours, {}, None, None, 0.0, target)
 
     def gather() -> Work:
-        x = normal(ROWS)
+        x, taken = normal(ROWS), functools.partial(jnp.take, axis=0)
         rows = jax.random.permutation(jax.random.key(1), ROWS[0]).astype(jnp.int32)
         rivals = {
             f"Triton {rows}x{warps}": triton.gather(rows, warps)
             for rows, warps in ((1, 4), (2, 8), (4, 8))
         }
         return Work(
-            "gather of rows of 4 KiB, 2 GiB", (x, rows), 2 * x.nbytes, gathers(),
-            rivals, lambda x, rows: jnp.take(x, rows, axis=0), 0.0, 0.9,
+            "gather of rows of 4 KiB, 2 GiB", [(x, rows)], x, 2 * x.nbytes, gathers(),
+            rivals, taken, taken, 0.0, 0.9,
         )  # fmt: skip
 
     def product() -> Work:
         m, n, k = PRODUCT
-        a, b = normal((m, k)), normal((k, n))
+        # The L2 does not hold what was read two calls before.
+        inputs = [(normal((m, k), i), normal((k, n), i + 3)) for i in range(3)]
+        size = sum(x.nbytes for x in inputs[0])
+        ours = {**products(), "ops.matmul": _matmul}
         return Work(
-            f"product {m}x{n}x{k} of bf16", (a, b), a.nbytes + b.nbytes, products(), {},
+            f"product {m}x{n}x{k} of bf16", inputs, normal(STREAM), size, ours, {},
             functools.partial(jnp.matmul, preferred_element_type=jnp.float32),
-            1e-3, 1.0,
+            _exact, 1e-3, 1.0,
         )  # fmt: skip
 
     return [
@@ -150,6 +175,13 @@ def works() -> list[Callable[[], Work]]:
     ]
 
 
+_matmul = functools.partial(ops.matmul, out_dtype=jnp.float32)
+
+
+def _exact(a: Any, b: Any) -> Any:
+    return jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32), precision="highest")
+
+
 def _sms() -> int:
     return getattr(jax.devices()[0], "core_count", 132)
 
@@ -158,27 +190,32 @@ def measure(work: Work) -> list[dict[str, Any]]:
     """Checks and measures the candidates of a row, interleaved."""
     import torch
 
-    reference = work.reference or (lambda x: x)
-    jitted = {**work.ours, **({"XLA": work.reference} if work.reference else {})}
-    candidates: dict[str, Callable[[], Any]] = {
-        name: functools.partial(wait, jax.jit(f), work.args)
-        for name, f in jitted.items()
+    exact = work.exact or (lambda x: x)
+    jitted = {**work.ours, **({"XLA": work.xla} if work.xla else {})}
+    functions: dict[str, Callable[..., Any]] = {
+        name: functools.partial(wait, jax.jit(f)) for name, f in jitted.items()
     }
-    for name, f in work.rivals.items():
-        candidates[name] = functools.partial(f, *work.args)
-    expected = _sample(jax.jit(reference)(*work.args))
-    errors = {name: _error(run(), expected) for name, run in candidates.items()}
+    functions |= {name: lambda args, f=f: f(*args) for name, f in work.rivals.items()}
+    first = work.inputs[0]
+    expected = _sample(jax.jit(exact)(*first))
+    errors = {name: _error(f(first), expected) for name, f in functions.items()}
     wrong = {name: e for name, e in errors.items() if not e <= work.tolerance}
     if wrong:
         raise AssertionError(f"{work.name}: wrong results: {wrong}")
-    seconds = interleaved(candidates, torch.from_dlpack(work.args[0]))
-    copied = 2 * work.args[0].nbytes / seconds[COPY]
+    inputs = itertools.cycle(work.inputs)
+    candidates: dict[str, Callable[[], Any]] = {
+        name: lambda f=f: f(next(inputs)) for name, f in functions.items()
+    }
+    seconds = interleaved(candidates, torch.from_dlpack(work.source))
+    copied = 2 * work.source.nbytes / seconds[COPY]
     rivals = [name for name in seconds if name not in work.ours and name != COPY]
     rival = min(rivals or [COPY], key=seconds.__getitem__)
     own = min(work.ours, key=seconds.__getitem__)
     rows = []
     for name, spent in sorted(seconds.items(), key=lambda item: item[1]):
-        moved = 2 * work.args[0].nbytes if name == COPY else work.moved_bytes
+        if name == COPY and work.source is not first[0]:
+            continue
+        moved = 2 * work.source.nbytes if name == COPY else work.moved_bytes
         rows.append(
             {
                 "work": work.name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of `benchmarks/copies.py`: streams through SMEM, gather, split K."""
+"""The kernels of `benchmarks/copies.py`: streams through SMEM, and a gather."""
 
 from __future__ import annotations
 
@@ -14,11 +14,18 @@ import pallas_gpu as plgpu
 
 # Rows of the widest box of a tensor map, in elements.
 WIDTH = 256
-OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+# SMEM of an SM, and what a block has beside its arrays: the launch's, and mbarriers
+# (CUDA programming guide, 9.0).
+_SM_BYTES, _RESERVED = 228 * 1024, 1024 + 512
 
 
 def stream(
-    rows: int, slots: int, *, by_threads: bool = False, interpret: Any = None
+    rows: int,
+    slots: int,
+    *,
+    by_threads: bool = False,
+    resident: int | None = None,
+    interpret: Any = None,
 ) -> Callable[[jax.Array], jax.Array]:
     """Returns a copy of arrays of `WIDTH` columns: each block copies some tiles.
 
@@ -28,10 +35,11 @@ def stream(
       rows: of a tile; they divide the array's.
       slots: tiles of a block.
       by_threads: whether cp.async loads them, and not TMA.
+      resident: blocks on an SM, which SMEM limits; None: as many as fit.
       interpret: as of `plgpu.kernel`.
     """
 
-    def body(x, o, tiles, full):
+    def body(x, o, tiles, full, *_):
         first = lax.axis_index("block") * (rows * slots)
         parts = [plgpu.ds(first + i * rows, rows) for i in range(slots)]
         for i, part in enumerate(parts):
@@ -48,15 +56,17 @@ def stream(
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def run(x: jax.Array) -> jax.Array:
+        tiles = plgpu.SMEM((slots, rows, x.shape[1]), x.dtype)
+        unused = []
+        if resident is not None:
+            size = slots * rows * x.shape[1] * x.dtype.itemsize
+            unused = [plgpu.SMEM((_SM_BYTES // resident - _RESERVED - size,), jnp.int8)]
         return plgpu.kernel(
             body,
             out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
             grid=(x.shape[0] // (rows * slots),),
             grid_names=("block",),
-            scratch_types=[
-                plgpu.SMEM((slots, rows, x.shape[1]), x.dtype),
-                plgpu.Barrier(num_barriers=slots),
-            ],
+            scratch_types=[tiles, plgpu.Barrier(num_barriers=slots), *unused],
             interpret=interpret,
         )(x)
 
@@ -157,78 +167,5 @@ def gather(
             ],
             interpret=interpret,
         )(x, indices)
-
-    return run
-
-
-def split_product(
-    splits: int, steps_in_flight: int = 6, tile_m: int = 128, *, interpret: Any = None
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns `a @ b` in float32, of bf16: blocks share K, and TMA adds their results.
-
-    Args:
-      splits: number of parts of K.
-      steps_in_flight: of the pipeline of 64 columns of K each.
-      tile_m: rows of a block's tile, which has 128 columns.
-      interpret: as of `plgpu.kernel`.
-    """
-    tile_n, tile_k = 128, 64
-
-    def body(a, b, o):
-        i, j, part = (lax.axis_index(name) for name in ("i", "j", "part"))
-        steps = a.shape[1] // (tile_k * splits)
-
-        def scope(acc):
-            def step(_, a_tile, b_tile):
-                plgpu.wgmma(acc, a_tile, b_tile)
-                plgpu.wgmma_wait(1)
-
-            plgpu.emit_pipeline(
-                step,
-                grid=(steps,),
-                in_specs=[
-                    plgpu.BlockSpec(
-                        (tile_m, tile_k),
-                        lambda k: (i, part * steps + k),
-                        transforms=OPERAND,
-                        delay_release=1,
-                    ),
-                    plgpu.BlockSpec(
-                        (tile_k, tile_n),
-                        lambda k: (part * steps + k, j),
-                        transforms=OPERAND,
-                        delay_release=1,
-                    ),
-                ],
-                max_concurrent_steps=steps_in_flight,
-            )(a, b)
-            return acc[...]
-
-        total = plgpu.run_scoped(scope, plgpu.ACC((tile_m, tile_n), jnp.float32))
-
-        def add(tile):
-            tile[...] = total
-            plgpu.commit_smem()
-            place = plgpu.ds(i * tile_m, tile_m), plgpu.ds(j * tile_n, tile_n)
-            plgpu.copy_smem_to_gmem(tile, o.at[place], reduction_op="add")
-            plgpu.wait_smem_to_gmem(0)
-
-        # In the memory of the pipeline, which has ended.
-        shape = (tile_m, tile_n)
-        plgpu.run_scoped(add, plgpu.SMEM(shape, jnp.float32, transforms=transforms))
-
-    transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
-
-    def run(a: jax.Array, b: jax.Array) -> jax.Array:
-        out = jax.new_ref(jnp.zeros((a.shape[0], b.shape[1]), jnp.float32))
-
-        plgpu.kernel(
-            body,
-            out_type=(),
-            grid=(a.shape[0] // tile_m, b.shape[1] // tile_n, splits),
-            grid_names=("i", "j", "part"),
-            interpret=interpret,
-        )(a, b, out)
-        return out[...]
 
     return run

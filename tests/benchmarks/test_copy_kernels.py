@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from benchmarks import copies, copy_kernels
+from benchmarks import copies, copy_kernels, dependent_launch, split_products
 from tests.support import everywhere
 
 BF16 = jnp.bfloat16
@@ -21,6 +21,7 @@ def array(shape):
 
 STREAMS = {
     "TMA": lambda i: copy_kernels.stream(8, 2, interpret=i),
+    "two blocks on an SM": lambda i: copy_kernels.stream(8, 2, resident=2, interpret=i),
     "cp.async": lambda i: copy_kernels.stream(8, 2, by_threads=True, interpret=i),
     "ring": lambda i: copy_kernels.ring(8, 4, 2, interpret=i),
 }
@@ -40,12 +41,14 @@ def test_a_gather_takes_rows():
     )
 
 
-def test_a_split_product_adds_its_parts():
-    a, b = array((128, 512)) % 3, array((512, 128)) % 3
+@pytest.mark.parametrize("tile_m", [64, 128])
+def test_a_split_product_adds_its_parts(tile_m):
+    a, b = array((128, 768)) % 3, array((768, 128)) % 3
     expected = a.astype(np.float32) @ b.astype(np.float32)
+    config = split_products.SplitProduct(3, tile_m=tile_m, stages=2)
 
     def make(interpret):
-        return copy_kernels.split_product(2, 2, interpret=interpret)
+        return split_products.split_product(config, interpret=interpret)
 
     np.testing.assert_array_equal(make(True)(a, b), expected)
 
@@ -59,3 +62,11 @@ def test_a_kernel_of_the_benchmark_compiles_without_spills(name):
         assert reports
         for report in reports:
             assert report.resources.spill_store_bytes == 0
+
+
+@pytest.mark.parametrize("name", dependent_launch.CHAINS)
+def test_a_step_of_a_chain_adds_one(name):
+    shape = dependent_launch.BLOCKS, 2, dependent_launch.COLUMNS
+    x = np.zeros(shape, np.float32)
+    step = dependent_launch.step(2, *dependent_launch.CHAINS[name], interpret=True)
+    np.testing.assert_array_equal(step(x), x + 1)

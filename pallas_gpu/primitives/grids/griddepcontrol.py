@@ -34,6 +34,10 @@ def griddepcontrol_wait() -> None:
     and the memory of results may still be in use. Setting up barriers and computing
     indices may come before.
 
+    Kernels in XLA's command buffers do not overlap: each is a CUDA graph of its own
+    there. `jax.jit(f, compiler_options={"xla_gpu_enable_command_buffer": ""})` launches
+    without them.
+
     Raises:
       KernelError: called outside a kernel.
 
