@@ -108,6 +108,7 @@ EFFECTS: dict[str, str] = {
             "heads_together": "test_configurations",
             "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
             "blocks": "test_persistent_blocks",
+            "kv_parts": "test_parts_of_the_heads_that_share_a_head_of_kv",
             "default.deterministic": "test_the_default_configuration",
         },
     ),

@@ -281,6 +281,19 @@ def test_persistent_blocks(s, options, config):
 
 
 @pytest.mark.parametrize(
+    ("heads", "config"),
+    [
+        (4, {"kv_parts": 2, "blocks": 3}),
+        # Six heads have a divisor of 4 parts in common: 2.
+        (6, {"kv_parts": 4}),
+    ],
+)
+def test_parts_of_the_heads_that_share_a_head_of_kv(heads, config):
+    given = {"backward_config": AttentionBackwardConfig(**config)}
+    check(Shape(130, 150, heads=heads), causal=True, **given)
+
+
+@pytest.mark.parametrize(
     ("s", "options"),
     [
         # A tile of K and V would have less than two steps.
@@ -321,23 +334,24 @@ def test_persistent_blocks_have_each_tile_once_and_equal_work():
 
 
 @pytest.mark.parametrize(
-    ("length", "changes", "are_persistent"),
+    ("length", "changes", "blocks"),
     [
-        (8192, {}, True),
-        (8192, {"mask": Mask()}, True),
-        (8192, {"mask": Mask(left=64, right=0)}, True),
-        (8320, {}, False),
-        (8192, {"mask": Mask(segments=True)}, False),
-        (8192, {"scores": Scores(1.0, soft_cap=2.0)}, False),
-        (8192, {"deterministic": True}, False),
+        (8192, {}, 132),
+        # 512 equal tiles: four for each.
+        (8192, {"mask": Mask()}, 128),
+        (8192, {"mask": Mask(left=64, right=0)}, 132),
+        (8320, {}, None),
+        (8192, {"mask": Mask(segments=True)}, None),
+        (8192, {"scores": Scores(1.0, soft_cap=2.0)}, None),
+        (8192, {"deterministic": True}, None),
         # There are 128 tiles, and an SM for each.
-        (2048, {}, False),
+        (2048, {}, None),
     ],
 )
-def test_where_the_default_has_persistent_blocks(length, changes, are_persistent):
+def test_where_the_default_has_persistent_blocks(length, changes, blocks):
     p = problem(length, **changes)
-    assert p.persistent == are_persistent
-    assert p.blocks == (132 if are_persistent else p.tiles)
+    assert p.persistent == (blocks is not None)
+    assert p.blocks == (blocks or p.tiles)
 
 
 def test_the_default_configuration():
@@ -480,6 +494,7 @@ def test_the_tiles_fit_in_registers():
         ({"stages": 1}, "stages=1"),
         ({"heads_together": 0}, "heads_together=0"),
         ({"blocks": 0}, "blocks=0"),
+        ({"kv_parts": 0}, "kv_parts=0"),
     ],
 )
 def test_a_configuration_is_one_that_the_kernels_have(changes, got):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops.flash.backward import gradients
 from pallas_gpu.ops.flash.backward.config import (
+    CONSUMERS,
     ROWS,
     AttentionBackwardConfig,
     padded_dims,
 )
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
+from pallas_gpu.ops.flash.masks import Mask
 from pallas_gpu.ops.flash.problem import Operands, Problem
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
@@ -126,8 +130,11 @@ def backward_problem(
         # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)
     head_dim, v_dim = padded_dims(config.block_q, p.head_dim, p.v_dim)
+    parts = math.gcd(config.kv_parts, p.heads // p.kv_heads)
+    if config.deterministic:
+        parts = 1
     problem = BackwardProblem(
-        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
+        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads * parts),
         head_dim=head_dim,
         v_head_dim=v_dim,
         dtype=np.dtype(p.dtype),
@@ -137,6 +144,7 @@ def backward_problem(
         packed=p.batch if p.packed else None,
         bias=p.bias,
         bias_dtype=p.bias_dtype,
+        parts=parts,
     )
     if config.block_q > ROWS and problem.head_dim + problem.v_head_dim > 160:
         raise errors.ArgumentError(
@@ -157,10 +165,19 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
         # The larger tiles have been measured without these alone.
         config = dataclasses.replace(config, block_q=ROWS, stages=4)
     if plain and p.kv_len <= _PERSISTENT:
-        config = dataclasses.replace(config, blocks=arch.SM_90A.sm_count)
+        config = dataclasses.replace(config, blocks=_persistent_blocks(p))
     if head_dim <= 128 and p.kv_len >= _LONG and p.heads == p.kv_heads:
         config = dataclasses.replace(config, heads_together=_HEADS_OF_LONG)
     return config
+
+
+def _persistent_blocks(p: Problem[Any]) -> int:
+    """Returns one for each SM, or fewer that take no longer: that saves power."""
+    most = arch.SM_90A.sm_count
+    if p.mask != Mask():
+        return most
+    tiles = p.batch * p.kv_heads * plgpu.cdiv(p.kv_len, CONSUMERS * ROWS)
+    return plgpu.cdiv(tiles, plgpu.cdiv(tiles, most))
 
 
 def _check_options(p: Problem[Any]) -> None:

@@ -74,9 +74,17 @@ def of_operands(
             dbias = bias.derivative(p, inputs, compiler_params, interpret)
         return *_unpacked(p, dq, *results), dbias
     total = jax.new_ref(zeros[0])
-    dk, dv = kernel(*inputs, total)
+    dk, dv = (_of_parts(p, y) for y in kernel(*inputs, total))
     dq = (total[...] * p.scores.sm_scale).astype(x.q.dtype)
     return *_unpacked(p, dq, dk, dv), None
+
+
+def _of_parts(p: BackwardProblem, x: jax.Array) -> jax.Array:
+    """Returns dK or dV of the heads of K and V."""
+    if p.parts == 1:
+        return x
+    parts = x.reshape(*x.shape[:2], -1, p.parts, x.shape[3])
+    return jnp.sum(parts, axis=3, dtype=jnp.float32).astype(x.dtype)
 
 
 def _unpacked(p: BackwardProblem, *found: jax.Array) -> Any:

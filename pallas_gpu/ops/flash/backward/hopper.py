@@ -151,7 +151,8 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
     """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
     batch, kv_head = place.batch, place.head
-    own = batch, plgpu.ds(masks.plus(place.kv_first, place.start), p.block_kv), kv_head
+    own_rows = plgpu.ds(masks.plus(place.kv_first, place.start), p.block_kv)
+    own = batch, own_rows, p.head_of_kv(kv_head)
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     # Sequences start where TMA can address them, see `of_statistics`.

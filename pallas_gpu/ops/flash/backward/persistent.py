@@ -240,7 +240,8 @@ def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:
         place = p.tile(mem, number)
         blocks = p.tiles_of_q(mem, place)
         total = jnp.where(count == tiles, 1, p.total(blocks))
-        own = place.batch, plgpu.ds(place.start, p.block_kv), place.head
+        own_rows = plgpu.ds(place.start, p.block_kv)
+        own = place.batch, own_rows, p.head_of_kv(place.head)
 
         def copy_step(position):
             slot = lax.rem(position, np.int32(c.stages))

@@ -80,6 +80,7 @@ class BackwardProblem:
     Attributes:
       batch: of the arrays: 1 where sequences are packed.
       q_len, kv_len: rows of the arrays; of packed ones, tokens of all sequences.
+      kv_heads: of dK and dV: `parts` for each head of K and V, whose sum is asked for.
       mask: rows are those of Q, as in the forward pass.
       packed: the number of sequences that are packed, or None.
       bias, bias_dtype: the shape and the type of the bias, or None.
@@ -99,6 +100,7 @@ class BackwardProblem:
     packed: int | None = None
     bias: tuple[int, ...] | None = None
     bias_dtype: Any = None
+    parts: int = 1
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -136,7 +138,7 @@ class BackwardProblem:
 
     @property
     def group(self) -> int:
-        """Heads of Q of a head of K and V."""
+        """Heads of Q of a head of dK and dV."""
         return self.heads // self.kv_heads
 
     @property
@@ -175,6 +177,10 @@ class BackwardProblem:
         first = masks.divide(masks.plus(q_first, SHIFTS - 1), SHIFTS)
         first = masks.times(first, SHIFTS)
         return masks.minus(first, q_first), first
+
+    def head_of_kv(self, head: Any) -> Any:
+        """Returns the head of K and V of a head of dK and dV."""
+        return masks.divide(head, self.parts) if self.parts > 1 else head
 
     @functools.cached_property
     def kv_tiles(self) -> int:
