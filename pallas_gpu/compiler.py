@@ -112,7 +112,7 @@ def lower_equations(build: Build) -> Build:
     except errors.OutOfResources as error:
         more = scratch.with_more(build.plan, build.params, error)
         if more is None:
-            error.hint = scratch.what_to_do(build.params, error)
+            error.hint = scratch.what_to_do(build.plan, build.params, error)
             raise
     return lower_equations(build.replace(plan=more))
 

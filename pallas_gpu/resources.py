@@ -132,6 +132,7 @@ class Plan:
       barrier_slots: index of the first barrier of each declaration.
       scratch_room_bytes: the part of the scratch that code may use.
       scratch_limit_bytes: the maximum of `scratch_room_bytes`.
+      scratch_free_bytes: likewise if the author sets no limit.
       warpgroup_stack: the SMEM arrays of one warpgroup, from the start of its part.
       warp_stack: likewise those of one warp.
       warps: number of warps of a block.
@@ -143,6 +144,7 @@ class Plan:
     barrier_slots: dict[BarrierKey, int]
     scratch_room_bytes: int
     scratch_limit_bytes: int
+    scratch_free_bytes: int
     collective_tmem: bool = False
     warpgroup_stack: Stack = Stack(types.SMEM)
     warp_stack: Stack = Stack(types.SMEM)
@@ -395,7 +397,7 @@ def plan(
     slots, barriers = _barrier_slots(found, warps)
     own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
     pairs = _has_collective_tmem(found)
-    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs, *own, warps)
+    result = Plan(stacks, 0, barriers, slots, 0, 0, 0, pairs, *own, warps)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -415,6 +417,7 @@ def plan(
         result,
         scratch_room_bytes=each * warpgroups,
         scratch_limit_bytes=(room if asked is None else each) * warpgroups,
+        scratch_free_bytes=room * warpgroups,
     )
 
 

@@ -152,6 +152,7 @@ def infer_layouts(build: Build) -> Build:
         layouts = inference.infer(
             launch_of(build.module).regions[0].blocks[0],
             scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
+            free_bytes=build.plan.scratch_free_bytes // warpgroups,
             cluster=build.params.mesh.cluster,
         )
     plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)

@@ -64,18 +64,25 @@ def with_more(
     return None
 
 
-def what_to_do(params: CallParams, error: errors.OutOfResources) -> str | None:
+def what_to_do(
+    plan: Any, params: CallParams, error: errors.OutOfResources
+) -> str | None:
     """Returns the hint of an error of an operation for which there is no scratch.
 
     Args:
+      plan: the plan of the kernel that was lowered.
       params: the kernel.
       error: what the operation has raised; it knows neither the kernel's memory nor its
         semantics.
     """
     if error.resource != "SMEM":
         return error.hint
-    asked, hint = params.compiler_params.reduction_scratch_bytes, error.hint
-    if asked is None or asked >= error.used_bytes:
+    hint = error.hint
+    fits = (
+        isinstance(plan, Plan)
+        and error.used_bytes * params.mesh.warpgroups <= plan.scratch_free_bytes
+    )
+    if not fits:
         hint = "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
     if params.compiler_params.lowering_semantics is LoweringSemantics.Warpgroup:
         return hint
@@ -159,7 +166,11 @@ def for_reduction(
     Raises:
       OutOfResources: the scratch is too small.
     """
-    needed = reductions.scratch_bytes(x.layout, axes, dtypes.bits(x.dtype))
+    bits = dtypes.bits(x.dtype)
+    needed = reductions.scratch_bytes(x.layout, axes, bits)
+    limit = kernel.plan.scratch_limit_bytes // _issuers(kernel)
+    if needed > limit:
+        needed = reductions.least_scratch_bytes(x.layout, axes, bits)
     got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
     return of_bytes(kernel, needed, "a reduction across warps", got)
 

@@ -8,6 +8,7 @@ What matters is that the emulator refuses what the compiler does.
 from __future__ import annotations
 
 import math
+import re
 
 import hypothesis
 import jax
@@ -19,8 +20,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
-from tests.support import acceptance
+from tests.support import acceptance, everywhere
+from tests.support.semantics import BOTH, under
 
+Lane = plgpu.LoweringSemantics.Lane
 Warpgroup = plgpu.LoweringSemantics.Warpgroup
 SMEM_BYTES = arch.SM_90A.smem_bytes_per_block
 EXAMPLES = hypothesis.settings(
@@ -105,6 +108,77 @@ def test_the_emulator_refuses_what_has_no_room(name):
         full(x)
     roomy = nearly_full(MOVES[name], x.shape, x.dtype, 1024)
     assert not require_agreement(roomy, x).refusals
+
+
+ROUNDS = {
+    "reversed": (jnp.flip, 32),
+    "gathered": (lambda x: x[(jnp.arange(64) * 7) % 64], 32),
+}
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_would_take_thousands_of_rounds_is_refused(name, semantics):
+    """The hint names a size that suffices, and with which there are at most 512."""
+    x = np.zeros((64, 64), np.float32)
+    function, _ = ROUNDS[name]
+    out = jax.eval_shape(function, x)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = function(x_ref[...])
+
+    def with_scratch(size):
+        params = plgpu.CompilerParams(
+            reduction_scratch_bytes=size, lowering_semantics=semantics
+        )
+        return plgpu.kernel(body, out_type=out, compiler_params=params)
+
+    sizes = [16]
+    while hint := hint_of_both(with_scratch(sizes[-1]), x):
+        sizes.append(int(re.search(r"reduction_scratch_bytes=(\d+)", hint)[1]))
+        assert len(sizes) < 6
+    assert sizes[-1] in (ROUNDS[name][1], 512)
+
+
+def hint_of_both(kernel, x):
+    """The hint with which emulator and compiler refuse a kernel, None without one."""
+    try:
+        plgpu.offline.lower(kernel, x, target="sm_90a")
+    except errors.PallasGpuError as error:
+        with pytest.raises(type(error)) as info:
+            kernel(x)
+        assert info.value.hint == error.hint
+        return error.hint
+    kernel(x)
+    return None
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_hint_names_no_scratch_that_does_not_fit(semantics):
+    x = np.zeros((64, 128), np.float32)
+    full = nearly_full(jnp.flip, x.shape, x.dtype, 112, warpgroups=2)
+    with pytest.raises(errors.PallasGpuError) as info:
+        under(semantics, full)(x)
+    assert "reduction_scratch_bytes" not in info.value.hint
+    assert "smaller or fewer arrays" in info.value.hint
+
+
+def test_a_reduction_of_many_columns_takes_rounds():
+    """Under Lane semantics, whose default layout divides columns among the warps."""
+    x = (np.arange(16 * 512) % 23).astype(np.float32).reshape(16, 512)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...].sum(0)
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((512,), jnp.float32),
+            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], x.sum(0), semantics=[Lane])
 
 
 # --- starts that are known at run time ------------------------------------------------

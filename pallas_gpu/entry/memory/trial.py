@@ -17,7 +17,9 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
+from pallas_gpu.primitives.positions import scatter_positions_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
@@ -114,13 +116,25 @@ def _has_arrays(eqn: _jax.JaxprEqn) -> bool:
 def _exchanged_bytes(eqn: _jax.JaxprEqn) -> int:
     """The most scratch of a warpgroup that an equation has to have, in any layout."""
     name = eqn.primitive.name
+    moved = max(map(_bytes, (*eqn.invars, *eqn.outvars)))
+    in_any_layout = max(_ROUND_BYTES, in_rounds(moved))
+    if eqn.primitive is scatter_positions_p:
+        # The queue has positions of 4 bytes beside updates of one or more.
+        return max(in_any_layout, of_scatter(moved, 5 * moved))
     if name in _SCANNED:
         axes: tuple[int, ...] = (eqn.params["axis"],)
     elif name.startswith(_REDUCED):
         axes = tuple(eqn.params["axes"])
     else:
-        return _ROUND_BYTES
+        return in_any_layout
     aval = eqn.invars[0].aval
     kept = math.prod(n for axis, n in enumerate(aval.shape) if axis not in axes)
     bits = max(types.itemsize_bits(aval.dtype), 8 * _COMBINED_BYTES)
-    return max(_ROUND_BYTES, WARPS * kept * bits // 8)
+    return max(in_any_layout, WARPS * kept * bits // 8)
+
+
+def _bytes(x: Any) -> int:
+    """The size of an array in registers, of which each element has a byte or more."""
+    if isinstance(x.aval, _jax.AbstractRef) or not getattr(x.aval, "shape", ()):
+        return 0
+    return math.prod(x.aval.shape) * max(types.itemsize_bits(x.aval.dtype), 8) // 8

@@ -14,7 +14,7 @@ import numpy as np
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.gmem.access import plan_gmem
 from pallas_gpu.layouts.moves import rates
-from pallas_gpu.layouts.moves.relayout import plan_relayout
+from pallas_gpu.layouts.moves.relayout import RELAYOUT_BITS, plan_relayout, plan_within
 from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access import plan_access
@@ -46,11 +46,12 @@ def relayout_cost(
     """
     if src == dst:
         return rates.RENAME
+    if scratch_bytes is not None and src.shape == dst.shape and bits in RELAYOUT_BITS:
+        fitting = plan_within(src, dst, bits, scratch_bytes)
+        return None if fitting is None else fitting.cost
     try:
         plan = plan_relayout(src, dst, bits, scratch_bytes)
     except LayoutError:
-        return None
-    if scratch_bytes is not None and plan.scratch_bytes > scratch_bytes:
         return None
     return plan.cost
 

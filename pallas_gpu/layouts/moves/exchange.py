@@ -26,6 +26,7 @@ from pallas_gpu.layouts.moves.binary import (
     within_warps,
 )
 from pallas_gpu.layouts.moves.gf2 import Basis, intersection, span
+from pallas_gpu.layouts.moves.least_scratch import MOST_ROUNDS
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, WARP_LANES
 from pallas_gpu.layouts.smem.address import AddressForm
 from pallas_gpu.layouts.smem.banks import phase_lanes, wavefronts_of
@@ -126,6 +127,8 @@ def _plan(
     # never possible where fewer are not.
     least = min(piece_bits, len(unit) + 1)
     wanted = max((available * 8 // bits).bit_length() - 1, least)
+    # Smaller parts would only be more of them in each round.
+    wanted = max(wanted, len(address) - MOST_ROUNDS.bit_length() + 1)
     for part_bits in range(min(wanted, piece_bits), piece_bits + 1):
         if not all(threads.permit(part_bits) for threads in sides):
             continue
@@ -140,11 +143,17 @@ def _plan(
         store=store,
         load=load,
         part_bytes=part_bytes,
-        parts_per_round=min(max(available // part_bytes, 1), len(store.units)),
+        parts_per_round=_parts_per_round(len(store.units), part_bytes, available),
         idle_bits=idle,
         # Of replicated elements only one warp's are stored, for all warps.
         within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
     )
+
+
+def _parts_per_round(parts: int, part_bytes: int, available: int) -> int:
+    """Returns what fits in the scratch, or more where rounds would be too many."""
+    fewest = -(-parts // MOST_ROUNDS)
+    return min(max(available // part_bytes, fewest), parts)
 
 
 def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:

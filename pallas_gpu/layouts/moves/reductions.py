@@ -13,6 +13,7 @@ import functools
 from collections.abc import Sequence
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.moves.least_scratch import MOST_ROUNDS
 from pallas_gpu.layouts.registers.linear import (
     LANE_BITS,
     THREAD_BITS,
@@ -70,6 +71,13 @@ def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
     """
     plan = plan_reduction(layout, tuple(axes))
     return len(plan.groups) * plan.round_bytes(bits) if plan.warps else 0
+
+
+def least_scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
+    """As `scratch_bytes`, for a reduction in as many rounds as are permitted."""
+    plan = plan_reduction(layout, tuple(axes))
+    registers = -(-len(plan.groups) // MOST_ROUNDS)
+    return registers * plan.round_bytes(bits) if plan.warps else 0
 
 
 @functools.lru_cache(maxsize=512)

@@ -18,6 +18,7 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.moves.binary import BinaryLayout, Slot, binary_layout
 from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
+from pallas_gpu.layouts.moves.least_scratch import in_rounds
 from pallas_gpu.layouts.moves.shuffle import Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS, LinearLayout
@@ -63,6 +64,10 @@ class RelayoutPlan:
     scratch_bytes: int = 0
 
 
+# Widths of elements that relayouts convert; a bool has 1.
+RELAYOUT_BITS = (1, 8, 16, 32, 64)
+
+
 def plan_relayout(
     src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
 ) -> RelayoutPlan:
@@ -78,20 +83,35 @@ def plan_relayout(
     Raises:
       LayoutError: the shapes differ, or the width is not one of these.
     """
-    if src.shape != dst.shape or bits not in (1, 8, 16, 32, 64):
+    if src.shape != dst.shape or bits not in RELAYOUT_BITS:
         raise LayoutError(
             "a relayout must keep the shape, and elements must be whole bytes",
             expected=f"shape {src.shape}, elements of 1, 8, 16, 32 or 64 bits",
             got=f"shape {dst.shape}, elements of {bits} bits",
         )
     available = _AMPLE_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
-    return _plan(src, dst, bits, available, scratch_bytes is None)
+    plan = _plan(src, dst, bits, available, scratch_bytes is None, False)
+    assert plan is not None
+    return plan
+
+
+def plan_within(
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int
+) -> RelayoutPlan | None:
+    """Plans a relayout of one shape; None, and early, if the scratch is too small."""
+    plan = _plan(src, dst, bits, scratch_bytes, False, True)
+    return None if plan is None or plan.scratch_bytes > scratch_bytes else plan
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    src: Placement, dst: Placement, bits: int, available: int, may_ask: bool
-) -> RelayoutPlan:
+    src: Placement,
+    dst: Placement,
+    bits: int,
+    available: int,
+    may_ask: bool,
+    must_fit: bool,
+) -> RelayoutPlan | None:
     if not (isinstance(src, LinearLayout) and isinstance(dst, LinearLayout)):
         src, dst = _in_one_row(src, dst)
     sources = _rename_sources(src, dst)
@@ -110,10 +130,10 @@ def _plan(
     ]
     through = [
         dataclasses.replace(plan, cost=plan.cost + conversions)
-        for plan in _through_smem(src, dst, bits, available)
+        for plan in _through_smem(src, dst, bits, available, must_fit)
         if may_ask or plan.scratch_bytes <= available or not plans
     ]
-    return min([*plans, *through], key=lambda plan: plan.cost)
+    return min([*plans, *through], key=lambda plan: plan.cost, default=None)
 
 
 def _elements(layout: Placement) -> int:
@@ -173,8 +193,10 @@ def _shuffle_cost(plan: Shuffle, src: Placement, dst: Placement, bits: int) -> f
 
 
 def _through_smem(
-    src: Placement, dst: Placement, bits: int, available: int
+    src: Placement, dst: Placement, bits: int, available: int, must_fit: bool
 ) -> list[RelayoutPlan]:
+    if must_fit and in_rounds(math.prod(src.shape) * bits // 8) > available:
+        return []
     pair = _binary_forms(src, dst)
     exchanges = [] if pair is None else plan_exchanges(*pair, bits, available)
     plans = [

@@ -90,6 +90,7 @@ def infer(
     block: ir.Block,
     *,
     scratch_bytes: Sequence[int],
+    free_bytes: int | None = None,
     cluster: Sequence[int] = (),
 ) -> Assignment:
     """Chooses the layouts of a kernel.
@@ -98,6 +99,8 @@ def infer(
       block: the kernel's body.
         scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps:
           the sizes to try in order; the first that admits an assignment is used.
+        free_bytes: what a warpgroup could have if the author set no limit, for the
+          message of the error; None if that is not known.
         cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
           empty, copies are assumed to be in one piece.
 
@@ -107,7 +110,7 @@ def infer(
     """
     network = collect(block, cluster)
     for size in scratch_bytes:
-        problem = assembly.Assembly(network, size)
+        problem = assembly.Assembly(network, size, free_bytes)
         error = explain.domain_error(problem)
         if error is not None:
             continue

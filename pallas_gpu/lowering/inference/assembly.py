@@ -52,6 +52,7 @@ class Assembly:
     Args:
       network: the collected variables, edges and arrays.
       scratch_bytes: SMEM that relayouts and reductions may use.
+      free_bytes: SMEM that they could have, None if that is not known.
 
     Attributes:
       book: the layouts.
@@ -64,9 +65,11 @@ class Assembly:
       LayoutError: the user's transforms do not fit their array.
     """
 
-    def __init__(self, network: Network, scratch_bytes: int):
+    def __init__(
+        self, network: Network, scratch_bytes: int, free_bytes: int | None = None
+    ):
         self.network = network
-        self.scratch_bytes = scratch_bytes
+        self.scratch_bytes, self.free_bytes = scratch_bytes, free_bytes
         self.book = Book()
         found = candidates(network, self.book)
         self.labels = [_labels(v, found, self.book) for v in network.variables]

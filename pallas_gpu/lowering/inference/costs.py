@@ -25,7 +25,6 @@ from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.window import consists_of_tiles
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Edge, Move, Use, Variable
@@ -85,7 +84,7 @@ class Costs:
 
     def _can_move(self, variable: Variable) -> bool:
         """Whether operations can move data through scratch: less takes more rounds."""
-        return self.room_bytes(variable.in_warp) >= MAX_WIDTH_BYTES
+        return self.room_bytes(variable.in_warp) >= variable.moving_bytes
 
     def refine(self, keys: Iterable[Key]) -> bool:
         """Replaces bounds by exact costs; returns whether there were any."""

@@ -8,6 +8,7 @@ is solved again with more scratch, or without one of the user's layout_casts.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -266,8 +267,9 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
     layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
     if variable.moved_bits:
         return errors.LayoutError(
-            f"{variable.name}: no SMEM is left for moving data between threads",
-            expected="at least 16 bytes of scratch for each warpgroup",
+            f"{variable.name}: too little SMEM is left for moving data between threads",
+            expected=f"at least {variable.moving_bytes} bytes of scratch for each "
+            f"{'warp' if variable.in_warp else 'warpgroup'}",
             got=f"{problem.scratch_bytes} bytes",
             hint=_remedies(problem, []) or "use smaller or fewer arrays in SMEM",
             where=sources.where(variable.op),
@@ -379,15 +381,36 @@ def _solved(
 
 
 def _more_scratch(problem: Assembly) -> str | None:
-    size = _LEAST_SCRATCH_BYTES
-    while size <= _MOST_SCRATCH_BYTES:
-        if size > problem.scratch_bytes and _solved(problem.network, size):
-            return (
-                f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
-                f"for relayouts and reductions instead of {problem.scratch_bytes}"
-            )
-        size *= 2
-    return None
+    size = _least_that_solves(problem)
+    if size is None:
+        return None
+    return (
+        f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
+        f"for relayouts and reductions instead of {problem.scratch_bytes}"
+    )
+
+
+def _least_that_solves(problem: Assembly) -> int | None:
+    """The smallest size of scratch that fits and admits an assignment, by bisection."""
+    free = problem.free_bytes
+    most = _MOST_SCRATCH_BYTES if free is None else min(free, _MOST_SCRATCH_BYTES)
+    sizes = [_LEAST_SCRATCH_BYTES]
+    while 2 * sizes[-1] <= _MOST_SCRATCH_BYTES:
+        sizes.append(2 * sizes[-1])
+    sizes = sorted({min(size, most) for size in sizes})
+    sizes = [size for size in sizes if size > problem.scratch_bytes]
+    if not sizes:
+        return None
+
+    def solves(size: int) -> bool:
+        return _solved(problem.network, size) is not None
+
+    # Large kernels take seconds. The smallest size usually does, or none.
+    if solves(sizes[0]):
+        return sizes[0]
+    if not solves(sizes[-1]):
+        return None
+    return sizes[bisect.bisect_left(sizes[:-1], True, lo=1, key=solves)]
 
 
 def _other_cast(problem: Assembly, cast: Variable) -> str | None:

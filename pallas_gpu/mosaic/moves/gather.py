@@ -9,6 +9,7 @@ import math
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_gpu.layouts.moves.least_scratch import in_rounds
 from pallas_gpu.layouts.moves.rearrange import Affine
 from pallas_gpu.mosaic import addressing, mbarrier, module
 from pallas_gpu.mosaic.elements import dtypes
@@ -35,20 +36,21 @@ def gather(
       index: i32: a position for each element of the result.
       other: the elements where the position is outside of the array, in the layout of
         `index`.
-      scratch: any size of at least 16 bytes; less than the array means rounds.
+      scratch: less than the array means rounds, of which there may be 512.
 
     Returns:
       An array in the layout of `index`.
 
     Raises:
-      OutOfResources: there is no scratch.
+      OutOfResources: the scratch is too small.
     """
-    scratch = require(scratch, image.ALIGNMENT_BYTES, "a gather")
     held, size = image.in_memory(x), math.prod(x.shape)
+    image_bytes = image.size_bytes(size, x.dtype)
+    scratch = require(scratch, in_rounds(image_bytes), "a gather")
     where = Affine.row_major(x.shape)
     loads = _Loads(index, scratch.pointer, size, held)
     values = list(image.in_memory(other).values)
-    for span in image.spans(image.size_bytes(size, x.dtype), scratch.size_bytes):
+    for span in image.spans(image_bytes, scratch.size_bytes):
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.synchronize()
         image.store(held, where, scratch.pointer, span)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_gpu.layouts.moves.least_scratch import in_rounds
 from pallas_gpu.layouts.moves.rearrange import (
     Addresses,
     Affine,
@@ -51,15 +52,16 @@ def rearrange(
       plan: where the elements are.
       operands: one for each of the plan's sources, of one dtype.
       target: the result's layout.
-      scratch: any size of at least 16 bytes; less than the image means rounds.
+      scratch: less than the image means rounds, of which there may be 512.
       starts: i32, for each of the plan's dynamic axes.
       other: the elements that the plan does not load, of the result's shape.
 
     Raises:
-      OutOfResources: there is no scratch.
+      OutOfResources: the scratch is too small.
     """
     dtype = operands[0].dtype
-    scratch = require(scratch, image.ALIGNMENT_BYTES, "moving data between threads")
+    image_bytes = image.size_bytes(plan.size, dtype)
+    scratch = require(scratch, in_rounds(image_bytes), "moving data between threads")
     memory = dtypes.memory_dtype(dtype)
     held = [image.in_memory(x) for x in operands]
     loads = Loads(plan, target, memory, tuple(starts), scratch.pointer)
@@ -67,7 +69,7 @@ def rearrange(
     if other is not None:
         placed = other.materialize(target) if isinstance(other, Deferred) else other
         values = list(image.in_memory(placed).values)
-    for span in image.spans(image.size_bytes(plan.size, dtype), scratch.size_bytes):
+    for span in image.spans(image_bytes, scratch.size_bytes):
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.synchronize()
         for where, x in zip(plan.sources, held, strict=True):

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.moves import rearrange as plans
-from pallas_gpu.layouts.moves.least_scratch import SCATTER_BYTES
+from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
 from pallas_gpu.layouts.moves.rearrange import Affine
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem
@@ -69,7 +69,8 @@ def scatter(
       index: i32: the position of each update in the row-major order of `x`. Updates of
         positions outside of it are dropped.
       updates: of the shape and layout of `index`.
-      scratch: less than `wanted_bytes` means rounds; at least 96 bytes.
+      scratch: less than `wanted_bytes` means rounds, of which there may be 1024; at
+        least 96 bytes.
       unique: no two positions are equal.
 
     Returns:
@@ -79,10 +80,13 @@ def scatter(
     Raises:
       OutOfResources: the scratch is too small.
     """
-    scratch = require(scratch, SCATTER_BYTES, "a scatter")
     held = image.in_memory(x)
     size = math.prod(x.shape)
     image_bytes = image.size_bytes(size, x.dtype)
+    each = 0 if unique else dtypes.I32.itemsize + updates.dtype.itemsize
+    least = of_scatter(image_bytes, each * math.prod(index.shape))
+    least = max(least, in_rounds(image_bytes))
+    scratch = require(scratch, least, "a scatter")
     queue = None
     room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
     if not unique:
