@@ -226,11 +226,12 @@ class TmemLayout(Drawable):
     def scales_m64_collective(cls) -> TmemLayout:
         """Scales of the right operand for two CTAs with M = 128.
 
-        Rows 128 to 255 are in the lanes of warps 1 and 3, like the columns of the
-        accumulator that they scale.
+        Rows 128 to 255 are in lanes 64 to 127, like the columns of the accumulator that
+        they scale (`m64_collective`): `tcgen05.cp.64x128b.warpx2::01_23` multicasts each
+        half of its rows to a pair of warps, 0 and 1, 2 and 3 (PTX ISA, tcgen05.cp).
 
           >>> TmemLayout.scales_m64_collective().place((256, 4), 168, 1)
-          TmemPlace(lanes=(40, 104), column=1, position=1)
+          TmemPlace(lanes=(72, 104), column=1, position=1)
         """
         kind = TmemKind.SCALES_M64_COLLECTIVE
         return cls(kind, _FIXED_PACKING[kind])
@@ -264,7 +265,7 @@ class TmemLayout(Drawable):
                 copies = (Replicated(4),)
                 return _tiled((128, 4), (32, 1), warp=copies, lane=(-2,), vector=-3)
             case TmemKind.SCALES_M64_COLLECTIVE:
-                warps = (Replicated(2), -6)
+                warps = (-6, Replicated(2))
                 return _tiled((256, 4), (128, 4), (32, 4), warp=warps, lane=(-2,))
             case TmemKind.SPARSE_METADATA:
                 tiles = ((128, 16), (32, 1), (16, 1), (8, 1))

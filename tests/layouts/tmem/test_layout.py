@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout
 from pallas_gpu.layouts.tmem import layout as tmem
+from tests.support.lockstep import tensor_copies
 
 SIXTY_FOUR = {"half-lane": TmemLayout.half_lane, "M64": TmemLayout.m64_collective}
 
@@ -114,7 +115,7 @@ def test_whole_tiles_lie_alike_wherever_they_start(array, start):
         (
             TmemLayout.scales_m64_collective(),
             [(256, 4), (128, 4), (32, 4)],
-            (Replicated(2), -6),
+            (-6, Replicated(2)),
             (-2,),
             -1,
         ),
@@ -130,6 +131,35 @@ def test_whole_tiles_lie_alike_wherever_they_start(array, start):
 )
 def test_the_kinds_are_these_tiles(layout, tiles, warp, lane, vector):
     assert layout.tiled == TiledLayout(Tiling(tuple(tiles)), warp, lane, vector)
+
+
+def test_halves_of_scales_are_where_the_halves_of_the_accumulator_are():
+    """Lanes 64 to 127 multiply the second half of N, and read its scales there."""
+    scales = TmemLayout.scales_m64_collective().places((256, 4)).lanes
+    accumulator = TmemLayout.m64_collective(256).places((64, 256)).lanes
+    for column in range(256):
+        assert set(scales[column].reshape(-1) // 64) == set(
+            accumulator[:, column].reshape(-1) // 64
+        )
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "shape"),
+    [
+        (TmemLayout.scales(), 128, "32x128b.warpx4"),
+        (TmemLayout.scales_m64_collective(), 256, "64x128b.warpx2::01_23"),
+    ],
+)
+def test_scales_are_where_their_copy_puts_them(layout, rows, shape):
+    """A row of the copy has 4 scales of each of 4 rows, 32 apart."""
+    lanes, columns, positions = layout.places((rows, 4))
+    copied = tensor_copies.lanes_of(shape)
+    for row in range(rows):
+        tile, column, lane = row // 128, row // 32 % 4, row % 32
+        expected = set(copied[:, 32 * tile + lane].tolist())
+        assert all(set(each) == expected for each in lanes[row].tolist())
+        assert (columns[row] == column).all()
+    assert (positions == np.arange(4)).all()
 
 
 def test_the_worked_examples_hold():

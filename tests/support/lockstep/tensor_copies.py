@@ -39,6 +39,13 @@ def size_of(shape: str) -> tuple[int, int]:
     return rows, row_bytes
 
 
+def lanes_of(shape: str) -> np.ndarray:
+    """The lanes to which each row of a copy goes: [copies, rows]."""
+    rows, _, first = _FORMS[shape]
+    lanes = np.array(first)[:, None] + np.arange(rows)
+    return lanes + np.arange(rows) // 32 * 32 * (shape == _PAIRS_OF_WARPS)
+
+
 class Copy:
     """One tcgen05.cp in flight: the part of one CTA.
 
@@ -55,17 +62,14 @@ class Copy:
         address: int,
         places: np.ndarray,
     ) -> None:
-        rows, row_bytes, lanes = _FORMS[shape]
+        rows, row_bytes = size_of(shape)
         base, column = address >> 16, address & 0xFFFF
         if base:
             raise KernelError(f"tcgen05.cp to lane {base}")
         self._smem, self._tmem = cta.smem, tmem.of_cta(cta)
         self._places = places.reshape(rows, row_bytes)
-        lane = np.array(lanes)[:, None, None] + np.arange(rows)[None, :, None]
-        if shape == _PAIRS_OF_WARPS:
-            lane = lane + np.arange(rows)[None, :, None] // 32 * 32
         self.d = np.broadcast_arrays(
-            lane, column + np.arange(row_bytes // 4)[None, None]
+            lanes_of(shape)[..., None], column + np.arange(row_bytes // 4)[None, None]
         )
         self._smem.begin_read(np.array([row]), np.unique(places), "tcgen05.cp")
         self._tmem.begin(
