@@ -207,8 +207,11 @@ def _linear(call: _Call, x, w, w_scale, bias):
         if name in problem.operands:
             given[name] = _padded(given[name], 0, columns)
     operands = [given[name] for name in problem.operands]
-    streamed = isinstance(config, LinearFewConfig) and not config.resident
-    if streamed and widen.is_integer(w.dtype):
+    if (
+        isinstance(config, LinearFewConfig)
+        and widen.is_integer(w.dtype)
+        and not mixed_few.orders_tokens(problem, config)
+    ):
         x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 

@@ -259,9 +259,12 @@ def test_a_batch_by_vmap():
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("config", [SPLIT, TURNS, MANY])
-def test_there_is_no_race(config, asynchrony):
-    x, w = random((70, 288), BF16), random((136, 288), "int4", 1)
+@pytest.mark.parametrize(
+    ("config", "w_type"),
+    [(SPLIT, "int4"), (SPLIT, "int8"), (TURNS, "int4"), (MANY, "int4")],
+)
+def test_there_is_no_race(config, w_type, asynchrony):
+    x, w = random((70, 288), BF16), random((136, 288), w_type, 1)
     scale = scales(9, 136)
     interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
     got = linear(
