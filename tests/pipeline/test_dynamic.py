@@ -12,6 +12,7 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
 
 GRID = (3, 4)
 NUMBERS = np.arange(12, dtype=np.int32).reshape(GRID)
@@ -71,9 +72,10 @@ def test_no_schedule_has_a_race(target):
 
 
 @pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize(("threads", "ctas"), [(1, 1), (2, 2)])
-def test_blackwell_takes_over_the_work_of_other_clusters(threads, ctas):
-    kernel = positions(threads, ctas, "sm_100a")(None)
+def test_blackwell_takes_over_the_work_of_other_clusters(threads, ctas, semantics):
+    kernel = under(semantics, positions(threads, ctas, "sm_100a")(None))
     (report,) = plgpu.offline.compile(kernel, target="sm_100a")
     assert report.ptx.count("clusterlaunchcontrol.try_cancel.async") == 1
     assert ("multicast::cluster::all.b128" in report.ptx) == (ctas > 1)

@@ -227,8 +227,8 @@ class TmemLayout(Drawable):
         """Scales of the right operand for two CTAs with M = 128.
 
         Rows 128 to 255 are in lanes 64 to 127, like the columns of the accumulator that
-        they scale (`m64_collective`): `tcgen05.cp.64x128b.warpx2::01_23` multicasts each
-        half of its rows to a pair of warps, 0 and 1, 2 and 3 (PTX ISA, tcgen05.cp).
+        they scale (`m64_collective`): `tcgen05.cp.64x128b.warpx2::01_23` multicasts
+        half of its rows to warps 0 and 1, the others to 2 and 3 (PTX ISA, tcgen05.cp).
 
           >>> TmemLayout.scales_m64_collective().place((256, 4), 168, 1)
           TmemPlace(lanes=(72, 104), column=1, position=1)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout
 from pallas_gpu.layouts.tmem import layout as tmem
-from tests.support.lockstep import tensor_copies
+from tests.support import tmem_layouts
 
 SIXTY_FOUR = {"half-lane": TmemLayout.half_lane, "M64": TmemLayout.m64_collective}
+SCALES_OF_HALVES = TmemLayout.scales_m64_collective()
 
 
 @st.composite
@@ -135,7 +136,7 @@ def test_the_kinds_are_these_tiles(layout, tiles, warp, lane, vector):
 
 def test_halves_of_scales_are_where_the_halves_of_the_accumulator_are():
     """Lanes 64 to 127 multiply the second half of N, and read its scales there."""
-    scales = TmemLayout.scales_m64_collective().places((256, 4)).lanes
+    scales = SCALES_OF_HALVES.places((256, 4)).lanes
     accumulator = TmemLayout.m64_collective(256).places((64, 256)).lanes
     for column in range(256):
         assert set(scales[column].reshape(-1) // 64) == set(
@@ -143,23 +144,9 @@ def test_halves_of_scales_are_where_the_halves_of_the_accumulator_are():
         )
 
 
-@pytest.mark.parametrize(
-    ("layout", "rows", "shape"),
-    [
-        (TmemLayout.scales(), 128, "32x128b.warpx4"),
-        (TmemLayout.scales_m64_collective(), 256, "64x128b.warpx2::01_23"),
-    ],
-)
-def test_scales_are_where_their_copy_puts_them(layout, rows, shape):
-    """A row of the copy has 4 scales of each of 4 rows, 32 apart."""
-    lanes, columns, positions = layout.places((rows, 4))
-    copied = tensor_copies.lanes_of(shape)
-    for row in range(rows):
-        tile, column, lane = row // 128, row // 32 % 4, row % 32
-        expected = set(copied[:, 32 * tile + lane].tolist())
-        assert all(set(each) == expected for each in lanes[row].tolist())
-        assert (columns[row] == column).all()
-    assert (positions == np.arange(4)).all()
+@pytest.mark.parametrize("layout", [TmemLayout.scales(), SCALES_OF_HALVES], ids=str)
+def test_scales_are_where_their_copy_puts_them(layout):
+    assert tmem_layouts.is_as_copied(layout)
 
 
 def test_the_worked_examples_hold():

@@ -135,6 +135,33 @@ def test_several_pairs_make_a_cluster():
     check(make, [x], x.reshape(2, 2, *TILE))
 
 
+@pytest.mark.parametrize("case", ["rows", "replicated"])
+def test_a_warp_fetches_and_copies(case):
+    shape, options = CASES[case]
+
+    def body(x, o, tile, full, ready):
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == 1)
+            def _():
+                plgpu.async_prefetch(x, collective_axes="c", **options)
+                load(x, tile, full, **options)
+
+        then(x, o, tile, full, ready)
+
+    x = numbers(*shape)
+    check(kernel(body), [x], halves(x, options))
+
+
+def test_each_cta_gets_zeros_for_what_lies_outside():
+    def body(x, o, tile, full, ready):
+        load(x.at[plgpu.ds(8, 16)], tile, full, leader_tracked=REPLICATED)
+        then(x, o, tile, full, ready)
+
+    x = numbers(20, 32)
+    check(kernel(body), [x], np.stack([np.pad(x[8:], ((0, 4), (0, 0)))] * 2))
+
+
 @pytest.mark.parametrize("predicate", [False, True])
 def test_a_skipped_copy_still_arrives_at_the_leader(predicate):
     def body(x, o, tile, full, ready):
@@ -336,3 +363,4 @@ def test_the_instruction_signals_the_leader(case, semantics):
     multicast = ".multicast::cluster" if case == "replicated" else ""
     assert f"complete_tx::bytes{multicast}.cta_group::2" in report.ptx
     assert "mapa" in report.ptx
+    assert report.resources.spill_store_bytes == 0

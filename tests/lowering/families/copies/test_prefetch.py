@@ -63,6 +63,10 @@ CASES = {
         {"collective_axes": "c", "leader_tracked": PARTITIONED(1)},
         CLUSTER,
     ),
+    "replicated": (
+        {"collective_axes": "c", "leader_tracked": plgpu.CopyPartition.REPLICATED},
+        CLUSTER,
+    ),
     "older spelling": ({"collective_axes": "c", "partitioned_axis": 0}, CLUSTER),
 }
 
@@ -214,7 +218,14 @@ def trace(body):
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
-def test_the_instruction_fetches_to_l2(semantics):
-    make = under(semantics, kernel(plgpu.async_prefetch)(None))
-    (report,) = plgpu.offline.compile(make, numbers(48, 32))
-    assert "cp.async.bulk.prefetch.tensor.2d.L2.global" in report.ptx
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [("alone", "sm_90a"), ("shared", "sm_100a"), ("halves", "sm_100a")],
+)
+def test_the_instruction_fetches_to_l2(case, target, semantics):
+    options, mesh = CASES[case]
+    make = kernel(lambda part: plgpu.async_prefetch(part, **options), **mesh)
+    function = under(semantics, make(None))
+    (report,) = plgpu.offline.compile(function, numbers(48, 32), target=target)
+    assert report.ptx.count("cp.async.bulk.prefetch.tensor.2d.L2.global") == 3
+    assert report.resources.spill_store_bytes == 0
