@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.util
 import pathlib
@@ -15,8 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors
 from tests.support import host
+from tests.support.differential import sides
+from tests.support.semantics import BOTH, under
 
 pytestmark = pytest.mark.skipif(
     not jax.__version__.startswith("0.11."), reason="kernels of upstream 0.11"
@@ -190,6 +194,33 @@ def test_blackwell_matmul_with_a_wait_for_its_last_copies(m, tile_n, collective)
     a, b = normal((m, 128)), normal((128, 256), seed=1, scale=1 / 8)
     got = module.matmul_kernel(a, b, config)
     close(got, wide(a) @ wide(b), 0.02)
+
+
+# Those that compute and move; fences and waits are as many as each package needs.
+_TCGEN05 = re.compile(r"tcgen05\.(?!fence|wait)[\w.:]+")
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("collective", [False, True])
+def test_blackwell_matmul_has_the_instructions_of_upstreams(collective):
+    there = importlib.import_module(f"{_PLACE}.blackwell_matmul_mgpu")
+    here = ported("blackwell_matmul_mgpu")
+
+    def product(module):
+        config = module.TuningConfig(128, 128, 64, 4, collective=collective)
+        return functools.partial(module.matmul_kernel, config=config)
+
+    def instructions(ptx):
+        return collections.Counter(_TCGEN05.findall(ptx))
+
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    expected = instructions(sides.upstream(arch.SM_100A).ptx(product(there), x, x))
+    assert expected[f"tcgen05.mma.cta_group::{1 + collective}.kind::f16"] == 8
+    for semantics in BOTH:
+        made = under(semantics, product(here))
+        (report,) = plgpu.offline.compile(made, x, x, target="sm_100a")
+        assert instructions(report.ptx) == expected
+        assert report.resources.spill_store_bytes == 0
 
 
 def test_blackwell_ragged_dot():

@@ -143,11 +143,18 @@ def test_no_schedule_has_a_race(asynchrony, collective, dynamic):
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
 @pytest.mark.parametrize(
-    "c", [BlackwellMatmulConfig(), PAIRS, DYNAMIC], ids=["one", "pairs", "dynamic"]
+    ("c", "size"),
+    [
+        (BlackwellMatmulConfig(), 4096),
+        (BlackwellMatmulConfig(), 1000),
+        (PAIRS, 4096),
+        (DYNAMIC, 4096),
+    ],
+    ids=["one", "one-edge", "pairs", "dynamic"],
 )
-def test_a_product_of_large_matrices_compiles_without_spills(c, semantics, out):
+def test_a_product_of_large_matrices_compiles_without_spills(c, size, semantics, out):
     params = dataclasses.replace(BLACKWELL, lowering_semantics=semantics)
-    x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
     options = {"config": c, "out_dtype": out, "compiler_params": params}
     product = functools.partial(matmul, **options)
     (report,) = plgpu.offline.compile(product, x, x, target="sm_100a")
