@@ -171,8 +171,9 @@ def scoped(
     leaves = jax.tree.leaves(declared, is_leaf=is_declaration)
     for leaf in leaves:
         require_declaration(leaf)
+    refs = _fresh_refs(leaves)
     _check_axes(mesh, axes, leaves)
-    return _bind(f, declared, axes, names)
+    return _bind(f, declared, refs, axes, names)
 
 
 def of_warpgroup(f: Callable[..., Any], *arrays: types.ScratchType) -> Any:
@@ -181,17 +182,17 @@ def of_warpgroup(f: Callable[..., Any], *arrays: types.ScratchType) -> Any:
     Each warpgroup of the block has memory of its own, so nothing orders when they
     enter. No such scope may be opened within `f`.
     """
-    return _bind(f, (arrays, {}), (), [""] * len(arrays))
+    return _bind(f, (arrays, {}), _fresh_refs(arrays), (), [""] * len(arrays))
 
 
 def _bind(
     f: Callable[..., Any],
     declared: tuple[Sequence[Any], dict[str, Any]],
+    refs: Sequence[Any],
     axes: tuple[str, ...],
     names: Sequence[str],
 ) -> Any:
     leaves, tree = jax.tree.flatten(declared, is_leaf=is_declaration)
-    refs = _fresh_refs(leaves)
     names = _names(leaves, names)
 
     def body(*flat):
