@@ -12,13 +12,15 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic import module, operations
 from pallas_gpu.mosaic.elements import dtypes, narrow_floats, packed
 from pallas_gpu.mosaic.elements.arithmetic import resize_float as _resize
 
 _CmpF = arith.CmpFPredicate
 _CmpI = arith.CmpIPredicate
 _HIGH_HALF = -(2**16)
+_EXTEND = "arith.extf"
+_NARROWED_BY_LLVM = ("arith.addf", "arith.subf", "arith.mulf")
 
 
 def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
@@ -116,7 +118,7 @@ def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         value = _resize("arith.extf", dtypes.F32, value)
         return _resize("arith.truncf", dst, value)
     if dtypes.bits(src) > dtypes.bits(dst):
-        return _resize("arith.truncf", dst, value)
+        return _resize("arith.truncf", dst, _of_narrow_operands(value))
     if (src, dst) == (dtypes.BF16, dtypes.F32) and (dtypes.length(value) or 1) % 2 == 0:
         result = _extended_in_words(value)
     else:
@@ -138,6 +140,26 @@ def _extended_in_words(value: ir.Value) -> ir.Value:
     order = [i for word in range(count) for i in (word, count + word)]
     halves = (dtypes.bitcast(half, dtypes.F32) for half in (low, high))
     return vector.shuffle(*halves, order)
+
+
+def _of_narrow_operands(value: ir.Value) -> ir.Value:
+    """A sum or product whose operands are extended by `arith.extf`, if they can be.
+
+    LLVM computes what is rounded to bfloat16 at once in bfloat16, two elements in an
+    instruction, where the result is the same. It recognises the conversion only.
+    """
+    made = None if isinstance(value.owner, ir.Block) else value.owner.operation
+    if made is None or made.name not in _NARROWED_BY_LLVM:
+        return value
+    narrow = [before_extension(operand, dtypes.BF16) for operand in made.operands]
+    if not any(narrow):
+        return value
+    wide = [
+        operand if source is None else operations.create(_EXTEND, value.type, [source])
+        for operand, source in zip(made.operands, narrow, strict=True)
+    ]
+    attributes = {"fastmath": made.attributes["fastmath"]}
+    return operations.create(made.name, value.type, wide, attributes)
 
 
 def before_extension(value: ir.Value, dtype: np.dtype) -> ir.Value | None:

@@ -19,13 +19,19 @@ _CONFLICTS_ACCEPTED = (
     "64 selects keep the load free of bank conflicts, though optimized=False accepts "
     "them; upstream's takes 4 wavefronts an access, twice as many"
 )
+_DIVISION = (
+    "a division by one number a row is written out, so that its reciprocal and its "
+    "scale are computed once: more PTX, but less SASS than ptxas's expansion of each"
+)
 
 MORE: dict[str, Table] = {
     "Lane": {
+        ("softmax", "total"): _DIVISION,
         ("plain SMEM", "total"): _UNTILED,
         ("plain SMEM", "sass"): _UNTILED,
     },
     "Warpgroup": {
+        ("softmax", "total"): _DIVISION,
         ("plain SMEM", "total"): _CONFLICTS_ACCEPTED,
         ("plain SMEM", "sass"): _CONFLICTS_ACCEPTED,
     },
@@ -86,6 +92,7 @@ _ALIKE: Table = {
     ("multicast", "sass"): _ELECTED,
     ("swizzled SMEM", "sass"): _ELECTED,
     ("convert and store", "sass"): _SETUP,
+    ("softmax", "sass"): _DIVISION,
     **{(kernel, "sass"): _ELECTED for kernel in (*_ONE_TILE, "matmul with a ring")},
     **{(kernel, "waits"): _RING for kernel in _PERSISTENT},
     **{(kernel, "tma"): _RING for kernel in _PERSISTENT},
@@ -112,5 +119,6 @@ FEWER: dict[str, Table] = {
         ("convert and store", "total"): _SETUP,
         ("wgmma A in registers", "total"): _SETUP,
         ("inferred wgmma", "sass"): _ELECTED,
+        ("inferred softmax", "sass"): _DIVISION,
     },
 }
