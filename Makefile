@@ -48,7 +48,7 @@ fast: setup  ## the tests that are not slow and compile nothing
 smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
 	$(PYTEST) -m smoke $(ARGS)
 
-quick: setup  ## up to four cases of each file, fewer of those with long ones
+quick: setup  ## up to three cases of each file, fewer of those with long ones
 	$(PYTEST) -m quick $(ARGS)
 
 check: setup  ## format, lint, types and `quick`, in two minutes: before every commit

@@ -16,7 +16,7 @@ import pytest
 # Cases of a file, by its path or the longest part of it that is listed. A row is there
 # because a case takes longer or less than the usual 50 ms.
 CASES = {
-    "tests": 4,
+    "tests": 3,
     "tests/bridge": 2,
     "tests/composites": 1,
     "tests/lockstep": 3,
