@@ -118,7 +118,9 @@ def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         value = _resize("arith.extf", dtypes.F32, value)
         return _resize("arith.truncf", dst, value)
     if dtypes.bits(src) > dtypes.bits(dst):
-        return _resize("arith.truncf", dst, _of_narrow_operands(value))
+        if dst == dtypes.BF16:
+            value = _of_narrow_operands(value)
+        return _resize("arith.truncf", dst, value)
     if (src, dst) == (dtypes.BF16, dtypes.F32) and (dtypes.length(value) or 1) % 2 == 0:
         result = _extended_in_words(value)
     else:

@@ -184,6 +184,20 @@ def test_division_by_one_number_inverts_it_once():
     assert report.mlir.count("rcp.approx.ftz.f32") == 1
 
 
+@pytest.mark.offline
+@pytest.mark.parametrize("op", [lax.mul, lax.add, lax.sub])
+def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):
+    def rounded(x, y):
+        return op(x.astype(jnp.float32), y.astype(jnp.float32)).astype(jnp.bfloat16)
+
+    x, y = numbers(jnp.bfloat16, 0), numbers(jnp.bfloat16, 1)
+    make = everywhere.elementwise(rounded, jnp.bfloat16, shape=SHAPE)
+    everywhere.check(make, [x, y], rounded(x, y))
+    for semantics in everywhere.BOTH:
+        (report,) = plgpu.offline.compile(under(semantics, make(None)), x, y)
+        assert "bf16x2" in report.ptx and "cvt.rn.bf16" not in report.ptx
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_angle_of_a_point_agrees_with_jax(dtype):
     x, y = numbers(dtype, 0), numbers(dtype, 1)
