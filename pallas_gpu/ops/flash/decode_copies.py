@@ -142,18 +142,10 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
 
-    def first_row(block):
-        return times(plus(start, block), p.config.block_kv)
-
-    @plgpu.loop(
-        piece.first,
-        piece.last,
-        init_carry=_pages(p, mem, piece, first_row(piece.first)),
-    )
-    def _(block, pages):
-        # The table is read a block ahead, so that no copy waits for it.
-        following = _pages(p, mem, piece, first_row(plus(block, 1)))
-        copies = list(_sources(p, piece, first_row(block), pages))
+    @plgpu.loop(piece.first, piece.last)
+    def _(block):
+        row = times(plus(start, block), p.config.block_kv)
+        copies = list(_sources(p, mem, piece, row))
         for which, ring in enumerate(mem.copied):
             slot = ring.acquire(piece, block)
             for outer, source, rows in copies:
@@ -163,7 +155,6 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
                     ring.full.at[slot],
                     cache_hint=hint,
                 )
-        return following
 
 
 def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> None:
@@ -184,42 +175,26 @@ def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> No
         )
 
 
-def _pages(p: Problem, mem: Memory, piece: Piece, row: Any) -> tuple[Any, ...]:
-    """Returns the pages of a block that begins at a row of its sequence.
-
-    In place of a page that no query sees, whose entry in the table may be anything, it
-    is the nearest one that some query sees.
-    """
-    if p.page_size is None:
-        return ()
-    size = p.config.block_kv
-    step = min(p.page_size, size)
-    first = divide(p.first_row(piece.length), p.page_size)[0]
-    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
-    found = []
-    for i in range(0, size, step):
-        index = divide(plus(row, i), p.page_size)[0]
-        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
-        some = lax.gt(piece.length, np.int32(0))
-        found.append(lax.select(some, page, jnp.int32(0)))
-    return tuple(found)
-
-
 def _sources(
-    p: Problem, piece: Piece, row: Any, pages: tuple[Any, ...]
+    p: Problem, mem: Memory, piece: Piece, row: Any
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yields the copies of a block that begins at a row of its sequence.
 
     Each is: the sequence or page, the rows of it, and the rows of a buffer that they go
-    to.
+    to. In place of a page that no query sees, whose entry in the table may be anything,
+    the nearest one that some query sees is copied.
     """
     size = p.config.block_kv
     if p.page_size is None:
         yield piece.sequence, plgpu.ds(row, size), plgpu.ds(0, size)
         return
     step = min(p.page_size, size)
-    for i, page in enumerate(pages):
-        within = divide(plus(row, i * step), p.page_size)[1]
+    first = divide(p.first_row(piece.length), p.page_size)[0]
+    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+    for i in range(size // step):
+        index, within = divide(plus(row, i * step), p.page_size)
+        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
+        page = lax.select(lax.gt(piece.length, np.int32(0)), page, jnp.int32(0))
         rows = plgpu.ds(0 if step == p.page_size else within, step)
         yield page, rows, plgpu.ds(i * step, step)
 
