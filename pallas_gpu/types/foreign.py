@@ -60,6 +60,7 @@ INSTEAD: dict[str, str] = {
     "TraceScope": "not supported yet: the profiler",
     **dict.fromkeys(
         (
+            "async_remote_copy",
             "DeviceIdType",
             "multicast_ref",
             "multimem_load_reduce",
@@ -73,7 +74,7 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("inline_mgpu", "RefType", "ShapeDtypeStruct"), _INLINE),
     # JAX's Pallas for TPUs, and its backend for Triton
     **dict.fromkeys(
-        ("async_copy", "async_remote_copy", "make_async_copy", "start", "wait"), _COPY
+        ("async_copy", "make_async_copy", "start", "wait"), _COPY
     ),
     "VMEM": "plgpu.SMEM(shape, dtype)",
     "TPUCompilerParams": "plgpu.CompilerParams(dimension_semantics=...)",

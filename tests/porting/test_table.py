@@ -87,6 +87,11 @@ def test_names_of_other_languages_say_what_to_write():
             functools.reduce(getattr, path.split("."), jnp)
 
 
+def test_a_copy_to_another_device_is_not_replaced_by_one_within_a_device():
+    with pytest.raises(AttributeError, match="not supported yet: kernels over several"):
+        plgpu.async_remote_copy
+
+
 @pytest.mark.parametrize("row", [*PL.values(), *PLGPU.values(), *OLDER.values()])
 def test_what_a_row_says_to_write_exists(row):
     for path in re.findall(r"`(?:plgpu|jax)\.([\w.]+)", f"{row.ours} {row.note}"):
