@@ -89,7 +89,7 @@ def test_names_of_other_languages_say_what_to_write():
 
 def test_a_copy_to_another_device_is_not_replaced_by_one_within_a_device():
     with pytest.raises(AttributeError, match="not supported yet: kernels over several"):
-        plgpu.async_remote_copy
+        _ = plgpu.async_remote_copy
 
 
 @pytest.mark.parametrize("row", [*PL.values(), *PLGPU.values(), *OLDER.values()])
