@@ -133,7 +133,7 @@ def guarded(op: Callable, if_zero: Callable, if_minus_one: Callable | None) -> E
 
 
 def _is_safe_divisor(y: ir.Value) -> bool:
-    y = _before_broadcast(y)
+    y = before_broadcast(y)
     if not dtypes.is_constant(y):
         return False
     attribute = y.owner.attributes["value"]
@@ -144,7 +144,8 @@ def _is_safe_divisor(y: ir.Value) -> bool:
     return False
 
 
-def _before_broadcast(value: ir.Value) -> ir.Value:
+def before_broadcast(value: ir.Value) -> ir.Value:
+    """The element that is in every lane of a broadcast; otherwise the value itself."""
     owner = value.owner
     if isinstance(owner, ir.Operation | ir.OpView) and owner.name == "vector.broadcast":
         return owner.operands[0]
@@ -303,7 +304,7 @@ def divide_float(dtype, x, y):
     lanes = dtypes.length(y)
     if dtype != dtypes.F32 or lanes in (None, 1) or not dtypes.is_uniform(y):
         return arith.divf(x, y)
-    divisor = _before_broadcast(y)
+    divisor = before_broadcast(y)
     if dtypes.is_constant(divisor):
         return arith.divf(x, y)
     if dtypes.length(divisor) is not None:

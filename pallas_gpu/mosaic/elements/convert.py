@@ -14,6 +14,7 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_gpu.mosaic import module, operations
 from pallas_gpu.mosaic.elements import dtypes, narrow_floats, packed
+from pallas_gpu.mosaic.elements.arithmetic import before_broadcast
 from pallas_gpu.mosaic.elements.arithmetic import resize_float as _resize
 
 _CmpF = arith.CmpFPredicate
@@ -145,7 +146,7 @@ def _extended_in_words(value: ir.Value) -> ir.Value:
 
 
 def _of_narrow_operands(value: ir.Value) -> ir.Value:
-    """A sum or product whose operands are extended by `arith.extf`, if they can be.
+    """A sum or product of extended values and constants, extended by `arith.extf`.
 
     LLVM computes what is rounded to bfloat16 at once in bfloat16, two elements in an
     instruction, where the result is the same. It recognises the conversion only.
@@ -154,7 +155,10 @@ def _of_narrow_operands(value: ir.Value) -> ir.Value:
     if made is None or made.name not in _NARROWED_BY_LLVM:
         return value
     narrow = [before_extension(operand, dtypes.BF16) for operand in made.operands]
-    if not any(narrow):
+    if not any(narrow) or not all(
+        source is not None or dtypes.is_constant(before_broadcast(operand))
+        for operand, source in zip(made.operands, narrow, strict=True)
+    ):
         return value
     wide = [
         operand if source is None else operations.create(_EXTEND, value.type, [source])

@@ -198,6 +198,18 @@ def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):
         assert "bf16x2" in report.ptx and "cvt.rn.bf16" not in report.ptx
 
 
+@pytest.mark.offline
+def test_words_are_extended_once_where_a_factor_is_float32():
+    def rounded(x, y):
+        return (x.astype(jnp.float32) * y).astype(jnp.bfloat16)
+
+    x, y = numbers(jnp.bfloat16, 0), numbers(jnp.float32, 1)
+    make = everywhere.elementwise(rounded, jnp.bfloat16, shape=SHAPE)
+    everywhere.check(make, [x, y], rounded(x, y))
+    (report,) = plgpu.offline.compile(make(None), x, y)
+    assert "shl.b32" in report.ptx and "cvt.f32.bf16" not in report.ptx
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_angle_of_a_point_agrees_with_jax(dtype):
     x, y = numbers(dtype, 0), numbers(dtype, 1)
