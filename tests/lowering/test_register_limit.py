@@ -61,12 +61,28 @@ def test_half_of_an_array_that_only_a_reduction_uses_counts():
     assert limit_of(*on_rows(body)) == 128
 
 
-def test_what_follows_a_reduction_does_not_count():
-    def body(x_ref, o_ref):
-        total = jnp.sum(jnp.exp(x_ref[...]))
-        o_ref[...] = x_ref[...] + total
+def reloaded(x_ref, o_ref):
+    total = jnp.sum(jnp.exp(x_ref[...]))
+    o_ref[...] = x_ref[...] + total
 
-    assert limit_of(*on_rows(body)) == 64
+
+def test_what_is_live_across_the_barrier_before_a_store_counts():
+    # 64 and 28 others. With 64 registers ptxas spills.
+    assert limit_of(*on_rows(reloaded)) == 96
+
+
+def accumulated(x_ref, o_ref):
+    x = x_ref[...]
+
+    def step(_, total):
+        return total * jnp.float32(1.5) + jnp.exp(total)
+
+    total = jax.lax.fori_loop(0, 4, step, x)
+    o_ref[...] = jnp.full(x.shape, jnp.sum(total * x))
+
+
+def test_where_a_loop_carries_an_array_ptxas_decides():
+    assert limit_of(*on_rows(accumulated)) is None
 
 
 def test_arrays_of_narrow_types_share_registers():
@@ -151,6 +167,13 @@ def test_smem_counts_for_the_blocks_that_share_an_sm():
     call, x = on_rows(body, columns=4096, scratch_shapes=scratch)
     # 5 blocks of 42 KB; there are registers for 8.
     assert limit_of(call, x) == 96
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("body", [reloaded, accumulated])
+def test_a_limit_causes_no_spills(body):
+    (report,) = plgpu.offline.compile(*on_rows(body), target="sm_90a")
+    assert report.resources.spill_store_bytes == 0
 
 
 @pytest.mark.offline

@@ -3,8 +3,10 @@
 
 ptxas takes as many registers as shorten the code of one thread. Kernels that alternate
 between memory and arithmetic gain more from blocks that overlap. What every schedule
-has to hold are the arrays that are live across a reduction: elementwise operations
-before and after it can follow each other element by element.
+has to hold are the arrays that are live across a reduction, a store or
+synchronization: elementwise operations between these can follow each other element by
+element. ptxas schedules a loop that carries arrays as a whole; such kernels have no
+limit.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.elements import dtypes, table
 
 _REDUCTION = "vector.multi_reduction"
+_LOOP, _YIELD = "scf.for", "scf.yield"
 # Operations that move no array to other threads and need no array of temporaries.
 _STREAMING = frozenset(
     {logical.OWN + row.name for row in table.ROWS}
@@ -27,9 +30,14 @@ _STREAMING = frozenset(
     | {"mosaic_gpu.vector_load", "mosaic_gpu.vector_store", "shell.prologue"}
     | {"mosaic_gpu.broadcasted_iota"}
     | {"mosaic_gpu.slice_smem", "mosaic_gpu.async_load", "mosaic_gpu.async_store"}
-    | {"scf.for", "scf.if", "scf.yield"}
+    | {_LOOP, "scf.if", _YIELD}
 )
 _DIALECTS = (*logical.SCALAR, "memref.", "math.", "builtin.")
+# Operations over which no array, or no load, is moved element by element.
+_FENCES = (
+    *(_REDUCTION, "mosaic_gpu.vector_store", "scf.", "mosaic_gpu.async_"),
+    *("nvvm.", "gpu.barrier", "llvm.inline_asm"),
+)
 _SETS_REGISTERS = "nvvm.setmaxregister"
 # Measured on an H200 with the kernels on rows of docs/performance.md: what ptxas needs
 # without spills beside the arrays. 8 warpgroups fit an SM with 64 registers.
@@ -81,27 +89,32 @@ def _rounded_up(registers: int) -> int:
 
 
 def _most_registers(block: Any, assignment: Assignment) -> int | None:
-    """The most registers that arrays take during one reduction.
+    """The most registers that arrays take at once, whatever the schedule.
 
-    These are the arrays that are live across it, and half of the one that it combines,
-    unless that is one of them: its elements are computed while they are added up.
+    These are the arrays that are live across a reduction or another operation of
+    `_FENCES`, those that every iteration of a loop uses, and half of what a reduction
+    combines unless it is used later: its elements are computed while they are added up.
 
-    None without reductions, and for kernels with other operations on arrays than
-    loads, stores, reductions and elementwise ones.
+    None without reductions, for kernels with other operations on arrays than loads,
+    stores, reductions and elementwise ones, and where loops or branches yield arrays.
     """
     order = list(_operations(block, ()))
-    if not all(_is_known(op) for op, _ in order):
+    if any(_yields_arrays(op) for op, _ in order):
+        return None
+    names = [op.name for op, _ in order]
+    if _REDUCTION not in names or not all(map(_is_known, names)):
         return None
     first, last = _lives(order)
     held = {value: _registers(value, assignment) for value in last}
+    arrays = [(first[v][0], last[v], n) for v, n in held.items() if n]
+    consumed = {_YIELD: 1.0, _REDUCTION: 0.5}
     found = []
-    for at, (op, _) in enumerate(order):
-        if op.name == _REDUCTION:
-            live = sum(n for v, n in held.items() if n and first[v][0] < at < last[v])
-            source = op.operands[0]
-            consumed = last[source] == at
-            found.append(live + held[source] // 2 if consumed else live)
-    return max(found, default=None)
+    for at, name in enumerate(names):
+        if name.startswith(_FENCES):
+            live = sum(n for start, end, n in arrays if start < at < end)
+            ending = sum(n for _, end, n in arrays if end == at)
+            found.append(live + int(ending * consumed.get(name, 0)))
+    return max(found)
 
 
 _Ops = tuple[Any, ...]
@@ -119,9 +132,10 @@ def _lives(
             if value in first:
                 # The end of the loop in which the value is used, but not defined.
                 around = inside[len(first[value][1]) :]
-                used = max(at, ends[around[0]]) if around else at
+                loops = [ends[each] for each in around if each.name == _LOOP]
+                used = max([at, *loops[:1]])
                 last[value] = max(last.get(value, at), used)
-        first.update(dict.fromkeys(op.results, (at, inside)))
+        first.update(dict.fromkeys(op.results, (ends.get(op, at), inside)))
         arguments = [a for r in op.regions for b in r.blocks for a in b.arguments]
         first.update(dict.fromkeys(arguments, (at, (*inside, op))))
     return first, last
@@ -137,10 +151,16 @@ def _operations(block: Any, inside: _Ops) -> Iterator[tuple[Any, _Ops]]:
                 yield from _operations(nested, (*inside, op))
 
 
-def _is_known(op: Any) -> bool:
-    if op.name.startswith(_SETS_REGISTERS):
+def _yields_arrays(op: Any) -> bool:
+    return op.name == _YIELD and any(
+        isinstance(operand.type, ir.VectorType) for operand in op.operands
+    )
+
+
+def _is_known(name: str) -> bool:
+    if name.startswith(_SETS_REGISTERS):
         return False
-    return op.name in _STREAMING or op.name.startswith(_DIALECTS)
+    return name in _STREAMING or name.startswith(_DIALECTS)
 
 
 def _registers(value: ir.Value, assignment: Assignment) -> int:
