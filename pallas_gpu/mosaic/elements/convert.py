@@ -146,23 +146,28 @@ def _extended_in_words(value: ir.Value) -> ir.Value:
 
 
 def _of_narrow_operands(value: ir.Value) -> ir.Value:
-    """A sum or product of extended values and constants, extended by `arith.extf`.
+    """A sum or product whose extended operands are extended by `arith.extf`.
 
     LLVM computes what is rounded to bfloat16 at once in bfloat16, two elements in an
-    instruction, where the result is the same. It recognises the conversion only.
+    instruction, where the result is the same. It recognises the conversion only. With
+    an operand of float32 it computes nothing narrower, but ptxas needs fewer registers:
+    then this form replaces the words, unless something else uses them.
     """
     made = None if isinstance(value.owner, ir.Block) else value.owner.operation
     if made is None or made.name not in _NARROWED_BY_LLVM:
         return value
     narrow = [before_extension(operand, dtypes.BF16) for operand in made.operands]
-    if not any(narrow) or not all(
+    pairs = list(zip(made.operands, narrow, strict=True))
+    is_narrow = all(
         source is not None or dtypes.is_constant(before_broadcast(operand))
-        for operand, source in zip(made.operands, narrow, strict=True)
-    ):
+        for operand, source in pairs
+    )
+    unused = all(len(list(o.uses)) == 1 for o, source in pairs if source is not None)
+    if not any(narrow) or not (is_narrow or unused):
         return value
     wide = [
         operand if source is None else operations.create(_EXTEND, value.type, [source])
-        for operand, source in zip(made.operands, narrow, strict=True)
+        for operand, source in pairs
     ]
     attributes = {"fastmath": made.attributes["fastmath"]}
     return operations.create(made.name, value.type, wide, attributes)

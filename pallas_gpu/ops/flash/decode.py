@@ -76,10 +76,11 @@ def decode_attention(
     Args:
       q: (batch, heads, head_dim), or (batch, q_len, heads, head_dim) with q_len from 1
         to 8; float16 or bfloat16; head_dim a multiple of 16 up to 256.
-      k, v: the cache, of the type of q, float8_e4m3fn, float8_e5m2 or int8, which
-        become float16, exactly: (batch, kv_len, kv_heads, head_dim), or with a
-        page table (pages, page_size, kv_heads, head_dim), page_size a power of two of
-        8 or more. Each head of K and V serves heads / kv_heads consecutive heads of Q.
+      k, v: the cache, of the type of q, or of 8 bits, float8_e4m3fn, float8_e5m2 or
+        int8, which become float16, exactly: (batch, kv_len, kv_heads, head_dim), or
+        with a page table (pages, page_size, kv_heads, head_dim), page_size a power of
+        two of 8 or more. Each head of K and V serves heads / kv_heads consecutive heads
+        of Q.
       lengths: (batch,), int32: tokens of each sequence, the queries' own included;
         between 0 and the size of its cache, to which others are clamped. Default: all
         of the cache. What lies behind a length is not used, whatever it is.

@@ -201,7 +201,9 @@ def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):
 @pytest.mark.offline
 def test_words_are_extended_once_where_a_factor_is_float32():
     def rounded(x, y):
-        return (x.astype(jnp.float32) * y).astype(jnp.bfloat16)
+        wide = x.astype(jnp.float32)
+        square = (wide * wide).astype(jnp.bfloat16)
+        return jnp.maximum((wide * y).astype(jnp.bfloat16), square)
 
     x, y = numbers(jnp.bfloat16, 0), numbers(jnp.float32, 1)
     make = everywhere.elementwise(rounded, jnp.bfloat16, shape=SHAPE)
