@@ -60,6 +60,11 @@ silu.defvjp(
 )
 ```
 
+In a `jax.shard_map` of which each device has its rows of `x` and the same weights `w`,
+the derivative of `w` is a sum over the devices. JAX adds up if `w` is converted before
+the function with the rule, `f(x, jax.lax.pcast(w, "d", to="varying"))`, and otherwise
+says that the types of operand and derivative differ. `pallas_gpu.ops` converts.
+
 `jax.custom_jvp` gives forward mode too. Its rule is differentiated for reverse mode, so
 the tangent is plain JAX, linear in the tangents; a kernel in it would need a rule:
 

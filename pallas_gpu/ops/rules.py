@@ -82,6 +82,23 @@ def number_or_array(value: Any, what: str) -> Any:
 ARRAY = expect.optional(array)
 
 
+def vary_alike(operands: Any) -> Any:
+    """Converts a tree of arrays to vary over the same axes of `jax.shard_map`.
+
+    The derivatives of a product vary where any operand does, and JAX takes such a
+    derivative of an operand that varies over fewer axes for a mistake. It does not
+    know that they are to be added up: that is the derivative of this conversion.
+    """
+    axes = [jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(operands)]
+    union = frozenset[str]().union(*axes)
+
+    def convert(x: Any) -> Any:
+        missing = union - jax.typeof(x).manual_axis_type.varying
+        return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+    return jax.tree.map(convert, operands) if union else operands
+
+
 def require_tile(what: str, m: int, n: int, k: int) -> None:
     """Checks a tile of a product of 16-bit types by wgmma.
 

@@ -24,7 +24,14 @@ from pallas_gpu.ops.flash.config import (
 from pallas_gpu.ops.flash.forward import heuristic, hopper
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands, Problem
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, number_or_array
+from pallas_gpu.ops.rules import (
+    ARRAY,
+    INTERPRET,
+    PARAMS,
+    array,
+    number_or_array,
+    vary_alike,
+)
 
 _BLACKWELL_HEAD_DIMS = 64, 128
 _FACTOR = expect.optional(number_or_array)
@@ -212,7 +219,8 @@ def attention(
         chosen = heuristic.configured(problem)
         problem = dataclasses.replace(problem, config=chosen)
     out, logsumexp = derivatives.differentiable(
-        _forward, problem, x, backward_config, compiler_params, interpret
+        *(_forward, problem, vary_alike(x)),
+        *(backward_config, compiler_params, interpret),
     )
     out = out[..., :v_dim] if v_dim < out.shape[-1] else out
     return (out, logsumexp) if return_logsumexp else out

@@ -18,7 +18,7 @@ from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype, vary_alike
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
@@ -155,7 +155,7 @@ def matmul(
     )
     if residual is not None:
         residual = jnp.reshape(residual, problem.out_shape)
-    out = product(call, a, b, gate, bias, residual)
+    out = product(call, *vary_alike((a, b, gate, bias, residual)))
     return out.reshape(*batch, -1, problem.n)
 
 

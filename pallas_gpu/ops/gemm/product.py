@@ -129,7 +129,7 @@ def _backward(call: Call, kept, d_out):
     (a, b, gate, bias, residual), products = kept
     if products is None:
         # The epilogue is linear: its derivative does not depend on the product.
-        products = (jnp.zeros(p.out_shape, a.dtype), None)
+        products = (jnp.zeros_like(d_out, a.dtype), None)
     _, pull = jax.vjp(functools.partial(_apply, call), *products, bias, residual)
     d_product, d_gated, d_bias, d_residual = pull(d_out)
     if p.dtype == jnp.int8:

@@ -21,7 +21,7 @@ from pallas_gpu.ops.gemm.epilogue import (
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
 
 _CONFIG = expect.optional(
     expect.instance(RaggedDotConfig, written="RaggedDotConfig(...)")
@@ -134,10 +134,11 @@ def ragged_dot(
         checks.require_gate(name, rhs, gate)
         activation = "silu" if activation is None else activation
     elif activation is None:
-        return _product(options, lhs, rhs, *sizes, rows)
+        return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
     epilogue = Epilogue(activation=activation, gated=gate is not None)
     matrices = [rhs] if gate is None else [rhs, gate]
-    return _fused(options.but(epilogue=epilogue), lhs, matrices, *sizes, rows)
+    operands = vary_alike((lhs, matrices, *sizes, rows))
+    return _fused(options.but(epilogue=epilogue), *operands)
 
 
 @expect.arguments(
@@ -230,12 +231,13 @@ def ragged_dot_general(
     options = _Options(config, compiler_params, interpret, out_dtype, form.transposed)
     if form.contracted:
         checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
-        return _contract(options, matrices, lhs, rhs, *sizes, rows)
+        operands = vary_alike((lhs, rhs, *sizes, rows))
+        return _contract(options, matrices, *operands)
     if jnp.dtype(lhs.dtype).itemsize == 1:
         scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
         return _narrow(options, lhs, rhs, *sizes, rows, scales)
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
-    return _product(options, lhs, rhs, *sizes, rows)
+    return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
 
 
 def clear_cache() -> None:

@@ -20,7 +20,7 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.narrow.mixed_few import LinearFewConfig, Problem
 from pallas_gpu.ops.narrow.mixed_many import LinearManyConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype, vary_alike
 
 type Config = LinearFewConfig | LinearManyConfig
 
@@ -136,7 +136,8 @@ def linear(
     )
     if 0 in (*x.shape, n):
         return _reference(call, x, w, w_scale, bias)
-    return _linear(call, x.reshape(-1, k), w, w_scale, bias).reshape(*x.shape[:-1], n)
+    operands = vary_alike((x.reshape(-1, k), w, w_scale, bias))
+    return _linear(call, *operands).reshape(*x.shape[:-1], n)
 
 
 def clear_cache() -> None:

@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, array, vary_alike
 
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
@@ -104,7 +104,8 @@ def linear_cross_entropy(
     params = compiler_params or plgpu.CompilerParams(approx_math=True)
     options = _Options(transpose_w, params, interpret)
     rows = x.reshape(-1, x.shape[-1])
-    loss, logsumexp = _losses(options, rows, w, labels.reshape(-1).astype(jnp.int32))
+    operands = rows, w, labels.reshape(-1).astype(jnp.int32)
+    loss, logsumexp = _losses(options, *vary_alike(operands))
     loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
     return (loss, logsumexp) if return_logsumexp else loss
 

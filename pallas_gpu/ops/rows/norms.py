@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import norms_backward, rows
 from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
 
 # Columns that the registers of a warpgroup hold, forward and backward.
 _MOST_COLUMNS, _MOST_BACKWARD = 16384, 4096
@@ -142,7 +142,7 @@ def _checked(x, scale, bias, centred, epsilon, compiler_params, interpret) -> An
         interpret,
     )
     columns = tuple(v for v in (scale, bias) if v is not None)
-    return _norm(x, columns, norm)
+    return _norm(*vary_alike((x, columns)), norm)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

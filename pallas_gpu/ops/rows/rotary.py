@@ -13,7 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
 
 # Elements of a block: 16 a thread. Twice or half as many were slower on an H200.
 _BLOCK = 2048
@@ -71,7 +71,8 @@ def rotary_embedding(
     # Sequences with the same positions share one table, which stays in the L2 cache.
     angle = positions.reshape(-1, 1).astype(jnp.float32) * frequency
     options = interleaved, compiler_params, interpret
-    return _rotate(x, jnp.cos(angle), jnp.sin(angle), options)
+    operands = vary_alike((x, jnp.cos(angle), jnp.sin(angle)))
+    return _rotate(*operands, options)
 
 
 def _check(x: Any, positions: Any, base: Any) -> None:

@@ -70,6 +70,27 @@ def gradient(way: Way) -> None:
     way.check(f, XS, expected=np.full_like(XS, 2))
 
 
+def gradient_of_shared(way: Way) -> None:
+    def product(x, w, o):
+        o[...] = x[...] * w[...]
+
+    k = way.make(product, ROW)
+    rule = jax.custom_vjp(k)
+    rule.defvjp(
+        lambda x, w: (k(x, w), (x, w)), lambda xw, g: (k(g, xw[1]), k(xw[0], g))
+    )
+
+    def local(x, w):
+        # Its derivative is the sum over the devices.
+        return rule(x, jax.lax.pcast(w, "d", to="varying"))
+
+    both = jax.P("d"), jax.P()
+    f = jax.shard_map(local, mesh=mesh(), in_specs=both, out_specs=jax.P("d"))
+    expected = XS.sum(axis=0, keepdims=True)
+    gradient = jax.grad(lambda w: f(XS, w).sum())
+    way.check(gradient, np.ones_like(XS[:1]), expected=expected)
+
+
 def mutable(way: Way) -> None:
     k = way.in_place(lambda r: r.set(r[...] * 2))
 
@@ -124,6 +145,13 @@ ROWS = (
     ),
     Row("`lax.psum` of a result in a `shard_map`", collective, devices=2, slow=True),
     Row("`grad` of a `shard_map`", gradient, devices=2, slow=True),
+    Row(
+        "`grad` of a `shard_map`, of an operand that all devices share",
+        gradient_of_shared,
+        devices=2,
+        slow=True,
+        note="the operand passes through `jax.lax.pcast` before the `custom_vjp`",
+    ),
     Row(
         "a `jax.Ref` in a `shard_map`",
         mutable,
