@@ -21,10 +21,27 @@ from pallas_gpu.entry import call, scope
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
     results = run_kernel(params, arrays)
-    # Results are placed on the operands' device if committed, else on the default one.
-    placed = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
-    device = next(iter(placed[0].devices())) if placed else None
-    return [jax.device_put(x, device) for x in results]
+    placed = [x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed]
+    place = _place_of_results(placed)
+    return [jax.device_put(x, place) for x in results]
+
+
+def _place_of_results(placed: Sequence[Any]) -> Any:
+    """Returns where an eager call's results go, as `jax.jit` would place them.
+
+    That is every device of the committed operands, the first of which decides; or the
+    default device.
+    """
+    if not placed:
+        return None
+    first = placed[0]
+    if len(first.device_set) == 1:
+        return next(iter(first.device_set))
+    mesh = first.mesh if isinstance(first, jax.NamedSharding) else None
+    if mesh is None:
+        devices = sorted(first.device_set, key=lambda device: device.id)
+        mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
+    return jax.NamedSharding(mesh, jax.P())
 
 
 def _as_callback(*args: Any, **params: Any) -> list[jax.Array]:

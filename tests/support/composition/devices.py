@@ -137,6 +137,16 @@ def placed(way: Way) -> None:
     np.testing.assert_array_equal(result, 2 * X)
 
 
+def replicated(way: Way) -> None:
+    """The result of operands on several devices is on all of them, as XLA's is."""
+    place = jax.NamedSharding(mesh(), jax.P("d"))
+    with jax.set_mesh(mesh()):
+        result = way.run(way.make(), jax.device_put(X, place))
+        assert result.sharding.device_set == place.device_set
+        assert result.sharding.is_fully_replicated
+        np.testing.assert_array_equal(result + jnp.zeros_like(X), 2 * X)
+
+
 ROWS = (
     Row("`shard_map(check_vma=True)`", shard_map, devices=2, slow=True),
     Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2, slow=True),
@@ -170,6 +180,7 @@ ROWS = (
     Row("`vmap` in a `shard_map`", inside_shard_map, devices=2, slow=True),
     Row("`pmap`", pmap, devices=2, slow=True),
     Row("arguments on another device", placed, devices=2, slow=True),
+    Row("arguments sharded over two devices", replicated, devices=2, slow=True),
 )
 
 
