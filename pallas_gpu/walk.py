@@ -104,6 +104,27 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     return Body(jaxpr, (*operands, *(None,) * made))
 
 
+def with_bodies(
+    eqn: _jax.JaxprEqn, inner: Mapping[_jax.Jaxpr, _jax.Jaxpr]
+) -> _jax.JaxprEqn:
+    """Returns an equation that runs other jaxprs; itself if they are the same.
+
+    Args:
+      eqn: the equation.
+      inner: what replaces its jaxprs.
+    """
+    if all(old is new for old, new in inner.items()):
+        return eqn
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(replaced, value))
+        return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
+
+    params = {name: replaced(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Walk:
     """The result of a walk: sites in order, and the numbers of the inner jaxprs."""

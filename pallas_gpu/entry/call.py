@@ -2,9 +2,10 @@
 """The kernel primitive: one launch, as an operation of JAX.
 
 Everything that affects compilation is a parameter of the primitive, because JAX's cache
-keys contain nothing else. `jax.vmap` adds a batch axis to the parameters and leaves the
-body unchanged: the batch axis is another grid axis, and the leading index of each
-batched operand is applied where the launch binds operands to references.
+keys contain nothing else. `jax.vmap` adds a batch axis to the parameters: it is another
+grid axis, and the leading index of each batched operand is applied where the launch
+binds operands to references. The body stays the same but for copies of arrays whose
+instances TMA cannot address (`entry/memory/instances.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
+from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives.grids import scheduling
 
@@ -317,7 +319,14 @@ def _batch_kernel(axis_data, args, dims, **params):
         _jax.ShapedArray((size, *aval.shape), aval.dtype)
         for aval in params["out_avals"]
     )
-    params = {**params, "batch": (level, *params["batch"]), "out_avals": out_avals}
+    # An instance has its own results.
+    own = (*batched, *(True,) * len(out_avals))
+    params = {
+        **params,
+        "jaxpr": for_instances(params["jaxpr"], own),
+        "batch": (level, *params["batch"]),
+        "out_avals": out_avals,
+    }
     results = kernel_p.bind(*moved, **params)
     return results, [0] * len(results)
 

@@ -32,7 +32,7 @@ from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import bodies, walk
+from pallas_gpu.walk import bodies, walk, with_bodies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,17 +259,11 @@ class _Expansion:
     ) -> _jax.JaxprEqn:
         expansion = self.in_warps if eqn.primitive is warp_map_p else self
         inner = {b.jaxpr: expansion.body(b.jaxpr, located) for b in bodies(eqn)}
-        if all(old is new for old, new in inner.items()):
+        result = with_bodies(eqn, inner)
+        if result is eqn:
             return eqn
-
-        def replaced(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return tuple(map(replaced, value))
-            return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
-
-        params = {name: replaced(value) for name, value in eqn.params.items()}
         effects = frozenset(eqn.effects) | _kernel_effects(inner.values())
-        return eqn.replace(params=params, effects=effects)
+        return result.replace(effects=effects)
 
     def _call(
         self, rule: Rule, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None

@@ -15,6 +15,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.lockstep import tma
 from tests.support.semantics import BOTH, under
 
 NAMES = "abc"
@@ -99,6 +101,59 @@ AXES = [
 @pytest.mark.parametrize("axes", AXES, ids="".join)
 def test_a_multicast_along_any_axes_reaches_the_ctas_along_them(axes):
     make, x, result = multicast((16, 128), F32, (2, 2, 2), axes)
+    everywhere.check(make, [x], result)
+
+
+# 9, 15 and 16 CTAs need the attribute of non-portable cluster sizes.
+CLUSTERS = [(2, 1), (1, 2), (2, 2), (4, 1), (16, 1), (1, 16), (9,), (3, 5), (4, 2, 2)]
+
+
+def along(cluster):
+    """All choices of cluster axes."""
+    names = NAMES[: len(cluster)]
+    counts = range(1, len(names) + 1)
+    return [axes for n in counts for axes in itertools.combinations(names, n)]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_mask_has_the_ctas_that_differ_along_the_axes(
+    semantics, cluster, monkeypatch
+):
+    """PTX ISA: bit r of the mask is the CTA of %cluster_ctarank r; x is fastest."""
+    sent = {}
+
+    class Recorded(tma._LoadWork):
+        def __init__(self, issue, address, barrier, targets, trackers=None):
+            masks = sent.setdefault(issue.strand.cta.rank, set())
+            masks.add(tuple(cta.rank for cta in targets))
+            super().__init__(issue, address, barrier, targets, trackers)
+
+    monkeypatch.setattr(tma, "_LoadWork", Recorded)
+    # The last axis is x.
+    places = list(np.ndindex(*cluster))
+    for axes in along(cluster):
+        own = [i for i, name in enumerate(NAMES[: len(cluster)]) if name not in axes]
+        line = [[place[i] for i in own] for place in places]
+        sent.clear()
+        rows = math.prod(
+            n for n, name in zip(cluster, NAMES, strict=False) if name in axes
+        )
+        make, x, result = multicast((rows, 128), F32, cluster, axes)
+        (got,) = in_lockstep.run(make(None), [x], semantics)
+        np.testing.assert_array_equal(got, result)
+        masks = {
+            rank: {tuple(r for r, other in enumerate(line) if other == line[rank])}
+            for rank in range(len(places))
+        }
+        # One CTA by itself needs no mask, and here no tensor map either.
+        assert sent == (masks if rows > 1 else {})
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+def test_a_cluster_of_any_shape_shares_what_it_copies(cluster):
+    names = NAMES[: len(cluster)]
+    make, x, result = multicast((math.prod(cluster), 128), F32, cluster, names)
     everywhere.check(make, [x], result)
 
 

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of arrays of which `jax.vmap` makes one for each instance.
+
+The instances of an array are adjacent in GMEM. If its size is not a multiple of 16
+bytes, all but the first start where TMA cannot address them, whichever part a copy
+takes: threads copy it then, as they copy other parts that TMA cannot address.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check import references
+from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
+from pallas_gpu.primitives import _engines, cp_async, tma
+from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
+from pallas_gpu.walk import Site, bodies, walk, with_bodies
+
+_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr]]
+_DONE = weakref.WeakKeyDictionary()
+# The operand in GMEM.
+_COPIES = {
+    tma.copy_gmem_to_smem_p: "src",
+    tma.copy_smem_to_gmem_p: "dst",
+    async_prefetch_p: "ref",
+}
+# What replaces an equation; None leaves it out.
+_Replacements = Mapping[int, _jax.JaxprEqn | None]
+
+
+def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
+    """Returns a kernel's body in which TMA copies only what it can address.
+
+    Args:
+      jaxpr: the body.
+      batched: for each of its references, whether each instance has its own. Scratch
+        in GMEM is always the instance's own.
+
+    Raises:
+      LayoutError: a copy of an array that TMA cannot address and threads cannot copy.
+    """
+    done = _DONE.setdefault(jaxpr, {})
+    if batched not in done:
+        pairs = zip(jaxpr.invars, batched, strict=True)
+        shared = {var for var, own in pairs if not own}
+        changed = {
+            id(site.eqn): _by_threads(site)
+            for site in walk(jaxpr)
+            if site.eqn.primitive in _COPIES and not _is_aligned(site, shared)
+        }
+        done[batched] = _rewritten(jaxpr, changed, {}) if changed else jaxpr
+    return done[batched]
+
+
+def _is_aligned(site: Site, shared: set[Any]) -> bool:
+    """Returns whether all instances of a copy's array start where TMA can."""
+    ref = _gmem(site.eqn).ref
+    return site.origin(ref) in shared or _bits(ref) % (8 * INNER_BOX_BYTES) == 0
+
+
+def _gmem(eqn: _jax.JaxprEqn) -> Any:
+    return references.static_operands(eqn)[_COPIES[eqn.primitive]]
+
+
+def _bits(ref: Any) -> int:
+    return math.prod(ref.aval.shape) * types.itemsize_bits(ref.aval.dtype)
+
+
+def _by_threads(site: Site) -> _jax.JaxprEqn | None:
+    """Returns the copy by threads that replaces one by TMA; None for a prefetch."""
+    eqn, params = site.eqn, site.eqn.params
+    if eqn.primitive is async_prefetch_p:
+        return None  # a hint
+    if eqn.primitive is tma.copy_gmem_to_smem_p:
+        refused = params["collective_axes"] or (
+            params["oob_mode"] is types.OOBFillMode.NAN
+        )
+        primitive, kept = cp_async.cp_async_p, ("tree", "oob_mode")
+    else:
+        refused = params["reduction_op"]
+        primitive, kept = cp_async.store_by_threads_p, ("tree", "commit_group")
+    if refused or not _threads_can(eqn):
+        raise _cannot(site)
+    return eqn.replace(primitive=primitive, params={k: params[k] for k in kept})
+
+
+def _threads_can(eqn: _jax.JaxprEqn) -> bool:
+    operands = references.static_operands(eqn)
+    gmem = _gmem(eqn)
+    store = gmem is operands["dst"]
+    smem = operands["src" if store else "dst"]
+    windows = [x.window(x.ref.aval.shape) for x in (gmem, smem)]
+    try:
+        _engines.check_threads(windows[0], smem.ref.aval, windows[1], store=store)
+    except errors.LayoutError:
+        return False
+    return True
+
+
+def _cannot(site: Site) -> errors.LayoutError:
+    ref = _gmem(site.eqn).ref
+    return errors.LayoutError(
+        "jax.vmap: instances start where TMA cannot address them",
+        expected="arrays whose size is a multiple of 16 bytes, for a multicast, a "
+        "reduction, or a fill with NaN, which threads do not copy",
+        got=f"{_bits(ref) / 8:g} bytes: {types.describe(ref.aval)}",
+        hint="pad the array, e.g. its last dimension, or let the grid have the axis",
+        where=site.where,
+    )
+
+
+def _rewritten(
+    jaxpr: _jax.Jaxpr,
+    changed: _Replacements,
+    done: dict[_jax.Jaxpr, _jax.Jaxpr],
+) -> _jax.Jaxpr:
+    """Returns a jaxpr with equations replaced, in all that it runs.
+
+    One that is run twice stays one, as its scopes are allocated once.
+    """
+    if jaxpr not in done:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            new = changed.get(id(eqn), eqn)
+            if new is eqn:
+                inner = {body.jaxpr for body in bodies(eqn)}
+                rewritten = {x: _rewritten(x, changed, done) for x in inner}
+                new = with_bodies(eqn, rewritten)
+            if new is not None:
+                eqns.append(new)
+        same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
+        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns, consts=jaxpr.consts)
+    return done[jaxpr]

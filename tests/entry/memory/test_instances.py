@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of `jax.vmap` whose instances start where TMA cannot address them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+
+F32 = jnp.float32
+
+
+def result(*shape):
+    return jax.ShapeDtypeStruct(shape, F32)
+
+
+def ramp(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def loading(part, shape, **options):
+    """Returns `make` for a kernel that copies a part of its argument to its result."""
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.at[part], tile, full, **options)  # HERE
+        plgpu.barrier_wait(full)
+        o[...] = tile[...]
+
+    return of(body, shape, plgpu.SMEM(shape, F32), plgpu.Barrier())
+
+
+def of(body, shape, *scratch, **options):
+    def make(interpret):
+        return jax.vmap(
+            plgpu.kernel(
+                body,
+                out_type=result(*shape),
+                scratch_types=scratch,
+                interpret=interpret,
+                **options,
+            )
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"), [((6,), 4), ((27,), 16), ((5, 5), 4), ((5, 13), 4)]
+)
+def test_bytes_that_are_aligned_in_the_first_instance_alone(shape, size):
+    x = ramp(3, *shape)
+    part = plgpu.ds(0, size)
+    everywhere.check(loading(part, (size, *shape[1:])), [x], x[:, :size])
+
+
+def test_a_part_over_the_edge():
+    x = ramp(3, 6)
+    expected = np.pad(x, ((0, 0), (0, 2)))
+    everywhere.check(loading(plgpu.ds(0, 8), (8,)), [x], expected)
+
+
+def test_a_hint_about_the_cache_is_for_tma_alone():
+    x = ramp(2, 7)
+    make = loading(plgpu.ds(0, 4), (4,), cache_hint="evict_first")
+    everywhere.check(make, [x], x[:, :4])
+
+
+def test_results_and_nested_levels():
+    def body(x, o, tile):
+        tile[...] = x[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(0, 4)])
+        plgpu.wait_smem_to_gmem(0)
+        o[4] = x[0]
+
+    make = of(body, (5,), plgpu.SMEM((4,), F32))
+    x = ramp(2, 3, 4)
+    expected = np.concatenate([x, x[:, :, :1]], axis=2)
+    everywhere.check(lambda i: jax.vmap(make(i)), [x], expected)
+
+
+def test_copies_in_loops_branches_and_warps():
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp):
+            def step(i, _):
+                @plgpu.when(warp == i)
+                def _():
+                    rows = plgpu.ds(4 * i, 4)
+                    plgpu.copy_gmem_to_smem(x.at[rows], tile.at[i], full)
+
+            lax.fori_loop(0, 4, step, None)
+
+        plgpu.barrier_wait(full)
+        o[...] = tile[:, 0:4]
+
+    make = of(body, (4, 4), plgpu.SMEM((4, 4), F32), plgpu.Barrier(num_arrivals=4))
+    x = ramp(2, 17)
+    everywhere.check(make, [x], x[:, :16].reshape(2, 4, 4))
+
+
+def test_scratch_in_gmem():
+    def body(x, o, copy, tile, full):
+        copy[...] = x[...]
+        plgpu.commit_gmem()
+        plgpu.copy_gmem_to_smem(copy.at[plgpu.ds(0, 4)], tile, full)
+        plgpu.barrier_wait(full)
+        o[...] = tile[...]
+
+    scratch = plgpu.GMEM((6,), F32), plgpu.SMEM((4,), F32), plgpu.Barrier()
+    x = ramp(3, 6)
+    everywhere.check(of(body, (4,), *scratch), [x], x[:, :4])
+
+
+def test_a_prefetch_is_left_out():
+    def body(x, o):
+        plgpu.async_prefetch(x.at[plgpu.ds(0, 4)])
+        o[...] = x[...]
+
+    x = ramp(3, 6)
+    everywhere.check(of(body, (6,)), [x], x)
+
+
+def test_blocks_of_pallas_call():
+    def make(interpret):
+        block = plgpu.BlockSpec((64,), lambda i: (i,))
+
+        def body(x, o):
+            o[...] = x[...] + 1
+
+        return jax.vmap(
+            plgpu.pallas_call(
+                body,
+                result(101),
+                grid=(2,),
+                in_specs=[block],
+                out_specs=block,
+                interpret=interpret,
+            )
+        )
+
+    x = ramp(3, 101)
+    everywhere.check(make, [x], x + 1)
+
+
+def test_what_all_instances_share_is_copied_by_tma():
+    def body(x, y, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(0, 4)], tile, full)
+        plgpu.barrier_wait(full)
+        o[...] = tile[...] + y[...]
+
+    def make(interpret):
+        kernel = plgpu.kernel(
+            body,
+            out_type=result(4),
+            scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
+            interpret=interpret,
+        )
+        return jax.vmap(kernel, in_axes=(None, 0))
+
+    x, y = ramp(6), ramp(3, 4)
+    everywhere.check(make, [x, y], x[:4] + y)
+    assert "copy_gmem_to_smem" in str(jax.make_jaxpr(make(None))(x, y))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"oob_mode": plgpu.OOBFillMode.NAN}, id="nan"),
+        pytest.param({"collective_axes": "c"}, id="multicast"),
+    ],
+)
+def test_what_threads_cannot_copy_is_refused(options):
+    cluster = {"cluster": (2,), "cluster_names": ("c",)}
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(0, 64)], tile, full, **options)  # HERE
+        plgpu.barrier_wait(full)
+
+    scratch = plgpu.SMEM((64,), F32), plgpu.Barrier()
+    make = of(body, (1,), *scratch, **cluster)
+    with refused(
+        errors.LayoutError,
+        "jax.vmap: instances start where TMA cannot address them",
+        expected="a multiple of 16 bytes",
+        got="260 bytes",
+        hint="pad",
+    ):
+        make(plgpu.InterpretParams())(ramp(2, 65))
+
+
+def test_a_reduction_is_refused():
+    def body(x, o, tile):
+        tile[...] = x[...]
+        plgpu.commit_smem()
+        part = o.at[plgpu.ds(0, 4)]
+        plgpu.copy_smem_to_gmem(tile, part, reduction_op="add")  # HERE
+
+    make = of(body, (6,), plgpu.SMEM((4,), F32))
+    with refused(
+        errors.LayoutError,
+        "jax.vmap: instances start where TMA cannot address them",
+        got="24 bytes",
+    ):
+        make(plgpu.InterpretParams())(ramp(2, 4))
