@@ -4,7 +4,7 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The first four stages are the same for every machine; the others
+verifies afterwards. The first five stages are the same for every machine; the others
 are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
 are:
 
@@ -31,7 +31,14 @@ from typing import Any
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import context, launch, machine, scratch, unchecked
+from pallas_gpu.lowering import (
+    context,
+    contiguous,
+    launch,
+    machine,
+    scratch,
+    unchecked,
+)
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
 
@@ -88,6 +95,14 @@ def expand_composites(build: Build) -> Build:
       PallasGpuError: what replaces an operation is not supported on the target.
     """
     return build.replace(params=expand.expanded(build.params, build.target))
+
+
+def find_ranges(build: Build) -> Build:
+    """States which elements of accesses by elements are adjacent."""
+    params, jaxpr = build.params, contiguous.with_ranges(build.params.jaxpr)
+    if jaxpr is params.jaxpr:
+        return build
+    return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
 
 
 def plan_memory(build: Build) -> Build:
@@ -155,6 +170,7 @@ STAGES: tuple[Stage, ...] = (
         expand_composites,
         {"composites": lambda b: str(b.params.jaxpr)},
     ),
+    Stage("ranges", find_ranges),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
     Stage(
         "rules",

@@ -44,6 +44,8 @@ class Elements:
       mask: bools; None for all elements.
       adjacent: an axis of the result along which elements are adjacent in memory, and a
         known divisor of the distance of the first of them from the window's start.
+      mask_groups: along that axis the mask is the same in aligned groups of so many
+        elements; 0: in all.
       rank: i32, the rank of the block in whose SMEM they are; None: in this block's.
     """
 
@@ -53,6 +55,7 @@ class Elements:
     indices: tuple[Array, ...]
     mask: Array | None = None
     adjacent: tuple[int, int] | None = None
+    mask_groups: int = 1
     rank: ir.Value | None = None
 
     @property
@@ -346,12 +349,12 @@ def groups(
       most_bytes: that one instruction accesses.
     """
     width = _adjacent_elements(elements, layout, most_bytes)
+    together = math.gcd(width, elements.mask_groups)
     result = []
     for first in range(0, len(wanted), width):
-        if all(x == wanted[first] for x in wanted[first : first + width]):
-            result.append((first, width))
-        else:
-            result += [(first + lane, 1) for lane in range(width)]
+        same = all(x == wanted[first] for x in wanted[first : first + width])
+        step = width if same else together
+        result += [(i, step) for i in range(first, first + width, step)]
     return result
 
 

@@ -44,7 +44,7 @@ class Access:
       indices, mask, extra: values; extra are the operands of one family, or None.
       shape: of the access; () for a single element.
       dtype: of the elements.
-      view_shape, adjacent, rank: see `indexed.Elements`.
+      view_shape, adjacent, mask_groups, rank: see `indexed.Elements`.
     """
 
     ref: Any
@@ -55,6 +55,7 @@ class Access:
     dtype: np.dtype
     view_shape: tuple[int, ...] | None
     adjacent: tuple[int, int] | None
+    mask_groups: int
     rank: ir.Value | None
 
 
@@ -78,6 +79,7 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         np.dtype(params["dtype"]),
         params["view_shape"],
         params["adjacent"],
+        params.get("mask_groups", 1),
         _rank_of(ctx, params["cta_axes"], operands["cta"]),
     )
 
@@ -114,6 +116,7 @@ def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
         found.indices,
         found.mask,
         found.adjacent,
+        found.mask_groups,
         found.rank,
     )
 
@@ -188,7 +191,7 @@ def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 # Attributes: which operands there are; dtypes of indices and of the family's operands.
 _COUNTS, _DTYPES, _DTYPE, _VIEW = "counts", "dtypes", "dtype", "view_shape"
-_ADJACENT = "adjacent"
+_ADJACENT, _MASK_GROUPS = "adjacent", "mask_groups"
 
 
 def operation(
@@ -217,6 +220,8 @@ def operation(
         own[_VIEW] = ir.DenseI64ArrayAttr.get(list(found.view_shape))
     if found.adjacent is not None:
         own[_ADJACENT] = ir.DenseI64ArrayAttr.get(list(found.adjacent))
+    if found.mask is not None:
+        own[_MASK_GROUPS] = ir.IntegerAttr.get(i64, found.mask_groups)
     types = []
     if result is not None and found.shape:
         types = [logical.vector_type(result, found.shape)]
@@ -277,6 +282,7 @@ def expanded(
         indices,
         mask,
         adjacent,
+        1 if mask is None else ir.IntegerAttr(base.attributes[_MASK_GROUPS]).value,
         None if rank is None else rank.value,
     )
     return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra

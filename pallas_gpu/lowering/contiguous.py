@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index arrays that are ranges, and masks that end at multiples of an access's width.
+
+`plgpu.load(ref, start + jnp.arange(n), mask=start + jnp.arange(n) < size)` names
+adjacent elements, as a slice does. The body says so only in its arithmetic, which is
+followed here from the positions of the grid to the accesses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pallas_gpu import _jax
+from pallas_gpu.layouts.window import row_major_strides
+from pallas_gpu.lowering.progressions import Fact, Progression, join, literal, unknown
+from pallas_gpu.lowering.progressions import result as result_of
+from pallas_gpu.primitives import _indices
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
+from pallas_gpu.walk import Body, bodies, walk
+
+_ACCESSES = (load_indexed_p, store_indexed_p)
+_CALLS = ("jit", "pjit", "closed_call", "run_scoped", "custom_jvp_call")
+# Facts of a loop's carry become weaker in each round; after these they are dropped.
+_MOST_ROUNDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What is known of an access.
+
+    Attributes:
+      adjacent: as of `types.Selection`.
+      mask_groups: along that axis the mask is the same in aligned groups of so many
+        elements; 0: in all.
+    """
+
+    adjacent: tuple[int, int] | None
+    mask_groups: int
+
+    def met_with(self, other: Found) -> Found:
+        """What holds in both executions of an access."""
+        a, b = self.adjacent, other.adjacent
+        if a is None or b is None or a[0] != b[0]:
+            return Found(None, 1)
+        both = a[0], math.gcd(a[1], b[1])
+        return Found(both, math.gcd(self.mask_groups, other.mask_groups))
+
+
+def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+    """Returns a body whose accesses by elements state which are adjacent."""
+    sites = walk(jaxpr)
+    if not any(site.eqn.primitive in _ACCESSES for site in sites):
+        return jaxpr
+    search = _Search()
+    search.visit(jaxpr)
+    return _stated(jaxpr, search.found, {})
+
+
+class _Search:
+    """The facts of a kernel's variables, and of its accesses by their identity."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Any, Fact | None] = {}
+        self.found: dict[int, Found] = {}
+
+    def _of(self, atom: Any) -> Fact | None:
+        if isinstance(atom, _jax.Literal):
+            return literal(atom.val)
+        return self._facts.get(atom, unknown(atom.aval))
+
+    def visit(self, jaxpr: _jax.Jaxpr) -> None:
+        """Visits the equations of a jaxpr, and of what it runs."""
+        for eqn in jaxpr.eqns:
+            if eqn.primitive in _ACCESSES:
+                self._access(eqn)
+            inner = bodies(eqn)
+            if inner:
+                found = self._bodies(eqn, inner)
+            else:
+                found = [result_of(eqn, [self._of(x) for x in eqn.invars])]
+            if len(found) == len(eqn.outvars):
+                self._facts.update(zip(eqn.outvars, found, strict=True))
+
+    def _bodies(self, eqn: _jax.JaxprEqn, inner: Sequence[Body]) -> list[Fact | None]:
+        """Visits what an equation runs; returns facts of its results, or nothing."""
+        match eqn.primitive.name:
+            case "scan" | "while":
+                return self._loop(eqn, inner)
+            case "cond":
+                results = [self._run(body, self._inputs(body)) for body in inner]
+                return [_joined(facts) for facts in zip(*results, strict=True)]
+        results = [self._run(body, self._inputs(body)) for body in inner]
+        return results[0] if eqn.primitive.name in _CALLS else []
+
+    def _inputs(self, body: Body) -> list[Fact | None]:
+        pairs = zip(body.jaxpr.invars, body.inputs, strict=True)
+        return [unknown(v.aval) if x is None else self._of(x) for v, x in pairs]
+
+    def _run(self, body: Body, inputs: Sequence[Fact | None]) -> list[Fact | None]:
+        self._facts.update(zip(body.jaxpr.invars, inputs, strict=True))
+        self.visit(body.jaxpr)
+        return [self._of(x) for x in body.jaxpr.outvars]
+
+    def _loop(self, eqn: _jax.JaxprEqn, inner: Sequence[Body]) -> list[Fact | None]:
+        body = inner[-1]
+        pairs, inputs = _indices.carried(eqn, body.jaxpr), self._inputs(body)
+        for round_ in range(_MOST_ROUNDS + 1):
+            results = self._run(body, inputs)
+            changed = False
+            for i, j in pairs:
+                weaker = join(inputs[i], results[j])
+                if weaker != inputs[i]:
+                    changed = True
+                    last = round_ == _MOST_ROUNDS - 1
+                    inputs[i] = unknown(body.jaxpr.invars[i].aval) if last else weaker
+            if not changed:
+                break
+        carries = {j: inputs[i] for i, j in pairs}
+        for condition in inner[:-1]:
+            consts = len(condition.inputs) - len(carries)
+            known = [*self._inputs(condition)[:consts], *carries.values()]
+            self._run(condition, known)
+        return [carries.get(j, unknown(v.aval)) for j, v in enumerate(eqn.outvars)]
+
+    def _access(self, eqn: _jax.JaxprEqn) -> None:
+        found = self._found(eqn)
+        before = self.found.get(id(eqn))
+        self.found[id(eqn)] = found if before is None else before.met_with(found)
+
+    def _found(self, eqn: _jax.JaxprEqn) -> Found:
+        named = ops.unflatten(eqn.params["tree"], list(eqn.invars))
+        operand = named.get("src") or named["dst"]
+        rank, view = len(eqn.params["shape"]), eqn.params["view_shape"]
+        strides = operand.window(operand.ref.aval.shape).strides
+        if view is not None:
+            strides = row_major_strides(view)
+        facts = [_of_rank(self._of(x), rank) for x in named["indices"]]
+        adjacent = _adjacent(strides, facts, eqn.params["shape"])
+        given = eqn.params["adjacent"]
+        if given is not None and (adjacent is None or adjacent[0] != given[0]):
+            adjacent = given
+        elif given is not None and adjacent is not None:
+            adjacent = given[0], math.lcm(given[1], adjacent[1])
+        if adjacent is None or named["mask"] is None:
+            return Found(adjacent, 0)
+        mask = self._of(named["mask"])
+        return Found(adjacent, mask[adjacent[0]] if isinstance(mask, tuple) else 1)
+
+
+def _joined(facts: Sequence[Fact | None]) -> Fact | None:
+    first, *rest = facts
+    for fact in rest:
+        first = join(first, fact)
+    return first
+
+
+def _of_rank(fact: Fact | None, rank: int) -> Progression:
+    """The fact of an index, which is a scalar or has the access's shape."""
+    if not isinstance(fact, Progression):
+        return Progression((None,) * rank)
+    return fact if fact.strides else dataclasses.replace(fact, strides=(0,) * rank)
+
+
+def _adjacent(
+    strides: Sequence[int], indices: Sequence[Progression], shape: Sequence[int]
+) -> tuple[int, int] | None:
+    """The axis along which the last index counts and the others are the same."""
+    places = [i for i, stride in enumerate(strides) if stride == 1]
+    if not places:
+        return None
+    counting = indices[places[-1]]
+    others = [*indices[: places[-1]], *indices[places[-1] + 1 :]]
+    for axis, n in enumerate(shape):
+        same = all(index.strides[axis] == 0 for index in others)
+        if n > 1 and same and counting.strides[axis] == 1:
+            return axis, math.gcd(
+                *(
+                    stride * math.gcd(index.divisor, *_strides_of_others(index, axis))
+                    for stride, index in zip(strides, indices, strict=True)
+                )
+            )
+    return None
+
+
+def _strides_of_others(index: Progression, axis: int) -> list[int]:
+    return [s for i, s in enumerate(index.strides) if i != axis and s is not None]
+
+
+def _stated(
+    jaxpr: _jax.Jaxpr, found: dict[int, Found], done: dict[_jax.Jaxpr, _jax.Jaxpr]
+) -> _jax.Jaxpr:
+    # A function that is called twice stays one jaxpr: its scopes are allocated once.
+    if jaxpr not in done:
+        eqns = [_equation(eqn, found, done) for eqn in jaxpr.eqns]
+        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
+        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
+    return done[jaxpr]
+
+
+def _equation(
+    eqn: _jax.JaxprEqn, found: dict[int, Found], done: dict[_jax.Jaxpr, _jax.Jaxpr]
+) -> _jax.JaxprEqn:
+    known = found.get(id(eqn))
+    if known is not None:
+        return eqn.replace(params={**eqn.params, **dataclasses.asdict(known)})
+    inner = {b.jaxpr: _stated(b.jaxpr, found, done) for b in bodies(eqn)}
+    if all(old is new for old, new in inner.items()):
+        return eqn
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(replaced, value))
+        return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
+
+    params = {name: replaced(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index arrays that are ranges are accessed as wide as slices, masks included."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from tests.support.everywhere import check
+from tests.support.indexed_programs import SWIZZLED, in_smem, kernel
+
+BLOCK = 512
+
+
+def line(i):
+    return i * BLOCK + jnp.arange(BLOCK)
+
+
+def widths(make, *args):
+    """Returns the widths of the loads and stores, in elements."""
+    (report,) = plgpu.offline.lower(make(None), *args)
+    found = set()
+    for text in report.mlir.splitlines():
+        plain = re.search(r"llvm\.(load|store) ", text)
+        under_a_mask = re.search(r"(ld|st)\.global(?:\.v(\d))?\.b32", text)
+        if under_a_mask:
+            found.add(int(under_a_mask[2] or 1))
+        elif plain and "f32" in text:
+            vector = re.search(r"vector<(\d+)xf32>", text)
+            found.add(int(vector[1]) if vector else 1)
+    return found
+
+
+def masked(n, shift=0):
+    def body(x, o):
+        offsets = line(lax.axis_index("i")) + shift
+        mask = offsets < n
+        value = plgpu.load(x, offsets, mask=mask, other=0.0)
+        plgpu.store(o, offsets, 2 * value, mask=mask)
+
+    return kernel(body, (n,), grid=(-(-n // BLOCK),), grid_names=("i",))
+
+
+@pytest.mark.parametrize(("n", "width"), [(1000, 4), (1002, 2), (1001, 1)])
+def test_a_mask_leaves_wide_what_it_does_not_cut(n, width):
+    x = np.arange(n, dtype=np.float32)
+    check(masked(n), [x], 2 * x)
+    assert widths(masked(n), x) == {width}
+
+
+def test_a_range_without_a_mask_is_as_wide_as_a_slice():
+    def body(x, o):
+        offsets = line(lax.axis_index("i"))
+        o[offsets] = 2 * x[offsets]
+
+    make = kernel(body, (2 * BLOCK,), grid=(2,), grid_names=("i",))
+    x = np.arange(2 * BLOCK, dtype=np.float32)
+    check(make, [x], 2 * x)
+    assert widths(make, x) == {4}
+
+
+@pytest.mark.parametrize(("start", "width"), [(4, 4), (2, 2), (1, 1)])
+def test_a_start_that_is_not_aligned_is_not_wide(start, width):
+    def body(x, o):
+        i = jnp.arange(BLOCK)
+        o[i] = x[i + start]
+
+    x = np.arange(2 * BLOCK, dtype=np.float32)
+    make = kernel(body, (BLOCK,))
+    check(make, [x], x[start : start + BLOCK])
+    assert widths(make, x) == {width, 4}
+
+
+def test_rows_and_columns():
+    def body(x, o):
+        rows = (lax.axis_index("i") * 16 + jnp.arange(16))[:, None]
+        columns = jnp.arange(64)[None]
+        mask = (rows < 24) & (columns < 60)
+        value = plgpu.load(x, (rows, columns), mask=mask, other=0.0)
+        plgpu.store(o, (rows, columns), value, mask=mask)
+
+    make = kernel(body, (24, 60), grid=(2,), grid_names=("i",))
+    x = np.arange(24 * 60, dtype=np.float32).reshape(24, 60)
+    check(make, [x], x)
+    assert widths(make, x) == {4}
+
+
+def test_rows_that_an_array_names():
+    def body(x, index, o):
+        columns = jnp.arange(64)
+        part = index[...][:, None], columns[None]
+        o[...] = plgpu.load(x, part, mask=(columns < 60)[None], other=-1.0)
+
+    make = kernel(body, (16, 64))
+    x = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
+    index = np.arange(16, dtype=np.int32)[::-1] * 2
+    check(make, [x, index], np.where(np.arange(64) < 60, x[index], -1))
+    assert widths(make, x, index) == {4}
+
+
+def test_ranges_of_a_loop_that_adds_a_block():
+    def body(x, o):
+        def step(_, state):
+            offsets, total = state
+            mask = offsets < 1400
+            total += plgpu.load(x, offsets, mask=mask, other=0.0)
+            return offsets + BLOCK, total
+
+        start = jnp.arange(BLOCK), jnp.zeros(BLOCK, jnp.float32)
+        o[...] = lax.fori_loop(0, 3, step, start)[1]
+
+    make = kernel(body, (BLOCK,))
+    x = np.arange(1400, dtype=np.float32)
+    expected = np.pad(x, (0, 136)).reshape(3, BLOCK).sum(0)
+    check(make, [x], expected)
+    assert widths(make, x) == {4}
+
+
+def test_a_function_that_is_called_with_different_starts():
+    @jax.jit
+    def part(x, start):
+        return x[start + jnp.arange(BLOCK)]
+
+    def body(x, o):
+        o[0] = part(x, 4)
+        o[1] = part(x, 3)
+
+    make = kernel(body, (2, BLOCK))
+    x = np.arange(2 * BLOCK, dtype=np.float32)
+    check(make, [x], np.stack([x[4:][:BLOCK], x[3:][:BLOCK]]))
+    assert widths(make, x) == {1, 4}
+
+
+@pytest.mark.parametrize("transforms", [(), SWIZZLED], ids=["plain", "tiled"])
+def test_ranges_of_shared_memory(transforms):
+    def body(x, o, s):
+        s[...] = x[...]
+        rows, columns = jnp.arange(64)[:, None], jnp.arange(128)[None]
+        mask = columns >= 8
+        o[...] = plgpu.load(s, (rows, columns), mask=mask, other=0.0)
+
+    x = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+    expected = np.where(np.arange(128) >= 8, x, 0)
+    check(kernel(body, (64, 128), **in_smem(transforms)), [x], expected)

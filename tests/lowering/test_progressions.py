@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of integer arrays holds for the values that JAX computes."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pallas_gpu.lowering import contiguous
+from pallas_gpu.lowering.progressions import Progression
+
+I32_MIN, I32_MAX = -(2**31), 2**31 - 1
+SCALARS = (0, 1, 3, 8, 130, -5, I32_MAX // 128, I32_MAX, I32_MIN)
+
+
+def known(f, *scalars):
+    """Returns the facts of a function's results, and the function."""
+    with jax.enable_x64(False):
+        closed = jax.make_jaxpr(f)(*(np.int32(s) for s in scalars))
+    search = contiguous._Search()
+    search.visit(closed.jaxpr)
+    return [search._of(x) for x in closed.jaxpr.outvars]
+
+
+def holds(fact, value):
+    """Whether a fact is true of a value, modulo a power of two."""
+    value = np.asarray(value)
+    if isinstance(fact, Progression):
+        rest = value.astype(np.int64)
+        for axis, stride in enumerate(fact.strides):
+            line = np.arange(value.shape[axis]).reshape(
+                [-1 if i == axis else 1 for i in range(value.ndim)]
+            )
+            rest = rest - (stride or 0) * line
+        for axis, stride in enumerate(fact.strides):
+            first = rest.take([0], axis)
+            if stride is not None and ((rest - first) % 2**32).any():
+                return False
+        power = 2**32 if fact.modulus == 0 else fact.modulus & -fact.modulus
+        return not ((rest - fact.rest) % power).any()
+    for axis, group in enumerate(fact):
+        n = value.shape[axis]
+        group = group or n
+        for first in range(0, n, group):
+            part = value.take(range(first, min(first + group, n)), axis)
+            if (part != part.take([0], axis)).any():
+                return False
+    return True
+
+
+def line(n=64):
+    return jnp.arange(n)
+
+
+FUNCTIONS = {
+    "offsets": lambda i, n: i * 128 + line(),
+    "2d": lambda i, n: (i * 64 + line(8))[:, None] * 32 + line(32)[None],
+    "down": lambda i, n: n - 1 - line(),
+    "twice": lambda i, n: line() * 2 + i,
+    "halves": lambda i, n: line() // 2,
+    "remainder": lambda i, n: lax.rem(i * 32, jnp.int32(24)) + line(),
+    "unsigned": lambda i, n: line().astype(jnp.uint32) - 4,
+    "narrow": lambda i, n: (line(200).astype(jnp.int8) + 1).astype(jnp.int32),
+    "product": lambda i, n: (i * 8) * (n * 16) + line(),
+    "clipped": lambda i, n: jnp.clip(i * 8 + line(), 0, 40),
+    "extremum": lambda i, n: jnp.minimum(i * 16, 24) + line(),
+    "chosen": lambda i, n: jnp.where(i > 3, i * 16, 8) + line(),
+    "mixed": lambda i, n: jnp.where(line() < 30, line(), line() + 8),
+    "shifted": lambda i, n: (i << 4) + (line() << 1),
+    "wrapped": lambda i, n: line() * (2**30) * 4 + line(),
+    "transposed": lambda i, n: (line(4)[:, None] * 16 + line(16) + i * 8).T,
+    "counted": lambda i, n: lax.fori_loop(0, 5, lambda j, x: x + 32, line() + i * 8),
+    "until": lambda i, n: lax.while_loop(
+        lambda s: s[0] < 70, lambda s: (s[0] + 24, s[1] + 12), (jnp.int32(0), line())
+    )[1],
+    "branches": lambda i, n: lax.cond(
+        i > 2, lambda: line() + 32, lambda: line() + i * 4
+    ),
+    "mask": lambda i, n: i * 128 + line() < n * 8,
+    "mask of a constant": lambda i, n: i * 64 + line() < 1000,
+    "to the end": lambda i, n: i * 64 + line() <= 1023,
+    "from": lambda i, n: line() >= 24,
+    "above": lambda i, n: line() > 23,
+    "odd": lambda i, n: i * 64 + line() < 1001,
+    "down to": lambda i, n: 63 - line() > 31,
+    "not above": lambda i, n: 63 - line() <= 31,
+    "both": lambda i, n: (line(16) + i * 16 < 100)[:, None] & (line(32) < 24)[None],
+    "negated": lambda i, n: ~(line() < 40) | (line() == 3),
+    "unsigned mask": lambda i, n: line().astype(jnp.uint32) - 4 < 100,
+    "two lines": lambda i, n: line() * 2 < line() + 9,
+    "near the end": lambda i, n: i + line() < n,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_facts_hold_for_all_values(name):
+    f = FUNCTIONS[name]
+    facts, compiled = known(f, 0, 0), jax.jit(f)
+    for i, n in itertools.product(SCALARS, repeat=2):
+        value = compiled(np.int32(i), np.int32(n))
+        assert holds(facts[0], value), (facts[0], i, n)
+
+
+@pytest.mark.parametrize(
+    ("name", "strides", "divisor"),
+    [
+        ("offsets", (1,), 128),
+        ("2d", (32, 1), 2048),
+        ("down", (-1,), 1),
+        ("remainder", (1,), 8),
+        ("product", (1,), 128),
+        ("extremum", (1,), 8),
+        ("chosen", (1,), 8),
+        ("halves", (None,), 1),
+        ("counted", (1,), 8),
+        ("until", (1,), 12),
+        ("branches", (1,), 4),
+        ("transposed", (1, 16), 8),
+    ],
+)
+def test_ranges_are_recognized(name, strides, divisor):
+    (fact,) = known(FUNCTIONS[name], 0, 0)
+    assert fact.strides == strides
+    assert fact.divisor == divisor
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("mask", (8,)),
+        ("mask of a constant", (8,)),
+        ("to the end", (64,)),
+        ("from", (8,)),
+        ("above", (8,)),
+        ("odd", (1,)),
+        ("down to", (32,)),
+        ("not above", (32,)),
+        ("both", (4, 8)),
+        ("negated", (1,)),
+        ("unsigned mask", (4,)),
+        ("near the end", (1,)),
+    ],
+)
+def test_masks_end_at_multiples(name, groups):
+    assert known(FUNCTIONS[name], 0, 0) == [groups]
+
+
+def test_what_is_claimed_wrongly_does_not_hold():
+    """The comparison of this file can fail."""
+    assert not holds(Progression((1,), 0, 8), np.arange(16) + 4)
+    assert not holds(Progression((2,), 0, 1), np.arange(16))
+    assert not holds((8,), np.arange(16) < 12)
