@@ -314,8 +314,8 @@ _ELEMENTWISE = (
 
 def _rearranged(fact: Any, axes: Sequence[int | None]) -> Fact:
     """The fact of an array with these axes of the operand; None: equal elements."""
-    entries = fact.strides if isinstance(fact, Progression) else fact
-    chosen = tuple(0 if axis is None else entries[axis] for axis in axes)
+    entries: Any = fact.strides if isinstance(fact, Progression) else fact
+    chosen: Any = tuple(0 if axis is None else entries[axis] for axis in axes)
     if isinstance(fact, Progression):
         return dataclasses.replace(fact, strides=chosen)
     return chosen
