@@ -127,7 +127,7 @@ def _operations(registry: Any, emitted: Collection[str]) -> list[str]:
 def table(registry: Any, emitted: Collection[str]) -> str:
     """The text of docs/coverage.md."""
     reasons = sorted(set(registry.KNOWN_GAPS.values()))
-    lines = [_HEAD, *_our_operations(registry, reasons), ""]
+    lines = [_HEAD, *_our_operations(registry, reasons), "", *_features()]
     lines += _jax_operations(registry)
     lines += _array_operations(registry, emitted, reasons)
     if reasons:
@@ -150,6 +150,32 @@ def _our_operations(registry: Any, reasons: list[str]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _features() -> list[str]:
+    """The tables of copies, barriers, clusters and memory, feature by feature."""
+    from tests.support.features import REFUSED, ROWS
+
+    lines = ["## Copies, barriers, clusters, memory", ""]
+    lines += [
+        "Each runs in the emulator and, as emitted under both semantics, in a model of",
+        "the PTX ISA, and on a GPU; each is compiled offline, where the instruction is",
+        "found. *Reported* is what the emulator misses if a kernel leaves it out.",
+        "`tests/support/features/` names the tests.",
+        "",
+        "| feature | target | instruction | reported |",
+        "|---|---|---|---|",
+    ]
+    for row in ROWS:
+        target = "sm_100a" if row.blackwell else "sm_90a"
+        found = [k for k, v in row.omissions.items() if not v.startswith("(")]
+        lines.append(
+            f"| {row.feature} | `{target}` | `{row.instruction}` | {', '.join(found)} |"
+        )
+    lines += ["", "What the hardware has, or upstream takes, and is refused:", ""]
+    lines += ["| what | error | why |", "|---|---|---|"]
+    lines += [f"| {r.feature} | `{r.error}` | {r.reason} |" for r in REFUSED]
+    return [*lines, ""]
 
 
 def _facts(entry: Any) -> list[str]:

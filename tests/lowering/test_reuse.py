@@ -15,6 +15,7 @@ from pallas_gpu.lowering import reuse
 from tests.support import everywhere
 from tests.support.lockstep import engine
 from tests.support.lockstep import kernels as in_lockstep
+from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
 TILE = plgpu.SMEM((64, 128), F32)
@@ -217,3 +218,14 @@ def test_a_store_in_flight_ends_before_another_scope_begins():
 
     with pytest.raises(errors.KernelError, match="may still read it"):
         of(body)(plgpu.InterpretParams())(X)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_two_scopes_compile_to_the_memory_of_one(semantics):
+    kernel = under(semantics, of(threads_then_copy)(None))
+    (report,) = plgpu.offline.compile(kernel, X)
+    assert report.resources.smem_bytes == X.nbytes + 8
+    # The threads meet between what they did in the first scope and the copy.
+    fence, copy = map(report.ptx.index, ("fence.proxy.async", "cp.async.bulk.tensor"))
+    assert fence < report.ptx.index("bar.sync", fence) < copy

@@ -13,6 +13,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
 
 ROW = plgpu.SMEM((64,), jnp.float32)
 
@@ -137,22 +139,35 @@ def test_a_function_allocates_for_the_warpgroup_and_for_its_warps():
     check(body, [numbers(5, 64)], numbers(5, 64))
 
 
+def over_warps(x, o):
+    @plgpu.kernel(
+        mesh=plgpu.WarpMesh(axis_name="warp"),
+        scratch_types={"row": ROW, "full": plgpu.Barrier()},
+    )
+    def copy(source, *, row, full):
+        warp = lax.axis_index("warp")
+        plgpu.copy_gmem_to_smem(source.at[warp], row, full)
+        plgpu.barrier_wait(full)
+        o[warp] = row[...] + lax.axis_size("warp")
+
+    copy(x)
+
+
 def test_a_kernel_over_warps_has_scratch_in_each_warp():
-    def body(x, o):
-        @plgpu.kernel(
-            mesh=plgpu.WarpMesh(axis_name="warp"),
-            scratch_types={"row": ROW, "full": plgpu.Barrier()},
-        )
-        def copy(source, *, row, full):
-            warp = lax.axis_index("warp")
-            plgpu.copy_gmem_to_smem(source.at[warp], row, full)
-            plgpu.barrier_wait(full)
-            o[warp] = row[...] + lax.axis_size("warp")
-
-        copy(x)
-
     x = numbers(4, 64)
-    check(body, [x], x + 4)
+    check(over_warps, [x], x + 4)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_each_warp_waits_for_its_own_barrier(semantics):
+    x = numbers(4, 64)
+    kernel = plgpu.kernel(over_warps, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))
+    (report,) = plgpu.offline.compile(under(semantics, kernel), x)
+    assert report.ptx.count("mbarrier.init.shared.b64") == 4
+    assert report.ptx.count("cp.async.bulk.shared::cluster.global") == 1
+    copy, wait = map(report.ptx.index, ("cp.async.bulk", "mbarrier.try_wait"))
+    assert "bar.sync" not in report.ptx[copy:wait]
 
 
 def test_a_scope_of_a_warp_is_not_left_while_a_copy_is_in_flight():
@@ -165,4 +180,20 @@ def test_a_scope_of_a_warp_is_not_left_while_a_copy_is_in_flight():
             plgpu.run_scoped(scope, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
 
     with pytest.raises(errors.BarrierError, match="is freed while"):
+        run(body)
+
+
+def test_a_warp_declares_no_scratch_in_gmem():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            rows = plgpu.GMEM((4, 64), jnp.float32)
+            plgpu.run_scoped(lambda rows: None, rows)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "run_scoped of GMEM inside warp_map is not supported",
+        expected="SMEM(...) and Barrier(...)",
+        hint="allocate outside the warp_map",
+    ):
         run(body)

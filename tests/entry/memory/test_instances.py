@@ -13,6 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
 
@@ -210,3 +211,12 @@ def test_a_reduction_is_refused():
         got="24 bytes",
     ):
         make(plgpu.InterpretParams())(ramp(2, 4))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_instructions_are_those_of_threads(semantics):
+    make = loading(plgpu.ds(0, 4), (4,))
+    (report,) = plgpu.offline.compile(under(semantics, make(None)), ramp(3, 6))
+    assert "cp.async.ca.shared.global" in report.ptx
+    assert "cp.async.bulk" not in report.ptx

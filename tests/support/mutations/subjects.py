@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from tests.support.mutations import (
+    async_stores,
     attention,
     cluster_handover,
     cluster_refs,
     copy_reductions,
     grid_handover,
+    lines,
     matmul,
     multicast,
     persistent,
@@ -20,9 +22,15 @@ from tests.support.mutations import (
     tma_pipeline,
     unions,
     warp_exchange,
+    warp_scopes,
     warps,
+    workspace,
 )
-from tests.support.mutations.tensor_cores import pair_product, tensor_core
+from tests.support.mutations.tensor_cores import (
+    leader_loads,
+    pair_product,
+    tensor_core,
+)
 
 SUBJECTS = tuple(
     module.SUBJECT
@@ -44,7 +52,12 @@ SUBJECTS = tuple(
         thread_copies,
         unions,
         warp_exchange,
+        async_stores,
+        lines,
+        workspace,
+        warp_scopes,
         tensor_core,
         pair_product,
+        leader_loads,
     )
 )

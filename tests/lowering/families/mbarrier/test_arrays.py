@@ -13,6 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
 
 OUT = jax.ShapeDtypeStruct((2, 128), jnp.float32)
 ONES = np.ones(OUT.shape, np.float32)
@@ -151,3 +152,12 @@ def test_the_barriers_of_a_kernel_may_be_many():
         )  # fmt: skip
 
     everywhere.check(make, [], ONES)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_each_barrier_is_initialized_once(semantics):
+    kernel = under(semantics, ring(33, 1, lambda b, i: b.at[i])(None))
+    (report,) = plgpu.offline.compile(kernel)
+    assert report.ptx.count("mbarrier.init.shared.b64") == 33
+    assert report.resources.smem_bytes == 33 * 8

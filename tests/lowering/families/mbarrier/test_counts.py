@@ -262,3 +262,16 @@ def test_expected_bytes_are_no_arrival(semantics):
     (report,) = plgpu.offline.compile(under(semantics, expecting(16)(None)))
     assert "mbarrier.expect_tx.relaxed.cta.shared::cta.b64" in report.ptx
     assert report.ptx.count("mbarrier.arrive") == 1
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_skipped_copy_announces_no_bytes(semantics):
+    kernel = under(semantics, some_copies()(None))
+    (report,) = plgpu.offline.compile(kernel, np.zeros((2, 128), np.float32))
+    lines = report.ptx.splitlines()
+    announced = [x for x in lines if "mbarrier.arrive.expect_tx.shared.b64" in x]
+    copies = [x for x in lines if "cp.async.bulk.shared::cluster.global" in x]
+    assert len(announced) == len(copies) == 2
+    # Bytes that are selected: 512, or 0.
+    assert sum("selp" in x and "512" in x for x in lines) == 2

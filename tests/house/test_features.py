@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of features names tests that exist and do what it says of them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+
+import pytest
+
+from pallas_gpu import errors
+from tests.support.features import REFUSED, ROWS
+from tests.support.features.row import OMISSIONS
+from tests.support.features.upstream import OBSOLETE, UPSTREAM
+from tests.support.mutations.copy_forms import NEEDS
+from tests.support.mutations.subjects import SUBJECTS
+from tools.coverage_table import filled_registry
+from tools.source_tree import ROOT
+
+# The families of copies, barriers, clusters, memory and grids.
+FAMILIES = {
+    *("tma", "cp_async", "rows", "prefetch", "mbarrier", "cluster", "semaphore"),
+    *("griddepcontrol", "launch_control", "scoped", "warp", "delay"),
+}
+MUTANTS = {f"{s.name}: {m.name}": m for s in SUBJECTS for m in s.mutants}
+FORMS = {f"{name}: {omission}" for name, omission in NEEDS}
+
+
+def rows(*items):
+    return [pytest.param(row, id=row.feature) for row in items]
+
+
+def file_of(name: str):
+    folder, _, file = name.partition("::")[0].rpartition("/")
+    return ROOT / "tests" / folder / f"test_{file}.py"
+
+
+@functools.cache
+def functions(path) -> dict[str, ast.FunctionDef]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
+
+
+def test_named(name: str) -> ast.FunctionDef:
+    path = file_of(name)
+    assert path.exists(), path
+    return functions(path)[f"test_{name.partition('::')[2]}"]
+
+
+test_named.__test__ = False  # type: ignore[attr-defined]
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+
+
+def reached(name: str) -> set[str]:
+    """The names that a test uses, and those that functions of its file use for it."""
+    known = functions(file_of(name))
+    found, waiting = set(), [test_named(name)]
+    while waiting:
+        new = names_in(waiting.pop()) - found
+        found |= new
+        waiting += [known[n] for n in new if n in known]
+    return found
+
+
+@pytest.mark.parametrize("row", rows(*ROWS))
+def test_a_feature_runs_everywhere(row):
+    """In the emulator, in lockstep under both semantics, and on a GPU."""
+    assert "everywhere" in reached(row.runs)
+
+
+@pytest.mark.parametrize("row", rows(*ROWS))
+def test_its_instruction_is_found_offline(row):
+    decorators = test_named(row.offline).decorator_list
+    assert "pytest.mark.offline" in map(ast.unparse, decorators)
+    text = file_of(row.offline).read_text(encoding="utf-8")
+    assert row.instruction in text.replace('"\n    "', "")
+
+
+@pytest.mark.parametrize("row", rows(*ROWS))
+def test_the_emulator_reports_what_is_left_out(row):
+    for kind, found in row.omissions.items():
+        assert kind in OMISSIONS
+        if found.startswith("("):
+            assert found.endswith(")")
+        elif found in FORMS:
+            assert found.endswith(kind)
+        elif "::" in found:
+            assert test_named(found)
+            text = file_of(found).read_text(encoding="utf-8")
+            assert "errors." in text
+        else:
+            reports = MUTANTS[found].reports
+            assert all(issubclass(r.error, errors.PallasGpuError) for r in reports)
+
+
+def test_every_operation_has_a_row():
+    operations = filled_registry().PRIMITIVES
+    ours = {name for name, op in operations.items() if op.family in FAMILIES}
+    assert ours == {name for row in ROWS for name in row.operations}
+
+
+def test_every_asynchronous_operation_says_who_finds_each_omission():
+    operations = filled_registry().PRIMITIVES
+    for name, operation in operations.items():
+        if operation.family not in FAMILIES or not operation.asynchronous:
+            continue
+        kinds = {k for r in ROWS if name in r.operations for k in r.omissions}
+        assert kinds == set(OMISSIONS), name
+
+
+def test_every_rule_of_upstream_has_a_row_or_a_reason():
+    covered = {rule for row in (*ROWS, *REFUSED) for rule in row.upstream}
+    assert covered.isdisjoint(OBSOLETE)
+    assert covered | set(OBSOLETE) == set(UPSTREAM)
+
+
+@pytest.mark.parametrize("row", rows(*REFUSED))
+def test_a_refusal_has_a_class_and_a_test(row):
+    error = getattr(errors, row.error, None) or getattr(builtins, row.error)
+    assert issubclass(error, errors.PallasGpuError | AttributeError)
+    assert test_named(row.test)
+    text = file_of(row.test).read_text(encoding="utf-8")
+    assert row.error in text or error is AttributeError
+
+
+def test_features_have_different_names():
+    names = [row.feature for row in (*ROWS, *REFUSED)]
+    assert len(names) == len(set(names))
