@@ -29,7 +29,7 @@ def make(m: Switches) -> Launch:
             implementation=CP_ASYNC,
         )  # fmt: skip
         if m("bytes of nobody"):
-            plgpu.barrier_expect(bulk_full, 16)  # at: expect
+            plgpu.barrier_expect(threads_full, 16)  # at: expect
         if not m("no test"):
             lax.while_loop(
                 lambda done: ~done,
@@ -91,7 +91,7 @@ SUBJECT = Subject(
             ("two copies expected", errors.DeadlockError, "wait threads"),
             ("one arrival", errors.DeadlockError, "wait ready"),
             ("bytes of nobody", errors.BarrierError, "expect"),
-            ("bytes of nobody", errors.LivelockError),
+            ("bytes of nobody", errors.DeadlockError, "wait threads"),
         ),
         *rows("offsets", ("one row twice", Wrong)),
         *rows("two writers", ("the row is used again", RACE, "spoil")),

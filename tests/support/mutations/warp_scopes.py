@@ -20,9 +20,8 @@ def make(m: Switches) -> Launch:
     def body(x, o):
         def warp(row, out, full):
             i = lax.axis_index("w")
-            plgpu.copy_gmem_to_smem(
-                x.at[0 if m("one row") else i], row, full
-            )  # at: load
+            source = x.at[0 if m("one row") else i]
+            plgpu.copy_gmem_to_smem(source, row, full)  # at: load
             if not m("no wait"):
                 plgpu.barrier_wait(full)  # at: wait
             if m("waited for twice"):
