@@ -70,10 +70,9 @@ HINTS: dict[str, str] = {
     # Linear algebra, transforms, and what else has no form in registers
     **dict.fromkeys(
         (
-            "after_all", "cholesky", "create_token", "custom_lin",
-            "custom_linear_solve", "eig", "eigh", "empty2", "eval_jaxpr",
-            "fft", "hessenberg", "householder_product",  "lu", "qr",
-            "ragged_all_to_all", "schur", "svd", "triangular_solve", "tridiagonal",
+            "after_all", "create_token", "custom_lin", "eig", "eigh", "empty2", "eval_jaxpr",
+            "fft", "hessenberg", "householder_product", "qr",
+            "ragged_all_to_all", "schur", "svd", "tridiagonal",
             "tridiagonal_solve",
         ),
         _OUTSIDE,
