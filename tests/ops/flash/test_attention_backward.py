@@ -285,12 +285,31 @@ def test_persistent_blocks(s, options, config):
     [
         (4, {"kv_parts": 2, "blocks": 3}),
         # Six heads have a divisor of 4 parts in common: 2.
-        (6, {"kv_parts": 4}),
+        (6, {"kv_parts": 4, "blocks": 3, "block_q": 128}),
     ],
 )
 def test_parts_of_the_heads_that_share_a_head_of_kv(heads, config):
     given = {"backward_config": AttentionBackwardConfig(**config)}
-    check(Shape(130, 150, heads=heads), causal=True, **given)
+    interpret = plgpu.InterpretParams(asynchrony="late")
+    check(Shape(130, 150, heads=heads), causal=True, interpret=interpret, **given)
+
+
+def test_parts_are_added_before_they_are_rounded():
+    args = operands(Shape(70, 150, heads=4), "bfloat16")
+    one, parts = (
+        derivatives(QUICK, *args, backward_config=AttentionBackwardConfig(**config))
+        for config in ({}, {"kv_parts": 4, "blocks": 3})
+    )
+    for a, b in zip(one[1:], parts[1:], strict=True):
+        # Where the order of additions decides, the rounded sums differ.
+        assert (np.asarray(a) == np.asarray(b)).mean() > 0.98
+
+
+def test_a_block_for_each_tile_does_not_add_parts():
+    config = AttentionBackwardConfig(blocks=7, kv_parts=2)
+    for changes, parts in ({}, 2), ({"blocks": None}, 1), ({"deterministic": True}, 1):
+        p = problem(2048, kv_heads=2, config=dataclasses.replace(config, **changes))
+        assert (p.parts, p.kv_heads) == (parts, 2 * parts)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +335,8 @@ def test_a_block_for_each_tile_where_persistent_ones_are_not_possible(s, options
 
 def problem(length, *, config=None, **changes):
     """Returns the derivatives' problem of causal attention, 2 x 4 heads."""
-    sizes = 2, length, length, 4, 4, 64, 64
+    found = (changes.pop(x, 4) for x in ("heads", "kv_heads"))
+    sizes = 2, length, length, *found, *[changes.pop("head_dim", 64)] * 2
     options = {"mask": Mask(right=0), "scores": Scores(1.0), "config": None} | changes
     return backward_problem(Problem(*sizes, dtype=np.dtype("f2"), **options), config)
 
@@ -352,6 +372,22 @@ def test_where_the_default_has_persistent_blocks(length, changes, blocks):
     p = problem(length, **changes)
     assert p.persistent == (blocks is not None)
     assert p.blocks == (blocks or p.tiles)
+
+
+@pytest.mark.parametrize(
+    ("length", "changes", "parts", "stages"),
+    [
+        (4096, {"heads": 32}, 4, 2),
+        (2048, {"heads": 32}, 1, 2),
+        (4096, {"heads": 32, "mask": Mask()}, 1, 2),
+        # Not persistent: there is room for another stage.
+        (16384, {"heads": 32}, 1, 3),
+        (16384, {"heads": 32, "mask": Mask(right=0, segments=True)}, 1, 2),
+    ],
+)
+def test_where_the_default_has_parts_or_stages(length, changes, parts, stages):
+    p = problem(length, kv_heads=4, head_dim=128, **changes)
+    assert (p.parts, p.config.stages) == (parts, stages)
 
 
 def test_the_default_configuration():

@@ -32,6 +32,9 @@ _LONG, _HEADS_OF_LONG = 4096, 4
 # Up to this length persistent blocks are faster. Beyond it, tiles are long and few: the
 # hardware gives them to the blocks that are free, whose speeds differ.
 _PERSISTENT = 8192
+# From so many steps of a tile on the heads of Q that share K and V have parts, if tiles
+# differ.
+_STEPS_OF_PARTS = 512
 
 # Takes a problem, operands, compiler parameters and `interpret`.
 Forward = Callable[[Problem[Any], Operands, Any, Any], tuple[Any, Any]]
@@ -130,11 +133,8 @@ def backward_problem(
         # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)
     head_dim, v_dim = padded_dims(config.block_q, p.head_dim, p.v_dim)
-    parts = math.gcd(config.kv_parts, p.heads // p.kv_heads)
-    if config.deterministic:
-        parts = 1
     problem = BackwardProblem(
-        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads * parts),
+        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
         head_dim=head_dim,
         v_head_dim=v_dim,
         dtype=np.dtype(p.dtype),
@@ -144,8 +144,7 @@ def backward_problem(
         packed=p.batch if p.packed else None,
         bias=p.bias,
         bias_dtype=p.bias_dtype,
-        parts=parts,
-    )
+    ).divided(math.gcd(config.kv_parts, p.heads // p.kv_heads))
     if config.block_q > ROWS and problem.head_dim + problem.v_head_dim > 160:
         raise errors.ArgumentError(
             "attention: the tiles of the backward pass do not fit in registers",
@@ -166,6 +165,13 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
         config = dataclasses.replace(config, block_q=ROWS, stages=4)
     if plain and p.kv_len <= _PERSISTENT:
         config = dataclasses.replace(config, blocks=_persistent_blocks(p))
+    elif plain and 64 < head_dim <= 128:
+        # One buffer of K leaves room for a third one of Q and dO.
+        config = dataclasses.replace(config, stages=3)
+    steps = plgpu.cdiv(p.q_len, config.block_q) * (p.heads // p.kv_heads)
+    has_parts = config.blocks is not None and p.mask != Mask() and p.heads > p.kv_heads
+    if 64 < head_dim <= 128 and has_parts and steps >= _STEPS_OF_PARTS:
+        config = dataclasses.replace(config, kv_parts=4, heads_together=_HEADS_OF_LONG)
     if head_dim <= 128 and p.kv_len >= _LONG and p.heads == p.kv_heads:
         config = dataclasses.replace(config, heads_together=_HEADS_OF_LONG)
     return config

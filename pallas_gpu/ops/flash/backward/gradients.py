@@ -73,18 +73,14 @@ def of_operands(
         if with_bias:
             dbias = bias.derivative(p, inputs, compiler_params, interpret)
         return *_unpacked(p, dq, *results), dbias
-    total = jax.new_ref(zeros[0])
-    dk, dv = (_of_parts(p, y) for y in kernel(*inputs, total))
-    dq = (total[...] * p.scores.sm_scale).astype(x.q.dtype)
-    return *_unpacked(p, dq, dk, dv), None
-
-
-def _of_parts(p: BackwardProblem, x: jax.Array) -> jax.Array:
-    """Returns dK or dV of the heads of K and V."""
-    if p.parts == 1:
-        return x
-    parts = x.reshape(*x.shape[:2], -1, p.parts, x.shape[3])
-    return jnp.sum(parts, axis=3, dtype=jnp.float32).astype(x.dtype)
+    if p.parts > 1:
+        zeros += [jnp.zeros(y.shape, jnp.float32) for y in (x.k, x.v)]
+    totals = {name: jax.new_ref(y) for name, y in zip(p.added, zeros, strict=True)}
+    found = dict(zip(p.returned, kernel(*inputs, *totals.values()), strict=True))
+    found |= {name: ref[...] for name, ref in totals.items()}
+    found["dq"] *= p.scores.sm_scale
+    narrow = [found[name].astype(x.q.dtype) for name in ("dq", "dk", "dv")]
+    return *_unpacked(p, *narrow), None
 
 
 def _unpacked(p: BackwardProblem, *found: jax.Array) -> Any:

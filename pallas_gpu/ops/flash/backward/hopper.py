@@ -43,7 +43,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     """Returns the function of the problem's inputs and of a reference of dQ, float32.
 
     dQ lacks the factor of the scores. Deterministic kernels do not take it. It returns
-    dK and dV.
+    dK and dV. With parts of heads it takes references of those, float32, too.
     """
     c = p.config
     full = plgpu.Barrier(num_arrivals=2, num_barriers=c.stages)
@@ -82,11 +82,11 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["bias_empty"] = plgpu.Barrier(
             num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
         )
-    like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     rows = p.batch, p.kv_len, p.kv_heads
+    results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_head_dim)}
     return launch(
         functools.partial(_body, p),
-        (like((*rows, p.head_dim)), like((*rows, p.v_head_dim))),
+        tuple(jax.ShapeDtypeStruct(results[x], p.dtype) for x in p.returned),
         scratch,
         blocks=p.blocks,
         name="attention_backward",
@@ -117,7 +117,7 @@ def _rings(p: BackwardProblem) -> dict[str, Any]:
 
 def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
-    names = [*p.inputs, *([] if p.config.deterministic else ["dq"]), "dk", "dv"]
+    names = *p.inputs, *p.added, *p.returned
     for x in ("q", "do"):
         if f"{x}_ring" in scratch:
             scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")

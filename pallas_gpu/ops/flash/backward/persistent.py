@@ -137,7 +137,7 @@ class _Steady(Narrow):
             of_part = functools.partial(one, masked=masked)
             plgpu.loop(*bounds)(of_part)
         one(last, p.hides, is_last=True)
-        self.store_results(*accumulators[:2])
+        self.leave_results(*accumulators[:2])
         return self.left_by(last)
 
     def visited(self, position) -> tuple[Any, Any]:
@@ -215,21 +215,44 @@ class _Steady(Narrow):
 
         self.add(plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part)), end, before)
 
-    def store_results(self, dk, dv) -> None:
-        """Stores dV and dK, while dP of the next tile is under way."""
-        p, mem, place = self.p, self.mem, self.place
-        row = masks.plus(self.kv_start, self.row)
-        some = row < p.kv_len if p.kv_len % p.block_kv else None
-        buffer = mem.results_smem.at[self.wg, 0]
+    def leave_results(self, dk, dv) -> None:
+        """Stores or adds dV and dK, while dP of the next tile is under way."""
+        p, mem = self.p, self.mem
         for acc, scale, gmem in ((dv, None, mem.dv), (dk, p.scores.sm_scale, mem.dk)):
             values = plgpu.wgmma_accumulator_load(acc, wait_n=1)
             values = values if scale is None else values * scale
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            buffer[...] = values.astype(p.dtype)
-            plgpu.commit_smem()
+            (self.store_result if p.parts == 1 else self.add_result)(values, gmem)
             acc[...] = jnp.zeros(acc.shape, acc.dtype)
-            rows = gmem.at[place.batch, plgpu.ds(row, ROWS), place.head]
-            plgpu.copy_smem_to_gmem(buffer, rows, some)
+
+    def store_result(self, values, gmem) -> None:
+        """Starts the copy of one of them to its head of K and V."""
+        p, place = self.p, self.place
+        buffer = self.mem.results_smem.at[self.wg, 0]
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        buffer[...] = values.astype(p.dtype)
+        plgpu.commit_smem()
+        rows, some = self.rows_of_result()
+        plgpu.copy_smem_to_gmem(buffer, gmem.at[place.batch, rows, place.head], some)
+
+    def add_result(self, values, gmem) -> None:
+        """Starts the addition of one of them to its head of K and V, in float32."""
+        p, place = self.p, self.place
+        buffer, width = self.mem.dq_smem.at[self.wg], p.dq_part[1]
+        rows, some = self.rows_of_result()
+        for first in range(0, p.head_dim, width):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            buffer[...] = values[:, first : first + width]
+            plgpu.commit_smem()
+            columns = plgpu.ds(first, width)
+            area = gmem.at[place.batch, rows, p.head_of_kv(place.head), columns]
+            plgpu.copy_smem_to_gmem(buffer, area, some, reduction_op="add")
+
+    def rows_of_result(self) -> tuple[Any, Any]:
+        """Returns its rows of K and V, and whether there are any, or None."""
+        p = self.p
+        row = masks.plus(self.kv_start, self.row)
+        some = row < p.kv_len if p.kv_len % p.block_kv else None
+        return plgpu.ds(row, ROWS), some
 
 
 def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:

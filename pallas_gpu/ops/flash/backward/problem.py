@@ -80,7 +80,7 @@ class BackwardProblem:
     Attributes:
       batch: of the arrays: 1 where sequences are packed.
       q_len, kv_len: rows of the arrays; of packed ones, tokens of all sequences.
-      kv_heads: of dK and dV: `parts` for each head of K and V, whose sum is asked for.
+      kv_heads: `parts` for each head of K and V; each part has blocks of its own.
       mask: rows are those of Q, as in the forward pass.
       packed: the number of sequences that are packed, or None.
       bias, bias_dtype: the shape and the type of the bias, or None.
@@ -102,6 +102,15 @@ class BackwardProblem:
     bias_dtype: Any = None
     parts: int = 1
 
+    def divided(self, parts: int) -> BackwardProblem:
+        """Returns it with so many parts of the heads of Q that share K and V.
+
+        Persistent blocks alone add parts: others have no buffer for that.
+        """
+        heads = self.kv_heads * parts
+        found = dataclasses.replace(self, kv_heads=heads, parts=parts)
+        return found if found.persistent else self
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the kernels' arrays.
@@ -122,6 +131,17 @@ class BackwardProblem:
         if self.persistent:
             names.append("schedule")
         return tuple(names)
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Names of the results that the kernel adds to zeros of float32."""
+        dq = () if self.config.deterministic else ("dq",)
+        return dq if self.parts == 1 else (*dq, "dk", "dv")
+
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """Names of the results that the kernel returns."""
+        return ("dk", "dv") if self.parts == 1 else ()
 
     @property
     def wide(self) -> bool:
