@@ -10,12 +10,14 @@ import dataclasses
 import os
 import re
 
+import jax
 import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support import random_kernels
+from tests.support import random_functions, random_kernels
 from tests.support.lockstep import kernels as in_lockstep
+from tests.support.random_bodies import LIMIT
 from tests.support.semantics import Lane, Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -68,6 +70,11 @@ SEEDS = [
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_kernel_gives_what_numpy_gives(seed):
     kernel = random_kernels.make(seed)
+    with jax.enable_x64(kernel.wide):
+        _check_in_lockstep(kernel)
+
+
+def _check_in_lockstep(kernel):
     expected = kernel.expected()
     function, arguments = kernel.function(), kernel.arguments()
     check(under_warpgroup(kernel), expected)
@@ -82,8 +89,18 @@ def test_a_random_kernel_gives_what_numpy_gives(seed):
     check(got, expected)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, LAST, 6))
+@pytest.mark.parametrize("seed", range(FIRST, LAST, 5))
 def test_the_emulator_gives_it_too(seed):
     kernel = random_kernels.make(seed)
     function = kernel.function(plgpu.InterpretParams(seed=seed))
-    check(function(*kernel.arguments()), kernel.expected())
+    with jax.enable_x64(kernel.wide):
+        check(function(*kernel.arguments()), kernel.expected())
+
+
+@pytest.mark.parametrize("name", [*random_functions.FUNCTIONS, *random_functions.LONG])
+def test_no_value_of_a_function_is_near_where_rounding_changes(name):
+    function = (random_functions.FUNCTIONS | random_functions.LONG)[name]
+    x = np.arange(-LIMIT, LIMIT + 1, dtype=np.float32)
+    values = 4 * np.asarray(jax.jit(function)(x)).astype(np.float64)
+    assert np.isfinite(values).all()
+    assert np.abs(values - np.floor(values) - 0.5).min() > random_functions.MARGIN

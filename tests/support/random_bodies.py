@@ -27,8 +27,11 @@ F32, F16, BF16 = (
 )
 I32, U8, I8, BOOL = (np.dtype(n) for n in ("int32", "uint8", "int8", "bool"))
 I16, U32 = np.dtype(np.int16), np.dtype(np.uint32)
-INTEGERS = I32, U8, I8, I16, U32
+F64, I64 = np.dtype(np.float64), np.dtype(np.int64)
+INTEGERS = I32, U8, I8, I16, U32, I64
 DTYPES = (F32, F32, F32, F16, F16, BF16, I32, I32, U8, I8, I16, U32, BOOL)
+# With `jax.enable_x64`.
+WIDE_DTYPES = (*DTYPES, F64, F64, F64, I64, I64, I64)
 # Whole numbers up to here survive a sum of 256 in float16, and of 32 in bfloat16.
 LIMIT = 8
 LAYOUTS = (
@@ -40,7 +43,7 @@ LAYOUTS = (
 
 
 def is_float(dtype: Any) -> bool:
-    return np.dtype(dtype) in (F32, F16, BF16)
+    return np.dtype(dtype) in (F32, F16, BF16, F64)
 
 
 @dataclasses.dataclass
@@ -63,6 +66,7 @@ class Body:
       refs: references.
       depth: of loops and branches around.
       index: of the innermost loop, None outside of loops.
+      dtypes: those that values may have.
     """
 
     def __init__(self, seed: float, api: Any, live: list, refs: list):
@@ -72,11 +76,13 @@ class Body:
         self.refs = refs
         self.depth = 0
         self.index: Any = None
+        self.dtypes: Sequence[np.dtype] = DTYPES
 
     def inner(self, seed: float, carry: Sequence[Any], index: Any = None) -> Body:
         body = Body(seed, self.api, [*self.live, *carry], self.refs)
         body.depth = self.depth + 1
         body.index = index
+        body.dtypes = self.dtypes
         return body
 
     def steps(self, count: int) -> None:

@@ -18,8 +18,13 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support import random_accesses, random_steps  # noqa: F401 - enter steps
-from tests.support.random_bodies import BOOL, DTYPES, U8, U32, Body, Ref
+from tests.support import (  # noqa: F401 - enter steps
+    random_accesses,
+    random_functions,
+    random_operations,
+    random_steps,
+)
+from tests.support.random_bodies import BOOL, DTYPES, U8, U32, WIDE_DTYPES, Body, Ref
 
 SHAPES = [
     (64, 64), (64, 64), (64, 128), (128, 64), (32, 64), (128, 128), (128,), (256,),
@@ -46,6 +51,9 @@ class Traced:
 
     def store(self, ref, index, value):
         ref[index] = value
+
+    def add_to(self, ref, index, value):
+        jax.ref.addupdate(ref, index, value)
 
     def masked_load(self, ref, mask, other):
         return plgpu.load(ref, mask=mask, other=other)
@@ -96,6 +104,9 @@ class Plain:
     def store(self, ref, index, value):
         ref[index] = value
 
+    def add_to(self, ref, index, value):
+        ref[index] += value
+
     def masked_load(self, ref, mask, other):
         return np.where(mask, ref, other)
 
@@ -145,6 +156,7 @@ class Kernel:
       inputs, outputs: shapes and dtypes.
       scratch: an SMEM array.
       room: bytes for relayouts and reductions, None for as many as they need.
+      wide: whether values have types of 64 bits too, which `jax.enable_x64` permits.
     """
 
     seed: int
@@ -153,6 +165,7 @@ class Kernel:
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     scratch: plgpu.SMEM
     room: int | None = None
+    wide: bool = False
 
     def body(self, api: Any, handles: Sequence[Any]) -> None:
         types = [*self.inputs, *self.outputs, self.scratch]
@@ -167,6 +180,7 @@ class Kernel:
             for i, (h, t) in enumerate(zip(handles, types, strict=True))
         ]
         b = Body(self.seed, api, [], refs)
+        b.dtypes = WIDE_DTYPES if self.wide else DTYPES
         inputs = refs[: len(self.inputs)]
         b.live = [api.load(r.handle, ..., None, False) for r in inputs]
         for ref in refs[len(self.inputs) :]:
@@ -209,10 +223,12 @@ def _numbers(rng: np.random.Generator, shape, dtype: np.dtype) -> np.ndarray:
 def make(seed: int, steps: int | None = None) -> Kernel:
     """Returns the kernel of a seed."""
     rng = random.Random(seed)
+    wide = seed % 4 == 3
+    dtypes = WIDE_DTYPES if wide else DTYPES
     shapes = rng.sample(SHAPES, 2)
 
     def array() -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(rng.choice(shapes), rng.choice(DTYPES))
+        return jax.ShapeDtypeStruct(rng.choice(shapes), rng.choice(dtypes))
 
     inputs = (array(), array())
     outputs = (array(), array())
@@ -220,7 +236,7 @@ def make(seed: int, steps: int | None = None) -> Kernel:
     steps = rng.randint(3, 10) if steps is None else steps
     room = rng.choice([None, None, 4096, 16384])
     scratch = plgpu.SMEM(smem.shape, smem.dtype, transforms=_transforms(rng, smem))
-    return Kernel(seed, steps, inputs, outputs, scratch, room)
+    return Kernel(seed, steps, inputs, outputs, scratch, room, wide)
 
 
 def _transforms(rng: random.Random, smem: Any) -> tuple:

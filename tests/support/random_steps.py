@@ -12,7 +12,6 @@ import numpy as np
 
 from tests.support.random_bodies import (
     BOOL,
-    DTYPES,
     F32,
     I32,
     INTEGERS,
@@ -102,7 +101,7 @@ def choose(b: Body) -> Any:
 
 @step(2)
 def convert(b: Body) -> Any:
-    return b.as_type(b.any(), b.rng.choice(DTYPES))
+    return b.as_type(b.any(), b.rng.choice(b.dtypes))
 
 
 @step(3)
@@ -304,6 +303,11 @@ def accumulate(b: Body) -> None:
     index = _window(b, ref)
     old = b.api.load(ref.handle, index, None, False)
     x = b.as_type(b.as_shape(b.any(), old.shape), ref.dtype)
+    if ref.dtype != BOOL and b.rng.random() < 0.3:
+        b.api.add_to(ref.handle, index, x)
+        old = b.api.load(ref.handle, index, None, False)
+        b.api.store(ref.handle, index, b.small(old))
+        return
     b.api.store(ref.handle, index, b.small(x ^ old if ref.dtype == BOOL else x + old))
 
 
@@ -316,7 +320,7 @@ def scalar(b: Body) -> Any:
     if b.rng.random() < 0.5:
         n = b.reduced(x, tuple(range(len(x.shape))), False)
     else:
-        n = b.as_type(_element(b), x.dtype)
+        n = b.as_type(element(b), x.dtype)
     return (
         b.small(x + n)
         if b.rng.random() < 0.7
@@ -324,7 +328,7 @@ def scalar(b: Body) -> Any:
     )
 
 
-def _element(b: Body) -> Any:
+def element(b: Body) -> Any:
     ref = b.rng.choice([r for r in b.refs if not r.tiled])
     index = tuple(b.rng.randrange(n) for n in ref.shape)
     if b.index is not None:
@@ -364,14 +368,14 @@ def loop(b: Body) -> Any:
 @step(0.7)
 def repeat(b: Body) -> Any:
     carry, seed, count = _carry(b), b.rng.random(), b.rng.randint(1, 3)
-    turns = abs(b.as_type(_element(b), I32)) % np.int32(3)
+    turns = abs(b.as_type(element(b), I32)) % np.int32(3)
     result = b.api.repeat(turns, lambda i, c: _turn(b, i, c, seed, count), carry)
     b.live.extend(result)
 
 
 @step(1.0)
 def branch(b: Body) -> Any:
-    like, condition = _carry(b), b.as_type(_element(b), I32) > 0
+    like, condition = _carry(b), b.as_type(element(b), I32) > 0
     seeds, count = (b.rng.random(), b.rng.random()), b.rng.randint(0, 3)
     yes, no = (lambda s=s: _turn(b, b.index, like, s, count) for s in seeds)
     b.live.extend(b.api.branch(condition, yes, no))
