@@ -58,6 +58,26 @@ def _cross_entropy(x, labels, o, n, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _cross_entropy_in_parts(x, labels, o, n, DEPTH: tl.constexpr, PARTS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    tops = tl.full([PARTS], -3.4028234663852886e38, tl.float32)
+    totals = tl.zeros([PARTS], tl.float32)
+    at = tl.arange(0, DEPTH)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+    for start in range(0, n, DEPTH * PARTS):
+        column = start + at
+        value = tl.load(x + row * n + column, mask=column < n, other=-float("inf"))
+        value = value.to(tl.float32)
+        new_tops = tl.maximum(tops, tl.max(value, 0))
+        terms = tl.sum(tl.exp(value - new_tops[None, :]), 0)
+        totals = totals * tl.exp(tops - new_tops) + terms
+        tops = new_tops
+    top = tl.max(tops, 0)
+    total = tl.sum(totals * tl.exp(tops - top), 0)
+    picked = tl.load(x + row * n + tl.load(labels + row)).to(tl.float32)
+    tl.store(o + row, top + tl.log(total) - picked)
+
+
+@triton.jit
 def _sums(x, o, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -123,6 +143,20 @@ def cross_entropy(width: int, warps: int) -> Callable[..., Any]:
         rows, n = x.shape
         out = torch.empty(rows, dtype=torch.float32, device=x.device)
         _cross_entropy[(rows,)](x, labels, out, n, width, num_warps=warps)
+        return out
+
+    return _launcher(launch)
+
+
+def cross_entropy_in_parts(depth: int, parts: int, warps: int) -> Callable[..., Any]:
+    """Cross-entropy of rows of logits, the parts of which are combined at the end."""
+
+    def launch(x, labels):
+        rows, n = x.shape
+        out = torch.empty(rows, dtype=torch.float32, device=x.device)
+        _cross_entropy_in_parts[(rows,)](
+            x, labels, out, n, depth, parts, num_warps=warps
+        )
         return out
 
     return _launcher(launch)

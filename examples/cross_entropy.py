@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-entropy of logits with labels: one pass over rows that exceed the registers."""
+"""Cross-entropy of logits with labels: one pass over rows that exceed the registers.
+
+Each of 128 parts of a row has a maximum and a sum of its own, which only the end
+combines: until then no thread waits for another.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from examples import Case, integers, normal
 
-COLUMNS = 4096
+COLUMNS, PARTS = 4096, 128
 
 
 def cross_entropy(
@@ -23,25 +27,27 @@ def cross_entropy(
       approx_math: use the hardware's approximations of exp and log.
     """
     rows, classes = logits.shape
+    whole, rest = divmod(classes, COLUMNS)
 
     def body(logits_ref, labels_ref, loss_ref):
-        def chunk(start, size, carry):
-            top, total = carry
-            x = logits_ref[0, plgpu.ds(start, size)].astype(jnp.float32)
-            new_top = jnp.maximum(top, jnp.max(x))
-            total = total * jnp.exp(top - new_top) + jnp.sum(jnp.exp(x - new_top))
-            return new_top, total
+        def columns(start, size):
+            return logits_ref[0, plgpu.ds(start, size)].astype(jnp.float32)
 
-        whole, rest = divmod(classes, COLUMNS)
-        carry = jax.lax.fori_loop(
-            0,
-            whole,
-            lambda i, carry: chunk(i * COLUMNS, COLUMNS, carry),
-            (jnp.float32(-jnp.inf), jnp.float32(0)),
+        def chunk(i, carry):
+            tops, totals = carry
+            # A thread loads four columns at once; each has its own maximum and sum.
+            x = columns(i * COLUMNS, COLUMNS).reshape(-1, PARTS, 4)
+            new_tops = jnp.maximum(tops, jnp.max(x, axis=(0, 2)))
+            terms = jnp.sum(jnp.exp(x - new_tops[:, None]), axis=(0, 2))
+            return new_tops, totals * jnp.exp(tops - new_tops) + terms
+
+        lowest = jnp.full(PARTS, jnp.finfo(jnp.float32).min)
+        tops, totals = jax.lax.fori_loop(
+            0, whole, chunk, (lowest, jnp.zeros(PARTS, jnp.float32)), unroll=2
         )
-        if rest:
-            carry = chunk(whole * COLUMNS, rest, carry)
-        top, total = carry
+        x = columns(whole * COLUMNS, rest) if rest else jnp.full(1, -jnp.inf)
+        top = jnp.maximum(jnp.max(tops), jnp.max(x))
+        total = jnp.sum(totals * jnp.exp(tops - top)) + jnp.sum(jnp.exp(x - top))
         picked = logits_ref[0, labels_ref[0]].astype(jnp.float32)
         loss_ref[0] = top + jnp.log(total) - picked
 

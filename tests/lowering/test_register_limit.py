@@ -85,6 +85,38 @@ def test_where_a_loop_carries_an_array_ptxas_decides():
     assert limit_of(*on_rows(accumulated)) is None
 
 
+def in_parts(x_ref, o_ref):
+    def step(i, total):
+        x = x_ref[0, plgpu.ds(i * 2048, 2048)].reshape(-1, 128, 4)
+        return total + jnp.sum(jnp.exp(x), axis=(0, 2))
+
+    total = jax.lax.fori_loop(0, 4, step, jnp.zeros(128, jnp.float32))
+    o_ref[...] = jnp.full(x_ref.shape, jnp.sum(total))
+
+
+def test_a_loop_may_carry_a_register_and_reshape_in_place():
+    assert limit_of(*on_rows(in_parts)) == 64
+
+
+def test_where_elements_move_between_threads_ptxas_decides():
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED((1, COLUMNS), 4))
+        x = x.reshape(64, 128)
+        rows = jnp.sum(plgpu.layout_cast(x, plgpu.Layout.WGMMA), axis=1)
+        o_ref[...] = jnp.full(x_ref.shape, jnp.max(rows))
+
+    assert limit_of(*on_rows(body)) is None
+
+
+def test_a_layout_that_an_array_has_changes_nothing():
+    def body(x_ref, o_ref):
+        strided = plgpu.Layout.WG_STRIDED((1, COLUMNS), 4)
+        x = plgpu.load(x_ref, layout=strided)
+        o_ref[...] = x / jnp.sum(x)
+
+    assert limit_of(*on_rows(body)) == limit_of(*on_rows(normalized))
+
+
 def test_arrays_of_narrow_types_share_registers():
     def body(x_ref, o_ref):
         x = x_ref[...]
@@ -170,7 +202,7 @@ def test_smem_counts_for_the_blocks_that_share_an_sm():
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("body", [reloaded, accumulated])
+@pytest.mark.parametrize("body", [reloaded, accumulated, in_parts])
 def test_a_limit_causes_no_spills(body):
     (report,) = plgpu.offline.compile(*on_rows(body), target="sm_90a")
     assert report.resources.spill_store_bytes == 0

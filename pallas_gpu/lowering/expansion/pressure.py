@@ -5,8 +5,8 @@ ptxas takes as many registers as shorten the code of one thread. Kernels that al
 between memory and arithmetic gain more from blocks that overlap. What every schedule
 has to hold are the arrays that are live across a reduction, a store or
 synchronization: elementwise operations between these can follow each other element by
-element. ptxas schedules a loop that carries arrays as a whole; such kernels have no
-limit.
+element. ptxas schedules a loop that carries many registers of arrays as a whole; such
+kernels have no limit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.lowering.inference import Assignment
+from pallas_gpu.lowering.inference import Assignment, relations
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.elements import dtypes, table
 
 _REDUCTION = "vector.multi_reduction"
+_RESHAPE, _CAST = "vector.shape_cast", "mosaic_gpu.layout_cast"
 _LOOP, _YIELD = "scf.for", "scf.yield"
 # Operations that move no array to other threads and need no array of temporaries.
 _STREAMING = frozenset(
@@ -42,6 +43,8 @@ _SETS_REGISTERS = "nvvm.setmaxregister"
 # Measured on an H200 with the kernels on rows of docs/performance.md: what ptxas needs
 # without spills beside the arrays. 8 warpgroups fit an SM with 64 registers.
 _OTHERS, _FEWEST = 28, 64
+# Registers of arrays that a loop may carry: sums and extrema of each thread.
+_CARRIED = 4
 # ptxas and the hardware allocate registers of a thread in units of 8.
 _UNIT = 8
 
@@ -96,13 +99,14 @@ def _most_registers(block: Any, assignment: Assignment) -> int | None:
     combines unless it is used later: its elements are computed while they are added up.
 
     None without reductions, for kernels with other operations on arrays than loads,
-    stores, reductions and elementwise ones, and where loops or branches yield arrays.
+    stores, reductions and elementwise ones, and where loops or branches yield more than
+    a few registers of arrays.
     """
     order = list(_operations(block, ()))
-    if any(_yields_arrays(op) for op, _ in order):
+    if any(_yielded(op, assignment) > _CARRIED for op, _ in order):
         return None
     names = [op.name for op, _ in order]
-    if _REDUCTION not in names or not all(map(_is_known, names)):
+    if _REDUCTION not in names or not all(_is_known(op, assignment) for op, _ in order):
         return None
     first, last = _lives(order)
     held = {value: _registers(value, assignment) for value in last}
@@ -151,16 +155,29 @@ def _operations(block: Any, inside: _Ops) -> Iterator[tuple[Any, _Ops]]:
                 yield from _operations(nested, (*inside, op))
 
 
-def _yields_arrays(op: Any) -> bool:
-    return op.name == _YIELD and any(
-        isinstance(operand.type, ir.VectorType) for operand in op.operands
-    )
+def _yielded(op: Any, assignment: Assignment) -> int:
+    """Registers of the arrays that an iteration or a branch yields."""
+    if op.name != _YIELD:
+        return 0
+    return sum(_registers(operand, assignment) for operand in op.operands)
 
 
-def _is_known(name: str) -> bool:
+def _is_known(op: Any, assignment: Assignment) -> bool:
+    name = op.name
     if name.startswith(_SETS_REGISTERS):
         return False
+    if name in (_RESHAPE, _CAST):
+        return _is_in_place(op, assignment)
     return name in _STREAMING or name.startswith(_DIALECTS)
+
+
+def _is_in_place(op: Any, assignment: Assignment) -> bool:
+    """Whether a reshape or a layout cast leaves each element in its register."""
+    before, after = assignment.operand(op, 0), assignment.result(op.result)
+    if before is None or after is None:
+        return True
+    old, new = (tuple(v.type.shape) for v in (op.operands[0], op.result))
+    return relations.Reshape(old, new).forward(before) == after
 
 
 def _registers(value: ir.Value, assignment: Assignment) -> int:

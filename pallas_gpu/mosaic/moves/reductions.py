@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -23,6 +24,8 @@ from pallas_gpu.mosaic.smem import predicated
 
 Kind = Literal["add", "mul", "max", "min", "and", "or", "xor"]
 
+# Products in a sum of their own: longer ones round more often.
+_CHAIN = 4
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
 
@@ -65,7 +68,10 @@ def reduce(
         values = [convert_value(v, dtypes.BOOL, own) for v in values]
     row = table.lookup(name)
     first = row.emitter(own)
-    partial = [_fold(first, [values[r] for r in group]) for group in steps.groups]
+    groups = [[values[r] for r in group] for group in steps.groups]
+    if kind == "add":
+        groups = [_with_products_added(first, group) for group in groups]
+    partial = [_fold(first, group) for group in groups]
     dtype = own if wanted == dtypes.BOOL else wanted
     if own != dtype and steps.vector_reduced:
         partial = [_fold_halves(first, value) for value in partial]
@@ -110,6 +116,22 @@ def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
         rest = values[-1:] if len(values) % 2 else []
         values = [combine(a, b) for a, b in pairs] + rest
     return values[0]
+
+
+def _with_products_added(combine: Callable, values: list[ir.Value]) -> list[ir.Value]:
+    """Adds products one after the other, up to four: each addition is part of an fma.
+
+    In a tree of pairs only every other product is contracted with its addition.
+    """
+    if not all(map(_is_product, values)):
+        return values
+    parts = [values[i : i + _CHAIN] for i in range(0, len(values), _CHAIN)]
+    return [functools.reduce(combine, part) for part in parts]
+
+
+def _is_product(value: ir.Value) -> bool:
+    owner = value.owner
+    return isinstance(owner, ir.Operation | ir.OpView) and owner.name == "arith.mulf"
 
 
 def _fold_halves(combine: Callable, value: ir.Value) -> ir.Value:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, registers
+from pallas_gpu.mosaic import elementwise, gmem, registers
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 
@@ -127,6 +129,24 @@ def test_columns_of_wgmma_cross_the_warps(build, typed):
     # One register of two columns, two words each, three butterflies.
     assert text.count("nvvm.shfl.sync bfly") == 6
     assert text.count("nvvm.barrier") == 2
+
+
+@pytest.mark.offline
+def test_a_sum_of_products_consists_of_fmas(compile_kernel, typed):
+    x, y = typed((8192,), np.float32), typed((), np.float32)
+
+    def body(kb, view, out):
+        x = gmem.load(view)
+        squares = elementwise.apply("mul", x, x)
+        total = reductions.reduce(
+            "add", squares, (0,), SmemScratch(kb.smem_pointer(0), 2048)
+        )
+        gmem.store_scalar(out, total.value)
+
+    ptx = compile_kernel(body, [x], [y], smem_bytes=2048).ptx
+    # 64 elements in a thread: four products in a sum, one of which begins it.
+    assert len(re.findall(r"mul(\.rn)?\.f32", ptx)) == 16
+    assert ptx.count("fma.rn.f32") == 48
 
 
 def test_missing_scratch_says_how_much_is_needed(build, typed):
