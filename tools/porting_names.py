@@ -102,9 +102,12 @@ PLGPU: dict[str, Row] = {
     "copy_gmem_to_smem": differs(
         "without a barrier cp.async carries it, also on Hopper, and `implementation` "
         "chooses; a copy entirely outside of the array is an error of the emulator "
-        "unless `oob_mode` is given"
+        "unless `oob_mode` is given; both sides may be reshaped and bitcast: upstream "
+        "refuses that of GMEM, and of a tiled dimension in SMEM"
     ),
-    "copy_smem_to_gmem": differs("`reduction_op` adds float64, too"),
+    "copy_smem_to_gmem": differs(
+        "`reduction_op` adds float64, too; reshapes as in `copy_gmem_to_smem`"
+    ),
     "commit_smem": SAME,
     "commit_smem_to_gmem_group": SAME,
     "wait_smem_to_gmem": SAME,

@@ -233,6 +233,25 @@ axes=(2, 1), multiples=(2, 8, 0))
         axes = tuple([self.axes[p] for p in permutation])
         return Window(self.array_shape, self.starts, self.sizes, axes, self.multiples)
 
+    def reinterpreted(self, shape: Sequence[int]) -> Window:
+        """Returns all of the window as an array of another shape, in the same bytes.
+
+        Its axes are the last ones of the array, whole and in order.
+        """
+        lead = len(self.sizes) - len(self.axes)
+        whole = Window.whole(self.array_shape[lead:])
+        behind = self.starts[lead:], self.sizes[lead:], self.axes
+        if behind != (whole.starts, whole.sizes, tuple(range(lead, len(self.sizes)))):
+            raise InternalError("A part of an array is reinterpreted", got=self)
+        zeros, shape = (0,) * len(shape), tuple(shape)
+        return Window(
+            self.array_shape[:lead] + shape,
+            self.starts[:lead] + zeros,
+            self.sizes[:lead] + shape,
+            tuple(range(lead, lead + len(shape))),
+            self.multiples[:lead] + zeros,
+        )
+
     def at(
         self, starts: Sequence[Any], multiples: Sequence[int] | None = None
     ) -> Window:

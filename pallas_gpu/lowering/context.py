@@ -293,6 +293,14 @@ def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
     return window.at(origin, [scalars.divisor(start) for start in origin])
 
 
+def part_dtype(handle: vals.MemoryHandle, transforms: Any) -> np.dtype:
+    """Returns the type of the elements of a part of a reference."""
+    step = types.reinterpreted(transforms)
+    if step is None or step.dtype is None:
+        return handle.dtype
+    return dtypes.memory_dtype(step.dtype)
+
+
 def tmem_window(handle: vals.TmemHandle, transforms: Any) -> Window:
     """Returns the window of a part of a reference in TMEM, in its rows and columns.
 

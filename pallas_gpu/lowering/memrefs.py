@@ -15,15 +15,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref
+from jaxlib.mlir.dialects import arith, builtin, memref
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import logical
+from pallas_gpu.mosaic.elements import dtypes
 
 # On a subview: its starts, the axes that it keeps, and a known multiple of each start.
 _WINDOW = "pallas_gpu.window"
+# On a cast of an array to the same bytes in another shape or as another type.
+_REINTERPRETED = "pallas_gpu.reinterpreted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +39,15 @@ class Part:
       space: memory space:  GMEM, SMEM or TMEM.
       bits: width of an element in memory; a bool takes a byte.
       window: the part; its dynamic starts are i32 values.
+      array: what the window is a part of: the array, or the same bytes in another shape
+        or as another type.
     """
 
     base: ir.Value
     space: types.MemorySpace
     bits: int
     window: Window
+    array: ir.Value
 
 
 def subview(array: ir.Value, window: Window) -> ir.Value:
@@ -80,6 +87,18 @@ def subview(array: ir.Value, window: Window) -> ir.Value:
         {name: ir.DenseI64ArrayAttr.get(given) for name, given in recorded.items()}
     )
     return transposed(op.result, window.order) if window.is_transposed else op.result
+
+
+def reinterpreted(array: ir.Value, shape: Sequence[int], dtype: np.dtype) -> ir.Value:
+    """Makes a memref of the bytes of an array in another shape, or as another type."""
+    result = ir.MemRefType.get(
+        list(shape),
+        logical.element_type(dtypes.memory_dtype(dtype)),
+        memory_space=array.type.memory_space,
+    )
+    op = builtin.UnrealizedConversionCastOp([result], [array])
+    op.operation.attributes[_REINTERPRETED] = ir.UnitAttr.get()
+    return op.result
 
 
 def transposed(source: ir.Value, permutation: Sequence[int]) -> ir.Value:
@@ -124,6 +143,9 @@ def resolve(ref: ir.Value) -> Part | None:
             return _whole(ref, types.SMEM)
         case "builtin.unrealized_conversion_cast" if logical.BUFFER in op.attributes:
             return _whole(ref, types.GMEM)
+        case "builtin.unrealized_conversion_cast" if _REINTERPRETED in op.attributes:
+            source = resolve(op.operands[0])
+            return source and _reinterpreted(ref, source)
         case "mosaic_gpu.tmem_alloc" | "mosaic_gpu.slice_tmem":
             return _whole(ref, types.TMEM)
         case "mosaic_gpu.with_transforms" | "mosaic_gpu.tmem_layout_cast":
@@ -143,7 +165,11 @@ def _whole(ref: ir.Value, space: types.MemorySpace) -> Part:
     type_ = ir.MemRefType(ref.type)
     bits = logical.element_bits(type_.element_type)
     bits = 8 if bits == 1 else bits
-    return Part(ref, space, bits, Window.whole(type_.shape))
+    return Part(ref, space, bits, Window.whole(type_.shape), ref)
+
+
+def _reinterpreted(ref: ir.Value, source: Part) -> Part:
+    return dataclasses.replace(_whole(ref, source.space), base=source.base)
 
 
 def _moved(part: Part, window: Window) -> Part:

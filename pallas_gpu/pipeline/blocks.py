@@ -296,15 +296,16 @@ class Stream:
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""
         view, smem = self.window(indices), self.buffers(1).to_ref()
-        aval = types.base_aval(view)
-        source = types.resolve(tuple(aval.shape), view.transforms)
+        source = check.Side.of(view)
         whole = Window.whole((1, *self.block_shape))
         one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
+        aval = types.base_aval(smem)
+        block = check.Side(aval, one, aval.dtype)
         checks: list[Callable[[], Any]] = [
             # Adjacent bytes without a tensor map may start anywhere at run time.
-            lambda: check.check_copy(aval, source, smem, one, allow_line=False),
+            lambda: check.check_copy(source, block, allow_line=False),
             # A store is stricter than a load.
-            lambda: check.check_threads(source, smem, one, store=True),
+            lambda: check.check_threads(source, block, store=True),
         ]
         return [_problem(copy) for copy in checks]
 

@@ -8,6 +8,8 @@ semantics agree on it.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from pallas_gpu.layouts.gmem.line import line_bytes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start, starts_aligned
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
@@ -129,57 +132,79 @@ def _threads_carry(
       store: whether the copy writes to GMEM.
       in_bounds: whether the author promises that the part of GMEM is in bounds.
     """
-    sides = _static(gmem), _static(smem)
-    avals = types.base_aval(gmem), types.base_aval(smem)
-    windows = [
-        types.resolve(tuple(aval.shape), steps)
-        for aval, steps in zip(avals, sides, strict=True)
-    ]
+    sides = Side.of(gmem), Side.of(smem)
+    window = sides[0].window
     try:
-        check_copy(avals[0], windows[0], avals[1], windows[1], in_bounds=in_bounds)
-        bits = types.itemsize_bits(avals[0].dtype)
-        require_start(windows[0], bits, who, store=store)
+        check_copy(*sides, in_bounds=in_bounds)
+        bits = types.itemsize_bits(sides[0].dtype)
+        require_start(window, bits, who, store=store)
     except (errors.LayoutError, errors.UnsupportedError):
-        return _for_threads(avals[1], windows, store)
+        return _for_threads(*sides, store)
     except errors.PallasGpuError:
         return False  # the check of the complete kernel refuses it, whoever carries it
     # Where TMA cannot start, the hardware stops the whole launch.
-    if starts_aligned(windows[0], bits, multiples.start_divisor):
+    if starts_aligned(window, bits, multiples.start_divisor):
         return False
-    return _for_threads(avals[1], windows, store)
+    return _for_threads(*sides, store)
 
 
-def _static(ref: Any) -> Any:
-    """Returns the steps on a reference, with known indices as numbers."""
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a copy.
 
-    def number(x: Any) -> Any:
-        known = not _jax.is_tracer(x) and np.ndim(x) == 0
-        return int(x) if known and not isinstance(x, int) else x
+    Attributes:
+      aval: type of the reference.
+      window: the part of it, or of its bytes in another shape.
+      dtype: of the elements.
+    """
 
-    return jax.tree.map(number, ops.operand(ref).transforms)
+    aval: Any
+    window: Window
+    dtype: Any
+
+    @classmethod
+    def of(cls, ref: Any) -> Side:
+        """Returns the side that a reference is, while a kernel is traced."""
+
+        def number(x: Any) -> Any:
+            known = not _jax.is_tracer(x) and np.ndim(x) == 0
+            return int(x) if known and not isinstance(x, int) else x
+
+        operand, aval = ops.operand(ref), types.base_aval(ref)
+        steps = jax.tree.map(number, operand.transforms)
+        return cls.at(ops.RefOperand(aval, steps))
+
+    @classmethod
+    def at(cls, operand: ops.RefOperand) -> Side:
+        """Returns the side that an operand is, whose reference is a type."""
+        aval = operand.ref
+        return cls(aval, operand.window(tuple(aval.shape)), operand.dtype)
+
+    @functools.cached_property
+    def layout(self) -> SmemLayout:
+        """How the array is stored in SMEM."""
+        aval = self.aval
+        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+        bits = types.itemsize_bits(self.dtype)
+        return layout.reinterpreted(self.window.array_shape, bits)
 
 
-def _for_threads(smem_aval: Any, windows: list[Window], store: bool) -> bool:
+def _for_threads(gmem: Side, smem: Side, store: bool) -> bool:
     try:
-        check_threads(windows[0], smem_aval, windows[1], store=store)
+        check_threads(gmem, smem, store=store)
     except errors.LayoutError:
         return False
     return True
 
 
-def check_threads(
-    gmem_window: Window, smem_aval: Any, smem_window: Window, *, store: bool
-) -> ThreadCopy:
+def check_threads(gmem: Side, smem: Side, *, store: bool) -> ThreadCopy:
     """Raises LayoutError unless threads can carry the copy."""
-    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
-    return plan_threads(gmem_window, layout, smem_window, store=store)
+    return plan_threads(gmem.window, smem.layout, smem.window, store=store)
 
 
 def check_copy(
-    gmem_aval: Any,
-    gmem_window: Window,
-    smem_aval: Any,
-    smem_window: Window,
+    gmem: Side,
+    smem: Side,
     pieces: int = 1,
     *,
     allow_line: bool = True,
@@ -188,21 +213,20 @@ def check_copy(
     """Raises LayoutError unless TMA supports the copy.
 
     Args:
-      gmem_aval, smem_aval: the arrays.
-      gmem_window, smem_window: the parts of them.
+      gmem, smem: its sides.
       pieces: number of equal pieces into which the copy is divided.
       allow_line: whether adjacent bytes that no tensor map describes are supported.
       in_bounds: whether the author promises that the part is in bounds.
     """
-    axes = paired_axes(gmem_window, smem_window, pieces)
-    require_elements(gmem_aval, gmem_window)
-    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
-    part = contiguous_layout(layout, smem_window)
-    require_copy_start(layout, smem_window, "the SMEM part of a copy")
+    gmem_window, layout = gmem.window, smem.layout
+    axes = paired_axes(gmem_window, smem.window, pieces)
+    require_elements(gmem_window)
+    part = contiguous_layout(layout, smem.window)
+    require_copy_start(layout, smem.window, "the SMEM part of a copy")
     try:
         layouts.plan_copy(
-            tuple(gmem_aval.shape),
-            types.itemsize_bits(gmem_aval.dtype),
+            gmem_window.array_shape,
+            types.itemsize_bits(gmem.dtype),
             gmem_window.sizes,
             gmem_window.squeezed,
             part,
@@ -213,18 +237,19 @@ def check_copy(
     except errors.LayoutError:
         line = None
         if allow_line:
-            line = line_bytes(gmem_window, layout, smem_window, in_bounds=in_bounds)
+            line = line_bytes(gmem_window, layout, smem.window, in_bounds=in_bounds)
         if line is None:
             raise
 
 
-def require_elements(gmem_aval: Any, gmem_window: Window) -> None:
+def require_elements(gmem_window: Window) -> None:
     """Raises ShapeError for a copy of nothing, or of an array without elements."""
     # A tensor map needs elements, also where a range over the edge reads zeros only.
-    if 0 in (*gmem_window.shape, *gmem_aval.shape):
+    if 0 in (*gmem_window.shape, *gmem_window.array_shape):
         raise errors.ShapeError(
             "a copy of no elements",
             expected="at least one element",
-            got=f"shape {gmem_window.shape} of an array of shape {gmem_aval.shape}",
+            got=f"shape {gmem_window.shape} of an array of shape "
+            f"{gmem_window.array_shape}",
             hint="omit the copy",
         )

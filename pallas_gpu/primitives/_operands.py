@@ -25,7 +25,7 @@ from pallas_gpu.types.spaces.cluster import ClusterStep
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class RefOperand:
-    """A reference with the index and transpose steps applied to it.
+    """A reference with the steps applied to it that select a window.
 
     Attributes:
       ref: the reference: a tracer, an abstract value, or a rule's own handle.
@@ -46,9 +46,21 @@ class RefOperand:
         """Returns the part of the reference that the steps select."""
         return types.resolve(shape, self.transforms)
 
+    @property
+    def viewed(self) -> tuple[tuple[int, ...], Any] | None:
+        """Shape and dtype as which copies see the reference; None for its own."""
+        step = types.reinterpreted(self.transforms)
+        return None if step is None else (step.shape, step.dtype)
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements; `ref` is an abstract value."""
+        step = types.reinterpreted(self.transforms)
+        return self.ref.dtype if step is None or step.dtype is None else step.dtype
+
     def array_type(self) -> jax.core.ShapedArray:
         """Returns the type of the part as an array; `ref` is an abstract value."""
-        return jax.core.ShapedArray(self.window(self.ref.shape).shape, self.ref.dtype)
+        return jax.core.ShapedArray(self.window(self.ref.shape).shape, self.dtype)
 
 
 def operand(ref: Any) -> RefOperand:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.copies import views
 
 gather_rows_p = registry.define(
     "gather_rows",
@@ -103,6 +104,8 @@ def gather(
       barrier: the operand of a barrier; None for a group of cp.async.
       predicate: scalar bool or None.
     """
+    who = "copy_gmem_to_smem"
+    src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {
         "src": ops.operand(src),
         "rows": rows,
@@ -129,6 +132,8 @@ def scatter(
       predicate: scalar bool or None.
       commit_group: whether to close the current group of copies after this one.
     """
+    who = "copy_smem_to_gmem"
+    src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {
         "src": ops.operand(src),
         "dst": ops.operand(dst),

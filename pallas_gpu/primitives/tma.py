@@ -12,7 +12,7 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.copies import pairs
+from pallas_gpu.primitives.copies import pairs, views
 
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
@@ -93,8 +93,12 @@ def copy_gmem_to_smem(
         `multiple_of`. `x.at[rows]`, with an array of indices, is the rows in that
         order: each is a copy of its own, or, on sm_100a, four are one, if their number
         is a multiple of 4 and four rows, or those of a tile, are adjacent in SMEM and
-        multiples of 128 bytes, of at most 2048 bytes a row.
-      dst: SMEM reference of the same shape and dtype.
+        multiples of 128 bytes, of at most 2048 bytes a row. `x.reshape(...)` and
+        `x.bitcast(dtype)`, with indices before and after, are parts of the same array
+        in another shape or type: of the dimensions that are merged or split all but
+        the first are whole, unless `dst` can be reshaped instead.
+      dst: SMEM reference of the same shape and dtype, reshaped in the same way: a tiled
+        one before its tiles, or at multiples of them.
       barrier: one barrier. None: cp.async carries the copy, and `wait_gmem_to_smem`
         waits for it.
       collective_axes: cluster axes of a multicast: all CTAs along them call this with
@@ -125,6 +129,7 @@ def copy_gmem_to_smem(
     Raises:
       MemorySpaceError: an operand is in another space, or TMA has no barrier.
       ShapeError, DTypeError: source and destination differ.
+      UnsupportedError: neither side has the shape of the other in its array.
       ArgumentError, UnsupportedError: the CTAs of leader_tracked are not such a pair.
       DTypeError, UnsupportedError: elements without NaN, or a copy by threads, with
         `OOBFillMode.NAN`.
@@ -150,6 +155,7 @@ def copy_gmem_to_smem(
         rows.require_alone(any(x is not None for x in others), who)
         rows.gather(*found, dst, one_barrier, predicate)
         return
+    src, dst = views.pair(src, dst, who, as_declared=bool(axes))
     by_threads = _engines.threads_load(
         src,
         dst,
@@ -220,7 +226,8 @@ def copy_smem_to_gmem(
         the array. TMA carries what is known to start at a multiple of 16 bytes, as for
         `copy_gmem_to_smem`; with a reduction that is the author's promise.
         `out.at[rows]`, with an array of different indices, is these rows; on sm_100a
-        four are one copy, as of `copy_gmem_to_smem`.
+        four are one copy, as of `copy_gmem_to_smem`. Both sides may be reshaped and
+        bitcast, as there.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,
@@ -236,6 +243,7 @@ def copy_smem_to_gmem(
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: source and destination differ.
+      UnsupportedError: neither side has the shape of the other in its array.
       DTypeError: the reduction does not exist for the elements.
 
     Example:
@@ -256,6 +264,7 @@ def copy_smem_to_gmem(
         rows.require_alone(reduction_op is not None, who)
         rows.scatter(src, *found, predicate, commit_group)
         return
+    dst, src = views.pair(dst, src, who)
     if reduction_op is None and _engines.threads_store(src, dst, who):
         cp_async.store(src, dst, predicate, commit_group)
         return

@@ -36,6 +36,7 @@ from pallas_gpu.types.copies.reductions import (
     CopyReduction,
     signed_reduction,
 )
+from pallas_gpu.types.copies.reinterpreted import Reinterpreted, reinterpreted
 from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
@@ -167,6 +168,8 @@ __all__ = [
     "not_a_value",
     "on_use_of_params",
     "refuse_foreign",
+    "Reinterpreted",
+    "reinterpreted",
     "resolve",
     "select",
     "smem_layout",

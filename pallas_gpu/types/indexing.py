@@ -4,8 +4,9 @@
 Integers, scalars, slices, `ds(start, size, stride)` and arrays of integers select a
 part of a reference, as in NumPy. A static integer has to be in bounds; a static range
 may extend past the edge, because a TMA copy clips it (the check pass refuses it in
-reads and writes). Copies and products take integers and ranges of stride 1; reads and
-writes take everything (`selection.py`).
+reads and writes). Products take integers and ranges of stride 1; copies take reshapes
+and bitcasts, too, and arrays of indices of rows (`primitives/copies/views.py`); reads
+and writes take everything (`selection.py`).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 
 STATIC_SIZE_HINT = (
     "write `plgpu.ds(8 * i, 8)` for the range from 8 * i to 8 * (i + 1); if its size "
@@ -40,12 +41,14 @@ def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
                 window = window.slice([r[0] for r in ranges], [r[1] for r in ranges])
             case _jax.TransposeTransform():
                 window = window.transpose(step.permutation)
+            case Reinterpreted():
+                window = window.reinterpreted(step.shape)
             case _:
                 raise errors.UnsupportedError(
                     f"{type(step).__name__} of a reference is not supported here",
                     expected="indices, slices and transposes of references",
                     got=str(step),
-                    hint="reads, writes and atomics take such a view; pass the "
+                    hint="reads, writes, atomics and copies take such a view; pass the "
                     "reference itself, or a slice of it",
                 )
     return window

@@ -275,7 +275,7 @@ class _Index(int):
 
 def _template(leaf: Any) -> Any:
     if isinstance(leaf, _operands.RefOperand):
-        return RefTemplate(leaf.ref, leaf.window(leaf.ref.shape))
+        return RefTemplate(leaf.ref, leaf.window(leaf.ref.shape), leaf.viewed)
     if isinstance(leaf, _Index):
         return Const(leaf.value)
     return leaf

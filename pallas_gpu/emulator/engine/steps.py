@@ -49,12 +49,24 @@ _PLACES = 64
 
 
 class RefTemplate:
-    """A window of a reference whose dynamic starts are read from slots."""
+    """A window of a reference whose dynamic starts are read from slots.
 
-    __slots__ = ("_places", "_slots", "dynamic", "slot", "window")
+    Args:
+      slot: of the reference.
+      window: the window; dynamic starts are sums of slots.
+      viewed: shape and type that the reference has first; None for its own.
+    """
 
-    def __init__(self, slot: Slot, window: Window):
+    __slots__ = ("_places", "_slots", "_viewed", "dynamic", "slot", "window")
+
+    def __init__(
+        self,
+        slot: Slot,
+        window: Window,
+        viewed: tuple[tuple[int, ...], Any] | None = None,
+    ):
         self.slot = slot.index
+        self._viewed = viewed
         self.dynamic = tuple(
             (a, term.index) for a in window.dynamic for term in window.starts[a].terms
         )
@@ -69,7 +81,10 @@ class RefTemplate:
         slots = self._slots
         offsets = tuple([int(env[slot]) for slot in slots]) if slots else ()
         place = self._places.get(offsets)
-        return Region(env[self.slot], place or self._place(offsets))
+        memory = env[self.slot]
+        if self._viewed is not None:
+            memory = memory.reinterpreted(*self._viewed)
+        return Region(memory, place or self._place(offsets))
 
     def _place(self, offsets: tuple[int, ...]) -> Place:
         starts = list(self.window.starts)

@@ -11,6 +11,7 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Fence, Viewer
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Table
 
 
@@ -41,6 +42,10 @@ class GlobalArray(Memory):
     ):
         super().__init__(name, data, written, read_only)
         self.state: Table[GlobalArray] = Table(self)
+
+    def reinterpreted(self, shape: tuple[int, ...], dtype: Any) -> Memory:
+        """Returns the array in another shape, or as another type if one is given."""
+        return ReinterpretedArray(self, shape, dtype)
 
     def at(self, index: tuple[int, ...]) -> GlobalArray:
         """Returns the part at leading indices, as a view with its own history.

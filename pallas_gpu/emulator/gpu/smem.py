@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine.memory import Memory
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.smem.window import is_addressable, require_copy_start
@@ -48,6 +49,9 @@ class SharedArray(Memory):
     ):
         super().__init__(name, data, written)
         self.admits_poison = True
+        self._describe(place, layout, owner)
+
+    def _describe(self, place: Any, layout: SmemLayout, owner: Any) -> None:
         self.owner = owner
         self.place = place
         self.layout = layout
@@ -55,7 +59,7 @@ class SharedArray(Memory):
         # Starts that have passed these checks, which take time.
         self._addressable: set[tuple[int, ...]] = set()
         self._aligned: set[tuple[int, ...]] = set()
-        self.tile = (1,) * (data.ndim - len(layout.tile)) + layout.tile
+        self.tile = (1,) * (len(layout.shape) - len(layout.tile)) + layout.tile
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Records that elements have a value; a full mask is dropped."""
@@ -64,6 +68,10 @@ class SharedArray(Memory):
         self.written[key] = value
         if self.written.all():
             self.written = None
+
+    def reinterpreted(self, shape: tuple[int, ...], dtype: Any) -> Memory:
+        """Returns the array in another shape, or as another type if one is given."""
+        return ReinterpretedShared(self, shape, dtype)
 
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises LayoutError unless the window starts with a tile.
@@ -94,3 +102,16 @@ class SharedArray(Memory):
         if window.starts not in self._aligned:
             require_copy_start(self.layout, window, what)
             self._aligned.add(window.starts)
+
+
+class ReinterpretedShared(ReinterpretedArray, SharedArray):
+    """An array in SMEM in another shape or as another type."""
+
+    def __init__(self, base: SharedArray, shape: tuple[int, ...], dtype: Any):
+        ReinterpretedArray.__init__(self, base, shape, dtype)
+        layout = base.layout
+        if dtype is not None:
+            layout = layout.reinterpreted(shape, types.itemsize_bits(dtype))
+        else:
+            layout = layout.reinterpreted(shape, layout.itemsize_bits)
+        self._describe(base.place, layout, base.owner)

@@ -28,9 +28,10 @@ from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs, written
 from pallas_gpu.entry.check.tma import check_copy
 from pallas_gpu.entry.check.wgmma import require_transforms
-from pallas_gpu.primitives._engines import check_threads
+from pallas_gpu.primitives._engines import Side, check_threads
 
 __all__ = [
+    "Side",
     "check_copy",
     "check_dependencies",
     "check_inputs",

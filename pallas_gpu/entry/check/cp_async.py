@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pallas_gpu import _jax, types
 from pallas_gpu.entry.check import references
-from pallas_gpu.entry.check.tma import require_some_inside
+from pallas_gpu.entry.check.tma import require_some_inside, sides
 from pallas_gpu.primitives import _engines, cp_async
 from pallas_gpu.primitives import _registry as registry
 
@@ -17,10 +17,10 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     load = eqn.primitive is cp_async.cp_async_p
     gmem, smem = (src, dst) if load else (dst, src)
     name = "copy_gmem_to_smem" if load else "copy_smem_to_gmem"
-    smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
+    references.window_in_bounds(smem.ref, smem.transforms, name)
     # A range may exceed the array: threads load zeros, and store nothing outside.
-    gmem_window = gmem.window(gmem.ref.aval.shape)
-    _engines.require_elements(gmem.ref.aval, gmem_window)
-    _engines.check_threads(gmem_window, smem.ref.aval, smem_window, store=not load)
+    far, near = sides(gmem, smem)
+    _engines.require_elements(far.window)
+    _engines.check_threads(far, near, store=not load)
     if not load or eqn.params["oob_mode"] is None:
-        require_some_inside(gmem_window, name, "source" if load else "destination")
+        require_some_inside(far.window, name, "source" if load else "destination")

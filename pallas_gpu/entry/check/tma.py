@@ -11,9 +11,10 @@ from pallas_gpu.entry.check import references
 from pallas_gpu.layouts.gmem.line import require_line
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
-from pallas_gpu.primitives._engines import check_copy
+from pallas_gpu.primitives._engines import Side, check_copy
 from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 
@@ -24,9 +25,10 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     load = eqn.primitive is tma.copy_gmem_to_smem_p
     gmem, smem = (src, dst) if load else (dst, src)
     name = eqn.primitive.name
-    smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
+    references.window_in_bounds(smem.ref, smem.transforms, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
-    gmem_window = gmem.window(gmem.ref.aval.shape)
+    far, near = sides(gmem, smem)
+    gmem_window = far.window
     pieces, axes, mode = 1, (), None
     if load:
         axes, mode = eqn.params["collective_axes"], eqn.params["oob_mode"]
@@ -39,10 +41,8 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         if isinstance(partition, types.CopyPartition.PARTITIONED):
             pieces = 1
     check_copy(
-        gmem.ref.aval,
-        gmem_window,
-        smem.ref.aval,
-        smem_window,
+        far,
+        near,
         pieces,
         allow_line=not axes,
         in_bounds=mode is types.OOBFillMode.PROMISE_IN_BOUNDS,
@@ -50,13 +50,17 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     # The default mode of a load refuses what can only give zeros.
     if mode is None:
         require_some_inside(gmem_window, name, "source" if load else "destination")
-    dtype = gmem.ref.aval.dtype
+    dtype = far.dtype
     if not load and eqn.params["reduction_op"] and lacks_tensor_map(dtype):
-        aval = smem.ref.aval
-        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-        require_line(gmem_window, layout, smem_window, f"{name}: a sum of float64")
+        what = f"{name}: a sum of float64"
+        require_line(gmem_window, near.layout, near.window, what)
     bits = types.itemsize_bits(dtype)
     require_start(gmem_window, bits, name, store=not load)
+
+
+def sides(*operands: ops.RefOperand) -> list[Side]:
+    """Returns the sides of a copy that operands of its equation are."""
+    return [Side.at(ops.RefOperand(x.ref.aval, x.transforms)) for x in operands]
 
 
 def require_some_inside(window: Window, who: str, what: str) -> None:

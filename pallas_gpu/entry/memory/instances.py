@@ -15,6 +15,7 @@ from typing import Any
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
+from pallas_gpu.entry.check.tma import sides
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
@@ -90,12 +91,11 @@ def _by_threads(site: Site) -> _jax.JaxprEqn | None:
 
 def _threads_can(eqn: _jax.JaxprEqn) -> bool:
     operands = references.static_operands(eqn)
-    gmem = _gmem(eqn)
-    store = gmem is operands["dst"]
+    store = eqn.primitive is tma.copy_smem_to_gmem_p
     smem = operands["src" if store else "dst"]
-    windows = [x.window(x.ref.aval.shape) for x in (gmem, smem)]
+    gmem = operands["dst" if store else "src"]
     try:
-        _engines.check_threads(windows[0], smem.ref.aval, windows[1], store=store)
+        _engines.check_threads(*sides(gmem, smem), store=store)
     except errors.LayoutError:
         return False
     return True

@@ -92,6 +92,44 @@ class SmemLayout(Drawable):
                 hint=f"tile with (8, {self.swizzle * 8 // self.itemsize_bits})",
             )
 
+    def reinterpreted(self, shape: tuple[int, ...], itemsize_bits: int) -> SmemLayout:
+        """Returns the same bytes as an array of another shape or element width.
+
+        The order of the elements in memory has to be that of the array. So a tiled
+        array keeps the dimensions of the tile; the first of them may be merged with
+        those before it, or split, at multiples of the tile.
+
+        Raises:
+          LayoutError: the order of the elements would be another one.
+
+          >>> SmemLayout((4, 64, 128), 16, (8, 64), 128).reinterpreted((256, 128), 16)
+          SmemLayout(shape=(256, 128), itemsize_bits=16, tiling=(8, 64), swizzle=128)
+        """
+        if (shape, itemsize_bits) == (self.shape, self.itemsize_bits):
+            return self
+        tile, bits = list(self.tile), (self.itemsize_bits, itemsize_bits)
+        kept = list(self.shape[len(self.shape) - max(len(tile) - 1, 0) :])
+        if self.swizzle != NO_SWIZZLE and not tile:
+            kept = [self.shape[-1]]
+        for sizes in (tile, kept):
+            if sizes:
+                sizes[-1] = sizes[-1] * bits[0] // bits[1]
+        same = list(shape[max(len(shape) - len(kept), 0) :]) == kept
+        whole = not tile or self.tile[-1] * bits[0] % bits[1] == 0
+        first = shape[-len(tile)] if tile and len(shape) >= len(tile) else 0
+        if not same or not whole or (tile and (not first or first % tile[0])):
+            raise LayoutError(
+                "a reshape cuts through the tiles of an SMEM array",
+                expected=f"{self.description}: the tile's dimensions as they are, and "
+                "the first of them a multiple of the tile",
+                got=f"{self.shape} in the shape {shape}"
+                + (f", as elements of {bits[1]} bits" if bits[0] != bits[1] else ""),
+                hint="reshape the GMEM side of the copy, merge or split dimensions "
+                "before those of the tile, or declare the array without transforms",
+            )
+        tiling = None if self.tiling is None else tuple(tile)
+        return SmemLayout.of(tuple(shape), itemsize_bits, tiling, self.swizzle)
+
     @property
     def tile(self) -> tuple[int, ...]:
         """The tile, empty if there is none."""

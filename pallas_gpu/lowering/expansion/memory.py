@@ -15,10 +15,11 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     """Returns the emitters' view of a memref."""
     part = expansion.part(ref)
     builder, maker = expansion.kernel.builder, part.base.owner
-    dtype = logical.dtype_of(part.base.type)
+    dtype = logical.dtype_of(part.array.type)
     if part.space is types.SMEM:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
+        layout = layout.reinterpreted(part.window.array_shape, part.bits)
         internal = logical.INTERNAL in maker.attributes
         pointer = addressing.own_smem_pointer(offset, _distance(maker))
         return smem.SmemView(pointer, layout, dtype, part.window, internal)

@@ -205,7 +205,7 @@ class Costs:
 
     def copy(self, use: Use, storage: SmemLayout) -> int:
         """Cost of a feasible TMA copy."""
-        plan = smem.copy_plan(use, storage)
+        plan = smem.copy_plan(use, smem.as_used(use, storage))
         if plan is None:
             return scaled(_TENSOR_COPY, use.weight)
         row = min(plan.dims[-1].box * plan.element_bits // 8, _SMEM_BYTES_PER_CYCLE)

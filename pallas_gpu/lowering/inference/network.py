@@ -537,7 +537,9 @@ class Network:
         base = part.base
         found = self.arrays.get(base)
         if found is None:
-            shape, bits = part.window.array_shape, part.bits
+            whole = memrefs.resolve(base)
+            assert whole is not None
+            shape, bits = whole.window.array_shape, whole.bits
             key = self._key_of_array(base)
             number = len(self.arrays)
             if part.space is types.TMEM:

@@ -18,6 +18,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import (
     KernelState,
     RuleContext,
+    part_dtype,
     part_window,
     tmem_window,
 )
@@ -85,13 +86,15 @@ class Lane:
                 tmem_window(handle, transforms),
             )
         window = part_window(handle, transforms)
+        dtype = part_dtype(handle, transforms)
         if isinstance(handle, vals.SmemHandle):
-            return smem.SmemView(
-                handle.pointer, handle.layout, handle.dtype, window, handle.internal
+            layout = handle.layout.reinterpreted(
+                window.array_shape, dtypes.stored_bits(dtype)
             )
+            return smem.SmemView(handle.pointer, layout, dtype, window, handle.internal)
         if isinstance(handle, vals.GmemHandle):
             pointer = ctx.builder.buffers[handle.buffer_index]
-            return gmem.GmemView(pointer, handle.buffer_index, handle.dtype, window)
+            return gmem.GmemView(pointer, handle.buffer_index, dtype, window)
         raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
     def read(

@@ -20,6 +20,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import (
     KernelState,
     RuleContext,
+    part_dtype,
     part_window,
     tmem_window,
 )
@@ -108,9 +109,11 @@ class Warpgroup:
             whole = window.is_whole
             return handle.memref if whole else memrefs.subview(handle.memref, window)
         window = part_window(handle, transforms)
-        if window.is_whole:
-            return handle.memref
-        return memrefs.subview(handle.memref, window)
+        array = handle.memref
+        if types.reinterpreted(transforms) is not None:
+            dtype = part_dtype(handle, transforms)
+            array = memrefs.reinterpreted(array, window.array_shape, dtype)
+        return array if window.is_whole else memrefs.subview(array, window)
 
     def read(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 from pallas_gpu import arch, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.copies import pairs
+from pallas_gpu.primitives.copies import pairs, views
 
 async_prefetch_p = registry.define(
     "async_prefetch",
@@ -74,10 +74,11 @@ def async_prefetch(
     own = pairs.own_part(ref, partition, axes, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    plain = views.plain(own, who)
     # The source of a partitioned copy is the part of this CTA.
     shared = () if own is not ref else axes
     ops.bind(
         async_prefetch_p,
-        {"ref": ops.operand(own), "predicate": predicate},
+        {"ref": ops.operand(plain), "predicate": predicate},
         collective_axes=shared,
     )

@@ -73,6 +73,19 @@ ROWS = (
         {"wait": f"{COPIES}/transposed::without_the_wait_a_transposed_copy_is_a_race"},
     ),
     Row(
+        "copies of reshaped and bitcast references",
+        ("copy: reshaped and bitcast references",),
+        (LOAD, STORE),
+        f"{COPIES}/reshaped::a_reshaped_part_travels_through_smem",
+        f"{COPIES}/reshaped::a_reshaped_part_is_one_tensor_copy",
+        "cp.async.bulk.tensor.4d.shared",
+        {
+            "wait": "reshaped_copies: no wait for the load",
+            "commit": "reshaped_copies: no commit",
+            "count": "reshaped_copies: wait leaves one store",
+        },
+    ),
+    Row(
         "copies of adjacent bytes without a tensor map",
         ("copy: bulk copies without a tensor map",),
         (LOAD, STORE),

@@ -23,14 +23,6 @@ REFUSED = (
         "porting/table::names_of_other_languages_say_what_to_write",
     ),
     Refused(
-        "copies of reshaped and bitcast references",
-        ("copy: reshaped and bitcast references",),
-        "UnsupportedError",
-        "a tensor map has the type and dimensions of the array; reads, writes and "
-        "atomic operations take such views",
-        "types/indexing::a_copy_takes_slices_of_stride_one",
-    ),
-    Refused(
         "a copy by TMA that exchanges the minor dimension",
         ("copy: transposed minor dimension",),
         "UnsupportedError",

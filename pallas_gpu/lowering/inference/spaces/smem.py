@@ -74,6 +74,7 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
         is assumed to support it.
     """
     try:
+        storage = as_used(use, storage)
         if not given and use.kind not in _BY_ELEMENT:
             _check_dynamic_starts(use, storage)
         match use.kind:
@@ -97,6 +98,15 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
             error.what, expected=error.expected, got=error.got, hint=error.hint
         )
     return None
+
+
+def as_used(use: Use, storage: SmemLayout) -> SmemLayout:
+    """A layout of an array in the shape and type in which an operation uses it.
+
+    Raises:
+      LayoutError: its elements have no order of their own in that layout.
+    """
+    return storage.reinterpreted(use.part.window.array_shape, use.part.bits)
 
 
 def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
