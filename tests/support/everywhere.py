@@ -51,15 +51,16 @@ def check(
       executed: those of them whose module is executed on the CPU.
       on_gpu: False for kernels of another target than the tests' card.
     """
+    traced = Traced(make(None), args)
     if emulate:
-        _compare(make(plgpu.InterpretParams(seed=1))(*args), expected, atol, rtol)
-    traced = Traced(make(None), args) if semantics else None
+        emulated = traced.emulated(plgpu.InterpretParams(seed=1))
+        _compare(emulated(*args), expected, atol, rtol)
     for choice in semantics:
-        function = traced.under(choice)
-        lowered = in_lockstep.lower(function, args)
+        lowered = in_lockstep.lower_traced(traced.lowered_under(choice), args)
         if choice in executed:
             _execute(lowered, expected, atol, rtol)
         if on_gpu and has_gpu():
+            function = traced.under(choice)
             with jax.default_device(jax.devices("cuda")[0]):
                 on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
                 _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)

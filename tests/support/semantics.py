@@ -28,36 +28,57 @@ def under(semantics: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Traced:
-    """A function traced once, whose kernels are lowered under several semantics."""
+    """A function traced once, whose kernels run and are lowered in several ways."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._closed, self._shape = jax.make_jaxpr(fn, return_shape=True)(*args)
 
     def under(self, semantics: Any) -> Callable[..., Any]:
         """Returns the function of arguments like those that it was traced with."""
-        closed, shape = self._closed, self._shape
-        replaced = _replace(closed.jaxpr, semantics)
+        return self._function(self.lowered_under(semantics))
+
+    def emulated(self, interpret: plgpu.InterpretParams) -> Callable[..., Any]:
+        """Returns the function, whose kernels run in the emulator."""
+        return self._function(self._changed({"interpret": interpret}))
+
+    def lowered_under(self, semantics: Any) -> core.ClosedJaxpr:
+        """Returns the program, whose kernels are to be lowered under some semantics."""
+        return self._changed({"lowering_semantics": semantics})
+
+    def _changed(self, changes: dict[str, Any]) -> core.ClosedJaxpr:
+        return self._closed.replace(jaxpr=_replace(self._closed.jaxpr, changes))
+
+    def _function(self, closed: core.ClosedJaxpr) -> Callable[..., Any]:
+        tree = jax.tree.structure(self._shape)
 
         def changed(*args):
-            out = jax.core.eval_jaxpr(replaced, closed.consts, *jax.tree.leaves(args))
-            return jax.tree.unflatten(jax.tree.structure(shape), out)
+            leaves = jax.tree.leaves(args)
+            out = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
+            return jax.tree.unflatten(tree, out)
 
         return changed
 
 
-def _replace(jaxpr: Any, semantics: Any) -> Any:
-    """Returns the jaxpr with the parameters of its kernels replaced."""
+def _replace(jaxpr: Any, changes: dict[str, Any]) -> Any:
+    """Returns the jaxpr with parameters of its kernels replaced."""
     equations = []
     for eqn in jaxpr.eqns:
-        params = dict(eqn.params)
         if eqn.primitive is call.kernel_p:
-            params["compiler_params"] = dataclasses.replace(
-                params["compiler_params"], lowering_semantics=semantics
-            )
+            params = eqn.params | changes
+            if (semantics := params.pop("lowering_semantics", None)) is not None:
+                params["compiler_params"] = dataclasses.replace(
+                    params["compiler_params"], lowering_semantics=semantics
+                )
         else:
-            for name, value in params.items():
-                if isinstance(value, core.ClosedJaxpr):
-                    inner = _replace(value.jaxpr, semantics)
-                    params[name] = value.replace(jaxpr=inner)
+            params = {k: _within(v, changes) for k, v in eqn.params.items()}
         equations.append(eqn.replace(params=params))
     return jaxpr.replace(eqns=equations)
+
+
+def _within(value: Any, changes: dict[str, Any]) -> Any:
+    """Returns a parameter of an equation with the kernels of its bodies changed."""
+    if isinstance(value, core.ClosedJaxpr):
+        return value.replace(jaxpr=_replace(value.jaxpr, changes))
+    if isinstance(value, tuple) and any(isinstance(x, core.ClosedJaxpr) for x in value):
+        return tuple(_within(x, changes) for x in value)
+    return value

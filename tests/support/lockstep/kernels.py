@@ -97,7 +97,11 @@ class Lowered:
 
 def lower(fn: Callable[..., Any], args: Sequence[Any]) -> Lowered:
     """Lowers every kernel that a function calls with some arguments, for its target."""
-    closed = jax.make_jaxpr(fn)(*args)
+    return lower_traced(jax.make_jaxpr(fn)(*args), args)
+
+
+def lower_traced(closed: core.ClosedJaxpr, args: Sequence[Any]) -> Lowered:
+    """As `lower`, of a function that is traced with such arguments."""
     by_equation = {}
     for eqn in _kernels(closed.jaxpr):
         params = call.CallParams(**eqn.params)
