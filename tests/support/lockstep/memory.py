@@ -17,6 +17,7 @@ from tests.support.lockstep.engine import LANES, KernelError
 
 # Who accessed last: the agent's number times 32, and the lane in it.
 _NEVER = np.int32(0)
+_ALWAYS = np.iinfo(np.int32).max
 
 
 class Memory:
@@ -47,6 +48,7 @@ class Memory:
         self._fence = np.zeros(size, np.int32)  # fences the writer had executed
         self._atomic = np.zeros(size, bool)  # whether the last write was atomic
         self._reads: dict[int, np.ndarray] = {}  # by agent: epoch, and lane of a warp
+        self._last_reads: dict[int, int] = {}  # by agent: the latest epoch in its table
         self._busy_reads = np.zeros(size, np.int16)
         self._busy_writes = np.zeros(size, np.int16)
         self._busy_updates = np.zeros(size, np.int16)  # of them those that are atomic
@@ -72,7 +74,8 @@ class Memory:
             for row in strand.active_rows():
                 mine = lanes[0] == row
                 code = epochs[row] * LANES + lanes[1][mine]
-                self._reads_of(int(row))[places[mine]] = code[:, None]
+                table = self._reads_of(int(row), int(epochs[row]))
+                table[places[mine]] = code[:, None]
         return data
 
     def store(self, strand: Any, places: np.ndarray, data: np.ndarray) -> None:
@@ -169,15 +172,20 @@ class Memory:
     def _check_read(self, places, rows, lanes) -> None:
         assert self.clocks is not None
         for agent, table in self._reads.items():
+            known = self.clocks.known[rows, agent]
+            if self._last_reads[agent] <= known.min(initial=_ALWAYS):
+                continue
             code = table[places]
-            fine = code >> 5 <= self.clocks.known[rows, agent][:, None]
+            fine = code >> 5 <= known[:, None]
             mine = (rows == agent)[:, None] & ((code & 31) == lanes[:, None])
             if not (fine | mine).all():
                 raise KernelError(
                     f"bytes of {self.name} are stored before the threads have met"
                 )
 
-    def _reads_of(self, agent: int) -> np.ndarray:
+    def _reads_of(self, agent: int, epoch: int) -> np.ndarray:
+        """The table of an agent that reads in an epoch."""
+        self._last_reads[agent] = max(epoch, self._last_reads.get(agent, 0))
         table = self._reads.get(agent)
         if table is None:
             table = self._reads[agent] = np.zeros(self.data.size, np.int32)
@@ -221,7 +229,7 @@ class Memory:
             return
         self._busy -= 1
         self._busy_reads[places] -= 1
-        self._reads_of(agent)[places] = epoch << 5
+        self._reads_of(agent, epoch)[places] = epoch << 5
 
     def begin_write(
         self,
@@ -253,7 +261,8 @@ class Memory:
         unknown = self._written[places] > known[self._writer[places] >> 5]
         late = (unknown & ~(self._atomic[places] & atomic)).any()
         for agent, table in self._reads.items():
-            late = late or (table[places] >> 5 > known[agent]).any()
+            if self._last_reads[agent] > known[agent]:
+                late = late or (table[places] >> 5 > known[agent]).any()
         if late:
             raise KernelError(
                 f"{what} overwrites bytes of {self.name} before the threads have met"

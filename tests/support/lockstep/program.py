@@ -55,7 +55,8 @@ class Block:
                 continue
             step = program.compile(inner)
             if step is not None:
-                self._steps.append((inspect.isgeneratorfunction(step), step))
+                generates = step.__code__.co_flags & inspect.CO_GENERATOR
+                self._steps.append((bool(generates), step))
         self.blocks = any(blocks for blocks, _ in self._steps)
         self._plain = [step for _, step in self._steps]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -223,10 +224,8 @@ class Part:
         if isinstance(a, tuple):
             self.a_cells = _operand_cells(spec, a[0])
         else:
-            self.a = _operand_places(spec, a, 0)
-            self._bytes_of_a = np.unique(self.a)
-        self.b = _operand_places(spec, b, 1)
-        self._bytes_of_b = np.unique(self.b)
+            self.a, self._bytes_of_a = _operand_places(spec, a, 0)
+        self.b, self._bytes_of_b = _operand_places(spec, b, 1)
 
     def begin(self, row: int, agent: int, *, pipelined: bool, copied: bool) -> None:
         """The instruction, which a warp issues, accesses them until `end`.
@@ -319,6 +318,8 @@ class Product:
         PTX ISA, "Pipelined instructions": the same accumulator and shape.
         """
         for _, other in thread.queue:
+            if self.d is other.d:
+                continue
             ours, theirs = keys(self.d), keys(other.d)
             if not np.array_equal(ours, theirs) and in_common(ours, theirs):
                 return False
@@ -359,12 +360,23 @@ def _running(cta: Any, group: int, what: str) -> list[Any]:
     return ctas
 
 
-def _operand_places(spec: Instruction, word: int, side: int) -> np.ndarray:
-    """[rows, k, bytes] of a CTA's a or b in SMEM; of 4-bit elements two are a byte."""
+# Loops issue the same few instructions again and again.
+_PLACES = 64
+
+
+@functools.lru_cache(maxsize=_PLACES)
+def _operand_places(
+    spec: Instruction, word: int, side: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """[rows, k, bytes] of a CTA's a or b in SMEM, and each byte once.
+
+    Of 4-bit elements two are a byte.
+    """
     rows, dtype = ((spec.m, spec.a), (spec.n, spec.b))[side]
     rows //= spec.ctas
     k = (spec.a_k, spec.k)[side] * _bits(dtype) // (8 * dtype.itemsize)
-    return smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
+    places = smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
+    return places, np.unique(places)
 
 
 def _exact(x: np.ndarray, spec: Instruction) -> np.ndarray:
@@ -391,6 +403,7 @@ def _words(numbers: np.ndarray, kind: np.dtype) -> np.ndarray:
     return held.view(np.uint32)
 
 
+@functools.lru_cache(maxsize=_PLACES)
 def _accumulator_cells(spec: Instruction, address: int) -> Any:
     """[m, n] lanes and columns of D in one CTA.
 
