@@ -479,5 +479,6 @@ def signature_mismatch(
     except TypeError as error:
         by_name = f", and {sorted(named)} by name" if named else ""
         found = f"{getattr(f, '__name__', 'function')}{signature}: {error}"
-        return f"{len(args)} positional {of}{by_name}", found
+        things = of.removesuffix("s") if len(args) == 1 else of
+        return f"{len(args)} positional {things}{by_name}", found
     return None

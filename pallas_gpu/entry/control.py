@@ -53,7 +53,7 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
         with _jax.trace_without_ref_rules():
             lax.cond(condition, once, _nothing)
 
-    return run
+    return scope.decorator("when", run)
 
 
 def _nothing() -> None:
@@ -154,7 +154,7 @@ def loop(
         with _jax.trace_without_ref_rules():
             return counted_loop(trips, iteration, init_carry, unroll=unroll)
 
-    return run
+    return scope.decorator("loop", run)
 
 
 def _index(lower: Any, i: Any, step: Any) -> Any:

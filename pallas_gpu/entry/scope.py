@@ -26,6 +26,11 @@ _POSITION: contextvars.ContextVar[tuple[tuple[Any, ...], tuple[Any, ...]] | None
     contextvars.ContextVar("pallas_gpu_position", default=None)
 )
 
+# The decorators that the body has made and not applied, with the lines.
+_DECORATORS: contextvars.ContextVar[dict[int, tuple[str, str | None]] | None] = (
+    contextvars.ContextVar("pallas_gpu_decorators", default=None)
+)
+
 _IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "pallas_gpu_in_warp", default=False
 )
@@ -34,11 +39,39 @@ _IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
 @contextlib.contextmanager
 def tracing(mesh: Mesh) -> Iterator[None]:
     """Sets the current mesh while a kernel's body is traced."""
-    token = _MESH.set(mesh)
+    token, decorators = _MESH.set(mesh), _DECORATORS.set({})
     try:
         yield
     finally:
         _MESH.reset(token)
+        _DECORATORS.reset(decorators)
+
+
+def require_applied() -> None:
+    """Raises KernelError for a `when(condition)` that no function was passed to."""
+    for who, where in (_DECORATORS.get() or {}).values():
+        raise errors.KernelError(
+            f"{who} is called and decorates no function",
+            expected=f"@plgpu.{who}(...) above a function",
+            got=f"{who}(...) as a statement of its own",
+            hint="write the @",
+            where=where,
+        )
+
+
+def decorator(who: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `run`, which decorates a function; see `require_applied`."""
+    left = _DECORATORS.get()
+    if left is None:
+        return run
+    number = max(left, default=0) + 1
+    left[number] = who, _jax.where_now()
+
+    def decorate(body: Callable[..., Any]) -> Any:
+        left.pop(number, None)
+        return run(body)
+
+    return decorate
 
 
 @contextlib.contextmanager
@@ -108,18 +141,31 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
         raise
 
 
+_ARGUMENTS_OF_A_KERNEL = (
+    "the order is inputs, outputs, scratch; the body of a pipeline takes the indices "
+    "first and a carry last"
+)
+_ARGUMENTS = {
+    "when": "it takes none: @plgpu.when(condition) above def _():",
+    "loop": "it takes the index, and with init_carry= the carry: "
+    "@plgpu.loop(0, n, init_carry=x) above def result(i, carry):",
+    "nd_loop": "it takes the info, and with init_carry= the argument carry: "
+    "def _(info, carry):",
+}
+
+
 def _require_signature(
     who: str, body: Callable[..., Any], refs: Any, named_refs: Any
 ) -> None:
     """Raises ArgumentTypeError for a body that references cannot be passed to."""
-    mismatch = expect.signature_mismatch(body, refs, named_refs, "references")
+    kind = "arguments" if who in _ARGUMENTS else "references"
+    mismatch = expect.signature_mismatch(body, refs, named_refs, kind)
     if mismatch is not None:
         raise errors.ArgumentTypeError(
-            f"{who}: the body's signature does not match its references",
+            f"{who}: the body's signature does not match its {kind}",
             expected=f"a body with {mismatch[0]}",
             got=mismatch[1],
-            hint="the order is inputs, outputs, scratch; the body of a pipeline takes "
-            "the indices first and a carry last",
+            hint=_ARGUMENTS.get(who, _ARGUMENTS_OF_A_KERNEL),
             where=location(body),
         ) from None
 

@@ -84,6 +84,7 @@ def trace_body(
             closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
             closed = plain.plain(closed, mesh)
         _require_no_result(body, out_tree, name)
+        scope.require_applied()
         closed = no_elements.without_empty(closed, arrays.refs(), mesh.axes)
         captured = _captured(closed, name)
         _refuse_arrays_of_calls(closed.jaxpr, name)

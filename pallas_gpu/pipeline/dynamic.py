@@ -103,7 +103,7 @@ def dynamic_scheduling_loop(
             [f"{what} of {_WHO}" for what in ("positions", "full", "free")],
         )
 
-    return run
+    return scope.decorator(_WHO, run)
 
 
 def _all_steps(

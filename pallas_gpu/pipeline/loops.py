@@ -36,6 +36,20 @@ class NDLoopInfo:
     local_index: jax.Array | int
     num_local_steps: jax.Array | int | None
 
+    def __getitem__(self, axis: Any) -> Any:
+        """Refuses an index: the position is an attribute."""
+        raise errors.ArgumentTypeError(
+            "the argument of a loop's body is indexed",
+            expected="an attribute: index, local_index or num_local_steps",
+            got=f"info[{expect.shown(axis)}]",
+            hint="the position is a tuple: info.index[0], or i, j = info.index",
+            where=_jax.where_now(),
+        )
+
+    def __iter__(self) -> Any:
+        """Refuses to be unpacked, as `__getitem__`."""
+        return self[:]
+
 
 def grid_sizes(value: Any, what: str) -> tuple[Any, ...]:
     """Accepts sizes: static ones as ints, traced ones as i32 scalars."""
@@ -159,7 +173,7 @@ def nd_loop(
         with _jax.trace_without_ref_rules():
             return counted_loop(local_steps, iteration, init_carry)
 
-    return run
+    return scope.decorator("nd_loop", run)
 
 
 def _position(axes: Sequence[str]) -> Any:

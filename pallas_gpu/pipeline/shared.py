@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from pallas_gpu import _jax, errors
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.walk import Site, walk
 
@@ -51,12 +54,24 @@ def require_own_parts(jaxpr: _jax.Jaxpr, shared: Mapping[Any, str], axes: str) -
 
 def _stored_in_each_cta(site: Site, shared: Mapping[Any, str]) -> str | None:
     """Returns the name of the result that an equation stores at a static index."""
-    if site.eqn.primitive.name != "swap" or len(site.eqn.invars) > 2:
-        return None  # `swap` has the reference, the value, and the traced indices
+    ref, indices = _stored(site.eqn)
+    if ref is None or any(isinstance(i, _jax.Var) for i in indices):
+        return None
     around = (outer.eqn.primitive.name for outer in site.enclosing)
     if not all(name in _RUNS_ITS_BODY for name in around):
         return None
-    return shared.get(site.origin(site.eqn.invars[0]))
+    return shared.get(site.origin(ref))
+
+
+def _stored(eqn: _jax.JaxprEqn) -> tuple[Any, Sequence[Any]]:
+    """Returns the reference that an equation overwrites, and its indices, or None."""
+    match eqn.primitive.name:
+        case "swap":
+            return eqn.invars[0], eqn.invars[2:]  # the second one is the value
+        case "copy_smem_to_gmem" if eqn.params["reduction_op"] is None:
+            target = ops.unflatten(eqn.params["tree"], list(eqn.invars))["dst"]
+            return target.ref, jax.tree.leaves(target.transforms)
+    return None, ()
 
 
 def _family(site: Site) -> str | None:

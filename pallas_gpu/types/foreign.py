@@ -72,7 +72,9 @@ INSTEAD: dict[str, str] = {
         ),
         _DEVICES,
     ),
-    **dict.fromkeys(("inline_mgpu", "RefType", "ShapeDtypeStruct"), _INLINE),
+    **dict.fromkeys(("inline_mgpu", "RefType"), _INLINE),
+    "ShapeDtypeStruct": "jax.ShapeDtypeStruct(shape, dtype) for results; that of "
+    "inline Mosaic GPU code is not supported yet",
     # JAX's Pallas for TPUs, and its backend for Triton
     **dict.fromkeys(
         ("async_copy", "make_async_copy", "start", "wait"), _COPY

@@ -271,7 +271,10 @@ def _refuse(entry: Any) -> NoReturn:
         expected="integers, scalars and arrays of integers, slices, and "
         "plgpu.ds(start, size)",
         got=expect.shown(entry),
-        hint="convert it to an integer first",
+        hint="convert it to integers first; plgpu.store takes the index before the "
+        "value: plgpu.store(ref, index, x)"
+        if _is_array(entry) and entry.shape
+        else "convert it to an integer first",
         where=_jax.where_now(),
     )
 

@@ -67,8 +67,12 @@ def test_triangular_systems(left, lower, transposed):
 
 def test_a_triangular_system_does_not_read_the_other_triangle():
     a = np.where(np.tri(5, dtype=bool), well_conditioned(5, 5), np.nan)
-    solve = lambda a, b: linalg.solve_triangular(a, b, lower=True)
-    check(solve, a.astype(np.float32), general(5, 2), **CLOSE)
+    check(
+        lambda a, b: linalg.solve_triangular(a, b, lower=True),
+        a.astype(np.float32),
+        general(5, 2),
+        **CLOSE,
+    )
 
 
 def test_a_batch_of_systems_with_one_right_hand_side_each():

@@ -67,7 +67,10 @@ class Memory(Referent):
 
     fence = ordering.Fence.SMEM
     # What to do about elements that are read before anybody has written them.
-    unwritten_hint = "write it first, or copy to it and wait for the barrier"
+    unwritten_hint = (
+        "write it first, or copy to it and wait for the barrier; the body stores the "
+        "block of a result: ref[...] = x"
+    )
 
     def __init__(
         self,

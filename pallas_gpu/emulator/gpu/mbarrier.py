@@ -23,7 +23,8 @@ from pallas_gpu.primitives import mbarrier
 
 _IN_ORDER = (
     "wait for every phase in order, and wait for the readers of the previous phase "
-    "before arriving; if several arrive in a phase, declare num_arrivals"
+    "before arriving; if several arrive in a phase, declare num_arrivals; a warpgroup "
+    "that waits for some of the phases needs barriers of its own"
 )
 
 

@@ -70,7 +70,8 @@ HINTS: dict[str, str] = {
     # Linear algebra, transforms, and what else has no form in registers
     **dict.fromkeys(
         (
-            "after_all", "create_token", "custom_lin", "eig", "eigh", "empty2", "eval_jaxpr",
+            "after_all", "create_token", "custom_lin", "eig", "eigh", "empty2",
+            "eval_jaxpr",
             "fft", "hessenberg", "householder_product", "qr",
             "ragged_all_to_all", "schur", "svd", "tridiagonal",
             "tridiagonal_solve",

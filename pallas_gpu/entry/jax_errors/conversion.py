@@ -44,6 +44,7 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
             or _attribute(error)
             or _escape(error)
             or _arithmetic_of_bools(error)
+            or _leading_axis(error)
             or traced_values.carry(error)
             or _escaped(error)
             or traced_values.needed(error)
@@ -101,6 +102,21 @@ def _arithmetic_of_bools(error: Exception) -> errors.PallasGpuError | None:
         got="bool",
         hint="use | and &, and x.at[i].max(y) or x.at[i].min(y) in place of add or "
         "mul; or convert with x.astype(jnp.int32)",
+    )
+
+
+def _leading_axis(error: Exception) -> errors.PallasGpuError | None:
+    """What `lax.scan` or `lax.map` iterate over, a reference for instance."""
+    said = r"(\w+) got value with no leading axis to|no mapping handler for \w*Ref<"
+    found = re.match(said, str(error))
+    if found is None:
+        return None
+    return errors.ArgumentTypeError(
+        f"{found[1] or 'scan'} over a value that has no leading axis",
+        expected="arrays with a leading axis, all of one size",
+        got="a scalar or a reference",
+        hint="read the reference, lax.scan(f, init, x_ref[...]), or read row i of it "
+        "in a loop: plgpu.loop(0, n, init_carry=init), x_ref[i]",
     )
 
 
