@@ -13,12 +13,14 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.decode_work import (
+    ENTRIES,
     QUERIES,
     WIDE_STAGES,
     Piece,
     Problem,
     at_least,
     divide,
+    minus,
     plus,
     times,
 )
@@ -64,6 +66,7 @@ class Memory:
     Attributes:
       q, k, v: operands in GMEM.
       lengths, table: lengths of the sequences and page table, or None.
+      table_smem: entries of the page table.
       k_scale, v_scale: factors of narrow elements, of one head or all, or None.
       q_smem, q_full, q_empty: queries of a few tiles.
       copied: rings of K and V as they are in GMEM.
@@ -75,6 +78,7 @@ class Memory:
     v: Any
     lengths: Any
     table: Any
+    table_smem: Any
     k_scale: Any
     v_scale: Any
     q_smem: Any
@@ -100,6 +104,7 @@ def scratch(p: Problem) -> dict[str, Any]:
     stages, pages = c.stages, 1
     if p.page_size is not None:
         pages = max(c.block_kv // p.page_size, 1)
+        declared["table_smem"] = plgpu.SMEM((ENTRIES,), jnp.int32)
     declared |= _ring("k", p, stages, p.kv_dtype, pages)
     declared |= _ring("v", p, stages, p.kv_dtype, pages)
     if p.is_narrow:
@@ -138,23 +143,42 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     """Copies the queries of a tile, then blocks of K and V."""
     head, first_head = p.head(piece.unit)
     _copy_queries(p, mem, piece, head, first_head)
-    start = p.first_block(piece.length)
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
 
-    @plgpu.loop(piece.first, piece.last)
-    def _(block):
-        row = times(plus(start, block), p.config.block_kv)
-        copies = list(_sources(p, mem, piece, row))
+    def copy_block(block, sources):
         for which, ring in enumerate(mem.copied):
             slot = ring.acquire(piece, block)
-            for outer, source, rows in copies:
+            for outer, source, rows in sources:
                 plgpu.copy_gmem_to_smem(
                     _part(p, mem, which, outer, source, head),
                     ring.smem.at[slot, rows],
                     ring.full.at[slot],
                     cache_hint=hint,
                 )
+
+    start = p.first_block(piece.length)
+    if p.page_size is None:
+
+        @plgpu.loop(piece.first, piece.last)
+        def _(block):
+            row = times(plus(start, block), p.config.block_kv)
+            rows = plgpu.ds(row, p.config.block_kv)
+            copy_block(block, [(piece.sequence, rows, plgpu.ds(0, p.config.block_kv))])
+
+        return
+    size = p.blocks_of_entries
+    reads = divide(plus(minus(piece.last, piece.first), size - 1), size)[0]
+
+    @plgpu.loop(0, reads)
+    def _(read):
+        begin = plus(piece.first, times(read, size))
+        entries = _Entries.read(p, mem, piece, times(plus(start, begin), p.config.block_kv))
+
+        @plgpu.loop(begin, lax.min(plus(begin, size), piece.last))
+        def _(block):
+            row = times(plus(start, block), p.config.block_kv)
+            copy_block(block, list(entries.pages(row)))
 
 
 def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> None:
@@ -175,28 +199,52 @@ def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> No
         )
 
 
-def _sources(
-    p: Problem, mem: Memory, piece: Piece, row: Any
-) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields the copies of a block that begins at a row of its sequence.
+@dataclasses.dataclass(frozen=True)
+class _Entries:
+    """Entries of the page table in SMEM, which are read with one latency.
 
-    Each is: the sequence or page, the rows of it, and the rows of a buffer that they go
-    to. In place of a page that no query sees, whose entry in the table may be anything,
-    the nearest one that some query sees is copied.
+    Attributes:
+      p: sizes.
+      smem: the entries.
+      begin: the index of the first of them.
+      first, last: pages that some query sees.
+      length: of the sequence.
     """
-    size = p.config.block_kv
-    if p.page_size is None:
-        yield piece.sequence, plgpu.ds(row, size), plgpu.ds(0, size)
-        return
-    step = min(p.page_size, size)
-    first = divide(p.first_row(piece.length), p.page_size)[0]
-    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
-    for i in range(size // step):
-        index, within = divide(plus(row, i * step), p.page_size)
-        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
-        page = lax.select(lax.gt(piece.length, np.int32(0)), page, jnp.int32(0))
-        rows = plgpu.ds(0 if step == p.page_size else within, step)
-        yield page, rows, plgpu.ds(i * step, step)
+
+    p: Problem
+    smem: Any
+    begin: Any
+    first: Any
+    last: Any
+    length: Any
+
+    @classmethod
+    def read(cls, p: Problem, mem: Memory, piece: Piece, row: Any) -> _Entries:
+        """Reads those of the rows of a sequence from one on."""
+        begin = divide(row, p.page_size)[0]
+        index = plgpu.broadcasted_iota(jnp.int32, (ENTRIES,), 0)
+        index = jnp.minimum(index + begin, mem.table.shape[1] - 1)
+        mem.table_smem[...] = plgpu.load(mem.table.at[piece.sequence, index])
+        first = divide(p.first_row(piece.length), p.page_size)[0]
+        last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+        return cls(p, mem.table_smem, begin, first, last, piece.length)
+
+    def pages(self, row: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Yields the copies of a block that begins at a row.
+
+        Each is: the page, the rows of it, and the rows of a buffer that they go to. In
+        place of a page that no query sees, whose entry in the table may be anything,
+        the nearest one that some query sees is copied.
+        """
+        p = self.p
+        step = min(p.page_size, p.config.block_kv)
+        for i in range(p.config.block_kv // step):
+            index, within = divide(plus(row, i * step), p.page_size)
+            index = lax.clamp(self.first, index, self.last)
+            page = self.smem[minus(index, self.begin)]
+            page = lax.select(lax.gt(self.length, np.int32(0)), page, jnp.int32(0))
+            rows = plgpu.ds(0 if step == p.page_size else within, step)
+            yield page, rows, plgpu.ds(i * step, step)
 
 
 def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any) -> Any:

@@ -16,6 +16,8 @@ from pallas_gpu.ops.flash.decode_config import DecodeConfig
 
 # Tiles whose queries are in SMEM at once, so that the rings stay full between tiles.
 QUERIES = 2
+# Entries of the page table that are read at once: four in each lane of a warp.
+ENTRIES = 128
 # Blocks that are in SMEM after they have been widened.
 WIDE_STAGES = 2
 # Rows of one product; its columns are multiples of 8, and at most so many in one tile,
@@ -182,6 +184,13 @@ class Problem:
             most = self.window + self.q_len - 1 + self.config.block_kv - 1
             visible = min(visible, most)
         return max(plgpu.cdiv(visible, self.config.block_kv), 1)
+
+    @property
+    def blocks_of_entries(self) -> int:
+        """Blocks whose pages are read from the page table at once."""
+        assert self.page_size is not None
+        size = self.config.block_kv
+        return ENTRIES * min(self.page_size, size) // size
 
     def first_row(self, length: Any) -> Any:
         """Returns the first row of K that any query sees."""
