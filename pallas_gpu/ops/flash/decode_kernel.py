@@ -65,9 +65,10 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     if c.cluster > 1:
         scratch["parts"] = plgpu.SMEM((c.consumers, *part), jnp.float32)
         scratch["stats"] = plgpu.SMEM((c.consumers, *stats), jnp.float32)
-        scratch["meet"] = plgpu.ClusterBarrier(
-            num_arrivals=c.consumers, collective_axes=("split",)
-        )
+        sources = c.cluster * c.consumers
+        scratch["inbox"] = plgpu.SMEM((sources, p.share, p.columns), jnp.float32)
+        scratch["inbox_stats"] = plgpu.SMEM((sources, *stats), jnp.float32)
+        scratch["arrived"] = plgpu.Barrier(num_arrivals=2 * sources)
         launch = {"grid": (p.batch * p.units,), "grid_names": ("tile",)}
         launch |= {"cluster": (c.cluster,), "cluster_names": ("split",)}
     else:
@@ -175,7 +176,9 @@ class _Consumer:
     logsumexp: Any = None
     # For each CTA how many parts earlier ones have stored for it.
     turns: Any = None
-    meet: Any = None
+    inbox: Any = None
+    inbox_stats: Any = None
+    arrived: Any = None
     # Queries in the type of widened keys.
     wide_q: Any = None
 
@@ -458,23 +461,35 @@ class _Consumer:
         p, at = self.p, self.index
         state = self.reduce(piece)
         self.parts[at], self.stats[at, _MAXIMUM], self.stats[at, _SUM] = state
-        plgpu.barrier_arrive(self.meet)
+        source = plus(times(lax.axis_index("split"), p.config.consumers), at)
+        # The last ones overlap: sizes are static.
+        starts = [min(i * p.share, p.dims - p.share) for i in range(p.config.cluster)]
+        mine = [self.parts[at, plgpu.ds(i, p.share)] for i in starts]
+        stats = self.stats[at]
+        for cta, part in enumerate(mine):
+            for array, inbox in ((part, self.inbox), (stats, self.inbox_stats)):
+                plgpu.async_store_smem(
+                    array,
+                    inbox.at[source],
+                    self.arrived,
+                    cluster_idx=cta,
+                    cluster_dim="split",
+                    sem="relaxed",
+                )
 
         @plgpu.when(self.is_first)
         def _():
-            plgpu.barrier_wait(self.meet)
-            size = plgpu.cdiv(p.dims, p.config.cluster)
-            first = times(lax.axis_index("split"), size)
-            # The last ones overlap: sizes are static.
-            start = lax.min(first, np.int32(p.dims - size))
-            parts = []
-            for cta, wg in np.ndindex(p.config.cluster, p.config.consumers):
-                part, stats = (
-                    plgpu.cluster_ref(ref.at[wg], {"split": cta})
-                    for ref in (self.parts, self.stats)
+            plgpu.barrier_wait(self.arrived)
+            first = times(lax.axis_index("split"), p.share)
+            start = lax.min(first, np.int32(p.dims - p.share))
+            parts = [
+                (
+                    self.inbox[i],
+                    self.inbox_stats[i, _MAXIMUM],
+                    self.inbox_stats[i, _SUM],
                 )
-                part = part[plgpu.ds(start, size)]
-                parts.append((part, stats[_MAXIMUM], stats[_SUM]))
+                for i in range(p.config.cluster * p.config.consumers)
+            ]
             total = _combined(parts)
             self.store(piece.sequence, piece.unit, start, *total, first=first)
 

@@ -61,6 +61,11 @@ class Problem:
         return plgpu.align_to(self.head_dim, _ROWS)
 
     @property
+    def share(self) -> int:
+        """Dimensions that each CTA of a cluster combines."""
+        return plgpu.cdiv(self.dims, self.config.cluster)
+
+    @property
     def rows(self) -> int:
         """Rows of a block that one warpgroup multiplies."""
         return self.config.block_kv // self.config.consumers
@@ -461,6 +466,9 @@ def _stages(p: Problem, c: DecodeConfig, smem_bytes: int) -> int:
     size = p.dtype.itemsize
     rows = c.block_kv // c.consumers
     parts = c.consumers - (c.cluster == 1)
+    if c.cluster > 1:
+        # What the other CTAs send.
+        parts += c.consumers + 1
     used = QUERIES * p.columns * p.dims * size
     used += c.consumers * p.columns * rows * size
     used += p.scales_queries * c.consumers * p.columns * p.dims * size
