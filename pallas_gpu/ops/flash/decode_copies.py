@@ -173,7 +173,8 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     @plgpu.loop(0, reads)
     def _(read):
         begin = plus(piece.first, times(read, size))
-        entries = _Entries.read(p, mem, piece, times(plus(start, begin), p.config.block_kv))
+        row = times(plus(start, begin), p.config.block_kv)
+        entries = _Entries.read(p, mem, piece, row)
 
         @plgpu.loop(begin, lax.min(plus(begin, size), piece.last))
         def _(block):
@@ -237,6 +238,7 @@ class _Entries:
         the nearest one that some query sees is copied.
         """
         p = self.p
+        assert p.page_size is not None
         step = min(p.page_size, p.config.block_kv)
         for i in range(p.config.block_kv // step):
             index, within = divide(plus(row, i * step), p.page_size)

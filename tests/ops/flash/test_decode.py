@@ -269,6 +269,11 @@ def test_pages_in_any_order(page_size):
     check(s, page_size=page_size, executed=executed)
 
 
+def test_a_table_of_more_pages_than_are_read_at_once():
+    c = dataclasses.replace(GRID, workers=1)
+    check(Shape(kv_len=1104, lengths=(1099,), head_dim=16), c, page_size=8)
+
+
 def test_one_page():
     check(Shape(batch=2, kv_len=16, lengths=(1, 9)), page_size=16)
 
