@@ -18,6 +18,7 @@ from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.positions import scatter_positions_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
@@ -31,6 +32,15 @@ _ROUND_BYTES = 4 * 32 * 16
 _COMBINED_BYTES = 4
 _REDUCED = ("reduce_", "arg")
 _SCANNED = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+
+_COPIES = (
+    *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
+    *("copy_smem_to_gmem_by_threads", "gather_rows", "scatter_rows"),
+)
+_OF_TILES = (
+    *("wgmma", "tcgen05_mma", "async_copy_smem_to_tmem"),
+    *("async_copy_scales_to_tmem", "async_copy_sparse_metadata_to_tmem"),
+)
 
 _LOWER: list[Lower] = []
 # The error of each kernel that was lowered, None if it has code.
@@ -73,6 +83,8 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     sites = walk.walk(expand.expanded(params, target).jaxpr)
     if any(_may_split_words(site.eqn) for site in sites):
         return True
+    if any(map(_cuts_tiles, sites)) and any(map(_reads_tiles, sites)):
+        return True
     arrays = [site.eqn for site in sites if _has_arrays(site.eqn)]
     if not arrays:
         return False
@@ -98,6 +110,26 @@ def _may_split_words(eqn: _jax.JaxprEqn) -> bool:
     return any(
         not isinstance(x, _jax.Literal) and _is_index(x.aval) for x in eqn.invars
     )
+
+
+def _cuts_tiles(site: walk.Site) -> bool:
+    """True for a copy of a reshaped array in SMEM whose tiles the compiler chooses."""
+    eqn = site.eqn
+    if eqn.primitive.name not in _COPIES:
+        return False
+    operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
+    sides = [operands["src"], operands["dst"]]
+    return any(
+        side.viewed is not None
+        and side.ref.aval.memory_space is types.SMEM
+        and not side.ref.aval.transforms
+        for side in sides
+    )
+
+
+def _reads_tiles(site: walk.Site) -> bool:
+    """True for what reads SMEM in tiles: products, and copies to TMEM."""
+    return site.eqn.primitive.name in _OF_TILES
 
 
 def _is_index(aval: Any) -> bool:

@@ -27,8 +27,9 @@ def _infer_smem_array(network: Network, op: ir.Operation, key: Key) -> None:
     "builtin.unrealized_conversion_cast",
 )
 def _infer_view(network: Network, op: ir.Operation, key: Key) -> None:
-    """Parts are resolved at their uses; a cast of an array yields its pointer."""
-    if op.name == "builtin.unrealized_conversion_cast":
+    """Parts are resolved at their uses; a cast of an array may yield its pointer."""
+    is_cast = op.name == "builtin.unrealized_conversion_cast"
+    if is_cast and not isinstance(op.results[0].type, ir.MemRefType):
         use_as_pointers(network, op)
 
 
