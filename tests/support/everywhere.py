@@ -42,7 +42,8 @@ def check(
     """Runs `make(interpret)(*args)` everywhere and compares with `expected`.
 
     Args:
-      make: takes `interpret` and returns the function to test.
+      make: takes `interpret` and returns the function to test; it is called once, with
+        parameters for the emulator, which the lowering ignores.
       args: its arguments.
       expected: pytree of arrays.
       atol, rtol: tolerances of `np.testing.assert_allclose`; zero is exact.
@@ -51,16 +52,15 @@ def check(
       executed: those of them whose module is executed on the CPU.
       on_gpu: False for kernels of another target than the tests' card.
     """
-    traced = Traced(make(None), args)
+    traced = Traced(make(plgpu.InterpretParams(seed=1)), args)
     if emulate:
-        emulated = traced.emulated(plgpu.InterpretParams(seed=1))
-        _compare(emulated(*args), expected, atol, rtol)
+        _compare(traced.as_traced(*args), expected, atol, rtol)
     for choice in semantics:
         lowered = in_lockstep.lower_traced(traced.lowered_under(choice), args)
         if choice in executed:
             _execute(lowered, expected, atol, rtol)
         if on_gpu and has_gpu():
-            function = traced.under(choice)
+            function = traced.on_gpu(choice)
             with jax.default_device(jax.devices("cuda")[0]):
                 on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
                 _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)

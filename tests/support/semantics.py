@@ -28,25 +28,33 @@ def under(semantics: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Traced:
-    """A function traced once, whose kernels run and are lowered in several ways."""
+    """A function traced once, whose kernels run and are lowered in several ways.
+
+    Attributes:
+      as_traced: the function with its kernels' own parameters.
+    """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._closed, self._shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        self.as_traced = self._function(self._closed)
 
     def under(self, semantics: Any) -> Callable[..., Any]:
         """Returns the function of arguments like those that it was traced with."""
         return self._function(self.lowered_under(semantics))
 
-    def emulated(self, interpret: plgpu.InterpretParams) -> Callable[..., Any]:
-        """Returns the function, whose kernels run in the emulator."""
-        return self._function(self._changed({"interpret": interpret}))
+    def on_gpu(self, semantics: Any) -> Callable[..., Any]:
+        """As `under`, without parameters for the emulator."""
+        return self._function(self.lowered_under(semantics, interpret=None))
 
-    def lowered_under(self, semantics: Any) -> core.ClosedJaxpr:
-        """Returns the program, whose kernels are to be lowered under some semantics."""
-        return self._changed({"lowering_semantics": semantics})
+    def lowered_under(self, semantics: Any, **changes: Any) -> core.ClosedJaxpr:
+        """Returns the program, whose kernels are to be lowered under some semantics.
 
-    def _changed(self, changes: dict[str, Any]) -> core.ClosedJaxpr:
-        return self._closed.replace(jaxpr=_replace(self._closed.jaxpr, changes))
+        Args:
+          semantics: of all kernels.
+          changes: other parameters of theirs.
+        """
+        jaxpr = _replace(self._closed.jaxpr, semantics, changes)
+        return self._closed.replace(jaxpr=jaxpr)
 
     def _function(self, closed: core.ClosedJaxpr) -> Callable[..., Any]:
         tree = jax.tree.structure(self._shape)
@@ -59,26 +67,25 @@ class Traced:
         return changed
 
 
-def _replace(jaxpr: Any, changes: dict[str, Any]) -> Any:
-    """Returns the jaxpr with parameters of its kernels replaced."""
+def _replace(jaxpr: Any, semantics: Any, changes: dict[str, Any]) -> Any:
+    """Returns the jaxpr with its kernels under some semantics, and other parameters."""
     equations = []
     for eqn in jaxpr.eqns:
         if eqn.primitive is call.kernel_p:
-            params = eqn.params | changes
-            if (semantics := params.pop("lowering_semantics", None)) is not None:
-                params["compiler_params"] = dataclasses.replace(
-                    params["compiler_params"], lowering_semantics=semantics
-                )
+            compiler_params = dataclasses.replace(
+                eqn.params["compiler_params"], lowering_semantics=semantics
+            )
+            params = eqn.params | changes | {"compiler_params": compiler_params}
         else:
-            params = {k: _within(v, changes) for k, v in eqn.params.items()}
+            params = {k: _within(v, semantics, changes) for k, v in eqn.params.items()}
         equations.append(eqn.replace(params=params))
     return jaxpr.replace(eqns=equations)
 
 
-def _within(value: Any, changes: dict[str, Any]) -> Any:
+def _within(value: Any, semantics: Any, changes: dict[str, Any]) -> Any:
     """Returns a parameter of an equation with the kernels of its bodies changed."""
     if isinstance(value, core.ClosedJaxpr):
-        return value.replace(jaxpr=_replace(value.jaxpr, changes))
+        return value.replace(jaxpr=_replace(value.jaxpr, semantics, changes))
     if isinstance(value, tuple) and any(isinstance(x, core.ClosedJaxpr) for x in value):
-        return tuple(_within(x, changes) for x in value)
+        return tuple(_within(x, semantics, changes) for x in value)
     return value
