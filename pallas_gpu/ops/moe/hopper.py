@@ -296,7 +296,11 @@ def _factors(problem, tile, row, of_rows, of_columns) -> Any:
     columns = tile.column + jnp.arange(c.tile_n, dtype=jnp.int32)
     left = plgpu.load(of_rows, (rows,), mask=rows < problem.m, other=0)
     right = of_columns.at[tile.matrix]
-    right = plgpu.load(right, (columns,), mask=columns < problem.n, other=0)
+    if problem.n % c.tile_n:
+        # Nothing beyond the last column is stored. A mask takes more registers: spills.
+        right = right[jnp.minimum(columns, problem.n - 1)]
+    else:
+        right = right[plgpu.ds(tile.column, c.tile_n)]
     return left[:, None] * right[None, :]
 
 
