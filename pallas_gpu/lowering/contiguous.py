@@ -24,7 +24,8 @@ from pallas_gpu.walk import Body, bodies, walk
 
 _ACCESSES = (load_indexed_p, store_indexed_p)
 _CALLS = ("jit", "pjit", "closed_call", "run_scoped", "custom_jvp_call")
-# Facts of a loop's carry become weaker in each round; after these they are dropped.
+# Facts of a loop's carries become weaker in each round; after these all are dropped,
+# which another round cannot weaken.
 _MOST_ROUNDS = 6
 
 
@@ -110,15 +111,14 @@ class _Search:
         pairs, inputs = _indices.carried(eqn, body.jaxpr), self._inputs(body)
         for round_ in range(_MOST_ROUNDS + 1):
             results = self._run(body, inputs)
-            changed = False
+            before = list(inputs)
             for i, j in pairs:
-                weaker = join(inputs[i], results[j])
-                if weaker != inputs[i]:
-                    changed = True
-                    last = round_ == _MOST_ROUNDS - 1
-                    inputs[i] = unknown(body.jaxpr.invars[i].aval) if last else weaker
-            if not changed:
+                inputs[i] = join(inputs[i], results[j])
+            if inputs == before:
                 break
+            if round_ == _MOST_ROUNDS - 1:
+                for i, _ in pairs:
+                    inputs[i] = unknown(body.jaxpr.invars[i].aval)
         carries = {j: inputs[i] for i, j in pairs}
         for condition in inner[:-1]:
             consts = len(condition.inputs) - len(carries)

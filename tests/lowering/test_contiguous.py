@@ -122,6 +122,25 @@ def test_ranges_of_a_loop_that_adds_a_block():
     assert widths(make, x) == {4}
 
 
+@pytest.mark.parametrize("carries", [3, 9])
+def test_what_a_loop_passes_through_many_carries(carries):
+    """The start that is not aligned reaches the access after as many iterations."""
+
+    def body(x, o):
+        def step(i, starts):
+            o[i] = x[starts[0] + jnp.arange(BLOCK)]
+            return (*starts[1:], jnp.int32(3))
+
+        starts = tuple(jnp.int32(4) for _ in range(carries))
+        lax.fori_loop(0, carries + 1, step, starts)
+
+    make = kernel(body, (carries + 1, BLOCK))
+    x = np.arange(2 * BLOCK, dtype=np.float32)
+    expected = np.stack([x[s : s + BLOCK] for s in (*[4] * carries, 3)])
+    check(make, [x], expected)
+    assert widths(make, x) == {1, 4}
+
+
 def test_a_function_that_is_called_with_different_starts():
     @jax.jit
     def part(x, start):
