@@ -35,6 +35,7 @@ def factors(shape):
     [
         (E4M3, 72, 48, None, None),
         (E4M3, 64, 64, (M,), (len(SIZES), 64)),
+        (E4M3, 72, 64, (M,), (len(SIZES), 72)),
         (E5M2, 75, 45, (), (len(SIZES),)),
     ],
 )
