@@ -59,10 +59,11 @@ class Work:
 
 
 # Rows of 512 bytes and tiles of a block, and blocks on an SM, of copies by TMA: from
-# 64 to 192 KiB are under way on each SM.
+# 64 to 192 KiB are under way on each SM. docs/performance.md has others, which are
+# slower: hints to the L2 cache, clusters, tiles far apart, blocks that stay.
 _STREAMS = [
-    (32, 4, 3), (64, 4, 1), (32, 4, 2), (32, 4, 1), (64, 1, 4), (64, 1, 3), (64, 1, 2),
-    (32, 1, 8), (32, 1, 6), (32, 1, 4), (16, 1, 16), (16, 1, 12), (16, 1, 8),
+    (32, 4, 3), (64, 4, 1), (32, 4, 2), (32, 4, 1), (64, 2, 1), (16, 8, 1), (64, 1, 4),
+    (64, 1, 3), (64, 1, 2), (32, 1, 8), (32, 1, 4), (16, 1, 12), (16, 1, 8),
 ]  # fmt: skip
 
 
