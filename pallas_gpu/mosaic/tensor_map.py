@@ -30,6 +30,9 @@ ENCODE_FUNCTION = "cuTensorMapEncodeTiled"
 # CUtensorMap is an opaque struct of 128 bytes, 64-byte aligned (CUDA driver API).
 DESCRIPTOR_BYTES = 128
 DESCRIPTOR_ALIGNMENT_BYTES = 64
+# CUDA programming guide, "Function Parameters": 32,764 bytes of parameters since CUDA
+# 12.1; the kernel's other one is a pointer.
+MAX_DESCRIPTORS = (32_764 - 8) // DESCRIPTOR_BYTES
 
 # Element types as encoded by the launcher's runtime function (observed in the modules
 # that JAX's own GPU kernels compile to). A copy depends only on the width.
@@ -180,6 +183,8 @@ def lower_tensor_maps(
     slots: dict[TensorMap, list[ir.Operation]] = {}
     for op in tagged:
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
+    if len(slots) > MAX_DESCRIPTORS:
+        raise _too_many(len(slots))
     with ir.InsertionPoint(launch):
         array = _emit_host(list(slots), buffers)
     _declare(kernel, any(tensor_map.nan_fill for tensor_map in slots))
@@ -195,6 +200,19 @@ def lower_tensor_maps(
                 op.erase()
     _prefetch(body, addresses)
     return len(slots)
+
+
+def _too_many(count: int) -> errors.OutOfResources:
+    return errors.OutOfResources(
+        "the copies of a kernel have too many different tensor maps",
+        resource="parameters",
+        limit_bytes=MAX_DESCRIPTORS * DESCRIPTOR_BYTES,
+        used_bytes=count * DESCRIPTOR_BYTES,
+        expected=f"at most {MAX_DESCRIPTORS}: they are parameters of the kernel",
+        got=count,
+        hint="copy parts of fewer arrays and sizes by TMA, or by cp.async with "
+        "implementation=plgpu.AsyncCopyImplementation.CP_ASYNC",
+    )
 
 
 def _prefetch(body: ir.Block, addresses: Sequence[ir.Value]) -> None:

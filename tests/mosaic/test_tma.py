@@ -215,3 +215,17 @@ def test_the_two_sides_must_agree(build, typed):
         errors.ShapeError, match="Source and destination of the copy differ"
     ):
         build(body, [typed((64, 64), np.float32)], smem_bytes=1 << 13)
+
+
+def test_the_descriptors_of_a_kernel_fit_its_parameters(build, typed):
+    def body(kb, x):
+        for height in range(1, 21):
+            for width in range(16, 272, 16):
+                tile = (height, width)
+                view = smem_view(kb, 1024, tile, "uint8", None, 16)
+                tma.copy_smem_to_gmem(kb, view, x.slice((0, 0), tile))
+
+    with pytest.raises(errors.OutOfResources) as caught:
+        build(body, [typed((64, 512), np.uint8)], smem_bytes=1 << 14)
+    assert "at most 255" in caught.value.expected
+    assert int(caught.value.got) > 255

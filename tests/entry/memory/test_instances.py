@@ -129,13 +129,15 @@ def test_a_prefetch_is_left_out():
     everywhere.check(of(body, (6,)), [x], x)
 
 
-def test_blocks_of_pallas_call():
+@pytest.mark.parametrize("axis", ["parallel", "arbitrary"])
+def test_blocks_of_pallas_call(axis):
     def make(interpret):
         block = plgpu.BlockSpec((64,), lambda i: (i,))
 
         def body(x, o):
             o[...] = x[...] + 1
 
+        params = plgpu.CompilerParams(dimension_semantics=(axis,))
         return jax.vmap(
             plgpu.pallas_call(
                 body,
@@ -143,6 +145,7 @@ def test_blocks_of_pallas_call():
                 grid=(2,),
                 in_specs=[block],
                 out_specs=block,
+                compiler_params=params,
                 interpret=interpret,
             )
         )
