@@ -140,9 +140,8 @@ def memory(p: Problem, refs: dict[str, Any]) -> Memory:
 
 
 def produce(p: Problem, mem: Memory, piece: Piece) -> None:
-    """Copies the queries of a tile, then blocks of K and V."""
-    head, first_head = p.head(piece.unit)
-    _copy_queries(p, mem, piece, head, first_head)
+    """Copies blocks of K and V."""
+    head = p.head(piece.unit)[0]
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
 
@@ -173,8 +172,9 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     @plgpu.loop(0, reads)
     def _(read):
         begin = plus(piece.first, times(read, size))
-        row = times(plus(start, begin), p.config.block_kv)
-        entries = _Entries.read(p, mem, piece, row)
+        entries = _Entries.read(
+            p, mem, piece, times(plus(start, begin), p.config.block_kv)
+        )
 
         @plgpu.loop(begin, lax.min(plus(begin, size), piece.last))
         def _(block):
@@ -182,7 +182,9 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
             copy_block(block, list(entries.pages(row)))
 
 
-def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> None:
+def copy_queries(p: Problem, mem: Memory, piece: Piece) -> None:
+    """Copies the queries of a tile."""
+    head, first_head = p.head(piece.unit)
     slot = divide(piece.number, QUERIES)[1]
 
     @plgpu.when(lax.ge(piece.number, np.int32(QUERIES)))

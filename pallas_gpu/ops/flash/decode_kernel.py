@@ -74,6 +74,8 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     else:
         workers = p.lanes * p.abreast
         if p.divides_tiles:
+            if p.combiners > 1:
+                scratch["turn_seen"] = plgpu.Barrier(num_arrivals=p.combiners - 1)
             scratch["parts"] = plgpu.GMEM((workers, 2, *part), jnp.float32)
             scratch["stats"] = plgpu.GMEM((workers, 2, *stats), jnp.float32)
         launch = {"grid": (workers,), "grid_names": ("worker",)}
@@ -140,6 +142,10 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
             def _():
                 work.for_each(functools.partial(copies.produce, p, mem))
 
+            @plgpu.when(warp == 1)
+            def _():
+                work.for_each(functools.partial(copies.copy_queries, p, mem))
+
     if p.is_narrow:
 
         @plgpu.when(wg > consumers)
@@ -174,8 +180,9 @@ class _Consumer:
     parts: Any = None
     stats: Any = None
     logsumexp: Any = None
-    # For each CTA how many parts earlier ones have stored for it.
+    # For each CTA how many parts there are of the tile that it combines.
     turns: Any = None
+    turn_seen: Any = None
     inbox: Any = None
     inbox_stats: Any = None
     arrived: Any = None
@@ -189,7 +196,7 @@ class _Consumer:
         self.work.for_each(self.visit)
         if self.p.divides_tiles:
 
-            @plgpu.when(self.is_first)
+            @plgpu.when(lax.lt(self.index, np.int32(self.p.combiners)))
             def _():
                 self.combine_lanes()
 
@@ -233,8 +240,11 @@ class _Consumer:
 
     # --- the blocks of a piece --------------------------------------------------------
 
-    def reduce(self, piece: Piece) -> tuple[Any, Any, Any]:
-        """Returns what a piece's blocks add up to: result, maxima and sums."""
+    def reduce(self, piece: Piece, meanwhile: Any = None) -> tuple[Any, Any, Any]:
+        """Returns what a piece's blocks add up to: result, maxima and sums.
+
+        Calls `meanwhile` with maxima and sums, if possible beside the last product.
+        """
         p, mem = self.p, self.mem
         q_slot = divide(piece.number, QUERIES)[1]
         factor = p.factor * self.scale(mem.k_scale, piece.unit)
@@ -244,6 +254,12 @@ class _Consumer:
             queries, scale = self.scaled_queries(queries)
             factor = factor * scale
 
+        def finish(maxima, sums):
+            sums = sums.sum(axis=0)
+            if meanwhile is not None:
+                meanwhile(maxima, sums)
+            return sums
+
         def over_blocks(acc):
             def step(block, state):
                 scores = self.scores(piece, queries, block, factor)
@@ -252,14 +268,17 @@ class _Consumer:
             maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
             sums = jnp.zeros((p.rows, p.columns), jnp.float32)
             loop = plgpu.loop(piece.first, piece.last, init_carry=(maxima, sums))
-            state = loop(step)
-            return acc[...], *state
+            maxima, sums = loop(step)
+            # After a loop that may have no steps ptxas would serialize the products.
+            if p.has_equal_shares:
+                sums = finish(maxima, sums)
+            return acc[...], maxima, sums
 
         total = plgpu.ACC((p.dims, p.columns))
         result, maxima, sums = plgpu.run_scoped(over_blocks, total)
         self.release_v(piece, piece.last)
         plgpu.barrier_arrive(mem.q_empty.at[q_slot])
-        return result, maxima, sums.sum(axis=0)
+        return result, maxima, sums if p.has_equal_shares else finish(maxima, sums)
 
     def release_v(self, piece: Piece, block: Any) -> None:
         """Frees the buffer of V of the block before."""
@@ -285,12 +304,15 @@ class _Consumer:
         acc[...] = so_far * _over_rows(shrink, so_far)
         p_smem = self.p_smem.at[self.index]
         plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.wide)
+        if p.sees_whole_blocks:
+            plgpu.commit_smem()
         ring = self.mem.v_ring
         slot = ring.slot(piece, block)
         plgpu.barrier_wait(ring.full.at[slot])
         v = ring.smem.at[slot, self.own_rows]
-        self.clear(piece, v, row)
-        plgpu.commit_smem()
+        if not p.sees_whole_blocks:
+            self.clear(piece, v, row)
+            plgpu.commit_smem()
         plgpu.wgmma(acc, v.T, p_smem.T)
         return new, sums
 
@@ -405,15 +427,18 @@ class _Consumer:
         self.stats[(*at, _MAXIMUM)] = maxima
         self.stats[(*at, _SUM)] = sums
 
-        @plgpu.when(lax.lt(piece.last, piece.blocks))
-        def _():
-            _, last = self.work.lanes_of(piece.start, piece.blocks)
-            turn = self.turns.at[self.work.worker(last)]
-            plgpu.semaphore_signal(turn, memory_scope="gpu")
+        _, last = self.work.lanes_of(piece.start, piece.blocks)
+        turn = self.turns.at[self.work.worker(last)]
+        plgpu.semaphore_signal(turn, memory_scope="gpu")
 
     def combine_lanes(self) -> None:
-        """Combines the parts of the tile that ends in this CTA but began before it."""
+        """Combines the parts of the tile that ends in this CTA but began before it.
+
+        Each warpgroup combines some dimensions of the head.
+        """
         p, work = self.p, self.work
+        size = p.dims // p.combiners
+        start = times(self.index, size)
 
         def visit(piece):
             first, last = work.lanes_of(piece.start, piece.blocks)
@@ -422,10 +447,16 @@ class _Consumer:
             @plgpu.when(mine)
             def _():
                 turn = self.turns.at[lax.axis_index("worker")]
-                plgpu.semaphore_wait(turn, minus(last, first), memory_scope="gpu")
+                count = plus(minus(last, first), 1)
+                plgpu.semaphore_wait(turn, count, decrement=False, memory_scope="gpu")
+                if p.combiners > 1:
+
+                    @plgpu.when(~self.is_first)
+                    def _():
+                        plgpu.barrier_arrive(self.turn_seen)
 
                 together = _LOADED_REGISTERS.get(p.warpgroups, 0)
-                together = together * 128 // (p.dims * p.columns)
+                together = together * 128 // (size * p.columns)
                 together = min(max(together, 1), p.lanes)
 
                 def add(step, state):
@@ -440,34 +471,37 @@ class _Consumer:
                         # What has been added already counts no more.
                         maxima = jnp.where(there, maxima, 2 * _MASKED)
                         sums = self.stats[(*at, _SUM)]
-                        parts.append((self.parts[at], maxima, sums))
+                        part = self.parts[(*at, plgpu.ds(start, size))]
+                        parts.append((part, maxima, sums))
                     return _combined(parts)
 
                 steps = divide(plus(minus(last, first), together), together)[0]
-                state = plgpu.loop(0, steps, init_carry=self.nothing)(add)
-                self.store(piece.sequence, piece.unit, 0, *state)
+                loop = plgpu.loop(0, steps, init_carry=self.nothing(size))
+                result, maxima, sums = loop(add)
+                tile = piece.sequence, piece.unit
+                self.store(*tile, start, result, maxima, sums, first=start)
+
+                @plgpu.when(self.is_first)
+                def reset():
+                    if p.combiners > 1:
+                        plgpu.barrier_wait(self.turn_seen)
+                    plgpu.semaphore_signal(turn, lax.neg(count), memory_scope="gpu")
 
         work.first_piece(visit)
 
-    @property
-    def nothing(self) -> Any:
+    def nothing(self, dims: int) -> Any:
         p = self.p
-        zeros = jnp.zeros((p.dims, p.columns), jnp.float32)
+        zeros = jnp.zeros((dims, p.columns), jnp.float32)
         maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
         return zeros, maxima, jnp.zeros((p.columns,), jnp.float32)
 
     def visit_share(self, piece: Piece) -> None:
         """Computes a piece, then a part of the head's dimensions for all pieces."""
         p, at = self.p, self.index
-        state = self.reduce(piece)
-        self.parts[at], self.stats[at, _MAXIMUM], self.stats[at, _SUM] = state
         source = plus(times(lax.axis_index("split"), p.config.consumers), at)
-        # The last ones overlap: sizes are static.
-        starts = [min(i * p.share, p.dims - p.share) for i in range(p.config.cluster)]
-        mine = [self.parts[at, plgpu.ds(i, p.share)] for i in starts]
-        stats = self.stats[at]
-        for cta, part in enumerate(mine):
-            for array, inbox in ((part, self.inbox), (stats, self.inbox_stats)):
+
+        def send(arrays, inbox):
+            for cta, array in enumerate(arrays):
                 plgpu.async_store_smem(
                     array,
                     inbox.at[source],
@@ -476,6 +510,15 @@ class _Consumer:
                     cluster_dim="split",
                     sem="relaxed",
                 )
+
+        def send_stats(maxima, sums):
+            self.stats[at, _MAXIMUM], self.stats[at, _SUM] = maxima, sums
+            send([self.stats[at]] * p.config.cluster, self.inbox_stats)
+
+        self.parts[at] = self.reduce(piece, send_stats)[0]
+        # The last ones overlap: sizes are static.
+        starts = [min(i * p.share, p.dims - p.share) for i in range(p.config.cluster)]
+        send([self.parts[at, plgpu.ds(i, p.share)] for i in starts], self.inbox)
 
         @plgpu.when(self.is_first)
         def _():

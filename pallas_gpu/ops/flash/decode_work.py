@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,6 +65,17 @@ class Problem:
     def share(self) -> int:
         """Dimensions that each CTA of a cluster combines."""
         return plgpu.cdiv(self.dims, self.config.cluster)
+
+    @property
+    def combiners(self) -> int:
+        """Warpgroups of a CTA that combine what several CTAs have stored."""
+        return math.gcd(self.dims, self.config.consumers)
+
+    @property
+    def has_equal_shares(self) -> bool:
+        """Whether the CTAs of a cluster always read equally many blocks."""
+        is_shared = self.config.cluster > 1 and not self.has_lengths
+        return is_shared and self.blocks(self.kv_len) % self.config.cluster == 0
 
     @property
     def rows(self) -> int:
@@ -180,6 +192,13 @@ class Problem:
         return plgpu.cdiv(tiles * self.blocks(self.kv_len), self.lanes)
 
     # --- keys -------------------------------------------------------------------------
+
+    @property
+    def sees_whole_blocks(self) -> bool:
+        """Whether some query sees each row of all blocks."""
+        if self.has_lengths or self.window is not None:
+            return False
+        return self.kv_len % self.config.block_kv == 0
 
     @property
     def most_blocks(self) -> int:

@@ -170,6 +170,16 @@ def test_results_of_a_grid_and_of_a_cluster(dtype, c):
     check(Shape(), c, dtype=dtype, executed=BOTH if c is CLUSTER else (Warpgroup,))
 
 
+def test_equal_shares_of_whole_blocks():
+    # The statistics are sent while the last product is under way.
+    check(Shape(kv_len=256), CLUSTER, dtype="bfloat16", executed=(Warpgroup,))
+
+
+@pytest.mark.slow
+def test_three_ctas_combine_dimensions_that_they_cannot_divide():
+    check(Shape(kv_len=200), dataclasses.replace(CLUSTER, cluster=3))
+
+
 @pytest.mark.parametrize("q_len", range(1, 9))
 def test_queries_are_causal_among_themselves(q_len):
     check(Shape(q_len=q_len, kv_len=70, heads=1))
@@ -393,6 +403,22 @@ def test_ten_orders_of_events_give_one_result(c, options):
     got = np.asarray(f(q, k, v, config=c, interpret=interpret), np.float64)
     expected, _ = reference(q, k, v, s.lengths)
     np.testing.assert_allclose(got, expected, atol=2**-8)
+
+
+@pytest.mark.slow
+def test_five_orders_of_events_with_pages():
+    s = Shape(batch=2, kv_len=144, lengths=(140, 70))
+    q, k, v = operands(s)
+    table = random_table(s, 16)
+    got = decode_attention(
+        *(q, in_pages(k, 16, table), in_pages(v, 16, table)),
+        lengths=jnp.array(s.lengths, jnp.int32),
+        page_table=table,
+        config=dataclasses.replace(CLUSTER, block_kv=128, consumers=2, stages=1),
+        interpret=plgpu.InterpretParams(schedules=5),
+    )
+    expected, _ = reference(q, k, v, s.lengths)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
 
 
 @pytest.mark.slow
