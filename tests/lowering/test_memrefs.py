@@ -22,7 +22,8 @@ def test_an_array_is_the_whole_of_itself(body: Body):
     with body.building() as b:
         array = b.smem((4, 128, 64), "f16")
         part = memrefs.resolve(array)
-    assert part == memrefs.Part(array, types.SMEM, 16, Window.whole((4, 128, 64)))
+    whole = Window.whole((4, 128, 64))
+    assert part == memrefs.Part(array, types.SMEM, 16, whole, array)
 
 
 def test_an_array_with_transforms_is_the_array_itself(body: Body):
@@ -64,7 +65,7 @@ def test_a_part_is_the_window_that_it_was_made_from(body: Body, case):
         array = b.smem(window.array_shape, "f16")
         ref = memrefs.subview(array, window)
         part = memrefs.resolve(ref)
-    assert part == memrefs.Part(array, types.SMEM, 16, window)
+    assert part == memrefs.Part(array, types.SMEM, 16, window, array)
     assert tuple(ref.type.shape) == window.shape
     strides, _ = ref.type.get_strides_and_offset()
     assert tuple(strides) == window.strides
