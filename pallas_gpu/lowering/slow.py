@@ -117,8 +117,10 @@ def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) ->
     taken = layout.num_registers * layout.vector_length * bits // _REGISTER_BITS
     if taken > _MOST_REGISTERS:
         warn(
-            "an array does not fit the registers of a warpgroup, which spills",
-            f"{taken} registers of each thread, of {_MOST_REGISTERS}",
+            "an array is larger than the registers of a warpgroup",
+            f"{taken} registers of each thread, which has {_MOST_REGISTERS}: unless "
+            "elements are used one after the other, ptxas spills, which a warning "
+            "after compilation then says",
             _described(view),
             "load it in parts, or use more warpgroups",
             where,

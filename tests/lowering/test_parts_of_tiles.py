@@ -234,3 +234,14 @@ def test_conflicts_that_the_author_excludes_are_refused(semantics):
     kernel = plgpu.kernel(body, out, scratch_types=scratch)
     with pytest.raises(errors.LayoutError, match="bank conflicts"):
         in_lockstep.lower(under(semantics, kernel), [x])
+
+
+@pytest.mark.parametrize("rows, warned", [(512, True), (64, False)])
+def test_an_array_of_more_registers_than_a_thread_has_is_named(rows, warned):
+    def body(x, o):
+        o[...] = x[...] + 1
+
+    found = warnings_of(body, plgpu.LoweringSemantics.Warpgroup, shape=(rows, 128))
+    said = [text for text in found if "larger than the registers" in text]
+    assert bool(said) is warned
+    assert not warned or "512 registers of each thread, which has 255" in said[0]
