@@ -159,9 +159,9 @@ def _features() -> list[str]:
     lines = ["## Copies, barriers, clusters, memory", ""]
     lines += [
         "Each runs in the emulator and, as emitted under both semantics, in a model of",
-        "the PTX ISA; those of `sm_90a` ran on an H200. Each is compiled offline, where",
-        "the instruction is found. *Reported*: without which of these, where a kernel",
-        "needs it, the emulator reports an error.",
+        "the PTX ISA; those of `sm_90a` ran on an H200. Each is compiled offline, and",
+        "the instruction is found there. *Reported*: without which of these, where a",
+        "kernel needs it, the emulator reports an error.",
         "`tests/support/features/` names the tests.",
         "",
         "| feature | target | instruction | reported |",
