@@ -125,6 +125,34 @@ def with_bodies(
     return eqn.replace(params=params)
 
 
+def with_equations(
+    jaxpr: _jax.Jaxpr, changed: Mapping[int, _jax.JaxprEqn | None]
+) -> _jax.Jaxpr:
+    """Returns a jaxpr with equations replaced, in all that it runs.
+
+    One that is run twice stays one, as its scopes are allocated once.
+
+    Args:
+      jaxpr: the jaxpr; itself is the result if nothing is replaced.
+      changed: the identity of an equation -> what replaces it; None leaves it out.
+    """
+    done: dict[_jax.Jaxpr, _jax.Jaxpr] = {}
+
+    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
+        if jaxpr not in done:
+            eqns = [new for eqn in jaxpr.eqns if (new := replacement(eqn)) is not None]
+            same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
+            done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
+        return done[jaxpr]
+
+    def replacement(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn | None:
+        if id(eqn) in changed:
+            return changed[id(eqn)]
+        return with_bodies(eqn, {b.jaxpr: rewritten(b.jaxpr) for b in bodies(eqn)})
+
+    return rewritten(jaxpr) if changed else jaxpr
+
+
 @dataclasses.dataclass(frozen=True)
 class _Walk:
     """The result of a walk: sites in order, and the numbers of the inner jaxprs."""

@@ -20,7 +20,7 @@ from pallas_gpu.lowering.progressions import result as result_of
 from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
-from pallas_gpu.walk import Body, bodies, walk
+from pallas_gpu.walk import Body, bodies, walk, with_equations
 
 _ACCESSES = (load_indexed_p, store_indexed_p)
 _CALLS = ("jit", "pjit", "closed_call", "run_scoped", "custom_jvp_call")
@@ -53,12 +53,12 @@ class Found:
 
 def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     """Returns a body whose accesses by elements state which are adjacent."""
-    sites = walk(jaxpr)
-    if not any(site.eqn.primitive in _ACCESSES for site in sites):
+    accesses = [s.eqn for s in walk(jaxpr) if s.eqn.primitive in _ACCESSES]
+    if not accesses:
         return jaxpr
     search = _Search()
     search.visit(jaxpr)
-    return _stated(jaxpr, search.found, {})
+    return with_equations(jaxpr, {id(e): search.stated(e) for e in accesses})
 
 
 class _Search:
@@ -67,6 +67,11 @@ class _Search:
     def __init__(self) -> None:
         self._facts: dict[Any, Fact | None] = {}
         self.found: dict[int, Found] = {}
+
+    def stated(self, access: _jax.JaxprEqn) -> _jax.JaxprEqn:
+        """Returns an access that has been visited, with what was found."""
+        found = dataclasses.asdict(self.found[id(access)])
+        return access.replace(params={**access.params, **found})
 
     def _of(self, atom: Any) -> Fact | None:
         if isinstance(atom, _jax.Literal):
@@ -188,33 +193,3 @@ def _adjacent(
 
 def _strides_of_others(index: Progression, axis: int) -> list[int]:
     return [s for i, s in enumerate(index.strides) if i != axis and s is not None]
-
-
-def _stated(
-    jaxpr: _jax.Jaxpr, found: dict[int, Found], done: dict[_jax.Jaxpr, _jax.Jaxpr]
-) -> _jax.Jaxpr:
-    # A function that is called twice stays one jaxpr: its scopes are allocated once.
-    if jaxpr not in done:
-        eqns = [_equation(eqn, found, done) for eqn in jaxpr.eqns]
-        same = all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True))
-        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
-    return done[jaxpr]
-
-
-def _equation(
-    eqn: _jax.JaxprEqn, found: dict[int, Found], done: dict[_jax.Jaxpr, _jax.Jaxpr]
-) -> _jax.JaxprEqn:
-    known = found.get(id(eqn))
-    if known is not None:
-        return eqn.replace(params={**eqn.params, **dataclasses.asdict(known)})
-    inner = {b.jaxpr: _stated(b.jaxpr, found, done) for b in bodies(eqn)}
-    if all(old is new for old, new in inner.items()):
-        return eqn
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(replaced, value))
-        return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
-
-    params = {name: replaced(value) for name, value in eqn.params.items()}
-    return eqn.replace(params=params)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -19,7 +18,7 @@ from pallas_gpu.entry.check.tma import sides
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
-from pallas_gpu.walk import Site, bodies, walk, with_bodies
+from pallas_gpu.walk import Site, walk, with_equations
 
 _DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr]]
 _DONE = weakref.WeakKeyDictionary()
@@ -29,8 +28,6 @@ _COPIES = {
     tma.copy_smem_to_gmem_p: "dst",
     async_prefetch_p: "ref",
 }
-# What replaces an equation; None leaves it out.
-_Replacements = Mapping[int, _jax.JaxprEqn | None]
 
 
 def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
@@ -53,7 +50,7 @@ def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
             for site in walk(jaxpr)
             if site.eqn.primitive in _COPIES and not _is_aligned(site, shared)
         }
-        done[batched] = _rewritten(jaxpr, changed, {}) if changed else jaxpr
+        done[batched] = with_equations(jaxpr, changed)
     return done[batched]
 
 
@@ -111,27 +108,3 @@ def _cannot(site: Site) -> errors.LayoutError:
         hint="pad the array, e.g. its last dimension, or let the grid have the axis",
         where=site.where,
     )
-
-
-def _rewritten(
-    jaxpr: _jax.Jaxpr,
-    changed: _Replacements,
-    done: dict[_jax.Jaxpr, _jax.Jaxpr],
-) -> _jax.Jaxpr:
-    """Returns a jaxpr with equations replaced, in all that it runs.
-
-    One that is run twice stays one, as its scopes are allocated once.
-    """
-    if jaxpr not in done:
-        eqns = []
-        for eqn in jaxpr.eqns:
-            new = changed.get(id(eqn), eqn)
-            if new is eqn:
-                inner = {body.jaxpr for body in bodies(eqn)}
-                rewritten = {x: _rewritten(x, changed, done) for x in inner}
-                new = with_bodies(eqn, rewritten)
-            if new is not None:
-                eqns.append(new)
-        same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
-        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns, consts=jaxpr.consts)
-    return done[jaxpr]
