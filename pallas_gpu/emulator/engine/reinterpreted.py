@@ -71,12 +71,12 @@ class ReinterpretedArray(Memory):
             return
         mask[key] = value
         # A wider element of which a part was stored counts as stored.
-        self.base.mark_written((...,), self._of_base(mask, np.any))
+        self.base.mark_written((...,), self._of_base(mask))
 
     def mark_poisoned(self, region: Region, mask: np.ndarray, origin: Origin) -> None:
         chosen = np.zeros(self._shape, np.bool_)
         region.view(chosen)[mask] = True
-        theirs = self._of_base(chosen, np.any)
+        theirs = self._of_base(chosen)
         for box in self.boxes(region.box()):
             place = tuple(slice(low, high) for low, high in box)
             part = self.base.whole().window.slice(
@@ -84,10 +84,10 @@ class ReinterpretedArray(Memory):
             )
             self.base.mark_poisoned(Region(self.base, part), theirs[place], origin)
 
-    def _of_base(self, mask: np.ndarray, combine: Any) -> np.ndarray:
-        """Returns which elements of the base some elements are."""
+    def _of_base(self, mask: np.ndarray) -> np.ndarray:
+        """Returns which elements of the base share bytes with some elements."""
         own, parts = self._ratio
-        flat = combine(mask.reshape(-1, own), axis=1)
+        flat = mask.reshape(-1, own).any(axis=1)
         return np.repeat(flat, parts).reshape(self.base.shape)
 
     def origin_of_missing(

@@ -109,9 +109,6 @@ class ReinterpretedShared(ReinterpretedArray, SharedArray):
 
     def __init__(self, base: SharedArray, shape: tuple[int, ...], dtype: Any):
         ReinterpretedArray.__init__(self, base, shape, dtype)
-        layout = base.layout
-        if dtype is not None:
-            layout = layout.reinterpreted(shape, types.itemsize_bits(dtype))
-        else:
-            layout = layout.reinterpreted(shape, layout.itemsize_bits)
-        self._describe(base.place, layout, base.owner)
+        own = base.layout.itemsize_bits
+        bits = own if dtype is None else types.itemsize_bits(dtype)
+        self._describe(base.place, base.layout.reinterpreted(shape, bits), base.owner)
