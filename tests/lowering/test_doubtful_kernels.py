@@ -33,11 +33,12 @@ EXAMPLES = hypothesis.settings(
 AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
 
 
-def require_agreement(function, *args):
+def require_agreement(function, *args, has_line=True):
     """The compiler refuses a kernel if and only if the emulator does."""
     verdict = acceptance.judge(function, args, execute=False)
     for error in verdict.refusals:
-        assert error.where and error.got is not None, error
+        assert error.got is not None, error
+        assert error.where or not has_line, error
     if verdict.traced is None:
         refused = verdict.lowered[Warpgroup]
         assert (verdict.emulated is None) == (refused is None), verdict
@@ -256,3 +257,31 @@ def test_copies_from_any_start(name, dtype, n, store, transforms, i):
     )
     x = (np.arange(2048) % 97).reshape(8, 256).astype(jnp.dtype(dtype))
     require_agreement(kernel, x, np.array([i], np.int32))
+
+
+@pytest.mark.parametrize("copies, maps", [(120, 120), (300, 284)])
+def test_kernels_have_as_many_tensor_maps_as_their_parameters_hold(copies, maps):
+    """Copies of one row are alike up to the width: they need no map of their own."""
+
+    def body(x, o, full, *tiles):
+        for k in range(copies):
+            rows, tile = plgpu.ds(0, 1 + k // 16), tiles[k % 16]
+            part = x.at[rows, plgpu.ds(0, tile.shape[1])]
+            plgpu.copy_gmem_to_smem(part, tile.at[rows], full)
+            plgpu.barrier_wait(full)
+        o[...] = x[0, 0]
+
+    tiles = [plgpu.SMEM((20, n), jnp.uint8) for n in range(16, 272, 16)]
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((), jnp.uint8),
+        scratch_types=[plgpu.Barrier(), *tiles],
+    )
+    x = np.zeros((64, 512), np.uint8)
+    # What is counted are the maps of the whole kernel.
+    verdict = require_agreement(kernel, x, has_line=False)
+    assert bool(verdict.refusals) is (maps > 255)
+    for error in verdict.refusals:
+        assert isinstance(error, errors.OutOfResources)
+        assert error.got == maps
+        assert "at most 255" in error.expected

@@ -37,6 +37,9 @@ _COPIES = (
     *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
     *("copy_smem_to_gmem_by_threads", "gather_rows", "scatter_rows"),
 )
+# From so many copies on their tensor maps, of which one may take several, are counted:
+# the parameters of a kernel hold 255.
+_MANY_COPIES = 100
 _OF_TILES = (
     *("wgmma", "tcgen05_mma", "async_copy_smem_to_tmem"),
     *("async_copy_scales_to_tmem", "async_copy_sparse_metadata_to_tmem"),
@@ -84,6 +87,8 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     if any(_may_split_words(site.eqn) for site in sites):
         return True
     if any(map(_cuts_tiles, sites)) and any(map(_reads_tiles, sites)):
+        return True
+    if sum(site.eqn.primitive.name in _COPIES for site in sites) >= _MANY_COPIES:
         return True
     arrays = [site.eqn for site in sites if _has_arrays(site.eqn)]
     if not arrays:
