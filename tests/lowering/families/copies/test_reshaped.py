@@ -60,6 +60,20 @@ def itself(ref, n):
     return ref
 
 
+def maker(body, tile, array, transforms):
+    """Makes kernels with a tile in SMEM, and a tile and an array as results."""
+
+    def make(interpret=None):
+        return plgpu.kernel(
+            body,
+            out_type=tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),
+            scratch_types=[plgpu.SMEM(*tile, transforms=transforms), plgpu.Barrier()],
+            interpret=interpret,
+        )
+
+    return make
+
+
 def through_smem(shape, dtype, part, tile, within=itself, transforms=(), by=None):
     """A part of an array goes to a part of an array in SMEM, and back again.
 
@@ -86,20 +100,7 @@ def through_smem(shape, dtype, part, tile, within=itself, transforms=(), by=None
         plgpu.copy_smem_to_gmem(within(smem, i), part(back, i))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct(tile, dtype),
-                jax.ShapeDtypeStruct(shape, dtype),
-            ),
-            scratch_types=[
-                plgpu.SMEM(tile, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
-
+    make = maker(body, (tile, dtype), (shape, dtype), transforms)
     return make, [x, n], (seen, back)
 
 
@@ -248,20 +249,7 @@ def test_a_part_travels_as_another_type(name):
         plgpu.copy_smem_to_gmem(within(smem), part(back))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct(tile, other),
-                jax.ShapeDtypeStruct(shape, dtype),
-            ),
-            scratch_types=[
-                plgpu.SMEM(tile, other, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
-
+    make = maker(body, (tile, other), (shape, dtype), transforms)
     everywhere.check(make, [x], expected)
 
 
