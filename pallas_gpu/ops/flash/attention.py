@@ -312,6 +312,13 @@ def _check_narrow(config: Any, packed: bool) -> None:
             got="packed sequences" if packed else "a kernel for Blackwell",
             hint="convert the operands with astype(jnp.bfloat16)",
         )
+    if config.keep_maxima:
+        raise errors.ArgumentError(
+            "attention: keep_maxima is not supported for float8",
+            expected="keep_maxima=False",
+            got="keep_maxima=True",
+            hint="float8 has no room for probabilities above 1",
+        )
     if config.block_kv % narrow.DEPTH:
         raise errors.ArgumentError(
             "attention: this block_kv is not supported for float8",

@@ -22,6 +22,7 @@ BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
     ping_pong=expect.boolean,
     heads_together=expect.integer(),
     blocks=expect.optional(expect.integer()),
+    keep_maxima=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
@@ -37,6 +38,10 @@ class AttentionConfig:
         in the L2 cache; rounded down to a divisor of batch times heads.
       blocks: number of persistent blocks; they load the next tile's operands while the
         last one is being stored. None starts a block for each tile.
+      keep_maxima: the maximum of a row is kept until scores exceed it by a factor of
+        2**8, so that most steps do not scale the result. Probabilities are above 1
+        then, and the largest one is rounded, too: the error is up to 5% larger, and
+        the kernel about 3% faster at head_dim 128, not at 64. Not for float8.
 
     Raises:
       ArgumentError: sizes that the tensor core does not support.
@@ -49,6 +54,7 @@ class AttentionConfig:
     ping_pong: bool = True
     heads_together: int = 8
     blocks: int | None = None
+    keep_maxima: bool = False
 
     def __post_init__(self):
         # wgmma: M is a multiple of 64. A block of K is the N of one product, at most

@@ -123,7 +123,8 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
         work = Lane.of(p, mem.lengths)
 
     consumers = p.config.consumers
-    registers = _REGISTERS.get(p.warpgroups)
+    # Without widening the fifth is one that multiplies.
+    registers = _REGISTERS.get(p.warpgroups) if p.is_narrow else None
 
     @plgpu.when(wg < consumers)
     def _():

@@ -179,9 +179,27 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
 
     @property
     def uneven(self) -> bool:
-        """Whether tiles differ in their number of blocks, and that is static."""
+        """Whether tiles differ in their work, and that is static."""
         banded = self.mask.right is not None or self.mask.left is not None
-        return banded and not self.mask.segments and not self.mask.ragged
+        static = not self.mask.segments and not self.mask.ragged
+        return (banded or self.idles) and static
+
+    @property
+    def idles(self) -> bool:
+        """Whether some consumers have no rows of the last tile of a head."""
+        c = self.config
+        if self.packed or self.bias is not None or not isinstance(c, AttentionConfig):
+            return False
+        return 0 < self.q_len % c.block_q <= c.block_q - c.rows
+
+    def cost(self, number: int) -> float:
+        """Returns the time of a tile of a head in steps, where the mask is static."""
+        share, c = 1.0, self.config
+        if self.idles and isinstance(c, AttentionConfig):
+            rows = min(self.q_len - number * c.block_q, c.block_q)
+            # Half of a step is waiting that the others would fill: a guess, too.
+            share = (1 + plgpu.cdiv(rows, c.rows)) / (1 + c.consumers)
+        return share * (self.steps(number) + _STEPS_OF_A_TILE)
 
     def steps(self, number: int) -> int:
         """Returns how many blocks a tile of a head sees, where the mask is static."""
@@ -270,5 +288,5 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
 def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
     """Returns the tiles of each worker, for persistent blocks and uneven tiles."""
     tiles = range(p.tiles)
-    costs = [p.steps(p.place(i)[2]) + _STEPS_OF_A_TILE for i in tiles]
+    costs = [p.cost(p.place(i)[2]) for i in tiles]
     return persistent.schedule(tiles, costs, p.workers)

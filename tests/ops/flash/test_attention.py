@@ -191,10 +191,64 @@ def test_scores_beyond_the_range_of_exponentials():
     check(Shape(), args=[q * 64, k * 16, v], causal=True, atol=2**-7)
 
 
-def test_maxima_that_grow_from_step_to_step():
-    q, k, v = operands(Shape(q_len=128))
-    growth = jnp.linspace(4, 1, 256, dtype=jnp.float16)[None, :, None, None]
-    check(Shape(), args=[jnp.abs(q), jnp.abs(k) * growth, v])
+def growing(s):
+    """Operands whose scores grow from step to step: each row's maximum does."""
+    q, k, v = operands(s)
+    growth = jnp.linspace(4, 1, s.kv_len, dtype=jnp.float16)[None, :, None, None]
+    return [jnp.abs(q), jnp.abs(k) * growth, v]
+
+
+@pytest.mark.parametrize("keep_maxima", [False, True])
+def test_maxima_that_grow_from_step_to_step(keep_maxima):
+    c = config(keep_maxima=keep_maxima)
+    check(Shape(), c, args=growing(Shape(q_len=128)))
+
+
+def test_nan_in_a_row_leaves_the_others_alone():
+    q, k, v = growing(Shape(q_len=128, kv_len=128))
+    args, c = [q.at[0, 3].set(jnp.nan), k, v], config(block_kv=32, keep_maxima=True)
+    got = np.asarray(attention(*args, config=c), np.float64)
+    np.testing.assert_allclose(got, reference(*args), atol=ROUNDING["float16"])
+    assert np.isnan(got).any(axis=(0, 2, 3)).tolist() == [i == 3 for i in range(128)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (40, 0)}, {"ids": True}]
+)
+def test_consumers_without_rows_take_part_in_steps(options):
+    s = Shape(q_len=200, kv_len=200, heads=3, kv_heads=3, head_dim=16)
+    args, c = operands(s), config(consumers=3, block_kv=32, blocks=2)
+    at = np.arange(200)
+    sees = np.ones((200, 200), bool)
+    if "causal" in options:
+        sees = at <= at[:, None]
+    if "window" in options:
+        sees = (at <= at[:, None]) & (at >= at[:, None] - 40)
+    if options.pop("ids", False):
+        ids = np.minimum(at // 50, 2).astype(np.int32)[None]
+        sees = ids[0] == ids[0][:, None]
+        options = {"q_segment_ids": ids, "kv_segment_ids": ids}
+    got = attention(*args, config=c, **options)
+    scores = np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, float) for x in args[:2]))
+    p = np.where(sees, np.exp(scores / 4), 0)
+    expected = np.einsum("bhqk,bkhd->bqhd", p / p.sum(3, keepdims=True), args[2])
+    np.testing.assert_allclose(np.asarray(got, float), expected, atol=2**-8)
+
+
+def test_tiles_with_few_rows_count_less_in_the_schedule():
+    p = Problem(
+        *(2, 192 * 5 + 64, 1024, 4, 4, 64, 64),
+        dtype=jnp.dtype(jnp.float16),
+        mask=Mask(),
+        scores=Scores(1.0),
+        config=config(consumers=3, blocks=7),
+    )
+    assert p.idles and p.uneven and p.cost(5) == p.cost(0) / 2
+    table = schedule(p)
+    tiles = [row[1 : row[0] + 1] for row in table]
+    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    costs = [sum(p.cost(p.place(int(i))[2]) for i in own) for own in tiles]
+    assert max(costs) - min(costs) <= p.cost(0)
 
 
 def test_vmap_and_jit():
@@ -239,8 +293,10 @@ def test_there_is_no_race(changes, asynchrony):
     ("head_dim", "causal", "c"),
     [
         (64, True, None),
+        slow(64, False, None),
         slow(128, False, None),
         (128, True, AttentionConfig(block_kv=144)),
+        (128, False, AttentionConfig(blocks=132, keep_maxima=True)),
         slow(256, True, None),
     ],
 )

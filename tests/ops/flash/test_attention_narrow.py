@@ -264,6 +264,11 @@ def test_there_are_no_derivatives():
             "this block_kv is not supported for float8",
         ),
         (
+            {"config": AttentionConfig(keep_maxima=True)},
+            errors.ArgumentError,
+            "keep_maxima is not supported for float8",
+        ),
+        (
             {"compiler_params": plgpu.CompilerParams(target="sm_100a")},
             errors.UnsupportedError,
             "float8 is not supported here",

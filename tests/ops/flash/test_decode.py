@@ -332,6 +332,15 @@ def test_an_axis_of_queries_may_be_left_out():
     np.testing.assert_array_equal(got, decode_attention(q, k, v, config=GRID)[:, 0])
 
 
+def test_four_warpgroups_multiply_with_the_registers_of_the_launch():
+    # Only beside warpgroups that widen may those that multiply request more.
+    c = DecodeConfig(block_kv=256, consumers=4, stages=1, workers=2)
+    q, k, v = operands(Shape(kv_len=300), "bfloat16")
+    got = decode_attention(q, k, v, config=c)
+    expected, _ = reference(q, k, v, (300,))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
+
+
 # --- narrow elements ------------------------------------------------------------------
 
 

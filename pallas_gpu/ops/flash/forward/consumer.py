@@ -19,6 +19,10 @@ from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
 from pallas_gpu.ops.flash.masks import Blocks, plus, times
 from pallas_gpu.ops.flash.problem import Problem, Tile
 
+# By how many powers of two probabilities may exceed 1; float16 has room for more.
+_SLACK = 8.0
+# The largest head_dim of V whose sums stay in parts: measured on an H200.
+_NARROW = 64
 _ROW, _COLUMN = plgpu.Layout.WGMMA_ROW, plgpu.Layout.WGMMA_COL
 
 
@@ -148,17 +152,36 @@ class Consumer:
 
         masked_step = functools.partial(step, masked=True)
         whole_step = functools.partial(step, masked=False)
-        masked, whole = 1, steps
+        masked, whole, ends = 1, steps, steps
         if p.masks_more:
             masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
-            state = plgpu.loop(1, masked, init_carry=state)(masked_step)
         if p.masks_first:
             whole = masks.minus(blocks.end, blocks.first_whole)
             whole = masks.maximum(whole, masked)
+        if p.idles:
+            some = own.q_row < p.q_len
+            masked, whole, ends = (
+                masks.where(some, x, np.int32(1)) for x in (masked, whole, ends)
+            )
+        if p.masks_more:
+            state = plgpu.loop(1, masked, init_carry=state)(masked_step)
         state = plgpu.loop(masked, whole, init_carry=state)(whole_step)
         if p.masks_first:
-            state = plgpu.loop(whole, steps, init_carry=state)(masked_step)
+            state = plgpu.loop(whole, ends, init_carry=state)(masked_step)
+        if p.idles:
+            plgpu.loop(ends, steps)(lambda i: self.idle_step(plus(before, i)))
         return state
+
+    def idle_step(self, position) -> None:
+        """Takes part in a step without rows of its own."""
+        mem = self.mem
+        slot, before = self.slot(position), self.slot(plus(position, -1))
+        plgpu.barrier_wait(mem.k_full.at[slot])
+        self.take_turn()
+        plgpu.barrier_wait(mem.v_full.at[before])
+        self.pass_turn()
+        plgpu.barrier_arrive(mem.k_empty.at[slot])
+        plgpu.barrier_arrive(mem.v_empty.at[before])
 
     def own_blocks(self, own, blocks: Blocks) -> Blocks:
         """Returns the tile's blocks; those are whole that all its own rows see."""
@@ -199,7 +222,7 @@ class Consumer:
         return block.T if self.p.narrow else block
 
     def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
-        """Returns maximum, sum and probabilities of the rows for the first block."""
+        """Returns maxima, sums and probabilities for the first block."""
         mem = self.mem
         slot = self.slot(position)
 
@@ -210,14 +233,14 @@ class Consumer:
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
-        row_max, row_sum, wide = self.first_softmax(scores, slot, own, block)
-        return row_max, row_sum, self.rounded(wide)
+        row_max, sums, wide = self.first_softmax(scores, slot, own, block)
+        return row_max, sums, self.rounded(wide)
 
     def first_softmax(self, scores, slot, own, block) -> tuple[Any, Any, Any]:
         scores = self.modified(scores, slot, own, block, self.p.masks)
         row_max = scores.max(axis=1) * self.factor(own)
         wide = self.exponentials(scores, row_max, own)
-        return row_max, wide.sum(axis=1), wide
+        return row_max, self.sums(wide), wide
 
     def two_products(self, acc, q, position, probabilities) -> Any:
         """Starts the scores of a block, and adds the block before it to the result.
@@ -244,21 +267,54 @@ class Consumer:
         """Computes the softmax of a block while the one before it is added."""
         mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
-        row_max, row_sum, probabilities = state
+        row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
         scores = self.modified(scores, slot, own, block, masked)
         new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
+        keeps = self.p.config.keep_maxima
+        if keeps:
+            new_max = jnp.where(new_max > row_max + _SLACK, new_max, row_max)
         shrink = lax.exp2(lax.sub(row_max, new_max))
         wide = self.exponentials(scores, new_max, own)
-        row_sum = row_sum * shrink + wide.sum(axis=1)
-        # All this is to happen while the second product is under way.
-        wide, new_max, row_sum, shrink = lax.optimization_barrier(
-            (wide, new_max, row_sum, shrink)
-        )
+        sums = _scaled(sums, shrink) + self.sums(wide)
+        if not keeps:
+            if not self.in_parts:
+                # All this is to happen while the second product is under way.
+                wide, new_max, sums, shrink = lax.optimization_barrier(
+                    (wide, new_max, sums, shrink)
+                )
+            so_far = acc[...]
+            plgpu.barrier_arrive(mem.v_empty.at[before])
+            acc[...] = _scaled(so_far, shrink)
+            return new_max, sums, self.rounded(wide)
+        # Not from the smallest factor: NaN in one row must not decide for the others.
+        some = jnp.max(jnp.where(new_max > row_max, 1.0, 0.0)) > 0
         so_far = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[before])
-        acc[...] = so_far * lax.broadcast_in_dim(shrink, so_far.shape, (0,))
-        return new_max, row_sum, self.rounded(wide)
+        # Rounded while exponentials are computed, and not after the branch.
+        rounded = lax.optimization_barrier(self.rounded(wide))
+
+        @plgpu.when(some)
+        def _():
+            acc[...] = _scaled(so_far, shrink)
+
+        return new_max, sums, rounded
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sums of the rows are in parts until the end."""
+        p = self.p
+        return p.config.keep_maxima or (p.v_dim <= _NARROW and not p.narrow)
+
+    def sums(self, wide) -> Any:
+        """Returns the sums of the rows, or partial ones, which only the end combines.
+
+        Those are sums over every eighth column: each thread adds columns of its own.
+        """
+        rows, columns = wide.shape
+        if not self.in_parts:
+            return wide.sum(axis=1)
+        return wide.reshape(rows, columns // 8, 8).sum(axis=1)
 
     def step_between(self, acc, q, position, state, own, following, block) -> Any:
         """Begins a tile while the last block of the one before is added; stores that.
@@ -269,29 +325,29 @@ class Consumer:
         """
         mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
-        row_max, row_sum, probabilities = state
+        row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
         begun = self.first_softmax(scores, slot, following, block)
         begun = lax.optimization_barrier(begun)
         total = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[before])
         acc[...] = jnp.zeros_like(total)
-        self.store(self.divided(total, row_max, row_sum, own), own)
+        self.store(self.divided(total, row_max, sums, own), own)
         return begun[0], begun[1], self.rounded(begun[2])
 
     def finish(self, acc, position, state, own) -> Any:
         """Adds the last block to the result and divides by the sums."""
         mem, slot = self.mem, self.slot(position)
-        row_max, row_sum, probabilities = state
+        row_max, sums, probabilities = state
         plgpu.barrier_wait(mem.v_full.at[slot])
         plgpu.wgmma(acc, probabilities, self.v(slot))
         total = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[slot])
-        return self.divided(total, row_max, row_sum, own)
+        return self.divided(total, row_max, sums, own)
 
-    def divided(self, total, row_max, row_sum, own) -> Any:
+    def divided(self, total, row_max, sums, own) -> Any:
         """Returns the rows of the result; stores logsumexp."""
-        p = self.p
+        p, row_sum = self.p, sums if sums.ndim == 1 else sums.sum(axis=1)
         share, seen_max = 1 / row_sum, row_max
         if p.narrow:
             # The sums have the factor of the exponentials.
@@ -416,3 +472,9 @@ class Consumer:
             hidden = hidden / own.scales[0]
         place = lengths, own.q_row, column
         return p.mask.hide(scores, hidden, *place, ids, layout=plgpu.Layout.WGMMA)
+
+
+def _scaled(x: Any, of_rows: Any) -> Any:
+    if x.ndim == 1:
+        return x * of_rows
+    return x * lax.broadcast_in_dim(of_rows, x.shape, (0,))
