@@ -33,10 +33,12 @@ class RaggedDotConfig:
       tile_m: rows of one consumer's tile; a block has twice as many.
       tile_n: columns of a block's tile.
       tile_k: depth of one step.
-      stages: SMEM buffers of the ring.
+      stages: SMEM buffers of each operand's ring.
       epilogue_n: columns of a tile that are stored at once.
-      strip: columns of tiles that are visited together; their part of the matrices
-        stays in the L2 cache.
+      strip: tiles of rows of a group that are visited one after the other, for each
+        tile of columns. Their part of the group's matrix is read from memory once; of a
+        product over rows, one block computes them, and keeps the columns of the right
+        operand in SMEM if they have no more steps than there are stages.
       blocks: number of blocks of products over rows; one per SM. For the others, whose
         tiles differ in their work, the launch has as many as the GPU holds.
 
@@ -49,7 +51,7 @@ class RaggedDotConfig:
     tile_k: int = 64
     stages: int = 4
     epilogue_n: int = 32
-    strip: int = 8
+    strip: int = 16
     blocks: int = arch.SM_90A.sm_count
 
     def __post_init__(self):
@@ -97,14 +99,13 @@ class RaggedDotConfig:
           narrow: for operands of 8 bits: a step of as many bytes is twice as deep.
         """
         is_small = groups <= _FEW_GROUPS
-        if contracted and not is_small:
-            return cls(tile_m=128, tile_n=128, stages=3, epilogue_n=64)
+        # Products over many rows do not stay in SMEM: single tiles balance better.
+        strip = (1 if is_small else 8) if contracted else 16
         return cls(
             tile_n=128 if gated else 256,
             tile_k=128 if narrow else 64,
             epilogue_n=64 if is_small else 32,
-            # Many groups have few rows each: their matrices are read once.
-            strip=8 if is_small else 16,
+            strip=strip,
         )
 
     @property

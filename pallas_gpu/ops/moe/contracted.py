@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """For each group the product of two arrays over its rows, for Hopper: `x.T @ y`.
 
-The derivative of a ragged dot with respect to its matrices. The schedule is that of
-`hopper`, but for the depth of a product, which is the number of rows of its group. Both
-operands are stored transposed, or not, as the tensor core reads them. Where the last
-step of a group reaches into the rows of the next one, the consumers overwrite these
-rows in SMEM with zeros, those of both operands, as there may be infinities among them.
+The derivative of a ragged dot with respect to its matrices. The warpgroups are those of
+`hopper`, but the depth of a product is the number of rows of its group. Both operands
+are stored transposed, or not, as the tensor core reads them. Where the last step of a
+group reaches into the rows of the next one, the consumers overwrite these rows in SMEM
+with zeros, those of both operands, as there may be infinities among them.
+
+With many groups a product has few steps, and loads from the L2 cache compete with the
+stores of the results. So a block computes several tiles with the same columns one after
+the other, and keeps their part of the right operand in SMEM where it fits there; and of
+the last step of a group it loads no more rows than it has, rounded up.
 """
 
 from __future__ import annotations
@@ -21,10 +26,16 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import arch
 from pallas_gpu.ops import roles
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
+
+# Rows of a tile in SMEM: the fewest that a copy to there has.
+_EIGHT = 8
+# Columns of tiles that are visited together.
+_WIDTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +62,30 @@ class Problem:
 
     @property
     def plane(self) -> tuple[int, int]:
-        """Tiles of one group along M and N."""
+        """Strips of one group along M, and tiles along N."""
         c = self.config
-        return plgpu.cdiv(self.m, c.block_m), plgpu.cdiv(self.n, c.tile_n)
+        return plgpu.cdiv(self.heights, self.strip), plgpu.cdiv(self.n, c.tile_n)
+
+    @property
+    def strip(self) -> int:
+        """Tiles of a strip."""
+        return min(self.config.strip, self.heights)
+
+    @property
+    def heights(self) -> int:
+        """Tiles of one group along M."""
+        return plgpu.cdiv(self.m, self.config.block_m)
+
+    @property
+    def rings(self) -> int:
+        """Rings of buffers: one for both operands if neither stays."""
+        return 1 if self.strip == 1 else 2
+
+    @property
+    def store_hint(self) -> str | None:
+        """Results that do not fit in the L2 cache leave it to the operands."""
+        size = self.matrices * self.m * self.n * jnp.dtype(self.out_dtype).itemsize
+        return "evict_first" if size > arch.SM_90A.l2_bytes else None
 
     @property
     def blocks(self) -> int:
@@ -80,8 +112,14 @@ def make_kernel(problem: Problem, compiler_params, interpret):
             "b_smem": tiles((c.stages, c.tile_k, c.tile_n), p.dtype),
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),
-            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+            "full": [
+                plgpu.Barrier(num_arrivals=2 // p.rings, num_barriers=c.stages)
+                for _ in range(p.rings)
+            ],
+            "empty": [
+                plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+                for _ in range(p.rings)
+            ],
             "cleared": plgpu.Barrier(num_arrivals=CONSUMERS),
         },
     )
@@ -118,113 +156,241 @@ def _body(
     roles.split(wg, CONSUMERS, REGISTERS[problem.gathered], produce, consume)
 
 
-def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
-    """Calls `visit(group, rows, tile, first step)` for the tiles of this block.
+@dataclasses.dataclass(frozen=True)
+class _Strip:
+    """Tiles of one group with the same columns, that a block computes one by one.
 
-    `rows` are the first one and the end, `tile` the first row and column of the result.
+    Their part of the right operand is loaded for the first of them, and stays in SMEM
+    where it fits there.
+
+    Attributes:
+      group: among those with a matrix.
+      rows: the group's first row, and the end of its rows.
+      first, number: the first tile along M, and how many there are.
+      column: the first column.
+      steps: of each tile.
+      stays: whether the right operand does.
+      loaded: steps of both operands that the strips before have loaded.
     """
+
+    group: Any
+    rows: tuple[Any, Any]
+    first: Any
+    number: Any
+    column: Any
+    steps: Any
+    stays: Any
+    loaded: tuple[Any, Any]
+
+    def step(self, tile: Any, ki: Any) -> tuple[Any, Any]:
+        """Returns the step of each operand in the order of loads."""
+        left = lax.add(lax.mul(tile, self.steps), ki)
+        right = lax.select(self.stays, ki, left)
+        return lax.add(self.loaded[0], left), lax.add(self.loaded[1], right)
+
+    def is_loaded(self, tile: Any) -> Any:
+        """Whether the right operand is loaded for a tile."""
+        return jnp.logical_not(self.stays) | (tile == 0)
+
+    def is_released(self, tile: Any) -> Any:
+        """Whether the right operand is not needed after a tile."""
+        return jnp.logical_not(self.stays) | (tile == self.number - 1)
+
+
+def _for_each_strip(problem: Problem, groups: Groups, visit: Any) -> None:
+    """Calls `visit` for the strips of this block."""
     c = problem.config
 
     @plgpu.nd_loop(
         (problem.matrices, math.prod(problem.plane)),
         collective_axes="worker",
-        init_carry=jnp.int32(0),
+        init_carry=(jnp.int32(0), jnp.int32(0)),
     )
     def _(info, carry):
         group, linear = info.index
-        mi, ni = plgpu.planar_snake(linear, problem.plane, 1, c.strip)
+        mi, ni = plgpu.planar_snake(linear, problem.plane, 1, _WIDTH)
         rows = groups.rows_of(lax.add(groups.first, group))
-        tile = lax.mul(mi, np.int32(c.block_m)), lax.mul(ni, np.int32(c.tile_n))
-        visit(group, rows, tile, carry)
-        return lax.add(carry, _steps(problem, rows))
+        first = lax.mul(mi, np.int32(problem.strip))
+        steps = plgpu.cdiv(lax.sub(rows[1], rows[0]), np.int32(c.tile_k))
+        strip = _Strip(
+            group,
+            rows,
+            first=first,
+            number=lax.min(np.int32(problem.heights) - first, np.int32(problem.strip)),
+            column=lax.mul(ni, np.int32(c.tile_n)),
+            steps=steps,
+            stays=steps <= c.stages,
+            loaded=carry,
+        )
+        visit(strip)
+        left = lax.mul(strip.number, steps)
+        return tuple(
+            lax.add(before, number)
+            for before, number in zip(
+                carry, (left, lax.select(strip.stays, steps, left)), strict=True
+            )
+        )
 
 
-def _steps(problem: Problem, rows: tuple[Any, Any]) -> Any:
-    """Returns the number of steps over the rows of a group."""
-    first, end = rows
-    depth = problem.config.tile_k
-    rounded = lax.add(lax.sub(end, first), np.int32(depth - 1))
-    return lax.div(rounded, np.int32(depth))
+def _slots(problem: Problem, steps: tuple[Any, Any]) -> list[Any]:
+    return [lax.rem(step, np.int32(problem.config.stages)) for step in steps]
 
 
 def _produce(problem, groups, a, b, ring) -> None:
     c = problem.config
     a_smem, b_smem, full, empty = ring
 
-    def visit(group, rows, tile, first_step):
-        m, n = plgpu.ds(tile[0], c.block_m), plgpu.ds(tile[1], c.tile_n)
+    def load(array, part, row, depth, columns, buffers, step, operand):
+        slot = lax.rem(step, np.int32(c.stages))
 
-        @plgpu.loop(0, _steps(problem, rows))
-        def _(ki):
-            step = first_step + ki
-            slot = lax.rem(step, np.int32(c.stages))
+        # Of one ring, a slot has been waited for with the first operand.
+        ring = min(operand, len(empty) - 1)
+
+        if operand == ring:
 
             @plgpu.when(step >= c.stages)
             def _():
-                plgpu.barrier_wait(empty.at[slot])
+                plgpu.barrier_wait(empty[ring].at[slot])
 
-            row = rows[0] + ki * c.tile_k
-            left = a.array.at[a.part(row, c.tile_k), m]
-            right = b.at[plgpu.ds(row, c.tile_k), n]
-            plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(right, b_smem.at[slot], full.at[slot])
+        barrier = full[ring].at[slot]
 
-    _for_each_tile(problem, groups, visit)
+        def copy(depth):
+            source = array.at[part(row, depth), columns]
+            buffer = buffers.at[slot, plgpu.ds(0, depth)]
+            plgpu.copy_gmem_to_smem(source, buffer, barrier)
+
+        _by_depth(c.tile_k, depth, copy, problem.gathered and operand == 0)
+
+    def visit(strip):
+        columns = plgpu.ds(strip.column, c.tile_n)
+
+        @plgpu.loop(0, strip.number)
+        def _(tile):
+            own = plgpu.ds((strip.first + tile) * c.block_m, c.block_m)
+
+            @plgpu.loop(0, strip.steps)
+            def _(ki):
+                left, right = strip.step(tile, ki)
+                row = strip.rows[0] + ki * c.tile_k
+                depth = strip.rows[1] - row
+                load(a.array, a.part, row, depth, own, a_smem, left, 0)
+
+                def load_right(row=row, depth=depth, right=right):
+                    load(b, plgpu.ds, row, depth, columns, b_smem, right, 1)
+
+                if problem.rings == 1:
+                    load_right()
+                else:
+                    plgpu.when(strip.is_loaded(tile))(load_right)
+
+    _for_each_strip(problem, groups, visit)
+
+
+def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
+    """Copies the rows of a step: a quarter of them, half or all, as many as it has."""
+    half, quarter = most // 2, most // 4
+    if is_whole or quarter % _EIGHT:
+        copy(most)
+        return
+
+    @plgpu.when(depth > half)
+    def _():
+        copy(most)
+
+    @plgpu.when((depth <= half) & (depth > quarter))
+    def _():
+        copy(half)
+
+    @plgpu.when(depth <= quarter)
+    def _():
+        copy(quarter)
+
+
+def _release(problem, strip, tile, ki, empty) -> None:
+    """Gives the buffers of a step back to the producer."""
+    left, right = _slots(problem, strip.step(tile, ki))
+    plgpu.barrier_arrive(empty[0].at[left])
+
+    for barriers in empty[1:]:
+
+        @plgpu.when(strip.is_released(tile))
+        def _(barriers=barriers):
+            plgpu.barrier_arrive(barriers.at[right])
 
 
 def _consume(problem, groups, wg, out, ring, out_smem, cleared) -> None:
     c = problem.config
     a_smem, b_smem, full, empty = ring
     own = plgpu.ds(wg * c.tile_m, c.tile_m)
-    half = c.tile_n // CONSUMERS
+    half = plgpu.ds(wg * (c.tile_n // CONSUMERS), c.tile_n // CONSUMERS)
 
-    def clear(slot, valid):
+    def clear(slots, valid, both):
         """Overwrites the rows from `valid` on; each consumer takes a part of B."""
         beyond = (jnp.arange(c.tile_k, dtype=jnp.int32) >= valid)[:, None]
-        part = plgpu.ds(wg * half, half)
-        for ref in (a_smem.at[slot, :, own], b_smem.at[slot, :, part]):
+
+        def overwrite(ref):
             plgpu.store(ref, (), jnp.zeros(ref.shape, ref.dtype), mask=beyond)
+
+        overwrite(a_smem.at[slots[0], :, own])
+
+        @plgpu.when(both)
+        def _():
+            overwrite(b_smem.at[slots[1], :, half])
+
         plgpu.commit_smem()
-        plgpu.barrier_arrive_and_wait(cleared)
 
-    def visit(group, rows, tile, first_step):
-        steps = _steps(problem, rows)
+        @plgpu.when(both)
+        def _():
+            plgpu.barrier_arrive_and_wait(cleared)
 
-        def accumulate(acc):
-            @plgpu.loop(0, steps)
-            def _(ki):
-                slot = lax.rem(first_step + ki, np.int32(c.stages))
-                plgpu.barrier_wait(full.at[slot])
-                valid = rows[1] - rows[0] - ki * c.tile_k
+    def multiply(strip, tile, acc):
+        @plgpu.loop(0, strip.steps)
+        def _(ki):
+            slots = _slots(problem, strip.step(tile, ki))
+            is_loaded = strip.is_loaded(tile)
+            plgpu.barrier_wait(full[0].at[slots[0]])
 
-                @plgpu.when(valid < c.tile_k)
-                def _():
-                    clear(slot, valid)
+            for barriers in full[1:]:
 
-                left = plgpu.transpose_ref(a_smem.at[slot, :, own], (1, 0))
-                plgpu.wgmma(acc, left, b_smem.at[slot])
-                # One product stays under way; the buffer of the one before is free.
-                plgpu.wgmma_wait(1)
+                @plgpu.when(is_loaded)
+                def _(barriers=barriers):
+                    plgpu.barrier_wait(barriers.at[slots[1]])
 
-                @plgpu.when(ki > 0)
-                def _():
-                    before = lax.rem(first_step + ki - 1, np.int32(c.stages))
-                    plgpu.barrier_arrive(empty.at[before])
+            valid = strip.rows[1] - strip.rows[0] - ki * c.tile_k
 
-            product = acc[...]
-
-            @plgpu.when(steps > 0)
+            @plgpu.when(valid < c.tile_k)
             def _():
-                last = lax.rem(first_step + steps - 1, np.int32(c.stages))
-                plgpu.barrier_arrive(empty.at[last])
+                clear(slots, valid, is_loaded)
 
-            return product
+            left = plgpu.transpose_ref(a_smem.at[slots[0], :, own], (1, 0))
+            plgpu.wgmma(acc, left, b_smem.at[slots[1]])
+            # One product stays under way; the buffers of the one before are free.
+            plgpu.wgmma_wait(1)
 
-        product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
-        row = tile[0] + wg * c.tile_m
-        _store(problem, product.astype(out.dtype), out, out_smem, group, row, tile[1])
+            @plgpu.when(ki > 0)
+            def _():
+                _release(problem, strip, tile, ki - 1, empty)
 
-    _for_each_tile(problem, groups, visit)
+        product = acc[...]
+
+        @plgpu.when(strip.steps > 0)
+        def _():
+            _release(problem, strip, tile, strip.steps - 1, empty)
+
+        return product
+
+    def visit(strip):
+        @plgpu.loop(0, strip.number)
+        def _(tile):
+            product = plgpu.run_scoped(
+                functools.partial(multiply, strip, tile),
+                plgpu.ACC((c.tile_m, c.tile_n)),
+            )
+            row = (strip.first + tile) * c.block_m + wg * c.tile_m
+            product = product.astype(out.dtype)
+            _store(problem, product, out, out_smem, strip.group, row, strip.column)
+
+    _for_each_strip(problem, groups, visit)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -242,4 +408,9 @@ def _store(problem, product, out, buffers, group, row, column) -> None:
         plgpu.commit_smem()
         target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
         inside = (row < problem.m) & (column + start < problem.n)
-        plgpu.copy_smem_to_gmem(buffer, out.at[group, *target], predicate=inside)
+        plgpu.copy_smem_to_gmem(
+            buffer,
+            out.at[group, *target],
+            predicate=inside,
+            cache_hint=problem.store_hint,
+        )

@@ -104,8 +104,12 @@ class Groups:
         """Returns the first row of a group, and the end of its rows."""
         return self._before(self.ends, group), self.ends[group]
 
-    def tile(self, tile: Any) -> tuple[Any, Any]:
-        """Returns the group of a tile, and the tile's position in it.
+    def tiles_of(self, group: Any) -> tuple[Any, Any]:
+        """Returns the first tile of a group, and the end of its tiles."""
+        return self._before(self.tile_ends, group), self.tile_ends[group]
+
+    def group_of(self, tile: Any) -> Any:
+        """Returns the group of a tile.
 
         A binary search for the number of groups that end at the tile or before.
         """
@@ -117,7 +121,7 @@ class Groups:
             )
             ends = self.tile_ends[last] <= tile
             group = lax.select(ends, lax.add(group, np.int32(step)), group)
-        return group, lax.sub(tile, self._before(self.tile_ends, group))
+        return group
 
     @staticmethod
     def _before(ends: Any, group: Any) -> Any:

@@ -9,6 +9,9 @@ reach into the rows of the next group; stores do not: of the last tile of a grou
 stores eight rows at a time, and up to seven are stored under a mask. A warpgroup whose
 half of a tile has no rows does not multiply, so that the tensor core works for the
 other.
+
+Tiles of one group and the same columns come one after the other, so that blocks read
+the matrix at the same time, and memory only once: with many groups that is the bound.
 """
 
 from __future__ import annotations
@@ -77,17 +80,21 @@ class Problem:
         rows = groups + (self.m - groups) // self.config.block_m
         return rows * self.columns
 
-    def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
-        """Returns the tile (row, column) at a position of the order.
+    def place(self, groups: Groups, position: Any) -> tuple[Any, Any, Any]:
+        """Returns the group of a position, and its tile of rows and of columns.
 
-        Columns are cut into strips; a strip is visited row by row.
+        The rows of a group are cut into strips; a strip is visited column by column.
         """
-        strip = min(self.config.strip, self.columns)
-        number = lax.div(linear, lax.mul(rows, np.int32(strip)))
-        first = lax.mul(number, np.int32(strip))
-        width = lax.min(np.int32(strip), lax.sub(np.int32(self.columns), first))
-        within = lax.sub(linear, lax.mul(first, rows))
-        return lax.div(within, width), lax.add(first, lax.rem(within, width))
+        most = plgpu.cdiv(self.m, self.config.block_m)
+        strip, columns = np.int32(min(self.config.strip, most)), np.int32(self.columns)
+        group = groups.group_of(lax.div(position, columns))
+        before, end = groups.tiles_of(group)
+        within = lax.sub(position, lax.mul(before, columns))
+        first = lax.mul(lax.div(within, lax.mul(strip, columns)), strip)
+        within = lax.sub(within, lax.mul(first, columns))
+        height = lax.min(strip, lax.sub(lax.sub(end, before), first))
+        row = lax.add(first, lax.rem(within, height))
+        return group, row, lax.div(within, height)
 
 
 @functools.lru_cache(maxsize=64)
@@ -136,14 +143,13 @@ def _body(
         problem.config.block_m,
         tables.at[wg],
     )
-    rows = groups.tiles
-    number = lax.mul(rows, np.int32(problem.columns))
+    number = lax.mul(groups.tiles, np.int32(problem.columns))
 
     @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
         @plgpu.when(info.index[0] < number)
         def _():
-            tile = Tile.at(problem, groups, info.index[0], rows)
+            tile = Tile.at(problem, groups, info.index[0])
             first_step = lax.mul(info.local_index, np.int32(problem.steps))
 
             @plgpu.when(wg == _PRODUCER)
@@ -173,14 +179,14 @@ class Tile:
     column: Any
 
     @classmethod
-    def at(cls, problem: Problem, groups: Groups, position: Any, rows: Any) -> Tile:
+    def at(cls, problem: Problem, groups: Groups, position: Any) -> Tile:
         """Returns the tile at a position of the order."""
-        tile, column = problem.tile(position, rows)
-        group, number = groups.tile(tile)
+        group, number, column = problem.place(groups, position)
         start, end = groups.rows_of(group)
+        height = np.int32(problem.config.block_m)
         return cls(
             matrix=lax.sub(group, groups.first),
-            row=lax.add(start, lax.mul(number, np.int32(problem.config.block_m))),
+            row=lax.add(start, lax.mul(number, height)),
             end=end,
             column=lax.mul(column, np.int32(problem.config.tile_n)),
         )
@@ -221,6 +227,7 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
         part = (columns, depth) if problem.transposed else (depth, columns)
         copy_rows(depth, slot)
+
         for matrices, buffers in zip(b, b_smem, strict=True):
             right = matrices.at[tile.matrix, *part]
             plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])

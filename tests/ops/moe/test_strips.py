@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products: the order of tiles, and what stays in SMEM meanwhile"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
+from pallas_gpu.ops.gemm.epilogue import PLAIN
+from pallas_gpu.ops.moe import hopper
+from pallas_gpu.ops.moe.groups import Groups
+from tests.support import ragged
+from tests.support.ragged import ROUNDING, normal
+
+pytestmark = pytest.mark.sampled(2)
+
+SMALL = RaggedDotConfig(
+    tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
+)
+CONTRACTED = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+def _places(sizes, strip, columns=3):
+    """Returns the group, tile of rows and column of each position."""
+    config = dataclasses.replace(SMALL, strip=strip)
+    rows = sum(sizes)
+    problem = hopper.Problem(
+        rows,
+        n=columns * config.tile_n,
+        k=32,
+        groups=len(sizes),
+        matrices=len(sizes),
+        dtype=jnp.float16,
+        out_dtype=jnp.float16,
+        transposed=False,
+        gathered=False,
+        scaled=False,
+        epilogue=PLAIN,
+        config=config,
+    )
+    tiles = [-(-size // config.block_m) for size in sizes]
+    ends = (jnp.cumsum(jnp.array(x, jnp.int32)) for x in (sizes, tiles))
+    groups = Groups(len(sizes), rows, 0, len(sizes), *ends)
+    found = jax.vmap(lambda position: problem.place(groups, position))(
+        jnp.arange(sum(tiles) * columns, dtype=jnp.int32)
+    )
+    return tiles, list(zip(*(x.tolist() for x in found), strict=True))
+
+
+@pytest.mark.parametrize("strip", [1, 2, 3, 1000])
+def test_each_tile_is_visited_once_and_those_of_one_matrix_together(strip):
+    tiles, places = _places((1, 128, 0, 600, 129, 300), strip)
+    expected = collections.Counter(
+        (group, row, column)
+        for group, number in enumerate(tiles)
+        for row, column in itertools.product(range(number), range(3))
+    )
+    assert collections.Counter(places) == expected
+    strips = [(group, row // strip, column) for group, row, column in places]
+    # A strip that is left is not visited again.
+    runs = [key for key, _ in itertools.groupby(strips)]
+    assert len(runs) == len(set(runs))
+
+
+@pytest.mark.parametrize("strip", [2, 100])
+def test_a_group_of_several_strips(strip):
+    sizes = 3, 600, 40
+    a, b = normal(700, 64), normal(3, 64, 136)
+    config = dataclasses.replace(SMALL, strip=strip)
+    got = ragged_dot(a, b, jnp.array(sizes), config=config)
+    expected = ragged.product(a, b, sizes)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
+# Of the last step no row, a quarter, half of it and more are loaded; the operand stays
+# in SMEM for up to 64 rows, and no longer for 65.
+DEPTHS = 5, 8, 9, 0, 16, 17, 32, 64, 65, 100
+
+
+def _check_contracted(config, interpret=None, m=264, n=136):
+    rows = sum(DEPTHS)
+    a, b = normal(rows + 9, m), normal(rows + 9, n, seed=1)
+    # What is behind the groups does not count, be it infinite.
+    a, b = a.at[rows:].set(jnp.nan), b.at[rows:].set(jnp.inf)
+    got = ragged_dot_general(
+        *(a, b, jnp.array(DEPTHS), CONTRACTED), config=config, interpret=interpret
+    )
+    expected = ragged.contracted(a, b, DEPTHS)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"strip": 1}, {"strip": 2}, {"strip": 100}, {"strip": 3, "tile_k": 16}],
+)
+def test_strips_of_products_over_rows(changes):
+    _check_contracted(dataclasses.replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_nothing_is_overwritten_while_it_stays(asynchrony):
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=5)
+    config = dataclasses.replace(SMALL, strip=3, stages=3)
+    _check_contracted(config, interpret, n=72)
+
+
+def test_infinities_of_the_next_group_do_not_count():
+    sizes = 40, 50
+    a, b = normal(90, 64), normal(90, 64, seed=1)
+    a, b = a.at[40:].set(jnp.inf), b.at[40:].set(jnp.nan)
+    got = ragged_dot_general(a, b, jnp.array(sizes), CONTRACTED, config=SMALL)
+    expected = ragged.contracted(a[:40], b[:40], sizes[:1])
+    np.testing.assert_allclose(got[:1], expected, atol=ROUNDING["float16"])
