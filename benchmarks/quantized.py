@@ -193,6 +193,27 @@ def layer_work(tokens: int, n: int, k: int) -> Work:
     return found
 
 
+def copier(nbytes: int) -> Callable[[], Any]:
+    """A kernel of torch that moves so many bytes in all: half are read, half written.
+
+    Beside the bandwidth of a long copy it shows what any kernel of this size loses when
+    it starts and ends.
+    """
+    import torch
+
+    def operand() -> Any:
+        return torch.ones(nbytes // 8, dtype=torch.int32, device="cuda")
+
+    turns = itertools.cycle([(operand(), operand()) for _ in range(INPUTS)])
+
+    def run() -> None:
+        source, target = next(turns)
+        torch.neg(source, out=target)
+        torch.cuda.synchronize()
+
+    return run
+
+
 def bits(dtype: Any) -> int:
     """The bits of an element in memory."""
     return 4 if dtype == jnp.int4 else 8 * jnp.dtype(dtype).itemsize
@@ -207,12 +228,14 @@ def layers(
     made = {name: inputs(s, count) for name, s in shapes.items()}
     errors = {name: checked(name, f, made[name][0]) for name, f in ready.items()}
     calls = {name: caller(f, made[name]) for name, f in ready.items()}
+    sizes = {name: n * k * bits(s[1].dtype) // 8 for name, s in shapes.items()}
+    if tokens <= 64:
+        copies = {f"copy of {width} bits": n * k * width // 8 for width in (8, 4)}
+        calls |= {name: copier(nbytes) for name, nbytes in copies.items()}
+        sizes |= copies
     times = beside_copy.interleaved(calls, source)
     # A copy reads and writes its bytes.
     bandwidth = 2 * source.nbytes / times[beside_copy.COPY]
-
-    def reading(name: str) -> float:
-        return n * k * bits(shapes[name][1].dtype) / 8 / bandwidth
 
     return [
         {
@@ -220,9 +243,9 @@ def layers(
             "N, K": f"{n}, {k}",
             "weights": name,
             "µs": times[name] * 1e6,
-            "of reading weights": reading(name) / times[name],
+            "of reading weights": sizes[name] / bandwidth / times[name],
             "of cuBLAS": times[CUBLAS] / times[name],
-            "rel. error": errors[name],
+            "rel. error": errors.get(name, ""),
         }
         for name in calls
     ]

@@ -60,6 +60,7 @@ EFFECTS: dict[str, str] = {
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_the_order_of_tiles_covers_them_all",
+            "zigzag": "test_the_order_of_k_shows_in_the_position_of_a_tile_alone",
         },
     ),
     **_seen(

@@ -14,6 +14,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import turns
 from pallas_gpu.ops.gemm import epilogue
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue
 from pallas_gpu.ops.gemm.matmul import matmul
@@ -270,7 +271,9 @@ def default_config(p: Problem) -> Config:
         return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
 
     tokens = min((256, 128, 64), key=cost)
-    return LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
+    c = LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
+    blocks = turns.blocks(mixed_many.Schedule(p, c).plane, c.cluster_size)
+    return dataclasses.replace(c, blocks=max(blocks, 2))
 
 
 def _few(p: Problem, tokens: int) -> Iterator[LinearFewConfig]:

@@ -217,16 +217,21 @@ class _Block:
         def load(step):
             slot = self.slot(step)
             plgpu.barrier_wait(self.full.at[slot])
-            return converter.load(self.units.at[slot, rows])
-
-        def finish(step, loaded):
-            wide = converter.finish(loaded)
+            loaded = converter.load(self.units.at[slot, rows])
             if self.p.group is None:
-                return wide
-            return widen.scaled(wide, self.scale_smem.at[self.slot(step), :, rows])
+                return loaded
+            # Only the product with the scales writes the tensor core's operand.
+            exact = converter.finish(loaded)
+            scales = self.scale_smem.at[slot, :, rows]
+            return exact, widen.factors(scales, exact.dtype)
+
+        def finish(loaded):
+            if self.p.group is None:
+                return converter.finish(loaded)
+            return widen.multiplied(*loaded)
 
         def accumulate(acc):
-            @plgpu.loop(first, last, init_carry=finish(first, load(first)))
+            @plgpu.loop(first, last, init_carry=finish(load(first)))
             def final(step, wide):
                 slot = self.slot(step)
                 plgpu.wgmma(acc, wide, self.x_smem.at[slot].T)
@@ -234,7 +239,7 @@ class _Block:
                 following = lax.optimization_barrier(load(step + 1))
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.empty.at[slot])
-                return finish(step + 1, following)
+                return finish(following)
 
             plgpu.wgmma(acc, final, self.x_smem.at[self.slot(last)].T)
             total = acc[...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import turns
 from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
 from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
@@ -255,11 +255,8 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
         consumers=consumers,
         cluster="n" if p.n > columns and p.m > rows * consumers else None,
     )
-    # No more blocks than take the same number of turns: that saves power.
-    clusters = math.prod(scaled_hopper.Schedule(p, config).plane)
-    turns = plgpu.cdiv(clusters, _SMS // config.cluster_size)
-    blocks = plgpu.cdiv(clusters, max(turns, 1)) * config.cluster_size
-    return dataclasses.replace(config, blocks=max(blocks, config.cluster_size))
+    plane = scaled_hopper.Schedule(p, config).plane
+    return dataclasses.replace(config, blocks=turns.blocks(plane, config.cluster_size))
 
 
 # --- checks ---------------------------------------------------------------------------

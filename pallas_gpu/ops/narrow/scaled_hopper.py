@@ -48,6 +48,7 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
+    zigzag=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True)
 class ScaledMatmulConfig:
@@ -65,6 +66,10 @@ class ScaledMatmulConfig:
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
+      zigzag: whether every other tile of a block goes through K backwards: it often
+        needs the same columns of B as the one before, whose last part the L2 still
+        holds. The last bits of a sum then depend on the position of its tile: equal
+        rows of A may have different results.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -78,6 +83,7 @@ class ScaledMatmulConfig:
     minor: Literal["m", "n"] = "n"
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
+    zigzag: bool = False
 
     def __post_init__(self):
         m, n = self.tile_m, self.tile_n
@@ -245,6 +251,14 @@ class Schedule:
         """Steps along K of one tile."""
         return plgpu.cdiv(self.p.k, BLOCK)
 
+    def k_block(self, first_step: Any, step: Any) -> Any:
+        """The block of K of a tile's step, given the steps before the tile."""
+        if not self.config.zigzag:
+            return step
+        steps = np.int32(self.steps)
+        odd = lax.rem(lax.div(first_step, steps), np.int32(2))
+        return lax.select(lax.eq(odd, np.int32(1)), steps - 1 - step, step)
+
     @property
     def part_n(self) -> int:
         """Columns that a consumer stores at once."""
@@ -296,7 +310,8 @@ def _body(mem: _Memory) -> None:
         _for_each_tile(mem.schedule, functools.partial(_produce, mem))
 
     def consume() -> None:
-        _for_each_tile(mem.schedule, functools.partial(_consume, mem, wg))
+        visit = functools.partial(_consume, mem, wg, _factor(mem))
+        _for_each_tile(mem.schedule, visit)
         plgpu.wait_smem_to_gmem(0)
 
     roles.split(wg, consumers, _REGISTERS[consumers], produce, consume)
@@ -306,6 +321,12 @@ def _for_each_tile(schedule: Schedule, visit: Any) -> None:
     @plgpu.nd_loop((math.prod(schedule.plane),), collective_axes="worker")
     def _(info):
         visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
+
+
+def _factor(mem: _Memory) -> Any:
+    """The product of the scales of A and B; None if there are none."""
+    scales = [ref[0] for ref in (mem.a_scale, mem.b_scale) if ref is not None]
+    return functools.reduce(lax.mul, scales) if scales else None
 
 
 def _produce(mem: _Memory, mi, ni, first_step) -> None:
@@ -332,21 +353,22 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
                 oob_mode=_ZEROS,
             )
 
-        depth = plgpu.ds(ki * BLOCK, BLOCK)
+        block = mem.schedule.k_block(first_step, ki)
+        depth = plgpu.ds(block * BLOCK, BLOCK)
         copy(mem.a.at[rows, depth], mem.a_smem, share_a)
         copy(mem.b.at[columns, depth], mem.b_smem, share_b)
         if mem.a_blocks is not None:
-            copy(mem.a_blocks.at[ki, rows], mem.scale_smem, ())
+            copy(mem.a_blocks.at[block, rows], mem.scale_smem, ())
 
 
-def _consume(mem: _Memory, wg, mi, ni, first_step) -> None:
+def _consume(mem: _Memory, wg, factor, mi, ni, first_step) -> None:
     c = mem.schedule.config
     sums = _promoted if mem.schedule.p.promoted else _plain
     parts = sums(mem, wg, ni, first_step)
     for i, part in enumerate(parts):
         rows = part.shape[0]
         row = mi * c.block_m + wg * c.tile_m + i * rows
-        _store(mem, wg, part, row, ni * c.tile_n, i * rows // _ROWS)
+        _store(mem, wg, factor, part, row, ni * c.tile_n, i * rows // _ROWS)
 
 
 def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
@@ -387,7 +409,10 @@ def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
 
     def step(ki, sums):
         slot = lax.rem(first_step + ki, np.int32(c.stages))
-        b_scale = mem.b_blocks[ki, _column_block(mem, ni)] if p.blocked else None
+        b_scale = None
+        if p.blocked:
+            block = mem.schedule.k_block(first_step, ki)
+            b_scale = mem.b_blocks[block, _column_block(mem, ni)]
         plgpu.barrier_wait(mem.full.at[slot])
         result = []
         for start, total in zip(starts, sums, strict=True):
@@ -416,7 +441,7 @@ def _column_block(mem: _Memory, ni) -> Any:
     return jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
 
 
-def _store(mem: _Memory, wg, product, row, column, first: int) -> None:
+def _store(mem: _Memory, wg, factor, product, row, column, first: int) -> None:
     """Scales a tile and stores it part by part; copies overlap with what follows."""
     p, width = mem.schedule.p, mem.schedule.part_n
     n_parts = product.shape[1] // width
@@ -427,7 +452,7 @@ def _store(mem: _Memory, wg, product, row, column, first: int) -> None:
         top, left = row + i * _ROWS, column + j * width
         part = product[i * _ROWS : (i + 1) * _ROWS, j * width : (j + 1) * width]
         if jnp.issubdtype(p.out, jnp.floating):
-            part = _scaled(mem, part.astype(jnp.float32), top, left)
+            part = _scaled(mem, factor, part.astype(jnp.float32), top, left)
         buffer = mem.out_smem.at[wg, number % 2]
         # The copy before the last one has read this buffer; with an odd number of parts
         # a tile begins with the buffer that the tile before has ended with.
@@ -448,7 +473,7 @@ def _starts_inside(mem: _Memory, row, column) -> Any:
     return jnp.logical_and(row < p.m, column < p.n)
 
 
-def _scaled(mem: _Memory, part, row, column) -> Any:
+def _scaled(mem: _Memory, factor, part, row, column) -> Any:
     """Multiplies by the scales of rows and columns, and adds the bias."""
     p, shape = mem.schedule.p, part.shape
 
@@ -456,10 +481,8 @@ def _scaled(mem: _Memory, part, row, column) -> Any:
         values = ref[plgpu.ds(start, shape[axis])]
         return lax.broadcast_in_dim(values, shape, (axis,))
 
-    if p.a_scaled:
-        part = part * mem.a_scale[0]
-    if p.b_scaled:
-        part = part * mem.b_scale[0]
+    if factor is not None:
+        part = part * factor
     if p.rows:
         part = part * vector(mem.row_scale, row, 0)
     if p.columns:

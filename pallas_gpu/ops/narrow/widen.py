@@ -181,18 +181,27 @@ def reorder_tokens(ref: Any, stored: Any) -> None:
     ref[...] = ordered
 
 
-def scaled(weights: jax.Array, scales: Any) -> jax.Array:
-    """Multiplies weights by the scales of their groups, rounded to the weights' type.
+def factors(scales: Any, dtype: Any) -> tuple[jax.Array, ...]:
+    """Loads the scales of groups, (groups, rows) in SMEM, rounded to a type."""
+    groups, _ = scales.shape
+    return tuple(scales[i].astype(dtype) for i in range(groups))
+
+
+def multiplied(weights: jax.Array, scales: tuple[jax.Array, ...]) -> jax.Array:
+    """Multiplies weights by the scales of their groups.
 
     Args:
       weights: (rows, columns), float16 or bfloat16.
-      scales: SMEM reference (groups, rows), of all columns in order.
+      scales: `factors` of the groups of all columns, in order.
     """
-    groups, _ = scales.shape
-    columns = weights.shape[1] // groups
+    columns = weights.shape[1] // len(scales)
     parts = []
-    for i in range(groups):
-        scale = scales[i].astype(weights.dtype)
+    for i, scale in enumerate(scales):
         part = weights[:, i * columns : (i + 1) * columns]
         parts.append(part * lax.broadcast_in_dim(scale, part.shape, (0,)))
-    return lax.concatenate(parts, 1) if groups > 1 else parts[0]
+    return lax.concatenate(parts, 1) if len(parts) > 1 else parts[0]
+
+
+def scaled(weights: jax.Array, scales: Any) -> jax.Array:
+    """Multiplies weights by scales in SMEM, (groups, rows), rounded to their type."""
+    return multiplied(weights, factors(scales, weights.dtype))

@@ -13,6 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
+from pallas_gpu.ops.narrow.linear import default_config
+from pallas_gpu.ops.narrow.mixed import Problem
 from tests.support import host, narrow_products
 from tests.support.narrow_products import refuses, scales
 from tests.support.semantics import Warpgroup
@@ -302,6 +304,37 @@ def test_default_configurations_do_not_spill(tokens, grouped, w_type):
     args = of(tokens, k, dtype=BF16), of(n, k, dtype=w_type), scale, bias
     (report,) = plgpu.offline.compile(run, *args)
     assert report.resources.spill_store_bytes == 0
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("w_type", ["int8", "int4"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_weights_are_converted_while_the_tensor_core_multiplies(w_type, group):
+    """Only the product with the scales of groups follows the wait."""
+    n, k = 256, 256
+    of = jax.ShapeDtypeStruct
+    args = of((256, k), BF16), of((n, k), w_type), of((k // group, n), jnp.float32)
+
+    def run(x, w, scale):
+        return linear(x, w, w_scale=scale, transpose_w=True, config=LinearManyConfig())
+
+    (report,) = plgpu.offline.compile(run, *args)
+    assert report.resources.spill_store_bytes == 0
+    ahead = report.ptx.split("wgmma.wait_group")[0].rsplit("wgmma.mma", 1)[1]
+    # A thread has 16 pairs of weights in 2 rows.
+    assert ahead.count("sub.") == 16
+    assert ahead.count("ld.shared") == 16 + 2 * max(64 // group, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n", "blocks"),
+    # 1792 pairs of tiles, 28 for each of 64 clusters; 162 pairs, 3 for each of 54; 8
+    # tiles of 64 tokens.
+    [(4096, 28672, 128), (4608, 2304, 108), (256, 256, 8)],
+)
+def test_the_default_has_no_more_blocks_than_save_a_turn(tokens, n, blocks):
+    types = map(jnp.dtype, (BF16, "int8", BF16))
+    assert default_config(Problem(tokens, n, 4096, *types)).blocks == blocks
 
 
 # --- rounding -------------------------------------------------------------------------

@@ -170,6 +170,31 @@ def test_consumers_of_any_rows(consumers, tile_m):
     check((200, 64, 128), "rr", config=c)
 
 
+@pytest.mark.parametrize("kinds", ["tt", "bb"])
+@pytest.mark.parametrize("zigzag", [False, True])
+def test_tiles_of_a_block_go_through_k_in_either_direction(kinds, zigzag):
+    # Three tiles of a block, three steps, the last of which is not whole.
+    c = dataclasses.replace(BLOCKED, zigzag=zigzag, blocks=1)
+    check((190, 100, 272), kinds, config=c)
+
+
+def test_the_order_of_k_shows_in_the_position_of_a_tile_alone():
+    """Equal tiles of a block have other sums if one goes through K backwards."""
+    k = 512
+    row = np.full(k, 2.0**-4)
+    row[:128] = 448
+    a = host.array(np.tile(row, (128, 1)), E4M3)
+    b = host.array(np.ones((64, k)), E4M3)
+
+    def product(zigzag):
+        c = config(zigzag=zigzag, blocks=1, tile_m=64, consumers=2, tile_n=32)
+        got = scaled_matmul(a, b, transpose_b=True, out_dtype=jnp.float32, config=c)
+        return np.asarray(got)
+
+    assert len(np.unique(product(False))) == 1
+    assert len(np.unique(product(True))) == 2
+
+
 @pytest.mark.parametrize("changes", [{"minor": "m"}, {"strip": 1}, {"blocks": 2}])
 def test_the_order_of_tiles_covers_them_all(changes):
     check((300, 200, 64), config=config(**changes))
