@@ -94,6 +94,7 @@ EFFECTS: dict[str, str] = {
             "stages": "test_the_buffers_fit_shared_memory",
             "consumers": "test_consumers_with_turns_and_without",
             "ping_pong": "test_consumers_with_turns_and_without",
+            "keep_maxima": "test_maxima_that_grow_from_step_to_step",
             "heads_together": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_persistent_blocks_compute_several_tiles",
             "default.causal": "test_the_default_configurations",
