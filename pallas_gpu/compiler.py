@@ -4,7 +4,7 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The first five stages are the same for every machine; the others
+verifies afterwards. The first six stages are the same for every machine; the others
 are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
 are:
 
@@ -38,6 +38,7 @@ from pallas_gpu.lowering import (
     machine,
     scratch,
     unchecked,
+    undefined,
 )
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
@@ -86,6 +87,12 @@ def read_options(build: Build) -> Build:
         jaxpr = unchecked.without_checks(params.jaxpr)
         params = dataclasses.replace(params, jaxpr=jaxpr)
     return build.replace(params=params)
+
+
+def find_undefined(build: Build) -> Build:
+    """Warns of results that the kernel leaves undefined."""
+    undefined.warn(build.params)
+    return build
 
 
 def expand_composites(build: Build) -> Build:
@@ -165,6 +172,7 @@ def _warpgroup_text(build: Build) -> str | None:
 
 STAGES: tuple[Stage, ...] = (
     Stage("options", read_options, {"jaxpr": lambda b: str(b.params.jaxpr)}),
+    Stage("results", find_undefined),
     Stage(
         "composites",
         expand_composites,
@@ -225,7 +233,11 @@ def run(
     """
     first = 0 if after is None else _position(after) + 1
     for stage in STAGES[first : _position(until) + 1]:
-        build = run_stage(stage, build)
+        try:
+            build = run_stage(stage, build)
+        except errors.PallasGpuError as error:
+            error.with_location(build.params.defined_at)
+            raise
         if observe is not None:
             _show(observe, stage, build)
     return build

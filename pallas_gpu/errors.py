@@ -154,6 +154,10 @@ class PerformanceWarning(UserWarning):
     """A kernel does something slowly: bank conflicts, unaligned accesses, spills."""
 
 
+class UndefinedResultWarning(UserWarning):
+    """A result is undefined: never stored, or stored by all CTAs at once."""
+
+
 class TuningWarning(UserWarning):
     """A tuned function runs without a measurement, or its stored result is damaged."""
 

@@ -45,7 +45,10 @@ def explain_with(refuse: Callable[[Any, str], None]) -> None:
 
 
 def arguments[T: Callable[..., Any]](
-    who: Callable[..., str] | None = None, hint: str | None = None, /, **rules: Rule
+    who: Callable[..., str] | None = None,
+    hint: str | Mapping[str, str] | None = None,
+    /,
+    **rules: Rule,
 ) -> Callable[[T], T]:
     """Returns a decorator that checks the arguments of a function or a dataclass.
 
@@ -55,7 +58,8 @@ def arguments[T: Callable[..., Any]](
     Args:
       who: the name in messages, as a function of the arguments; default: the name of
         the function or class.
-      hint: for calls whose arguments do not fit the parameters.
+      hint: for calls whose arguments do not fit the parameters; or one for each name
+        that is known to be passed and is not a parameter.
       **rules: a rule for each parameter, by its name.
 
     Raises:
@@ -79,7 +83,7 @@ def arguments[T: Callable[..., Any]](
 def _checked(
     fn: Callable[..., Any],
     who: Callable[..., str],
-    hint: str | None,
+    hint: str | Mapping[str, str] | None,
     rules: Mapping[str, Rule],
 ) -> Callable[..., Any]:
     parameters = inspect.signature(fn).parameters
@@ -139,7 +143,7 @@ def _misfit(
     args: Sequence[Any],
     named: Mapping[str, Any],
     who: str,
-    hint: str | None,
+    given_hint: str | Mapping[str, str] | None,
 ) -> errors.ArgumentTypeError | None:
     """Returns the error for arguments that no call of a function has."""
     signature = inspect.signature(fn)
@@ -150,7 +154,12 @@ def _misfit(
         unknown = [name for name in named if name not in signature.parameters]
         close = difflib.get_close_matches("".join(unknown[:1]), [p.name for p in kept])
         by_name = [p.name for p in kept if p.kind is inspect.Parameter.KEYWORD_ONLY]
-        if close:
+        hint = given_hint if isinstance(given_hint, str) else None
+        known = given_hint if isinstance(given_hint, Mapping) else {}
+        instead = next((known[name] for name in unknown if name in known), None)
+        if instead is not None:
+            hint = instead
+        elif close:
             hint = f"did you mean {close[0]}?"
         elif hint is None and "too many positional" in str(error) and by_name:
             hint = f"pass {by_name[0]}=... by name"

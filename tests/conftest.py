@@ -40,12 +40,14 @@ if PLATFORM == "cpu":
     os.environ["XLA_FLAGS"] = " ".join(
         [*_CHEAP, os.environ.get("XLA_FLAGS", "")]
     ).strip()
+# Without a folder for compiled programs JAX still computes the key of each.
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # What a developer has set for their own debugging must not change what is tested.
 for _name in ("INTERPRET", "KEEP", "DUMP_DIR", "LINEINFO"):
     os.environ.pop(f"PALLAS_GPU_{_name}", None)
 
 # Seldom, from before the tests are collected: what modules and tests are made of stays.
-gc.set_threshold(100_000)
+gc.set_threshold(300_000)
 
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402

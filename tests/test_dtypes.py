@@ -125,7 +125,17 @@ def error_of(name: str, dtype: str) -> Exception | None:
     return None
 
 
+@pytest.fixture
+def whole_tracebacks():
+    """JAX removes its frames from tracebacks, which takes most of a refusal's time."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("whole_tracebacks")
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_an_operation_without_a_type_is_refused_in_tracing_with_the_line(dtype):
     for name in REFUSED[dtype]:

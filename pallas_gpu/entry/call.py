@@ -25,6 +25,7 @@ from pallas_gpu.entry import scope
 from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives.grids import scheduling
+from pallas_gpu.walk import walk
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
@@ -89,6 +90,13 @@ class CallParams:
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @property
+    def defined_at(self) -> str | None:
+        """`file:line (name)` of the body, else of its first equation that has one."""
+        source = scope.traced_at(self.jaxpr)
+        lines = (site.where for site in walk(self.jaxpr))
+        return source or next((line for line in lines if line is not None), None)
 
     @property
     def num_inputs(self) -> int:

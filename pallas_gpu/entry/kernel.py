@@ -20,6 +20,7 @@ from pallas_gpu.entry import (
     check,
     expand,
     mutable,
+    over_arrays,
     scope,
     trace,
     warp,
@@ -43,6 +44,15 @@ def interpretation(value: Any) -> Any:
 PARAMS = expect.optional(
     expect.instance(types.CompilerParams, written="plgpu.CompilerParams(...)")
 )
+
+
+# Arguments of other functions, with what to write instead.
+_SPECS = "block specs are arguments of plgpu.pallas_call"
+LAUNCH = {
+    "num_warps": "pass num_threads=..., a number of warpgroups of 4 warps",
+    "num_stages": "pass max_concurrent_steps=... to plgpu.CompilerParams, for the "
+    "buffers of a pallas_call",
+}
 
 
 @overload
@@ -95,6 +105,8 @@ def kernel(
 
 
 @expect.arguments(
+    None,
+    {**LAUNCH, "in_specs": _SPECS, "out_specs": _SPECS, "grid_spec": _SPECS},
     body=expect.function,
     out_shape=expect.anything,
     out_type=expect.anything,
@@ -209,7 +221,8 @@ def kernel(
     params = compiler_params or types.CompilerParams()
     with scope.locating(body):
         interpret = interpretation(interpret)
-        check_types(outputs, name)
+        given_as = "out_shape" if out_type is None else "out_type"
+        check_types(outputs, f"kernel {name}: {given_as}")
         _refuse_semantics(params, name)
         if mesh is not None:
             _refuse_beside("a Mesh", axes)
@@ -227,10 +240,10 @@ def kernel(
         cache={},
     )
 
-    def over_arrays(*args: Any) -> Any:
+    def call_with(*args: Any) -> Any:
         return launch(full, args, outputs)
 
-    return scope.over_arrays(over_arrays, body)
+    return over_arrays.OverArrays(call_with, body)
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
@@ -302,7 +315,7 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     for leaf in jax.tree.leaves(scratch, is_leaf=is_declaration):
         require_declaration(leaf)
     if isinstance(scratch, dict):
-        expect.names(tuple(scratch), "scratch_types: a key")
+        expect.names(tuple(scratch), "a key of the scratch declarations")
         return (), scratch
     if scratch is None or isinstance(scratch, list | tuple):
         return tuple(scratch or ()), {}
@@ -348,7 +361,7 @@ def launch_body(
     flat = [values.array(mutable.initial(x, name), what) for x in given]
     sources = [x if mutable.is_mutable(x) else None for x in given]
     out_leaves, out_tree = jax.tree.flatten(out_type)
-    out_avals = [_out_aval(x, name) for x in out_leaves]
+    out_avals = [_out_aval(x, f"kernel {name}: a result") for x in out_leaves]
     seen = captured.captured(functions)
     written = any(x is not None for x in sources) or captured.has_mutable(seen)
     if out_avals and not written and not any(aval.size for aval in out_avals):
@@ -474,21 +487,20 @@ def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> Non
     )
 
 
-def check_types(out_type: Any, name: str) -> None:
+def check_types(results: Any, what: str) -> None:
     """Raises unless each leaf is the type of an array that a kernel can write."""
-    for leaf in jax.tree.leaves(out_type):
-        _out_aval(leaf, name)
+    for leaf in jax.tree.leaves(results):
+        _out_aval(leaf, what)
 
 
-def _out_aval(x: Any, name: str) -> Any:
+def _out_aval(x: Any, what: str) -> Any:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise errors.ArgumentTypeError(
-            f"kernel {name}: out_type contains a leaf that is not a type",
+            f"{what} contains a leaf that is not a type",
             expected="a pytree of jax.ShapeDtypeStruct(shape, dtype)",
             got=expect.shown(x),
             hint="write jax.ShapeDtypeStruct(shape, dtype)",
         )
-    what = f"kernel {name}: out_type"
     dtype = values.element_type(x.dtype, what)
     return jax.core.ShapedArray(expect.integers(0)(x.shape, what), dtype)
 

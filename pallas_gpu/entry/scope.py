@@ -142,8 +142,9 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
 
 
 _ARGUMENTS_OF_A_KERNEL = (
-    "the order is inputs, outputs, scratch; the body of a pipeline takes the indices "
-    "first and a carry last"
+    "the order is inputs, outputs, scratch: the call passes the inputs only, and "
+    "returns the outputs; the body of a pipeline takes the indices first and a carry "
+    "last"
 )
 _ARGUMENTS = {
     "when": "it takes none: @plgpu.when(condition) above def _():",
@@ -168,39 +169,6 @@ def _require_signature(
             hint=_ARGUMENTS.get(who, _ARGUMENTS_OF_A_KERNEL),
             where=location(body),
         ) from None
-
-
-def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
-    """Gives a function over arrays the name and docstring of its body.
-
-    Tracebacks of its errors contain the user's frames only, as JAX's do. The signature
-    is unchanged: the body's parameters are references, and JAX binds arguments to the
-    signature it finds (`jax.custom_vjp`, `static_argnames`).
-    """
-    signature = inspect.signature(function)
-    function = _jax.api_boundary(_by_position(function, body))
-    functools.update_wrapper(function, body)
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
-
-
-def _by_position(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
-    """Refuses arguments by name, which no array of a kernel has."""
-
-    def call(*args: Any, **named: Any) -> Any:
-        if named:
-            name = getattr(body, "__name__", "the kernel")
-            raise errors.ArgumentTypeError(
-                f"{name} is called with arguments by name",
-                expected="arrays by position, in the order of the body's references",
-                got=", ".join(f"{key}={expect.shown(x)}" for key, x in named.items()),
-                hint="pass them by position; a dict of arrays is one argument, which "
-                'the body reads as p["name"][...]',
-                where=location(body),
-            )
-        return function(*args)
-
-    return call
 
 
 @contextlib.contextmanager
@@ -275,3 +243,12 @@ def location(fn: Callable[..., Any]) -> str | None:
     if code is None or code.co_filename.startswith(os.path.dirname(errors.__file__)):
         return None  # a ready kernel: the line of its call says more
     return f"{_jax.short_path(code.co_filename)}:{code.co_firstlineno} ({fn.__name__})"
+
+
+def traced_at(jaxpr: _jax.Jaxpr) -> str | None:
+    """Returns `file:line (name)` of the author's function that was traced."""
+    name, _, place = _jax.source_of(jaxpr).rpartition(" at ")
+    if not name or place.startswith(os.path.dirname(errors.__file__)):
+        return None
+    file, _, line = place.rpartition(":")
+    return f"{_jax.short_path(file)}:{line} ({name})"

@@ -148,7 +148,8 @@ def get_global(what: Any) -> Any:
             "get_global: CTAs do not share this memory",
             expected="semaphores, or an array in GMEM",
             got=types.describe(what.to_ref()),
-            hint="declare it in scratch_types or run_scoped",
+            hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
+            "run_scoped",
             where=_jax.where_now(),
         )
     what.check_scope(mesh)

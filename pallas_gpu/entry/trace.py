@@ -194,7 +194,7 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 expected="references that the kernel or run_scoped passes to its body",
                 got=types.describe(var.aval),
                 hint="use it in the function that gets it, or declare it in "
-                "scratch_types",
+                "scratch_types (pallas_call: scratch_shapes)",
                 where=_first_use(closed.jaxpr, var),
             )
         made_at = _jax.escaped_from(value)

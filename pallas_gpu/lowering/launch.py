@@ -212,7 +212,7 @@ def _room(build: Build) -> expansion.Room:
 
 def lower_host_work(build: Build) -> Build:
     """Adds the host code that initialises the TMA descriptors of the body."""
-    return build.replace(module=passes.lower_host_work(build.module))
+    return build.replace(module=passes.lower_host_work(build.module, build.name))
 
 
 def share_subexpressions(build: Build) -> Build:

@@ -158,8 +158,13 @@ def warn(
 ) -> None:
     """Emits a warning unless it has been shown for this line."""
     place = where() or "<kernel>:0"
+    text = f"{what} ({place})\n  cost:  {cost}\n  got:   {got}\n  hint:  {hint}"
+    show(text, errors.PerformanceWarning, place)
+
+
+def show(text: str, category: type[Warning], place: str) -> None:
+    """Emits a warning about a line, `file:line (name)`, unless it has been shown."""
     file, _, rest = place.partition(":") if "://" not in place else (place, "", "0")
     number = rest.split(" ", 1)[0]
-    text = f"{what} ({place})\n  cost:  {cost}\n  got:   {got}\n  hint:  {hint}"
     line = int(number) if number.isdigit() else 0
-    warnings.warn_explicit(text, errors.PerformanceWarning, file, line, file, _SHOWN)
+    warnings.warn_explicit(text, category, file, line, file, _SHOWN)

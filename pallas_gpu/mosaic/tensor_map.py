@@ -164,6 +164,7 @@ def lower_tensor_maps(
     launch: ir.Operation,
     body: ir.Block,
     buffers: list[ir.Value],
+    name: str,
 ) -> int:
     """Replaces the tagged operations of a launch by initialized descriptors.
 
@@ -173,6 +174,7 @@ def lower_tensor_maps(
       body: the launch's block; the array's address is inserted at its start.
       buffers: the kernel's buffers, as host values: the operands of the tagged
         operations.
+      name: of the kernel, for messages.
 
     Returns:
       The number of distinct descriptors.
@@ -184,7 +186,7 @@ def lower_tensor_maps(
     for op in tagged:
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
     if len(slots) > MAX_DESCRIPTORS:
-        raise _too_many(len(slots))
+        raise _too_many(len(slots), name)
     with ir.InsertionPoint(launch):
         array = _emit_host(list(slots), buffers)
     _declare(kernel, any(tensor_map.nan_fill for tensor_map in slots))
@@ -202,9 +204,9 @@ def lower_tensor_maps(
     return len(slots)
 
 
-def _too_many(count: int) -> errors.OutOfResources:
+def _too_many(count: int, name: str) -> errors.OutOfResources:
     return errors.OutOfResources(
-        "the copies of a kernel have too many different tensor maps",
+        f"kernel {name}: its copies have too many different tensor maps",
         resource="parameters",
         limit_bytes=MAX_DESCRIPTORS * DESCRIPTOR_BYTES,
         used_bytes=count * DESCRIPTOR_BYTES,

@@ -16,15 +16,26 @@ import jax.numpy as jnp
 
 from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import mutable, scope
+from pallas_gpu.entry import mutable, over_arrays, scope
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.program import Program
 from pallas_gpu.pipeline.scratch import Scratch
 from pallas_gpu.types.mesh import MAX_WARPGROUPS
 
+_UNNAMED = (
+    "axes have numbers here, plgpu.program_id(0); in plgpu.kernel they have names"
+)
+
 
 @expect.arguments(
+    None,
+    {
+        **kernel_lib.LAUNCH,
+        "out_type": "did you mean out_shape?",
+        "scratch_types": "did you mean scratch_shapes?",
+        "grid_names": _UNNAMED,
+    },
     kernel=expect.function,
     out_shape=expect.anything,
     grid_spec=expect.optional(
@@ -151,7 +162,7 @@ def pallas_call(
     params = compiler_params or types.CompilerParams()
     with scope.locating(kernel):
         interpret = kernel_lib.interpretation(interpret)
-        kernel_lib.check_types(out_shape, name)
+        kernel_lib.check_types(out_shape, f"pallas_call {name}: out_shape")
         scratch = Scratch.of(spec.scratch_shapes)
         axes = Grid.of(spec.grid, params, name)
         threads = Threads.of(num_threads, thread_name, name)
@@ -178,7 +189,7 @@ def pallas_call(
     )
     aliases = dict(input_output_aliases or {})
     call = _Call(program, launch, spec, out_shape, aliases, name)
-    return scope.over_arrays(lambda *args: call(*args), kernel)
+    return over_arrays.OverArrays(lambda *args: call(*args), kernel)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,8 @@ def threads_load(
             f"{who}: the barrier is missing",
             expected="a barrier that the copy by TMA completes on",
             got="barrier=None",
-            hint="declare plgpu.Barrier() in scratch_types and pass it",
+            hint="declare plgpu.Barrier() in scratch_types (pallas_call: "
+            "scratch_shapes) and pass it",
             where=_jax.where_now(),
         )
     if implementation is Engine.CP_ASYNC and collective_axes:

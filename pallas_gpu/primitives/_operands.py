@@ -210,7 +210,8 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             f"{who}: the barrier is not a barrier",
             expected="a reference declared with plgpu.Barrier()",
             got=types.describe(barrier),
-            hint="declare it in scratch_types or run_scoped",
+            hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
+            "run_scoped",
             where=_jax.where_now(),
         )
     if math.prod(barrier.shape) != 1:

@@ -134,6 +134,8 @@ def load(
 
 
 @expect.arguments(
+    None,
+    "plgpu.store(ref, index, x): the index is second; ref[...] = x stores all of it",
     dst=expect.anything,
     idx=expect.anything,
     value=expect.anything,

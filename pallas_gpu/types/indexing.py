@@ -315,7 +315,7 @@ def _from_slice(entry: slice, n: int) -> Any:
             "a slice of a reference is empty",
             expected=f"a range within 0 to {n}",
             got=f"{entry.start}:{entry.stop}",
-            hint="check the bounds of the slice",
+            hint="check the bounds of the slice; a reference to a block has its shape",
             where=_jax.where_now(),
         )
     size = -(-(stop - start) // stride)

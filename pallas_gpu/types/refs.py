@@ -367,6 +367,18 @@ def _refuse_value(what: str) -> Any:
     return refuse
 
 
+def _refuse_sum(*operands: Any) -> Any:
+    """Raises for a sum with a reference, which may be meant as a pointer."""
+    error = not_a_value("arithmetic on a reference", _jax.where_now())
+    kinds = (getattr(getattr(x, "dtype", None), "kind", "") for x in operands[1:])
+    if any(kind in ("i", "u") for kind in kinds):
+        error.hint = (
+            f"{error.hint}; for the elements at some offsets, as of a pointer: "
+            "x_ref[offsets], or plgpu.load(x_ref, offsets, mask=...)"
+        )
+    raise error
+
+
 def conversion(method: str) -> str | None:
     """Returns the description of a method that asks for a Python value, as `__int__`.
 
@@ -415,6 +427,9 @@ def _refuse_uses_as_values() -> None:
         setattr(IndexableRef, f"_{name}", staticmethod(arithmetic))
     for name in _OPERATORS:
         setattr(RefView, f"__{name}__", arithmetic)
+    for name in ("add", "radd"):
+        setattr(IndexableRef, f"_{name}", staticmethod(_refuse_sum))
+        setattr(RefView, f"__{name}__", _refuse_sum)
     for name, what in _CONVERSIONS.items():
         setattr(IndexableRef, f"_{name}", staticmethod(_refuse_value(what)))
         setattr(RefView, f"__{name}__", _refuse_value(what))

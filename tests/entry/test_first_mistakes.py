@@ -127,3 +127,147 @@ def test_a_value_before_its_index_is_refused():
         hint="plgpu.store(ref, index, x)",
     ):
         run(body)
+
+
+def double(x, o):
+    o[...] = 2 * x[...]
+
+
+@pytest.mark.parametrize("entry", [plgpu.kernel, plgpu.pallas_call])
+def test_a_kernel_is_not_launched_by_brackets(entry):
+    call = entry(double, OUT)
+    with refused(
+        errors.ArgumentTypeError,
+        "double is indexed, but a kernel is called with arrays only",
+        expected="double(x, ...), which returns the results",
+        got="double[(4,)]",
+        hint="grid=(...)",
+    ):
+        call[(4,)](X)  # HERE
+
+
+def test_constants_are_not_arguments_of_the_call():
+    call = plgpu.kernel(double, OUT)
+    with refused(
+        errors.ArgumentTypeError,
+        "double is called with arguments by name",
+        got="BLOCK=128",
+        hint="functools.partial(body, BLOCK=128)",
+    ):
+        call(X, BLOCK=128)  # HERE
+
+
+def test_a_complex_argument_is_refused_at_the_line_of_the_call():
+    call = plgpu.kernel(double, OUT)
+    with refused(
+        errors.ArgumentTypeError,
+        "kernel double: an argument is not an array of bools, integers or floats",
+        got="complex64",
+        hint="jnp.real(z), jnp.imag(z)",
+    ):
+        call(X.astype(np.complex64))  # HERE
+
+
+@pytest.mark.parametrize("given_as", ["out_type", "out_shape"])
+def test_the_types_of_results_are_called_what_the_author_called_them(given_as):
+    with refused(
+        errors.ArgumentTypeError,
+        f"kernel <lambda>: {given_as} contains a leaf that is not a type",
+    ):
+        plgpu.kernel(lambda x, o: None, **{given_as: 3})  # HERE
+
+
+def test_a_pallas_call_speaks_of_its_out_shape():
+    with refused(
+        errors.ArgumentTypeError,
+        "pallas_call <lambda>: out_shape contains a leaf that is not a type",
+    ):
+        plgpu.pallas_call(lambda x, o: None, 3)  # HERE
+
+
+def adds_rows(x, o):
+    o[...] = x[...] + jnp.sum(x[...], axis=1)
+
+
+def multiplies(x, o):
+    o[...] = x[...] @ x[...]
+
+
+@pytest.mark.parametrize(
+    "body, what, got",
+    [
+        (adds_rows, "the shapes of an operation's operands do not match", "(64,)"),
+        (multiplies, "a product of matrices whose inner dimensions differ", "(128,)"),
+    ],
+)
+def test_shapes_that_do_not_match_are_refused(body, what, got):
+    with pytest.raises(errors.ShapeError) as info:
+        run(body)
+    assert info.value.what == what
+    assert got in info.value.got
+    assert f"({body.__name__})" in info.value.where
+    assert "shape of its block" in info.value.hint
+
+
+def test_a_value_of_a_kernel_is_not_formatted():
+    def body(x, o):
+        o[...] = x[...]
+        print(f"{x[0, 0]:.3f}")  # HERE
+
+    with refused(
+        errors.TracedValueError,
+        "Python formats a value that is known only when the kernel runs",
+        hint="plgpu.debug_print",
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_reference_is_not_a_pointer(view):
+    def body(x, o):
+        rows = jnp.arange(64)
+        o[0] = plgpu.load((x.at[0] if view else x) + rows)  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "arithmetic on a reference",
+        hint="plgpu.load(x_ref, offsets, mask=...)",
+    ):
+        run(body)
+
+
+def test_a_result_is_not_passed_in_the_call():
+    call = plgpu.pallas_call(double, OUT)
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        call(X, X)
+    assert "the call passes the inputs only" in info.value.hint
+
+
+@pytest.mark.parametrize(
+    "entry, name, hint",
+    [
+        (plgpu.pallas_call, "out_type", "did you mean out_shape?"),
+        (plgpu.pallas_call, "scratch_types", "did you mean scratch_shapes?"),
+        (plgpu.pallas_call, "grid_names", "plgpu.program_id(0)"),
+        (plgpu.pallas_call, "num_warps", "warpgroups of 4 warps"),
+        (plgpu.kernel, "num_stages", "max_concurrent_steps"),
+        (plgpu.kernel, "in_specs", "plgpu.pallas_call"),
+    ],
+)
+def test_arguments_of_other_functions_are_explained(entry, name, hint):
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        entry(double, **{name: OUT})
+    assert hint in info.value.hint
+    assert "test_first_mistakes.py" in info.value.where
+
+
+def test_a_store_without_an_index_is_explained():
+    def body(x, o):
+        plgpu.store(o, x[...])  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "store: the arguments do not fit the parameters",
+        hint="plgpu.store(ref, index, x)",
+    ):
+        run(body)

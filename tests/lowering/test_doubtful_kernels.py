@@ -279,9 +279,11 @@ def test_kernels_have_as_many_tensor_maps_as_their_parameters_hold(copies, maps)
     )
     x = np.zeros((64, 512), np.uint8)
     # What is counted are the maps of the whole kernel.
-    verdict = require_agreement(kernel, x, has_line=False)
+    verdict = require_agreement(kernel, x)
     assert bool(verdict.refusals) is (maps > 255)
     for error in verdict.refusals:
         assert isinstance(error, errors.OutOfResources)
+        assert error.what.startswith("kernel body: its copies have too many")
+        assert "(body)" in error.where
         assert error.got == maps
         assert "at most 255" in error.expected

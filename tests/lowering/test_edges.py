@@ -394,7 +394,7 @@ def test_an_input_is_not_written_by_a_kernel_that_is_compiled():
         errors.KernelError,
         "input 0 (GMEM float32[64, 128]) is written, but it is an input",
         got="copy_smem_to_gmem of an input",
-        hint="out_type",
+        hint="declare a result for it",
     ):
         jax.make_jaxpr(make(body, scratch_types=[tile]))(numbers())
 

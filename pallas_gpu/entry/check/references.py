@@ -107,7 +107,7 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
                 f"input {numbers[var]} ({aval}) is written, but it is an input",
                 expected="stores to outputs of the kernel and to scratch memory",
                 got=f"{words(access.operation.name)} of an input",
-                hint="declare a result for it in out_type, and write that; or pass a "
+                hint="declare a result for it, and write that; or pass a "
                 "jax.new_ref(array), which kernels update in place",
                 where=site.where,
             )

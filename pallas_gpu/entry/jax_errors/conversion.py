@@ -13,7 +13,7 @@ import jax
 
 from pallas_gpu import errors, types
 from pallas_gpu.entry import check, scope
-from pallas_gpu.entry.jax_errors import traced_values
+from pallas_gpu.entry.jax_errors import shapes, traced_values
 
 # What JAX says of a reference that it is given as an array, with the function's name.
 _NOT_ARRAYS = (
@@ -45,6 +45,7 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
             or _escape(error)
             or _arithmetic_of_bools(error)
             or _leading_axis(error)
+            or shapes.mismatch(error)
             or traced_values.carry(error)
             or _escaped(error)
             or traced_values.needed(error)

@@ -50,6 +50,13 @@ def _converted(error: Exception, text: str) -> tuple[str, str, str, str] | None:
             value,
             "write jnp in place of np",
         )
+    if isinstance(error, TypeError) and "Tracer.__format__" in text:
+        return (
+            "Python formats a value that is known only when the kernel runs",
+            "a Python number in f-strings and str.format",
+            text,
+            'print it when the kernel runs: plgpu.debug_print("{}", x)',
+        )
     if isinstance(error, jax.errors.ConcretizationTypeError):
         asked = text.splitlines()[1:2]
         return (

@@ -350,15 +350,7 @@ class LinearLayout(Drawable):
         Raises:
           LayoutError: the sizes differ, or the placement is not linear afterwards.
         """
-        shape = tuple(int(s) for s in shape)
-        if math.prod(shape) != self.size:
-            raise LayoutError(
-                "a reshape must keep the number of elements",
-                expected=f"{self.size} elements ({self.shape})",
-                got=f"{math.prod(shape)} elements ({shape})",
-            )
-        coordinates = reshaped(self._coordinates, self.shape, shape, self.padded_axes)
-        return LinearLayout.from_coordinates(shape, coordinates)
+        return _reshape(self, tuple(int(s) for s in shape))
 
     @functools.cached_property
     def thread_tile(self) -> tuple[int, ...]:
@@ -445,6 +437,19 @@ class LinearLayout(Drawable):
                     got=f"vectors of {operand.vector_length} in the operand",
                 )
         return result
+
+
+@functools.lru_cache(maxsize=1024)
+def _reshape(layout: LinearLayout, shape: tuple[int, ...]) -> LinearLayout:
+    if math.prod(shape) != layout.size:
+        raise LayoutError(
+            "a reshape must keep the number of elements",
+            expected=f"{layout.size} elements ({layout.shape})",
+            got=f"{math.prod(shape)} elements ({shape})",
+        )
+    own = layout._coordinates
+    coordinates = reshaped(own, layout.shape, shape, layout.padded_axes)
+    return LinearLayout.from_coordinates(shape, coordinates)
 
 
 def _not_linear(shape: Sequence[int]) -> LayoutError:

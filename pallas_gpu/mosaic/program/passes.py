@@ -14,14 +14,19 @@ from pallas_gpu.mosaic import module as module_lib
 from pallas_gpu.mosaic import tensor_map
 
 
-def lower_host_work(module: ir.Module) -> ir.Module:
-    """Emits host code to initialize the TMA descriptors, erases the prologue's tag."""
+def lower_host_work(module: ir.Module, name: str = "") -> ir.Module:
+    """Emits host code to initialize the TMA descriptors, erases the prologue's tag.
+
+    Args:
+      module: the kernel's module.
+      name: of the kernel, for messages.
+    """
     launch = module_lib.launch_of(module)
     body = launch.regions[0].blocks[0]
     host = launch.operation.block
     buffers = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
     with module.context, ir.Location.unknown():
-        tensor_map.lower_tensor_maps(module, launch.operation, body, buffers)
+        tensor_map.lower_tensor_maps(module, launch.operation, body, buffers, name)
         # It is near the start; walking the whole body creates thousands of objects.
         tags = (o for o in body.operations if o.operation.name == module_lib.PROLOGUE)
         if (tag := next(tags, None)) is not None:

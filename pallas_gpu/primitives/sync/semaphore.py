@@ -228,7 +228,8 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             f"{who}: the operand is not a semaphore",
             expected="a reference declared with plgpu.SemaphoreType.REGULAR",
             got=types.describe(semaphore),
-            hint="declare it in scratch_types, or with plgpu.get_global for all CTAs",
+            hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
+            "with plgpu.get_global for all CTAs",
             where=_jax.where_now(),
         )
     if math.prod(semaphore.shape) != 1:

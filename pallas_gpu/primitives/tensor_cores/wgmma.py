@@ -105,7 +105,8 @@ def _require_accumulator(acc: Any, who: str) -> None:
         f"{who}: not an accumulator",
         expected="a reference declared with plgpu.ACC((M, N), dtype)",
         got=types.describe(acc),
-        hint="declare it in scratch_types, run_scoped or run_state",
+        hint="declare it in scratch_types (pallas_call: scratch_shapes), "
+        "run_scoped or run_state",
         where=_jax.where_now(),
     )
 

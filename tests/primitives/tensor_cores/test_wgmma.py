@@ -26,7 +26,7 @@ def test_the_accumulator_is_one():
         "wgmma: not an accumulator",
         expected="plgpu.ACC",
         got="SMEM float16[64, 64]",
-        hint="scratch_types, run_scoped or run_state",
+        hint="scratch_types (pallas_call: scratch_shapes), run_scoped or run_state",
     ):
         attempt(multiply)
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kernel` and `pallas_call` return: a function over arrays."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.entry import scope
+
+
+class OverArrays:
+    """A kernel as a function over arrays, with the name and docstring of its body.
+
+    Tracebacks of its errors contain the user's frames only, as JAX's do, and errors
+    without a line get that of the call. The body's parameters are references: the
+    signature is that of the function, because JAX binds arguments to the signature it
+    finds (`jax.custom_vjp`, `static_argnames`).
+    """
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, function: Callable[..., Any], body: Callable[..., Any]):
+        functools.update_wrapper(self, body)
+        self.__signature__ = inspect.signature(function)
+        self._function = function
+
+    @_jax.api_boundary
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        try:
+            if named:
+                raise self._by_name(named)
+            return self._function(*args)
+        except errors.PallasGpuError as error:
+            error.with_location(scope.called_at())
+            raise
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Refuses a launch as in Triton."""
+        name = self._name
+        raise errors.ArgumentTypeError(
+            f"{name} is indexed, but a kernel is called with arrays only",
+            expected=f"{name}(x, ...), which returns the results",
+            got=f"{name}[{expect.shown(grid)}]",
+            hint="the grid is an argument of plgpu.kernel and plgpu.pallas_call: "
+            "grid=(...), and with plgpu.kernel grid_names=(...)",
+            where=scope.called_at(),
+        )
+
+    @property
+    def lower(self) -> Any:
+        """Refuses a request to compile what JAX has not been asked to compile."""
+        raise AttributeError(
+            f"a kernel has no attribute 'lower': jax.jit({self._name}).lower(...)",
+            name="lower",
+            obj=self,
+        )
+
+    def __repr__(self) -> str:
+        return f"<kernel {self._name} at {scope.location(self.__wrapped__)}>"
+
+    @property
+    def _name(self) -> str:
+        return getattr(self, "__name__", "the kernel")
+
+    def _by_name(self, named: dict[str, Any]) -> errors.ArgumentTypeError:
+        """Returns the error for arguments by name, which no array of a kernel has."""
+        key = next((key for key, x in named.items() if not hasattr(x, "shape")), None)
+        hint = (
+            'a dict of arrays is one argument, which the body reads as p["name"][...]'
+        )
+        if key is not None:
+            hint = (
+                "a constant is a variable of the function around the body, or bound to "
+                f"the body: functools.partial(body, {key}={expect.shown(named[key])})"
+            )
+        return errors.ArgumentTypeError(
+            f"{self._name} is called with arguments by name",
+            expected="arrays by position, in the order of the body's references",
+            got=", ".join(f"{key}={expect.shown(x)}" for key, x in named.items()),
+            hint=f"pass arrays by position; {hint}",
+        )
