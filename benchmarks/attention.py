@@ -170,7 +170,9 @@ def contest(s: Shape) -> dict[str, Function]:
 def _changes(s: Shape) -> dict[str, ops.AttentionConfig]:
     best = _best(s)
     changes = {
-        "no turns": dataclasses.replace(best, ping_pong=False),
+        "no turns" if best.ping_pong else "turns": dataclasses.replace(
+            best, ping_pong=not best.ping_pong
+        ),
         "persistent": dataclasses.replace(best, blocks=SMS),
         "a block a tile": dataclasses.replace(best, blocks=None),
     }
@@ -178,7 +180,7 @@ def _changes(s: Shape) -> dict[str, ops.AttentionConfig]:
 
 
 def _best(s: Shape) -> ops.AttentionConfig:
-    return ops.AttentionConfig.default(s.head_dim, causal=s.causal)
+    return ops.AttentionConfig.default(s.head_dim, causal=s.causal, kv_len=s.length)
 
 
 def variants(s: Shape) -> Iterator[ops.AttentionConfig]:

@@ -98,6 +98,7 @@ EFFECTS: dict[str, str] = {
             "heads_together": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_persistent_blocks_compute_several_tiles",
             "default.causal": "test_the_default_configurations",
+            "default.kv_len": "test_whose_consumers_alternate",
         },
     ),
     **_seen(

@@ -15,6 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
+from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem, schedule
 from tests.support import everywhere, host
@@ -177,6 +178,28 @@ def test_the_order_of_tiles_covers_them_all(heads_together):
 @pytest.mark.parametrize("head_dim", [slow(64), 128, slow(256)])
 def test_the_default_configurations(head_dim):
     check(Shape(130, 160, head_dim=head_dim), None, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "head_dim", "mask", "alternate"),
+    [
+        (1024, 128, Mask(), True),
+        (1040, 128, Mask(), False),
+        (1040, 128, Mask(right=0), True),
+        (1040, 128, Mask(ragged=True), True),
+        (1040, 64, Mask(), True),
+        (1040, 256, Mask(), True),
+    ],
+)
+def test_whose_consumers_alternate(kv_len, head_dim, mask, alternate):
+    p = Problem(
+        *(2, 130, kv_len, 4, 4, head_dim, head_dim),
+        dtype=jnp.dtype(jnp.float16),
+        mask=mask,
+        scores=Scores(1.0),
+        config=SMALL,
+    )
+    assert heuristic.configured(p).ping_pong == alternate
 
 
 @pytest.mark.parametrize("sm_scale", [0.75, 1e-30])
