@@ -454,6 +454,9 @@ _MOST_STAGES = 16
 _MOST_REGISTERS = 44
 # Every card has clusters of 8 (CUDA programming guide, "Thread Block Clusters").
 _CLUSTERS = 8, 4
+# Rows of a cache of 8 bits for a CTA of a cluster. With more it takes longer to widen
+# them than it takes all SMs to combine results in GMEM.
+_MOST_WIDENED = 1024
 # Parts of a tile that one CTA combines: more take longer than they save.
 _MOST_PARTS = 32
 
@@ -472,8 +475,10 @@ def default_config(p: Problem, target: Any) -> DecodeConfig:
     config = DecodeConfig(workers=min(sms, _MOST_PARTS * tiles))
     if per_thread <= _MOST_REGISTERS:
         config = dataclasses.replace(config, consumers=2, block_kv=128)
+    visible = p.kv_len if p.window is None else min(p.kv_len, p.window)
     for cluster in _CLUSTERS:
-        if sms // 4 <= tiles * cluster <= sms // 2 and not p.is_narrow:
+        is_slow = p.is_narrow and visible > _MOST_WIDENED * cluster
+        if sms // 4 <= tiles * cluster <= sms // 2 and not is_slow:
             config = dataclasses.replace(config, cluster=cluster)
             break
     stages = _stages(p, config, target.smem_bytes_per_block)

@@ -230,6 +230,7 @@ def test_blocks_and_stages(c):
     [
         ({}, {}),
         ({"cluster": 2}, {}),
+        ({"cluster": 2}, {"cache": F8}),
         slow({}, {"cache": INT8, "k_scale": 1 / 32, "v_scale": 1 / 32}),
         slow({}, {"window": 90}),
     ],
@@ -399,6 +400,7 @@ def test_vmap_and_jit(c):
         (GRID, {}),
         (CLUSTER, {}),
         (GRID, {"cache": F8}),
+        (CLUSTER, {"cache": F8}),
         (DecodeConfig(block_kv=128, consumers=2, stages=1, workers=2), {}),
         slow(DecodeConfig(stages=1, workers=5), {}),
     ],
@@ -453,6 +455,7 @@ def test_there_is_no_race(asynchrony, seed):
     [
         (1, None, {}),
         slow(16, None, {"q_len": 8}),
+        slow(1, F8, {}),
         slow(16, F8, {}),
         slow(16, None, {"head_dim": 256, "q_len": 8}),
     ],
@@ -483,6 +486,14 @@ def test_nothing_spills(batch, cache, options):
     [
         ({"batch": 1}, 8, 64),
         ({"batch": 2}, 4, 64),
+        ({"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8192}, 8, 64),
+        ({"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8256}, 1, 128),
+        (
+            {"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8256, "window": 8192},
+            8,
+            64,
+        ),
+        ({"kv_dtype": jnp.dtype(INT8), "kv_len": 4096, "batch": 2}, 4, 64),
         ({"batch": 16}, 1, 128),
         ({"batch": 3}, 1, 128),
         ({"batch": 1, "kv_heads": 1, "heads": 8}, 1, 32),
