@@ -150,12 +150,15 @@ def product_work() -> Work:
     }
 
 
+TORCH = "torch._scaled_mm, e4m3, use_fast_accum"
+
+
 def products(ready: dict[str, Any], source: Any) -> list[dict[str, Any]]:
     """Times of products of 8-bit matrices."""
     made = {name: inputs(shapes, 2) for name, (_, shapes) in product_work().items()}
     errors = {name: checked(name, f, made[name][0]) for name, f in ready.items()}
     calls = {name: caller(f, made[name]) for name, f in ready.items()}
-    calls["torch._scaled_mm, e4m3, use_fast_accum"] = torch_product(True)
+    calls[TORCH] = torch_product(True)
     calls["torch._scaled_mm, e4m3"] = torch_product(False)
     times = beside_copy.interleaved(calls, source)
     return [
@@ -163,6 +166,7 @@ def products(ready: dict[str, Any], source: Any) -> list[dict[str, Any]]:
             "kernel": name,
             "µs": times[name] * 1e6,
             "TFLOP/s": 2 * SIZE**3 / times[name] / 1e12,
+            "of torch": times[TORCH] / times[name],
             "rel. error": errors.get(name, ""),
         }
         for name in calls

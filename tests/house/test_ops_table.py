@@ -32,3 +32,17 @@ def test_every_configuration_is_named(name):
 def test_every_function_that_the_page_names_exists():
     names = set(re.findall(r"ops\.(\w+)", TEXT))
     assert names <= set(ops.__all__)
+
+
+def test_its_speeds_are_those_of_the_measurements():
+    measured = [
+        {cell.strip() for cell in line.split("|")}
+        for line in (ROOT / "docs/performance.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    section = TEXT.split("## Speed on an H200")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| `ops.")]
+    assert table
+    for line in table:
+        *_, microseconds, _, ratio, _ = (cell.strip() for cell in line.split("|"))
+        assert any({microseconds, ratio} <= row for row in measured), line
