@@ -155,7 +155,7 @@ class PerformanceWarning(UserWarning):
 
 
 class UndefinedResultWarning(UserWarning):
-    """A result is undefined: never stored, or stored by all CTAs at once."""
+    """A result, or SMEM that is read, is never stored, or all CTAs store it at once."""
 
 
 class TuningWarning(UserWarning):

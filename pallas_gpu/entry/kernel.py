@@ -48,11 +48,6 @@ PARAMS = expect.optional(
 
 # Arguments of other functions, with what to write instead.
 _SPECS = "block specs are arguments of plgpu.pallas_call"
-LAUNCH = {
-    "num_warps": "pass num_threads=..., a number of warpgroups of 4 warps",
-    "num_stages": "pass max_concurrent_steps=... to plgpu.CompilerParams, for the "
-    "buffers of a pallas_call",
-}
 
 
 @overload
@@ -106,7 +101,12 @@ def kernel(
 
 @expect.arguments(
     None,
-    {**LAUNCH, "in_specs": _SPECS, "out_specs": _SPECS, "grid_spec": _SPECS},
+    {
+        **over_arrays.LAUNCH,
+        "in_specs": _SPECS,
+        "out_specs": _SPECS,
+        "grid_spec": _SPECS,
+    },
     body=expect.function,
     out_shape=expect.anything,
     out_type=expect.anything,

@@ -8,8 +8,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import scope
+
+# Arguments of launches elsewhere, with what to write instead.
+LAUNCH = {
+    "num_warps": "pass num_threads=..., a number of warpgroups of 4 warps",
+    "num_stages": "the buffers of a pipeline are max_concurrent_steps=... of "
+    "plgpu.emit_pipeline in the body, or of the plgpu.CompilerParams of a pallas_call",
+}
+# Arguments of `kernel` and `pallas_call`, not of what they return.
+_OPTIONS = ("compiler_params", "debug", "grid", "interpret", "num_threads")
 
 
 class OverArrays:
@@ -22,11 +33,24 @@ class OverArrays:
     """
 
     __wrapped__: Callable[..., Any]
+    # What has `__getitem__` is an iterable for Python otherwise.
+    __iter__ = None
+    __contains__ = None
 
     def __init__(self, function: Callable[..., Any], body: Callable[..., Any]):
         functools.update_wrapper(self, body)
+        if not hasattr(body, "__name__"):
+            inner = body
+            while isinstance(inner, functools.partial):
+                inner = inner.func
+            name = getattr(inner, "__name__", type(inner).__name__)
+            self.__name__ = self.__qualname__ = name
         self.__signature__ = inspect.signature(function)
         self._function = function
+
+    def __reduce__(self) -> str:
+        """Pickles by name, and copies to itself, as a function does."""
+        return self.__qualname__
 
     @_jax.api_boundary
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -40,7 +64,7 @@ class OverArrays:
 
     def __getitem__(self, grid: Any) -> Any:
         """Refuses a launch as in Triton."""
-        name = self._name
+        name = self.__name__
         raise errors.ArgumentTypeError(
             f"{name} is indexed, but a kernel is called with arrays only",
             expected=f"{name}(x, ...), which returns the results",
@@ -54,32 +78,37 @@ class OverArrays:
     def lower(self) -> Any:
         """Refuses a request to compile what JAX has not been asked to compile."""
         raise AttributeError(
-            f"a kernel has no attribute 'lower': jax.jit({self._name}).lower(...)",
+            f"a kernel has no attribute 'lower': jax.jit({self.__name__}).lower(...)",
             name="lower",
             obj=self,
         )
 
     def __repr__(self) -> str:
-        return f"<kernel {self._name} at {scope.location(self.__wrapped__)}>"
-
-    @property
-    def _name(self) -> str:
-        return getattr(self, "__name__", "the kernel")
+        where = scope.location(self.__wrapped__)
+        return f"<kernel {self.__name__}{f' at {where}' if where else ''}>"
 
     def _by_name(self, named: dict[str, Any]) -> errors.ArgumentTypeError:
         """Returns the error for arguments by name, which no array of a kernel has."""
-        key = next((key for key, x in named.items() if not hasattr(x, "shape")), None)
+        key = next((key for key, x in named.items() if not _has_arrays(x)), None)
         hint = (
             'a dict of arrays is one argument, which the body reads as p["name"][...]'
         )
-        if key is not None:
+        if key in LAUNCH:
+            hint = f"in plgpu.kernel and plgpu.pallas_call {LAUNCH[key]}"
+        elif key in _OPTIONS:
+            hint = f"{key}=... is an argument of plgpu.kernel or plgpu.pallas_call"
+        elif key is not None:
             hint = (
                 "a constant is a variable of the function around the body, or bound to "
                 f"the body: functools.partial(body, {key}={expect.shown(named[key])})"
             )
         return errors.ArgumentTypeError(
-            f"{self._name} is called with arguments by name",
+            f"{self.__name__} is called with arguments by name",
             expected="arrays by position, in the order of the body's references",
             got=", ".join(f"{key}={expect.shown(x)}" for key, x in named.items()),
             hint=f"pass arrays by position; {hint}",
         )
+
+
+def _has_arrays(x: Any) -> bool:
+    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(x))

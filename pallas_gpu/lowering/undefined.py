@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings about results that a kernel leaves undefined, whatever its arguments are.
+"""Warnings about what a kernel leaves undefined: results, and SMEM that is read.
 
-The emulator refuses such kernels. A GPU runs them, and their callers may ignore the
-result: for the compiler they are warnings.
+The emulator refuses a kernel where undefined elements matter. A GPU runs it, its
+callers may ignore the result, and what is read may be unused: for the compiler they are
+warnings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pallas_gpu.lowering import slow
 
 
 def warn(params: CallParams) -> None:
-    """Warns of results that nothing is stored to, or all CTAs at once.
+    """Warns of results or SMEM without a store, or of results that all CTAs store.
 
     Results that are arguments too have the value of these where nothing is stored.
     """
@@ -49,7 +50,9 @@ def warn(params: CallParams) -> None:
 
 def _warn_of_race(params: CallParams, refs: dict[object, str]) -> None:
     """Warns of elements that the CTAs overwrite with different values."""
-    body, axes = params.jaxpr, params.mesh.grid_names
+    body, mesh = params.jaxpr, params.mesh
+    sizes = zip(mesh.grid_names, mesh.grid, strict=True)
+    axes = [axis for axis, size in sizes if size > 1]
     stores = check.results.common_stores(body, refs)
     found = next((store for store in stores if store.differs(body, axes)), None)
     if found is None:

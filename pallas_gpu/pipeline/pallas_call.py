@@ -31,7 +31,7 @@ _UNNAMED = (
 @expect.arguments(
     None,
     {
-        **kernel_lib.LAUNCH,
+        **over_arrays.LAUNCH,
         "out_type": "did you mean out_shape?",
         "scratch_types": "did you mean scratch_shapes?",
         "grid_names": _UNNAMED,

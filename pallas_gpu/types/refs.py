@@ -370,7 +370,9 @@ def _refuse_value(what: str) -> Any:
 def _refuse_sum(*operands: Any) -> Any:
     """Raises for a sum with a reference, which may be meant as a pointer."""
     error = not_a_value("arithmetic on a reference", _jax.where_now())
-    kinds = (getattr(getattr(x, "dtype", None), "kind", "") for x in operands[1:])
+    refs = IndexableRef, RefView
+    values = [x for x in operands[1:] if not isinstance(getattr(x, "aval", x), refs)]
+    kinds = [getattr(getattr(x, "dtype", None), "kind", "") for x in values]
     if any(kind in ("i", "u") for kind in kinds):
         error.hint = (
             f"{error.hint}; for the elements at some offsets, as of a pointer: "

@@ -157,6 +157,20 @@ def test_constants_are_not_arguments_of_the_call():
         call(X, BLOCK=128)  # HERE
 
 
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ({"interpret": True}, "interpret=... is an argument of plgpu.kernel"),
+        ({"num_warps": 4}, "pass num_threads=..."),
+        ({"p": {"a": X}}, "a dict of arrays is one argument"),
+    ],
+)
+def test_arguments_by_name_are_told_from_each_other(named, hint):
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        plgpu.kernel(double, OUT)(X, **named)
+    assert hint in info.value.hint and "partial" not in info.value.hint
+
+
 def test_a_complex_argument_is_refused_at_the_line_of_the_call():
     call = plgpu.kernel(double, OUT)
     with refused(
@@ -189,6 +203,14 @@ def adds_rows(x, o):
     o[...] = x[...] + jnp.sum(x[...], axis=1)
 
 
+def adds_some_rows(x, o):
+    o[...] = x[...] + x[:32]
+
+
+def spreads(x, o):
+    o[...] = jnp.broadcast_to(x[:32], x.shape)
+
+
 def multiplies(x, o):
     o[...] = x[...] @ x[...]
 
@@ -197,6 +219,8 @@ def multiplies(x, o):
     "body, what, got",
     [
         (adds_rows, "the shapes of an operation's operands do not match", "(64,)"),
+        (adds_some_rows, "the shapes of an operation's operands do not match", "(32,"),
+        (spreads, "the shapes of an operation's operands do not match", "[32,"),
         (multiplies, "a product of matrices whose inner dimensions differ", "(128,)"),
     ],
 )

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -119,6 +122,36 @@ def test_a_kernel_has_the_name_of_its_body_and_a_signature_of_its_own():
     k = make(body)
     assert (k.__name__, k.__doc__) == ("body", "Adds nothing.")
     assert str(inspect.signature(k)).startswith("(*args")
+
+
+@plgpu.kernel(out_type=f32(4))
+def doubles(x, o):
+    o[...] = 2 * x[...]
+
+
+def test_a_kernel_is_copied_and_pickled_as_a_function_is():
+    assert pickle.loads(pickle.dumps(doubles)) is doubles
+    assert copy.deepcopy(doubles) is doubles and copy.copy(doubles) is doubles
+
+
+def test_a_kernel_is_no_iterable():
+    with pytest.raises(TypeError, match="not iterable"):
+        list(doubles)
+
+
+class _Adds:
+    def __call__(self, x, o):
+        o[...] = x[...]
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [(functools.partial(lambda x, o: None), "<lambda>"), (_Adds(), "_Adds")],
+)
+def test_a_body_without_a_name_has_that_of_its_function_or_class(body, name):
+    k = make(body)
+    assert k.__name__ == name
+    assert f"<kernel {name}" in repr(k)
 
 
 def test_arguments_are_arrays():

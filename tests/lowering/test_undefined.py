@@ -165,6 +165,42 @@ def test_no_warning_where_all_ctas_store_the_same_values(body):
     assert found(kernel) == []
 
 
+POSITIONS = jax.ShapeDtypeStruct((4, 128), jnp.float32)
+
+
+def test_no_warning_where_a_function_is_called_elsewhere_with_the_position():
+    # Both calls of `jnp.where` are one jaxpr.
+    def body(x, o, p):
+        i = lax.axis_index("i")
+        p[i] = jnp.where(x[i] > 0, x[i], 0.0)
+        o[...] = x[...]
+        o[0] = jnp.where(x[0] > 0, x[0], 0.0)
+
+    kernel = plgpu.kernel(body, out_type=(OUT, POSITIONS), **GRID)
+    assert found(kernel) == []
+
+
+def test_a_function_that_is_called_with_the_position_is_followed():
+    def body(x, o, p):
+        i = lax.axis_index("i")
+        p[i] = jnp.where(x[0] > 0, x[0], 0.0)
+        o[0] = jnp.where(x[i] > 0, x[i], 0.0)
+
+    kernel = plgpu.kernel(body, out_type=(OUT, POSITIONS), **GRID)
+    assert found(kernel) == [
+        "kernel body: all CTAs store the same elements of result 0"
+    ]
+
+
+def test_no_warning_about_a_position_on_an_axis_of_one_cta():
+    def body(x, o):
+        o[...] = x[...]
+        o[0] = x[lax.axis_index("j")]
+
+    kernel = plgpu.kernel(body, out_type=OUT, grid=(4, 1), grid_names=("i", "j"))
+    assert found(kernel) == []
+
+
 def test_no_warning_where_one_cta_stores():
     def body(x, o):
         @plgpu.when(lax.axis_index("i") == 0)

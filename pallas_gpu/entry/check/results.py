@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results that are certain to stay undefined, whatever the arguments are."""
+"""Results and SMEM to which nothing is stored, and elements that all CTAs store."""
 
 from __future__ import annotations
 
@@ -98,8 +98,12 @@ class CommonStore:
 
     def differs(self, jaxpr: _jax.Jaxpr, axes: Collection[str]) -> bool:
         """Whether what is stored is computed from the position on some axes."""
-        stored = self.site.origin(self.stored)
-        return isinstance(stored, _jax.Var) and stored in _computed_from(jaxpr, axes)
+        stored, enclosing = self.site.origin(self.stored), self.site.enclosing
+        if not isinstance(stored, _jax.Var):
+            return False
+        found = _computed_from(jaxpr, axes)
+        homes = (enclosing[:depth] for depth in range(len(enclosing) + 1))
+        return any((stored, home) in found for home in homes)
 
 
 def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonStore]:
@@ -138,24 +142,36 @@ def _stored(eqn: _jax.JaxprEqn) -> tuple[Any, Any, Sequence[Any]]:
 
 
 def _computed_from(jaxpr: _jax.Jaxpr, axes: Collection[str]) -> set[Any]:
-    """Returns variables, and references by contents, that depend on a position."""
+    """Returns what depends on a position, references by their contents.
+
+    These are pairs of a variable and the calls that it is in: a function that is called
+    twice is one jaxpr, with the same variables.
+    """
     found: set[Any] = set()
     before = -1
     while len(found) > before:  # references may be written after they are read
-        before = len(found)
+        before, homes = len(found), dict[Any, Any]()
         for site in walk(jaxpr):
-            if _depends(site, axes, found):
+            homes |= dict.fromkeys(site.eqn.outvars, site.enclosing)
+            if _depends(site, axes, found, homes):
                 written = (x.ref for x in accesses(site.eqn) if x.writes)
-                found |= {*site.eqn.outvars, *map(site.origin, written)}
+                results = (*site.eqn.outvars, *map(site.origin, written))
+                found |= {(x, homes.get(x, ())) for x in results}
     return found
 
 
-def _depends(site: Site, axes: Collection[str], found: Collection[Any]) -> bool:
+def _depends(
+    site: Site, axes: Collection[str], found: Collection[Any], homes: dict[Any, Any]
+) -> bool:
     if site.eqn.primitive is jax.lax.axis_index_p:
         return site.eqn.params["axis_name"] in axes
-    inner = (x for body in site.bodies for x in body.jaxpr.outvars)
-    operands = map(site.origin, (*site.eqn.invars, *inner))
-    return any(isinstance(x, _jax.Var) and x in found for x in operands)
+    within = (*site.enclosing, site)
+    inner = [(x, within) for body in site.bodies for x in body.jaxpr.outvars]
+    operands = [site.origin(x) for x in site.eqn.invars]
+    used = [(x, homes.get(x, ())) for x in operands if isinstance(x, _jax.Var)]
+    return any(
+        isinstance(x, _jax.Var) and (x, home) in found for x, home in used + inner
+    )
 
 
 def _family(site: Site) -> str | None:

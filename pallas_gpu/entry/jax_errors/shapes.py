@@ -7,7 +7,10 @@ import re
 
 from pallas_gpu import errors
 
-_BROADCAST = re.compile(r"Incompatible shapes for broadcasting: (?:shapes=)?(.*)")
+# Of operands of equal rank, and of others.
+_BROADCAST = re.compile(
+    r"(?:\w+ got i|I)ncompatible (?:shapes|types) for broadcasting: (?:shapes=)?(.*)"
+)
 _PRODUCT = re.compile(
     r"dot_general requires contracting dimensions to have the same shape, got (.*)\."
 )
@@ -20,7 +23,7 @@ def mismatch(error: Exception) -> errors.ShapeError | None:
         return errors.ShapeError(
             "the shapes of an operation's operands do not match",
             expected="equal shapes, up to axes of size 1 and missing leading axes",
-            got=found[1],
+            got=found[1].rstrip("."),
             hint="x[:, None] adds an axis of size 1, and jnp.sum(x, axis=1, "
             "keepdims=True) keeps one; a reference has the shape of its block",
         )

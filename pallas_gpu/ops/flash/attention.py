@@ -317,7 +317,7 @@ def _check_narrow(config: Any, packed: bool) -> None:
             "attention: keep_maxima is not supported for float8",
             expected="keep_maxima=False",
             got="keep_maxima=True",
-            hint="float8 has no room for probabilities above 1",
+            hint="omit it: float8 has no room for probabilities above 1",
         )
     if config.block_kv % narrow.DEPTH:
         raise errors.ArgumentError(

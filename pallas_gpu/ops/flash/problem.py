@@ -186,7 +186,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
 
     @property
     def idles(self) -> bool:
-        """Whether some consumers have no rows of the last tile of a head."""
+        """Whether consumers skip a head's last tile where they have no rows.
+
+        Not with a bias: each of them waits for its blocks.
+        """
         c = self.config
         if self.packed or self.bias is not None or not isinstance(c, AttentionConfig):
             return False
@@ -197,7 +200,7 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         share, c = 1.0, self.config
         if self.idles and isinstance(c, AttentionConfig):
             rows = min(self.q_len - number * c.block_q, c.block_q)
-            # Half of a step is waiting that the others would fill: a guess, too.
+            # A fixed part, and as much for each consumer with rows: a guess, too.
             share = (1 + plgpu.cdiv(rows, c.rows)) / (1 + c.consumers)
         return share * (self.steps(number) + _STEPS_OF_A_TILE)
 

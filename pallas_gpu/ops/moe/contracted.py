@@ -68,8 +68,10 @@ class Problem:
 
     @property
     def strip(self) -> int:
-        """Tiles of a strip."""
-        return min(self.config.strip, self.heights)
+        """Tiles of a strip; fewer where there would be a strip for some blocks only."""
+        c = self.config
+        tiles = self.matrices * self.heights * plgpu.cdiv(self.n, c.tile_n)
+        return min(c.strip, self.heights, max(tiles // c.blocks, 1))
 
     @property
     def heights(self) -> int:

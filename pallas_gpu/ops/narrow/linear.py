@@ -272,6 +272,9 @@ def default_config(p: Problem) -> Config:
 
     tokens = min((256, 128, 64), key=cost)
     c = LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
+    if tokens == 256 and p.group == 32 and widen.bits(p.w) == 8 and p.out.itemsize == 4:
+        # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
+        c = dataclasses.replace(c, stages=3)
     blocks = turns.blocks(mixed_many.Schedule(p, c).plane, c.cluster_size)
     return dataclasses.replace(c, blocks=max(blocks, 2))
 

@@ -3,9 +3,10 @@
 
 The product is computed transposed, as in `mixed_few.py`: weights become the tensor
 core's left operand in registers, tokens are its right one in SMEM. A producer fills a
-ring of SMEM buffers; each of two consumers converts its rows of the next step's weights
-while the tensor core multiplies those of the step before. The blocks of a cluster need
-the same tokens: each loads one half and multicasts it to both.
+ring of SMEM buffers; each of two consumers loads its rows of the next step's weights
+while the tensor core multiplies those of the step before, and converts them then or
+after. The blocks of a cluster need the same tokens: each loads one half and multicasts
+it to both.
 """
 
 from __future__ import annotations
@@ -213,8 +214,8 @@ class _Block:
         last = first + self.schedule.steps - 1
         p, rows = self.p, plgpu.ds(wg * _ROWS, _ROWS)
         converter = p.converter(self.masks)
-        # Weights of 8 bits are converted beside the product before; with those of 4 an
-        # H200 takes 4 to 13% more time for that.
+        # Those of 8 bits with scales of groups are converted beside the product before;
+        # for those of 4 an H200 takes 4 to 13% more time so.
         ahead = p.group is not None and widen.bits(p.w) == 8
 
         def load(step):

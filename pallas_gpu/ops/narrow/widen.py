@@ -85,7 +85,7 @@ class Converter:
 
     ptxas lets a product that reads registers run on its own only if no instruction that
     runs beside it writes the operand of a product: `load` can run beside one, `finish`
-    has to follow it.
+    has to follow it, unless its result is multiplied by scales first.
 
     Attributes:
       stored: type of the weights: int8, int4 or an 8-bit float.

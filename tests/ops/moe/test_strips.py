@@ -15,7 +15,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
 from pallas_gpu.ops.gemm.epilogue import PLAIN
-from pallas_gpu.ops.moe import hopper
+from pallas_gpu.ops.moe import contracted, hopper
 from pallas_gpu.ops.moe.groups import Groups
 from tests.support import ragged
 from tests.support.ragged import ROUNDING, normal
@@ -53,6 +53,19 @@ def _places(sizes, strip, columns=3):
         jnp.arange(sum(tiles) * columns, dtype=jnp.int32)
     )
     return tiles, list(zip(*(x.tolist() for x in found), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "groups", "strip", "blocks"),
+    # Strips of one tile; all SMs have one; strips as wide as they are asked for.
+    [(2048, 2048, 1, 1, 128), (1024, 256, 40, 2, 132), (4096, 4096, 8, 16, 132)],
+)
+def test_strips_leave_a_strip_for_each_block(m, n, groups, strip, blocks):
+    dtypes = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)
+    p = contracted.Problem(
+        8192, m, n, groups, groups, *dtypes, False, RaggedDotConfig()
+    )
+    assert (p.strip, p.blocks) == (strip, blocks)
 
 
 @pytest.mark.parametrize("strip", [1, 2, 3, 1000])

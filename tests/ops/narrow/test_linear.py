@@ -328,6 +328,19 @@ def test_weights_are_converted_while_the_tensor_core_multiplies(w_type, group):
     assert ahead.count("ld.shared") == 16 + scales
 
 
+@pytest.mark.parametrize("out", [BF16, "float32"])
+@pytest.mark.parametrize("w_type", ["int8", "int4", "float8_e4m3fn"])
+def test_the_default_fits_with_small_groups(w_type, out):
+    of = jax.ShapeDtypeStruct
+    n, k = 1100, 128
+    args = of((2048, k), BF16), of((n, k), w_type), of((k // 32, n), jnp.float32)
+
+    def run(x, w, scale):
+        return linear(x, w, w_scale=scale, transpose_w=True, out_dtype=out)
+
+    assert jax.eval_shape(run, *args).shape == (2048, n)
+
+
 @pytest.mark.parametrize(
     ("tokens", "n", "blocks"),
     # 1792 pairs of tiles, 28 for each of 64 clusters; 162 pairs, 3 for each of 54; 8

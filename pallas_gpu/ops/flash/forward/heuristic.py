@@ -29,9 +29,8 @@ def configured(p: Problem[Any]) -> AttentionConfig:
     static = not p.packed and not p.mask.ragged and not p.mask.segments
     if plain and p.head_dim == p.v_dim and not p.narrow:
         causal = p.mask.right is not None
-        chosen = AttentionConfig.default(
-            p.head_dim, causal=causal, kv_len=p.kv_len if static else None
-        )
+        kv_len = p.kv_len if static and p.mask.left is None else None
+        chosen = AttentionConfig.default(p.head_dim, causal=causal, kv_len=kv_len)
         return chosen if static else dataclasses.replace(chosen, blocks=None)
     other = OTHER_REGISTERS if plain else _OTHER_IF_BIASED
     if p.scores.alibi:
