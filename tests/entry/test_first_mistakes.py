@@ -285,6 +285,20 @@ def test_arguments_of_other_functions_are_explained(entry, name, hint):
     assert "test_first_mistakes.py" in info.value.where
 
 
+INTS = jax.ShapeDtypeStruct((64, 128), jnp.int32)
+
+
+@pytest.mark.parametrize("view", [lambda ref: ref, lambda ref: ref.at[:32]])
+def test_references_that_are_added_are_no_pointers(view):
+    def body(x, o):
+        o[...] = view(x) + view(x)
+
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        plgpu.kernel(body, INTS)(jnp.ones((64, 128), jnp.int32))
+    assert info.value.what == "arithmetic on a reference"
+    assert "read it first" in info.value.hint and "pointer" not in info.value.hint
+
+
 def test_a_store_without_an_index_is_explained():
     def body(x, o):
         plgpu.store(o, x[...])  # HERE

@@ -82,8 +82,7 @@ def scaled_matmul(
         or one per block of 1x128, (M, K / 128), rounded up. None is 1.
       b_scale: float32. One scale, of shape () or (1,); one per column, (N,), (1, N) or
         with `transpose_b` (N, 1); or one per block of 128x128, (K / 128, N / 128) or
-        with `transpose_b` (N / 128, K / 128), rounded up. None is 1. Scales of tensors
-        are multiplied with each other first: their product has to be a float32.
+        with `transpose_b` (N / 128, K / 128), rounded up. None is 1.
       transpose_b: whether b is (N, K).
       bias: (N,), of a floating-point type; None is 0.
       out_dtype: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2; int32 for

@@ -310,7 +310,7 @@ def _body(mem: _Memory) -> None:
         _for_each_tile(mem.schedule, functools.partial(_produce, mem))
 
     def consume() -> None:
-        visit = functools.partial(_consume, mem, wg, _factor(mem))
+        visit = functools.partial(_consume, mem, wg, _factors(mem))
         _for_each_tile(mem.schedule, visit)
         plgpu.wait_smem_to_gmem(0)
 
@@ -323,10 +323,9 @@ def _for_each_tile(schedule: Schedule, visit: Any) -> None:
         visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
 
 
-def _factor(mem: _Memory) -> Any:
-    """The product of the scales of A and B; None if there are none."""
-    scales = [ref[0] for ref in (mem.a_scale, mem.b_scale) if ref is not None]
-    return functools.reduce(lax.mul, scales) if scales else None
+def _factors(mem: _Memory) -> list[Any]:
+    """The scales of A and B. Their product may not be a float32."""
+    return [ref[0] for ref in (mem.a_scale, mem.b_scale) if ref is not None]
 
 
 def _produce(mem: _Memory, mi, ni, first_step) -> None:
@@ -361,14 +360,14 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
             copy(mem.a_blocks.at[block, rows], mem.scale_smem, ())
 
 
-def _consume(mem: _Memory, wg, factor, mi, ni, first_step) -> None:
+def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
     c = mem.schedule.config
     sums = _promoted if mem.schedule.p.promoted else _plain
     parts = sums(mem, wg, ni, first_step)
     for i, part in enumerate(parts):
         rows = part.shape[0]
         row = mi * c.block_m + wg * c.tile_m + i * rows
-        _store(mem, wg, factor, part, row, ni * c.tile_n, i * rows // _ROWS)
+        _store(mem, wg, factors, part, row, ni * c.tile_n, i * rows // _ROWS)
 
 
 def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
@@ -441,7 +440,7 @@ def _column_block(mem: _Memory, ni) -> Any:
     return jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
 
 
-def _store(mem: _Memory, wg, factor, product, row, column, first: int) -> None:
+def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
     """Scales a tile and stores it part by part; copies overlap with what follows."""
     p, width = mem.schedule.p, mem.schedule.part_n
     n_parts = product.shape[1] // width
@@ -452,7 +451,7 @@ def _store(mem: _Memory, wg, factor, product, row, column, first: int) -> None:
         top, left = row + i * _ROWS, column + j * width
         part = product[i * _ROWS : (i + 1) * _ROWS, j * width : (j + 1) * width]
         if jnp.issubdtype(p.out, jnp.floating):
-            part = _scaled(mem, factor, part.astype(jnp.float32), top, left)
+            part = _scaled(mem, factors, part.astype(jnp.float32), top, left)
         buffer = mem.out_smem.at[wg, number % 2]
         # The copy before the last one has read this buffer; with an odd number of parts
         # a tile begins with the buffer that the tile before has ended with.
@@ -473,7 +472,7 @@ def _starts_inside(mem: _Memory, row, column) -> Any:
     return jnp.logical_and(row < p.m, column < p.n)
 
 
-def _scaled(mem: _Memory, factor, part, row, column) -> Any:
+def _scaled(mem: _Memory, factors, part, row, column) -> Any:
     """Multiplies by the scales of rows and columns, and adds the bias."""
     p, shape = mem.schedule.p, part.shape
 
@@ -481,7 +480,7 @@ def _scaled(mem: _Memory, factor, part, row, column) -> Any:
         values = ref[plgpu.ds(start, shape[axis])]
         return lax.broadcast_in_dim(values, shape, (axis,))
 
-    if factor is not None:
+    for factor in factors:
         part = part * factor
     if p.rows:
         part = part * vector(mem.row_scale, row, 0)

@@ -186,6 +186,7 @@ def test_the_default_configurations(head_dim):
         (1024, 128, Mask(), True),
         (1040, 128, Mask(), False),
         (1040, 128, Mask(right=0), True),
+        (1040, 128, Mask(left=100), True),
         (1040, 128, Mask(ragged=True), True),
         (1040, 64, Mask(), True),
         (1040, 256, Mask(), True),

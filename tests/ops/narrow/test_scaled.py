@@ -170,6 +170,13 @@ def test_consumers_of_any_rows(consumers, tile_m):
     check((200, 64, 128), "rr", config=c)
 
 
+def test_the_product_of_the_scales_need_not_be_a_float():
+    a, b = host.array(np.zeros((64, 128)), E4M3), host.array(np.ones((64, 128)), E4M3)
+    large = jnp.full(1, 1e20, jnp.float32)
+    got = scaled_matmul(a, b, large, large, transpose_b=True, out_dtype=jnp.float32)
+    np.testing.assert_array_equal(got, 0)
+
+
 @pytest.mark.parametrize("kinds", ["tt", "bb"])
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_tiles_of_a_block_go_through_k_in_either_direction(kinds, zigzag):
