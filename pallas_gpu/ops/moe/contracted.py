@@ -244,17 +244,15 @@ def _produce(problem, groups, a, b, ring) -> None:
 
     def load(array, part, row, depth, columns, buffers, step, operand):
         slot = lax.rem(step, np.int32(c.stages))
+        number = min(operand, len(empty) - 1)
+        barrier = full[number].at[slot]
 
         # Of one ring, a slot has been waited for with the first operand.
-        ring = min(operand, len(empty) - 1)
-
-        if operand == ring:
+        if operand == number:
 
             @plgpu.when(step >= c.stages)
             def _():
-                plgpu.barrier_wait(empty[ring].at[slot])
-
-        barrier = full[ring].at[slot]
+                plgpu.barrier_wait(empty[number].at[slot])
 
         def copy(depth):
             source = array.at[part(row, depth), columns]
