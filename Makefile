@@ -22,7 +22,7 @@ PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test smoke fast quick check static format format-check lint types \
+.PHONY: help setup demo test test-all smoke check check-tests static tiers tiers-choose format format-check lint types \
 	composition-table coverage-table layout-drawings porting-table map clean clean-all
 
 help:  ## list the targets
@@ -39,20 +39,33 @@ setup:  ## make the environment and install into it (does nothing when up to dat
 demo: setup  ## first light: emulator, offline compiler, and a GPU if there is one
 	@$(BIN)/python demo/first_light.py
 
-test: setup  ## all tests
-	$(PYTEST) $(ARGS)
+test: setup  ## the default tier: every rule and planted bug, in five minutes
+	$(PYTEST) --tier=default $(ARGS)
 
-fast: setup  ## the tests that are not slow and compile nothing
-	$(PYTEST) -m "not slow and not offline" $(ARGS)
+test-all: setup  ## the default tier, then all other tests: what has to pass to land
+	$(PYTEST) --tier=default $(ARGS)
+	$(PYTEST) --tier=rest $(ARGS)
 
 smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
 	$(PYTEST) -m smoke $(ARGS)
 
-quick: setup  ## up to three cases of each file, fewer of those with long ones
-	$(PYTEST) -m quick $(ARGS)
+check: setup  ## format, lint, types and the smallest tier: before every commit
+	@$(MAKE) --no-print-directory --jobs=2 static check-tests
 
-check: setup  ## format, lint, types and `quick`, in two minutes: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 static quick
+check-tests: setup
+	$(PYTEST) --tier=check $(ARGS)
+
+tiers: setup  ## measure all tests, run the mutants, and choose the tiers' tests
+	rm -rf .tiers
+	$(PYTEST) -p tools.tiers.record $(ARGS)
+	$(RUN) tools.tiers mutants
+	$(RUN) pytest -q -p tools.tiers.kills
+	$(RUN) tools.tiers clean
+	$(RUN) pytest -q -p tools.tiers.kills
+	$(RUN) tools.tiers choose
+
+tiers-choose: setup  ## choose the tiers' tests again from what `make tiers` has measured
+	$(RUN) tools.tiers choose
 
 static: format-check lint types
 

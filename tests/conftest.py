@@ -8,7 +8,6 @@ tests marked `gpu` run too; without it everything runs on the CPU.
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import importlib.util
@@ -52,7 +51,7 @@ gc.set_threshold(300_000)
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
-from tests.support import quick  # noqa: E402
+from tests.support import tiers  # noqa: E402
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 # In CI the same examples run every time, so a red run is red for its change.
@@ -95,23 +94,27 @@ def _cuda_program(name: str) -> str | None:
     return shutil.which(name)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.configure(config)
+    from tests.support import executions
+
+    executions.configure(config.cache.mkdir("executions"))
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what cannot run here, with the reason; marks cases of large tables slow."""
-    seen: collections.Counter[str] = collections.Counter()
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leaves the tests of the tier; skips what cannot run here, with the reason."""
     addresses = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if addresses:
         # They differ between pytest-xdist's processes, which then refuse to start.
         raise pytest.UsageError(f"an address in the name of a test: {addresses[0]}")
-    for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled is not None:
-            function = item.nodeid.partition("[")[0]
-            if seen[function] % sampled.args[0]:
-                item.add_marker(pytest.mark.slow)
-            seen[function] += 1
-    for item in quick.choose(items):
-        item.add_marker(pytest.mark.quick)
+    tiers.deselect(config, items)
     for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
         marked = [item for item in items if item.get_closest_marker(mark)]
         if marked and (why := reason()) is not None:
@@ -127,9 +130,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:
+    report = yield
+    if report.when == "call" and report.passed:
+        tiers.passed(item.config, item.nodeid)
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Disassembles only for the tests that read SASS."""
+    tiers.begin()
     if item.get_closest_marker("offline") is not None:
         from tests.support import disassembly
 

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests a tier runs: `--tier=check`, `default`, `rest`, or all of them.
+
+A tier is a list, which `make tiers` chooses from what was measured of each test. A
+function that no list knows is new: the default tier runs it whole. `rest` is what the
+default tier, run before it, has left: other tests, and other variants of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+Tier = Literal["check", "default", "rest", "all"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+FOLDER = Path(__file__).resolve().parents[1] / "tiers"
+_LEFT = "- "
+# All tests, where all were collected.
+COLLECTED = pytest.StashKey[frozenset[str]]()
+
+_tier: Tier = "all"
+# Whether the test that runs has asked for the tier: another one would run it otherwise.
+_asked = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """The list of a tier.
+
+    Attributes:
+      chosen: the tests that it runs.
+      left: the functions of which it runs no case, as `file::function`.
+    """
+
+    chosen: frozenset[str]
+    left: frozenset[str]
+
+    def runs(self, test: str, *, new: bool) -> bool:
+        """Whether the tier runs a test; `new` is what it does with unknown ones."""
+        function = test.partition("[")[0]
+        if test in self.chosen:
+            return True
+        return new and function not in self.left and function not in self._functions
+
+    @functools.cached_property
+    def _functions(self) -> frozenset[str]:
+        return frozenset(functions(self.chosen))
+
+    def text(self) -> str:
+        """The list as its file has it: sorted, by test file."""
+        by_file: dict[str, list[str]] = {}
+        for prefix, tests in (("", self.chosen), (_LEFT, self.left)):
+            for test in sorted(tests):
+                file, _, name = test.partition("::")
+                by_file.setdefault(file, []).append(f"    {prefix}{name}\n")
+        return "".join(f"{file}\n{''.join(by_file[file])}" for file in sorted(by_file))
+
+
+def read(tier: Tier) -> Listed:
+    """Reads the list of a tier."""
+    path = FOLDER / f"{tier}.txt"
+    if not path.exists():
+        raise pytest.UsageError(f"{path} is missing: `make tiers` writes it")
+    return parsed(path.read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> Listed:
+    """The list of a tier, from its text."""
+    chosen, left, file = set(), set(), ""
+    for line in text.splitlines():
+        name = line.strip()
+        if not line.startswith(" "):
+            file = name
+        elif name.startswith(_LEFT):
+            left.add(f"{file}::{name.removeprefix(_LEFT)}")
+        else:
+            chosen.add(f"{file}::{name}")
+    return Listed(frozenset(chosen), frozenset(left))
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=TIERS,
+        default="all",
+        help="which of the collected tests run; see CONTRIBUTING.md (default: all)",
+    )
+
+
+def configure(config: pytest.Config) -> None:
+    """Sets the tier of this process."""
+    global _tier
+    _tier = config.getoption("--tier")
+    if _tier == "default" and not hasattr(config, "workerinput"):
+        for path in _done_folder(config).glob("*.txt"):
+            path.unlink()
+
+
+def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what the tier does not run."""
+    files = {x.path for x in items}
+    if all(path in files for path in FOLDER.parent.rglob("test_*.py")):
+        config.stash[COLLECTED] = frozenset(x.nodeid for x in items)
+    if _tier == "all":
+        return
+    if _tier == "rest":
+        done = _done(config)
+        kept = [x for x in items if x.nodeid not in done]
+    else:
+        listed, new = read(_tier), _tier == "default"
+        kept = [x for x in items if listed.runs(x.nodeid, new=new)]
+    names = {x.nodeid for x in kept}
+    left = [x for x in items if x.nodeid not in names]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+def begin() -> None:
+    """A test begins."""
+    global _asked
+    _asked = False
+
+
+def passed(config: pytest.Config, name: str) -> None:
+    """Notes that a test has passed, which no tier runs otherwise than the default one."""
+    if _tier == "default" and not _asked:
+        with (_done_folder(config) / f"{os.getpid()}.txt").open("a") as file:
+            file.write(f"{name}\n")
+
+
+def _done_folder(config: pytest.Config) -> Path:
+    return config.cache.mkdir("tiers")
+
+
+def _done(config: pytest.Config) -> set[str]:
+    texts = [path.read_text() for path in _done_folder(config).glob("*.txt")]
+    return {name for text in texts for name in text.splitlines()}
+
+
+def runs_everything() -> bool:
+    """Whether the test that runs has to run all of its variants."""
+    global _asked
+    _asked = True
+    return _tier in ("all", "rest")
+
+
+def one_of[T](name: str, variants: Sequence[T]) -> T:
+    """One of the variants, chosen by a test's name: the same in every run."""
+    return variants[zlib.crc32(name.encode()) % len(variants)]
+
+
+def functions(tests: Iterable[str]) -> set[str]:
+    """The functions of tests, as `file::function`."""
+    return {test.partition("[")[0] for test in tests}
