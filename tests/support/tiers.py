@@ -130,7 +130,7 @@ def begin() -> None:
 
 
 def passed(config: pytest.Config, name: str) -> None:
-    """Notes that a test has passed, which no tier runs otherwise than the default one."""
+    """Notes a test that has passed, if no tier runs it otherwise."""
     if _tier == "default" and not _asked:
         with (_done_folder(config) / f"{os.getpid()}.txt").open("a") as file:
             file.write(f"{name}\n")
