@@ -74,8 +74,10 @@ def compile_stored(
         using.compile, serialized, name=name, operands=operands, results=results
     )
     place = folder()
-    keys = place and _keys(using.target, serialized, operands, results)
-    if place is None or keys is None:
+    if place is None:
+        return compiled()
+    keys = _keys(using.target, serialized, operands, results)
+    if keys is None:
         return compiled()
     plain, disassembled = (place / (key + _SUFFIX) for key in keys)
     for path in (disassembled,) if using.disassemble else (plain, disassembled):
@@ -201,6 +203,6 @@ def _digest(file: Path, *_: int) -> str:
 @functools.cache
 def _version(program: Path, *_: int) -> str:
     """What a program says of its version: 6 ms, once per process."""
-    command = [program, "--version"]
+    command = [str(program), "--version"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=10)
     return done.stdout.decode(errors="replace")
