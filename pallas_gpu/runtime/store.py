@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -33,12 +32,12 @@ from pallas_gpu.runtime.serialize import SerializedModule
 from pallas_gpu.runtime.worker import ArrayType, CompilerOutput, Worker
 
 FOLDER_VARIABLE = "PALLAS_GPU_COMPILATIONS_DIR"
-LIMIT_BYTES = 512 << 20
+LIMIT_BYTES = 256 << 20
 # Raise it when `worker_process`, `worker.split_output` or the file's layout change.
 _FORMAT = 1
-# A process prunes at its first write, too: most make few. Looking at the 10,000 files
-# of a full store takes 0.1 s.
-_WRITES_PER_PRUNING = 256
+# Keys are random: one write of 256 prunes the store, which takes 0.08 s for 10,000
+# entries, of 4 KB on average.
+_PRUNING = "00"
 _LEFT_AFTER_PRUNING = 0.75
 _ABANDONED_SECONDS = 3600.0
 _SUFFIX = ".compilation"
@@ -47,8 +46,6 @@ _OUR_FILE = re.compile(rf"\.?[0-9a-f]{{64}}{re.escape(_SUFFIX)}(\.\w+)?")
 _CHECKSUM_BYTES = 32
 # Paths differ between installations that compile alike.
 _PATH_VARIABLES = (environment.RUNTIME_LIB_VARIABLE, environment.CUDA_ROOT_VARIABLE)
-
-_writes = itertools.count()
 
 
 def folder() -> Path | None:
@@ -102,11 +99,11 @@ def load(path: Path) -> CompilerOutput | None:
 
 
 def save(path: Path, output: CompilerOutput) -> None:
-    """Writes an entry, if possible, and prunes the store now and then."""
+    """Writes an entry, if possible; one in 256 prunes the store."""
     packed = zlib.compress(json.dumps(dataclasses.asdict(output)).encode())
     with contextlib.suppress(OSError):
         cache_files.replace(path, _checksum(path, packed) + packed)
-        if next(_writes) % _WRITES_PER_PRUNING == 0:
+        if path.name.startswith(_PRUNING):
             prune(path.parent, LIMIT_BYTES)
 
 
@@ -116,23 +113,23 @@ def prune(place: Path, limit_bytes: int) -> None:
     Entries are deleted if all of them exceed the limit, until a quarter of it is free.
     """
     entries = []
-    for file in place.iterdir():
+    for file in os.scandir(place):
         if not _OUR_FILE.fullmatch(file.name):
             continue
         with contextlib.suppress(OSError):  # another process prunes, too
             status = file.stat()
             if not file.name.startswith("."):
-                entries.append((status.st_mtime_ns, status.st_size, file))
+                entries.append((status.st_mtime_ns, status.st_size, file.path))
             elif time.time() - status.st_mtime > _ABANDONED_SECONDS:
-                file.unlink()
+                os.unlink(file)
     total = sum(size for _, size, _ in entries)
     if total <= limit_bytes:
         return
-    for _, size, file in sorted(entries):
+    for _, size, path in sorted(entries):
         if total <= _LEFT_AFTER_PRUNING * limit_bytes:
             return
         with contextlib.suppress(OSError):
-            file.unlink()
+            os.unlink(path)
             total -= size
 
 

@@ -316,11 +316,9 @@ def test_the_least_recently_used_go_until_a_quarter_is_free(place):
     assert foreign.exists()
 
 
-def test_a_process_prunes_at_its_first_write_and_seldom_later(place, monkeypatch):
+def test_one_write_of_256_prunes(place, monkeypatch):
     pruned = []
     monkeypatch.setattr(store, "prune", lambda *args: pruned.append(args))
-    monkeypatch.setattr(store, "_writes", store.itertools.count())
-    monkeypatch.setattr(store, "_WRITES_PER_PRUNING", 4)
-    for _ in range(9):
-        store.save(place / FILE, OUTPUT)
-    assert pruned == [(place, 512 << 20)] * 3
+    for n in range(256):
+        store.save(place / f"{n:02x}{FILE[2:]}", OUTPUT)
+    assert pruned == [(place, 256 << 20)]
