@@ -93,6 +93,9 @@ def compile(
 ) -> list[KernelReport]:
     """Compiles every kernel that a function calls, without a GPU.
 
+    What is compiled is stored in the user's folder of caches, and the same module is
+    not compiled again (`PALLAS_GPU_COMPILATIONS_DIR` in docs/settings.md).
+
     Args:
       fn: a function of arrays, jitted or not, that calls kernels.
       *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes are used.

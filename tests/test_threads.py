@@ -157,7 +157,10 @@ def test_kernels_lowered_and_emulated_in_threads_are_those_of_one(quick_switches
 
 
 @pytest.mark.offline
-def test_kernels_compiled_offline_in_threads_are_those_of_one(quick_switches):
+def test_kernels_compiled_offline_in_threads_are_those_of_one(
+    quick_switches, monkeypatch
+):
+    monkeypatch.setenv("PALLAS_GPU_COMPILATIONS_DIR", "off")
     # One worker compiles them all, 0.2 s each: eight kernels of the fifty.
     cases = [case for case in CASES if case.semantics is Lane][:8]
     together = at_once(ptx, cases)

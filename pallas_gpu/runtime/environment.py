@@ -19,7 +19,7 @@ from pallas_gpu import errors
 
 # CUDA 13 first: with both installed, the newer plugin is used.
 _CUDA_MAJORS = (13, 12)
-_LIBDEVICE = Path("nvvm/libdevice/libdevice.10.bc")
+LIBDEVICE = Path("nvvm/libdevice/libdevice.10.bc")
 _INSTALL = "pip install 'pallas-gpu[offline]'"
 
 RUNTIME_LIB_VARIABLE = "MOSAIC_GPU_RUNTIME_LIB_PATH"
@@ -171,4 +171,4 @@ def _cuda_root(roots: list[Path], ptxas: Path | None) -> Path | None:
     if ptxas is not None:
         candidates.append(ptxas.resolve().parent.parent)
     candidates.append(Path("/usr/local/cuda"))
-    return next((c for c in candidates if (c / _LIBDEVICE).exists()), None)
+    return next((c for c in candidates if (c / LIBDEVICE).exists()), None)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pallas_gpu import arch, errors
-from pallas_gpu.runtime import dumps, resources_report, worker
+from pallas_gpu.runtime import dumps, resources_report, store, worker
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import SerializedModule
 
@@ -80,8 +80,8 @@ def compile_module(
 ) -> CompiledModule:
     """Compiles a serialized module for a target; requires no GPU.
 
-    Equal modules for the same target are compiled once per process, unless a worker is
-    given.
+    Equal modules for the same target are compiled once: their texts are in the store,
+    and those of the last modules in memory.
 
     Args:
       serialized: the result of `serialize`.
@@ -102,12 +102,9 @@ def compile_module(
     """
     target = arch.target(target)
     operands, results = _types(operand_avals), _types(result_avals)
-    if using is None:
-        output = _compile_once(serialized, name, target, operands, results)
-    else:
-        output = using.compile(
-            serialized, name=name, operands=operands, results=results
-        )
+    compiled_by = _compile_once if using is None else store.compile_stored
+    using = worker.worker_for(target) if using is None else using
+    output = compiled_by(using, serialized, name, operands, results)
     return CompiledModule(
         name=name,
         target=target.name,
@@ -146,9 +143,9 @@ def keep_device_code(
         return
     try:
         output = _compile_once(
+            worker.worker_for(target),
             serialized,
             name,
-            arch.target(target),
             _types(operand_avals),
             _types(result_avals),
         )
@@ -174,15 +171,13 @@ def without_control_codes(sass: str) -> str:
 
 @functools.lru_cache(maxsize=_CACHED_MODULES)
 def _compile_once(
+    using: worker.Worker,
     serialized: SerializedModule,
     name: str,
-    target: arch.GpuTarget,
     operands: tuple[worker.ArrayType, ...],
     results: tuple[worker.ArrayType, ...],
 ) -> worker.CompilerOutput:
-    return worker.worker_for(target).compile(
-        serialized, name=name, operands=operands, results=results
-    )
+    return store.compile_stored(using, serialized, name, operands, results)
 
 
 def _types(avals: Sequence[ArrayLike]) -> tuple[worker.ArrayType, ...]:

@@ -46,6 +46,12 @@ module @NAME {
 EXP = "math.exp %w : f32"
 
 
+@pytest.fixture(autouse=True)
+def without_store(monkeypatch):
+    """What is tested here compiles: nothing is read from the developer's store."""
+    monkeypatch.setenv("PALLAS_GPU_COMPILATIONS_DIR", "off")
+
+
 @pytest.fixture(scope="session")
 def parse_module() -> Callable[..., ir.Module]:
     """Parses the module, in a context of its own, with another body or name."""

@@ -10,21 +10,16 @@ from __future__ import annotations
 import os
 
 from pallas_gpu import arch
-from pallas_gpu.runtime import offline_compiler, worker
-
-Workers = dict[tuple[int, str], worker.Worker]
+from pallas_gpu.runtime import worker
 
 # As users have them; made by the package when first needed.
-_DISASSEMBLING: Workers = worker._workers
+_DISASSEMBLING = worker._workers
 # None of them starts a child before its first kernel.
-_OTHERS: Workers = {
+_OTHERS = {
     (os.getpid(), name): worker.Worker(name, disassemble=False) for name in arch.TARGETS
 }
 
 
 def disassemble(wanted: bool) -> None:
     """Gives this process the workers that print SASS, or those that do not."""
-    workers = _DISASSEMBLING if wanted else _OTHERS
-    if worker._workers is not workers:
-        worker._workers = workers
-        offline_compiler._compile_once.cache_clear()
+    worker._workers = _DISASSEMBLING if wanted else _OTHERS

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.runtime import cache_files
 
 FORMAT = 1
 _FIELDS = {"format": int, "identity": dict, "config": str, "index": int, "kernel": str}
@@ -31,8 +31,7 @@ def folder(given: str | os.PathLike[str] | None) -> Path:
         return Path(given)
     if named := os.environ.get("PALLAS_GPU_TUNING_DIR"):
         return Path(named)
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(caches, "pallas_gpu", "tuning")
+    return cache_files.folder("tuning")
 
 
 def path_of(place: Path, function: str, digest: str) -> Path:
@@ -98,16 +97,7 @@ def save(path: Path, record: dict[str, Any]) -> None:
     """Writes a result; a folder that cannot be written to is a warning."""
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        cache_files.replace(path, text.encode())
     except OSError as error:
         warnings.warn(
             f"the result of tuning is not stored: {path}: {error}",

@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.runtime import worker
+from pallas_gpu.runtime import store, worker
 from pallas_gpu.runtime.custom_call import CALL_TARGET
 from pallas_gpu.runtime.ptx_stats import CLASSES, class_counts
 from pallas_gpu.runtime.serialize import SerializedModule
@@ -86,8 +86,8 @@ class Side:
         return module, _types(args), _types(results)
 
     def _compile(self, module, operands, results) -> str:
-        return self._worker.compile(
-            module, name="differential", operands=operands, results=results
+        return store.compile_stored(
+            self._worker, module, "differential", operands, results
         ).ptx
 
     def _count(self, module, operands, results) -> dict[str, int]:
