@@ -15,11 +15,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.primitives import _registry as registry
-from tests.support import everywhere, host
+from tests.support import everywhere
 from tests.support.semantics import BOTH, under
 
 SHAPE = (32, 64)
-X = host.array(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 DEEP = 8
 
 

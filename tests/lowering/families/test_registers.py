@@ -19,7 +19,7 @@ pytestmark = pytest.mark.smoke
 
 RNG = np.random.default_rng(0)
 SHAPE = (64, 128)
-X = jnp.asarray(RNG.standard_normal(SHAPE), jnp.float32)
+X = RNG.standard_normal(SHAPE).astype(np.float32)
 LAYOUTS = [None, plgpu.Layout.WGMMA]
 
 
