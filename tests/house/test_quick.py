@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from tests.support import quick
+from tests.support.every import every
 from tools.source_tree import ROOT
 
 
@@ -61,7 +62,7 @@ def test_a_file_marked_quick_is_whole_and_others_are_bounded():
     assert len(found) == len(whole) + quick.CASES["tests"]
 
 
-@pytest.mark.parametrize("path", quick.CASES)
+@every(quick.CASES)
 def test_the_rows_of_the_table_name_what_exists_and_hold_for_all_within(path):
     assert (ROOT / path).exists()
     assert quick.cases_of(f"{path}/test_x.py") == quick.CASES[path]
