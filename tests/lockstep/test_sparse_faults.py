@@ -18,7 +18,7 @@ from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import E4M3, F32
 
 CASE = SparseProduct(n=16, k=256)
-operands = functools.cache(SparseProduct.operands)
+operands = functools.cache(lambda case: case.operands())
 
 
 def run(fault=None, case=CASE):

@@ -30,7 +30,7 @@ def every(cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], 
                 try:
                     check(*case)
                 except (Exception, pytest.fail.Exception) as error:
-                    label = ", ".join(map(str, case))
+                    label = ", ".join(map(str, case))[:100]
                     failed.append(f"{label}\n  {type(error).__name__}: {error}")
             if failed:
                 text = "\n".join(failed)
