@@ -14,7 +14,7 @@ import gc
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +93,27 @@ def _cuda_program(name: str) -> str | None:
         for path in sorted(Path(folder).glob(f"*/bin/{name}")):
             return str(path)
     return shutil.which(name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuses a file whose import starts a backend of JAX, with its threads.
+
+    Where none is started a process that has collected the tests can be forked.
+    """
+    from jax._src import xla_bridge
+
+    before = xla_bridge.backends_are_initialized()
+    report = yield
+    if xla_bridge.backends_are_initialized() and not before:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"importing {collector.nodeid} starts a backend of JAX: arrays at the top "
+            "of a module are NumPy's, and those of JAX are made in a test"
+        )
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
