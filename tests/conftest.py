@@ -125,19 +125,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # They differ between pytest-xdist's processes, which then refuse to start.
         raise pytest.UsageError(f"an address in the name of a test: {addresses[0]}")
     for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled is not None:
+        # The closest mark of a name comes first.
+        marks = {mark.name: mark for mark in reversed([*item.iter_markers()])}
+        if "sampled" in marks:
             function = item.nodeid.partition("[")[0]
-            if seen[function] % sampled.args[0]:
+            if seen[function] % marks["sampled"].args[0]:
                 item.add_marker(pytest.mark.slow)
             seen[function] += 1
+        for name, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
+            if name in marks and (why := reason()) is not None:
+                item.add_marker(pytest.mark.skip(reason=why))
     for item in quick.choose(items):
         item.add_marker(pytest.mark.quick)
-    for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        if marked and (why := reason()) is not None:
-            for item in marked:
-                item.add_marker(pytest.mark.skip(reason=why))
 
 
 def pytest_collection_finish() -> None:

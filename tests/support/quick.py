@@ -41,11 +41,14 @@ def cases_of(path: str) -> int:
 
 def choose(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     """Yields the tests of `make check`."""
-    allowed = (x for x in items if not _marks(x) & {"slow", "offline", "gpu"})
-    for path, of_file in itertools.groupby(allowed, lambda x: x.nodeid.split("::")[0]):
+    marked = ((item, _marks(item)) for item in items)
+    allowed = (x for x in marked if x[1].isdisjoint(("slow", "offline", "gpu")))
+    for path, of_file in itertools.groupby(
+        allowed, lambda x: x[0].nodeid.partition("::")[0]
+    ):
         functions: dict[str, list[pytest.Item]] = {}
-        for item in of_file:
-            if "quick" in _marks(item):
+        for item, marks in of_file:
+            if "quick" in marks:
                 yield item
             else:
                 functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
