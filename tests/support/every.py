@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One test for a table whose cases take no time: it reports every case that fails.
 
-A test of pytest takes a third of a millisecond to collect, in each process, so what
-compares names with names is one test. What runs a kernel is a test for each case.
+Each process of the suite collects every test, which for a comparison of two names takes
+longer than the comparison. What runs a kernel is a test for each case.
 """
 
 from __future__ import annotations
