@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,13 +33,13 @@ class Case:
     tolerance: float = 1e-5
 
 
-def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
-    """Returns random normal numbers: NumPy's, for which JAX compiles nothing."""
+def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> np.ndarray:
+    """Returns random normal numbers, as an array of NumPy."""
     numbers = np.random.default_rng(seed).standard_normal(shape, np.float32)
-    return jax.device_put(numbers.astype(dtype))
+    return numbers.astype(dtype)
 
 
-def integers(seed: int, low: int, high: int, *shape: int) -> jax.Array:
+def integers(seed: int, low: int, high: int, *shape: int) -> np.ndarray:
     """Returns random integers from low to high - 1, int32."""
     rng = np.random.default_rng(seed)
-    return jax.device_put(rng.integers(low, high, shape, np.int32))
+    return rng.integers(low, high, shape, np.int32)

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import pallas_gpu as plgpu
 from examples import Case, normal
@@ -57,7 +58,7 @@ def reference(x: jax.Array, seed: jax.Array, rate: float) -> jax.Array:
     return jnp.where(jnp.block(tiles), x / (1 - rate), 0)
 
 
-_X, _SEED = normal(0, 32, 256), jnp.array([7], jnp.int32)
+_X, _SEED = normal(0, 32, 256), np.array([7], np.int32)
 CASES = [
     Case(
         functools.partial(dropout, rate=0.25),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import pallas_gpu as plgpu
 from examples import Case, normal
@@ -77,7 +78,7 @@ CASES = [
         (
             normal(0, 200, 128, dtype=_BF16),
             normal(1, 3, 128, 128, dtype=_BF16),
-            jnp.array([70, 0, 130], jnp.int32),
+            np.array([70, 0, 130], np.int32),
         ),
         2e-1,
     )

@@ -51,17 +51,17 @@ class Model:
             return rng.standard_normal(shape, np.float32)
 
         def matrix(*shape):
-            return jnp.asarray(normal(*shape) / shape[0] ** 0.5, self.dtype)
+            return (normal(*shape) / shape[0] ** 0.5).astype(self.dtype)
 
         def layer():
             weights = {name: matrix(*shape) for name, shape in sizes.items()}
-            ones = jnp.ones(self.width, jnp.float32)
+            ones = np.ones(self.width, np.float32)
             return weights | {"attention_norm": ones, "mlp_norm": ones}
 
         return {
-            "embedding": jnp.asarray(normal(self.vocabulary, self.width), self.dtype),
+            "embedding": normal(self.vocabulary, self.width).astype(self.dtype),
             "layers": [layer() for _ in range(self.layers)],
-            "norm": jnp.ones(self.width, jnp.float32),
+            "norm": np.ones(self.width, np.float32),
             "head": matrix(self.width, self.vocabulary),
         }
 

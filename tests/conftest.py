@@ -13,7 +13,7 @@ import gc
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,6 +105,27 @@ def pytest_configure(config: pytest.Config) -> None:
     executions.configure(config.cache.mkdir("executions"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuses a file whose import starts a backend of JAX, with its threads.
+
+    Where none is started a process that has collected the tests can be forked.
+    """
+    from jax._src import xla_bridge
+
+    before = xla_bridge.backends_are_initialized()
+    report = yield
+    if xla_bridge.backends_are_initialized() and not before:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"importing {collector.nodeid} starts a backend of JAX: arrays at the top "
+            "of a module are NumPy's, and those of JAX are made in a test"
+        )
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -115,10 +136,10 @@ def pytest_collection_modifyitems(
         # They differ between pytest-xdist's processes, which then refuse to start.
         raise pytest.UsageError(f"an address in the name of a test: {addresses[0]}")
     tiers.deselect(config, items)
-    for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        if marked and (why := reason()) is not None:
-            for item in marked:
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        for name, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
+            if name in marks and (why := reason()) is not None:
                 item.add_marker(pytest.mark.skip(reason=why))
 
 

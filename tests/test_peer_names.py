@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
+from tests.support.every import every
 from tools.porting_names import NOT_TAKEN
 
 # The names are those of 0.11.2; later releases add arguments.
@@ -36,10 +37,7 @@ def parameters(obj) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "ours", "theirs"),
-    [pytest.param(*row, id=row[0]) for row in shared_names()],
-)
+@every(shared_names())
 def test_a_name_of_upstreams_takes_its_arguments(name, ours, theirs):
     if inspect.isclass(theirs) and issubclass(theirs, __import__("enum").Enum):
         members = [n for n in theirs.__members__ if n[0] != "_"]

@@ -194,7 +194,7 @@ def test_values_of_the_functions_around_a_kernel_may_be_closed_over():
 
 CARRIES = {
     "another shape": (lambda i, c: c + jnp.ones(128), 0.0, "jnp.zeros(shape, dtype)"),
-    "another dtype": (lambda i, c: c * 1.5, jnp.int32(1), ".astype"),
+    "another dtype": (lambda i, c: c * 1.5, np.int32(1), ".astype"),
     "nothing": (lambda i, c: None, 0.0, "return the new carry"),
 }
 

@@ -34,7 +34,8 @@ def compare(case, got, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_an_example_computes_its_reference_in_the_emulator(case):
-    compare(case, jax.jit(case.function)(*case.args), case.reference(*case.args))
+    args = jax.device_put(case.args)
+    compare(case, jax.jit(case.function)(*args), case.reference(*args))
 
 
 @pytest.mark.offline

@@ -7,9 +7,8 @@ import ast
 import builtins
 import functools
 
-import pytest
-
 from pallas_gpu import errors
+from tests.support.every import every
 from tests.support.features import REFUSED, ROWS
 from tests.support.features.row import OMISSIONS
 from tests.support.features.upstream import OBSOLETE, UPSTREAM
@@ -25,10 +24,6 @@ FAMILIES = {
 }
 MUTANTS = {f"{s.name}: {m.name}": m for s in SUBJECTS for m in s.mutants}
 FORMS = {f"{name}: {omission}" for name, omission in NEEDS}
-
-
-def rows(*items):
-    return [pytest.param(row, id=row.feature) for row in items]
 
 
 def file_of(name: str):
@@ -66,13 +61,13 @@ def reached(name: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("row", rows(*ROWS))
+@every(ROWS)
 def test_a_feature_runs_everywhere(row):
     """In the emulator, in lockstep under both semantics, and on a GPU."""
     assert "everywhere" in reached(row.runs)
 
 
-@pytest.mark.parametrize("row", rows(*ROWS))
+@every(ROWS)
 def test_its_instruction_is_found_offline(row):
     decorators = test_named(row.offline).decorator_list
     assert "pytest.mark.offline" in map(ast.unparse, decorators)
@@ -80,7 +75,7 @@ def test_its_instruction_is_found_offline(row):
     assert row.instruction in text.replace('"\n    "', "")
 
 
-@pytest.mark.parametrize("row", rows(*ROWS))
+@every(ROWS)
 def test_the_emulator_reports_what_is_left_out(row):
     for kind, found in row.omissions.items():
         assert kind in OMISSIONS
@@ -118,7 +113,7 @@ def test_every_rule_of_upstream_has_a_row_or_a_reason():
     assert covered | set(OBSOLETE) == set(UPSTREAM)
 
 
-@pytest.mark.parametrize("row", rows(*REFUSED))
+@every(REFUSED)
 def test_a_refusal_has_a_class_and_a_test(row):
     error = getattr(errors, row.error, None) or getattr(builtins, row.error)
     assert issubclass(error, errors.PallasGpuError | AttributeError)

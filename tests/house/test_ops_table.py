@@ -6,9 +6,8 @@ from __future__ import annotations
 import inspect
 import re
 
-import pytest
-
 from pallas_gpu import ops
+from tests.support.every import every
 from tools.source_tree import ROOT
 
 TEXT = (ROOT / "docs/ops.md").read_text()
@@ -19,12 +18,12 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@every(FUNCTIONS)
 def test_a_row_of_a_table_has_every_function(name):
     assert re.search(rf"^\| [^|]*`ops\.{name}`", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [n for n in ops.__all__ if n.endswith("Config")])
+@every(n for n in ops.__all__ if n.endswith("Config"))
 def test_every_configuration_is_named(name):
     assert f"`{name}`" in TEXT
 

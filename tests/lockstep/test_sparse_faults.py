@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -16,12 +18,12 @@ from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import E4M3, F32
 
 CASE = SparseProduct(n=16, k=256)
-OPERANDS = CASE.operands()
+operands = functools.cache(lambda case: case.operands())
 
 
-def run(fault=None, case=CASE, operands=OPERANDS):
+def run(fault=None, case=CASE):
     lane = under(plgpu.LoweringSemantics.Lane, case.make())
-    return faults.run(lane, operands, fault)
+    return faults.run(lane, operands(case), fault)
 
 
 def test_without_a_fault_the_kernel_is_right():
@@ -85,5 +87,5 @@ OTHERS = {
 
 @pytest.mark.parametrize(("case", "pattern", "text"), OTHERS.values(), ids=OTHERS)
 def test_what_is_changed_in_other_groups_changes_the_result(case, pattern, text):
-    wrong = run(faults.edit_text(pattern, text), case, case.operands())
+    wrong = run(faults.edit_text(pattern, text), case)
     assert (wrong != case.expected()).any()

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from tests.support import everywhere, host
+from tests.support import everywhere
 from tests.support.semantics import Warpgroup, under
 
 SHAPE = (64, 128)
-X = host.array(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 

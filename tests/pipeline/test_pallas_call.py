@@ -456,8 +456,11 @@ def test_a_body_takes_the_references_it_gets():
 TABLE = [1, 0]
 
 
-@pytest.mark.parametrize("table", [np.array(TABLE), jnp.array(TABLE), TABLE])
-def test_an_index_map_does_not_close_over_an_array(table):
+@pytest.mark.parametrize(
+    "make", [np.array, jnp.array, list], ids=["table0", "table1", "table2"]
+)
+def test_an_index_map_does_not_close_over_an_array(make):
+    table = make(TABLE)
     index_map = lambda i: (table[i], 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((32, 128), index_map)
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)

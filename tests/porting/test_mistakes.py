@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(
 
 F16, BF16, F32, I32 = jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32
 SHAPE = (64, 128)
-ONES = jnp.ones(SHAPE, F32)
 OUT = jax.ShapeDtypeStruct(SHAPE, F32)
 
 
@@ -70,6 +69,10 @@ def _set(ref, idx, value):
     ref[idx] = value
 
 
+def _add(modules, array):
+    modules.kernel(lambda x, o: _set(o, ..., x[...] + array))
+
+
 def _square(dtype=F16):
     return (64, 64), dtype
 
@@ -81,7 +84,7 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     ),
     "a store of another shape": lambda m: m.kernel(lambda x, o: _set(o, ..., x[0:32])),
     "too many indices": lambda m: m.kernel(lambda x, o: x[0, 0, 0]),
-    "a closed-over array": lambda m: m.kernel(lambda x, o: _set(o, ..., x[...] + ONES)),
+    "a closed-over array": lambda m: _add(m, jnp.ones(SHAPE, F32)),
     # Copies and barriers
     "a copy to another type": lambda m: m.kernel(
         lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x, s, b),
@@ -187,7 +190,7 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     "no GPU": lambda m: m.gpu.kernel(lambda o: None, out_type=OUT, interpret=False)(),
     "a derivative": lambda m: jax.grad(
         lambda x: m.gpu.kernel(lambda x, o: None, out_type=OUT)(x).sum()
-    )(ONES),
+    )(jnp.ones(SHAPE, F32)),
     # Registers and control flow
     "registers that are no multiple of 8": lambda m: m.kernel(
         lambda x, o: m.gpu.set_max_registers(33, action="increase")

@@ -15,17 +15,14 @@ from jax.experimental.pallas import mosaic_gpu
 
 import pallas_gpu as plgpu
 from pallas_gpu.types.foreign import INSTEAD
+from tests.support.every import every
 from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Status
 from tools.porting_table import PATH, table
 
 on_0_11 = pytest.mark.skipif(
     not jax.__version__.startswith("0.11."), reason="the rows are those of jax 0.11"
 )
-ROWS = [
-    pytest.param(name, row, id=f"{module}.{name}")
-    for module, rows in (("plgpu", PLGPU), ("pl", PL))
-    for name, row in rows.items()
-]
+ROWS = [*PLGPU.items(), *PL.items()]
 
 
 def test_the_documentation_is_the_table():
@@ -48,24 +45,24 @@ def test_every_public_name_of_upstream_has_a_row(module, rows):
     assert set(rows) == public | DEPRECATED[module]
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS)
+@every(ROWS)
 def test_a_row_says_whether_we_have_the_name(name, row):
     has = name in plgpu.__all__
     assert has == (row.status in (Status.SAME, Status.DIFFERS))
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS)
+@every(ROWS)
 def test_a_row_gives_its_differences_or_its_reason(name, row):
     assert bool(row.note or row.ours) == (row.status is not Status.SAME)
     assert bool(row.ours) == (row.status is Status.OTHER)
 
 
-NOT_HERE = [p for p in ROWS if p.values[1].status not in (Status.SAME, Status.DIFFERS)]
+NOT_HERE = [r for r in ROWS if r[1].status not in (Status.SAME, Status.DIFFERS)]
 # Primitives, and the host's memory, which nobody names in a kernel.
 UNTOLD = {"pallas_call_p", "HOST", "RevisitMode"}
 
 
-@pytest.mark.parametrize(("name", "row"), NOT_HERE)
+@every(NOT_HERE)
 def test_the_error_for_a_name_that_we_lack_says_what_the_table_says(name, row):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'") as info:
         getattr(plgpu, name)
@@ -92,7 +89,7 @@ def test_a_copy_to_another_device_is_not_replaced_by_one_within_a_device():
         _ = plgpu.async_remote_copy
 
 
-@pytest.mark.parametrize("row", [*PL.values(), *PLGPU.values(), *OLDER.values()])
+@every([*PL.values(), *PLGPU.values(), *OLDER.values()])
 def test_what_a_row_says_to_write_exists(row):
     for path in re.findall(r"`(?:plgpu|jax)\.([\w.]+)", f"{row.ours} {row.note}"):
         found = jax if f"`jax.{path}" in f"{row.ours} {row.note}" else plgpu
@@ -105,7 +102,7 @@ def parameters(fn):
 
 
 @on_0_11
-@pytest.mark.parametrize(("name", "parameter"), NOT_TAKEN)
+@every(NOT_TAKEN)
 def test_an_argument_that_is_not_taken_is_one_of_upstreams(name, parameter):
     theirs = getattr(mosaic_gpu, name, None) or getattr(pl, name)
     assert parameter in parameters(theirs)

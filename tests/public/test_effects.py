@@ -33,6 +33,7 @@ from tests.support import (
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
+from tests.support.every import every
 from tests.support.public_calls import F16, F32, OUT, SHAPE, SPEC
 
 pytestmark = pytest.mark.sampled(2)
@@ -480,16 +481,21 @@ def test_an_argument_has_an_effect(name):
     assert one != other
 
 
-@pytest.mark.parametrize("name", [n for n, e in EFFECTS.items() if isinstance(e, str)])
+@functools.cache
+def text_of(file):
+    return (ROOT / file).read_text()
+
+
+@every(n for n, e in EFFECTS.items() if isinstance(e, str))
 def test_the_test_of_an_effect_exists(name):
     file, _, test = EFFECTS[name].partition("::")
     parameter = name.rpartition(".")[2]
-    text = (ROOT / file).read_text()
+    text = text_of(file)
     assert f"def {test}" in text
     assert test or re.search(rf"\b{parameter}\b", text), f"{file} lacks {parameter}"
 
 
-@pytest.mark.parametrize("name", HINTS)
+@every(HINTS)
 def test_a_hint_is_called_one(name):
     owner, _, parameter = name.rpartition(".")
     doc = inspect.getdoc(CALLABLES[owner])

@@ -127,7 +127,7 @@ def is_for_blackwell(name: str) -> bool:
 def test_wrong_arguments_at_top_level(name):
     found = {}
     for parameter in parameters_of(name):
-        for value in calls.PLAIN:
+        for value in calls.plain():
             problem = leak(changed(calls.GOOD[name], name, parameter, value, None))
             if problem is not None:
                 found[parameter, expect.shown(value)] = problem
@@ -136,7 +136,7 @@ def test_wrong_arguments_at_top_level(name):
 
 def wrong_calls(name: str, env: calls.Env):
     """Each wrong call of a name inside a body, with its label."""
-    values = [*calls.PLAIN, *calls.traced(env)]
+    values = [*calls.plain(), *calls.traced(env)]
     if name in calls.METHODS:
         for parameter, call in calls.METHODS[name].items():
             for i, value in enumerate(values):

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import contextlib
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import everywhere, host
+from tests.support import everywhere
 from tests.support.semantics import Warpgroup
 
 
 def scales(*shape: int):
     """Random scales between 0.5 and 2."""
     rng = np.random.default_rng(sum(shape) + 1)
-    return host.array(rng.uniform(0.5, 2, shape), jnp.float32)
+    return rng.uniform(0.5, 2, shape).astype(np.float32)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,6 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import layouts
 from pallas_gpu.layouts import TmemLayout
-from tests.support import host
 
 F32, F16 = jnp.float32, jnp.float16
 SHAPE = (64, 128)
@@ -168,15 +168,15 @@ def _tunable(x: Any, *, config: Any) -> Any:
     return x
 
 
-_halves = host.zeros((256, 256), F16)
-_matrices, _sizes = host.zeros((2, 256, 256), F16), host.array([100, 156])
+_halves = np.zeros((256, 256), F16)
+_matrices, _sizes = np.zeros((2, 256, 256), F16), np.array([100, 156], np.int32)
 _ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
     (((1,), (1,)), ((), ())), (0,), (0,)
 )
-_bytes = host.zeros((32, 32), jnp.int8)
-_floats8 = host.zeros((32, 32), jnp.float8_e4m3fn)
-_scales8 = host.ones((32, 1), jnp.float8_e8m0fnu)
-_heads = host.zeros((1, 128, 1, 64), F16)
+_bytes = np.zeros((32, 32), jnp.int8)
+_floats8 = np.zeros((32, 32), jnp.float8_e4m3fn)
+_scales8 = np.ones((32, 1), jnp.float8_e8m0fnu)
+_heads = np.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
 _size = {"block_size": 8}
@@ -453,7 +453,7 @@ GOOD: dict[str, Good] = {
     "ops.layer_norm": _top(x=_halves),
     "ops.rotary_embedding": _top(x=_heads),
     "ops.linear_cross_entropy": _top(
-        x=_halves, w=_halves, labels=host.zeros(256, jnp.int32)
+        x=_halves, w=_halves, labels=np.zeros(256, np.int32)
     ),
     "ops.top_k": _top(x=_halves, k=2),
     "ops.decode_attention": _top(q=_heads[:, 0], k=_heads, v=_heads),
@@ -505,17 +505,23 @@ METHODS: dict[str, dict[str, Callable[[Env, Any], Any]]] = {
     "barrier": {"idx": lambda e, v: plgpu.barrier_wait(e.b.at[v])},
 }
 
-PLAIN: list[Any] = [
-    None, True, -1, 0, 3, 2**40, -(10**30), 0.5, float("nan"), float("inf"), 1j,
-    "a", "", b"a", (), (1, -1), (0.5,), (None,), ("a",), [None], [[1, 2], [3]], {},
-    {"a": 1}, {1: 2}, set(), object(), object, int, np.int64(3), np.float32(0.5),
-    np.bool_(True), np.arange(3), np.zeros((0,)), np.array("a"), slice(None), ...,
-    jnp.zeros((2, 2)), jnp.ones((), bool), jax.ShapeDtypeStruct((8,), F32), jnp.float32,
-    nothing, lambda: None, lambda a, b, c, d, e, f: None, plgpu, plgpu.Barrier,
-    plgpu.Barrier(), SCRATCH["s"], plgpu.SMEM, plgpu.LoweringSemantics.Lane,
-    plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED, plgpu.CompilerParams(), SPEC,
-    plgpu.ds(0, 8), ValueError("a"),
-]  # fmt: skip
+
+@functools.cache
+def plain() -> list[Any]:
+    """Values that exist anywhere; in a body, too, the arrays are not traced."""
+    with jax.ensure_compile_time_eval():
+        arrays = [jnp.zeros((2, 2)), jnp.ones((), bool)]
+    return [
+        None, True, -1, 0, 3, 2**40, -(10**30), 0.5, float("nan"), float("inf"), 1j,
+        "a", "", b"a", (), (1, -1), (0.5,), (None,), ("a",), [None], [[1, 2], [3]], {},
+        {"a": 1}, {1: 2}, set(), object(), object, int, np.int64(3), np.float32(0.5),
+        np.bool_(True), np.arange(3), np.zeros((0,)), np.array("a"), slice(None), ...,
+        *arrays, jax.ShapeDtypeStruct((8,), F32), jnp.float32,
+        nothing, lambda: None, lambda a, b, c, d, e, f: None, plgpu, plgpu.Barrier,
+        plgpu.Barrier(), SCRATCH["s"], plgpu.SMEM, plgpu.LoweringSemantics.Lane,
+        plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED, plgpu.CompilerParams(), SPEC,
+        plgpu.ds(0, 8), ValueError("a"),
+    ]  # fmt: skip
 
 
 def traced(env: Env) -> list[Any]:

@@ -16,7 +16,7 @@ from tests.support.semantics import Lane, Warpgroup, under
 pytestmark = pytest.mark.smoke
 
 SHAPE = (64, 64)
-X = host.array(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
+X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 
 
 def kernel(body, out_dtype=jnp.float32, out_shape=SHAPE, **options):

@@ -19,7 +19,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
 from pallas_gpu.lowering.machine import Build
-from tests.support import everywhere, host
+from tests.support import everywhere
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -152,8 +152,8 @@ def numbers(seed, shape, dtype):
     rng = np.random.default_rng(seed)
     dtype = jnp.dtype(dtype)
     if dtype == jnp.int8:
-        return host.array(rng.integers(-128, 128, shape), dtype)
-    return host.array(rng.standard_normal(shape), dtype)
+        return rng.integers(-128, 128, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
 
 
 def exact(x):

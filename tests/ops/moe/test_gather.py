@@ -201,11 +201,11 @@ def test_fused_products_do_not_spill(activation, gated):
     ("changes", "error", "what"),
     [
         (
-            {"rows": host.zeros((4, 4), int)},
+            {"rows": np.zeros((4, 4), int)},
             errors.ShapeError,
             "rows are not one index",
         ),
-        ({"rows": host.zeros(4)}, errors.DTypeError, "rows are not integers"),
+        ({"rows": np.zeros(4)}, errors.DTypeError, "rows are not integers"),
         (
             {"gate": normal(2, 16, 32)},
             errors.ShapeError,

@@ -281,7 +281,7 @@ def test_the_emitted_module_computes_the_product(kinds):
 
 # --- refusals -------------------------------------------------------------------------
 
-A = host.zeros((16, 32), E4M3)
+A = np.zeros((16, 32), E4M3)
 
 
 def test_the_target_is_hopper():

@@ -164,24 +164,24 @@ def test_nothing_spills():
         assert report.resources.spill_store_bytes == 0, report
 
 
-X, W = host.ones((4, 8), jnp.float16), host.ones((8, 5), jnp.float16)
+X, W = np.ones((4, 8), np.float16), np.ones((8, 5), np.float16)
 
 
 @pytest.mark.parametrize(
     ("x", "w", "labels", "options", "error", "message"),
     [
-        (X, W, host.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
-        (X, W.T, host.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
-        (X, W, host.zeros(4), {}, errors.DTypeError, "not integers"),
+        (X, W, np.zeros(3, "i4"), {}, errors.ShapeError, "labels"),
+        (X, W.T, np.zeros(4, "i4"), {}, errors.ShapeError, "transpose_w"),
+        (X, W, np.zeros(4, "f4"), {}, errors.DTypeError, "not integers"),
         (
             X.astype(jnp.float32),
             W,
-            host.zeros(4, int),
+            np.zeros(4, "i4"),
             {},
             errors.DTypeError,
             "float32",
         ),
-        (X[:0], W, host.zeros(0, int), {}, errors.ShapeError, "empty"),
+        (X[:0], W, np.zeros(0, "i4"), {}, errors.ShapeError, "empty"),
     ],
 )
 def test_refusals(x, w, labels, options, error, message):

@@ -56,8 +56,8 @@ CLUSTER = {"cluster": (2,), "cluster_names": ("c",)}
 PARTITIONED = plgpu.CopyPartition.PARTITIONED
 CASES = {
     "alone": ({}, {}),
-    "predicate": ({"predicate": jnp.bool_(True)}, {}),
-    "skipped": ({"predicate": jnp.bool_(False)}, {}),
+    "predicate": ({"predicate": np.bool_(True)}, {}),
+    "skipped": ({"predicate": np.bool_(False)}, {}),
     "shared": ({"collective_axes": "c"}, CLUSTER),
     "halves": (
         {"collective_axes": "c", "leader_tracked": PARTITIONED(1)},
