@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -45,9 +48,31 @@ class Program:
             self.emit(kb, *views)
         return finished(kb)
 
-    def results(self, module: ir.Module) -> list[np.ndarray]:
-        """Runs the module of this program."""
-        return lockstep.run_module(module, self.operands, self.expected)
+    def results(
+        self, module: ir.Module, machine: ModuleType = lockstep
+    ) -> list[np.ndarray]:
+        """Runs the module of this program, in lockstep or on the card."""
+        return machine.run_module(module, self.operands, self.expected)
+
+    def variants(
+        self, contexts: Sequence[Callable[[], AbstractContextManager]]
+    ) -> list[bool]:
+        """Whether the program is right if it is emitted in each of some contexts."""
+        count = len(self.operands)
+
+        def emit(kb, *views):
+            for i, context in enumerate(contexts):
+                results = views[count + i * len(self.expected) :][: len(self.expected)]
+                with context():
+                    self.emit(kb, *views[:count], *results)
+
+        expected = [*self.expected] * len(contexts)
+        together = dataclasses.replace(self, emit=emit, expected=expected)
+        found = iter(together.results(together.module()))
+        return [
+            self.is_right(list(itertools.islice(found, len(self.expected))))
+            for _ in contexts
+        ]
 
     def is_right(self, results: Sequence[np.ndarray]) -> bool:
         """Whether results are those expected."""
