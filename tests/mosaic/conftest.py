@@ -13,8 +13,8 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from pallas_gpu.runtime import serialize
 from pallas_gpu.runtime import offline_compiler as offline
+from pallas_gpu.runtime import serialize
 from tests.support import card
 from tests.support.everywhere import has_gpu
 from tests.support.finished import finished

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -205,14 +205,14 @@ def _expected(
     if dtypes.kind(dtype) in ("signed", "unsigned"):
         function = OF_INTEGERS.get(name, function)
         wide = [x.astype(bool if x.dtype == bool else object) for x in operands]
-    elif dtype == bool:
+    elif dtypes.kind(dtype) == "bool":
         wide = operands
     else:
         exact = np.float32 if is_narrow_float(to) else np.float64
         wide = [x.astype(bool if x.dtype == bool else exact) for x in operands]
     with np.errstate(all="ignore"):
         result = np.asarray(function(*wide, **params))
-        if to == bool:
+        if dtypes.kind(to) == "bool":
             return result.astype(bool)
         return _of_codes(result, to) if result.dtype == object else rounded(result, to)
 
@@ -304,10 +304,10 @@ def row_programs(name: str, kind: str, dtype: str) -> list[Program]:
 
 
 @functools.cache
-def approximations() -> dict[str, Program]:
+def approximations(dtype: str = "float32") -> dict[str, Program]:
     """The programs of rows that have an approximation, which they use."""
     names = [name for name, row in table.TABLE.items() if row.approx is not None]
-    return {name: row_program(name, "float32", approx_math=True) for name in names}
+    return {name: row_program(name, dtype, approx_math=True) for name in names}
 
 
 # --- conversions ----------------------------------------------------------------------
@@ -318,6 +318,19 @@ ALL = tuple(itertools.chain(*DTYPES.values()))
 def conversions(src: str) -> list[str]:
     """The dtypes that a dtype is converted to: all others."""
     return [dtype for dtype in ALL if dtype != src]
+
+
+# The conversions with mutants: those of less than a byte are made of these.
+SOURCES = tuple(x for x in ALL if not dtypes.is_packed(np.dtype(x)))
+
+
+def mutated_conversions(src: str) -> list[str]:
+    """The dtypes of which a wrong conversion is to be noticed."""
+    if src in DTYPES["exponent"]:
+        # By way of float32.
+        return ["int32", "float32", "bfloat16", "float16", "float8_e5m2"]
+    exponents = DTYPES["exponent"]
+    return [x for x in SOURCES if x != src and x not in exponents]
 
 
 @functools.cache
@@ -343,7 +356,9 @@ def _converted(x: np.ndarray, dst: np.dtype) -> np.ndarray:
             limits = ml_dtypes.iinfo(dst)
             ends = float(limits.min), float(limits.max)
             whole = [int(np.clip(v, *ends)) for v in np.nan_to_num(x.astype(float))]
-            return np.array([min(v, int(limits.max)) for v in whole], object).astype(dst)
+            return np.array([min(v, int(limits.max)) for v in whole], object).astype(
+                dst
+            )
         if kinds[1] == "bool":
             return x.astype(np.float64) != 0
         if kinds[0] in NARROW_FLOATS:
