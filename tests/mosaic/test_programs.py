@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the emitters of mosaic/ compute and move, against NumPy: in lockstep and on a GPU."""
+"""What the emitters of mosaic/ compute and move: in lockstep and on a GPU, by NumPy."""
 
 from __future__ import annotations
 
