@@ -14,6 +14,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from jax import lax
+from jax.interpreters import ad
 
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.elements import dtypes, table
@@ -297,6 +299,20 @@ def params_of(name: str, kind: str) -> list[dict[str, int]]:
     return [p for p in PARAMS.get(name, ({},)) if not (signed and p.get("y", 0) < 0)]
 
 
+LAX = {name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor", "not")}
+LAX["add_any"] = ad.add_jaxvals
+
+
+def lax_function(name: str, dtype: str, params: dict[str, int]) -> Callable:
+    """The function of lax that a program computes."""
+    options: dict[str, Any] = dict(params)
+    if name == "round":
+        options = {k: lax.RoundingMethod(v) for k, v in params.items()}
+    if name == "bitcast_convert_type":
+        options["new_dtype"] = result_dtype(name, dtype)
+    return functools.partial(LAX.get(name) or getattr(lax, name), **options)
+
+
 @functools.cache
 def row_programs(name: str, kind: str, dtype: str) -> list[Program]:
     """The programs of a row for a dtype: one for each choice of parameters."""
@@ -342,6 +358,9 @@ def conversion_program(src: str, dst: str) -> Program:
     elif dst in DTYPES["float8"] and x.dtype.itemsize > 1:
         # Halfway between the largest number and the next one, in either half of a pair.
         x[:2] = 464 if dst == "float8_e4m3fn" or src == "int16" else 61440
+
+    if dtypes.is_packed(x.dtype) or dtypes.is_packed(target):
+        x = np.tile(x, 8)  # several words in each thread
 
     def emit(kb, view, out):
         gmem.store(out, elementwise.astype(gmem.load(view), target))

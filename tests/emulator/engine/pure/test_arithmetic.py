@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.interpreters import ad
 
 import pallas_gpu as plgpu
 from pallas_gpu import lowering
@@ -64,24 +59,12 @@ def test_every_primitive_that_the_lowering_knows_is_emulated():
     assert not missing
 
 
-LAX = {name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor", "not")}
-LAX["add_any"] = ad.add_jaxvals
 # The emitters take these; lax does not.
 REFUSED = {
     "add": ("bool",),
     "mul": ("bool",),
     "abs": (*elements.DTYPES["unsigned"], "int4", "int2"),
 }
-
-
-def operation(name: str, dtype: str, params: dict[str, int]) -> Callable:
-    """A function of lax, with the parameters of a program."""
-    options: dict[str, Any] = dict(params)
-    if name == "round":
-        options = {k: lax.RoundingMethod(v) for k, v in params.items()}
-    if name == "bitcast_convert_type":
-        options["new_dtype"] = elements.result_dtype(name, dtype)
-    return functools.partial(LAX.get(name) or getattr(lax, name), **options)
 
 
 @pytest.mark.parametrize("name", elements.rows())
@@ -93,7 +76,9 @@ def test_elements_are_those_of_laxs_definition(name):
         cases = elements.params_of(name, kind), elements.row_programs(name, kind, dtype)
         for params, program in zip(*cases, strict=True):
             with jax.enable_x64():
-                got = evaluate(operation(name, dtype, params), *program.operands)
+                got = evaluate(
+                    elements.lax_function(name, dtype, params), *program.operands
+                )
             if not program.is_right([got]):
                 wrong.append((dtype, params))
     assert not wrong
