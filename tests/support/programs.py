@@ -28,6 +28,7 @@ class Program:
       expected: the arrays it stores.
       tolerance: relative, and absolute around zero; 0 for equality. NaN equals NaN.
       smem_bytes: shared memory that it uses.
+      signed_zeros: whether the sign of a zero has to be right.
     """
 
     emit: Callable[..., None]
@@ -35,6 +36,7 @@ class Program:
     expected: Sequence[np.ndarray]
     tolerance: float = 0.0
     smem_bytes: int = 0
+    signed_zeros: bool = True
 
     def module(self) -> ir.Module:
         """Emits the kernel."""
@@ -77,10 +79,12 @@ class Program:
     def is_right(self, results: Sequence[np.ndarray]) -> bool:
         """Whether results are those expected."""
         pairs = zip(results, self.expected, strict=True)
-        return all(same(x, y, self.tolerance) for x, y in pairs)
+        return all(same(x, y, self.tolerance, self.signed_zeros) for x, y in pairs)
 
 
-def same(actual: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> bool:
+def same(
+    actual: np.ndarray, expected: np.ndarray, tolerance: float, signed_zeros: bool
+) -> bool:
     """Whether two arrays are equal, up to a tolerance; NaN equals NaN."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
@@ -89,4 +93,7 @@ def same(actual: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> bo
         bits = f"u{expected.dtype.itemsize}"
         return np.array_equal(actual.view(bits), expected.view(bits))
     a, b = (x.astype(np.float64) for x in (actual, expected))
+    zeros = (a == 0) & (b == 0)
+    if signed_zeros and np.any(np.signbit(a[zeros]) != np.signbit(b[zeros])):
+        return False
     return np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
