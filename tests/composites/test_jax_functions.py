@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of jax.numpy, jax.nn and jax.scipy.special that has static shapes.
+"""Functions of jax.numpy, jax.nn and jax.scipy.special that have static shapes.
 
 All are accepted by a kernel. Those are executed that contain, together, each operation
 on each type of operands, and reach each line of the package that any of them reaches.
