@@ -135,14 +135,11 @@ OF_BITS: dict[str, Callable[..., int]] = {
     "clz": lambda width, x: width - x.bit_length(),
 }
 REFERENCE: dict[str, Callable] = {
-    **{name: getattr(operator, name) for name in "add sub mul neg abs xor".split()},
-    **{name: getattr(operator, name) for name in "eq ne lt le gt ge".split()},
+    **{name: getattr(operator, name) for name in ["add", "sub", "mul", "neg", "abs", "xor"]},
+    **{name: getattr(operator, name) for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
     **{
         name: getattr(np, name)
-        for name in (
-            "floor ceil pow exp exp2 expm1 log log2 log1p sqrt cbrt tanh sin cos tan "
-            "asin acos atan atan2 sinh cosh asinh acosh atanh"
-        ).split()
+        for name in ["floor", "ceil", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "cbrt", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"]
     },
     "add_any": operator.add,
     "div": operator.truediv,
