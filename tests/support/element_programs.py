@@ -134,13 +134,14 @@ OF_BITS: dict[str, Callable[..., int]] = {
     "population_count": lambda width, x: x.bit_count(),
     "clz": lambda width, x: width - x.bit_length(),
 }
+_OF_PYTHON = "add sub mul neg abs xor eq ne lt le gt ge"
+_OF_NUMPY = """
+    floor ceil pow exp exp2 expm1 log log2 log1p sqrt cbrt tanh sin cos tan asin acos
+    atan atan2 sinh cosh asinh acosh atanh
+"""
 REFERENCE: dict[str, Callable] = {
-    **{name: getattr(operator, name) for name in ["add", "sub", "mul", "neg", "abs", "xor"]},
-    **{name: getattr(operator, name) for name in ["eq", "ne", "lt", "le", "gt", "ge"]},
-    **{
-        name: getattr(np, name)
-        for name in ["floor", "ceil", "pow", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "cbrt", "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh"]
-    },
+    **{name: getattr(operator, name) for name in _OF_PYTHON.split()},
+    **{name: getattr(np, name) for name in _OF_NUMPY.split()},
     "add_any": operator.add,
     "div": operator.truediv,
     "rem": np.fmod,
