@@ -27,7 +27,6 @@ MOVES = movements.combinations() | movements.movements()
 )
 def wrong(request):
     """The names of the programs that compute something else than they should."""
-
     machine = request.param
 
     def find(programs, on_card=0.0):
