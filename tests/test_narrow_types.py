@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Narrow types: every value converts, computes and moves as in JAX.
+"""Narrow types: conversions to them round once, and their elements move.
 
 Integers of 2 and 4 bits, float8, float4_e2m1fn and float8_e8m0fnu: in the emulator, and
 as emitted code on the CPU under both semantics.
@@ -20,13 +20,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support.everywhere import check, elementwise
+from tests.support.semantics import Warpgroup
 
 INTEGERS = ["int4", "uint4", "int2", "uint2"]
 FLOATS = ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "float8_e8m0fnu"]
 NARROW = [*INTEGERS, *FLOATS]
 PACKED = [*INTEGERS, "float4_e2m1fn"]
-OTHERS = ["bool", "int8", "uint8", "int32", "uint32", "int64", "float16", "bfloat16"]
-OTHERS += ["float32", "float64"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,12 +61,9 @@ def to_each(dtypes: Sequence[str]) -> Callable[[Any], Callable[..., Any]]:
     """A kernel that converts an array to several types; each CTA has 8192 elements."""
 
     def body(x, *outs):
-        rows = plgpu.ds(pl_index() * 64, 64)
+        rows = plgpu.ds(lax.axis_index("i") * 64, 64)
         for out in outs:
             out[rows, :] = x[rows, :].astype(out.dtype)
-
-    def pl_index():
-        return lax.axis_index("i")
 
     def make(interpret):
         def call(x):
@@ -83,29 +79,11 @@ def to_each(dtypes: Sequence[str]) -> Callable[[Any], Callable[..., Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", NARROW)
-def test_every_value_converts_to_every_type_as_in_jax(dtype):
-    x = values(dtype, (64, 128))
-    targets = [t for t in [*NARROW, *OTHERS] if t != dtype]
-    if dtype == "float4_e2m1fn":
-        # XLA's CPU backend takes 6, the largest number, for infinity.
-        x = np.where(np.abs(x.astype(np.float32)) == 6, x.dtype.type(4), x)
-    expected = [by_jax(lambda a, t=t: a.astype(t), x) for t in targets]
-    check(to_each(targets), [x], expected)
-
-
-def test_the_largest_number_converts_to_integers():
-    x = np.full((64, 128), 6, "float4_e2m1fn")
-    targets = ["int4", "uint8", "int32", "int64"]
-    check(to_each(targets), [x], [np.full((64, 128), 6, t) for t in targets])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_half_converts_to_every_narrow_float_as_in_jax(dtype):
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(512, 128)
     expected = [by_jax(lambda a, t=t: a.astype(t), x) for t in FLOATS]
-    check(to_each(FLOATS), [x], expected)
+    check(to_each(FLOATS), [x], expected, executed=[Warpgroup])
 
 
 def numbers(dtype: str) -> np.ndarray:
@@ -125,126 +103,24 @@ def numbers(dtype: str) -> np.ndarray:
 def test_floats_convert_to_narrow_ones_with_one_rounding(dtype):
     x = numbers(dtype)
     expected = [by_jax(lambda a, t=t: a.astype(t), x) for t in NARROW]
-    check(to_each(NARROW), [x], expected)
+    check(to_each(NARROW), [x], expected, executed=[Warpgroup])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "int8", "bool"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers_convert_to_narrow_types_as_in_jax(dtype):
     rng = np.random.default_rng(0)
     x = rng.integers(-(2**31), 2**31, (64, 128))
     x.reshape(-1)[:512] = np.arange(-256, 256)
     x = x.astype(dtype)
     expected = [by_jax(lambda a, t=t: a.astype(t), x) for t in NARROW]
-    check(to_each(NARROW), [x], expected)
+    check(to_each(NARROW), [x], expected, executed=[Warpgroup])
 
 
-# --- arithmetic -----------------------------------------------------------------------
-
-BINARY = {
-    "add": lax.add,
-    "sub": lax.sub,
-    "mul": lax.mul,
-    "div": lax.div,
-    "rem": lax.rem,
-    "max": lax.max,
-    "min": lax.min,
-    "lt": lax.lt,
-    "ge": lax.ge,
-    "eq": lax.eq,
-}
-OF_INTEGERS = {
-    "and": lax.bitwise_and,
-    "xor": lax.bitwise_xor,
-    "shift_left": lax.shift_left,
-    "shift_right_logical": lax.shift_right_logical,
-    "shift_right_arithmetic": lax.shift_right_arithmetic,
-}
-UNARY = {"neg": lax.neg, "square": lax.square, "cube": lambda x: x**3}
+# --- reductions -----------------------------------------------------------------------
 
 
-def of_pairs(functions: dict[str, Callable[..., Any]]) -> Any:
-    """A kernel that applies functions to two arrays; results are stored as they are."""
-
-    def body(x, y, *outs):
-        for function, out in zip(functions.values(), outs, strict=True):
-            out[...] = function(x[...], y[...])
-
-    def make(interpret):
-        def call(x, y):
-            types = [jax.eval_shape(f, x, y) for f in functions.values()]
-            return plgpu.kernel(body, out_type=types, interpret=interpret)(x, y)
-
-        return call
-
-    return make
-
-
-def pairs(dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    count = 1 << bits(dtype)
-    codes = values(dtype, (count,))
-    x, y = np.meshgrid(codes, codes)
-    repeats = max(1, 128 // x.size)
-    return (np.tile(a.reshape(-1), repeats).reshape(-1, 64) for a in (x, y))
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_integers_wrap_at_their_own_width(dtype):
-    x, y = pairs(dtype)
-    unary = {k: lambda a, _, f=f: f(a) for k, f in UNARY.items()}
-    functions = {**BINARY, **OF_INTEGERS, **unary, "not": lambda a, _: ~a}
-    expected = [by_jax(f, x, y) for f in functions.values()]
-    check(of_pairs(functions), [x, y], expected)
-
-
-@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2"])
-def test_bits_are_counted_in_the_elements_own_width(dtype):
-    # XLA's CPU backend counts those of the sign's extension, too.
-    x, y = pairs(dtype)
-    functions = {
-        "count": lambda a, _: lax.population_count(a),
-        "clz": lambda a, _: lax.clz(a),
-    }
-    codes = x.view(np.uint8) & (1 << bits(dtype)) - 1
-    ones = np.bitwise_count(codes).astype(dtype)
-    zeros = np.array([bits(dtype) - int(c).bit_length() for c in codes.flat])
-    check(of_pairs(functions), [x, y], [ones, zeros.reshape(x.shape).astype(dtype)])
-
-
-def small_pairs(dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of 16 values of a float, NaN and the largest number among them."""
-    count = 1 << bits(dtype)
-    codes = np.arange(0, count, max(1, count // 16))
-    codes[-1] = count - 1
-    few = np.array(codes, np.uint8).view(dtype)
-    if dtype == "float8_e8m0fnu":
-        # Subnormal results, which XLA's CPU backend flushes, are left out.
-        few = few[4:]
-    x, y = np.meshgrid(few, few)
-    size = 128 * (x.size // 128 + 1)
-    return tuple(np.resize(a, size).reshape(-1, 64) for a in (x, y))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_narrow_floats_are_computed_in_float32_and_rounded_once(dtype):
-    x, y = small_pairs(dtype)
-    names = ["add", "sub", "mul", "max", "min", "lt", "ge", "eq"]
-    functions = {n: BINARY[n] for n in names}
-    functions["select"] = lambda a, b: jnp.where(a < b, a, b)
-    functions["neg"] = lambda a, _: -a
-
-    def in_float32(f):
-        def function(a, b):
-            result = f(a.astype(jnp.float32), b.astype(jnp.float32))
-            return result if result.dtype == bool else result.astype(a.dtype)
-
-        return function
-
-    expected = [by_jax(in_float32(f), x, y) for f in functions.values()]
-    check(of_pairs(functions), [x, y], expected)
-
-
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS[:3]])
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float8_e5m2", "float4_e2m1fn"])
 def test_reductions_and_scans(dtype):
     x = values(dtype, (64, 128))
     if dtype in FLOATS:
@@ -327,7 +203,7 @@ def test_tma_tiles_and_swizzles_packed_arrays(dtype):
     check(make, [x], x)
 
 
-@pytest.mark.parametrize("dtype", PACKED)
+@pytest.mark.parametrize("dtype", ["int4", "uint2"])
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (33, 3), (129,), (7, 128)])
 def test_rows_that_do_not_fill_bytes(dtype, shape):
     x = values(dtype, shape)

@@ -13,8 +13,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from pallas_gpu.runtime import custom_call, serialize
 from pallas_gpu.runtime import offline_compiler as offline
+from pallas_gpu.runtime import serialize
+from tests.support import card
 from tests.support.everywhere import has_gpu
 from tests.support.finished import finished
 from tests.support.lockstep import machine as lockstep
@@ -75,16 +76,9 @@ def run_kernel() -> Callable[..., list[np.ndarray]]:
         return lockstep.run
 
     def run(emit: Emit, operands: Sequence, results: Sequence, **spec):
-        module = serialize.serialize(emit_kernel(emit, operands, results, **spec))
-        types = [array_type(x) for x in results]
-
-        def call(*arrays):
-            return custom_call.call(arrays, types, module)
-
-        # Wherever JAX's default device is: a kernel without operands follows it.
-        gpu = jax.devices("cuda")[0]
-        with jax.enable_x64(True), jax.default_device(gpu):
-            return [np.asarray(x) for x in jax.jit(call)(*operands)]
+        return card.run_module(
+            emit_kernel(emit, operands, results, **spec), operands, results
+        )
 
     return run
 

@@ -15,8 +15,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import types
-from pallas_gpu.mosaic.elements import table
-from tests.support.element_programs import arity
+from tests.support import element_programs as elements
 
 SHAPE = (64, 16)
 STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, 1)
@@ -31,19 +30,9 @@ def words(text: str) -> list[str]:
 Operation = Callable[[Any, Any, Any], Any]
 OPERATIONS: dict[str, Operation] = {}
 
-_JNP = {
-    "add_any": "add",
-    "and": "bitwise_and",
-    "or": "bitwise_or",
-    "xor": "bitwise_xor",
-}
-_JNP |= {"not": "bitwise_not"}
-TARGETS = words(
-    """
-    bool int8 uint8 int32 uint32 int64 float16 bfloat16 float32 float64 float8_e4m3fn
-    float8_e5m2 float8_e8m0fnu float4_e2m1fn int4 uint4 int2 uint2
-    """
-)
+# Rows of each class of the elementwise table, and types to convert to.
+ROWS = words("add div sign clamp lt and shift_left clz exp erf atan2 round is_finite")
+TARGETS = words("bool int8 uint32 float32 bfloat16 float8_e4m3fn float4_e2m1fn int2")
 
 
 def operation(function: Operation) -> Operation:
@@ -124,8 +113,8 @@ def bitcast_convert_type(x: Any, smem: Any, barrier: Any) -> Any:
 
 
 def _elementwise(name: str) -> Operation:
-    function = getattr(lax, _JNP.get(name, name))
-    operands = arity(name)
+    function = elements.lax_function(name, "", elements.PARAMS.get(name, ({},))[0])
+    operands = elements.arity(name)
     return lambda x, *_: function(*[x[...]] * operands)
 
 
@@ -142,16 +131,11 @@ def _scan(name: str) -> Operation:
     return lambda x, *_: getattr(lax, name)(x[...], axis=1)
 
 
-for _name in table.TABLE:
-    if _name not in OPERATIONS and _name != "convert_element_type":
-        OPERATIONS[_name] = _elementwise(_name)
+for _name in ROWS:
+    OPERATIONS[_name] = _elementwise(_name)
 for _name in TARGETS:
     OPERATIONS[f"to_{_name}"] = _conversion(_name)
-for _name in words(
-    """
-    reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or
-    """
-):
+for _name in words("reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or"):
     OPERATIONS[_name] = _reduction(_name)
 for _name in ["cumsum", "cumprod", "cummax", "cummin"]:
     OPERATIONS[_name] = _scan(_name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program for each row of the elementwise table and each kind of dtype it has.
+"""A program for each row of the elementwise table and each dtype that it has.
 
 What a program expects is computed by NumPy from lax's definition of the operation.
 """
@@ -9,36 +9,42 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+from jax import lax
+from jax.interpreters import ad
 
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.row import Row
+from pallas_gpu.mosaic.elements.row import NARROW_FLOATS
 from tests.support.programs import Program
 
 SIZE = 256
-# One dtype of each kind, and those whose emitters differ from it.
-SAMPLES: dict[str, tuple[str, ...]] = {
-    "float": ("float32", "float16", "bfloat16"),
-    "signed": ("int32", "int8"),
-    "unsigned": ("uint32",),
+# All dtypes by kind; the first one is that of a kind's mutants.
+DTYPES: dict[str, tuple[str, ...]] = {
+    "float": ("float32", "float16", "bfloat16", "float64"),
+    "signed": ("int32", "int8", "int16", "int64", "int4", "int2"),
+    "unsigned": ("uint32", "uint8", "uint16", "uint64", "uint4", "uint2"),
     "bool": ("bool",),
     "float8": ("float8_e4m3fn", "float8_e5m2"),
+    "float4": ("float4_e2m1fn",),
     "exponent": ("float8_e8m0fnu",),
 }
-BINARY = (
+BINARY = {
     *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
     *("and", "or", "xor", "shift_left", "shift_right_logical"),
     *("shift_right_arithmetic", "eq", "ne", "lt", "le", "gt", "ge"),
-)
-TERNARY = ("clamp", "select_n")
+}
+TERNARY = {"clamp", "select_n"}
 PARAMS: dict[str, tuple[dict[str, int], ...]] = {
-    "integer_pow": ({"y": 3}, {"y": -2}),
+    "integer_pow": ({"y": 3}, {"y": -2}, {"y": 0}, {"y": 10}),
     "round": ({"rounding_method": 0}, {"rounding_method": 1}),
 }
-TOLERANCE = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
+TOLERANCE = {"float64": 1e-14, "float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, -2.5)
 
 
@@ -47,25 +53,30 @@ def arity(name: str) -> int:
     return 3 if name in TERNARY else 2 if name in BINARY else 1
 
 
-def sample(dtype: str, seed: int, size: int = SIZE) -> np.ndarray:
+def sample(dtype: str, seed: int) -> np.ndarray:
     """Ordinary and awkward values, the same in every process."""
-    rng, kind = np.random.default_rng(seed), np.dtype(dtype)
-    if dtype == "bool":
-        return rng.integers(0, 2, size).astype(bool)
-    if kind.kind in "iu":
-        limits = np.iinfo(kind)
-        wide = rng.integers(limits.min, limits.max, size, kind, endpoint=True)
-        narrow = rng.integers(0, 12, size).astype(kind)
-        flat = np.where(rng.random(size) < 0.5, wide, narrow)
+    rng, target = np.random.default_rng(seed), np.dtype(dtype)
+    kind, width = dtypes.kind(target), dtypes.stored_bits(target)
+    if kind == "bool":
+        return rng.integers(0, 2, SIZE).astype(bool)
+    if width < 8 or kind == "exponent":
+        # All values, and all pairs of those of 4 bits.
+        codes = np.arange(SIZE) >> width * (seed % 2) if width < 8 else np.arange(SIZE)
+        return _of_codes(codes if width < 8 else rng.permutation(codes), target)
+    if kind in ("signed", "unsigned"):
+        limits = np.iinfo(target)
+        wide = rng.integers(limits.min, limits.max, SIZE, target, endpoint=True)
+        small = rng.integers(0, 12, SIZE).astype(target)
+        flat = np.where(rng.random(SIZE) < 0.5, wide, small)
         ends = (0, 1, 2, 3, limits.max, limits.min, limits.max - 1, 7, 31, 33)
-        special = np.array([min(v, limits.max) for v in ends], kind)
-        if kind.kind == "i":
-            special = np.append(special, kind.type(-1))
+        special = np.array([min(v, limits.max) for v in ends], target)
+        if kind == "signed":
+            special = np.append(special, target.type(-1))
     else:
-        flat = (rng.normal(size=size) * 3).astype(kind)
-        special = np.array(_SPECIAL).astype(kind)
+        flat = (rng.normal(size=SIZE) * 3).astype(target)
+        special = np.array(_SPECIAL).astype(target)
     # Every awkward value meets every other one and itself, as far as there is room.
-    count, room = len(special), min(len(special) ** 2, size // 2)
+    count, room = len(special), min(len(special) ** 2, SIZE // 2)
     places = np.arange(room) // count if seed % 2 else np.arange(room) % count
     flat[:room] = special[places]
     return flat
@@ -74,168 +85,125 @@ def sample(dtype: str, seed: int, size: int = SIZE) -> np.ndarray:
 # --- what lax defines -----------------------------------------------------------------
 
 
-def _quotient(a, b):
-    if a.dtype.kind == "f":
-        return a / b
-    wide = [int(x) for x in a], [int(y) for y in b]
-    return np.array(
-        [-1 if y == 0 else int(math.copysign(1, x * y)) * (abs(x) // abs(y))
-         for x, y in zip(*wide, strict=True)], object,
-    )  # fmt: skip
+def _codes(x: np.ndarray) -> np.ndarray:
+    """The bits of elements, as integers."""
+    mask = (1 << dtypes.stored_bits(x.dtype)) - 1
+    return x.view(f"u{x.dtype.itemsize}").astype(object) & mask
 
 
-def _remainder(a, b):
-    if a.dtype.kind == "f":
-        return np.fmod(a, b)
-    pairs = zip((int(x) for x in a), (int(y) for y in b), strict=True)
-    return np.array([x if y == 0 else int(math.fmod(x, y)) for x, y in pairs], object)
+def _of_codes(codes: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Elements by their lowest bits."""
+    codes = codes.astype(object) & (1 << dtypes.stored_bits(dtype)) - 1
+    codes = codes.astype(f"u{dtype.itemsize}")
+    if dtypes.is_packed(dtype) and dtypes.kind(dtype) != "float4":
+        return codes.astype(dtype)
+    return codes.view(dtype)
 
 
-def _shift(function: Callable[[int, int], int], *, as_signed: bool = False) -> Callable:
-    """Shifts of any distance, of the bits or of the number that they are."""
-
-    def shift(a, b):
-        width = 8 * a.dtype.itemsize
-        mask = (1 << width) - 1
-        result = []
-        for x, y in zip(a, b, strict=True):
-            number = int(x) & mask
-            if as_signed and number >> (width - 1):
-                number -= 1 << width
-            result.append(function(number, int(y) & mask))
-        return np.array(result, object)
-
-    return shift
+def _each(function: Callable[..., Any], dtype: Any = np.float64) -> Callable:
+    return np.vectorize(function, otypes=[dtype])
 
 
-def _left(x: int, distance: int) -> int:
-    return x << distance if distance < 64 else 0
+def _quotient(x: int, y: int) -> int:
+    size = abs(x) // abs(y) if y else 1
+    return size if y and (x < 0) == (y < 0) else -size
 
 
-def _right(x: int, distance: int) -> int:
-    return x >> min(distance, 64)
-
-
-def _sign(x):
-    return np.where(np.isnan(x), x, np.sign(x)) if x.dtype.kind == "f" else np.sign(x)
-
-
-def _leading_zeros(x):
-    width = 8 * x.dtype.itemsize
-    mask = (1 << width) - 1
-    return np.array([width - (int(v) & mask).bit_length() for v in x], object)
+def _remainder(x: int, y: int) -> int:
+    size = abs(x) % abs(y) if y else abs(x)
+    return -size if x < 0 else size
 
 
 def _round(x, rounding_method):
     return np.rint(x) if rounding_method else np.trunc(x + np.copysign(0.5, x))
 
 
-def _power(x, y):
-    return np.array([int(v) ** y for v in x], object) if x.dtype.kind in "iu" else x**y
-
-
-def _each(function: Callable[[float], float]) -> Callable:
-    return np.vectorize(function, otypes=[np.float64])
-
-
+# Of integers, which are Python's: what does not fit wraps.
+OF_INTEGERS: dict[str, Callable] = {
+    "div": _each(_quotient, object),
+    "rem": _each(_remainder, object),
+    "sign": lambda x: (x > 0) * 1 - (x < 0) * 1,
+}
+# Of the bits of integers, and their width.
+OF_BITS: dict[str, Callable[..., int]] = {
+    "shift_left": lambda width, x, y: x << min(y, width),
+    "shift_right_logical": lambda width, x, y: x >> min(y, width),
+    "shift_right_arithmetic": lambda width, x, y: (
+        x - (x >> width - 1 << width) >> min(y, width)
+    ),
+    "population_count": lambda width, x: x.bit_count(),
+    "clz": lambda width, x: width - x.bit_length(),
+}
+_OF_PYTHON = "add sub mul neg abs xor eq ne lt le gt ge"
+_OF_NUMPY = """
+    floor ceil pow exp exp2 expm1 log log2 log1p sqrt cbrt tanh sin cos tan asin acos
+    atan atan2 sinh cosh asinh acosh atanh
+"""
 REFERENCE: dict[str, Callable] = {
-    "add": lambda a, b: a + b,
-    "add_any": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": _quotient,
-    "rem": _remainder,
+    **{name: getattr(operator, name) for name in _OF_PYTHON.split()},
+    **{name: getattr(np, name) for name in _OF_NUMPY.split()},
+    "add_any": operator.add,
+    "div": operator.truediv,
+    "rem": np.fmod,
     "max": np.maximum,
     "min": np.minimum,
-    "neg": lambda x: -x,
-    "abs": np.abs,
-    "sign": _sign,
+    "sign": lambda x: np.where(np.isnan(x), x, np.copysign(np.abs(np.sign(x)), x)),
     "square": lambda x: x * x,
     "one_minus_square": lambda x: (1 + x) * (1 - x),
-    "integer_pow": _power,
+    "integer_pow": lambda x, y: 1 / x**-y if y < 0 else x**y,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "not": lambda x: ~x,
-    "shift_left": _shift(_left),
-    "shift_right_logical": _shift(_right),
-    "shift_right_arithmetic": _shift(_right, as_signed=True),
-    "population_count": lambda x: np.bitwise_count(x.view(f"u{x.dtype.itemsize}")),
-    "clz": _leading_zeros,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
+    "select_n": lambda which, a, b: np.where(which, b, a),
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.invert,
     "is_finite": np.isfinite,
-    "floor": np.floor,
-    "ceil": np.ceil,
     "round": _round,
-    "pow": np.power,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log2": np.log2,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "cbrt": np.cbrt,
-    "tanh": np.tanh,
     "logistic": lambda x: 1 / (1 + np.exp(-x)),
-    "sin": np.sin,
-    "cos": np.cos,
-    "tan": np.tan,
-    "asin": np.arcsin,
-    "acos": np.arccos,
-    "atan": np.arctan,
-    "atan2": np.arctan2,
-    "sinh": np.sinh,
-    "cosh": np.cosh,
-    "asinh": np.arcsinh,
-    "acosh": np.arccosh,
-    "atanh": np.arctanh,
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
 }
-# Without a definition here: their programs are the conversions below.
-CONVERSIONS_ONLY = {"convert_element_type", "bitcast_convert_type"}
 
 
-def _expected(name: str, operands: Sequence[np.ndarray], row: Row, **params):
-    dtype = operands[row.typed_by].dtype
-    if name == "select_n":
-        return np.where(operands[0], operands[2], operands[1])
-    is_float = dtypes.kind(dtype) in ("float", "float8")
-    wide = list(operands)
-    if is_float:
-        wide = [x if x.dtype == bool else x.astype(np.float64) for x in operands]
-    if dtype.kind in "iu" and name in (
-        "add",
-        "add_any",
-        "sub",
-        "mul",
-        "neg",
-        "abs",
-        "square",
-    ):
-        wide = [x.astype(object) for x in wide]
+def _expected(
+    name: str, operands: list[np.ndarray], to: np.dtype, **params: int
+) -> np.ndarray:
+    """The results of an operation on operands of one dtype, as elements of a dtype."""
+    dtype = operands[-1].dtype
+    if name == "bitcast_convert_type":
+        return _of_codes(_codes(operands[0]), to)
+    if name in OF_BITS:
+        function = functools.partial(OF_BITS[name], dtypes.stored_bits(dtype))
+        return _of_codes(_each(function, object)(*map(_codes, operands)), to)
+    function = REFERENCE[name]
+    if dtypes.kind(dtype) in ("signed", "unsigned"):
+        function = OF_INTEGERS.get(name, function)
+        wide = [x.astype(bool if x.dtype == bool else object) for x in operands]
+    elif dtypes.kind(dtype) == "bool":
+        wide = operands
+    else:
+        exact = np.float32 if is_narrow_float(to) else np.float64
+        wide = [x.astype(bool if x.dtype == bool else exact) for x in operands]
     with np.errstate(all="ignore"):
-        result = np.asarray(REFERENCE[name](*wide, **params))
-        if row.result == "bool":
+        result = np.asarray(function(*wide, **params))
+        if dtypes.kind(to) == "bool":
             return result.astype(bool)
-        if result.dtype == object:
-            mask = (1 << 8 * dtype.itemsize) - 1
-            bits = np.array([int(v) & mask for v in result], np.uint64)
-            return bits.astype(f"u{dtype.itemsize}").view(dtype)
-        return _rounded(result, dtype)
+        return _of_codes(result, to) if result.dtype == object else rounded(result, to)
 
 
-def _rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The nearest numbers, by way of float32 as NumPy converts to narrow floats."""
-    return x.astype(dtype)
+def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The nearest numbers; narrow floats by way of float32, as they are computed."""
+    return (x.astype(np.float32) if is_narrow_float(dtype) else x).astype(dtype)
+
+
+def has_signed_zeros(dtype: np.dtype) -> bool:
+    """Whether the sign of a zero is defined: a NaN becomes a zero of float4."""
+    return dtypes.kind(dtype) != "float4"
+
+
+def is_narrow_float(dtype: np.dtype) -> bool:
+    """Whether a dtype is computed in float32 and rounded once."""
+    return dtypes.kind(dtype) in NARROW_FLOATS
 
 
 # --- programs -------------------------------------------------------------------------
@@ -247,7 +215,7 @@ def operands_of(name: str, dtype: str) -> list[np.ndarray]:
         return [sample("bool", 4), sample(dtype, 0), sample(dtype, 1)]
     if name == "clamp":
         first, second = sample(dtype, 0), sample(dtype, 1)
-        low, high = np.minimum(first, second), np.maximum(first, second)
+        low, high = (f(first, second).astype(dtype) for f in (np.minimum, np.maximum))
         return [low, sample(dtype, 2), high]
     operands = [sample(dtype, seed) for seed in range(arity(name))]
     if name == "rem" and dtypes.kind(np.dtype(dtype)) == "float":
@@ -260,101 +228,139 @@ def operands_of(name: str, dtype: str) -> list[np.ndarray]:
     return operands
 
 
-def row_program(name: str, dtype: str, **params: int) -> Program:
+# Of the same width.
+_BITCASTS = {
+    **{f"uint{bits}": f"int{bits}" for bits in (2, 8)},
+    **{"uint4": "float4_e2m1fn", "uint16": "bfloat16", "uint32": "float32"},
+    "uint64": "float64",
+}
+
+
+def result_dtype(name: str, dtype: str) -> np.dtype:
+    """The dtype of the result of an operation's program."""
+    row = table.lookup(name)
+    bits = dtypes.stored_bits(np.dtype(dtype))
+    to = np.dtype(_BITCASTS.get(dtype, f"uint{bits}"))
+    return row.result_dtype(np.dtype(dtype), to)
+
+
+def row_program(name: str, dtype: str, approx_math: bool = False, **params) -> Program:
     """Applies an operation of the table to arrays of a dtype."""
-    row, operands = table.lookup(name), operands_of(name, dtype)
+    operands, to = operands_of(name, dtype), result_dtype(name, dtype)
+    options = {"approx_math": approx_math, "to": to, **params}
 
     def emit(kb, *views):
         values = [gmem.load(view) for view in views[:-1]]
-        gmem.store(views[-1], elementwise.apply(name, *values, **params))
+        gmem.store(views[-1], elementwise.apply(name, *values, **options))
 
-    plain = {k: v for k, v in params.items() if k != "approx_math"}
-    expected = _expected(name, operands, row, **plain)
-    tolerance = 0.0 if name == "is_finite" else TOLERANCE.get(dtype, 0.0)
-    return Program(emit, operands, [expected], tolerance)
+    expected = _expected(name, operands, to, **params)
+    exact = name in ("is_finite", "bitcast_convert_type")
+    # Each factor of a power is rounded.
+    roundings = abs(params.get("y", 1)) or 1
+    tolerance = 0.0 if exact else TOLERANCE.get(dtype, 0.0) * roundings
+    # lax leaves open which of two zeros is larger.
+    signed = has_signed_zeros(to) and name not in ("max", "min", "clamp")
+    return Program(emit, operands, [expected], tolerance, signed_zeros=signed)
+
+
+def rows() -> dict[str, list[tuple[str, str]]]:
+    """The kinds and dtypes of every row but that of conversions, which follow."""
+    return {
+        name: [(kind, dtype) for kind in row.kinds for dtype in DTYPES[kind]]
+        for name, row in table.TABLE.items()
+        if name != "convert_element_type"
+    }
+
+
+def params_of(name: str, kind: str) -> list[dict[str, int]]:
+    """The parameters that a row is tried with: integers have no negative powers."""
+    signed = kind in ("signed", "unsigned")
+    return [p for p in PARAMS.get(name, ({},)) if not (signed and p.get("y", 0) < 0)]
+
+
+LAX = {name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor", "not")}
+LAX["add_any"] = ad.add_jaxvals
+
+
+def lax_function(name: str, dtype: str, params: dict[str, int]) -> Callable:
+    """The function of lax that a program computes."""
+    options: dict[str, Any] = dict(params)
+    if name == "round":
+        options = {k: lax.RoundingMethod(v) for k, v in params.items()}
+    if name == "bitcast_convert_type":
+        options["new_dtype"] = result_dtype(name, dtype)
+    return functools.partial(LAX.get(name) or getattr(lax, name), **options)
 
 
 @functools.cache
-def is_elsewhere(name: str, kind: str) -> bool:
-    """Whether tests/test_narrow_types.py computes a row: types widened as float8 is."""
-    return kind == "float4" or (kind == "exponent" and name != "select_n")
+def row_programs(name: str, kind: str, dtype: str) -> list[Program]:
+    """The programs of a row for a dtype: one for each choice of parameters."""
+    return [row_program(name, dtype, **params) for params in params_of(name, kind)]
 
 
 @functools.cache
-def row_programs() -> dict[tuple[str, str, str], list[Program]]:
-    """The programs of every (row, kind, dtype): one for each choice of parameters."""
-    found = {}
-    for name, row in table.TABLE.items():
-        if name in CONVERSIONS_ONLY:
-            continue
-        for kind in row.kinds:
-            if is_elsewhere(name, kind):
-                continue
-            for dtype in SAMPLES[kind]:
-                found[name, kind, dtype] = [
-                    row_program(name, dtype, **params)
-                    for params in PARAMS.get(name, ({},))
-                    if not (params.get("y", 0) < 0 and kind != "float")
-                ]
-    return found
-
-
-@functools.cache
-def approximations() -> dict[str, Program]:
+def approximations(dtype: str = "float32") -> dict[str, Program]:
     """The programs of rows that have an approximation, which they use."""
     names = [name for name, row in table.TABLE.items() if row.approx is not None]
-    return {name: row_program(name, "float32", approx_math=True) for name in names}
+    return {name: row_program(name, dtype, approx_math=True) for name in names}
 
 
-# tests/test_narrow_types.py converts all of their values to all types, and back.
-CONVERTED_ELSEWHERE = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
-CONVERTIBLE = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64"),
-)
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+# --- conversions ----------------------------------------------------------------------
+
+ALL = tuple(itertools.chain(*DTYPES.values()))
 
 
-def conversions() -> Iterator[tuple[str, str]]:
-    """Every pair of dtypes that convert."""
-    yield from itertools.permutations(CONVERTIBLE, 2)
-    for narrow in FLOAT8:
-        for other in CONVERTIBLE:
-            yield narrow, other
-            yield other, narrow
-    yield from itertools.permutations(FLOAT8, 2)
-    # By way of float32.
-    for other in ("int32", "float32", "bfloat16", "float16", "float8_e5m2"):
-        yield "float8_e8m0fnu", other
+def conversions(src: str) -> list[str]:
+    """The dtypes that a dtype is converted to: all others."""
+    return [dtype for dtype in ALL if dtype != src]
 
 
+# The conversions with mutants: those of less than a byte are made of these.
+SOURCES = tuple(x for x in ALL if not dtypes.is_packed(np.dtype(x)))
+
+
+def mutated_conversions(src: str) -> list[str]:
+    """The dtypes of which a wrong conversion is to be noticed."""
+    if src in DTYPES["exponent"]:
+        # By way of float32.
+        return ["int32", "float32", "bfloat16", "float16", "float8_e5m2"]
+    exponents = DTYPES["exponent"]
+    return [x for x in SOURCES if x != src and x not in exponents]
+
+
+@functools.cache
 def conversion_program(src: str, dst: str) -> Program:
     """Converts an array as lax does."""
     x, target = sample(src, 0), np.dtype(dst)
     if "float8" in src:  # all values
-        x = np.resize(np.arange(256, dtype=np.uint8), 256).view(np.dtype(src))
-    elif dst in FLOAT8 and x.dtype.itemsize > 1:
+        x = np.arange(256, dtype=np.uint8).view(np.dtype(src))
+    elif dst in DTYPES["float8"] and x.dtype.itemsize > 1:
         # Halfway between the largest number and the next one, in either half of a pair.
-        limit = 464 if dst == "float8_e4m3fn" or src == "int16" else 61440
-        x[:2] = limit
+        x[:2] = 464 if dst == "float8_e4m3fn" or src == "int16" else 61440
+
+    if dtypes.is_packed(x.dtype) or dtypes.is_packed(target):
+        x = np.tile(x, 8)  # several words in each thread
 
     def emit(kb, view, out):
         gmem.store(out, elementwise.astype(gmem.load(view), target))
 
-    return Program(emit, [x], [_converted(x, target)])
+    signed = has_signed_zeros(target)
+    return Program(emit, [x], [_converted(x, target)], signed_zeros=signed)
 
 
 def _converted(x: np.ndarray, dst: np.dtype) -> np.ndarray:
-    if dtypes.kind(x.dtype) in ("float", "float8", "exponent") and dst.kind in "iu":
-        limits = np.iinfo(dst)
-        numbers = (float(v) for v in x)
-        whole = [
-            0 if math.isnan(v)
-            else int(min(max(v, float(limits.min)), float(limits.max)))
-            for v in numbers
-        ]  # fmt: skip
-        return np.array([min(max(v, limits.min), limits.max) for v in whole], dst)
-    if dtypes.kind(x.dtype) == "exponent":
-        x = x.astype(np.float64)
+    kinds, integers = (dtypes.kind(x.dtype), dtypes.kind(dst)), ("signed", "unsigned")
     with np.errstate(all="ignore"):
-        return _rounded(x, dst)
+        if kinds[0] not in ("bool", *integers) and kinds[1] in integers:
+            limits = ml_dtypes.iinfo(dst)
+            ends = float(limits.min), float(limits.max)
+            whole = [int(np.clip(v, *ends)) for v in np.nan_to_num(x.astype(float))]
+            return np.array([min(v, int(limits.max)) for v in whole], object).astype(
+                dst
+            )
+        if kinds[1] == "bool":
+            return x.astype(np.float64) != 0
+        if kinds[0] in NARROW_FLOATS:
+            x = x.astype(np.float64)
+        # ml_dtypes converts its integers to bytes and floats alone.
+        return (x.astype(np.int8) if dtypes.is_packed(x.dtype) else x).astype(dst)

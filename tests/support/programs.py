@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -25,6 +28,7 @@ class Program:
       expected: the arrays it stores.
       tolerance: relative, and absolute around zero; 0 for equality. NaN equals NaN.
       smem_bytes: shared memory that it uses.
+      signed_zeros: whether the sign of a zero has to be right.
     """
 
     emit: Callable[..., None]
@@ -32,6 +36,7 @@ class Program:
     expected: Sequence[np.ndarray]
     tolerance: float = 0.0
     smem_bytes: int = 0
+    signed_zeros: bool = True
 
     def module(self) -> ir.Module:
         """Emits the kernel."""
@@ -45,17 +50,41 @@ class Program:
             self.emit(kb, *views)
         return finished(kb)
 
-    def results(self, module: ir.Module) -> list[np.ndarray]:
-        """Runs the module of this program."""
-        return lockstep.run_module(module, self.operands, self.expected)
+    def results(
+        self, module: ir.Module, machine: ModuleType = lockstep
+    ) -> list[np.ndarray]:
+        """Runs the module of this program, in lockstep or on the card."""
+        return machine.run_module(module, self.operands, self.expected)
+
+    def variants(
+        self, contexts: Sequence[Callable[[], AbstractContextManager]]
+    ) -> list[bool]:
+        """Whether the program is right if it is emitted in each of some contexts."""
+        count = len(self.operands)
+
+        def emit(kb, *views):
+            for i, context in enumerate(contexts):
+                results = views[count + i * len(self.expected) :][: len(self.expected)]
+                with context():
+                    self.emit(kb, *views[:count], *results)
+
+        expected = [*self.expected] * len(contexts)
+        together = dataclasses.replace(self, emit=emit, expected=expected)
+        found = iter(together.results(together.module()))
+        return [
+            self.is_right(list(itertools.islice(found, len(self.expected))))
+            for _ in contexts
+        ]
 
     def is_right(self, results: Sequence[np.ndarray]) -> bool:
         """Whether results are those expected."""
         pairs = zip(results, self.expected, strict=True)
-        return all(same(x, y, self.tolerance) for x, y in pairs)
+        return all(same(x, y, self.tolerance, self.signed_zeros) for x, y in pairs)
 
 
-def same(actual: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> bool:
+def same(
+    actual: np.ndarray, expected: np.ndarray, tolerance: float, signed_zeros: bool
+) -> bool:
     """Whether two arrays are equal, up to a tolerance; NaN equals NaN."""
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return False
@@ -64,4 +93,7 @@ def same(actual: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> bo
         bits = f"u{expected.dtype.itemsize}"
         return np.array_equal(actual.view(bits), expected.view(bits))
     a, b = (x.astype(np.float64) for x in (actual, expected))
+    zeros = (a == 0) & (b == 0)
+    if signed_zeros and np.any(np.signbit(a[zeros]) != np.signbit(b[zeros])):
+        return False
     return np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

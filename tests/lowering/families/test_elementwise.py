@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.mosaic.elements import table
+from pallas_gpu.mosaic.elements import dtypes, table
+from tests.support import element_programs as elements
 from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup, under
 
@@ -19,101 +20,92 @@ SHAPE = (64, 64)
 
 def numbers(dtype, seed=0):
     rng = np.random.default_rng(seed)
-    if dtype == jnp.bool_:
-        return host.array(rng.integers(0, 2, SHAPE).astype(bool))
-    if jnp.issubdtype(dtype, jnp.floating):
-        return host.array(rng.standard_normal(SHAPE) * 3).astype(dtype)
-    info = jnp.iinfo(dtype)
-    low, high = max(info.min, -100), min(info.max, 100)
-    values = rng.integers(low, high, SHAPE, endpoint=True)
-    values[0, :4] = [info.min, info.max, 0, 1]
-    return jnp.asarray(values.astype(jnp.dtype(dtype)))
+    return host.array(rng.standard_normal(SHAPE) * 3).astype(dtype)
 
 
-FLOATS = (jnp.float32, jnp.float16, jnp.bfloat16)
-INTS = (jnp.int32, jnp.uint32, jnp.int8)
-
-UNARY = [
-    *[(op, d) for op in (jnp.negative, jnp.abs, jnp.sign) for d in FLOATS],
-    *[
-        (op, d)
-        for op in (jnp.negative, jnp.abs, jnp.sign)
-        for d in (jnp.int32, jnp.int8)
-    ],
-    *[
-        (op, d)
-        for op in (jnp.exp, jnp.exp2, lax.logistic, jnp.tanh, jnp.sin, jnp.cos)
-        for d in FLOATS
-    ],
-    *[(op, jnp.float32) for op in (jnp.floor, jnp.ceil, lax.square, jnp.isfinite)],
-    *[(op, d) for op in (jnp.bitwise_not,) for d in (*INTS, jnp.bool_)],
-    (lambda x: lax.integer_pow(x, 3), jnp.float32),
-    (lambda x: lax.integer_pow(x, 3), jnp.int32),
-    (jax.nn.relu, jnp.float32),
-    (jax.nn.silu, jnp.float32),
-    *[(op, d) for op in (lax.cbrt, lax.tan, lax.erfc) for d in FLOATS],
-    *[(op, d) for op in (lax.population_count, lax.clz) for d in INTS],
-]
-
-
-@pytest.mark.parametrize("index", range(len(UNARY)))
-def test_a_unary_operation_agrees_with_jax(index):
-    op, dtype = UNARY[index]
-    x = numbers(dtype)
-    if dtype not in FLOATS:
-        make = everywhere.elementwise(op, op(x).dtype, shape=SHAPE)
-        everywhere.check(make, [x], op(x))
-        return
-    out_dtype = op(x).dtype
-    # XLA's 16-bit functions on a CPU round several times; the reference is float32.
-    expected = op(x.astype(jnp.float32)).astype(out_dtype)
-    rtol = {jnp.float32: 3e-6, jnp.float16: 5e-3, jnp.bfloat16: 5e-2}[dtype]
-    make = everywhere.elementwise(op, out_dtype, shape=SHAPE)
-    everywhere.check(make, [x], expected, rtol=rtol, atol=2e-5)
+# By how they are lowered: some rows of each class, and a dtype for each.
+CLASSES = {
+    "one instruction": ("add float32", "max int32", "xor uint32", "sub bfloat16"),
+    "several instructions": (
+        "sign float16",
+        "rem float32",
+        "div int32",
+        "shift_left int8",
+    ),
+    "a function of libdevice": ("cbrt float32", "atan2 float16", "erfc bfloat16"),
+    "computed in float32": ("exp float16", "logistic bfloat16", "sin float16"),
+    "with parameters": ("integer_pow int32", "integer_pow float32", "round bfloat16"),
+    "a comparison": ("lt float16", "ge uint32", "ne bool", "is_finite float32"),
+    "typed by another operand": ("select_n bool", "select_n int8", "clamp float32"),
+    "of bits": ("not bool", "population_count int8", "clz uint32"),
+    "of 64 bits": ("mul int64", "rem uint64", "tanh float64"),
+    "of float8": ("add float8_e4m3fn", "le float8_e5m2", "exp float8_e4m3fn"),
+    "of exponents": ("mul float8_e8m0fnu", "select_n float8_e8m0fnu"),
+    "of less than a byte": (
+        "mul int4",
+        "shift_right_arithmetic uint2",
+        "sub float4_e2m1fn",
+    ),
+    "of less than a byte, more": (
+        "div int2",
+        "eq uint4",
+        "bitcast_convert_type float4_e2m1fn",
+    ),
+}
 
 
-@pytest.mark.parametrize("op", [jnp.log, jnp.log2, jnp.sqrt, lax.rsqrt])
-def test_a_function_of_positive_numbers_agrees_with_jax(op):
-    x = jnp.abs(numbers(jnp.float32)) + 0.01
-    make = everywhere.elementwise(op, x.dtype, shape=SHAPE)
-    everywhere.check(make, [x], op(x), rtol=2e-6, atol=1e-6)
+@pytest.mark.parametrize("name", CLASSES)
+def test_rows_of_each_class_are_lowered(name):
+    functions, programs = [], []
+    for row, dtype in map(str.split, CLASSES[name]):
+        kind = dtypes.kind(np.dtype(dtype))
+        params = elements.params_of(row, kind)[0]
+        functions.append(elements.lax_function(row, dtype, params))
+        programs.append(elements.row_programs(row, kind, dtype)[0])
+    check_all(functions, programs)
 
 
-ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
-COMPARISONS = (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)
-BINARY = (*ARITHMETIC, *COMPARISONS, lax.div, lax.rem, lax.pow, lax.atan2)
+CONVERSIONS = {
+    "float32": ("float16", "int8", "uint32", "bool", "float8_e4m3fn", "int4"),
+    "bfloat16": ("float32", "float16", "int32", "float8_e5m2"),
+    "int8": ("float16", "uint32", "int64", "int4"),
+    "uint32": ("float32", "bool", "int16", "float8_e8m0fnu"),
+    "bool": ("float32", "int8", "float4_e2m1fn"),
+    "float64": ("float32", "int32", "float4_e2m1fn"),
+    "float8_e5m2": ("bfloat16", "float8_e4m3fn", "uint8"),
+    "float8_e8m0fnu": ("float32", "bfloat16", "int32"),
+    "float4_e2m1fn": ("bfloat16", "float64", "int2"),
+    "int4": ("bfloat16", "int8", "uint2"),
+    "uint2": ("float32", "int64", "int4"),
+}
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
-@pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS])
-def test_a_binary_operation_agrees_with_jax(op, dtype):
-    x, y = numbers(dtype, 0), numbers(dtype, 1)
-    expected = op(x, y)
-    make = everywhere.elementwise(op, expected.dtype, shape=SHAPE)
-    everywhere.check(make, [x, y], expected, rtol=1e-2 if dtype in FLOATS[1:] else 1e-6)
+@pytest.mark.parametrize("src", CONVERSIONS)
+def test_conversions_of_each_class_are_lowered(src):
+    check_all(
+        [lambda x, dst=dst: x.astype(dst) for dst in CONVERSIONS[src]],
+        [elements.conversion_program(src, dst) for dst in CONVERSIONS[src]],
+    )
 
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32, jnp.int8])
-@pytest.mark.parametrize("op", [lax.div, lax.rem])
-def test_integer_division_truncates_and_takes_zero_as_jax_does(op, dtype):
-    x, y = numbers(dtype, 0), numbers(dtype, 1)
-    y = jnp.where(y == 0, 3, y)
-    make = everywhere.elementwise(op, dtype, shape=SHAPE)
-    everywhere.check(make, [x, y], op(x, y))
+def check_all(functions, programs):
+    """Executes functions of the operands of programs everywhere, in one kernel."""
+    operands, tree = jax.tree.flatten([list(p.operands) for p in programs])
+    expected = [p.expected[0] for p in programs]
 
+    def body(*refs):
+        args = tree.unflatten([ref[...] for ref in refs[: len(operands)]])
+        outs = refs[len(operands) :]
+        for function, out, x in zip(functions, outs, args, strict=True):
+            out[...] = function(*x)
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32, jnp.int8, jnp.bool_])
-@pytest.mark.parametrize("op", [lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor])
-def test_a_bitwise_operation_agrees_with_jax(op, dtype):
-    x, y = numbers(dtype, 0), numbers(dtype, 1)
-    everywhere.check(everywhere.elementwise(op, dtype, shape=SHAPE), [x, y], op(x, y))
+    def make(interpret):
+        out = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in expected]
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
 
-
-def test_float_division_and_remainder_agree_with_jax():
-    x, y = numbers(jnp.float32, 0), numbers(jnp.float32, 1)
-    for op in (lax.div, lax.rem):
-        make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
-        everywhere.check(make, [x, y], op(x, y), rtol=1e-6, atol=1e-6)
+    tolerance = max(p.tolerance for p in programs)
+    with jax.enable_x64(True):
+        everywhere.check(make, operands, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_exponentials_that_are_only_added_are_as_exact_as_others():
@@ -212,33 +204,6 @@ def test_words_are_extended_once_where_a_factor_is_float32():
     assert "shl.b32" in report.ptx and "cvt.f32.bf16" not in report.ptx
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_angle_of_a_point_agrees_with_jax(dtype):
-    x, y = numbers(dtype, 0), numbers(dtype, 1)
-    wide = lax.atan2(x.astype(jnp.float32), y.astype(jnp.float32))
-    rtol = {jnp.float32: 1e-6, jnp.float16: 1e-3, jnp.bfloat16: 1e-2}[dtype]
-    make = everywhere.elementwise(lax.atan2, dtype, shape=SHAPE)
-    everywhere.check(make, [x, y], wide.astype(dtype), rtol=rtol, atol=1e-6)
-
-
-def test_max_and_min_carry_nan():
-    x = numbers(jnp.float32).at[3, 5].set(jnp.nan)
-    y = numbers(jnp.float32, 1).at[7, 9].set(jnp.nan)
-    for op in (lax.max, lax.min):
-        make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
-        everywhere.check(make, [x, y], op(x, y))
-
-
-def test_select_takes_the_case_its_predicate_names():
-    x, y = numbers(jnp.float32), numbers(jnp.float32, 1)
-
-    def body(a, b):
-        return jnp.where(a > b, a, -b)
-
-    make = everywhere.elementwise(body, jnp.float32, shape=SHAPE)
-    everywhere.check(make, [x, y], body(x, y))
-
-
 def test_clamp_takes_scalar_bounds():
     x = numbers(jnp.float32)
 
@@ -248,30 +213,6 @@ def test_clamp_takes_scalar_bounds():
     everywhere.check(
         everywhere.elementwise(body, jnp.float32, shape=SHAPE), [x], body(x)
     )
-
-
-CONVERSIONS = (
-    jnp.float32,
-    jnp.float16,
-    jnp.bfloat16,
-    jnp.int32,
-    jnp.int8,
-    jnp.bool_,
-)
-
-
-@pytest.mark.parametrize("dst", CONVERSIONS)
-@pytest.mark.parametrize("src", CONVERSIONS)
-def test_astype_agrees_with_jax(src, dst):
-    x = numbers(src)
-    # Out-of-range conversions to int8 are left to the implementation by XLA.
-    if jnp.issubdtype(src, jnp.floating) and dst == jnp.int8:
-        x = jnp.clip(x, -100, 100)
-    if src == jnp.int32 and dst != jnp.int8:
-        x = x.at[0, :2].set(5)
-    expected = x.astype(dst)
-    make = everywhere.elementwise(lambda a: a.astype(dst), dst, shape=SHAPE)
-    everywhere.check(make, [x], expected)
 
 
 def test_scalars_and_their_arithmetic_are_broadcast():
@@ -308,46 +249,13 @@ def test_every_function_of_floats_compiles():
         for function in functions:
             if function in (lax.convert_element_type, lax.bitcast_convert_type):
                 continue
-            operands = [x] * (2 if function in BINARY else 1)
+            operands = [x] * elements.arity(function.__name__)
             total += function(*operands).astype(x.dtype)
         return total
 
     make = everywhere.elementwise(body, jnp.bfloat16, shape=(128,))
     (report,) = plgpu.offline.compile(make(None), jnp.ones(128, jnp.bfloat16))
     assert "call.uni" not in report.ptx  # no function of libdevice is left unresolved
-
-
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
-def test_float8_is_computed_in_single_precision_and_rounded_once(dtype):
-    x, y = numbers(dtype), numbers(dtype, seed=1)
-
-    def body(x_ref, y_ref, sums, products, larger, below, whole):
-        x, y = x_ref[...], y_ref[...]
-        sums[...] = x + y
-        products[...] = x * y - x
-        larger[...] = jnp.where(x > y, x, jnp.maximum(y, -x))
-        below[...] = x <= y
-        whole[...] = x.astype(jnp.int32) + jnp.abs(y).astype(jnp.int32)
-
-    types = [dtype, dtype, dtype, jnp.bool_, jnp.int32]
-    out = [jax.ShapeDtypeStruct(SHAPE, t) for t in types]
-
-    def rounded(value):
-        return value.astype(dtype).astype(np.float32)
-
-    a, b = (np.asarray(v).astype(np.float32) for v in (x, y))
-    expected = [
-        rounded(a + b),
-        rounded(rounded(a * b) - a),
-        np.where(a > b, a, np.maximum(b, -a)),
-        a <= b,
-        a.astype(np.int32) + np.abs(b).astype(np.int32),
-    ]
-    everywhere.check(
-        lambda interpret: plgpu.kernel(body, out_type=out, interpret=interpret),
-        (x, y),
-        expected,
-    )
 
 
 def test_scales_are_copied_and_widened():

@@ -97,11 +97,20 @@ def _to(dtype: Any, x: Any) -> Any:
 
 
 def _rounded(fn: Function) -> _Make:
-    """A function of floats, computed in float64: its error is that of the rounding."""
+    """A function of floats, computed in float64: its error is that of the rounding.
+
+    Floats of a byte are rounded from float32, in which the emitted code computes them.
+    """
 
     def make(eqn: Any) -> Function:
         dtype = eqn.outvars[0].aval.dtype
-        return lambda *xs: _to(dtype, fn(*[x.astype(np.float64) for x in xs]))
+        first = np.float32 if dtype.itemsize == 1 else dtype
+
+        def compute(*xs: Any) -> Any:
+            exact = fn(*[x.astype(np.float64) for x in xs])
+            return _to(dtype, exact.astype(first))
+
+        return compute
 
     return make
 

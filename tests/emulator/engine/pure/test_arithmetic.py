@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.interpreters import ad
+from jax.ad_checkpoint import checkpoint_name
 
 import pallas_gpu as plgpu
 from pallas_gpu import lowering
 from pallas_gpu.emulator.engine import plan
 from pallas_gpu.emulator.engine.pure import arithmetic
 from pallas_gpu.primitives import _registry as registry
-from tests.support import element_programs, everywhere
+from tests.support import element_programs as elements
+from tests.support import everywhere
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -58,87 +59,94 @@ def test_every_primitive_that_the_lowering_knows_is_emulated():
     assert not missing
 
 
-LAX = {name: getattr(lax, f"bitwise_{name}") for name in ("and", "or", "xor", "not")}
-LAX["add_any"] = ad.add_jaxvals
 # The emitters take these; lax does not.
-REFUSED = {("add", "bool"), ("mul", "bool"), ("abs", "uint32")}
+REFUSED = {
+    "add": ("bool",),
+    "mul": ("bool",),
+    "abs": (*elements.DTYPES["unsigned"], "int4", "int2"),
+}
 
 
-def cases():
-    """(name, dtype, parameters) of the elementwise operations."""
-    for name, kind, dtype in element_programs.row_programs():
-        for params in element_programs.PARAMS.get(name, ({},)):
-            whole = params.get("y", 0) >= 0 or kind == "float"
-            if whole and (name, dtype) not in REFUSED:
-                yield name, dtype, params
+@pytest.mark.parametrize("name", elements.rows())
+def test_elements_are_those_of_laxs_definition(name):
+    wrong = []
+    for kind, dtype in elements.rows()[name]:
+        if dtype in REFUSED.get(name, ()):
+            continue
+        cases = elements.params_of(name, kind), elements.row_programs(name, kind, dtype)
+        for params, program in zip(*cases, strict=True):
+            with jax.enable_x64():
+                got = evaluate(
+                    elements.lax_function(name, dtype, params), *program.operands
+                )
+            if not program.is_right([got]):
+                wrong.append((dtype, params))
+    assert not wrong
 
 
-@pytest.mark.parametrize(("name", "dtype", "params"), list(cases()))
-def test_elements_are_those_of_laxs_definition(name, dtype, params):
-    program = element_programs.row_program(name, dtype, **params)
-    function = LAX.get(name) or getattr(lax, name)
-    static = dict(params)
-    if name == "round":
-        static["rounding_method"] = lax.RoundingMethod(params["rounding_method"])
-    got = evaluate(lambda *xs: function(*xs, **static), *program.operands)
-    (want,) = program.expected
-    if got.dtype.kind in "biu":
-        np.testing.assert_array_equal(got, want)
-    else:
-        # The narrow floats are rounded from float32, the expectation from float64.
-        rtol = 1e-6 if dtype == "float32" else 1e-2
-        wide = got.astype(np.float64), want.astype(np.float64)
-        np.testing.assert_allclose(*wide, rtol=rtol)
-
-
-CONVERSIONS = list(element_programs.conversions())
-
-
-@pytest.mark.parametrize("src", sorted({src for src, _ in CONVERSIONS}))
+@pytest.mark.parametrize("src", elements.ALL)
 def test_conversions_are_those_of_the_emitted_code(src):
-    programs = {
-        dst: element_programs.conversion_program(src, dst)
-        for dst in (dst for other, dst in CONVERSIONS if other == src)
-    }
-    operands = [program.operands[0] for program in programs.values()]
+    def converted(*xs):
+        pairs = zip(xs, elements.conversions(src), strict=True)
+        return [lax.convert_element_type(x, dst) for x, dst in pairs]
+
+    programs = [elements.conversion_program(src, d) for d in elements.conversions(src)]
     with jax.enable_x64():
-        got = evaluate_all(
-            lambda *xs: [
-                lax.convert_element_type(x, dst)
-                for x, dst in zip(xs, programs, strict=True)
-            ],
-            *operands,
-        )
-    for (dst, program), result in zip(programs.items(), got, strict=True):
-        (want,) = program.expected
-        exact = np.float64 if jnp.issubdtype(dst, jnp.floating) else result.dtype
-        np.testing.assert_array_equal(result.astype(exact), want.astype(exact), dst)
+        got = evaluate_all(converted, *(program.operands[0] for program in programs))
+    results = zip(elements.conversions(src), programs, got, strict=True)
+    assert not [dst for dst, program, x in results if not program.is_right([x])]
 
 
+FLOATS, INTEGERS = ("float32", "bfloat16"), ("int8", "uint32")
+# By primitive: of an array of 8 x 16 elements.
 SHAPED = {
-    "sum": lambda x: jnp.sum(x, axis=1),
-    "max": lambda x: jnp.max(x, axis=0),
-    "min": lambda x: jnp.min(x),
-    "prod": lambda x: jnp.prod(x[:2], axis=0),
+    "reduce_sum": lambda x: jnp.sum(x, axis=1),
+    "reduce_max": lambda x: jnp.max(x, axis=0),
+    "reduce_min": lambda x: jnp.min(x),
+    "reduce_prod": lambda x: jnp.prod(x[:2], axis=0),
+    "reduce_and": lambda x: lax.reduce_and(x, (1,)),
+    "reduce_or": lambda x: lax.reduce_or(x, (0,)),
+    "reduce_xor": lambda x: lax.reduce_xor(x, (0, 1)),
     "cumsum": lambda x: lax.cumsum(x, axis=1, reverse=True),
     "cummax": lambda x: lax.cummax(x, axis=0),
     "cummin": lambda x: lax.cummin(x, axis=1, reverse=True),
     "cumprod": lambda x: lax.cumprod(x[:3], axis=0),
+    "cumlogsumexp": lambda x: lax.cumlogsumexp(x, axis=1),
     "iota": lambda x: lax.broadcasted_iota(x.dtype, (3, 5, 2), 1),
     "transpose": lambda x: x.T,
     "slice": lambda x: x[1:7:2, 3:],
     "reshape": lambda x: x.reshape(4, 2, 16),
-    "broadcast": lambda x: jnp.broadcast_to(x[:, None], (8, 3, 16)),
+    "squeeze": lambda x: lax.squeeze(x[:1], (0,)),
+    "broadcast_in_dim": lambda x: jnp.broadcast_to(x[:, None], (8, 3, 16)),
+    "concatenate": lambda x: jnp.concatenate([x, x[2:5]]),
+    "rev": lambda x: lax.rev(x, (1,)),
+    "pad": lambda x: lax.pad(x, np.ones((), x.dtype), ((1, 2, 0), (-3, 1, 0))),
+    "dynamic_slice": lambda x: lax.dynamic_slice(x, (x[0, 0].astype(int), 9), (4, 5)),
+    "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, x[:3, :9], (7, 4)),
+    "lgamma": lambda x: lax.lgamma(x + 0.5),
+    "nextafter": lambda x: lax.nextafter(x, x * 2 - 3),
+    "copy": lambda x: jnp.copy(x),
+    "name": lambda x: checkpoint_name(x, "x"),
+    "stop_gradient": lax.stop_gradient,
 }
+_OF = dict.fromkeys(("reduce_and", "reduce_or", "reduce_xor"), INTEGERS)
+_OF |= {"cumlogsumexp": ("float32",), "lgamma": FLOATS, "nextafter": FLOATS}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
 @pytest.mark.parametrize("name", SHAPED)
-def test_reductions_scans_and_shapes_agree_with_jax(name, dtype):
-    x = np.random.default_rng(0).integers(0, 5, (8, 16)).astype(dtype)
-    got, want = evaluate(SHAPED[name], x), SHAPED[name](jnp.asarray(x))
-    assert got.dtype == want.dtype
-    np.testing.assert_allclose(got.astype(F32), np.asarray(want, F32), rtol=1e-2)
+def test_reductions_scans_and_shapes_agree_with_jax(name):
+    for dtype in _OF.get(name, FLOATS + INTEGERS):
+        x = np.random.default_rng(0).integers(0, 5, (8, 16)).astype(dtype)
+        assert name in str(jax.make_jaxpr(SHAPED[name])(x))
+        got, want = evaluate(SHAPED[name], x), SHAPED[name](jnp.asarray(x))
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got.astype(F32), np.asarray(want, F32), rtol=1e-2)
+
+
+def test_every_row_is_tried():
+    tried = {"convert_element_type", *elements.rows(), *SHAPED}
+    # In tests/lowering/families/test_control.py.
+    assert set(arithmetic._TABLE) == tried | {"platform_index"}
 
 
 def test_reductions_without_an_element_give_the_identity():
