@@ -152,8 +152,16 @@ class Launch:
             memory = self._memories[i + 1] = Memory(array, name, watched, proxy=1)
             if self.is_early:
                 memory.written_by(clocks.agent(griddepcontrol.EARLIER))
-        running = []
         ctas = [cta for cluster in clusters for cta in cluster.ctas]
+        try:
+            self._execute(ctas, program, arguments, warps, together)
+        finally:
+            # The cycle would keep their memory until Python's collector finds it.
+            for cluster in clusters:
+                cluster.ctas.clear()
+
+    def _execute(self, ctas, program, arguments, warps: int, together: int) -> None:
+        running = []
         for cta in ctas:
             for start in range(0, warps, together):
                 strand = Strand(cta, range(start, start + together), program.size)
