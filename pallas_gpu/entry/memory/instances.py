@@ -21,9 +21,7 @@ from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 from pallas_gpu.walk import Site, walk, with_equations
 
 # None where nothing changes: a body that its own entry holds would stay for ever.
-_DONE: weakref.WeakKeyDictionary[
-    _jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]
-]
+_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]]
 _DONE = weakref.WeakKeyDictionary()
 # The operand in GMEM.
 _COPIES = {

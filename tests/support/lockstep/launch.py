@@ -153,15 +153,17 @@ class Launch:
             if self.is_early:
                 memory.written_by(clocks.agent(griddepcontrol.EARLIER))
         ctas = [cta for cluster in clusters for cta in cluster.ctas]
+        running: list[tuple[Strand, Any]] = []
         try:
-            self._execute(ctas, program, arguments, warps, together)
+            self._execute(running, ctas, program, arguments, warps, together)
         finally:
-            # The cycle would keep their memory until Python's collector finds it.
-            for cluster in clusters:
-                cluster.ctas.clear()
+            # In cycles their memory would stay until Python's collector finds them.
+            for strand, _ in running:
+                strand.env.clear()
+            for cta in ctas:
+                vars(cta).clear()
 
-    def _execute(self, ctas, program, arguments, warps: int, together: int) -> None:
-        running = []
+    def _execute(self, running, ctas, program, arguments, warps, together) -> None:
         for cta in ctas:
             for start in range(0, warps, together):
                 strand = Strand(cta, range(start, start + together), program.size)

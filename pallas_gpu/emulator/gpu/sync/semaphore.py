@@ -199,6 +199,7 @@ def _found(
     if not made:
         made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
         cta.device.at_end.append(made[0].require_zero)
+        cta.device.states.append(array.state)
     return made[0]
 
 
