@@ -197,8 +197,11 @@ class Mapped(Deferred):
     ) -> Mapped:
         for x in self.operands:
             if id(x) not in done:
-                nested = isinstance(x, Mapped)
-                done[id(x)] = x._with_leaves(function, done) if nested else function(x)
+                done[id(x)] = (
+                    x._with_leaves(function, done)
+                    if isinstance(x, Mapped)
+                    else function(x)
+                )
         return Mapped(self.emit, tuple(done[id(x)] for x in self.operands), self.dtype)
 
 
