@@ -132,7 +132,10 @@ def _checked(
             misfit = _misfit(fn, args, named, prefix, hint)
             if misfit is None:
                 raise
-            raise misfit.with_location(_LOCATE[0]() if _LOCATE else None) from None
+            try:
+                raise misfit.with_location(_LOCATE[0]() if _LOCATE else None) from None
+            finally:
+                del misfit  # its traceback holds this frame
 
     checked.__expected__ = rules  # type: ignore[attr-defined]
     return checked

@@ -115,14 +115,14 @@ def with_bodies(
     """
     if all(old is new for old, new in inner.items()):
         return eqn
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(replaced, value))
-        return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
-
-    params = {name: replaced(value) for name, value in eqn.params.items()}
+    params = {name: _replaced(value, inner) for name, value in eqn.params.items()}
     return eqn.replace(params=params)
+
+
+def _replaced(value: Any, inner: Mapping[_jax.Jaxpr, _jax.Jaxpr]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_replaced(x, inner) for x in value)
+    return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
 
 
 def with_equations(
@@ -136,21 +136,26 @@ def with_equations(
       jaxpr: the jaxpr; itself is the result if nothing is replaced.
       changed: the identity of an equation -> what replaces it; None leaves it out.
     """
-    done: dict[_jax.Jaxpr, _jax.Jaxpr] = {}
+    return _rewritten(jaxpr, changed, {}) if changed else jaxpr
 
-    def rewritten(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
-        if jaxpr not in done:
-            eqns = [new for eqn in jaxpr.eqns if (new := replacement(eqn)) is not None]
-            same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
-            done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
-        return done[jaxpr]
 
-    def replacement(eqn: _jax.JaxprEqn) -> _jax.JaxprEqn | None:
-        if id(eqn) in changed:
-            return changed[id(eqn)]
-        return with_bodies(eqn, {b.jaxpr: rewritten(b.jaxpr) for b in bodies(eqn)})
-
-    return rewritten(jaxpr) if changed else jaxpr
+def _rewritten(
+    jaxpr: _jax.Jaxpr,
+    changed: Mapping[int, _jax.JaxprEqn | None],
+    done: dict[_jax.Jaxpr, _jax.Jaxpr],
+) -> _jax.Jaxpr:
+    if jaxpr not in done:
+        eqns = []
+        for eqn in jaxpr.eqns:
+            if id(eqn) not in changed:
+                inner = [b.jaxpr for b in bodies(eqn)]
+                new = {body: _rewritten(body, changed, done) for body in inner}
+                eqns.append(with_bodies(eqn, new))
+            elif (other := changed[id(eqn)]) is not None:
+                eqns.append(other)
+        same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
+        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
+    return done[jaxpr]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ tests marked `gpu` run too; without it everything runs on the CPU.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import importlib.util
@@ -47,6 +48,8 @@ for _name in ("INTERPRET", "KEEP", "DUMP_DIR", "LINEINFO"):
 
 # Seldom, from before the tests are collected: what modules and tests are made of stays.
 gc.set_threshold(300_000)
+# After so much growth a process gives back what it no longer needs.
+_GROWTH_MB = 150
 
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
@@ -159,6 +162,49 @@ def pytest_runtest_makereport(
     if report.when == "call" and report.passed:
         tiers.passed(item.config, item.nodeid)
     return report
+
+
+def resident_mb() -> float:
+    """The memory of this process; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class _Memory:
+    """Frees memory once a process has grown: a test worker stays below 1.5 GB.
+
+    The collector counts objects and does not see how large arrays are; the C library
+    keeps what is freed; and JAX keeps compiled programs.
+
+    Attributes:
+      least: the memory after the last time, in MB.
+    """
+
+    least = 0.0
+
+    def watch(self) -> None:
+        """Called after each test."""
+        if resident_mb() < self.least + _GROWTH_MB:
+            return
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+        if trim is not None:
+            trim(0)
+        self.least = resident_mb()
+
+
+_MEMORY = _Memory()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Frees memory between tests."""
+    _MEMORY.watch()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pallas_gpu import _jax, types
-from pallas_gpu.walk import bodies
+from pallas_gpu.walk import bodies, with_bodies
 
 
 def in_gmem(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
@@ -71,10 +71,4 @@ def _equation(eqn: Any, now: dict[Any, _jax.Var], known: dict[Any, Any]) -> Any:
     for result in eqn.outvars:
         if type(result.aval) is _jax.AbstractRef:
             now[result] = _gmem_var(result)
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(replaced, value))
-        return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
-
-    return eqn.replace(params={k: replaced(v) for k, v in eqn.params.items()})
+    return with_bodies(eqn, inner)

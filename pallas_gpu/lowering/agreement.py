@@ -156,27 +156,30 @@ def _in_layout(
     kernel: Any, x: Any, target: Placement, repeats_chosen: bool = False
 ) -> Any:
     """Returns an array in a layout, or with operands that can be materialized in it."""
+    return _converted(kernel, x, target, repeats_chosen, {})
+
+
+def _converted(
+    kernel: Any, x: Any, target: Placement, repeats_chosen: bool, done: dict[int, Any]
+) -> Any:
     # An operand that is used twice is visited once: expressions such as a hash's would
     # otherwise double with each step.
-    done: dict[int, Any] = {}
-
-    def visit(x: Any) -> Any:
-        if id(x) not in done:
-            done[id(x)] = convert(x)
+    if id(x) in done:
         return done[id(x)]
-
-    def convert(x: Any) -> Any:
-        match x:
-            case regs.RegisterArray() if x.layout != target:
-                room = scratch.for_relayout(kernel, x, target)
-                return relayout.relayout(x, target, room)
-            case regs.Broadcast():
-                return _broadcast(kernel, x, target, repeats_chosen)
-            case regs.Mapped():
-                return _mapped(x, [visit(o) for o in x.operands], target)
-        return x
-
-    return visit(x)
+    result = x
+    match x:
+        case regs.RegisterArray() if x.layout != target:
+            room = scratch.for_relayout(kernel, x, target)
+            result = relayout.relayout(x, target, room)
+        case regs.Broadcast():
+            result = _broadcast(kernel, x, target, repeats_chosen)
+        case regs.Mapped():
+            operands = [
+                _converted(kernel, o, target, repeats_chosen, done) for o in x.operands
+            ]
+            result = _mapped(x, operands, target)
+    done[id(x)] = result
+    return result
 
 
 def _mapped(x: regs.Mapped, operands: list[Any], target: Placement) -> Any:

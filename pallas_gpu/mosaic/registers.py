@@ -76,22 +76,21 @@ class Deferred:
 
     def materialize(self, layout) -> RegisterArray:
         """Emits the registers of the array in a layout."""
-        placement = place_registers(layout, self.shape)
+        return self._emitted(place_registers(layout, self.shape), {})
+
+    def _emitted(
+        self, layout: Placement, done: dict[int, RegisterArray]
+    ) -> RegisterArray:
         # An operand that is used twice is emitted once: expressions such as a hash's
         # would otherwise double with each step.
-        done: dict[int, RegisterArray] = {}
-
-        def emit(x: Deferred) -> RegisterArray:
-            if id(x) not in done:
-                if isinstance(x, Mapped):
-                    columns = [emit(operand).values for operand in x.operands]
-                    values = map_registers(x.emit, columns)
-                    done[id(x)] = RegisterArray(values, placement, x.dtype)
-                else:
-                    done[id(x)] = x._materialize(placement)
-            return done[id(x)]
-
-        return emit(self)
+        if id(self) not in done:
+            if isinstance(self, Mapped):
+                columns = [x._emitted(layout, done).values for x in self.operands]
+                values = map_registers(self.emit, columns)
+                done[id(self)] = RegisterArray(values, layout, self.dtype)
+            else:
+                done[id(self)] = self._materialize(layout)
+        return done[id(self)]
 
     def _materialize(self, layout: Placement) -> RegisterArray:
         raise NotImplementedError
@@ -181,30 +180,29 @@ class Mapped(Deferred):
     def leaves(self) -> list[Deferred]:
         """Returns the arrays of the expression that are not functions, each once."""
         found: dict[int, Deferred] = {}
-
-        def visit(x: Deferred) -> None:
+        rest: list[Deferred] = [self]
+        while rest:
+            x = rest.pop()
             if id(x) not in found:
                 found[id(x)] = x
-                for operand in x.operands if isinstance(x, Mapped) else ():
-                    visit(operand)
-
-        visit(self)
+                rest += x.operands[::-1] if isinstance(x, Mapped) else ()
         return [x for x in found.values() if not isinstance(x, Mapped)]
 
     def with_leaves(self, function: Callable[[Deferred], Any]) -> Mapped:
         """Returns the same expression of other arrays."""
-        done: dict[int, Any] = {}
+        return self._with_leaves(function, {})
 
-        def visit(x: Deferred) -> Any:
+    def _with_leaves(
+        self, function: Callable[[Deferred], Any], done: dict[int, Any]
+    ) -> Mapped:
+        for x in self.operands:
             if id(x) not in done:
-                if isinstance(x, Mapped):
-                    operands = tuple(visit(operand) for operand in x.operands)
-                    done[id(x)] = Mapped(x.emit, operands, x.dtype)
-                else:
-                    done[id(x)] = function(x)
-            return done[id(x)]
-
-        return visit(self)
+                done[id(x)] = (
+                    x._with_leaves(function, done)
+                    if isinstance(x, Mapped)
+                    else function(x)
+                )
+        return Mapped(self.emit, tuple(done[id(x)] for x in self.operands), self.dtype)
 
 
 Array = RegisterArray | Deferred

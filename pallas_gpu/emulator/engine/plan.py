@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,14 +60,15 @@ def plan_of(jaxpr: Any) -> Plan:
 
     Several threads may call it at a time.
     """
-    return _plans(jaxpr)
+    plan = _PLANS.get(jaxpr)
+    if plan is None:
+        plan = _PLANS[jaxpr] = _Builder(jaxpr).build()
+    return plan
 
 
-# By the jaxpr itself: jaxprs are equal only where they are the same object. A plan of a
-# small kernel holds 20 KB, and up to 30 KB for each reference with changing indices.
-@functools.lru_cache(maxsize=1024)
-def _plans(jaxpr: Any) -> Plan:
-    return _Builder(jaxpr).build()
+# As long as the jaxpr exists, to which its plan does not refer. A plan of a small
+# kernel holds 20 KB, and up to 30 KB for each reference with changing indices.
+_PLANS: weakref.WeakKeyDictionary[Any, Plan] = weakref.WeakKeyDictionary()
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

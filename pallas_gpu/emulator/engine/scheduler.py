@@ -75,6 +75,13 @@ class Pool:
         self.total -= 1
         return next(self._groups)
 
+    def close(self) -> None:
+        """Drops the groups, also those that have not started."""
+        for group in self.resident:
+            group.dissolve()
+        self.resident.clear()
+        self._groups = iter(())
+
     def shortage(self) -> str | None:
         """Describes the groups that have not started for lack of capacity, or None."""
         left = self.total - self.started
@@ -106,7 +113,12 @@ def run(execution: Execution, pools: Sequence[Pool]) -> None:
       DeadlockError: all remaining threads wait, and no work is in flight.
       Errors of the threads.
     """
-    _Scheduler(execution, pools).run()
+    try:
+        _Scheduler(execution, pools).run()
+    finally:
+        execution.shortages = tuple
+        for pool in pools:
+            pool.close()
 
 
 class _Scheduler:
@@ -145,6 +157,7 @@ class _Scheduler:
         self.execution.resident.remove(group)
         self.execution.progress()
         group.finish()
+        group.dissolve()
 
     def _next(self, current: Group | None, stop: _Stop) -> Group | None:
         """Returns the group that runs next; None when all have ended."""

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+State = dict["Key[Any, Any]", Any]
+
+
+class HasState(Protocol):
+    """What families store state with.
+
+    Attributes:
+      state: by key, each created on first use.
+    """
+
+    state: State
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Key[Owner, State]:
+class Key[Owner: HasState, Stored]:
     """The key of a state of one type.
 
     Attributes:
@@ -22,25 +34,15 @@ class Key[Owner, State]:
     """
 
     what: str
-    make: Callable[[Owner], State]
+    make: Callable[[Owner], Stored]
 
+    def of(self, owner: Owner) -> Stored:
+        """Returns the state of an owner."""
+        stored = owner.state.get(self)
+        if stored is None:
+            stored = owner.state[self] = self.make(owner)
+        return stored
 
-class Table[Owner]:
-    """The states of one owner, each created on first use."""
-
-    __slots__ = ("_owner", "_states")
-
-    def __init__(self, owner: Owner):
-        self._owner = owner
-        self._states: dict[Key[Any, Any], Any] = {}
-
-    def of[State](self, key: Key[Owner, State]) -> State:
-        """Returns the state of a key."""
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = key.make(self._owner)
-        return state
-
-    def find[State](self, key: Key[Owner, State]) -> State | None:
-        """Returns the state of a key if it has been created."""
-        return self._states.get(key)
+    def find(self, owner: Owner) -> Stored | None:
+        """Returns the state of an owner if it has been created."""
+        return owner.state.get(self)

@@ -13,7 +13,7 @@ from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned, poison
 from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.steps import Location
-from pallas_gpu.emulator.engine.tables import Table
+from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.waits import Wait
 
 
@@ -42,6 +42,16 @@ class Group:
     def finish(self) -> None:
         """Called when all threads have ended and no work is in flight."""
 
+    def dissolve(self) -> None:
+        """Drops the threads and their state, which refer to the group and each other.
+
+        Otherwise they and their memory wait for Python's garbage collector, which does
+        not see how large arrays are.
+        """
+        for thread in self.threads:
+            thread.state.clear()
+        self.threads.clear()
+
 
 class Thread:
     """One thread of execution.
@@ -68,7 +78,7 @@ class Thread:
         self.wait: Wait | None = None
         self.done = False
         self.location: Location | None = None
-        self.state: Table[Thread] = Table(self)
+        self.state: State = {}
         self.alone = alone
 
     @property

@@ -325,8 +325,8 @@ def _find(
 
     Raises KernelError when two CTAs copy different boxes to the same destination.
     """
-    incomplete = group[0].state.of(_MULTICASTS).incomplete
-    counts = wg.cta.state.of(_MULTICASTS).counts
+    incomplete = _MULTICASTS.of(group[0]).incomplete
+    counts = _MULTICASTS.of(wg.cta).counts
     to = (dst.memory.place, _form(dst.window), axes)
     count = counts.get(to, 0)
     counts[to] = count + 1

@@ -39,12 +39,12 @@ class LoadStream(Stream):
     @classmethod
     def of(cls, wg: Warpgroup) -> LoadStream:
         """Returns the stream in which a warpgroup, or a warp, issues."""
-        return wg.state.of(_LOADS)
+        return _LOADS.of(wg)
 
     @classmethod
     def all_of(cls, wg: Warpgroup) -> list[LoadStream]:
         """Returns the streams whose groups a warpgroup, or a warp, awaits."""
-        others = (warp.state.find(_LOADS) for warp in wg.warps)
+        others = (_LOADS.find(warp) for warp in wg.warps)
         return [cls.of(wg), *(s for s in others if s is not None)]
 
     def complete_nothing(self, wg: Warpgroup, barrier: Barrier | None) -> None:

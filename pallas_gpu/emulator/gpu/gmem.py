@@ -12,7 +12,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Fence, Viewer
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
-from pallas_gpu.emulator.engine.tables import Table
+from pallas_gpu.emulator.engine.tables import State
 
 
 class GlobalArray(Memory):
@@ -41,7 +41,7 @@ class GlobalArray(Memory):
         read_only: bool = False,
     ):
         super().__init__(name, data, written, read_only)
-        self.state: Table[GlobalArray] = Table(self)
+        self.state: State = {}
 
     def reinterpreted(self, shape: tuple[int, ...], dtype: Any) -> Memory:
         """Returns the array in another shape, or as another type if one is given."""

@@ -97,7 +97,7 @@ def _request(
 
 
 def _require_open(wg: Warpgroup) -> None:
-    refused = wg.cta.state.of(_REFUSED)
+    refused = _REFUSED.of(wg.cta)
     if refused.seen:
         raise errors.KernelError(
             f"{wg.name} asks for work after an answer without any",
@@ -124,7 +124,7 @@ def _decode(
         indices = np.unravel_index(int(block), mesh.grid)
         positions = dict(zip(mesh.grid_names, indices, strict=True))
         return [np.bool_(True), *(np.int32(positions[name]) for name in grid_names)]
-    refused = wg.cta.state.of(_REFUSED)
+    refused = _REFUSED.of(wg.cta)
     refused.seen, refused.where = True, where
     origin = Origin(
         "query_cluster_cancel: the position of work that there is none of",

@@ -284,7 +284,7 @@ class Barrier:
 
 def _initial_counts(thread: Thread) -> dict[Barrier, int]:
     if isinstance(thread, Warp):
-        return dict(thread.warpgroup.state.of(_AWAITED))
+        return dict(_AWAITED.of(thread.warpgroup))
     return {}
 
 
@@ -295,7 +295,7 @@ _AWAITED: Key[Thread, dict[Barrier, int]] = Key("awaited phases", _initial_count
 
 def _counts(wg: Warpgroup) -> list[dict[Barrier, int]]:
     """Returns the counts that a wait reads and advances."""
-    return [thread.state.of(_AWAITED) for thread in wg.warps or (wg,)]
+    return [_AWAITED.of(thread) for thread in wg.warps or (wg,)]
 
 
 class BarrierArray(Referent):
@@ -338,7 +338,7 @@ class BarrierArray(Referent):
           key: the declaration's key: (scope, position in it).
           name: the author's; may be empty.
         """
-        arrays = cta.state.of(_ARRAYS)
+        arrays = _ARRAYS.of(cta)
         if key not in arrays:
             arrays[key] = cls(cta, declaration, key, name)
             if len(cta.cluster.ctas) > 1:
@@ -444,7 +444,7 @@ def _barrier_test(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     if barrier_of(operands["barrier"]).test(wg):
         return np.True_
     # Time passes for work in flight also while a loop tests.
-    failed = wg.state.of(_FAILED)
+    failed = _FAILED.of(wg)
     failed.count += 1
     if failed.count % _PATIENCE == 0 and len(wg.group.in_flight):
         wg.group.in_flight.advance_one()

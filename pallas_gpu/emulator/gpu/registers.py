@@ -43,7 +43,7 @@ _COUNTS: Key[Cta, dict[int, int]] = Key("registers of warpgroups", lambda cta: {
 
 @registry.register(registers.set_max_registers_p, registry.RuleKind.EMULATE)
 def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) -> None:
-    counts = wg.cta.state.of(_COUNTS)
+    counts = _COUNTS.of(wg.cta)
     before = counts.get(wg.index)
     if before is not None and (n < before if action == "increase" else n > before):
         raise errors.KernelError(

@@ -122,7 +122,7 @@ _VISITS: Key[Thread, dict[Any, int]] = Key("visits of scopes", lambda thread: {}
 
 def scopes_of(cta: Cta) -> Scopes:
     """Returns the scopes of a CTA."""
-    return cta.state.of(_SCOPES)
+    return _SCOPES.of(cta)
 
 
 @registry.register(run_scoped_p, registry.RuleKind.EMULATE)
@@ -153,7 +153,7 @@ def _enter(
 ) -> Generator[Wait | None, None, tuple[Scope, list[Referent]]]:
     """Allocates or finds the scope; returns it with its references."""
     cta = wg.cta
-    visits = wg.state.of(_VISITS)
+    visits = _VISITS.of(wg)
     visit = visits.get(jaxpr, 0)
     visits[jaxpr] = visit + 1
     scope = scope_of(cta, (jaxpr, None if shared else wg.place, visit), declared)

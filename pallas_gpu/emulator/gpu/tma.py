@@ -236,7 +236,7 @@ class StoreStream(Stream):
         """Returns the stream in which a warpgroup, or a warp, issues."""
         if isinstance(wg, Warp) and wg.number == 0:
             wg = wg.warpgroup
-        return wg.state.of(_STORES)
+        return _STORES.of(wg)
 
     @classmethod
     def all_of(cls, wg: Warpgroup) -> list[StoreStream]:
@@ -244,8 +244,8 @@ class StoreStream(Stream):
 
         All threads of a warpgroup do, each for its own copies.
         """
-        others = [warp.state.find(_STORES) for warp in wg.warps]
-        others.append(wg.state.find(_BY_ALL))
+        others = [_STORES.find(warp) for warp in wg.warps]
+        others.append(_BY_ALL.find(wg))
         return [cls.of(wg), *(stream for stream in others if stream is not None)]
 
     @classmethod
@@ -254,7 +254,7 @@ class StoreStream(Stream):
 
         No warp alone can wait for them.
         """
-        return wg.state.of(_BY_ALL)
+        return _BY_ALL.of(wg)
 
 
 _STORES: Key[Thread, StoreStream] = Key("copies to GMEM", StoreStream)

@@ -20,7 +20,8 @@ from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 from pallas_gpu.walk import Site, walk, with_equations
 
-_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr]]
+# None where nothing changes: a body that its own entry holds would stay for ever.
+_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]]
 _DONE = weakref.WeakKeyDictionary()
 # The operand in GMEM.
 _COPIES = {
@@ -50,8 +51,9 @@ def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
             for site in walk(jaxpr)
             if site.eqn.primitive in _COPIES and not _is_aligned(site, shared)
         }
-        done[batched] = with_equations(jaxpr, changed)
-    return done[batched]
+        result = with_equations(jaxpr, changed)
+        done[batched] = None if result is jaxpr else result
+    return done[batched] or jaxpr
 
 
 def _is_aligned(site: Site, shared: set[Any]) -> bool:

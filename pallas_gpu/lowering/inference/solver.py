@@ -26,7 +26,7 @@ import dataclasses
 import functools
 import heapq
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,10 +201,16 @@ class _Elimination:
         self, function: Callable[..., Any], *operands: int, decides: bool = False
     ) -> int:
         """Computes a value from others, by their positions; returns its position."""
-        self._values.append(function(*(self._values[i] for i in operands)))
+        self._values.append(self._applied(function, operands))
         result = len(self._values) - 1
         self._tape.append(_Operation(function, operands, result, decides))
         return result
+
+    def _applied(self, function: Callable[..., Any], operands: Iterable[int]) -> Any:
+        value = function(*(self._values[i] for i in operands))
+        if isinstance(value, tuple):
+            self.entries += value[2]
+        return value
 
     def repeat(self, problem: Problem) -> bool:
         """Computes what changes with the costs; False if a decision does.
@@ -219,7 +225,7 @@ class _Elimination:
         for function, operands, result, decides in self._tape:
             if not any(changed[i] for i in operands):
                 continue
-            value, last = function(*(values[i] for i in operands)), values[result]
+            value, last = self._applied(function, operands), values[result]
             if decides:
                 if value != last:
                     return False
@@ -276,7 +282,9 @@ class _Elimination:
             return
         factors = self._remove(variable)
         order = (*neighbours, variable)
-        add_up = functools.partial(self._add_up, order, [names for names, _ in factors])
+        sizes = [self._sizes[v] for v in order]
+        names = [names for names, _ in factors]
+        add_up = functools.partial(_add_up, sizes, order, names)
         result = self._compute(add_up, *(table for _, table in factors))
         best = self._compute(operator.itemgetter(0), result)
         self._steps.append((variable, neighbours, best))
@@ -284,19 +292,6 @@ class _Elimination:
             self._add(neighbours, self._compute(operator.itemgetter(1), result))
         for other in neighbours:
             self._enqueue(other)
-
-    def _add_up(
-        self, order: Variables, names: list[Variables], *tables: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The best labels of the last variable in `order`, and their costs."""
-        total = np.zeros([self._sizes[v] for v in order], dtype=np.int64)
-        for count, (variables, table) in enumerate(zip(names, tables, strict=True), 2):
-            total += _broadcast(variables, table, order)
-            if count % _SAFE_SUMS == 0:
-                np.minimum(total, INFEASIBLE, out=total)
-        np.minimum(total, INFEASIBLE, out=total)
-        self.entries += total.size
-        return total.argmin(axis=-1).astype(np.uint8), total.min(axis=-1)
 
     def _fix(self, variable: int, label: int) -> None:
         neighbours = sorted(self._neighbours[variable])
@@ -356,6 +351,19 @@ class _Elimination:
         self.entries += sum(self._values[table].size for table in factors.values())
         choose = functools.partial(_cheapest, variable, list(factors))
         return self._values[self._compute(choose, *factors.values(), decides=True)]
+
+
+def _add_up(
+    sizes: list[int], order: Variables, names: list[Variables], *tables: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The best labels of the last variable in `order`, their costs, and the entries."""
+    total = np.zeros(sizes, dtype=np.int64)
+    for count, (variables, table) in enumerate(zip(names, tables, strict=True), 2):
+        total += _broadcast(variables, table, order)
+        if count % _SAFE_SUMS == 0:
+            np.minimum(total, INFEASIBLE, out=total)
+    np.minimum(total, INFEASIBLE, out=total)
+    return total.argmin(axis=-1).astype(np.uint8), total.min(axis=-1), total.size
 
 
 class _Operation(NamedTuple):

@@ -206,19 +206,21 @@ def _rename_words(
     network: Network, words: Sequence[ir.Value], outputs: Iterable[int]
 ) -> list[ir.Value]:
     """The requested words after the stages of a network."""
-    done: dict[tuple[int, int], ir.Value] = {}
+    done = {(index, 0): word for index, word in enumerate(words)}
+    last = len(network.stages)
+    return [_renamed_word(network, index, last, done) for index in outputs]
 
-    def word(index: int, stage: int) -> ir.Value:
-        if stage == 0:
-            return words[index]
-        if (index, stage) not in done:
-            mask, distance = network.stages[stage - 1]
-            own, other = word(index, stage - 1), word(index ^ distance, stage - 1)
-            odd = addressing.thread_parity(mask)
-            done[index, stage] = arith.select(odd, other, own)
-        return done[index, stage]
 
-    return [word(index, len(network.stages)) for index in outputs]
+def _renamed_word(
+    network: Network, index: int, stage: int, done: dict[tuple[int, int], ir.Value]
+) -> ir.Value:
+    if (index, stage) not in done:
+        mask, distance = network.stages[stage - 1]
+        own = _renamed_word(network, index, stage - 1, done)
+        other = _renamed_word(network, index ^ distance, stage - 1, done)
+        odd = addressing.thread_parity(mask)
+        done[index, stage] = arith.select(odd, other, own)
+    return done[index, stage]
 
 
 def _to_words(value: ir.Value) -> list[ir.Value]:

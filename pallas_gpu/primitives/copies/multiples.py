@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,18 +101,25 @@ class _Search:
         made = {
             var: (eqn, i) for eqn in jaxpr.eqns for i, var in enumerate(eqn.outvars)
         }
+        return self._of_atom(outer, made, of, jaxpr.outvars[position])
 
-        def inner(atom: Any) -> int:
-            if isinstance(atom, _jax.Literal):
-                return _of_number(atom.val)
-            if atom in outer:
-                return of(outer[atom])
-            if not _is_integer(atom.aval) or self._is_long():
-                return 1
-            eqn, i = made[atom]
-            return self._of_equation(eqn.primitive, eqn.invars, eqn.params, i, inner)
-
-        return inner(jaxpr.outvars[position])
+    def _of_atom(
+        self,
+        outer: dict[Any, Any],
+        made: dict[Any, Any],
+        of: Callable[[Any], int],
+        atom: Any,
+    ) -> int:
+        """A known divisor of a value inside a call; `of` is for the outer values."""
+        if isinstance(atom, _jax.Literal):
+            return _of_number(atom.val)
+        if atom in outer:
+            return of(outer[atom])
+        if not _is_integer(atom.aval) or self._is_long():
+            return 1
+        eqn, i = made[atom]
+        inner = functools.partial(self._of_atom, outer, made, of)
+        return self._of_equation(eqn.primitive, eqn.invars, eqn.params, i, inner)
 
 
 def _is_integer(x: Any) -> bool:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.streams import Stream
-from pallas_gpu.emulator.engine.tables import Key, Table
+from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Group, Thread
 
 
@@ -71,18 +73,18 @@ def test_a_wait_for_fewer_groups_does_not_forget_what_was_awaited():
 
 
 def test_each_owner_has_its_own_state_of_a_key():
-    key: Key[str, list[str]] = Key("names", lambda owner: [owner])
-    a, b = Table("a"), Table("b")
-    assert a.find(key) is None
-    a.of(key).append("more")
-    assert a.of(key) == ["a", "more"]
-    assert a.find(key) is a.of(key)
-    assert b.of(key) == ["b"]
+    key: Key[Thread, list[Any]] = Key("names", lambda owner: [owner])
+    a, b = thread(), thread()
+    assert key.find(a) is None
+    key.of(a).append("more")
+    assert key.of(a) == [a, "more"]
+    assert key.find(a) is key.of(a)
+    assert key.of(b) == [b]
 
 
 def test_two_keys_of_one_name_are_two_states():
-    first: Key[str, list[str]] = Key("names", lambda owner: [])
-    second: Key[str, list[str]] = Key("names", lambda owner: [])
-    table = Table("a")
-    table.of(first).append("x")
-    assert table.of(second) == []
+    first: Key[Thread, list[str]] = Key("names", lambda owner: [])
+    second: Key[Thread, list[str]] = Key("names", lambda owner: [])
+    one = thread()
+    first.of(one).append("x")
+    assert second.of(one) == []

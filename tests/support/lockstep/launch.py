@@ -152,8 +152,18 @@ class Launch:
             memory = self._memories[i + 1] = Memory(array, name, watched, proxy=1)
             if self.is_early:
                 memory.written_by(clocks.agent(griddepcontrol.EARLIER))
-        running = []
         ctas = [cta for cluster in clusters for cta in cluster.ctas]
+        running: list[tuple[Strand, Any]] = []
+        try:
+            self._execute(running, ctas, program, arguments, warps, together)
+        finally:
+            # In cycles their memory would stay until Python's collector finds them.
+            for strand, _ in running:
+                strand.env.clear()
+            for cta in ctas:
+                vars(cta).clear()
+
+    def _execute(self, running, ctas, program, arguments, warps, together) -> None:
         for cta in ctas:
             for start in range(0, warps, together):
                 strand = Strand(cta, range(start, start + together), program.size)

@@ -92,7 +92,7 @@ class Pair:
 
     @property
     def _shares(self) -> Shares:
-        table = self.ctas[0].state.of(_SHARES)
+        table = _SHARES.of(self.ctas[0])
         return table.setdefault(self.barrier, Shares(self.barrier))
 
     def arrive(self, wg: Warpgroup, count: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.steps import Location
-from pallas_gpu.emulator.engine.tables import Table
+from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -78,6 +78,13 @@ class Cluster(Group):
             for check in cta.at_end:
                 check()
 
+    def dissolve(self) -> None:
+        """Drops the CTAs with their memory, and the threads."""
+        for cta in self.ctas:
+            cta.dissolve()
+        self.ctas.clear()
+        super().dissolve()
+
 
 class Cta:
     """One CTA.
@@ -103,7 +110,7 @@ class Cta:
                 *zip(mesh.cluster_names, rank, strict=True),
             ]
         )
-        self.state: Table[Cta] = Table(self)
+        self.state: State = {}
         self.work: dict[Hashable, GlobalArray] = {}
         self.at_end: list[Callable[[], None]] = []
         self._along: dict[tuple[str, ...], list[Cta]] = {}
@@ -126,6 +133,17 @@ class Cta:
     def ended(self) -> bool:
         """True when all warpgroups have ended."""
         return all(wg.done for wg in self.warpgroups)
+
+    def dissolve(self) -> None:
+        """Drops all that refers to this CTA; see `Group.dissolve`."""
+        for wg in self.warpgroups:
+            for warp in wg.warps:
+                warp.state.clear()
+            wg.warps.clear()
+        self.warpgroups.clear()
+        self.state.clear()
+        self.at_end.clear()
+        self._along.clear()
 
     def along(self, axes: tuple[str, ...]) -> list[Cta]:
         """Returns the CTAs along cluster axes, this one included, by rank."""

@@ -13,6 +13,7 @@ from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.ordering import Earlier
+from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
 
@@ -46,6 +47,13 @@ class Machine:
         """Runs launches, each a pool of clusters, until all have ended."""
         scheduler.run(self.execution, pools)
 
+    def dissolve(self) -> None:
+        """Drops what refers to its owner; see `Group.dissolve`."""
+        for device in self.devices:
+            device.at_end.clear()
+            for state in device.states:
+                state.clear()
+
 
 class Device:
     """One GPU.
@@ -57,6 +65,7 @@ class Device:
       zeros: whether fresh memory contains zeros instead of poison.
       printed: the equations whose line is printed once for all threads.
       at_end: checks to run when all its CTAs have ended.
+      states: those of arrays, to be dropped then.
       earlier: the kernels before the launch, if that may start before they have ended.
     """
 
@@ -73,6 +82,7 @@ class Device:
         self.zeros = params.uninitialized_memory == "zero"
         self.printed: set[Any] = set()
         self.at_end: list[Callable[[], None]] = []
+        self.states: list[State] = []
         self.earlier: Earlier | None = None
         self._partial_results = params.partial_results
 

@@ -65,10 +65,13 @@ def _run_once(
 ) -> list[np.ndarray]:
     machine = Machine(interpret, _target(params))
     launch = Launch(params, machine.devices[0], arrays)
-    # Index arithmetic wraps as on the GPU, also where numpy would warn.
-    with np.errstate(all="ignore"):
-        machine.run([launch.pool()])
-    launch.finish()
+    try:
+        # Index arithmetic wraps as on the GPU, also where numpy would warn.
+        with np.errstate(all="ignore"):
+            machine.run([launch.pool()])
+        launch.finish()
+    finally:
+        machine.dissolve()
     return [array.data for array in launch.outputs]
 
 

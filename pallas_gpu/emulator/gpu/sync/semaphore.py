@@ -195,10 +195,11 @@ def _found(
     across_groups: bool,
     hint: str,
 ) -> SemaphoreArray:
-    made = array.state.of(_SEMAPHORES)
+    made = _SEMAPHORES.of(array)
     if not made:
         made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
         cta.device.at_end.append(made[0].require_zero)
+        cta.device.states.append(array.state)
     return made[0]
 
 

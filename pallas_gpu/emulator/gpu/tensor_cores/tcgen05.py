@@ -78,7 +78,7 @@ class TensorStream:
         """
         if isinstance(wg, Warp) and wg.number == 0:
             wg = wg.warpgroup
-        return wg.state.of(_STREAMS)
+        return _STREAMS.of(wg)
 
     @property
     def group(self) -> int:

@@ -110,14 +110,14 @@ def _async_load(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
 
 def _load(wg: Warpgroup, region: Region) -> Any:
     region.require_inside("loaded")
-    loads = wg.state.of(_LOADS)
+    loads = _LOADS.of(wg)
     wg.access(region, writes=False, what="the load", by=loads.time, hint=WAIT_LOAD)
     return wg.value_of(region)
 
 
 @registry.register(tmem.wait_load_tmem_p, _EMULATE)
 def _wait_load(wg: Warpgroup, *_: Any, **__: Any) -> None:
-    wg.state.of(_LOADS).awaited(wg)
+    _LOADS.of(wg).awaited(wg)
 
 
 @registry.register(tmem.async_store_tmem_p, _EMULATE)
@@ -127,7 +127,7 @@ def _async_store(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
 
 def _store(wg: Warpgroup, region: Region, value: Any) -> None:
     region.require_inside("stored to")
-    stores = wg.state.of(_STORES)
+    stores = _STORES.of(wg)
     wg.access(region, writes=True, what="the store", by=stores.time, hint=_COMMIT)
     stores.pending += 1
     wg.group.in_flight.submit(Store(region, value, stores))
@@ -139,7 +139,7 @@ def _commit(wg: Warpgroup, *_: Any, **__: Any) -> Run:
 
 
 def _wait_stores(wg: Warpgroup) -> Run:
-    stores = wg.state.of(_STORES)
+    stores = _STORES.of(wg)
     if stores.pending:
         yield Wait(
             lambda: not stores.pending,
@@ -152,7 +152,7 @@ def _wait_stores(wg: Warpgroup) -> Run:
 def read(wg: Warpgroup, region: Region) -> Any:
     """Loads elements and waits: an index expression."""
     value = _load(wg, region)
-    wg.state.of(_LOADS).awaited(wg)
+    _LOADS.of(wg).awaited(wg)
     return value
 
 

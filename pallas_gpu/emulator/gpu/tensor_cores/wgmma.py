@@ -100,7 +100,7 @@ class Product:
 
 @registry.register(wgmma.wgmma_p, _EMULATE)
 def _wgmma(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    stream = wg.state.of(MMAS)
+    stream = MMAS.of(wg)
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     acc.require_inside("used")
     if isinstance(a, Region):
@@ -131,7 +131,7 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
 
 @registry.register(wgmma.wgmma_wait_p, _EMULATE)
 def _wgmma_wait(wg: Warpgroup, _: Any, n: int, used: Any) -> Run:
-    return wg.state.of(MMAS).wait_for_all_but(wg, n)
+    return MMAS.of(wg).wait_for_all_but(wg, n)
 
 
 @registry.register(wgmma.accumulator_load_p, _EMULATE)
@@ -147,7 +147,7 @@ def load(wg: Warpgroup, acc: Region, wait_n: int | None) -> Run:
     Raises:
       RaceError: a product that has not been waited for may still add to them.
     """
-    stream = wg.state.of(MMAS)
+    stream = MMAS.of(wg)
     if wait_n is not None:
         yield from stream.wait_for_all_but(wg, wait_n)
     acc.require_inside("read")
@@ -157,7 +157,7 @@ def load(wg: Warpgroup, acc: Region, wait_n: int | None) -> Run:
 
 def store(wg: Warpgroup, acc: Region, value: Any) -> Run:
     """Replaces the elements of an accumulator; waits for products that add to it."""
-    stream = wg.state.of(MMAS)
+    stream = MMAS.of(wg)
     if any(group > stream.waited for group, _ in acc.memory.groups.values()):
         yield from stream.wait_for_all_but(wg, 0)
     acc.require_inside("written")

@@ -74,35 +74,37 @@ def moved(
 
 def in_registers(ctx: RuleContext, x: Any) -> regs.RegisterArray:
     """Materializes a deferred array in the default layout."""
-    done: dict[int, regs.RegisterArray] = {}
+    return _emitted(ctx, x, {})
 
-    def visit(x: Any) -> regs.RegisterArray:
-        # An operand that is used twice is emitted once.
-        if id(x) not in done:
-            done[id(x)] = emit(x)
-        return done[id(x)]
 
-    def emit(x: Any) -> regs.RegisterArray:
-        if isinstance(x, regs.RegisterArray):
-            return x
-        try:
-            return shapes.placed(x)
-        except errors.LayoutError:
-            pass  # the operands of broadcasts are in different threads
-        match x:
-            case regs.Broadcast():
-                plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
-                return lane_moved(ctx, plan, [x.operand])
-            case regs.Mapped():
-                columns = [visit(o).values for o in x.operands]
-                values = regs.map_registers(x.emit, columns)
-                layout = default_placement(x.shape, dtypes.bits(x.dtype))
-                return regs.RegisterArray(values, layout, x.dtype)
-        raise errors.InternalError(
-            "an array that no layout suits", got=type(x).__name__
-        )
+def _emitted(
+    ctx: RuleContext, x: Any, done: dict[int, regs.RegisterArray]
+) -> regs.RegisterArray:
+    # An operand that is used twice is emitted once.
+    if id(x) not in done:
+        done[id(x)] = _emit(ctx, x, done)
+    return done[id(x)]
 
-    return visit(x)
+
+def _emit(
+    ctx: RuleContext, x: Any, done: dict[int, regs.RegisterArray]
+) -> regs.RegisterArray:
+    if isinstance(x, regs.RegisterArray):
+        return x
+    try:
+        return shapes.placed(x)
+    except errors.LayoutError:
+        pass  # the operands of broadcasts are in different threads
+    match x:
+        case regs.Broadcast():
+            plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
+            return lane_moved(ctx, plan, [x.operand])
+        case regs.Mapped():
+            columns = [_emitted(ctx, o, done).values for o in x.operands]
+            values = regs.map_registers(x.emit, columns)
+            layout = default_placement(x.shape, dtypes.bits(x.dtype))
+            return regs.RegisterArray(values, layout, x.dtype)
+    raise errors.InternalError("an array that no layout suits", got=type(x).__name__)
 
 
 def warpgroup_moved(
