@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.support import everywhere, host
-from tests.support.semantics import Warpgroup
+from tests.support import host
 
 
 def scales(*shape: int):
@@ -29,15 +28,3 @@ def refuses(error, what, **rows):
     assert caught.value.expected and caught.value.hint
     for row, part in rows.items():
         assert part in str(getattr(caught.value, row)), str(caught.value)
-
-
-def check(make, args, expected, executed=(), **tolerances):
-    """As `everywhere.check`, which for the time of the suite lowers on a GPU alone.
-
-    Args:
-      executed: semantics whose module is executed on the CPU.
-    """
-    lowered = [Warpgroup] if everywhere.has_gpu() or executed else []
-    everywhere.check(
-        make, args, expected, semantics=lowered, executed=executed, **tolerances
-    )

@@ -20,6 +20,13 @@ ATTENTION_BACKWARD = "tests/ops/flash/test_attention_backward.py"
 NARROW_ATTENTION = "tests/ops/flash/test_attention_narrow.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ROWS = "tests/ops/rows/test_rows.py"
+# Each configuration under many schedules, and compiled.
+SCHEDULES = "tests/ops/test_schedules.py::test_twelve_schedules_give_one_result"
+DERIVATIVES = (
+    "tests/ops/test_schedules.py::"
+    "test_six_schedules_give_one_result_and_the_same_derivatives"
+)
+COMPILED = "tests/ops/test_compiled.py::test_nothing_spills"
 
 
 def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
@@ -32,7 +39,6 @@ _RAGGED = {
     "group_offset": "test_some_groups_have_their_matrices_elsewhere",
     "config": "test_any_configuration",
     "compiler_params": "test_the_target_is_one_that_has_wgmma",
-    "interpret": "test_there_is_no_race",
 }
 
 EFFECTS: dict[str, str] = {
@@ -78,11 +84,11 @@ EFFECTS: dict[str, str] = {
             "tile_k": "test_tiles_of_any_size",
             "stages": "test_any_number_of_stages",
             "epilogue_n": "test_an_epilogue_in_parts",
-            "collective": "test_a_product_of_large_matrices_compiles_without_spills",
+            "collective": "test_pairs_of_blocks_share_tiles",
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-            "dynamic": "test_a_product_of_large_matrices_compiles_without_spills",
+            "dynamic": "test_blocks_take_the_next_tile_when_they_are_free",
         },
     ),
     **_seen(
@@ -108,7 +114,6 @@ EFFECTS: dict[str, str] = {
             "block_q": "test_configurations",
             "stages": "test_configurations",
             "heads_together": "test_configurations",
-            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
             "blocks": "test_persistent_blocks",
             "kv_parts": "test_parts_of_the_heads_that_share_a_head_of_kv",
             "default.deterministic": "test_the_default_configuration",
@@ -127,11 +132,10 @@ EFFECTS: dict[str, str] = {
     **_seen(
         "attention",
         ATTENTION_BACKWARD,
-        {
-            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
-            "backward_config": "test_configurations",
-        },
+        {"backward_config": "test_configurations"},
     ),
+    "ops.attention.deterministic": DERIVATIVES,
+    "ops.AttentionBackwardConfig.deterministic": DERIVATIVES,
     **_seen(
         "BlackwellAttentionConfig",
         BLACKWELL_ATTENTION,
@@ -196,9 +200,9 @@ EFFECTS: dict[str, str] = {
             "soft_cap": "test_scores_are_capped_and_scaled",
             "return_logsumexp": "test_lengths_differ",
             "config": "test_any_number_of_ctas_divides_the_blocks",
-            "interpret": "test_ten_orders_of_events_give_one_result",
         },
     ),
+    "ops.decode_attention.interpret": SCHEDULES,
     "ops.decode_attention.compiler_params": "tests/ops/flash/test_decode_refusals.py::"
     "test_the_target_has_wgmma",
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
@@ -235,8 +239,7 @@ EFFECTS: dict[str, str] = {
         ),
     ),
     "ops.RaggedDotConfig.blocks": f"{RAGGED_DOT}::test_any_number_of_blocks",
-    "ops.RaggedDotConfig.default.narrow": f"{NARROW}::"
-    "test_scaled_products_do_not_spill",
+    "ops.RaggedDotConfig.default.narrow": COMPILED,
     **_seen(
         "ragged_dot_general",
         NARROW,
@@ -244,7 +247,9 @@ EFFECTS: dict[str, str] = {
     ),
     "ops.RaggedDotConfig.default.contracted": f"{RAGGED_DOT}::"
     "test_the_default_configurations",
-    "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
+    "ops.RaggedDotConfig.default.gated": COMPILED,
+    "ops.ragged_dot.interpret": SCHEDULES,
+    "ops.ragged_dot_general.interpret": SCHEDULES,
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen(
         "ragged_dot",
@@ -296,9 +301,9 @@ EFFECTS: dict[str, str] = {
             "transpose_w": "test_losses",
             "return_logsumexp": "test_losses",
             "compiler_params": "test_approximate_exponentials_are_the_default",
-            "interpret": "test_many_schedules_have_one_result",
         },
     ),
+    "ops.linear_cross_entropy.interpret": DERIVATIVES,
     "ops.rms_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
     "ops.rms_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
     "ops.layer_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",

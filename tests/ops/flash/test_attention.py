@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem, schedule
-from tests.support import everywhere, host
+from tests.support import emulated, host
+from tests.support.attention import reference
 from tests.support.semantics import BOTH, Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -32,8 +32,8 @@ ROUNDING = {"float16": 2**-9, "bfloat16": 2**-6}
 class Shape:
     """Sizes of one call; by default a head with two tiles of Q and several of K."""
 
-    q_len: int = 256
-    kv_len: int = 256
+    q_len: int = 200
+    kv_len: int = 160
     heads: int = 1
     kv_heads: int = 1
     head_dim: int = 64
@@ -55,17 +55,6 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
     return [host.array(rng.standard_normal(x), dtype) for x in (q, kv, kv)]
 
 
-def reference(q, k, v, causal=False, sm_scale=None):
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    k, v = (np.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    scores = np.einsum("bqhd,bkhd->bhqk", q, k)
-    scores *= sm_scale or 1 / np.sqrt(q.shape[3])
-    if causal:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
-    p = np.exp(scores - scores.max(axis=3, keepdims=True))
-    return np.einsum("bhqk,bkhd->bqhd", p / p.sum(axis=3, keepdims=True), v)
-
-
 def check(
     s: Shape,
     c=SMALL,
@@ -81,13 +70,12 @@ def check(
     def make(interpret):
         return functools.partial(attention, config=c, interpret=interpret, **options)
 
-    expected = reference(*args, **options)
+    expected = reference(*args, **options).out
     atol = atol or ROUNDING[dtype]
-    everywhere.check(make, args, expected, atol=atol, executed=executed)
+    emulated.check(make, args, expected, atol=atol, executed=executed)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "causal"), [("float16", True), ("bfloat16", False)])
 def test_types_and_masks(dtype, causal):
     check(Shape(), dtype=dtype, causal=causal, executed=BOTH)
 
@@ -96,9 +84,9 @@ def test_a_head_of_a_narrow_swizzle():
     check(Shape(kv_len=128, head_dim=80))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2)])
 def test_heads_of_k_and_v_serve_several_heads_of_q(heads, kv_heads):
-    check(Shape(128, 128, heads, kv_heads, batch=2), causal=True)
+    check(Shape(100, 70, heads, kv_heads, batch=2), causal=True)
 
 
 @pytest.mark.slow
@@ -122,7 +110,7 @@ def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal):
     check(Shape(q_len, kv_len, heads=2, batch=2, head_dim=16), causal=causal)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(128, 256), (256, 128)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(100, 200)])
 def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
     check(Shape(q_len, kv_len), causal=True)
 
@@ -144,7 +132,7 @@ def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False), (132, True)])
+@pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False)])
 def test_persistent_blocks_compute_several_tiles(blocks, causal):
     c = config(blocks=blocks)
     check(Shape(300, 200, heads=3, head_dim=16), c, causal=causal)
@@ -232,31 +220,28 @@ def test_nan_in_a_row_leaves_the_others_alone():
     q, k, v = growing(Shape(q_len=128, kv_len=128))
     args, c = [q.at[0, 3].set(jnp.nan), k, v], config(block_kv=32, keep_maxima=True)
     got = np.asarray(attention(*args, config=c), np.float64)
-    np.testing.assert_allclose(got, reference(*args), atol=ROUNDING["float16"])
+    np.testing.assert_allclose(got, reference(*args).out, atol=ROUNDING["float16"])
     assert np.isnan(got).any(axis=(0, 2, 3)).tolist() == [i == 3 for i in range(128)]
 
 
+AT = np.minimum(np.arange(200) // 50, 2).astype(np.int32)[None]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"window": (40, 0)}, {"ids": True}]
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"window": (40, 0)},
+        {"q_segment_ids": AT, "kv_segment_ids": AT},
+    ],
 )
 def test_consumers_without_rows_take_part_in_steps(options):
-    s = Shape(q_len=200, kv_len=200, heads=3, kv_heads=3, head_dim=16)
-    args, c = operands(s), config(consumers=3, block_kv=32, blocks=2)
-    at = np.arange(200)
-    sees = np.ones((200, 200), bool)
-    if "causal" in options:
-        sees = at <= at[:, None]
-    if "window" in options:
-        sees = (at <= at[:, None]) & (at >= at[:, None] - 40)
-    if options.pop("ids", False):
-        ids = np.minimum(at // 50, 2).astype(np.int32)[None]
-        sees = ids[0] == ids[0][:, None]
-        options = {"q_segment_ids": ids, "kv_segment_ids": ids}
+    args = operands(Shape(kv_len=200, heads=3, kv_heads=3, head_dim=16))
+    c = config(consumers=3, block_kv=32, blocks=2)
     got = attention(*args, config=c, **options)
-    scores = np.einsum("bqhd,bkhd->bhqk", *(np.asarray(x, float) for x in args[:2]))
-    p = np.where(sees, np.exp(scores / 4), 0)
-    expected = np.einsum("bhqk,bkhd->bqhd", p / p.sum(3, keepdims=True), args[2])
-    np.testing.assert_allclose(np.asarray(got, float), expected, atol=2**-8)
+    wanted = reference(*args, **options).out
+    np.testing.assert_allclose(np.asarray(got, float), wanted, atol=2**-8)
 
 
 def test_tiles_with_few_rows_count_less_in_the_schedule():
@@ -280,60 +265,10 @@ def test_vmap_and_jit():
     stacked = [x.reshape(2, 3, *x.shape[1:]) for x in args]
     f = jax.jit(jax.vmap(functools.partial(attention, config=SMALL)))
     got = np.asarray(f(*stacked), np.float64).reshape(args[0].shape)
-    np.testing.assert_allclose(got, reference(*args), atol=ROUNDING["float16"])
-
-
-def emulated(args, c, causal, **options):
-    interpret = plgpu.InterpretParams(**options)
-    return np.asarray(attention(*args, causal=causal, config=c, interpret=interpret))
-
-
-@pytest.mark.parametrize(("blocks", "causal"), [(None, False), (1, True)])
-def test_ten_orders_of_events_give_one_result(blocks, causal):
-    c = config(block_kv=32, blocks=blocks)
-    args = operands(Shape(q_len=192, kv_len=96, head_dim=16))
-    # A result that depends on the schedule is an error.
-    got = emulated(args, c, causal, schedules=10)
-    expected = reference(*args, causal=causal)
-    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchrony", ["eager", "late"])
-@pytest.mark.parametrize("changes", [{}, {"blocks": 2}, {"consumers": 3, "stages": 1}])
-def test_there_is_no_race(changes, asynchrony):
-    args = operands(Shape(q_len=320, kv_len=256, heads=2, head_dim=16))
-    options = {"asynchrony": asynchrony, "detect_races": True, "seed": 5}
-    got = emulated(args, config(**changes), True, **options)
-    expected = reference(*args, causal=True)
-    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
+    np.testing.assert_allclose(got, reference(*args).out, atol=ROUNDING["float16"])
 
 
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "c"),
-    [
-        (64, True, None),
-        slow(64, False, None),
-        slow(128, False, None),
-        (128, True, AttentionConfig(block_kv=144)),
-        (128, False, AttentionConfig(blocks=132, keep_maxima=True)),
-        slow(256, True, None),
-    ],
-)
-def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, c):
-    s = Shape(4096, 4096, 16, 16, head_dim, batch=4)
-    shapes = [(s.batch, s.q_len, s.heads, head_dim)] * 3
-    args = [jax.ShapeDtypeStruct(x, jnp.float16) for x in shapes]
-    f = functools.partial(attention, causal=causal, config=c)
-    (report,) = plgpu.offline.compile(f, *args)
-    # ptxas remarks where it has to wait for a product by itself.
-    assert report.resources.remarks == ()
-    assert report.resources.spill_store_bytes == 0
-    assert report.resources.spill_load_bytes == 0
 
 
 # --- refusals -------------------------------------------------------------------------
@@ -373,7 +308,7 @@ def test_operands_have_four_dimensions():
     q, k, v = operands(Shape())
     with pytest.raises(errors.ShapeError) as caught:
         attention(q[0], k[0], v[0])
-    assert_refusal(caught, "attention: the shapes do not match", got="(256,")
+    assert_refusal(caught, "attention: the shapes do not match", got="(200,")
 
 
 def test_the_size_of_a_head_fits_the_registers():

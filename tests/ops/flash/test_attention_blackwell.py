@@ -15,9 +15,10 @@ from pallas_gpu import errors, types
 from pallas_gpu.ops.flash import blackwell
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
-from tests.ops.flash.test_attention import ROUNDING, Shape, operands, reference
-from tests.support import everywhere
-from tests.support.semantics import BOTH, Warpgroup, under
+from tests.ops.flash.test_attention import ROUNDING, Shape, operands
+from tests.support import emulated
+from tests.support.attention import reference
+from tests.support.semantics import BOTH, Warpgroup
 
 BLACKWELL = plgpu.CompilerParams(target="sm_100a", approx_math=True)
 SMALL = BlackwellAttentionConfig(block_kv=32)
@@ -55,20 +56,21 @@ def check(
             **options,
         )
 
-    everywhere.check(
+    emulated.check(
         make,
         args,
-        reference(*args, **options),
+        reference(*args, **options).out,
         atol=atol or ROUNDING[dtype],
         executed=executed,
         on_gpu=False,
     )
 
 
-@pytest.mark.parametrize("causal", [False, slow(True)])
-@pytest.mark.parametrize("dtype", ["float16", slow("bfloat16")])
+@pytest.mark.parametrize(
+    ("dtype", "causal"), [("float16", False), slow("bfloat16", True)]
+)
 def test_types_and_masks(dtype, causal):
-    check(Shape(256, 96), dtype=dtype, causal=causal, executed=BOTH)
+    check(Shape(200, 80), dtype=dtype, causal=causal, executed=BOTH)
 
 
 @pytest.mark.parametrize(("head_dim", "causal"), [(64, True), slow(128, False)])
@@ -77,29 +79,29 @@ def test_the_default_configurations(head_dim, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2)])
 def test_heads_of_k_and_v_serve_several_heads_of_q(heads, kv_heads):
-    check(Shape(128, 64, heads, kv_heads, batch=2), causal=True)
+    check(Shape(128, 64, heads, kv_heads), causal=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    ("q_len", "kv_len"), [(200, 96), (300, 70), (1, 130), (300, 1), (128, 256)]
+    ("q_len", "kv_len", "causal"),
+    [(300, 70, False), (1, 130, False), (300, 1, True), (128, 200, True)],
 )
 def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal):
-    check(Shape(q_len, kv_len, heads=2), causal=causal)
+    check(Shape(q_len, kv_len), causal=causal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [1, 2, 5])
+@pytest.mark.parametrize("stages", [1, 5])
 def test_any_number_of_stages(stages):
     c = BlackwellAttentionConfig(block_kv=32, stages=stages)
-    check(Shape(kv_len=160), c, causal=True)
+    check(Shape(128), c, causal=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_kv", [16, 48, 112])
+@pytest.mark.parametrize("block_kv", [16, 112])
 def test_masks_meet_blocks_of_any_size(block_kv):
     check(Shape(), BlackwellAttentionConfig(block_kv=block_kv), causal=True)
 
@@ -108,7 +110,7 @@ def test_masks_meet_blocks_of_any_size(block_kv):
 @pytest.mark.parametrize("heads_together", [1, 4])
 def test_the_order_of_tiles_covers_them_all(heads_together):
     c = BlackwellAttentionConfig(block_kv=64, heads_together=heads_together)
-    check(Shape(300, 64, heads=3, kv_heads=3, batch=2), c)
+    check(Shape(130, 64, heads=3, kv_heads=3), c)
 
 
 @pytest.mark.parametrize("sm_scale", [0.75, slow(1e-30)])
@@ -126,7 +128,7 @@ def test_scores_beyond_the_range_of_exponentials():
 
 def test_maxima_that_grow_from_step_to_step():
     q, k, v = operands(Shape(q_len=128))
-    growth = jnp.linspace(4, 1, 256, dtype=jnp.float16)[None, :, None, None]
+    growth = jnp.linspace(4, 1, 160, dtype=jnp.float16)[None, :, None, None]
     check(Shape(), args=[jnp.abs(q), jnp.abs(k) * growth, v])
 
 
@@ -135,36 +137,15 @@ def test_vmap_and_jit():
     stacked = [x.reshape(2, 2, *x.shape[1:]) for x in args]
     f = functools.partial(attention, config=SMALL)
     got = np.asarray(jax.jit(jax.vmap(f))(*stacked), np.float64)
-    expected = reference(*args)
+    expected = reference(*args).out
     np.testing.assert_allclose(
         got.reshape(args[0].shape), expected, atol=ROUNDING["float16"]
     )
 
 
-def emulated(args, c=SMALL, causal=True, **options):
+def attended(args, c=SMALL, causal=True, **options):
     interpret = plgpu.InterpretParams(**options)
     return np.asarray(attention(*args, causal=causal, config=c, interpret=interpret))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_twelve_orders_of_events_give_one_result(causal):
-    args = operands(Shape(q_len=256, kv_len=160))
-    # A result that depends on the schedule is an error.
-    got = emulated(args, causal=causal, schedules=12)
-    expected = reference(*args, causal=causal)
-    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late"])
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_there_is_no_race(head_dim, stages, asynchrony):
-    args = operands(Shape(q_len=300, kv_len=256, heads=2, head_dim=head_dim))
-    c = BlackwellAttentionConfig(block_kv=64, stages=stages)
-    options = {"asynchrony": asynchrony, "detect_races": True, "seed": 5}
-    got = emulated(args, c, **options)
-    expected = reference(*args, causal=True)
-    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -219,30 +200,10 @@ def test_a_missing_wait_commit_or_arrival_is_reported(
 
     monkeypatch.setattr(plgpu, operation, omitted)
     with pytest.raises(REPORTED):
-        emulated(operands(Shape(kv_len=160)), seed=3)
+        attended(operands(Shape(kv_len=160)), seed=3)
 
 
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(
-    ("semantics", "length"), [*((s, 4096) for s in BOTH), (Warpgroup, 256)]
-)
-def test_nothing_spills(semantics, length, head_dim, causal):
-    shapes = [(4, length, 16, head_dim)] * 3
-    args = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
-    f = functools.partial(attention, causal=causal, compiler_params=BLACKWELL)
-    (report,) = plgpu.offline.compile(under(semantics, f), *args, target="sm_100a")
-    resources = report.resources
-    assert resources.spill_store_bytes == resources.spill_load_bytes == 0
-    assert resources.stack_bytes == 0
-    counts = report.instruction_counts
-    # Rows are in single threads: maxima and sums exchange nothing between lanes.
-    assert counts["shfl"] == 1
-    assert {"tcgen05.mma", "tcgen05.ld", "tcgen05.st"} <= counts.keys()
 
 
 @pytest.mark.offline

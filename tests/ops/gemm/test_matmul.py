@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
-from tests.support import everywhere, matmuls
+from tests.support import emulated, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
 
@@ -40,9 +39,7 @@ def check(shape, c, dtype=jnp.float16, out_dtype=None):
     [
         (None, (128, 64, 64)),
         (None, (256, 192, 128)),
-        ("n", (128, 128, 64)),
         ("n", (256, 256, 192)),
-        ("m", (256, 64, 64)),
         ("m", (512, 128, 192)),
     ],
 )
@@ -52,15 +49,14 @@ def test_one_tile_and_several_in_every_kind_of_cluster(cluster, shape):
 
 @pytest.mark.parametrize("cluster", [None, "m", "n"])
 def test_more_blocks_than_tiles(cluster):
-    check((256, 128, 128), config(cluster=cluster, blocks=132))
+    check((256, 128, 128), config(cluster=cluster, blocks=16))
 
 
 def test_a_number_of_tiles_that_the_blocks_do_not_divide():
     check((384, 192, 64), config(blocks=4))
 
 
-@pytest.mark.parametrize("minor", ["m", "n"])
-@pytest.mark.parametrize("strip", [1, 3])
+@pytest.mark.parametrize(("minor", "strip"), [("m", 3), ("n", 1)])
 def test_the_order_of_tiles_covers_them_all(minor, strip):
     check((384, 256, 64), config(minor=minor, strip=strip, blocks=3))
 
@@ -80,12 +76,12 @@ def test_tiles_and_clusters_need_not_divide_the_problem(shape, cluster):
     check(shape, config(cluster=cluster))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 6])
+@pytest.mark.parametrize("stages", [3, 6])
 def test_any_number_of_stages(stages):
     check((128, 64, 256), config(stages=stages))
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize("parts", [1, 2, 3])
 def test_an_epilogue_in_parts(parts):
     check((256, 192, 64), config(tile_n=192, epilogue_n=192 // parts, blocks=1))
 
@@ -98,14 +94,16 @@ def test_tiles_of_narrow_swizzles(sizes):
 
 @pytest.mark.parametrize(
     ("dtype", "out"),
-    [("bfloat16", None), ("bfloat16", "float32"), ("float16", "bfloat16")],
+    [("bfloat16", "float32"), ("float16", "bfloat16")],
 )
 def test_types_of_operands_and_result(dtype, out):
     check((128, 64, 64), config(epilogue_n=32), jnp.dtype(dtype), out)
 
 
-@pytest.mark.parametrize("cluster", [None, "m", "n"])
-@pytest.mark.parametrize("shape", [(64, 256, 64), (72, 136, 136)])
+@pytest.mark.parametrize(
+    ("cluster", "shape"),
+    [(None, (72, 136, 136)), ("m", (64, 256, 64)), ("n", (72, 136, 136))],
+)
 def test_the_tensor_core_computes_the_transposed_product(cluster, shape):
     check(shape, config(cluster=cluster, transposed=True, epilogue_n=32))
 
@@ -158,7 +156,7 @@ def test_a_float32_operand_is_transposed_on_its_way_to_the_tensor_core(shape, op
         )
 
     expected = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
-    everywhere.check(make, arrays, expected, atol=0.06, executed=[Warpgroup])
+    emulated.check(make, arrays, expected, atol=0.06, executed=[Warpgroup])
 
 
 def test_vmap_makes_a_batch_of_products():
@@ -179,45 +177,6 @@ def test_vmap_over_one_operand():
     )
 
 
-def emulated(shape, c, **options):
-    a, b = operands(*shape)
-    interpret = plgpu.InterpretParams(**options)
-    return np.asarray(matmul(a, b, config=c, interpret=interpret))
-
-
-@pytest.mark.slow
-def test_a_hundred_orders_of_events_give_one_result():
-    c = config(cluster="n")
-    shape = (256, 128, 256)
-    # A result that depends on the schedule is an error.
-    got = emulated(shape, c, schedules=100)
-    np.testing.assert_allclose(
-        got.astype(np.float32), reference(*operands(*shape)), atol=2**-5
-    )
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("cluster", [None, "n", "m"])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_there_is_no_race(cluster, asynchrony, transposed):
-    shape = (512, 256, 256)
-    options = {"asynchrony": asynchrony, "detect_races": True, "seed": 3}
-    c = config(cluster=cluster, transposed=transposed)
-    got = emulated(shape, c, **options)
-    expected = reference(*operands(*shape))
-    np.testing.assert_allclose(got.astype(np.float32), expected, atol=2**-5)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-def test_transposing_in_registers_has_no_race(asynchrony):
-    shape = (64, 128, 160)
-    a, b = operands(*shape, jnp.float32)
-    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=3)
-    c = dataclasses.replace(TF32, transposed=True)
-    got = matmul(a, b, config=c, interpret=interpret)
-    np.testing.assert_allclose(got, reference(a, b), atol=0.06)
-
-
 @pytest.mark.parametrize("changes", [{"transposed": True}, {"parts": 2}])
 def test_a_gate_needs_both_products_at_once(changes):
     a, b = operands(64, 64, 128)
@@ -231,18 +190,6 @@ def test_every_part_of_k_has_a_step():
     with pytest.raises(errors.ArgumentError, match="no part of K") as caught:
         matmul(a, b, config=config(parts=4))
     assert "at most 3 parts of K=320 in steps of 64" in str(caught.value)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("cluster", [None, "m"])
-def test_transposing_in_registers_compiles_without_spills(cluster):
-    a = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    tile = {"tile_m": 64, "tile_n": 256, "tile_k": 32, "epilogue_n": 32}
-    c = MatmulConfig(**tile, cluster=cluster, transposed=True)
-    (report,) = offline.compile(functools.partial(matmul, config=c), a, a)
-    assert report.resources.spill_store_bytes == 0
-    # ptxas has not serialised the products.
-    assert report.resources.remarks == ()
 
 
 # --- refusals -------------------------------------------------------------------------

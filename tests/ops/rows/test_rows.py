@@ -70,8 +70,14 @@ def check_derivatives(operation, reference, *args, atol=1e-4):
     everywhere.check(make, args, gradients(reference)(*args), atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((s, "float32") for s in SHAPES),
+        (SHAPES[0], "float16"),
+        (SHAPES[1], "bfloat16"),
+    ],
+)
 def test_softmax(shape, dtype):
     check(ops.softmax, softmax, normal(*shape, dtype=dtype))
 
@@ -121,8 +127,9 @@ def test_masked_elements_have_no_share(columns):
     np.testing.assert_allclose(ops.softmax(jnp.asarray(x)), softmax(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((s, "float32") for s in SHAPES), (SHAPES[1], "bfloat16")]
+)
 def test_norms(shape, dtype):
     x = normal(*shape, dtype=dtype)
     scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
@@ -281,23 +288,6 @@ def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
     exact = plgpu.CompilerParams(approx_math=False)
     assert functions(jnp.float32) == functions(jnp.bfloat16, compiler_params=exact)
     assert functions(jnp.float32) != functions(jnp.bfloat16)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("columns", "dtype"),
-    [(64, "float32"), (16384, "bfloat16"), (20000, "float32"), (4096, "bfloat16")],
-)
-def test_no_row_spills(columns, dtype):
-    x = jax.ShapeDtypeStruct((256, columns), dtype)
-    scale = jax.ShapeDtypeStruct((columns,), dtype)
-
-    def loss(x, scale):
-        y = ops.layer_norm(ops.log_softmax(x), scale, scale)
-        return jnp.sum(ops.softmax(y).astype(jnp.float32))
-
-    for report in plgpu.offline.compile(jax.grad(loss, (0, 1)), x, scale):
-        assert report.resources.spill_store_bytes == 0, report
 
 
 HEAD = host.ones((1, 2, 1, 4))
