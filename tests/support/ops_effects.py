@@ -78,16 +78,22 @@ EFFECTS: dict[str, str] = {
     ),
     **_seen(
         "BlackwellMatmulConfig",
-        BLACKWELL_MATMUL,
+        MATMUL,
         {
-            "tile_n": "test_tiles_of_any_size",
-            "tile_k": "test_tiles_of_any_size",
+            "tile_n": "test_tiles_of_narrow_swizzles",
+            "tile_k": "test_tiles_of_narrow_swizzles",
             "stages": "test_any_number_of_stages",
             "epilogue_n": "test_an_epilogue_in_parts",
-            "collective": "test_pairs_of_blocks_share_tiles",
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        },
+    ),
+    **_seen(
+        "BlackwellMatmulConfig",
+        BLACKWELL_MATMUL,
+        {
+            "collective": "test_pairs_of_blocks_share_tiles",
             "dynamic": "test_blocks_take_the_next_tile_when_they_are_free",
         },
     ),
@@ -138,9 +144,9 @@ EFFECTS: dict[str, str] = {
     "ops.AttentionBackwardConfig.deterministic": DERIVATIVES,
     **_seen(
         "BlackwellAttentionConfig",
-        BLACKWELL_ATTENTION,
+        ATTENTION,
         {
-            "block_kv": "test_the_arrays_fit_tensor_memory",
+            "block_kv": "test_masks_meet_blocks_of_any_size",
             "stages": "test_any_number_of_stages",
             "heads_together": "test_the_order_of_tiles_covers_them_all",
         },
@@ -217,7 +223,7 @@ EFFECTS: dict[str, str] = {
                     *("bias", "mask", "is_causal", "local_window_size"),
                     *("query_seq_lengths", "key_value_seq_lengths"),
                 ),
-                "test_all_combinations",
+                "test_arguments_alone_in_pairs_and_together",
             ),
             **dict.fromkeys(
                 ("scale", "return_residual"), "test_without_a_batch_dimension"

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
-from pallas_gpu.ops.flash.config import AttentionConfig
+from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem, schedule
@@ -24,6 +25,8 @@ from tests.support.semantics import BOTH, Warpgroup
 pytestmark = pytest.mark.sampled(2)
 
 SMALL = AttentionConfig(block_kv=64)
+ON_BLACKWELL = BlackwellAttentionConfig(block_kv=32)
+BLACKWELL = plgpu.CompilerParams(target="sm_100a", approx_math=True)
 # Results are averages of normal numbers; probabilities and results have 11 or 8 bits.
 ROUNDING = {"float16": 2**-9, "bfloat16": 2**-6}
 
@@ -48,6 +51,13 @@ def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
+def blackwell(block_kv=32, **changes):
+    return BlackwellAttentionConfig(block_kv=block_kv, **changes)
+
+
+each_target = pytest.mark.parametrize("c", [SMALL, slow(ON_BLACKWELL)])
+
+
 def operands(s: Shape, dtype=jnp.float16, seed=0):
     rng = np.random.default_rng(seed)
     q = s.batch, s.q_len, s.heads, s.head_dim
@@ -63,40 +73,56 @@ def check(
     args=None,
     atol=None,
     executed=(Warpgroup,),
+    on_blackwell=False,
     **options,
 ):
+    """Compares on Blackwell with its configurations, or if they are its defaults."""
+    on_blackwell |= isinstance(c, BlackwellAttentionConfig)
     args = operands(s, dtype) if args is None else args
+    params = {"compiler_params": BLACKWELL} if on_blackwell else {}
 
     def make(interpret):
-        return functools.partial(attention, config=c, interpret=interpret, **options)
+        given = {"config": c, "interpret": interpret, **params, **options}
+        return functools.partial(attention, **given)
 
     expected = reference(*args, **options).out
     atol = atol or ROUNDING[dtype]
-    emulated.check(make, args, expected, atol=atol, executed=executed)
+    on_gpu = not on_blackwell
+    emulated.check(make, args, expected, executed, atol=atol, on_gpu=on_gpu)
 
 
-@pytest.mark.parametrize(("dtype", "causal"), [("float16", True), ("bfloat16", False)])
-def test_types_and_masks(dtype, causal):
-    check(Shape(), dtype=dtype, causal=causal, executed=BOTH)
+@pytest.mark.parametrize(
+    ("c", "dtype", "causal"),
+    [
+        (SMALL, "float16", True),
+        (SMALL, "bfloat16", False),
+        (ON_BLACKWELL, "float16", False),
+        slow(ON_BLACKWELL, "bfloat16", True),
+    ],
+)
+def test_types_and_masks(c, dtype, causal):
+    check(Shape(kv_len=100), c, dtype=dtype, causal=causal, executed=BOTH)
 
 
 def test_a_head_of_a_narrow_swizzle():
     check(Shape(kv_len=128, head_dim=80))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2)])
-def test_heads_of_k_and_v_serve_several_heads_of_q(heads, kv_heads):
-    check(Shape(100, 70, heads, kv_heads, batch=2), causal=True)
+@each_target
+def test_heads_of_k_and_v_serve_several_heads_of_q(c):
+    check(Shape(100, 70, heads=6, kv_heads=2, batch=2), c, causal=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block_kv", [48, 208])
-def test_masks_meet_blocks_of_any_size(block_kv):
-    s = Shape(q_len=256, kv_len=256, head_dim=16)
-    check(s, config(block_kv=block_kv), causal=True)
+@pytest.mark.parametrize(
+    "c", [config(block_kv=48), config(block_kv=208), blackwell(16), blackwell(112)]
+)
+def test_masks_meet_blocks_of_any_size(c):
+    check(Shape(kv_len=256), c, causal=True)
 
 
 @pytest.mark.slow
+@each_target
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "causal"),
     [
@@ -104,21 +130,20 @@ def test_masks_meet_blocks_of_any_size(block_kv):
         (256, 200, True),
         (1, 130, False),
         (300, 1, True),
+        (100, 200, True),
     ],
 )
-def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal):
-    check(Shape(q_len, kv_len, heads=2, batch=2, head_dim=16), causal=causal)
-
-
-@pytest.mark.parametrize(("q_len", "kv_len"), [(100, 200)])
-def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
-    check(Shape(q_len, kv_len), causal=True)
+def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal, c):
+    check(Shape(q_len, kv_len), c, causal=causal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [1, 3])
-def test_any_number_of_stages(stages):
-    check(Shape(head_dim=16), config(stages=stages), causal=True)
+@pytest.mark.parametrize(
+    "c",
+    [config(stages=1), config(stages=3), blackwell(stages=1), blackwell(stages=5)],
+)
+def test_any_number_of_stages(c):
+    check(Shape(128), c, causal=True)
 
 
 @pytest.mark.slow
@@ -158,14 +183,19 @@ def test_each_tile_has_one_worker_and_they_have_equal_work(workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heads_together", [1, 4])
-def test_the_order_of_tiles_covers_them_all(heads_together):
-    c = config(heads_together=heads_together, blocks=2)
-    check(Shape(128, 64, heads=3, kv_heads=3, head_dim=16, batch=2), c)
+@pytest.mark.parametrize("c", [config(blocks=2), blackwell(64)])
+def test_the_order_of_tiles_covers_them_all(c, heads_together):
+    c = dataclasses.replace(c, heads_together=heads_together)
+    check(Shape(130, 64, heads=3, kv_heads=3), c)
 
 
-@pytest.mark.parametrize("head_dim", [slow(64), 128, slow(256)])
-def test_the_default_configurations(head_dim):
-    check(Shape(130, 160, head_dim=head_dim), None, causal=True)
+@pytest.mark.parametrize(
+    ("head_dim", "on_blackwell"),
+    [slow(64, False), (128, False), slow(256, False), (64, True), slow(128, True)],
+)
+def test_the_default_configurations(head_dim, on_blackwell):
+    s = Shape(130, 160, head_dim=head_dim)
+    check(s, None, causal=True, on_blackwell=on_blackwell)
 
 
 @pytest.mark.parametrize(
@@ -191,16 +221,19 @@ def test_whose_consumers_alternate(kv_len, head_dim, mask, alternate):
     assert heuristic.configured(p).ping_pong == alternate
 
 
-@pytest.mark.parametrize("sm_scale", [0.75, 1e-30])
-def test_the_scale_of_the_scores(sm_scale):
+@pytest.mark.parametrize(
+    ("c", "sm_scale"), [(SMALL, 0.75), (SMALL, 1e-30), slow(ON_BLACKWELL, 1e-30)]
+)
+def test_the_scale_of_the_scores(c, sm_scale):
     """What a mask hides stays hidden, however small the others become."""
-    check(Shape(128, 128, head_dim=16), causal=True, sm_scale=sm_scale)
+    check(Shape(128, 128), c, causal=True, sm_scale=sm_scale)
 
 
-def test_scores_beyond_the_range_of_exponentials():
+@each_target
+def test_scores_beyond_the_range_of_exponentials(c):
     # Of a thousand and more: a row of the result is a row of V.
     q, k, v = operands(Shape())
-    check(Shape(), args=[q * 64, k * 16, v], causal=True, atol=2**-7)
+    check(Shape(), c, args=[q * 64, k * 16, v], causal=True, atol=2**-7)
 
 
 def growing(s):
@@ -210,9 +243,8 @@ def growing(s):
     return [jnp.abs(q), jnp.abs(k) * growth, v]
 
 
-@pytest.mark.parametrize("keep_maxima", [False, True])
-def test_maxima_that_grow_from_step_to_step(keep_maxima):
-    c = config(keep_maxima=keep_maxima)
+@pytest.mark.parametrize("c", [SMALL, config(keep_maxima=True), ON_BLACKWELL])
+def test_maxima_that_grow_from_step_to_step(c):
     check(Shape(), c, args=growing(Shape(q_len=128)))
 
 
@@ -260,15 +292,13 @@ def test_tiles_with_few_rows_count_less_in_the_schedule():
     assert max(costs) - min(costs) <= p.cost(0)
 
 
-def test_vmap_and_jit():
-    args = operands(Shape(128, 128, batch=6))
-    stacked = [x.reshape(2, 3, *x.shape[1:]) for x in args]
-    f = jax.jit(jax.vmap(functools.partial(attention, config=SMALL)))
+@each_target
+def test_vmap_and_jit(c):
+    args = operands(Shape(128, 64, batch=4))
+    stacked = [x.reshape(2, 2, *x.shape[1:]) for x in args]
+    f = jax.jit(jax.vmap(functools.partial(attention, config=c)))
     got = np.asarray(f(*stacked), np.float64).reshape(args[0].shape)
     np.testing.assert_allclose(got, reference(*args).out, atol=ROUNDING["float16"])
-
-
-# --- what the compiler makes of it ----------------------------------------------------
 
 
 # --- refusals -------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 
 from pallas_gpu import errors, offline
-from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
+from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
 from tests.support import emulated, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
+from tests.support.narrow_products import refuses
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -25,79 +25,112 @@ SMALL = MatmulConfig(
 )
 
 
+ON_BLACKWELL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
+
+
 def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
+def blackwell(**changes):
+    return dataclasses.replace(ON_BLACKWELL, **changes)
+
+
 def check(shape, c, dtype=jnp.float16, out_dtype=None):
     # For the time of the suite; tests/lockstep executes matmul under both semantics.
-    matmuls.check(shape, c, dtype, out_dtype, executed=[Warpgroup])
+    on_gpu = isinstance(c, MatmulConfig)
+    matmuls.check(shape, c, dtype, out_dtype, executed=[Warpgroup], on_gpu=on_gpu)
 
 
 @pytest.mark.parametrize(
-    ("cluster", "shape"),
+    ("c", "shape"),
     [
-        (None, (128, 64, 64)),
-        (None, (256, 192, 128)),
-        ("n", (256, 256, 192)),
-        ("m", (512, 128, 192)),
+        (config(blocks=4), (128, 64, 64)),
+        (config(blocks=4), (256, 192, 128)),
+        (config(blocks=4, cluster="n"), (256, 256, 192)),
+        (config(blocks=4, cluster="m"), (512, 128, 192)),
+        (ON_BLACKWELL, (256, 192, 192)),
+        (ON_BLACKWELL, (128, 320, 64)),
     ],
 )
-def test_one_tile_and_several_in_every_kind_of_cluster(cluster, shape):
-    check(shape, config(cluster=cluster, blocks=4))
+def test_one_tile_and_several_in_every_kind_of_cluster(c, shape):
+    check(shape, c)
 
 
-@pytest.mark.parametrize("cluster", [None, "m", "n"])
-def test_more_blocks_than_tiles(cluster):
-    check((256, 128, 128), config(cluster=cluster, blocks=16))
+@pytest.mark.parametrize(
+    "c", [config(), config(cluster="m"), config(cluster="n"), blackwell()]
+)
+def test_more_blocks_than_tiles(c):
+    check((256, 128, 128), dataclasses.replace(c, blocks=16))
 
 
-def test_a_number_of_tiles_that_the_blocks_do_not_divide():
-    check((384, 192, 64), config(blocks=4))
+@pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL])
+def test_a_number_of_tiles_that_the_blocks_do_not_divide(c):
+    check((384, 192, 64), dataclasses.replace(c, blocks=4))
 
 
+@pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL])
 @pytest.mark.parametrize(("minor", "strip"), [("m", 3), ("n", 1)])
-def test_the_order_of_tiles_covers_them_all(minor, strip):
-    check((384, 256, 64), config(minor=minor, strip=strip, blocks=3))
+def test_the_order_of_tiles_covers_them_all(c, minor, strip):
+    c = dataclasses.replace(c, minor=minor, strip=strip, blocks=3)
+    check((384, 256, 64), c)
 
 
 @pytest.mark.parametrize(
-    ("shape", "cluster"),
+    ("shape", "c"),
     [
-        ((1, 1, 1), None),
-        ((130, 72, 80), None),
-        ((129, 67, 65), None),
+        ((1, 1, 1), SMALL),
+        ((130, 72, 80), SMALL),
+        ((129, 67, 65), SMALL),
         # Tiles of a cluster that are outside as a whole.
-        ((128, 64, 64), "n"),
-        ((72, 136, 72), "m"),
+        ((128, 64, 64), config(cluster="n")),
+        ((72, 136, 72), config(cluster="m")),
+        ((129, 67, 65), ON_BLACKWELL),
     ],
 )
-def test_tiles_and_clusters_need_not_divide_the_problem(shape, cluster):
-    check(shape, config(cluster=cluster))
-
-
-@pytest.mark.parametrize("stages", [3, 6])
-def test_any_number_of_stages(stages):
-    check((128, 64, 256), config(stages=stages))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_an_epilogue_in_parts(parts):
-    check((256, 192, 64), config(tile_n=192, epilogue_n=192 // parts, blocks=1))
-
-
-@pytest.mark.parametrize("sizes", [(48, 16, 16), (80, 48, 80), (16, 32, 16)])
-def test_tiles_of_narrow_swizzles(sizes):
-    n, k, part = sizes
-    check((128, 2 * n, 3 * k), config(tile_n=n, tile_k=k, epilogue_n=part))
+def test_tiles_and_clusters_need_not_divide_the_problem(shape, c):
+    check(shape, c)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out"),
-    [("bfloat16", "float32"), ("float16", "bfloat16")],
+    "c",
+    [config(stages=3), config(stages=6), blackwell(stages=1), blackwell(stages=5)],
 )
-def test_types_of_operands_and_result(dtype, out):
-    check((128, 64, 64), config(epilogue_n=32), jnp.dtype(dtype), out)
+def test_any_number_of_stages(c):
+    check((128, 64, 256), c)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        *(config(tile_n=192, epilogue_n=n) for n in (192, 96, 64)),
+        *(blackwell(tile_n=96, epilogue_n=n) for n in (96, 32)),
+    ],
+)
+def test_an_epilogue_in_parts(c):
+    check((256, 192, 64), dataclasses.replace(c, blocks=1))
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        *(
+            config(tile_n=n, tile_k=k, epilogue_n=part)
+            for n, k, part in ((48, 16, 16), (80, 48, 80), (16, 32, 16))
+        ),
+        *(blackwell(tile_n=n, tile_k=k) for n, k in ((16, 16), (48, 32), (256, 64))),
+    ],
+)
+def test_tiles_of_narrow_swizzles(c):
+    check((128, 2 * c.tile_n, 3 * c.tile_k), c)
+
+
+@pytest.mark.parametrize("c", [config(epilogue_n=32), ON_BLACKWELL])
+@pytest.mark.parametrize(
+    ("dtype", "out"), [("bfloat16", "float32"), ("float16", "bfloat16")]
+)
+def test_types_of_operands_and_result(c, dtype, out):
+    check((128, 64, 64), c, jnp.dtype(dtype), out)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +192,10 @@ def test_a_float32_operand_is_transposed_on_its_way_to_the_tensor_core(shape, op
     emulated.check(make, arrays, expected, atol=0.06, executed=[Warpgroup])
 
 
-def test_vmap_makes_a_batch_of_products():
+@pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL])
+def test_vmap_makes_a_batch_of_products(c):
     a, b = operands(128, 64, 64, batch=(3,))
-    got = jax.vmap(lambda x, y: matmul(x, y, config=SMALL))(a, b)
+    got = jax.vmap(lambda x, y: matmul(x, y, config=c))(a, b)
     np.testing.assert_allclose(
         np.asarray(got, np.float32), reference(a, b), atol=ROUNDING["float16"]
     )
@@ -193,18 +227,6 @@ def test_every_part_of_k_has_a_step():
 
 
 # --- refusals -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def refuses(error, what, **rows):
-    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
-    with pytest.raises(error) as caught:
-        yield
-    assert type(caught.value) is error
-    assert caught.value.what == what
-    assert caught.value.expected and caught.value.hint
-    for row, part in rows.items():
-        assert part in str(getattr(caught.value, row)), str(caught.value)
 
 
 def test_the_shapes_form_a_product():

@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix product for Blackwell: every configuration, everywhere but on a card."""
+"""The matrix product for Blackwell: pairs of CTAs, choice of the kernel, refusals."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, walk
 from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
 from tests.support import matmuls
-from tests.support.matmuls import operands, reference
+from tests.support.matmuls import operands
+from tests.support.narrow_products import refuses
 from tests.support.semantics import BOTH
 
 SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
-# A block of a pair has half of B's columns.
-PAIRS = BlackwellMatmulConfig(collective=True, stages=6)
-DYNAMIC = dataclasses.replace(PAIRS, dynamic=True)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 
 
@@ -36,60 +32,6 @@ def check(shape, c, dtype=jnp.float16, out_dtype=None):
 @pytest.mark.smoke
 def test_one_tile():
     check((128, 64, 64), SMALL)
-
-
-@pytest.mark.parametrize("shape", [(256, 192, 192), (128, 320, 64)])
-def test_several_tiles_in_each_block(shape):
-    check(shape, SMALL)
-
-
-def test_a_number_of_tiles_that_the_blocks_do_not_divide():
-    check((384, 192, 64), config(blocks=4))
-
-
-def test_more_blocks_than_tiles():
-    check((256, 128, 128), config(blocks=16))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("minor", "strip"), [("m", 3), ("n", 1)])
-def test_the_order_of_tiles_covers_them_all(minor, strip):
-    check((384, 256, 64), config(minor=minor, strip=strip, blocks=3))
-
-
-@pytest.mark.parametrize("shape", [(64, 64, 64), (129, 67, 65)])
-def test_tiles_need_not_divide_the_problem(shape):
-    check(shape, SMALL)
-
-
-@pytest.mark.parametrize("stages", [1, 5])
-def test_any_number_of_stages(stages):
-    check((256, 128, 256), config(stages=stages))
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_an_epilogue_in_parts(parts):
-    check((256, 192, 64), config(tile_n=96, epilogue_n=96 // parts, blocks=1))
-
-
-@pytest.mark.parametrize(("n", "k"), [(16, 16), (48, 32), (256, 64)])
-def test_tiles_of_any_size(n, k):
-    check((128, 2 * n, 3 * k), config(tile_n=n, tile_k=k))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "out"),
-    [("bfloat16", "float32"), ("float16", "bfloat16")],
-)
-def test_types_of_operands_and_result(dtype, out):
-    check((128, 128, 64), SMALL, jnp.dtype(dtype), out)
-
-
-def test_vmap_makes_a_batch_of_products():
-    a, b = operands(128, 64, 64, batch=(3,))
-    got = jax.vmap(lambda x, y: matmul(x, y, config=SMALL))(a, b)
-    expected = reference(a, b)
-    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
 
 
 @pytest.mark.slow
@@ -156,18 +98,6 @@ def test_the_configuration_is_for_the_target(c, target):
 
 
 # --- refusals -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def refuses(error, what, **rows):
-    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
-    with pytest.raises(error) as caught:
-        yield
-    assert type(caught.value) is error
-    assert caught.value.what == what
-    assert caught.value.expected and caught.value.hint
-    for row, part in rows.items():
-        assert part in str(getattr(caught.value, row)), str(caught.value)
 
 
 def test_the_types_have_16_bits():
