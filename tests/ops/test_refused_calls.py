@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,68 +22,14 @@ from pallas_gpu.errors import (
     UnsupportedError,
 )
 from tests.support import host
+from tests.support.refused_calls import each, named, no, total, zeros
 
-F16, BF16, F32, I32, I8 = jnp.float16, jnp.bfloat16, jnp.float32, jnp.int32, jnp.int8
+BF16, F32, I32, I8 = jnp.bfloat16, jnp.float32, jnp.int32, jnp.int8
 E4M3, E5M2, E2M1 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float4_e2m1fn
 E8M0 = jnp.float8_e8m0fnu
 HOPPER, BLACKWELL = (
     plgpu.CompilerParams(target=t, approx_math=True) for t in ("sm_90a", "sm_100a")
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A call that is refused.
-
-    Attributes:
-      error: the class of the error, exactly.
-      what: how its first sentence begins, after the name of the function.
-      function, args, options: the call.
-      got: part of the row `got`, or of the whole text.
-      hint: part of the hint.
-      name: that of the function in the text.
-    """
-
-    error: type[Exception]
-    what: str
-    function: Any
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    got: str
-    hint: str
-    name: str
-
-    def check(self) -> None:
-        with pytest.raises(self.error) as caught:
-            self.function(*self.args, **self.options)
-        error = caught.value
-        assert type(error) is self.error
-        assert error.what.startswith(f"{self.name}: {self.what}"), error.what
-        assert error.expected or self.error is OutOfResources
-        assert error.hint and self.hint in error.hint
-        assert self.got in str(error.got) or self.got in str(error)
-
-
-def no(error, what, function, *args, got="", hint="", name="", **options):
-    """A row: the error and its text, then the call."""
-    name = name or function.__name__
-    return Refusal(error, what, function, args, options, got, hint, name)
-
-
-def each(error, what, function, *args, changes, **options):
-    """Rows of one text: calls that differ in some options, whose values it tells."""
-    return [no(error, what, function, *args, **{**options, **c}) for c in changes]
-
-
-def zeros(*shape, dtype=F16):
-    return host.zeros(shape, dtype)
-
-
-def total(function, *args, **options):
-    """The derivative of a sum."""
-    return jax.grad(lambda x: function(x, *args[1:], **options).astype(F32).sum())(
-        args[0]
-    )
 
 
 # --- products -------------------------------------------------------------------------
@@ -94,10 +38,11 @@ SMALL = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 2, "blocks": 2}
 MATMUL = ops.MatmulConfig(**SMALL, cluster=None)
 FEW = ops.SplitMatmulConfig(tile_m=8, tile_n=64, tile_k=64, stages=2, warpgroups=1)
 ON_BLACKWELL = ops.BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2)
-A, B, SQUARE = zeros(128, 64), zeros(64, 64), zeros(16, 16)
+A, B, B2, SQUARE = zeros(128, 64), zeros(64, 64), zeros(128, 64), zeros(16, 16)
 X, W = zeros(136, 40), zeros(40, 72)
 SHAPES, TYPES = "the shapes do not form a product", "these element types are not"
 RESULT, SMEM = "the result cannot have this type", "needs more SMEM"
+NO_WGMMA = "an accumulator (ACC) needs wgmma, which sm_100a does not have"
 OTHER_TARGET = "the configuration is for another target"
 PRODUCTS = [
     no(ShapeError, SHAPES, ops.matmul, A, A, got="(128, 64) and (128, 64)",
@@ -109,16 +54,17 @@ PRODUCTS = [
         )
     ),
     *(
-        no(DTypeError, TYPES, ops.matmul, A.astype(t), B.astype(t), got=t, config=MATMUL)
+        no(DTypeError, TYPES, ops.matmul, A.astype(t), B.astype(t), got=t)
         for t in ("int16", "float8_e4m3fn")
     ),
     no(DTypeError, TYPES, ops.matmul, A, B.astype(BF16), got="float16 and bfloat16"),
     *each(DTypeError, RESULT, ops.matmul, SQUARE, SQUARE,
           changes=[{"out_dtype": x} for x in ("int32", "bool", 3)]),
-    *each(ArgumentError, "this configuration has no gate", ops.matmul, A, B, gate=B,
+    *each(ArgumentError, "the configuration has no gate", ops.matmul, B2.T, B2, gate=B2,
           changes=[{"config": dataclasses.replace(MATMUL, **c)}
                    for c in ({"transposed": True}, {"parts": 2})]),
-    no(ArgumentError, "no part of K", ops.matmul, zeros(64, 320), zeros(320, 64),
+    no(ArgumentError, "a block has no part of K", ops.matmul,
+       zeros(64, 320), zeros(320, 64),
        config=dataclasses.replace(MATMUL, parts=4),
        got="at most 3 parts of K=320 in steps of 64"),
     no(ArgumentError, "a block has no part of K", ops.matmul,
@@ -136,10 +82,12 @@ PRODUCTS = [
        activation=3),
     no(ArgumentTypeError, "activation is not an elementwise", ops.matmul, X, W,
        activation=jnp.sum),
-    no(ShapeError, "bias does not match", ops.matmul, X, W, bias=zeros(73)),
-    no(ShapeError, "residual does not", ops.matmul, X, W, residual=zeros(72, 136)),
-    no(ShapeError, "gate does not", ops.matmul, X, W, gate=zeros(72, 40)),
-    no(DTypeError, "bias cannot have", ops.matmul, X, W, bias=zeros(72, dtype=I32)),
+    no(ShapeError, "the shape of bias does not match", ops.matmul, X, W,
+       bias=zeros(73)),
+    no(ShapeError, "the shape of residual does not", ops.matmul, X, W,
+       residual=zeros(72, 136)),
+    no(ShapeError, "the shape of gate does not", ops.matmul, X, W, gate=zeros(72, 40)),
+    no(DTypeError, "the bias cannot have", ops.matmul, X, W, bias=zeros(72, dtype=I32)),
     no(DTypeError, TYPES, ops.matmul, X, W, gate=zeros(40, 72, dtype=F32)),
     no(ArgumentError, "a bias beside a gate", ops.matmul, X, W,
        bias=zeros(72), gate=W),
@@ -166,8 +114,8 @@ SCALES = "the shapes of the scales do not match the operands"
 TYPES_OF_SCALES = "the tensor core does not support these types of scales"
 BLOCK_SCALED = ops.block_scaled_matmul
 NARROW = [
-    no(TargetError, "", ops.scaled_matmul, N8, N8, **PLAIN, compiler_params=BLACKWELL,
-       got="sm_100a"),
+    no(TargetError, NO_WGMMA, ops.scaled_matmul, N8, N8, **PLAIN, name="",
+       compiler_params=BLACKWELL),
     no(ShapeError, SHAPES, ops.scaled_matmul, N8, N8),
     *(
         no(DTypeError, TYPES, ops.scaled_matmul, N8, N8.astype(t), **PLAIN)
@@ -190,9 +138,6 @@ NARROW = [
     no(DTypeError, "the bias cannot have this type", ops.scaled_matmul, N8, N8,
        **PLAIN, bias=zeros(16, dtype=I32)),
     no(ArgumentError, "scales of blocks without promotion", ops.scaled_matmul,
-       N256, TWO.astype(F32), a_scale=TWO.astype(F32), promote=False)
-    if False else
-    no(ArgumentError, "scales of blocks without promotion", ops.scaled_matmul,
        N256, N256, TWO.astype(F32), **PLAIN, promote=False),
     no(ArgumentError, "the tiles do not match the blocks of scales",
        ops.scaled_matmul, N256, N256, TWO.astype(F32), **PLAIN,
@@ -201,8 +146,8 @@ NARROW = [
     no(UnsupportedError, "there is no derivative",
        lambda s: total(lambda s: ops.scaled_matmul(N8, N8, s, **PLAIN), s),
        zeros(dtype=F32), name="scaled_matmul"),
-    no(TargetError, "", ops.linear, WIDE, WEIGHTS, **LAYER, compiler_params=BLACKWELL,
-       got="sm_100a"),
+    no(TargetError, NO_WGMMA, ops.linear, WIDE, WEIGHTS, **LAYER, name="",
+       compiler_params=BLACKWELL),
     no(ShapeError, SHAPES, ops.linear, WIDE, WEIGHTS),
     no(DTypeError, "narrow weights are not supported beside this type", ops.linear,
        WIDE.astype(F32), WEIGHTS, **LAYER, got="float32"),
@@ -221,7 +166,8 @@ NARROW = [
           changes=[{"out_dtype": x} for x in ("int8", "float64", "nonsense", WIDE)]),
     *each(ArgumentError, "scales or a config of weights that are not narrow",
           ops.linear, WIDE, WEIGHTS.astype(BF16), **LAYER, got="bfloat16",
-          changes=[{"w_scale": zeros(8, dtype=F32)}, {"config": ops.LinearFewConfig()}]),
+          changes=[{"w_scale": zeros(8, dtype=F32)},
+                   {"config": ops.LinearFewConfig()}]),
     no(ArgumentError, "unknown activation", ops.linear, WIDE, WEIGHTS, **LAYER,
        activation="swoosh"),
     no(ArgumentTypeError, "activation is not an elementwise function", ops.linear,
@@ -239,19 +185,22 @@ NARROW = [
             (0, ((2, 8, 32), (8, 32), (2, 8, 1), (8, 1))),
         )
     ),
-    no(ShapeError, SCALES, BLOCK_SCALED, got="(8, 4)",
-       *scaled(((8, 64), (8, 64), (8, 4), (8, 4)), E4M3)),
-    no(ShapeError, SCALES, BLOCK_SCALED, got="(8, 40)",
-       *scaled(((8, 40), (8, 40), (8, 1), (8, 1)), E4M3)),
+    no(ShapeError, SCALES, BLOCK_SCALED,
+       *scaled(((8, 64), (8, 64), (8, 4), (8, 4)), E4M3), got="(8, 4)"),
+    no(ShapeError, SCALES, BLOCK_SCALED,
+       *scaled(((8, 40), (8, 40), (8, 1), (8, 1)), E4M3), got="(8, 40)"),
     no(DTypeError, TYPES, BLOCK_SCALED, *scaled(EIGHT, E4M3, E2M1),
        got="float4_e2m1fn"),
     no(DTypeError, TYPES_OF_SCALES, BLOCK_SCALED, *scaled(EIGHT, E4M3, held=F32),
        got="float32"),
-    no(DTypeError, TYPES_OF_SCALES, BLOCK_SCALED, got="float8_e4m3fn",
-       *scaled(((8, 32), (8, 32), (8, 2), (8, 2)), E4M3, held=E4M3)),
+    no(DTypeError, TYPES_OF_SCALES, BLOCK_SCALED,
+       *scaled(((8, 32), (8, 32), (8, 2), (8, 2)), E4M3, held=E4M3),
+       got="float8_e4m3fn"),
     no(TargetError, "the tensor core of this target does not scale blocks",
        BLOCK_SCALED, *MX, compiler_params=HOPPER, got="sm_90a",
        hint="ops.scaled_matmul"),
+    no(TargetError, "", plgpu.offline.lower, BLOCK_SCALED, *MX, target="sm_90a",
+       name="", got="does not scale blocks"),
     no(DTypeError, RESULT, BLOCK_SCALED, *MX, I8, got="int8"),
     no(ShapeError, "scale is not one factor", BLOCK_SCALED, *MX,
        scale=zeros(2, dtype=F32), got="[2]"),
@@ -331,17 +280,17 @@ RAGGED = [
     ),
     no(ShapeError, "the shapes do not form a product over rows", GENERAL,
        RX, RX[:5], SIZES, CONTRACTED),
-    no(TargetError, "", ops.ragged_dot, RX, RW, SIZES, compiler_params=BLACKWELL,
-       got="wgmma"),
+    no(TargetError, NO_WGMMA, ops.ragged_dot, RX, RW, SIZES, name="",
+       compiler_params=BLACKWELL),
     no(DTypeError, TYPES, ops.ragged_dot, R8, jnp.swapaxes(RW8, 1, 2), SIZES,
        hint="ragged_dot_general"),
     no(ShapeError, "lhs_scale has another shape", GENERAL, R8, RW8, SIZES, TRANSPOSED,
        lhs_scale=zeros(3, dtype=F32)),
     no(ShapeError, "rhs_scale has another shape", GENERAL, R8, RW8, SIZES, TRANSPOSED,
        rhs_scale=zeros(2, 16, dtype=F32)),
-    no(UnsupportedError, "this type has no scales", GENERAL, R8.astype(BF16),
+    no(UnsupportedError, "this product has no scales", GENERAL, R8.astype(BF16),
        RW8.astype(BF16), SIZES, TRANSPOSED, lhs_scale=zeros(8, dtype=F32)),
-    no(DifferentiationError, "no derivatives",
+    no(DifferentiationError, "products of 8-bit floats have no derivatives",
        lambda x: total(lambda x: GENERAL(x, RW8, SIZES, TRANSPOSED), x), R8,
        name="ragged_dot_general"),
 ]  # fmt: skip
@@ -370,10 +319,7 @@ ROWS = [
     no(ArgumentError, "", ops.top_k, zeros(2, 8), 9, got="from 1 to 8"),
     no(ArgumentError, "", ops.top_k, zeros(1, 9000), 5000, got="up to 4096"),
 ]
-TABLE = {
-    f"{row.name}-{row.what or row.got}-{i}": row
-    for i, row in enumerate(itertools.chain(PRODUCTS, NARROW, RAGGED, ROWS))
-}
+TABLE = named(PRODUCTS, NARROW, RAGGED, ROWS)
 
 
 @pytest.mark.parametrize("name", TABLE)

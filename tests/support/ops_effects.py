@@ -8,7 +8,6 @@ from tests.support import narrow_effects
 MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
 EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
-SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 DECODE = "tests/ops/flash/test_decode.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
@@ -26,6 +25,12 @@ DERIVATIVES = (
     "tests/ops/test_schedules.py::"
     "test_six_schedules_give_one_result_and_the_same_derivatives"
 )
+CALLS = "tests/ops/test_refused_calls.py::test_a_call_that_does_not_fit_is_refused"
+SMEM = "tests/ops/test_refused_calls.py::test_the_buffers_fit_shared_memory"
+CONFIGURATIONS = (
+    "tests/ops/test_refused_configurations.py::"
+    "test_a_configuration_fits_the_tensor_core_and_itself"
+)
 COMPILED = "tests/ops/test_compiled.py::test_nothing_spills"
 
 
@@ -38,7 +43,6 @@ _RAGGED = {
     "preferred_element_type": "test_types_of_operands_and_result",
     "group_offset": "test_some_groups_have_their_matrices_elsewhere",
     "config": "test_any_configuration",
-    "compiler_params": "test_the_target_is_one_that_has_wgmma",
 }
 
 EFFECTS: dict[str, str] = {
@@ -50,32 +54,34 @@ EFFECTS: dict[str, str] = {
             "tile_m": "test_tiles_and_clusters_need_not_divide_the_problem",
             "tile_n": "test_tiles_of_narrow_swizzles",
             "tile_k": "test_tiles_of_narrow_swizzles",
-            "stages": "test_the_buffers_fit_shared_memory",
             "epilogue_m": "test_an_epilogue_in_parts",
             "epilogue_n": "test_an_epilogue_in_parts",
             "cluster": "test_tiles_and_clusters_need_not_divide_the_problem",
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-            "transposed": "test_a_gate_needs_both_products_at_once",
-            "parts": "test_every_part_of_k_has_a_step",
         },
     ),
-    **_seen(
-        "SplitMatmulConfig",
-        SPLIT_MATMUL,
-        {
-            "tile_m": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "tile_n": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "tile_k": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "stages": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "warpgroups": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "split": "test_every_block_has_a_part_of_k",
-            "clusters": "test_every_block_has_a_part_of_k",
-            "part_m": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "blocks": "test_a_configuration_fits_the_tensor_core_and_itself",
-        },
+    **dict.fromkeys(
+        (
+            f"ops.SplitMatmulConfig.{name}"
+            for name in (
+                *("tile_m", "tile_n", "tile_k", "stages", "warpgroups", "clusters"),
+                *("part_m", "blocks"),
+            )
+        ),
+        CONFIGURATIONS,
     ),
+    **dict.fromkeys(
+        (
+            *("ops.MatmulConfig.transposed", "ops.MatmulConfig.parts"),
+            *("ops.SplitMatmulConfig.split", "ops.AttentionConfig.block_kv"),
+            *("ops.ragged_dot.compiler_params", "ops.decode_attention.compiler_params"),
+            "ops.ragged_dot_general.compiler_params",
+        ),
+        CALLS,
+    ),
+    **dict.fromkeys(("ops.MatmulConfig.stages", "ops.AttentionConfig.stages"), SMEM),
     **_seen(
         "BlackwellMatmulConfig",
         MATMUL,
@@ -102,8 +108,6 @@ EFFECTS: dict[str, str] = {
         ATTENTION,
         {
             "rows": "test_consumers_with_turns_and_without",
-            "block_kv": "test_the_tiles_fit_in_registers",
-            "stages": "test_the_buffers_fit_shared_memory",
             "consumers": "test_consumers_with_turns_and_without",
             "ping_pong": "test_consumers_with_turns_and_without",
             "keep_maxima": "test_maxima_that_grow_from_step_to_step",
@@ -209,8 +213,6 @@ EFFECTS: dict[str, str] = {
         },
     ),
     "ops.decode_attention.interpret": SCHEDULES,
-    "ops.decode_attention.compiler_params": "tests/ops/flash/test_decode_refusals.py::"
-    "test_the_target_has_wgmma",
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
     "test_target_and_configuration_choose_the_kernel",
     "ops.attention.interpret": ATTENTION,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.backward.derivatives import backward_problem
@@ -366,42 +366,3 @@ def test_grad_of_the_public_function():
 
 
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_other_operands_have_no_derivatives():
-    q, k, v, *_ = operands(Shape(64, 64))
-
-    def loss(slopes):
-        return jnp.sum(attention(q, k, v, alibi_slopes=slopes, interpret=QUICK))
-
-    with pytest.raises(errors.DifferentiationError) as caught:
-        jax.grad(loss)(jnp.ones((1,), jnp.float32))
-    assert caught.value.what == "attention: alibi_slopes has no derivative"
-    assert "stop_gradient" in caught.value.hint
-
-
-def test_the_tiles_fit_in_registers():
-    args = operands(Shape(64, 64, head_dim=128))
-    with pytest.raises(errors.ArgumentError, match="registers") as caught:
-        config = AttentionBackwardConfig(block_q=128)
-        derivatives(QUICK, *args, backward_config=config)
-    assert "block_q=64" in caught.value.expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "got"),
-    [
-        ({"block_q": 96}, "block_q=96"),
-        ({"stages": 1}, "stages=1"),
-        ({"heads_together": 0}, "heads_together=0"),
-        ({"blocks": 0}, "blocks=0"),
-        ({"kv_parts": 0}, "kv_parts=0"),
-    ],
-)
-def test_a_configuration_is_one_that_the_kernels_have(changes, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        AttentionBackwardConfig(**changes)
-    assert caught.value.got == got or got in caught.value.got

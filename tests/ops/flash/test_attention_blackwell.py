@@ -101,9 +101,6 @@ def test_probabilities_are_an_operand_in_tensor_memory():
     assert in_tmem and len(in_tmem) < len(lines)
 
 
-# --- the choice of the kernel, and refusals -------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
@@ -120,52 +117,3 @@ def test_target_and_configuration_choose_the_kernel(options, chosen):
         *operands(Shape(kv_len=128))
     )
     assert chosen in str(traced)
-
-
-@pytest.mark.parametrize(
-    ("c", "target"), [(SMALL, "sm_90a"), (AttentionConfig(), "sm_100a")]
-)
-def test_the_configuration_is_for_the_target(c, target):
-    params = plgpu.CompilerParams(target=target)
-    with pytest.raises(errors.ArgumentError) as caught:
-        attention(*operands(Shape()), config=c, compiler_params=params)
-    what = "attention: the configuration is for another target"
-    assert caught.value.what == what
-    assert type(c).__name__ in caught.value.got and target in caught.value.got
-
-
-@pytest.mark.parametrize("head_dim", [80, 256])
-def test_the_size_of_a_head_is_64_or_128(head_dim):
-    with pytest.raises(errors.ShapeError) as caught:
-        attention(*operands(Shape(head_dim=head_dim)), compiler_params=BLACKWELL)
-    what = "attention: this head_dim is not supported on Blackwell"
-    assert caught.value.what == what
-    assert caught.value.got == head_dim
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"block_kv": 8}, "the tensor core does not support this tile", "block_kv=8"),
-        ({"block_kv": 272}, "the tensor core does not support this tile", "272"),
-        ({"stages": 0}, "a number is not positive", "stages=0"),
-        ({"heads_together": 0}, "a number is not positive", "heads_together=0"),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core(changes, what, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        BlackwellAttentionConfig(**changes)
-    assert caught.value.what == f"BlackwellAttentionConfig: {what}"
-    assert got in str(caught.value.got)
-
-
-def test_the_arrays_fit_tensor_memory():
-    c = BlackwellAttentionConfig(block_kv=128)
-    with pytest.raises(errors.OutOfResources, match="TMEM"):
-        attention(*operands(Shape(head_dim=128)), config=c)
-
-
-def test_the_buffers_fit_shared_memory():
-    c = BlackwellAttentionConfig(block_kv=64, stages=8)
-    with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
-        attention(*operands(Shape(head_dim=128)), config=c)

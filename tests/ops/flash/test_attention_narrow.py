@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
@@ -184,87 +183,3 @@ def test_the_order_of_rows_of_v_is_that_of_the_tensor_core():
     got = np.asarray(narrow.transposed(v), np.float32).reshape(4, 4)
     for t, row in enumerate(got):
         np.testing.assert_array_equal(row, [2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9])
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_there_are_no_derivatives():
-    args = operands(64, 64)
-
-    def loss(q):
-        return jnp.sum(attention(q, *args[1:]).astype(jnp.float32))
-
-    with pytest.raises(errors.UnsupportedError) as caught:
-        jax.grad(loss)(args[0])
-    assert caught.value.what == "attention: no derivatives with this option"
-    assert caught.value.got == "operands of float8"
-
-    def of_scale(scale):
-        return jnp.sum(attention(*args, q_scale=scale).astype(jnp.float32))
-
-    with pytest.raises(errors.DifferentiationError, match="scales"):
-        jax.grad(of_scale)(jnp.float32(1))
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "what"),
-    [
-        ({"q_scale": -1.0}, errors.ArgumentError, "q_scale is not a positive number"),
-        ({"k_scale": host.ones(2)}, errors.ShapeError, "the shape of k_scale does not"),
-        (
-            {"v_scale": host.ones((), jnp.bfloat16)},
-            errors.DTypeError,
-            "v_scale is not of type float32",
-        ),
-        ({"v_scale": "all"}, TypeError, ""),
-        ({"out_dtype": jnp.float32}, errors.DTypeError, "out_dtype is not supported"),
-        ({"out_dtype": "wide"}, errors.DTypeError, "out_dtype is not supported"),
-        (
-            {"config": AttentionConfig(block_kv=48)},
-            errors.ArgumentError,
-            "this block_kv is not supported for float8",
-        ),
-        (
-            {"config": AttentionConfig(keep_maxima=True)},
-            errors.ArgumentError,
-            "keep_maxima is not supported for float8",
-        ),
-        (
-            {"compiler_params": plgpu.CompilerParams(target="sm_100a")},
-            errors.UnsupportedError,
-            "float8 is not supported here",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit(options, kind, what):
-    with pytest.raises(kind) as caught:
-        attention(*operands(d=64), **options)
-    if what:
-        assert caught.value.what.startswith(f"attention: {what}")
-        assert caught.value.expected and caught.value.hint
-
-
-def test_float8_is_not_packed():
-    starts = host.array([0, 70], jnp.int32)
-    args = [x[0] for x in operands(70, 70)]
-    with pytest.raises(errors.UnsupportedError, match="float8 is not supported here"):
-        attention(*args, cu_seqlens_q=starts, cu_seqlens_kv=starts, q_scale=1.0)
-
-
-@pytest.mark.parametrize("option", ["q_scale", "k_scale", "v_scale"])
-def test_other_operands_have_no_scales(option):
-    args = [x.astype(jnp.float16) for x in operands()]
-    with pytest.raises(errors.ArgumentError, match=f"{option} without operands"):
-        attention(*args, **{option: 2.0})
-
-
-def test_types_are_not_mixed():
-    q, k, v = operands()
-    with pytest.raises(errors.DTypeError, match="element types are not supported"):
-        attention(q, k, v.astype(jnp.bfloat16))
-
-
-def test_the_standard_signature_has_no_scales():
-    with pytest.raises(errors.DTypeError, match="float8 is not supported"):
-        ops.dot_product_attention(*operands())

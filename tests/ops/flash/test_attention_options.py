@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
 from tests.support import emulated, host
@@ -220,80 +216,3 @@ def test_vmap_of_all_operands():
 
 
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-# --- refusals -------------------------------------------------------------------------
-
-INT = functools.partial(jnp.zeros, dtype=jnp.int32)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "what"),
-    [
-        ({"window": (-1, 0)}, errors.ArgumentError, "invalid value of window"),
-        ({"window": 2**40}, errors.ArgumentError, "invalid value of window"),
-        ({"window": (1, 2, 3)}, errors.ArgumentError, "invalid value of window"),
-        ({"window": "all"}, errors.ArgumentError, "invalid value of window"),
-        ({"soft_cap": 0}, errors.ArgumentError, "soft_cap is not a positive number"),
-        ({"align": "left"}, errors.ArgumentError, "invalid value of align"),
-        ({"bias": host.zeros((150, 112))}, errors.ShapeError, "the shape of bias does"),
-        ({"bias": INT((1, 1, 1, 1))}, errors.DTypeError, "this element type of bias"),
-        (
-            {"alibi_slopes": host.ones(3)},
-            errors.ShapeError,
-            "the shape of alibi_slopes",
-        ),
-        (
-            {"q_segment_ids": INT((2, 150))},
-            errors.ArgumentError,
-            "q_segment_ids without kv_segment_ids",
-        ),
-        (
-            {"q_segment_ids": INT((2, 9)), "kv_segment_ids": INT((2, 112))},
-            errors.ShapeError,
-            "the shape of q_segment_ids does not match",
-        ),
-        ({"q_lengths": INT(3)}, errors.ShapeError, "the shape of q_lengths does not"),
-        ({"kv_lengths": host.ones(2)}, errors.DTypeError, "kv_lengths is not of type"),
-        ({"cu_seqlens_q": INT(3)}, errors.ShapeError, "the shapes do not match"),
-    ],
-)
-def test_options_that_do_not_fit(options, kind, what):
-    with pytest.raises(kind) as caught:
-        attention(*operands(), **options)
-    assert caught.value.what.startswith(f"attention: {what}")
-    assert caught.value.expected and caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "what"),
-    [
-        (
-            {"cu_seqlens_kv": None},
-            errors.ArgumentError,
-            "cu_seqlens_q without cu_seqlens_kv",
-        ),
-        ({"cu_seqlens_kv": INT(4)}, errors.ShapeError, "the shape of cu_seqlens_kv"),
-        (
-            {"bias": host.zeros((1, 1, 1, 1))},
-            errors.ArgumentError,
-            "bias beside cu_seq",
-        ),
-        ({"kv_lengths": INT(2)}, errors.ArgumentError, "kv_lengths beside cu_seqlens"),
-    ],
-)
-def test_options_that_do_not_fit_packed_sequences(options, kind, what):
-    given = {"cu_seqlens_q": INT(3), "cu_seqlens_kv": INT(3), **options}
-    with pytest.raises(kind) as caught:
-        attention(*(x[0] for x in operands()), **given)
-    assert caught.value.what.startswith(f"attention: {what}")
-
-
-@pytest.mark.parametrize(
-    "options", [{"window": (5, 5)}, {"soft_cap": 1.0}, {"return_logsumexp": True}]
-)
-def test_blackwell_has_no_options(options):
-    blackwell = plgpu.CompilerParams(target="sm_100a", approx_math=True)
-    with pytest.raises(errors.UnsupportedError) as caught:
-        attention(*operands(d=64), **options, compiler_params=blackwell)
-    assert caught.value.what == "attention: this option is not supported on Blackwell"

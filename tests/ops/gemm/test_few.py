@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import errors, offline
+from pallas_gpu import offline
 from pallas_gpu.ops import SplitMatmulConfig, matmul
 from tests.support import emulated
 from tests.support.matmuls import ROUNDING, operands, reference
@@ -205,40 +205,3 @@ def test_sums_that_are_sent_need_no_fence():
     # Those that follow the initialization and precede the exit.
     assert report.ptx.count("barrier.cluster.arrive.relaxed") == 2
     assert report.ptx.count("barrier.cluster.arrive") == 2
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"tile_m": 12}, "the tensor core does not support this tile", "12"),
-        ({"tile_m": 264}, "the tensor core does not support this tile", "264"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-        ({"tile_n": 96}, "the warpgroups do not divide the columns", "96"),
-        (
-            {"tile_n": 192, "warpgroups": 2},
-            "the warpgroups do not divide the columns",
-            "192",
-        ),
-        ({"split": 3}, "invalid division of K", "3"),
-        ({"part_m": 12}, "the parts do not divide the rows of a tile", "12"),
-        ({"stages": 1}, "there are too few stages, clusters or blocks", "stages=1"),
-        ({"clusters": 0}, "there are too few stages, clusters or blocks", "clusters=0"),
-        ({"blocks": 3, "split": 4}, "there are too few stages", "blocks=3"),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        config(**changes)
-    assert caught.value.what.startswith(f"SplitMatmulConfig: {what}")
-    assert got in str(caught.value.got)
-    assert caught.value.expected and caught.value.hint
-
-
-def test_every_block_has_a_part_of_k():
-    with pytest.raises(errors.ArgumentError) as caught:
-        matmul(*operands(1, 64, 192), config=config(split=4))
-    assert caught.value.what == "matmul: a block has no part of K"
-    assert "split=4" in caught.value.got

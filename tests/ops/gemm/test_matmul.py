@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import errors, offline
+from pallas_gpu import offline
 from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
 from tests.support import emulated, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
-from tests.support.narrow_products import refuses
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -209,89 +208,6 @@ def test_vmap_over_one_operand():
         reference(a, b[0]),
         atol=ROUNDING["float16"],
     )
-
-
-@pytest.mark.parametrize("changes", [{"transposed": True}, {"parts": 2}])
-def test_a_gate_needs_both_products_at_once(changes):
-    a, b = operands(64, 64, 128)
-    with pytest.raises(errors.ArgumentError, match="has no gate") as caught:
-        matmul(a, b, gate=b, config=config(**changes))
-    assert caught.value.expected and caught.value.hint
-
-
-def test_every_part_of_k_has_a_step():
-    a, b = operands(64, 64, 320)
-    with pytest.raises(errors.ArgumentError, match="no part of K") as caught:
-        matmul(a, b, config=config(parts=4))
-    assert "at most 3 parts of K=320 in steps of 64" in str(caught.value)
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_the_shapes_form_a_product():
-    a, _ = operands(128, 64, 64)
-    with refuses(
-        errors.ShapeError,
-        "matmul: the shapes do not form a product",
-        got="(128, 64) and (128, 64)",
-        hint="transpose_b",
-    ):
-        matmul(a, a, config=SMALL)
-
-
-@pytest.mark.parametrize("dtype", ["int16", "float8_e4m3fn"])
-def test_the_types_are_those_of_the_tensor_core(dtype):
-    a, b = operands(128, 64, 64, jnp.dtype(dtype))
-    with refuses(
-        errors.DTypeError,
-        "matmul: these element types are not supported",
-        expected="float16, bfloat16, float32 or int8",
-        got=dtype,
-    ):
-        matmul(a, b, config=SMALL)
-
-
-def test_operands_have_one_type():
-    a, b = operands(128, 64, 64)
-    with refuses(
-        errors.DTypeError,
-        "matmul: these element types are not supported",
-        got="float16 and bfloat16",
-    ):
-        matmul(a, b.astype(jnp.bfloat16), config=SMALL)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"epilogue_m": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"cluster": "k"}, "invalid cluster", "'k'"),
-        ({"minor": "k"}, "invalid order of tiles", "'k'"),
-        ({"strip": 0}, "invalid order of tiles", "strip=0"),
-        ({"stages": 1}, "there are too few stages", "1"),
-        (
-            {"blocks": 1, "cluster": "n"},
-            "there are fewer blocks than in a cluster",
-            "1",
-        ),
-        ({"tile_m": 96}, "the tensor core does not support this tile", "96"),
-        ({"tile_n": 512}, "the tensor core does not support this tile", "512"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with refuses(errors.ArgumentError, f"MatmulConfig: {what}", got=got):
-        config(**changes)
-
-
-def test_the_buffers_fit_shared_memory():
-    a, b = operands(256, 256, 512)
-    c = config(tile_m=128, tile_n=256, stages=8)
-    with pytest.raises(errors.OutOfResources, match="needs more SMEM") as caught:
-        matmul(a, b, config=c)
-    assert caught.value.limit_bytes < caught.value.used_bytes
 
 
 def test_the_product_under_x64():

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
@@ -128,28 +128,3 @@ def test_vmap_over_a_batch():
 
 
 # --- compiled -------------------------------------------------------------------------
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((3, 4), (5, 6)),
-        ((4,), (4, 5)),
-        ((0, 4), (4, 5)),
-        ((2, 3, 4), (3, 4, 5)),
-    ],
-)
-def test_the_shapes_form_a_product(a, b):
-    with pytest.raises(errors.ShapeError, match="do not form a product") as caught:
-        ops.matmul(jnp.zeros(a), jnp.zeros(b))
-    assert f"{a} and {b}" in str(caught.value)
-
-
-@pytest.mark.parametrize("out", ["int32", "bool", 3])
-def test_the_result_of_floats_is_a_float(out):
-    a = normal(16, 16)
-    with pytest.raises(errors.DTypeError, match="cannot have this type"):
-        ops.matmul(a, a, out_dtype=out)

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, walk
+from pallas_gpu import walk
 from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
 from tests.support import matmuls
 from tests.support.matmuls import operands
-from tests.support.narrow_products import refuses
 from tests.support.semantics import BOTH
 
 SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
@@ -84,62 +83,3 @@ def test_the_target_chooses_the_kernel():
 def test_the_configuration_chooses_the_kernel():
     assert kernel_target(config=SMALL) == "sm_100a"
     assert kernel_target(config=MatmulConfig(cluster=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("c", "target"), [(SMALL, "sm_90a"), (MatmulConfig(), "sm_100a")]
-)
-def test_the_configuration_is_for_the_target(c, target):
-    a, b = operands(256, 256, 128)
-    params = plgpu.CompilerParams(target=target)
-    what = "matmul: the configuration is for another target"
-    with refuses(errors.ArgumentError, what, got=target, hint="omit config"):
-        matmul(a, b, config=c, compiler_params=params)
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_the_types_have_16_bits():
-    a, b = operands(64, 64, 64, jnp.float32)
-    with refuses(
-        errors.DTypeError,
-        "matmul: this element type is not supported on Blackwell",
-        expected="float16 or bfloat16",
-        got="float32",
-    ):
-        matmul(a, b, config=SMALL)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"epilogue_n": 8}, "the epilogue's parts do not divide the tile", "8"),
-        ({"minor": "k"}, "invalid order of tiles", "'k'"),
-        ({"strip": 0}, "invalid order of tiles", "strip=0"),
-        ({"stages": 0}, "there are no stages or no blocks", "stages=0"),
-        ({"blocks": 0}, "there are no stages or no blocks", "blocks=0"),
-        ({"tile_n": 272}, "the tensor core does not support this tile", "272"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-        (
-            {"tile_n": 48, "collective": True},
-            "the tensor core does not support this tile",
-            "48",
-        ),
-        (
-            {"blocks": 1, "collective": True},
-            "there are no stages or no blocks",
-            "blocks=1",
-        ),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with refuses(errors.ArgumentError, f"BlackwellMatmulConfig: {what}", got=got):
-        config(**changes)
-
-
-def test_the_buffers_fit_shared_memory():
-    a, b = operands(128, 256, 64)
-    with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
-        matmul(a, b, config=BlackwellMatmulConfig(stages=6))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
@@ -263,32 +263,3 @@ def test_on_blackwell_xla_applies_it():
         expected = reference(a, b, arrays, **options)
         got = np.asarray(got, np.float32)
         np.testing.assert_allclose(got, expected, atol=rounding(expected))
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "what", "options"),
-    [
-        (errors.ArgumentError, "unknown activation", {"activation": "tanh"}),
-        (errors.ArgumentTypeError, "neither a name nor", {"activation": 3}),
-        (errors.ArgumentTypeError, "not an elementwise", {"activation": jnp.sum}),
-        (errors.ShapeError, "bias does not match", {"bias": host.zeros(N + 1)}),
-        (errors.ShapeError, "residual does not", {"residual": host.zeros((N, M))}),
-        (errors.ShapeError, "gate does not", {"gate": host.zeros((N, K), "f2")}),
-        (errors.DTypeError, "bias cannot have", {"bias": host.zeros(N, "i4")}),
-        (errors.DTypeError, "these element types", {"gate": host.zeros((K, N))}),
-        (
-            errors.ArgumentError,
-            "a bias beside a gate",
-            {"bias": host.zeros(N), "gate": host.zeros((K, N), "f2")},
-        ),
-    ],
-)
-def test_an_epilogue_that_does_not_fit(error, what, options):
-    a, b, _ = operands()
-    with pytest.raises(error, match=what) as caught:
-        ops.matmul(a, b, **options)
-    assert type(caught.value) is error
-    assert caught.value.expected and caught.value.hint

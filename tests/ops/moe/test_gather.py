@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
-from tests.support import emulated, host, ragged
+from tests.support import emulated, ragged
 from tests.support.ragged import ROUNDING, normal
 from tests.support.semantics import Warpgroup
 
@@ -159,34 +158,3 @@ def test_rows_of_no_group_are_not_activated():
     x, w, _ = _operands(False)
     out = ragged_dot(x, w, jnp.array(SIZES), activation=jnp.cos, config=SMALL)
     assert not np.any(np.asarray(out)[sum(SIZES) :])
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "what"),
-    [
-        (
-            {"rows": host.zeros((4, 4), int)},
-            errors.ShapeError,
-            "rows are not one index",
-        ),
-        ({"rows": host.zeros(4)}, errors.DTypeError, "rows are not integers"),
-        (
-            {"gate": normal(2, 16, 32)},
-            errors.ShapeError,
-            "the gate is not like rhs",
-        ),
-        (
-            {"gate": normal(2, 16, 24, dtype=jnp.bfloat16)},
-            errors.DTypeError,
-            "the gate is not like rhs",
-        ),
-        ({"activation": "swish"}, errors.ArgumentError, "unknown activation"),
-    ],
-)
-def test_operands_fit_each_other(changes, error, what):
-    with pytest.raises(error, match=what) as caught:
-        ragged_dot(normal(8, 16), normal(2, 16, 24), host.array([3, 5]), **changes)
-    assert caught.value.expected and caught.value.hint

@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import BlockScaledMatmulConfig, block_scaled_matmul, quantize_blocks
 from pallas_gpu.ops.gemm.blackwell import Schedule
 from pallas_gpu.ops.narrow.block_scaled_blackwell import Problem, Shapes
 from tests.support import emulated, host
-from tests.support.narrow_products import refuses
 from tests.support.semantics import BOTH, Lane
 
 E4M3, E5M2, E2M1 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float4_e2m1fn
@@ -281,121 +279,3 @@ def test_rounded_operands_multiply():
         given = map(np.asarray, (a, b, a_scales, b_scales))
         np.testing.assert_allclose(got, reference(*given), atol=1e-4)
         assert np.linalg.norm(got - wide) < most * np.linalg.norm(wide)
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def zeros(shape, dtype):
-    return jnp.zeros(shape, dtype)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "types", "error", "what", "got"),
-    [
-        (((8, 32), (8, 64), (8, 1), (8, 1)), MXF8, errors.ShapeError,
-         "the shapes do not form a product", "(8, 64)"),
-        (((2, 8, 32), (8, 32), (2, 8, 1), (8, 1)), MXF8, errors.ShapeError,
-         "the shapes do not form a product", "(2, 8, 32)"),
-        (((8, 64), (8, 64), (8, 4), (8, 4)), MXF8, errors.ShapeError,
-         "the shapes of the scales do not match the operands", "(8, 4)"),
-        (((8, 40), (8, 40), (8, 1), (8, 1)), MXF8, errors.ShapeError,
-         "the shapes of the scales do not match the operands", "(8, 40)"),
-        (((8, 32), (8, 32), (8, 1), (8, 1)), (E4M3, E2M1, E8M0, 32), errors.DTypeError,
-         "these element types are not supported", "float4_e2m1fn"),
-        (((8, 32), (8, 32), (8, 1), (8, 1)), (E4M3, E4M3, jnp.float32, 32),
-         errors.DTypeError,
-         "the tensor core does not support these types of scales", "float32"),
-        (((8, 32), (8, 32), (8, 2), (8, 2)), (E4M3, E4M3, E4M3, 16), errors.DTypeError,
-         "the tensor core does not support these types of scales", "float8_e4m3fn"),
-    ],
-)  # fmt: skip
-def test_operands_match_each_other(shapes, types, error, what, got):
-    a, b, held, _ = types
-    given = [zeros(s, t) for s, t in zip(shapes, (a, b, held, held), strict=True)]
-    with refuses(error, f"block_scaled_matmul: {what}", got=got):
-        block_scaled_matmul(*given)
-
-
-def small():
-    return [jnp.asarray(x) for x in operands((8, 8, 64), MXF8)]
-
-
-def test_other_targets_have_no_such_product():
-    what = "block_scaled_matmul: the tensor core of this target does not scale blocks"
-    params = plgpu.CompilerParams(target="sm_90a")
-    with refuses(errors.TargetError, what, got="sm_90a", hint="ops.scaled_matmul"):
-        block_scaled_matmul(*small(), compiler_params=params)
-    with pytest.raises(errors.TargetError, match="does not scale blocks"):
-        plgpu.offline.lower(block_scaled_matmul, *small(), target="sm_90a")
-
-
-def test_the_result_is_a_wide_float():
-    what = "block_scaled_matmul: the result cannot have this type"
-    with refuses(errors.DTypeError, what, got="int8"):
-        block_scaled_matmul(*small(), jnp.int8)
-
-
-def test_the_factor_is_one_number():
-    what = "block_scaled_matmul: scale is not one factor"
-    with refuses(errors.ShapeError, what, got="[2]"):
-        block_scaled_matmul(*small(), scale=jnp.ones(2))
-    with refuses(errors.DTypeError, what, got="int32"):
-        block_scaled_matmul(*small(), scale=jnp.int32(2))
-
-
-def test_a_derivative_is_refused():
-    a, b, a_scales, b_scales = small()
-
-    def total(x):
-        product = block_scaled_matmul(x.astype(E4M3), b, a_scales, b_scales)
-        return product.sum()
-
-    with pytest.raises(errors.UnsupportedError, match="there is no derivative"):
-        jax.grad(total)(a.astype(jnp.float32))
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"tile_n": 192}, "this tile is not supported", "192"),
-        ({"tile_k": 96}, "this tile is not supported", "96"),
-        ({"minor": "k"}, "invalid order of tiles", "'k'"),
-        ({"strip": 0}, "invalid order of tiles", "strip=0"),
-        ({"stages": 0}, "there are no stages or no blocks", "stages=0"),
-        ({"blocks": 0}, "there are no stages or no blocks", "blocks=0"),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with refuses(errors.ArgumentError, f"BlockScaledMatmulConfig: {what}", got=got):
-        config(**changes)
-
-
-def test_a_step_has_whole_tiles_of_scales():
-    what = "block_scaled_matmul: tile_k is not a multiple of four blocks"
-    with refuses(errors.ArgumentError, what, expected="128", got="64"):
-        block_scaled_matmul(*small(), config=config(tile_k=64))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "options", "error", "what"),
-    [
-        ((2, 40), E4M3, {}, errors.ShapeError,
-         "the last dimension does not consist of whole blocks"),
-        ((2, 64), jnp.int8, {}, errors.DTypeError, "values cannot have this type"),
-        ((2, 64), E4M3, {"scale_dtype": jnp.float32}, errors.DTypeError,
-         "scales cannot have this type"),
-        ((2, 64), E4M3, {"block": 16}, errors.DTypeError,
-         "the tensor core does not multiply such blocks"),
-        ((2, 64), E5M2, {"scale_dtype": E4M3}, errors.DTypeError,
-         "the tensor core does not multiply such blocks"),
-    ],
-)  # fmt: skip
-def test_what_is_not_rounded(shape, dtype, options, error, what):
-    with refuses(error, f"quantize_blocks: {what}"):
-        quantize_blocks(jnp.zeros(shape), dtype, **options)
-
-
-def test_integers_are_not_rounded():
-    with refuses(errors.DTypeError, "quantize_blocks: not an array of floats"):
-        quantize_blocks(jnp.zeros((2, 64), jnp.int32))

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
 from pallas_gpu.ops.narrow.linear import default_config
 from pallas_gpu.ops.narrow.mixed import Problem
 from tests.support import emulated, host
-from tests.support.narrow_products import refuses, scales
+from tests.support.narrow_products import scales
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -368,106 +367,3 @@ def test_a_column_of_zeros_has_a_scale():
     values, scale = quantize(host.zeros((4, 2)))
     np.testing.assert_array_equal(values, np.zeros((4, 2)))
     np.testing.assert_array_equal(scale, np.ones(2))
-
-
-# --- refusals -------------------------------------------------------------------------
-
-X, W = host.zeros((16, 32), BF16), host.zeros((8, 32), jnp.int8)
-
-
-def test_the_target_is_hopper():
-    blackwell = plgpu.CompilerParams(target="sm_100a")
-    with pytest.raises(errors.TargetError, match="sm_100a"):
-        linear(X, W, transpose_w=True, compiler_params=blackwell)
-
-
-def test_the_shapes_form_a_product():
-    with refuses(errors.ShapeError, "linear: the shapes do not form a product"):
-        linear(X, W)
-
-
-def test_x_has_16_bits():
-    what = "linear: narrow weights are not supported beside this type"
-    with refuses(errors.DTypeError, what, got="float32"):
-        linear(X.astype(jnp.float32), W, transpose_w=True)
-
-
-@pytest.mark.parametrize("shape", [(), (7,), (8, 1), (3, 8)])
-def test_scales_match_the_weights(shape):
-    what = "linear: w_scale does not match the weights"
-    with refuses(errors.ShapeError, what, expected="(8,)"):
-        linear(X, W, transpose_w=True, w_scale=host.zeros(shape, jnp.float32))
-    with refuses(errors.DTypeError, "linear: w_scale cannot have this type"):
-        linear(X, W, transpose_w=True, w_scale=host.zeros(8, jnp.int32))
-
-
-def test_the_bias_matches_the_columns():
-    with refuses(errors.ShapeError, "linear: the bias does not match the columns"):
-        linear(X, W, transpose_w=True, bias=host.zeros(7))
-    with refuses(errors.DTypeError, "linear: bias cannot have this type"):
-        linear(X, W, transpose_w=True, bias=host.zeros(8, jnp.int8))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float64", "nonsense", X])
-def test_the_type_of_the_result(dtype):
-    with refuses(errors.DTypeError, "linear: the result cannot have this type"):
-        linear(X, W, transpose_w=True, out_dtype=dtype)
-
-
-@pytest.mark.parametrize("given", [{"w_scale": scales(8)}, {"config": FEW}])
-def test_weights_of_the_type_of_x_have_no_scales(given):
-    what = "linear: scales or a config of weights that are not narrow"
-    with refuses(errors.ArgumentError, what, got="bfloat16"):
-        linear(X, W.astype(BF16), transpose_w=True, **given)
-
-
-def test_an_unknown_activation():
-    with refuses(errors.ArgumentError, "linear: unknown activation"):
-        linear(X, W, transpose_w=True, activation="swoosh")
-
-
-def test_an_activation_that_fails():
-    what = "linear: activation is not an elementwise function"
-    with refuses(errors.ArgumentTypeError, what, got="TypeError"):
-        linear(X, W, transpose_w=True, activation=lambda x, y: x + y)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tokens": 12},
-        {"tokens": 256},
-        {"rows": 32},
-        {"splits": 3},
-        {"warpgroups": 3},
-        {"blocks": 0},
-        {"rows": 256, "warpgroups": 2},
-    ],
-)
-def test_tiles_for_few_tokens_fit_the_tensor_core(changes):
-    with pytest.raises(errors.ArgumentError, match="LinearFewConfig"):
-        LinearFewConfig(**changes)
-
-
-@pytest.mark.parametrize("changes", [{"tokens": 32}, {"depth": 32}, {"stages": 1}])
-def test_tiles_for_many_tokens_fit_the_tensor_core(changes):
-    with pytest.raises(errors.ArgumentError, match="LinearManyConfig"):
-        LinearManyConfig(**changes)
-
-
-@pytest.mark.parametrize(
-    ("w", "error"),
-    [
-        (host.zeros(3), errors.ShapeError),
-        (host.zeros((3, 3), "int8"), errors.DTypeError),
-    ],
-)
-def test_a_matrix_of_floats_is_rounded(w, error):
-    with refuses(error, "quantize: not a matrix of floats"):
-        quantize(w)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int32", "nonsense"])
-def test_values_have_a_narrow_type(dtype):
-    with refuses(errors.DTypeError, "quantize: values cannot have this type"):
-        quantize(host.zeros((2, 2)), dtype)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from pallas_gpu.ops.rows import cross_entropy
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
@@ -135,28 +135,3 @@ def test_compiler_parameters_reach_every_kernel_of_the_derivatives():
     jaxpr = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w))
     kernels = jaxpr.count("pallas_gpu_kernel[")
     assert kernels == jaxpr.count("lowering_semantics=<LoweringSemantics.Lane") == 4
-
-
-X, W = host.ones((4, 8), jnp.float16), host.ones((8, 5), jnp.float16)
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "labels", "options", "error", "message"),
-    [
-        (X, W, host.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
-        (X, W.T, host.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
-        (X, W, host.zeros(4), {}, errors.DTypeError, "not integers"),
-        (
-            X.astype(jnp.float32),
-            W,
-            host.zeros(4, int),
-            {},
-            errors.DTypeError,
-            "float32",
-        ),
-        (X[:0], W, host.zeros(0, int), {}, errors.ShapeError, "empty"),
-    ],
-)
-def test_refusals(x, w, labels, options, error, message):
-    with pytest.raises(error, match=message):
-        ops.linear_cross_entropy(x, w, labels, **options)

@@ -290,29 +290,6 @@ def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
     assert functions(jnp.float32) != functions(jnp.bfloat16)
 
 
-HEAD = host.ones((1, 2, 1, 4))
-WRONG = [
-    (ops.softmax, [host.zeros((2, 0))], {}, errors.ShapeError, "x has no rows"),
-    (ops.softmax, [host.zeros((2, 3), jnp.int32)], {}, errors.DTypeError, "int32"),
-    (ops.log_softmax, [jnp.float32(1)], {}, errors.ShapeError, "no rows"),
-    (ops.rms_norm, [normal(2, 8), normal(4)], {}, errors.ShapeError, r"\(8,\)"),
-    (ops.layer_norm, [normal(2, 8), normal(2, 8)], {}, errors.ShapeError, "scale"),
-    (ops.rotary_embedding, [normal(2, 8, 3)], {}, errors.ShapeError, "head_dim"),
-    (ops.rotary_embedding, [HEAD[..., :3]], {}, errors.ShapeError, "even"),
-    (ops.rotary_embedding, [HEAD, normal(2)], {}, errors.DTypeError, "integers"),
-    (ops.rotary_embedding, [HEAD, jnp.arange(3)], {}, errors.ShapeError, "positions"),
-    (ops.rotary_embedding, [HEAD], {"base": -1.0}, errors.ArgumentError, "positive"),
-    (ops.top_k, [normal(2, 8), 9], {}, errors.ArgumentError, "from 1 to 8"),
-    (ops.top_k, [normal(1, 9000), 5000], {}, errors.ArgumentError, "up to 4096"),
-]
-
-
-@pytest.mark.parametrize(("operation", "args", "options", "error", "message"), WRONG)
-def test_refusals(operation, args, options, error, message):
-    with pytest.raises(error, match=message):
-        operation(*args, **options)
-
-
 @pytest.mark.parametrize(
     "operation", [ops.softmax, ops.rms_norm, lambda x: ops.top_k(x, 1)]
 )
