@@ -121,15 +121,13 @@ def test_masks_meet_blocks_of_any_size(c):
 
 
 @pytest.mark.slow
-@each_target
 @pytest.mark.parametrize(
-    ("q_len", "kv_len", "causal"),
+    ("q_len", "kv_len", "causal", "c"),
     [
-        (200, 256, False),
-        (256, 200, True),
-        (1, 130, False),
-        (300, 1, True),
-        (100, 200, True),
+        *((200, 130, False, c) for c in (SMALL, ON_BLACKWELL)),
+        *((1, 130, False, c) for c in (SMALL, ON_BLACKWELL)),
+        *((300, 1, True, c) for c in (SMALL, ON_BLACKWELL)),
+        (100, 200, True, SMALL),
     ],
 )
 def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal, c):

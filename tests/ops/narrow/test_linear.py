@@ -338,9 +338,13 @@ def test_the_default_has_no_more_blocks_than_save_a_turn(tokens, n, blocks):
 # --- rounding -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [None, 32, 50])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize(("dtype", "bits"), [("int8", 7), ("int4", 3)])
+@pytest.mark.parametrize(
+    ("group", "axis", "dtype", "bits"),
+    [
+        *((None, 0, "int8", 7), (32, 1, "int8", 7), (50, -1, "int8", 7)),
+        *((None, 1, "int4", 3), (50, 0, "int4", 3)),
+    ],
+)
 def test_rounded_integers_are_near(dtype, bits, axis, group):
     w = np.asarray(random((100, 100), jnp.float32))
     values, scale = quantize(w, dtype, axis=axis, group=group)
