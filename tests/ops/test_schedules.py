@@ -21,6 +21,8 @@ from pallas_gpu import ops
 from tests.support import host
 from tests.support.semantics import Lane, under
 
+pytestmark = pytest.mark.sampled(2)
+
 # As many with random as with late and with eager completion of copies.
 NINE, SIX = (plgpu.InterpretParams(schedules=n) for n in (9, 6))
 E4M3, INT8, INT4 = jnp.float8_e4m3fn, jnp.int8, jnp.int4
