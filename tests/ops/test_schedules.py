@@ -158,6 +158,8 @@ X, W = normal(130, 72), normal(72, 136, seed=1)
 F32_X, F32_W = normal(130, 72, dtype=jnp.float32), normal(72, 136, dtype=jnp.float32)
 FEW, WIDE = normal(12, 136), normal(136, 72, seed=1)
 Q, KV = normal(1, 130, 2, 16), normal(1, 70, 1, 16, seed=1)
+# Two tiles in the derivatives, whose blocks then take several.
+KV150 = normal(1, 150, 1, 16, seed=1)
 Q64, KV64 = normal(1, 260, 1, 64), normal(1, 80, 1, 64, seed=1)
 Q128, KV128 = normal(1, 260, 1, 128), normal(1, 80, 1, 128, seed=1)
 CACHE, QUERY = normal(2, 150, 2, 64), normal(2, 1, 4, 64, seed=1)
@@ -198,9 +200,9 @@ CALLS = {
     "attention, deterministic": (
         functools.partial(ops.attention, deterministic=True), Q, KV, KV,
     ),
-    "attention, persistent": (attention({"blocks": 2}), Q, KV, KV),
+    "attention, persistent": (attention({"blocks": 2}), Q, KV150, KV150),
     "attention, parts of heads": (
-        attention({"blocks": 3, "kv_parts": 2}), normal(1, 130, 4, 16), KV, KV,
+        attention({"blocks": 3, "kv_parts": 2}), normal(1, 130, 4, 16), KV150, KV150,
     ),
     "attention, wide heads": (
         functools.partial(ops.attention, causal=True),
