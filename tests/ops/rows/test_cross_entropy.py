@@ -75,8 +75,10 @@ def test_losses(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("workspace", [None, 70 * 2 * 128])
+@pytest.mark.parametrize(
+    ("case", "workspace"),
+    [*zip(CASES, (70 * 2 * 128, 70 * 2 * 128, None, None), strict=True)],
+)
 def test_derivatives(case, workspace, monkeypatch):
     if workspace is not None:
         # Several chunks of classes.

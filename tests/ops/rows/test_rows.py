@@ -90,8 +90,10 @@ def test_log_softmax(shape):
 OF_JAX = {ops.softmax: jax.nn.softmax, ops.log_softmax: jax.nn.log_softmax}
 
 
-@pytest.mark.parametrize("operation", OF_JAX.keys())
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("operation", "shape"),
+    [*((ops.softmax, s) for s in SHAPES), *((ops.log_softmax, s) for s in SHAPES[1:3])],
+)
 def test_derivatives_of_softmax(operation, shape):
     check_derivatives(operation, OF_JAX[operation], normal(*shape))
 
