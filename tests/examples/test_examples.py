@@ -15,11 +15,19 @@ import pallas_gpu as plgpu
 from tests.support.everywhere import has_gpu
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(examples.__path__))
-CASES = [
-    pytest.param(case, id=f"{name}-{i}")
-    for name in NAMES
-    for i, case in enumerate(importlib.import_module(f"examples.{name}").CASES)
-]
+
+
+def cases(names):
+    return [
+        pytest.param(case, id=f"{name}-{i}")
+        for name in names
+        for i, case in enumerate(importlib.import_module(f"examples.{name}").CASES)
+    ]
+
+
+MADE_OF_READY_KERNELS = {"mixture_of_experts", "transformer"}
+CASES, READY_KERNELS = cases(NAMES), cases(sorted(MADE_OF_READY_KERNELS))
+OWN_KERNELS = cases(name for name in NAMES if name not in MADE_OF_READY_KERNELS)
 
 
 def compare(case, got, expected):
@@ -39,10 +47,16 @@ def test_an_example_computes_its_reference_in_the_emulator(case):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", OWN_KERNELS)
 def test_an_example_compiles_without_spills(case):
     for report in plgpu.offline.compile(case.function, *case.args):
         assert report.resources.spill_store_bytes == 0, report
+
+
+@pytest.mark.parametrize("case", READY_KERNELS)
+def test_an_example_of_ready_kernels_is_lowered(case):
+    """Its kernels are compiled in tests/ops/test_compiled.py."""
+    assert plgpu.offline.lower(case.function, *case.args)
 
 
 @pytest.mark.gpu

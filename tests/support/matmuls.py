@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu.ops import matmul
-from tests.support import everywhere, host
+from tests.support import emulated, host
 
 # float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
 ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
@@ -28,7 +28,7 @@ def reference(a, b):
 
 
 def check(shape, config: Any, dtype=jnp.float16, out_dtype=None, **how: Any) -> None:
-    """Compares a product with NumPy's, executed as `everywhere.check` does."""
+    """Compares a product with NumPy's, executed as `emulated.check` does."""
     a, b = operands(*shape, dtype)
 
     def make(interpret):
@@ -37,4 +37,4 @@ def check(shape, config: Any, dtype=jnp.float16, out_dtype=None, **how: Any) -> 
         )
 
     atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
-    everywhere.check(make, [a, b], reference(a, b), atol=atol, **how)
+    emulated.check(make, [a, b], reference(a, b), atol=atol, **how)

@@ -1,316 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of the arguments of ready kernels, for tests/public/test_effects.py."""
+"""Effects of the arguments of ready kernels, for tests/public/test_effects.py.
+
+A family's tests name each parameter of its functions and configurations.
+"""
 
 from __future__ import annotations
 
-from tests.support import narrow_effects
+import re
+from collections.abc import Iterator
 
-MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
-ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
-EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
-SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
-DECODE = "tests/ops/flash/test_decode.py"
-BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
-RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
-NARROW = "tests/ops/moe/test_narrow.py"
-GATHER = "tests/ops/moe/test_gather.py"
-STANDARD = "tests/ops/flash/test_standard.py"
-ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
-ATTENTION_BACKWARD = "tests/ops/flash/test_attention_backward.py"
-NARROW_ATTENTION = "tests/ops/flash/test_attention_narrow.py"
-BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
-ROWS = "tests/ops/rows/test_rows.py"
+from tests.support import public_names as names
+from tools.source_tree import ROOT
 
-
-def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
-    """Returns where tests of a file see the effects of the parameters of one name."""
-    return {f"ops.{what}.{name}": f"{file}::{test}" for name, test in tests.items()}
-
-
-_RAGGED = {
-    "preferred_element_type": "test_types_of_operands_and_result",
-    "group_offset": "test_some_groups_have_their_matrices_elsewhere",
-    "config": "test_any_configuration",
-    "compiler_params": "test_the_target_is_one_that_has_wgmma",
-    "interpret": "test_there_is_no_race",
-}
-
-EFFECTS: dict[str, str] = {
-    **narrow_effects.EFFECTS,
-    **_seen(
-        "MatmulConfig",
-        MATMUL,
-        {
-            "tile_m": "test_tiles_and_clusters_need_not_divide_the_problem",
-            "tile_n": "test_tiles_of_narrow_swizzles",
-            "tile_k": "test_tiles_of_narrow_swizzles",
-            "stages": "test_the_buffers_fit_shared_memory",
-            "epilogue_m": "test_an_epilogue_in_parts",
-            "epilogue_n": "test_an_epilogue_in_parts",
-            "cluster": "test_tiles_and_clusters_need_not_divide_the_problem",
-            "minor": "test_the_order_of_tiles_covers_them_all",
-            "strip": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-            "transposed": "test_a_gate_needs_both_products_at_once",
-            "parts": "test_every_part_of_k_has_a_step",
-        },
-    ),
-    **_seen(
-        "SplitMatmulConfig",
-        SPLIT_MATMUL,
-        {
-            "tile_m": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "tile_n": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "tile_k": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "stages": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "warpgroups": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "split": "test_every_block_has_a_part_of_k",
-            "clusters": "test_every_block_has_a_part_of_k",
-            "part_m": "test_a_configuration_fits_the_tensor_core_and_itself",
-            "blocks": "test_a_configuration_fits_the_tensor_core_and_itself",
-        },
-    ),
-    **_seen(
-        "BlackwellMatmulConfig",
-        BLACKWELL_MATMUL,
-        {
-            "tile_n": "test_tiles_of_any_size",
-            "tile_k": "test_tiles_of_any_size",
-            "stages": "test_any_number_of_stages",
-            "epilogue_n": "test_an_epilogue_in_parts",
-            "collective": "test_a_product_of_large_matrices_compiles_without_spills",
-            "minor": "test_the_order_of_tiles_covers_them_all",
-            "strip": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-            "dynamic": "test_a_product_of_large_matrices_compiles_without_spills",
-        },
-    ),
-    **_seen(
-        "AttentionConfig",
-        ATTENTION,
-        {
-            "rows": "test_consumers_with_turns_and_without",
-            "block_kv": "test_the_tiles_fit_in_registers",
-            "stages": "test_the_buffers_fit_shared_memory",
-            "consumers": "test_consumers_with_turns_and_without",
-            "ping_pong": "test_consumers_with_turns_and_without",
-            "keep_maxima": "test_maxima_that_grow_from_step_to_step",
-            "heads_together": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_persistent_blocks_compute_several_tiles",
-            "default.causal": "test_the_default_configurations",
-            "default.kv_len": "test_whose_consumers_alternate",
-        },
-    ),
-    **_seen(
-        "AttentionBackwardConfig",
-        ATTENTION_BACKWARD,
-        {
-            "block_q": "test_configurations",
-            "stages": "test_configurations",
-            "heads_together": "test_configurations",
-            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
-            "blocks": "test_persistent_blocks",
-            "kv_parts": "test_parts_of_the_heads_that_share_a_head_of_kv",
-            "default.deterministic": "test_the_default_configuration",
-        },
-    ),
-    **_seen(
-        "attention",
-        NARROW_ATTENTION,
-        {
-            "q_scale": "test_scales_of_all_of_heads_and_of_batches",
-            "k_scale": "test_scales_of_all_of_heads_and_of_batches",
-            "v_scale": "test_scales_of_all_of_heads_and_of_batches",
-            "out_dtype": "test_the_type_of_the_result",
-        },
-    ),
-    **_seen(
-        "attention",
-        ATTENTION_BACKWARD,
-        {
-            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
-            "backward_config": "test_configurations",
-        },
-    ),
-    **_seen(
-        "BlackwellAttentionConfig",
-        BLACKWELL_ATTENTION,
-        {
-            "block_kv": "test_the_arrays_fit_tensor_memory",
-            "stages": "test_any_number_of_stages",
-            "heads_together": "test_the_order_of_tiles_covers_them_all",
-        },
-    ),
-    **_seen(
-        "attention",
-        ATTENTION,
-        {
-            "causal": "test_types_and_masks",
-            "sm_scale": "test_the_scale_of_the_scores",
-            "config": "test_any_number_of_stages",
-        },
-    ),
-    **_seen(
-        "attention",
-        ATTENTION_OPTIONS,
-        {
-            "bias": "test_a_bias_that_broadcasts",
-            "window": "test_windows",
-            "align": "test_windows",
-            "soft_cap": "test_a_soft_cap",
-            "alibi_slopes": "test_alibi",
-            "q_segment_ids": "test_segments",
-            "kv_segment_ids": "test_segments",
-            "q_lengths": "test_lengths_of_each_sequence",
-            "kv_lengths": "test_lengths_of_each_sequence",
-            "cu_seqlens_q": "test_packed_sequences",
-            "cu_seqlens_kv": "test_packed_sequences",
-            "return_logsumexp": "test_logsumexp",
-        },
-    ),
-    **_seen(
-        "DecodeConfig",
-        DECODE,
-        {
-            "block_kv": "test_blocks_and_stages",
-            "stages": "test_blocks_and_stages",
-            "consumers": "test_two_warpgroups_share_a_block",
-            "cluster": "test_results_of_a_grid_and_of_a_cluster",
-            "workers": "test_any_number_of_ctas_divides_the_blocks",
-        },
-    ),
-    **_seen(
-        "decode_attention",
-        DECODE,
-        {
-            "lengths": "test_lengths_differ",
-            "page_table": "test_pages_in_any_order",
-            "k_scale": "test_scales_of_heads",
-            "v_scale": "test_scales_of_heads",
-            "kv_layout": "test_heads_before_tokens",
-            "v": "test_keys_and_values_in_one_array",
-            "kv_axis": "test_keys_and_values_in_one_array",
-            "causal": "test_a_query_may_see_later_ones",
-            "sm_scale": "test_scores_are_capped_and_scaled",
-            "window": "test_a_window",
-            "soft_cap": "test_scores_are_capped_and_scaled",
-            "return_logsumexp": "test_lengths_differ",
-            "config": "test_any_number_of_ctas_divides_the_blocks",
-            "interpret": "test_ten_orders_of_events_give_one_result",
-        },
-    ),
-    "ops.decode_attention.compiler_params": "tests/ops/flash/test_decode_refusals.py::"
-    "test_the_target_has_wgmma",
-    "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
-    "test_target_and_configuration_choose_the_kernel",
-    "ops.attention.interpret": ATTENTION,
-    **_seen(
-        "dot_product_attention",
-        STANDARD,
-        {
-            **dict.fromkeys(
-                (
-                    *("bias", "mask", "is_causal", "local_window_size"),
-                    *("query_seq_lengths", "key_value_seq_lengths"),
-                ),
-                "test_all_combinations",
-            ),
-            **dict.fromkeys(
-                ("scale", "return_residual"), "test_without_a_batch_dimension"
-            ),
-            "config": "test_shapes_of_a_bias",
-            "compiler_params": "test_blackwell_is_a_target",
-            "interpret": "test_blackwell_is_a_target",
-        },
-    ),
-    **_seen(
-        "RaggedDotConfig",
-        RAGGED_DOT,
-        dict.fromkeys(
-            (
-                *("tile_m", "tile_n", "tile_k", "stages"),
-                *("epilogue_n", "strip"),
-            ),
-            "test_any_configuration",
-        ),
-    ),
-    "ops.RaggedDotConfig.blocks": f"{RAGGED_DOT}::test_any_number_of_blocks",
-    "ops.RaggedDotConfig.default.narrow": f"{NARROW}::"
-    "test_scaled_products_do_not_spill",
-    **_seen(
-        "ragged_dot_general",
-        NARROW,
-        dict.fromkeys(("lhs_scale", "rhs_scale"), "test_products_of_narrow_floats"),
-    ),
-    "ops.RaggedDotConfig.default.contracted": f"{RAGGED_DOT}::"
-    "test_the_default_configurations",
-    "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
-    **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
-    **_seen(
-        "ragged_dot",
-        GATHER,
-        {
-            "rows": "test_rows_of_tokens",
-            "activation": "test_an_activation",
-            "gate": "test_a_gate",
-        },
-    ),
-    "ops.ragged_dot_general.rows": f"{GATHER}::test_products_over_rows_of_tokens",
-    **_seen("ragged_dot_general", RAGGED_DOT, _RAGGED),
-    **_seen(
-        "matmul",
-        ANY_MATMUL,
-        {
-            "transpose_a": "test_operands_may_be_transposed",
-            "transpose_b": "test_operands_may_be_transposed",
-        },
-    ),
-    **_seen(
-        "matmul",
-        EPILOGUES,
-        {
-            "bias": "test_an_epilogue_is_applied_to_the_sums",
-            "residual": "test_an_epilogue_is_applied_to_the_sums",
-            "activation": "test_an_epilogue_is_applied_to_the_sums",
-            "gate": "test_an_epilogue_is_applied_to_the_sums",
-            "scale": "test_an_epilogue_is_applied_to_the_sums",
-        },
-    ),
-    "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
-    "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
-    "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
-    "test_the_target_chooses_the_kernel",
-    "ops.matmul.interpret": MATMUL,
-    **{
-        f"ops.{name}.{which}": ROWS
-        for name in (
+# Each configuration under many schedules, compiled, and what is refused.
+_EVERY = (
+    *("test_schedules.py", "test_compiled.py", "test_refused_calls.py"),
+    "test_refused_configurations.py",
+)
+_ATTENTION = (
+    *("flash/test_attention.py", "flash/test_attention_options.py"),
+    *("flash/test_attention_narrow.py", "flash/test_attention_backward.py"),
+)
+_ROWS, _LINEAR = ("rows/test_rows.py",), ("narrow/test_linear.py",)
+_SCALED, _BLOCKS = ("narrow/test_scaled.py",), ("narrow/test_block_scaled.py",)
+_DECODE, _FEW = ("flash/test_decode.py",), ("gemm/test_few.py",)
+_RAGGED = "moe/test_ragged_dot.py", "moe/test_gather.py", "moe/test_narrow.py"
+_MATMUL = (
+    *("gemm/test_matmul.py", "gemm/test_matmul_any.py"),
+    *("gemm/test_matmul_epilogue.py", "gemm/test_matmul_blackwell.py"),
+)
+# By function or class: the files of tests/ops that see its parameters' effects.
+FILES = {
+    "matmul": _MATMUL,
+    "MatmulConfig": _MATMUL,
+    "BlackwellMatmulConfig": _MATMUL,
+    "SplitMatmulConfig": _FEW,
+    "attention": _ATTENTION,
+    "AttentionConfig": _ATTENTION,
+    "AttentionBackwardConfig": _ATTENTION,
+    "BlackwellAttentionConfig": _ATTENTION,
+    "dot_product_attention": ("flash/test_standard.py",),
+    "decode_attention": _DECODE,
+    "DecodeConfig": _DECODE,
+    "ragged_dot": _RAGGED,
+    "ragged_dot_general": _RAGGED,
+    "RaggedDotConfig": _RAGGED,
+    "linear": _LINEAR,
+    "LinearFewConfig": _LINEAR,
+    "LinearManyConfig": _LINEAR,
+    "quantize": _LINEAR,
+    "scaled_matmul": _SCALED,
+    "ScaledMatmulConfig": _SCALED,
+    "block_scaled_matmul": _BLOCKS,
+    "BlockScaledMatmulConfig": _BLOCKS,
+    "quantize_blocks": _BLOCKS,
+    "linear_cross_entropy": ("rows/test_cross_entropy.py",),
+    **dict.fromkeys(
+        (
             *("softmax", "log_softmax", "rms_norm", "layer_norm"),
             *("rotary_embedding", "top_k"),
-        )
-        for which in ("compiler_params", "interpret")
-    },
-    **_seen(
-        "linear_cross_entropy",
-        "tests/ops/rows/test_cross_entropy.py",
-        {
-            "transpose_w": "test_losses",
-            "return_logsumexp": "test_losses",
-            "compiler_params": "test_approximate_exponentials_are_the_default",
-            "interpret": "test_many_schedules_have_one_result",
-        },
-    ),
-    "ops.rms_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
-    "ops.rms_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
-    "ops.layer_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
-    "ops.layer_norm.bias": f"{ROWS}::test_norms_without_scale_or_bias",
-    "ops.layer_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
-    "ops.rotary_embedding.interleaved": f"{ROWS}::test_rotary_embedding",
-    **_seen(
-        "rotary_embedding",
-        ROWS,
-        {
-            "positions": "test_rotary_embedding_at_given_positions",
-            "base": "test_rotary_embedding_at_given_positions",
-        },
+        ),
+        _ROWS,
     ),
 }
+# Hints, and what is refused, are in the test's own tables.
+_OTHERS = {"precision", "implementation"}
+
+
+def _effects() -> Iterator[tuple[str, str]]:
+    for name, function in names.public_callables().items():
+        owner = name.split(".")[1:2]
+        if not name.startswith("ops.") or owner == ["clear_cache"]:
+            continue
+        files = [f"tests/ops/{file}" for file in (*FILES[owner[0]], *_EVERY)]
+        for parameter in names.parameters(function).values():
+            if parameter.default is parameter.empty or parameter.name in _OTHERS:
+                continue
+            word = re.compile(rf"\b{parameter.name}\b")
+            seen = (file for file in files if word.search((ROOT / file).read_text()))
+            yield f"{name}.{parameter.name}", next(seen, files[0])
+
+
+EFFECTS: dict[str, str] = dict(_effects())

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.backward.derivatives import backward_problem
 from pallas_gpu.ops.flash.backward.problem import schedule
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem
-from tests.support import everywhere, host
+from tests.support import emulated, host
+from tests.support.attention import reference
 from tests.support.norms import assert_close
 from tests.support.semantics import Warpgroup
 
@@ -62,62 +63,10 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
     return [*arrays, jnp.asarray(sums, jnp.float32)]
 
 
-def reference(
-    args,
-    *,
-    causal=False,
-    sm_scale=None,
-    window=None,
-    soft_cap=None,
-    alibi_slopes=None,
-    ids=None,
-    lengths=None,
-    with_sums=False,
-):
-    """Returns the result and the derivatives of q, k and v, in float64.
-
-    From NumPy: JAX would compile each of the operations.
-    """
-    q, k, v, do, dlse = (np.asarray(x, np.float64) for x in args)
-    heads, scale = k.shape[2], sm_scale or q.shape[3] ** -0.5
-    k, v = (np.repeat(x, q.shape[2] // heads, axis=2) for x in (k, v))
-    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
-    slope = np.full(scores.shape, scale)
-    if soft_cap is not None:
-        scores = soft_cap * np.tanh(scores / soft_cap)
-        slope *= 1 - (scores / soft_cap) ** 2
-    row, column = np.ogrid[: q.shape[1], : k.shape[1]]
-    if alibi_slopes is not None:
-        scores -= np.asarray(alibi_slopes)[:, None, None] * np.abs(row - column)
-    seen = np.ones((q.shape[0], 1, *scores.shape[2:]), bool)
-    if causal:
-        seen &= column <= row
-    if window is not None:
-        seen &= (column >= row - window[0]) & (column <= row + window[1])
-    if ids is not None:
-        seen &= (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
-    if lengths is not None:
-        of_q, of_kv = (x[:, None, None, None] for x in lengths)
-        seen &= (row < of_q) & (column < of_kv)
-    # Rows that see nothing: zeros.
-    top = np.where(seen, scores, -np.inf).max(axis=3, keepdims=True)
-    p = np.where(seen, np.exp(np.where(seen, scores - top, 0)), 0)
-    p /= np.maximum(p.sum(axis=3, keepdims=True), 1e-300)
-    out = np.einsum("bhqk,bkhd->bqhd", p, v)
-    dp = np.einsum("bqhd,bkhd->bhqk", do, v)
-    drow = (p * dp).sum(axis=3) - (dlse if with_sums else 0)
-    ds = p * (dp - drow[..., None]) * slope
-    dq = np.einsum("bhqk,bkhd->bqhd", ds, k)
-    dk = np.einsum("bhqk,bqhd->bkhd", ds, q)
-    dv = np.einsum("bhqk,bqhd->bkhd", p, do)
-    dk, dv = (x.reshape(*x.shape[:2], heads, -1, x.shape[3]).sum(3) for x in (dk, dv))
-    return out, (dq, dk, dv)
-
-
-def expected(args, **options):
+def expected(args, *, with_sums=False, **options):
     """Returns the derivatives of q, k and v."""
-    with np.errstate(invalid="ignore"):
-        return reference(args, **options)[1]
+    q, k, v, do, dlse = args
+    return reference(q, k, v, **options).derivatives(do, dlse if with_sums else 0)
 
 
 def derivatives(interpret, *args, with_sums=False, **options):
@@ -149,11 +98,10 @@ def test_the_kernels_everywhere(deterministic, executed):
         )
 
     wanted = expected(args, causal=True)
-    everywhere.check(make, args, wanted, atol=8e-3, executed=executed)
+    emulated.check(make, args, wanted, atol=8e-3, executed=executed)
 
 
-@pytest.mark.parametrize("dtype", ["float16", slow("bfloat16")])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "causal"), [("float16", True), ("bfloat16", False)])
 def test_lengths_that_the_tiles_do_not_divide(dtype, causal):
     check(Shape(), dtype=dtype, causal=causal, with_sums=True)
 
@@ -163,11 +111,9 @@ def test_lengths_that_the_tiles_do_not_divide(dtype, causal):
     [
         (128, 0),
         (160, 0),
-        slow(64, 0),
         slow(96, 0),
         slow(256, 0),
         slow(192, 128),
-        slow(64, 128),
         slow(16, 256),
     ],
 )
@@ -175,18 +121,18 @@ def test_sizes_of_heads(head_dim, v_dim):
     check(Shape(70, 100, head_dim=head_dim, v_dim=v_dim), causal=True)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), slow(3, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2)])
 def test_heads_of_k_and_v_sum_over_heads_of_q(heads, kv_heads):
-    check(Shape(70, 70, heads, kv_heads, batch=2), causal=True)
+    check(Shape(70, 70, heads, kv_heads), causal=True)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 300), slow(300, 70), slow(1, 130)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 200), slow(1, 130)])
 def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
     # Behind row 70 of K and V nothing is seen: the derivatives are zero.
     check(Shape(q_len, kv_len), causal=True)
 
 
-@pytest.mark.parametrize("window", [(20, 0), slow((0, 40)), slow((5, 5))])
+@pytest.mark.parametrize("window", [(20, 0), slow((5, 40))])
 def test_windows(window):
     check(Shape(200, 200), window=window)
 
@@ -215,9 +161,9 @@ def test_segments(deterministic):
     ids = np.sort(rng.integers(0, 3, (2, 200)), axis=1).astype(np.int32)
     args = operands(s)
     options = {"causal": True, "with_sums": True}
-    given = {"q_segment_ids": ids, "kv_segment_ids": ids}
-    got = derivatives(QUICK, *args, deterministic=deterministic, **given, **options)
-    assert_close(got, expected(args, ids=(ids, ids), **options), BOUNDS["float16"])
+    options |= {"q_segment_ids": ids, "kv_segment_ids": ids}
+    got = derivatives(QUICK, *args, deterministic=deterministic, **options)
+    assert_close(got, expected(args, **options), BOUNDS["float16"])
 
 
 @pytest.mark.parametrize("deterministic", [False, slow(True)])
@@ -227,7 +173,7 @@ def test_lengths_of_each_sequence(deterministic):
     given = {"q_lengths": lengths[0], "kv_lengths": lengths[1]}
     args = operands(s)
     got = derivatives(QUICK, *args, deterministic=deterministic, causal=True, **given)
-    wanted = expected(args, causal=True, lengths=lengths)
+    wanted = expected(args, causal=True, **given)
     assert_close(got, wanted, BOUNDS["float16"])
 
 
@@ -267,17 +213,13 @@ def test_configurations(config):
             {"causal": True},
             {"blocks": 3, "block_q": 128},
         ),
-        slow(Shape(256, 256, 2, head_dim=32), {"causal": True}, {"blocks": 1}),
         slow(Shape(200, 300), {"window": (40, 0)}, {"blocks": 1, "stages": 3}),
         slow(Shape(130, 256, head_dim=128), {"soft_cap": 1.5}, {"blocks": 1}),
     ],
 )
 def test_persistent_blocks(s, options, config):
     given = {"backward_config": AttentionBackwardConfig(**config)}
-    for seed in range(2):
-        asynchrony = "eager" if seed % 2 else "late"
-        interpret = plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
-        check(s, interpret=interpret, **given, **options)
+    check(s, interpret=plgpu.InterpretParams(asynchrony="late"), **given, **options)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +258,7 @@ def test_a_block_for_each_tile_does_not_add_parts():
     ("s", "options"),
     [
         # A tile of K and V would have less than two steps.
-        (Shape(64, 200), {}),
+        (Shape(64, 130), {}),
         # dK and dV have no buffers of one size.
         slow(Shape(128, 200, head_dim=32, v_dim=64), {}),
         slow(Shape(128, 100, head_dim=144), {}),
@@ -403,20 +345,6 @@ def test_the_default_configuration():
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-@pytest.mark.parametrize("s", [Shape(70, 200), slow(Shape(70, 100, head_dim=160))])
-def test_deterministic_derivatives_are_equal_to_the_bit(s):
-    args = operands(s)
-    runs = [
-        derivatives(
-            plgpu.InterpretParams(seed=seed), *args, causal=True, deterministic=True
-        )
-        for seed in (1, 2)
-    ]
-    assert_close(runs[0], expected(args, causal=True), BOUNDS["float16"])
-    for a, b in zip(*runs, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 def test_vmap_jit_and_a_second_call():
     args = operands(Shape(70, 70, batch=4))
     stacked = [x.reshape(2, 2, *x.shape[1:]) for x in args]
@@ -433,107 +361,8 @@ def test_grad_of_the_public_function():
     def loss(q):
         return jnp.sum(ops.attention(q, k, v, interpret=QUICK).astype(jnp.float32) ** 2)
 
-    out, _ = reference((q, k, v, v, dlse))
-    wanted, *_ = expected((q, k, v, 2 * out, dlse))
+    wanted, *_ = expected((q, k, v, 2 * reference(q, k, v).out, dlse))
     assert_close([jax.grad(loss)(q)], [wanted], 2e-3)
 
 
-@pytest.mark.parametrize("head_dim", [16, slow(128), slow(256)])
-def test_orders_of_events_change_nothing_but_the_rounding(head_dim):
-    """Each schedule looks for races; sums of dQ differ by their order alone."""
-    args = operands(Shape(130, 130, head_dim=head_dim))
-    wanted = expected(args, causal=True)
-    for seed in range(4):
-        asynchrony = "eager" if seed % 2 else "late"
-        interpret = plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
-        got = derivatives(interpret, *args, causal=True)
-        assert_close(got, wanted, BOUNDS["float16"])
-
-
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-def compiled(shape, **options):
-    """Returns the reports of the kernels of the derivatives."""
-    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-
-    def f(q, k, v, do):
-        _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
-        return vjp(do)
-
-    _, *reports = plgpu.offline.compile(f, x, x, x, x)
-    return reports
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "deterministic"),
-    [
-        (128, True, False),
-        slow(128, False, False),
-        slow(64, True, False),
-        slow(128, False, True),
-        slow(256, True, False),
-        slow(256, False, True),
-    ],
-)
-def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, deterministic):
-    shape = 2, 4096, 8, head_dim
-    reports = compiled(shape, causal=causal, deterministic=deterministic)
-    assert len(reports) == 2 + deterministic
-    for report in reports:
-        # ptxas remarks where it has to wait for a product by itself.
-        assert report.resources.remarks == ()
-        assert report.resources.spill_store_bytes == 0
-
-
-@pytest.mark.offline
-@pytest.mark.filterwarnings("ignore:kernel attention_backward spills")
-@pytest.mark.parametrize(
-    ("length", "head_dim", "spilled"),
-    [slow(1000, 64, 0), (1000, 128, 24), slow(1088, 128, 24), slow(700, 128, 132)],
-)
-def test_what_spills_at_lengths_that_are_not_powers_of_2(length, head_dim, spilled):
-    # See `AttentionBackwardConfig.blocks`.
-    *_, report = compiled((4, length, 16, head_dim), causal=True)
-    assert all("spilled" in remark for remark in report.resources.remarks)
-    assert report.resources.spill_store_bytes <= spilled
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def test_other_operands_have_no_derivatives():
-    q, k, v, *_ = operands(Shape(64, 64))
-
-    def loss(slopes):
-        return jnp.sum(attention(q, k, v, alibi_slopes=slopes, interpret=QUICK))
-
-    with pytest.raises(errors.DifferentiationError) as caught:
-        jax.grad(loss)(jnp.ones((1,), jnp.float32))
-    assert caught.value.what == "attention: alibi_slopes has no derivative"
-    assert "stop_gradient" in caught.value.hint
-
-
-def test_the_tiles_fit_in_registers():
-    args = operands(Shape(64, 64, head_dim=128))
-    with pytest.raises(errors.ArgumentError, match="registers") as caught:
-        config = AttentionBackwardConfig(block_q=128)
-        derivatives(QUICK, *args, backward_config=config)
-    assert "block_q=64" in caught.value.expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "got"),
-    [
-        ({"block_q": 96}, "block_q=96"),
-        ({"stages": 1}, "stages=1"),
-        ({"heads_together": 0}, "heads_together=0"),
-        ({"blocks": 0}, "blocks=0"),
-        ({"kv_parts": 0}, "kv_parts=0"),
-    ],
-)
-def test_a_configuration_is_one_that_the_kernels_have(changes, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        AttentionBackwardConfig(**changes)
-    assert caught.value.got == got or got in caught.value.got

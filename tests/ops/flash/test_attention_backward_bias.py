@@ -13,7 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
-from tests.support import everywhere, host, norms
+from tests.support import emulated, host, norms
+from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -43,36 +44,6 @@ def operands(bias, q_len=130, kv_len=70, heads=2, kv_heads=1, d=16, batch=2, **t
     return [*arrays, bias, do, dlse]
 
 
-def reference(
-    q, k, v, bias, *, causal=False, window=None, soft_cap=None, ids=None, lengths=None
-):
-    """Returns the result and logsumexp in float32, by plain JAX."""
-    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    precise = functools.partial(jnp.einsum, precision="highest")
-    scores = precise("bqhd,bkhd->bhqk", q, k) * q.shape[3] ** -0.5
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    row, column = np.ogrid[: q.shape[1], : k.shape[1]]
-    seen = jnp.ones((q.shape[0], 1, *scores.shape[2:]), bool)
-    if causal:
-        seen &= column <= row
-    if window is not None:
-        seen &= (column >= row - window[0]) & (column <= row + window[1])
-    if ids is not None:
-        seen &= (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
-    if lengths is not None:
-        of_q, of_kv = (jnp.asarray(x)[:, None, None, None] for x in lengths)
-        seen &= (row < of_q) & (column < of_kv)
-    # Where a bias is -inf, a row does not see, and has no derivative.
-    seen &= bias > -jnp.inf
-    some = seen.any(axis=3, keepdims=True)
-    scores = scores + jnp.where(bias > -jnp.inf, bias, 0)
-    scores = jnp.where(seen | ~some, scores, -jnp.inf)
-    lse = jax.nn.logsumexp(scores, axis=3)
-    p = jnp.where(some, jnp.exp(scores - lse[..., None]), 0)
-    return precise("bhqk,bkhd->bqhd", p, v), jnp.where(some[..., 0], lse, -jnp.inf)
-
-
 def derivatives(interpret, *args, **options):
     """Returns those of q, k, v and the bias."""
     *arrays, do, dlse = args
@@ -85,18 +56,12 @@ def derivatives(interpret, *args, **options):
 
 
 def expected(args, **options):
-    # In one jit: JAX would compile each of the operations.
-    @jax.jit
-    def differentiated(*arrays, do, dlse):
-        (_, lse), vjp = jax.vjp(functools.partial(reference, **options), *arrays)
-        return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
-
-    *arrays, do, dlse = (np.asarray(x, np.float32) for x in args)
-    return differentiated(*arrays, do=do, dlse=dlse)
+    q, k, v, bias, do, dlse = args
+    return reference(q, k, v, bias=bias, **options).derivatives(do, dlse)
 
 
-def check(args, given=None, interpret=QUICK, **options):
-    got = derivatives(interpret, *args, **options, **(given or {}))
+def check(args, given=None, **options):
+    got = derivatives(QUICK, *args, **options, **(given or {}))
     assert got[3].dtype == args[3].dtype
     wanted = expected(args, **options)
     assert_close(got[:3], wanted[:3])
@@ -115,19 +80,21 @@ def check(args, given=None, interpret=QUICK, **options):
         slow((2, 1, 130, 1)),
     ],
 )
-@pytest.mark.parametrize("causal", [False, slow(True)])
-def test_the_derivative_is_summed_over_dimensions_of_one(shape, causal):
-    check(operands(shape), causal=causal)
+def test_the_derivative_is_summed_over_dimensions_of_one(shape):
+    check(operands(shape), causal=shape[0] == 1)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 2, 130, 70), (1, 1, 1, 70)])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(jnp.float16, (1, 2, 130, 70)), (jnp.bfloat16, (1, 1, 1, 70))]
+)
 def test_types_of_the_bias(shape, dtype):
     check(operands(shape, dtype=dtype), causal=True)
 
 
-@pytest.mark.parametrize("options", [{"window": (20, 5)}, {"soft_cap": 1.5}])
-@pytest.mark.parametrize("shape", [(1, 2, 130, 70), slow((2, 1, 1, 70))])
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [({"window": (20, 5)}, (1, 2, 130, 70)), ({"soft_cap": 1.5}, (2, 1, 1, 70))],
+)
 def test_other_options_beside_it(options, shape):
     check(operands(shape), **options)
 
@@ -135,13 +102,7 @@ def test_other_options_beside_it(options, shape):
 def test_slopes_beside_it():
     """ALiBi is a bias of its own."""
     args = operands((1, 1, 70, 70), 70, 70)
-    slopes = jnp.asarray([0.5, 0.03], jnp.float32)
-    got = derivatives(QUICK, *args, alibi_slopes=slopes)
-    row, column = np.ogrid[:70, :70]
-    whole = args[3] - slopes[:, None, None] * np.abs(row - column)
-    wanted = list(expected([*args[:3], whole, *args[4:]]))
-    wanted[3] = wanted[3].sum(axis=1, keepdims=True)
-    assert_close(got, wanted)
+    check(args, alibi_slopes=jnp.asarray([0.5, 0.03], jnp.float32))
 
 
 @pytest.mark.slow
@@ -152,8 +113,7 @@ def test_segments_and_lengths_beside_it():
     lengths = np.array([[70, 20], [33, 70]], np.int32)
     given = {"q_segment_ids": ids, "kv_segment_ids": ids}
     given |= {"q_lengths": lengths[0], "kv_lengths": lengths[1]}
-    got = derivatives(QUICK, *args, **given)
-    assert_close(got, expected(args, ids=(ids, ids), lengths=lengths))
+    check(args, **given)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 70, 70), (1, 1, 1, 70)])
@@ -202,22 +162,6 @@ def test_vmap_of_a_bias_and_of_one_that_is_shared():
         assert_close([x[i] for x in shared], mine)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 1, 70, 70), (1, 1, 1, 70)])
-def test_orders_of_events_change_no_bit(shape):
-    """Each schedule looks for races; with a bias all sums have an order."""
-    args = operands(shape, 70, 70)
-    first = None
-    for seed in range(4):
-        asynchrony = "eager" if seed % 2 else "late"
-        interpret = plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
-        got = derivatives(interpret, *args, causal=True)
-        first = got if first is None else first
-        for a, b in zip(got, first, strict=True):
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    assert_close(first, expected(args, causal=True))
-
-
 def test_a_configuration_that_adds_in_any_order_is_not_used():
     args = operands((1, 1, 70, 70), 70, 70)
     config = AttentionBackwardConfig(block_q=128, stages=3)
@@ -233,31 +177,4 @@ def test_the_kernels_everywhere(shape):
         return functools.partial(derivatives, interpret, causal=True)
 
     wanted = expected(args, causal=True)
-    everywhere.check(make, args, wanted, atol=8e-3, executed=[Warpgroup])
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("d", "shape", "dtype"),
-    [
-        (128, (1, 8, 2048, 2048), jnp.bfloat16),
-        slow(128, (1, 8, 2048, 2048), jnp.float32),
-        slow(64, (1, 8, 2048, 2048), jnp.float32),
-        slow(256, (1, 8, 2048, 2048), jnp.float32),
-        slow(256, (2, 1, 1, 2048), jnp.float32),
-    ],
-)
-def test_nothing_spills(d, shape, dtype):
-    x = jax.ShapeDtypeStruct((2, 2048, 8, d), jnp.bfloat16)
-
-    def f(q, k, v, bias, do):
-        def g(q, k, v, bias):
-            return attention(q, k, v, bias=bias, causal=True)
-
-        return jax.vjp(g, q, k, v, bias)[1](do)
-
-    reports = plgpu.offline.compile(f, x, x, x, jax.ShapeDtypeStruct(shape, dtype), x)
-    assert len(reports) == 5
-    for report in reports:
-        assert report.resources.remarks == ()
-        assert report.resources.spill_store_bytes == 0
+    emulated.check(make, args, wanted, atol=8e-3, executed=[Warpgroup])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -12,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from tests.support import everywhere
+from tests.support import emulated
 from tests.support.semantics import BOTH, Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -127,7 +125,7 @@ def check(
     executed: Any = (),
     **options,
 ):
-    """Compares result and logsumexp in the emulator; `executed`: as of `everywhere`."""
+    """Compares result and logsumexp in the emulator; `executed`: as of `emulated`."""
     q, k, v = operands(s, dtype, cache)
     masks = {x: options[x] for x in options if x != "kv_layout"}
     expected = reference(q, k, v, lengths_of(s), **masks)
@@ -152,20 +150,14 @@ def check(
 
         return f
 
-    everywhere.check(
-        make,
-        list(arrays.values()),
-        expected,
-        atol=ROUNDING[dtype],
-        executed=executed,
-    )
+    args = list(arrays.values())
+    emulated.check(make, args, expected, executed, atol=ROUNDING[dtype])
 
 
 # --- sizes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("c", [GRID, CLUSTER])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "c"), [("float16", GRID), ("bfloat16", CLUSTER)])
 def test_results_of_a_grid_and_of_a_cluster(dtype, c):
     check(Shape(), c, dtype=dtype, executed=BOTH if c is CLUSTER else (Warpgroup,))
 
@@ -180,7 +172,7 @@ def test_three_ctas_combine_dimensions_that_they_cannot_divide():
     check(Shape(kv_len=200), dataclasses.replace(CLUSTER, cluster=3))
 
 
-@pytest.mark.parametrize("q_len", range(1, 9))
+@pytest.mark.parametrize("q_len", [1, 2, 5, 8])
 def test_queries_are_causal_among_themselves(q_len):
     check(Shape(q_len=q_len, kv_len=70, heads=1))
 
@@ -192,7 +184,7 @@ def test_a_query_may_see_later_ones(causal):
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "q_len"),
-    [(1, 1, 1), (8, 2, 1), (7, 1, 1), (14, 2, 3), (40, 1, 1), (72, 1, 1), (16, 1, 8)],
+    [(1, 1, 1), (8, 2, 1), (14, 2, 3), (40, 1, 1), (72, 1, 1), (16, 1, 8)],
 )
 def test_heads_of_a_group_share_their_keys(heads, kv_heads, q_len):
     check(Shape(q_len=q_len, kv_len=70, heads=heads, kv_heads=kv_heads))
@@ -203,15 +195,17 @@ def test_dimensions_of_a_head(head_dim):
     check(Shape(kv_len=70, head_dim=head_dim))
 
 
-@pytest.mark.parametrize("c", [GRID, CLUSTER, dataclasses.replace(GRID, workers=7)])
-@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize(
+    ("q_len", "c"),
+    [(1, GRID), (3, GRID), (3, CLUSTER), (1, dataclasses.replace(GRID, workers=7))],
+)
 def test_lengths_differ(q_len, c):
     s = Shape(4, q_len, 200, 2, 2, lengths=(200, 0, 1, 77))
     executed = (Warpgroup,) if c is GRID and q_len == 1 else ()
     check(s, c, executed=executed)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5, 11])
+@pytest.mark.parametrize("workers", [1, 5, 11])
 def test_any_number_of_ctas_divides_the_blocks(workers):
     s = Shape(batch=2, kv_len=300, kv_heads=2)
     check(s, dataclasses.replace(GRID, workers=workers))
@@ -240,7 +234,7 @@ def test_two_warpgroups_share_a_block(changes, options):
         **{"block_kv": 128, "consumers": 2, "stages": 1, "workers": 3} | changes
     )
     s = Shape(2, 1, 300, 4, 2, lengths=(300, 129))
-    check(s, c, executed=() if options else BOTH, **options)
+    check(s, c, executed=() if options else (Warpgroup,), **options)
 
 
 # --- masks ----------------------------------------------------------------------------
@@ -394,91 +388,7 @@ def test_vmap_and_jit(c):
     np.testing.assert_allclose(got, expected, atol=2**-9)
 
 
-@pytest.mark.parametrize(
-    ("c", "options"),
-    [
-        (GRID, {}),
-        (CLUSTER, {}),
-        (GRID, {"cache": F8}),
-        (CLUSTER, {"cache": F8}),
-        (DecodeConfig(block_kv=128, consumers=2, stages=1, workers=2), {}),
-        slow(DecodeConfig(stages=1, workers=5), {}),
-    ],
-)
-def test_ten_orders_of_events_give_one_result(c, options):
-    s = Shape(batch=2, kv_len=150, lengths=(150, 70))
-    q, k, v = operands(s, **options)
-    f = functools.partial(decode_attention, lengths=jnp.array(s.lengths, jnp.int32))
-    # A result that depends on the schedule is an error, as is a race.
-    interpret = plgpu.InterpretParams(schedules=10)
-    got = np.asarray(f(q, k, v, config=c, interpret=interpret), np.float64)
-    expected, _ = reference(q, k, v, s.lengths)
-    np.testing.assert_allclose(got, expected, atol=2**-8)
-
-
-@pytest.mark.slow
-def test_five_orders_of_events_with_pages():
-    s = Shape(batch=2, kv_len=144, lengths=(140, 70))
-    q, k, v = operands(s)
-    table = random_table(s, 16)
-    got = decode_attention(
-        *(q, in_pages(k, 16, table), in_pages(v, 16, table)),
-        lengths=jnp.array(s.lengths, jnp.int32),
-        page_table=table,
-        config=dataclasses.replace(CLUSTER, block_kv=128, consumers=2, stages=1),
-        interpret=plgpu.InterpretParams(schedules=5),
-    )
-    expected, _ = reference(q, k, v, s.lengths)
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchrony", ["eager", "late"])
-@pytest.mark.parametrize("seed", range(5))
-def test_there_is_no_race(asynchrony, seed):
-    s = Shape(batch=3, kv_len=330, lengths=(330, 1, 200), kv_heads=2)
-    q, k, v = operands(s)
-    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=seed)
-    c = dataclasses.replace(GRID, workers=8)
-    lengths = jnp.array(s.lengths, jnp.int32)
-    got = decode_attention(q, k, v, lengths=lengths, config=c, interpret=interpret)
-    expected, _ = reference(q, k, v, s.lengths)
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
-
-
 # --- what the compiler makes of it ----------------------------------------------------
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("batch", "cache", "options"),
-    [
-        (1, None, {}),
-        slow(16, None, {"q_len": 8}),
-        slow(1, F8, {}),
-        slow(16, F8, {}),
-        slow(16, None, {"head_dim": 256, "q_len": 8}),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*spills registers")
-def test_nothing_spills(batch, cache, options):
-    s = Shape(batch, kv_len=8192, heads=32, kv_heads=8, head_dim=128)
-    s = dataclasses.replace(s, **options)
-    q = jax.ShapeDtypeStruct((batch, s.q_len, s.heads, s.head_dim), jnp.bfloat16)
-    shape = batch, s.kv_len, s.kv_heads, s.head_dim
-    kv = jax.ShapeDtypeStruct(shape, cache or jnp.bfloat16)
-    lengths = jax.ShapeDtypeStruct((batch,), jnp.int32)
-
-    def f(q, k, v, n):
-        return decode_attention(q, k, v, lengths=n)
-
-    (report,) = plgpu.offline.compile(f, q, kv, kv, lengths)
-    # Five warpgroups have 96 registers a thread, and lengths take some: a few words are
-    # spilled. With fewer warpgroups 8-bit caches are slower.
-    few = 64 if cache else 0
-    assert report.resources.spill_store_bytes <= few
-    assert report.resources.spill_load_bytes <= few
-    assert few or report.resources.remarks == ()
 
 
 @pytest.mark.parametrize(

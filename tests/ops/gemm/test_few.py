@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
-from pallas_gpu import errors, offline
+from pallas_gpu import offline
 from pallas_gpu.ops import SplitMatmulConfig, matmul
-from tests.support import everywhere
+from tests.support import emulated
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup, under
 
@@ -41,11 +40,10 @@ def check(shape, c, dtype="float16", out_dtype=None, executed=(Warpgroup,), **op
         )
 
     atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
-    everywhere.check(make, args, reference(x, w), atol=atol, executed=executed)
+    emulated.check(make, args, reference(x, w), atol=atol, executed=executed)
 
 
-@pytest.mark.parametrize("m", [1, 3, 8])
-@pytest.mark.parametrize("transpose_b", [False, True], ids=["w", "w.T"])
+@pytest.mark.parametrize(("m", "transpose_b"), [(1, False), (3, True), (8, False)])
 def test_few_rows(m, transpose_b):
     check((m, 72, 136), SMALL, transpose_b=transpose_b)
 
@@ -65,8 +63,7 @@ def test_tiles_that_exceed_the_problem(changes):
     check((35, 200, 152), config(**changes))
 
 
-@pytest.mark.parametrize("split", [2, 4])
-@pytest.mark.parametrize("m", [1, 16, 65])
+@pytest.mark.parametrize(("m", "split"), [(1, 4), (65, 2)])
 def test_a_cluster_divides_k(m, split):
     check((m, 136, 264), config(tile_m=16, split=split, blocks=2 * split))
 
@@ -94,39 +91,8 @@ def test_clusters_divide_k(split, clusters, blocks):
     check((20, 72, 264), c)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "out"), [("bfloat16", None), ("bfloat16", "float32")]
-)
-def test_types_of_operands_and_result(dtype, out):
-    check((5, 64, 128), config(split=2), dtype, out)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"split": 2, "stages": 3},
-        {"split": 2, "part_m": 8, "tile_m": 16},
-        {"clusters": 2, "split": 2},
-    ],
-)
-def test_there_is_no_race(changes, asynchrony):
-    shape, c = (40, 136, 400), config(blocks=8, **changes)
-    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=3)
-    got = matmul(*operands(*shape), config=c, interpret=interpret)
-    expected = reference(*operands(*shape))
-    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
-
-
-def test_results_are_the_same_in_every_schedule():
-    x, w = operands(8, 64, 520)
-    c = config(split=2, clusters=3)
-    first, *others = (
-        matmul(x, w, config=c, interpret=plgpu.InterpretParams(seed=seed))
-        for seed in range(6)
-    )
-    for other in others:
-        np.testing.assert_array_equal(first, other)
+def test_types_of_operands_and_result():
+    check((5, 64, 128), config(split=2), "bfloat16", "float32")
 
 
 def test_vmap_makes_a_batch_of_products():
@@ -165,7 +131,7 @@ def test_epilogues_are_applied_to_the_whole_sum(changes):
         )
 
     args = [x, w, bias, residual]
-    everywhere.check(make, args, expected, atol=2**-5, executed=[Warpgroup])
+    emulated.check(make, args, expected, atol=2**-5, executed=[Warpgroup])
 
 
 @pytest.mark.parametrize("changes", DIVIDED)
@@ -185,7 +151,7 @@ def test_a_gate_is_a_second_product(changes):
         )
 
     expected = np.maximum(reference(x, gate), 0) * reference(x, w)
-    everywhere.check(make, [x, w, gate], expected, atol=1e-3, executed=[Warpgroup])
+    emulated.check(make, [x, w, gate], expected, atol=1e-3, executed=[Warpgroup])
 
 
 @pytest.mark.parametrize("transpose_b", [False, True], ids=["w", "w.T"])
@@ -194,7 +160,7 @@ def test_the_left_operand_is_transposed(transpose_b):
     check((16, 72, 136), c, transpose_a=True, transpose_b=transpose_b)
 
 
-@pytest.mark.parametrize("changes", DIVIDED)
+@pytest.mark.parametrize("changes", DIVIDED[::2])
 def test_batches_that_share_an_operand(changes):
     x, w = operands(3, 72, 264, batch=(2,))
     c = config(blocks=16, **changes)
@@ -216,7 +182,7 @@ def test_integers_are_summed_as_integers():
         )
 
     expected = x.astype(np.int32) @ w.T.astype(np.int32)
-    everywhere.check(make, [x, w], expected, executed=[Warpgroup])
+    emulated.check(make, [x, w], expected, executed=[Warpgroup])
 
 
 def test_float32_is_multiplied_as_tf32():
@@ -226,24 +192,6 @@ def test_float32_is_multiplied_as_tf32():
 
 
 # --- compiled -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "c"),
-    [
-        ((16, 4096, 4096), SplitMatmulConfig(tile_m=16, split=4)),
-        ((256, 4096, 4096), SplitMatmulConfig(tile_m=256, tile_n=128, split=4)),
-        ((256, 8192, 8192), SplitMatmulConfig(tile_m=128)),
-        ((256, 256, 65536), SplitMatmulConfig(tile_m=128, split=8, clusters=4)),
-    ],
-)
-def test_nothing_spills(shape, c):
-    m, n, k = shape
-    arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, k), (k, n))]
-    product = functools.partial(matmul, config=c)
-    (report,) = offline.compile(under(Warpgroup, product), *arguments)
-    assert report.resources.spill_store_bytes == 0
 
 
 @pytest.mark.offline
@@ -257,40 +205,3 @@ def test_sums_that_are_sent_need_no_fence():
     # Those that follow the initialization and precede the exit.
     assert report.ptx.count("barrier.cluster.arrive.relaxed") == 2
     assert report.ptx.count("barrier.cluster.arrive") == 2
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"tile_m": 12}, "the tensor core does not support this tile", "12"),
-        ({"tile_m": 264}, "the tensor core does not support this tile", "264"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-        ({"tile_n": 96}, "the warpgroups do not divide the columns", "96"),
-        (
-            {"tile_n": 192, "warpgroups": 2},
-            "the warpgroups do not divide the columns",
-            "192",
-        ),
-        ({"split": 3}, "invalid division of K", "3"),
-        ({"part_m": 12}, "the parts do not divide the rows of a tile", "12"),
-        ({"stages": 1}, "there are too few stages, clusters or blocks", "stages=1"),
-        ({"clusters": 0}, "there are too few stages, clusters or blocks", "clusters=0"),
-        ({"blocks": 3, "split": 4}, "there are too few stages", "blocks=3"),
-    ],
-)
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        config(**changes)
-    assert caught.value.what.startswith(f"SplitMatmulConfig: {what}")
-    assert got in str(caught.value.got)
-    assert caught.value.expected and caught.value.hint
-
-
-def test_every_block_has_a_part_of_k():
-    with pytest.raises(errors.ArgumentError) as caught:
-        matmul(*operands(1, 64, 192), config=config(split=4))
-    assert caught.value.what == "matmul: a block has no part of K"
-    assert "split=4" in caught.value.got

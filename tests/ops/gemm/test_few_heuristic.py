@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu import offline
 from pallas_gpu.ops import MatmulConfig, SplitMatmulConfig, matmul
 from pallas_gpu.ops.gemm import choice, few_heuristic
 from pallas_gpu.ops.gemm.epilogue import Epilogue
@@ -80,22 +76,3 @@ def test_the_chosen_configuration_computes_the_product(shape):
     np.testing.assert_allclose(
         np.asarray(got, np.float32), reference(x, w), atol=2 * ROUNDING["float16"]
     )
-
-
-@pytest.mark.slow
-@pytest.mark.offline
-@of_problems
-def test_no_choice_spills(p):
-    if p.epilogue.gated:
-        pytest.skip("the operands of this test have no gate")
-    a = (p.batch, p.k, p.m) if p.transpose_a else (p.batch, p.m, p.k)
-    b = (p.batch, p.n, p.k) if p.transpose_b else (p.batch, p.k, p.n)
-    product = functools.partial(
-        matmul,
-        transpose_a=p.transpose_a,
-        transpose_b=p.transpose_b,
-        config=few_heuristic.choose(p),
-    )
-    arguments = [jax.ShapeDtypeStruct(shape, p.dtype) for shape in (a, b)]
-    (report,) = offline.compile(product, *arguments)
-    assert report.resources.spill_store_bytes == 0

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import pallas_gpu as plgpu
-from pallas_gpu import errors
-from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
-from tests.support import everywhere, ragged
+from pallas_gpu.ops import RaggedDotConfig, ragged_dot_general
+from tests.support import emulated, ragged
 from tests.support.ragged import normal
 from tests.support.semantics import Warpgroup
 
@@ -61,7 +59,7 @@ def test_products_of_narrow_floats(dtype, n, k, of_lhs, of_rhs):
     expected = ragged.product(x, np.swapaxes(w, 1, 2), SIZES)
     # The tensor core's sums have 13 bits.
     args = [a, b, jnp.array(SIZES)]
-    everywhere.check(make, args, expected, atol=5e-2, executed=[Warpgroup])
+    emulated.check(make, args, expected, atol=5e-2, executed=[Warpgroup])
 
 
 def test_gathered_rows_take_their_factors_along():
@@ -79,60 +77,3 @@ def test_gathered_rows_take_their_factors_along():
     x = (np.asarray(a, np.float64) * np.asarray(scale)[:, None])[rows]
     expected = ragged.product(x, np.swapaxes(np.asarray(b, np.float64), 1, 2), SIZES)
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=0.25)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    "n", [4096, 4160]
-)  # 4160: the last tile of a row ends beyond it
-def test_scaled_products_do_not_spill(n):
-    m, k, groups = 16384, 4096, 128
-
-    def f(a, b, sizes, left, right):
-        return ragged_dot_general(
-            *(a, b, sizes, TRANSPOSED), lhs_scale=left, rhs_scale=right
-        )
-
-    s = jax.ShapeDtypeStruct
-    (report,) = plgpu.offline.compile(
-        f,
-        *(s((m, k), E4M3), s((groups, n, k), E4M3), s((groups,), jnp.int32)),
-        *(s((m,), jnp.float32), s((groups, n), jnp.float32)),
-    )
-    assert report.resources.remarks == ()
-    assert report.resources.spill_store_bytes == 0
-
-
-# --- refusals -------------------------------------------------------------------------
-
-X, W = normal(8, 16, dtype=E4M3), normal(2, 24, 16, dtype=E4M3)
-GROUPS = np.array([3, 5], np.int32)
-
-
-def test_matrices_are_stored_along_k():
-    with pytest.raises(errors.DTypeError, match="not supported") as caught:
-        ragged_dot(X, jnp.swapaxes(W, 1, 2), GROUPS)
-    assert "ragged_dot_general" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "scales", [{"lhs_scale": np.ones(3)}, {"rhs_scale": np.ones((2, 16))}]
-)
-def test_factors_fit_rows_and_columns(scales):
-    with pytest.raises(errors.ShapeError, match="has another shape"):
-        ragged_dot_general(X, W, GROUPS, TRANSPOSED, **scales)
-
-
-def test_wide_floats_have_no_factors():
-    x, w = X.astype(jnp.bfloat16), W.astype(jnp.bfloat16)
-    with pytest.raises(errors.UnsupportedError, match="has no scales"):
-        ragged_dot_general(x, w, GROUPS, TRANSPOSED, lhs_scale=jnp.ones(8))
-
-
-def test_products_of_narrow_floats_have_no_derivative():
-    def f(x):
-        out = ragged_dot_general(x, W, GROUPS, TRANSPOSED)
-        return jnp.sum(out.astype(jnp.float32))
-
-    with pytest.raises(errors.DifferentiationError, match="no derivatives"):
-        jax.grad(f)(X)

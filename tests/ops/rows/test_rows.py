@@ -70,8 +70,14 @@ def check_derivatives(operation, reference, *args, atol=1e-4):
     everywhere.check(make, args, gradients(reference)(*args), atol=atol, rtol=atol)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((s, "float32") for s in SHAPES),
+        (SHAPES[0], "float16"),
+        (SHAPES[1], "bfloat16"),
+    ],
+)
 def test_softmax(shape, dtype):
     check(ops.softmax, softmax, normal(*shape, dtype=dtype))
 
@@ -84,8 +90,10 @@ def test_log_softmax(shape):
 OF_JAX = {ops.softmax: jax.nn.softmax, ops.log_softmax: jax.nn.log_softmax}
 
 
-@pytest.mark.parametrize("operation", OF_JAX.keys())
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("operation", "shape"),
+    [*((ops.softmax, s) for s in SHAPES), *((ops.log_softmax, s) for s in SHAPES[1:3])],
+)
 def test_derivatives_of_softmax(operation, shape):
     check_derivatives(operation, OF_JAX[operation], normal(*shape))
 
@@ -121,8 +129,9 @@ def test_masked_elements_have_no_share(columns):
     np.testing.assert_allclose(ops.softmax(jnp.asarray(x)), softmax(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((s, "float32") for s in SHAPES), (SHAPES[1], "bfloat16")]
+)
 def test_norms(shape, dtype):
     x = normal(*shape, dtype=dtype)
     scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
@@ -281,46 +290,6 @@ def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
     exact = plgpu.CompilerParams(approx_math=False)
     assert functions(jnp.float32) == functions(jnp.bfloat16, compiler_params=exact)
     assert functions(jnp.float32) != functions(jnp.bfloat16)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("columns", "dtype"),
-    [(64, "float32"), (16384, "bfloat16"), (20000, "float32"), (4096, "bfloat16")],
-)
-def test_no_row_spills(columns, dtype):
-    x = jax.ShapeDtypeStruct((256, columns), dtype)
-    scale = jax.ShapeDtypeStruct((columns,), dtype)
-
-    def loss(x, scale):
-        y = ops.layer_norm(ops.log_softmax(x), scale, scale)
-        return jnp.sum(ops.softmax(y).astype(jnp.float32))
-
-    for report in plgpu.offline.compile(jax.grad(loss, (0, 1)), x, scale):
-        assert report.resources.spill_store_bytes == 0, report
-
-
-HEAD = np.ones((1, 2, 1, 4), np.float32)
-WRONG = [
-    (ops.softmax, [np.zeros((2, 0))], {}, errors.ShapeError, "x has no rows"),
-    (ops.softmax, [np.zeros((2, 3), np.int32)], {}, errors.DTypeError, "int32"),
-    (ops.log_softmax, [np.float32(1)], {}, errors.ShapeError, "no rows"),
-    (ops.rms_norm, [normal(2, 8), normal(4)], {}, errors.ShapeError, r"\(8,\)"),
-    (ops.layer_norm, [normal(2, 8), normal(2, 8)], {}, errors.ShapeError, "scale"),
-    (ops.rotary_embedding, [normal(2, 8, 3)], {}, errors.ShapeError, "head_dim"),
-    (ops.rotary_embedding, [HEAD[..., :3]], {}, errors.ShapeError, "even"),
-    (ops.rotary_embedding, [HEAD, normal(2)], {}, errors.DTypeError, "integers"),
-    (ops.rotary_embedding, [HEAD, np.arange(3)], {}, errors.ShapeError, "positions"),
-    (ops.rotary_embedding, [HEAD], {"base": -1.0}, errors.ArgumentError, "positive"),
-    (ops.top_k, [normal(2, 8), 9], {}, errors.ArgumentError, "from 1 to 8"),
-    (ops.top_k, [normal(1, 9000), 5000], {}, errors.ArgumentError, "up to 4096"),
-]
-
-
-@pytest.mark.parametrize(("operation", "args", "options", "error", "message"), WRONG)
-def test_refusals(operation, args, options, error, message):
-    with pytest.raises(error, match=message):
-        operation(*args, **options)
 
 
 @pytest.mark.parametrize(
