@@ -54,7 +54,7 @@ _GROWTH_MB = 150
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
-from tests.support import tiers  # noqa: E402
+from tests.support import executions, tiers  # noqa: E402
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 # In CI the same examples run every time, so a red run is red for its change.
@@ -102,10 +102,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tiers.configure(config)
-    from tests.support import executions
-
-    executions.configure(config.cache.mkdir("executions"))
+    folder = config.cache.mkdir("tiers") if hasattr(config, "cache") else None
+    tiers.configure(config, folder)
+    executions.configure(folder)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -160,7 +159,7 @@ def pytest_runtest_makereport(
 ) -> Iterator[None]:
     report = yield
     if report.when == "call" and report.passed:
-        tiers.passed(item.config, item.nodeid)
+        tiers.passed(item.nodeid)
     return report
 
 

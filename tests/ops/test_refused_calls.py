@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
@@ -21,7 +22,6 @@ from pallas_gpu.errors import (
     TargetError,
     UnsupportedError,
 )
-from tests.support import host
 from tests.support.refused_calls import each, named, no, total, zeros
 
 BF16, F32, I32, I8 = jnp.bfloat16, jnp.float32, jnp.int32, jnp.int8
@@ -238,7 +238,7 @@ def numbers(lhs, rhs, groups):
 
 
 TRANSPOSED, CONTRACTED = numbers(1, 2, (0,)), numbers(0, 0, ())
-RX, RW, SIZES = zeros(8, 16), zeros(2, 16, 24), host.array([3, 5], I32)
+RX, RW, SIZES = zeros(8, 16), zeros(2, 16, 24), np.array([3, 5], np.int32)
 R8, RW8 = RX.astype(E4M3), zeros(2, 24, 16, dtype=E4M3)
 GENERAL = ops.ragged_dot_general
 RAGGED = [

@@ -27,10 +27,12 @@ _folder: Path | None = None
 _counts: collections.Counter[tuple[str, str]] = collections.Counter()
 
 
-def configure(folder: Path) -> None:
+def configure(folder: Path | None) -> None:
     """Sets where the digests lie."""
     global _folder
-    _folder = folder
+    _folder = folder / "executions" if folder else None
+    if _folder:
+        _folder.mkdir(exist_ok=True)
 
 
 def test_name() -> str:

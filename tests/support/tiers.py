@@ -26,6 +26,7 @@ _LEFT = "- "
 COLLECTED = pytest.StashKey[frozenset[str]]()
 
 _tier: Tier = "all"
+_folder: Path | None = None
 # Whether the test that runs has asked for the tier: another one would run it otherwise.
 _asked = False
 
@@ -94,12 +95,12 @@ def add_option(parser: pytest.Parser) -> None:
     )
 
 
-def configure(config: pytest.Config) -> None:
-    """Sets the tier of this process."""
-    global _tier
-    _tier = config.getoption("--tier")
-    if _tier == "default" and not hasattr(config, "workerinput"):
-        for path in _done_folder(config).glob("*.txt"):
+def configure(config: pytest.Config, folder: Path | None) -> None:
+    """Sets the tier of this process, and the folder for what has passed."""
+    global _tier, _folder
+    _tier, _folder = config.getoption("--tier"), folder
+    if folder and _tier == "default" and not hasattr(config, "workerinput"):
+        for path in folder.glob("*.txt"):
             path.unlink()
 
 
@@ -111,7 +112,7 @@ def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _tier == "all":
         return
     if _tier == "rest":
-        done = _done(config)
+        done = _done()
         kept = [x for x in items if x.nodeid not in done]
     else:
         listed, new = read(_tier), _tier == "default"
@@ -129,19 +130,15 @@ def begin() -> None:
     _asked = False
 
 
-def passed(config: pytest.Config, name: str) -> None:
+def passed(name: str) -> None:
     """Notes a test that has passed, if no tier runs it otherwise."""
-    if _tier == "default" and not _asked:
-        with (_done_folder(config) / f"{os.getpid()}.txt").open("a") as file:
+    if _folder and _tier == "default" and not _asked:
+        with (_folder / f"{os.getpid()}.txt").open("a") as file:
             file.write(f"{name}\n")
 
 
-def _done_folder(config: pytest.Config) -> Path:
-    return config.cache.mkdir("tiers")
-
-
-def _done(config: pytest.Config) -> set[str]:
-    texts = [path.read_text() for path in _done_folder(config).glob("*.txt")]
+def _done() -> set[str]:
+    texts = [path.read_text() for path in _folder.glob("*.txt")] if _folder else []
     return {name for text in texts for name in text.splitlines()}
 
 
