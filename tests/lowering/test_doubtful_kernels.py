@@ -171,15 +171,14 @@ def test_a_reduction_of_many_columns_takes_rounds():
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...].sum(0)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((512,), jnp.float32),
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x.sum(0), semantics=[Lane])
+    everywhere.run(
+        body,
+        [x],
+        x.sum(0),
+        out=jax.ShapeDtypeStruct((512,), jnp.float32),
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
+        semantics=[Lane],
+    )
 
 
 # --- starts that are known at run time ------------------------------------------------

@@ -27,10 +27,7 @@ def of(body, **options):
     """Returns `make` for a kernel of two results."""
     out = jax.ShapeDtypeStruct((64, 128), F32)
 
-    def make(interpret):
-        return plgpu.kernel(body, out_type=(out, out), interpret=interpret, **options)
-
-    return make
+    return everywhere.kernel(body, (out, out), **options)
 
 
 def load(x, tile, barrier):

@@ -22,15 +22,7 @@ def normal(*shape: int, dtype=F32):
 
 
 def kernel(body, shape, dtype=F32, **options):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(body, jax.ShapeDtypeStruct(shape, dtype), **options)
 
 
 def check(body, args, expected, dtype=F32, **options):

@@ -110,3 +110,59 @@ def elementwise(
         )
 
     return make
+
+
+def kernel(
+    body: Callable[..., None],
+    out: Any = (),
+    *scratch: Any,
+    target: str | None = None,
+    **options: Any,
+) -> Callable[[Any], Callable[..., Any]]:
+    """Returns `make` for a kernel.
+
+    Args:
+      body: of the kernel.
+      out: its results: their types, or arrays of these types.
+      scratch: its scratch_types.
+      target: of its compiler_params.
+      options: others of `plgpu.kernel`, where `grid`, `cluster` and `threads` may be
+        sizes by name, as {"i": 4}.
+    """
+    for sizes, names in (("grid", "grid_names"), ("cluster", "cluster_names")):
+        if isinstance(options.get(sizes), dict):
+            options[names] = tuple(options[sizes])
+            options[sizes] = tuple(options[sizes].values())
+    if "threads" in options:
+        ((name, count),) = options.pop("threads").items()
+        options |= {"num_threads": count, "thread_name": name}
+    if target is not None:
+        options["compiler_params"] = plgpu.CompilerParams(target=target)
+    if scratch:
+        options["scratch_types"] = scratch
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out)
+
+    def make(interpret):
+        return plgpu.kernel(body, out_type=types, interpret=interpret, **options)
+
+    return make
+
+
+OF_CHECK = {"atol", "rtol", "emulate", "semantics", "executed", "on_gpu"}
+
+
+def run(
+    body: Callable[..., None],
+    args: Sequence[Any],
+    expected: Any,
+    *scratch: Any,
+    out: Any = None,
+    **options: Any,
+) -> None:
+    """Checks a kernel, whose results have the types of `expected` or of `out`.
+
+    Takes the options of `kernel` and of `check`.
+    """
+    of_check = {name: options.pop(name) for name in OF_CHECK & options.keys()}
+    make = kernel(body, expected if out is None else out, *scratch, **options)
+    check(make, args, expected, **of_check)

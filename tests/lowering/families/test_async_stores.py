@@ -38,12 +38,7 @@ def meet(barrier):
 def clustered(body, scratch, out, ctas=2, **options):
     options = {"cluster": (ctas,), "cluster_names": ("c",), **options}
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
-        )
-
-    return make
+    return everywhere.kernel(body, out, *scratch, **options)
 
 
 def result(*shape, dtype=F32):

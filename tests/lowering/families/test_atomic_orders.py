@@ -173,21 +173,14 @@ def shared(release, acquire):
         def _():
             o[...] = rows[0] + rows[1]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((N,), F32),
-            scratch_types=[
-                plgpu.SMEM((1,), I32),
-                plgpu.SMEM((2, N), F32),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((N,), F32),
+        plgpu.SMEM((1,), I32),
+        plgpu.SMEM((2, N), F32),
+        plgpu.Barrier(num_arrivals=2),
+        threads={"wg": 2},
+    )
 
 
 def test_counters_in_smem_order_warpgroups():

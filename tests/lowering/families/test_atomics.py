@@ -13,6 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.primitives.atomics import TYPES
+from tests.support import everywhere
 from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
 from tests.support.refusal import refused
@@ -105,13 +106,9 @@ def test_smem_is_updated_without_old_elements(name, dtype):
         call(name, s, (), value)
         o[...] = s[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(SHAPE, dtype),
-            scratch_types=[plgpu.SMEM(SHAPE, dtype)],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(SHAPE, dtype), plgpu.SMEM(SHAPE, dtype)
+    )
 
     check(make, [state, x, compare], updated(name, state, values))
 

@@ -33,18 +33,15 @@ def of(cluster, names, body, arrays, out, **options):
     """`make` of a kernel of one cluster: body(*inputs, output, *arrays, meeting)."""
     axes = (tuple(names),)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=out,
-            cluster=cluster,
-            cluster_names=tuple(names),
-            scratch_types=[*arrays, plgpu.ClusterBarrier(collective_axes=axes)],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        out,
+        *arrays,
+        plgpu.ClusterBarrier(collective_axes=axes),
+        cluster=cluster,
+        cluster_names=tuple(names),
+        **options,
+    )
 
 
 def pair(body, arrays, out, **options):
@@ -286,22 +283,16 @@ def test_all_warpgroups_of_all_ctas_add_to_one_array(warpgroups):
     want = np.full(N, sum(10 * i + w + 1 for i in range(2) for w in range(warpgroups)))
     want[:32] += 2 * 2 * warpgroups
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=result(N, dtype=I32),
-            cluster=(2,),
-            cluster_names=("c",),
-            num_threads=warpgroups,
-            thread_name="w",
-            scratch_types=[
-                plgpu.SMEM((N,), I32),
-                plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
-            ],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [], want.astype(np.int32))
+    everywhere.run(
+        body,
+        [],
+        want.astype(np.int32),
+        plgpu.SMEM((N,), I32),
+        plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
+        out=result(N, dtype=I32),
+        cluster={"c": 2},
+        threads={"w": warpgroups},
+    )
 
 
 ATOMICS = {
@@ -432,17 +423,15 @@ def test_a_multicast_reaches_16_ctas():
         plgpu.barrier_wait(full)
         o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=result(4, 4, 16, N),
-            cluster=(4, 4),
-            cluster_names=("a", "b"),
-            scratch_types=[plgpu.SMEM((16, N), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.broadcast_to(x, (4, 4, 16, N)))
+    everywhere.run(
+        body,
+        [x],
+        np.broadcast_to(x, (4, 4, 16, N)),
+        plgpu.SMEM((16, N), F32),
+        plgpu.Barrier(),
+        out=result(4, 4, 16, N),
+        cluster={"a": 4, "b": 4},
+    )
 
 
 @pytest.mark.offline

@@ -20,15 +20,9 @@ X = host.array(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
 
 
 def kernel(body, out_dtype=jnp.float32, out_shape=SHAPE, **options):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body, jax.ShapeDtypeStruct(out_shape, out_dtype), **options
+    )
 
 
 def test_a_splat_carry_takes_the_layout_the_body_gives_it():

@@ -299,15 +299,14 @@ def test_a_result_that_the_same_warpgroup_has_stored_is_initialized():
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(SHAPE, F32),
-            scratch_types=[plgpu.SMEM(SHAPE, F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [X], X + 2)
+    everywhere.run(
+        body,
+        [X],
+        X + 2,
+        plgpu.SMEM(SHAPE, F32),
+        plgpu.Barrier(),
+        out=jax.ShapeDtypeStruct(SHAPE, F32),
+    )
 
 
 # --- what is refused, what is emitted -------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.everywhere import check
 from tests.support.indexed_programs import (
     COLUMNS,
@@ -142,10 +143,9 @@ def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
         sums[...] = jnp.zeros(shape, jnp.float32)
         plgpu.atomic_add(sums.at[rows[...]], x[0:3], mask=mask[...])
 
-    def make(interpret):
-        shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
-        out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
+    out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
+    make = everywhere.kernel(body, out)
 
     x = np.random.default_rng(3).integers(1, 99, shape).astype(np.float32)
     stored = np.zeros_like(x)
@@ -182,9 +182,8 @@ def test_under_lane_repeated_indices_are_converted_to_a_default_layout(axis):
         sums[...] = jnp.zeros((64, 128), jnp.float32)
         plgpu.atomic_add(sums.at[found], 1.0)
 
-    def make(interpret):
-        out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
+    make = everywhere.kernel(body, out)
 
     expected = [X[ROWS], X[np.ix_(ROWS, COLUMNS)], np.ones_like(X)]
     check(make, [X, ROWS, COLUMNS], expected)

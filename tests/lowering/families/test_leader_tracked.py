@@ -46,21 +46,15 @@ def then(x, o, tile, full, ready):
 
 
 def kernel(body, tile=TILE, transforms=(), target="sm_100a", mesh=PAIR, arrivals=1):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, *tile), F32),
-            scratch_types=[
-                plgpu.SMEM(tile, F32, transforms=transforms),
-                plgpu.Barrier(num_arrivals=arrivals),
-                plgpu.ClusterBarrier(collective_axes="c"),
-            ],
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(target=target),
-            **mesh,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, *tile), F32),
+        plgpu.SMEM(tile, F32, transforms=transforms),
+        plgpu.Barrier(num_arrivals=arrivals),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        target=target,
+        **mesh,
+    )
 
 
 def check(make, args, expected):
@@ -116,20 +110,15 @@ def test_several_pairs_make_a_cluster():
         plgpu.barrier_wait(ready)
         o[lax.axis_index("p"), lax.axis_index("c")] = tile[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2, *TILE), F32),
-            scratch_types=[
-                plgpu.SMEM(TILE, F32),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(collective_axes="c"),
-            ],
-            interpret=interpret,
-            cluster=(2, 2),
-            cluster_names=("p", "c"),
-            compiler_params=plgpu.CompilerParams(target="sm_100a"),
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, 2, *TILE), F32),
+        plgpu.SMEM(TILE, F32),
+        plgpu.Barrier(),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        cluster={"p": 2, "c": 2},
+        target="sm_100a",
+    )
 
     x = numbers(2, 32, 32)
     check(make, [x], x.reshape(2, 2, *TILE))

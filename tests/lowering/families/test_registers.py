@@ -29,15 +29,7 @@ def tiled(dtype, swizzle=128):
 
 
 def make_kernel(body, out_shape, dtype=jnp.float32, **options):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out_shape, dtype),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(body, jax.ShapeDtypeStruct(out_shape, dtype), **options)
 
 
 def through_smem(dtype, transforms, shape, layout, transpose=False):
@@ -172,19 +164,18 @@ def test_row_vectors_are_stored_and_loaded():
         row = plgpu.load(rows_ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         scaled_ref[...] = x * row[:, None]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct((64,), jnp.float32),
-                jax.ShapeDtypeStruct(SHAPE, jnp.float32),
-            ),
-            interpret=interpret,
-        )
-
     sums = np.asarray(X).sum(1)
     expected = (sums, np.asarray(X) * sums[:, None])
-    everywhere.check(make, [X], expected, atol=2e-4)
+    everywhere.run(
+        body,
+        [X],
+        expected,
+        out=(
+            jax.ShapeDtypeStruct((64,), jnp.float32),
+            jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+        ),
+        atol=2e-4,
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

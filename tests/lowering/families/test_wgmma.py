@@ -132,20 +132,14 @@ def make_kernel(body, a, b, out=(M, N), out_dtype=F32, swizzle=128, **options):
         plgpu.barrier_wait(barrier)
         body(sa, sb, o)
 
-    def make(interpret):
-        return plgpu.kernel(
-            full,
-            out_type=jax.ShapeDtypeStruct(out, out_dtype),
-            scratch_types=[
-                tiles(a.shape, a.dtype, swizzle),
-                tiles(b.shape, b.dtype, swizzle),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        full,
+        jax.ShapeDtypeStruct(out, out_dtype),
+        tiles(a.shape, a.dtype, swizzle),
+        tiles(b.shape, b.dtype, swizzle),
+        plgpu.Barrier(num_arrivals=2),
+        **options,
+    )
 
 
 def numbers(seed, shape, dtype):
@@ -535,19 +529,14 @@ def test_two_warpgroups_multiply_their_own_rows():
         plgpu.barrier_wait(barrier)
         body(sa, sb, o)
 
-    def make(interpret):
-        return plgpu.kernel(
-            full,
-            out_type=jax.ShapeDtypeStruct((M, N), F32),
-            scratch_types=[
-                tiles(A.shape, F16),
-                tiles(B.shape, F16),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        full,
+        jax.ShapeDtypeStruct((M, N), F32),
+        tiles(A.shape, F16),
+        tiles(B.shape, F16),
+        plgpu.Barrier(num_arrivals=2),
+        threads={"wg": 2},
+    )
 
     check(make, AB)
 

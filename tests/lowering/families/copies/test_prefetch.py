@@ -40,16 +40,13 @@ def kernel(prefetch, **mesh):
             plgpu.barrier_wait(full)
             o[cta, rows] = tile[...] + 1
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((ctas, 48, 32), F32),
-            scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
-            interpret=interpret,
-            **mesh,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((ctas, 48, 32), F32),
+        plgpu.SMEM(TILE, F32),
+        plgpu.Barrier(),
+        **mesh,
+    )
 
 
 CLUSTER = {"cluster": (2,), "cluster_names": ("c",)}

@@ -35,20 +35,16 @@ def until(barrier):
 def copies(poll=until):
     """A kernel that polls for each of its copies."""
 
-    def make(interpret):
-        def body(x, o, row, barrier):
-            @plgpu.loop(0, STEPS)
-            def _(i):
-                plgpu.copy_gmem_to_smem(x.at[i], row, barrier)
-                poll(barrier)
-                o[i] = row[...] * 2
+    def body(x, o, row, barrier):
+        @plgpu.loop(0, STEPS)
+        def _(i):
+            plgpu.copy_gmem_to_smem(x.at[i], row, barrier)
+            poll(barrier)
+            o[i] = row[...] * 2
 
-        return plgpu.kernel(
-            body, out_type=ROWS, interpret=interpret,
-            scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body, ROWS, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()
+    )
 
 
 def test_a_loop_of_tests_waits_for_a_copy():
@@ -81,56 +77,54 @@ def test_what_is_read_after_a_test_that_failed_is_a_race(seed):
 def test_one_success_is_one_phase():
     """The second test is for the second phase, which never completes."""
 
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_arrive(barrier)
-            # One lane arrives, and the other warps may test before.
-            until(barrier)
-            second = plgpu.barrier_test(barrier)
-            plgpu.barrier_arrive(barrier)
-            until(barrier)
-            o[...] = jnp.full(128, second.astype(jnp.float32))
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+        # One lane arrives, and the other warps may test before.
+        until(barrier)
+        second = plgpu.barrier_test(barrier)
+        plgpu.barrier_arrive(barrier)
+        until(barrier)
+        o[...] = jnp.full(128, second.astype(jnp.float32))
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
-            scratch_types=[plgpu.Barrier()], interpret=interpret,
-        )  # fmt: skip
-
-    everywhere.check(make, [], np.zeros(128, np.float32))
+    everywhere.run(
+        body,
+        [],
+        np.zeros(128, np.float32),
+        plgpu.Barrier(),
+        out=jax.ShapeDtypeStruct((128,), jnp.float32),
+    )
 
 
 def warpgroups(wait):
     """One warpgroup hands rows to another one, which polls, slot by slot."""
 
-    def make(interpret):
-        def body(x, o, rows, full, free):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                @plgpu.loop(0, STEPS)
-                def _(i):
-                    slot = lax.rem(i, 2)
-                    wait(free.at[slot])
-                    rows[slot] = x[i]
-                    plgpu.barrier_arrive(full.at[slot])
+    def body(x, o, rows, full, free):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            @plgpu.loop(0, STEPS)
+            def _(i):
+                slot = lax.rem(i, 2)
+                wait(free.at[slot])
+                rows[slot] = x[i]
+                plgpu.barrier_arrive(full.at[slot])
 
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                @plgpu.loop(0, STEPS)
-                def _(i):
-                    slot = lax.rem(i, 2)
-                    wait(full.at[slot])
-                    o[i] = rows[slot] * 2
-                    plgpu.barrier_arrive(free.at[slot])
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            @plgpu.loop(0, STEPS)
+            def _(i):
+                slot = lax.rem(i, 2)
+                wait(full.at[slot])
+                o[i] = rows[slot] * 2
+                plgpu.barrier_arrive(free.at[slot])
 
-        return plgpu.kernel(
-            body, out_type=ROWS, num_threads=2, thread_name="wg", interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((2, 128), jnp.float32), plgpu.Barrier(num_barriers=2),
-                plgpu.Barrier(num_barriers=2, initially_complete=True),
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        ROWS,
+        plgpu.SMEM((2, 128), jnp.float32),
+        plgpu.Barrier(num_barriers=2),
+        plgpu.Barrier(num_barriers=2, initially_complete=True),
+        threads={"wg": 2},
+    )
 
 
 def test_a_warpgroup_polls_for_another_one():
@@ -145,19 +139,17 @@ def test_a_test_orders_as_a_wait_does(interpret):
 
 
 def clusters():
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_arrive(barrier)
-            until(barrier)
-            o[lax.axis_index("c")] = jnp.ones(128)
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+        until(barrier)
+        o[lax.axis_index("c")] = jnp.ones(128)
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((4, 128), jnp.float32), cluster=(4,),
-            cluster_names=("c",), interpret=interpret,
-            scratch_types=[plgpu.ClusterBarrier(collective_axes="c")],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 128), jnp.float32),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        cluster={"c": 4},
+    )
 
 
 def test_a_cta_polls_for_the_others():
@@ -167,24 +159,20 @@ def test_a_cta_polls_for_the_others():
 def warps():
     """Each warp polls for a copy of its own."""
 
-    def make(interpret):
-        def body(x, o, rows, barriers):
-            @plgpu.warp_map
-            def _(w):
-                plgpu.copy_gmem_to_smem(x.at[w], rows.at[w], barriers.at[w])
-                until(barriers.at[w])
+    def body(x, o, rows, barriers):
+        @plgpu.warp_map
+        def _(w):
+            plgpu.copy_gmem_to_smem(x.at[w], rows.at[w], barriers.at[w])
+            until(barriers.at[w])
 
-            o[...] = rows[...]
+        o[...] = rows[...]
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((4, 128), jnp.float32),
-            interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((4, 128), jnp.float32), plgpu.Barrier(num_barriers=4)
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 128), jnp.float32),
+        plgpu.SMEM((4, 128), jnp.float32),
+        plgpu.Barrier(num_barriers=4),
+    )
 
 
 def test_warps_poll_by_themselves():

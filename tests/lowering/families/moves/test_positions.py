@@ -134,18 +134,16 @@ def test_a_small_scratch_is_used_in_rounds(bytes_):
     # And the fewer bytes, the more rounds: half a minute for 32 rows by 160.
     rows = {96: 8, 160: 16, 1008: 32}[bytes_]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((rows, 16), jnp.int32),
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
-        )
-
     x = numbers((rows, 16))
     y = jnp.asarray(x).at[INDEX].add(x[:8], mode="drop")
     y = np.asarray(y.at[:, jnp.arange(8) * 2].multiply(3))
-    everywhere.check(make, [x, INDEX], np.take_along_axis(y, x % 16, 1))
+    everywhere.run(
+        body,
+        [x, INDEX],
+        np.take_along_axis(y, x % 16, 1),
+        out=jax.ShapeDtypeStruct((rows, 16), jnp.int32),
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
+    )
 
 
 @pytest.mark.slow

@@ -199,19 +199,16 @@ def test_warpgroups_have_scratch_of_their_own(scratch):
         x = x + jnp.cumsum(x, axis=0) * 0 + x[5, 7]
         o_ref[i] = jnp.flip(jnp.concatenate([x[3:], x[:3]])) + i
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=scratch),
-        )
-
     moved = x + x[:, 5:6, 7:8]
     moved = np.concatenate([moved[:, 3:], moved[:, :3]], 1)[:, ::-1, ::-1]
-    everywhere.check(make, [x], moved + np.arange(2, dtype=np.int32)[:, None, None])
+    everywhere.run(
+        body,
+        [x],
+        moved + np.arange(2, dtype=np.int32)[:, None, None],
+        out=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        threads={"wg": 2},
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=scratch),
+    )
 
 
 @pytest.mark.parametrize("choice", BOTH)
@@ -239,8 +236,6 @@ def test_the_layout_of_the_operand_stays_where_it_fits():
     expected = x[::-1, ::-1].copy()
     expected[:8] = x[:8]
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
-    everywhere.check(make, [x], expected + x, semantics=[Lane])
+    everywhere.run(body, [x], expected + x, out=out, semantics=[Lane])

@@ -28,18 +28,9 @@ REGULAR = plgpu.SemaphoreType.REGULAR
 def over_rows(body, *scratch, out=(CTAS, 128), dtype=F32, **options):
     """Returns `make` for a kernel whose CTAs have a row each."""
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out, dtype),
-            scratch_types=scratch,
-            grid=(CTAS,),
-            grid_names=("i",),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body, jax.ShapeDtypeStruct(out, dtype), *scratch, grid={"i": CTAS}, **options
+    )
 
 
 def exchange(x, o):
@@ -292,18 +283,14 @@ def test_clusters_meet_at_a_barrier_of_the_grid():
         barrier.meet(2 * i + c)
         o[2 * i + c] = stored[3 - (2 * i + c)]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4, 128), F32),
-            grid=(2,),
-            grid_names=("i",),
-            cluster=(2,),
-            cluster_names=("c",),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [ROWS[:4]], ROWS[3::-1])
+    everywhere.run(
+        body,
+        [ROWS[:4]],
+        ROWS[3::-1],
+        out=jax.ShapeDtypeStruct((4, 128), F32),
+        grid={"i": 2},
+        cluster={"c": 2},
+    )
 
 
 def test_increments_and_values_are_traced():

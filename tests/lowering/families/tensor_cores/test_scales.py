@@ -74,33 +74,33 @@ def test_a_scale_that_is_nan_spoils_its_row():
 def test_the_left_operand_is_in_tmem():
     case = ScaledProduct()
 
-    def make(interpret):
-        def body(
-            a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
-            loaded, done, left,
-        ):  # fmt: skip
-            pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-            start_copies(loaded, *pairs)
-            plgpu.barrier_wait(loaded)
-            plgpu.async_copy_smem_to_tmem(a_smem, left)
-            plgpu.async_copy_scales_to_tmem(sa_smem, sa)
-            plgpu.async_copy_scales_to_tmem(sb_smem, sb)
-            scales = {"a_scale": sa, "b_scale": sb}
-            plgpu.tcgen05_mma(acc, left, b_smem.T, done, accumulate=False, **scales)
-            plgpu.barrier_wait(done)
-            out[...] = plgpu.async_load_tmem(acc)
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+        loaded, done, left,
+    ):  # fmt: skip
+        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+        start_copies(loaded, *pairs)
+        plgpu.barrier_wait(loaded)
+        plgpu.async_copy_smem_to_tmem(a_smem, left)
+        plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+        plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+        scales = {"a_scale": sa, "b_scale": sb}
+        plgpu.tcgen05_mma(acc, left, b_smem.T, done, accumulate=False, **scales)
+        plgpu.barrier_wait(done)
+        out[...] = plgpu.async_load_tmem(acc)
 
-        left = plgpu.TMEM((128, case.k), case.a, packed=True)
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-            scratch_types={**case.scratch(), "left": left},
-            compiler_params=plgpu.CompilerParams(target="sm_100a"),
-            interpret=interpret,
-        )
+    left = plgpu.TMEM((128, case.k), case.a, packed=True)
 
     operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        case.expected(*operands),
+        out=jax.ShapeDtypeStruct((128, case.n), F32),
+        scratch_types={**case.scratch(), "left": left},
+        target="sm_100a",
+        on_gpu=False,
+    )
 
 
 @pytest.mark.slow

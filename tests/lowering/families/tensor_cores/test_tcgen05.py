@@ -84,87 +84,84 @@ def test_warpgroup_semantics_infer_how_operands_are_stored(case):
 def test_accumulate_may_be_a_value():
     case = Product(n=16, k=32, b_stored=True, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-            plgpu.barrier_wait(loaded)
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
 
-            @plgpu.loop(0, 3)
-            def _(i):
-                plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0)
+        @plgpu.loop(0, 3)
+        def _(i):
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0)
 
-            plgpu.tcgen05_commit_arrive(done)
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 16), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        out[...] = acc[...]
 
     operands = case.operands()
-    everywhere.check(make, operands, 3 * case.expected(*operands), on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        3 * case.expected(*operands),
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((128, 16), F32),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 def test_columns_of_an_accumulator_are_accumulators():
     case = Product(n=32, k=32, b_stored=True, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-            plgpu.barrier_wait(loaded)
-            for start in (0, 16):
-                part = plgpu.ds(start, 16)
-                right = b_smem.at[part].T
-                plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
-            plgpu.tcgen05_commit_arrive(done)
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 32), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        for start in (0, 16):
+            part = plgpu.ds(start, 16)
+            right = b_smem.at[part].T
+            plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        out[...] = acc[...]
 
     operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        case.expected(*operands),
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((128, 32), F32),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 def test_a_warp_multiplies_and_the_warpgroup_reads():
     case = Product(n=16, k=32, b_stored=True, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == 0)
-                def _():
-                    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-                    plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-                    plgpu.barrier_wait(loaded)
-                    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False)
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == 0)
+            def _():
+                plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+                plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+                plgpu.barrier_wait(loaded)
+                plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False)
 
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 16), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
+        plgpu.barrier_wait(done)
+        out[...] = acc[...]
 
     operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        case.expected(*operands),
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((128, 16), F32),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 # --- instructions ---------------------------------------------------------------------

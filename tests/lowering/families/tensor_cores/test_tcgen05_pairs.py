@@ -69,138 +69,132 @@ def test_warpgroup_semantics_infer_how_operands_are_stored(case):
 def test_the_leader_alone_may_issue_and_accumulate():
     case, rounds = PairProduct(n=16, k=32, swizzle=64), 3
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            case.load(a, b, a_smem, b_smem, loaded, ready)
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        case.load(a, b, a_smem, b_smem, loaded, ready)
 
-            @plgpu.when(lax.axis_index("c") == 0)
-            def _():
-                @plgpu.loop(0, rounds)
-                def _(i):
-                    plgpu.tcgen05_mma(
-                        acc, a_smem, b_smem.T, accumulate=i > 0, collective_axis="c"
-                    )
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            @plgpu.loop(0, rounds)
+            def _(i):
+                plgpu.tcgen05_mma(
+                    acc, a_smem, b_smem.T, accumulate=i > 0, collective_axis="c"
+                )
 
-                plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+            plgpu.tcgen05_commit_arrive(done, collective_axis="c")
 
-            plgpu.barrier_wait(done)
-            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )
+        plgpu.barrier_wait(done)
+        out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
 
     operands = case.operands()
     expected = rounds * case.expected(*operands)
-    everywhere.check(make, operands, expected, on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        expected,
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+        **PAIR,
+    )
 
 
 def test_a_warp_of_the_leader_multiplies():
     case = PairProduct(n=16, k=32, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == 0)
-                def _():
-                    case.load(a, b, a_smem, b_smem, loaded, ready)
-                    plgpu.tcgen05_mma(
-                        acc,
-                        a_smem,
-                        b_smem.T,
-                        done,
-                        accumulate=False,
-                        collective_axis="c",
-                    )
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == 0)
+            def _():
+                case.load(a, b, a_smem, b_smem, loaded, ready)
+                plgpu.tcgen05_mma(
+                    acc,
+                    a_smem,
+                    b_smem.T,
+                    done,
+                    accumulate=False,
+                    collective_axis="c",
+                )
 
-            plgpu.barrier_wait(done)
-            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )
+        plgpu.barrier_wait(done)
+        out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
 
     operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    everywhere.run(
+        body,
+        operands,
+        case.expected(*operands),
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+        **PAIR,
+    )
 
 
 def test_several_pairs_make_a_cluster():
     case = PairProduct(m=64, n=16, k=32, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            p, c = lax.axis_index("p"), lax.axis_index("c")
-            case.load(a.at[p], b, a_smem, b_smem, loaded, ready)
-            plgpu.tcgen05_mma(
-                acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
-            )
-            plgpu.barrier_wait(done)
-            out[p, plgpu.ds(c * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            cluster=(2, 2),
-            cluster_names=("p", "c"),
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        p, c = lax.axis_index("p"), lax.axis_index("c")
+        case.load(a.at[p], b, a_smem, b_smem, loaded, ready)
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
         )
+        plgpu.barrier_wait(done)
+        out[p, plgpu.ds(c * case.m, case.m)] = acc[...]
 
     a, b = case.operands()
     a = np.stack([a, 2 * a])
     expected = np.stack([case.expected(x, b) for x in a])
-    everywhere.check(make, [a, b], expected, on_gpu=False)
+    everywhere.run(
+        body,
+        [a, b],
+        expected,
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
+        cluster={"p": 2, "c": 2},
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 def test_columns_of_an_accumulator_are_accumulators():
     """Each has columns of b of both CTAs; clusters fill a grid."""
     case = PairProduct(n=32, k=32, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            g, c = lax.axis_index("g"), lax.axis_index("c")
-            case.load(a.at[g], b, a_smem, b_smem, loaded, ready)
-            for i in range(2):
-                plgpu.tcgen05_mma(
-                    acc.at[:, plgpu.ds(16 * i, 16)],
-                    a_smem,
-                    b_smem.at[plgpu.ds(8 * i, 8)].T,
-                    accumulate=False,
-                    collective_axis="c",
-                )
-            plgpu.tcgen05_commit_arrive(done, collective_axis="c")
-            plgpu.barrier_wait(done)
-            out[g, plgpu.ds(c * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            grid=(2,),
-            grid_names=("g",),
-            **PAIR,
-        )
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        g, c = lax.axis_index("g"), lax.axis_index("c")
+        case.load(a.at[g], b, a_smem, b_smem, loaded, ready)
+        for i in range(2):
+            plgpu.tcgen05_mma(
+                acc.at[:, plgpu.ds(16 * i, 16)],
+                a_smem,
+                b_smem.at[plgpu.ds(8 * i, 8)].T,
+                accumulate=False,
+                collective_axis="c",
+            )
+        plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+        plgpu.barrier_wait(done)
+        out[g, plgpu.ds(c * case.m, case.m)] = acc[...]
 
     a, b = case.operands()
     a = np.stack([a, 2 * a])
     expected = np.stack([case.expected(x, b) for x in a])
     # The first accumulator has the first 8 columns of each CTA's 16.
     columns = np.arange(32).reshape(2, 2, 8).transpose(1, 0, 2).reshape(-1)
-    everywhere.check(make, [a, b], expected[..., columns], on_gpu=False)
+    everywhere.run(
+        body,
+        [a, b],
+        expected[..., columns],
+        *(case.scratch()),
+        out=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
+        grid={"g": 2},
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+        **PAIR,
+    )
 
 
 # --- instructions ---------------------------------------------------------------------

@@ -69,27 +69,27 @@ REDUCED = {
     ("reduce", "dtype"), [*((name, F32) for name in REDUCED), ("max", jnp.uint32)]
 )
 def test_a_load_that_reduces(reduce, dtype):
-    def make(interpret):
-        def body(x, o, most, tile):
-            value = plgpu.load(x, layout=NATIVE(2), optimized=False)
-            plgpu.async_store_tmem(tile, value)
-            plgpu.commit_tmem()
-            loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
-            o[...] = loaded
+    def body(x, o, most, tile):
+        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        plgpu.async_store_tmem(tile, value)
+        plgpu.commit_tmem()
+        loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
+        o[...] = loaded
 
-        shapes = (128, 32), (128,)
-        return plgpu.kernel(
-            body,
-            out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
-            scratch_types=[plgpu.TMEM((128, 32), dtype)],
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
+    shapes = (128, 32), (128,)
 
     x = numbers((128, 32), jnp.int32).astype(jnp.dtype(dtype))
     if dtype == F32:
         x[5, 7] = np.nan
-    everywhere.check(make, [x], [x, REDUCED[reduce](x)], on_gpu=False)
+    everywhere.run(
+        body,
+        [x],
+        [x, REDUCED[reduce](x)],
+        plgpu.TMEM((128, 32), dtype),
+        out=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 @pytest.mark.parametrize(
