@@ -175,7 +175,6 @@ def test_a_reduction_of_many_columns_takes_rounds():
         body,
         [x],
         x.sum(0),
-        out=jax.ShapeDtypeStruct((512,), jnp.float32),
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
         semantics=[Lane],
     )

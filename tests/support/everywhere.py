@@ -142,7 +142,7 @@ def kernel(
         options["scratch_types"] = scratch
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out)
 
-    def make(interpret):
+    def make(interpret=None):
         return plgpu.kernel(body, out_type=types, interpret=interpret, **options)
 
     return make

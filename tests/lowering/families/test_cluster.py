@@ -289,7 +289,6 @@ def test_all_warpgroups_of_all_ctas_add_to_one_array(warpgroups):
         want.astype(np.int32),
         plgpu.SMEM((N,), I32),
         plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
-        out=result(N, dtype=I32),
         cluster={"c": 2},
         threads={"w": warpgroups},
     )
@@ -429,7 +428,6 @@ def test_a_multicast_reaches_16_ctas():
         np.broadcast_to(x, (4, 4, 16, N)),
         plgpu.SMEM((16, N), F32),
         plgpu.Barrier(),
-        out=result(4, 4, 16, N),
         cluster={"a": 4, "b": 4},
     )
 

@@ -299,14 +299,7 @@ def test_a_result_that_the_same_warpgroup_has_stored_is_initialized():
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
         plgpu.wait_smem_to_gmem(0)
 
-    everywhere.run(
-        body,
-        [X],
-        X + 2,
-        plgpu.SMEM(SHAPE, F32),
-        plgpu.Barrier(),
-        out=jax.ShapeDtypeStruct(SHAPE, F32),
-    )
+    everywhere.run(body, [X], X + 2, plgpu.SMEM(SHAPE, F32), plgpu.Barrier())
 
 
 # --- what is refused, what is emitted -------------------------------------------------

@@ -43,16 +43,12 @@ def through_smem(shape, dtype, part, transforms=(), **options):
         plgpu.copy_smem_to_gmem(tile, part(o.at, which))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            scratch_types=[
-                plgpu.SMEM(chosen.shape, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(shape, dtype),
+        plgpu.SMEM(chosen.shape, dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     return make, [x, n], expected
 
@@ -161,16 +157,10 @@ def test_a_part_over_the_edge_is_a_box_and_filled_with_zeros():
         plgpu.barrier_wait(full)
         o[...] = tile[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128,), F32),
-            scratch_types=[plgpu.SMEM((128,), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
     x = array((100,), F32)
-    everywhere.check(make, [x], np.pad(x[64:], (0, 92)))
+    everywhere.run(
+        body, [x], np.pad(x[64:], (0, 92)), plgpu.SMEM((128,), F32), plgpu.Barrier()
+    )
 
 
 @pytest.mark.offline

@@ -94,13 +94,7 @@ def test_the_array_in_smem_may_be_tiled_and_swizzled(barrier):
 def kernel(body, out, *scratch, **options):
     """`make` for a kernel of one result."""
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=list(scratch), interpret=interpret,
-            **options,
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(body, out, *scratch, **options)
 
 
 @pytest.mark.parametrize("row", [0, 1, 2, 3])
@@ -302,21 +296,17 @@ def product(x, w, o, a, b, full, acc):
     o[...] = acc[...]
 
 
-def make_product(interpret=None):
-    return plgpu.kernel(
-        product,
-        out_type=jax.ShapeDtypeStruct((64, 64), F32),
-        scratch_types=[
-            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
-            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
-            plgpu.Barrier(num_arrivals=2),
-            plgpu.ACC((64, 64), F32),
-        ],
-        interpret=interpret,
-    )
-
-
 OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+make_product = everywhere.kernel(
+    product,
+    jax.ShapeDtypeStruct((64, 64), F32),
+    plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+    plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+    plgpu.Barrier(num_arrivals=2),
+    plgpu.ACC((64, 64), F32),
+)
+
+
 X = np.asarray(jnp.asarray(np.arange(64 * 70) % 7, BF16).reshape(64, 70))
 W = np.asarray(jnp.asarray(np.arange(64 * 64) % 5, BF16).reshape(64, 64))
 

@@ -142,13 +142,9 @@ def cell(name, load, in_smem):
         plgpu.copy_smem_to_gmem(src, dst)
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(*result),
-            scratch_types=[plgpu.SMEM(*near), plgpu.Barrier()],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(*result), plgpu.SMEM(*near), plgpu.Barrier()
+    )
 
     return make, x, from_view
 
@@ -189,17 +185,11 @@ def test_what_has_no_window_is_copied_to_the_inverse_of_the_other_side():
         plgpu.barrier_wait(full)
         o[...] = smem[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 8), I32),
-            scratch_types=[plgpu.SMEM((128, 8), I32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
     x = np.arange(1024, dtype=F32).reshape(16, 64)
     halves = np.ascontiguousarray(x.view(np.int16).T)
-    everywhere.check(make, [x], halves.view(np.int32))
+    everywhere.run(
+        body, [x], halves.view(np.int32), plgpu.SMEM((128, 8), I32), plgpu.Barrier()
+    )
 
 
 SAMPLE = [("reshaped, then indexed", True, False), ("columns", True, True)]

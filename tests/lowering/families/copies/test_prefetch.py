@@ -133,17 +133,13 @@ def test_rows_are_multiples_of_16_bytes():
         trace(body)
 
 
-def odd_rows(interpret=None):
-    """Fetches a part of a row of 260 bytes, and four rows of 1028."""
+def body(x, y, o):
+    plgpu.async_prefetch(x.at[4, :64])
+    plgpu.async_prefetch(y)
+    o[...] = x[4, :64] + 1
 
-    def body(x, y, o):
-        plgpu.async_prefetch(x.at[4, :64])
-        plgpu.async_prefetch(y)
-        o[...] = x[4, :64] + 1
 
-    return plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct((64,), F32), interpret=interpret
-    )
+odd_rows = everywhere.kernel(body, jax.ShapeDtypeStruct((64,), F32))
 
 
 def test_adjacent_bytes_are_fetched_that_no_tensor_map_describes():

@@ -63,15 +63,12 @@ def itself(ref, n):
 def maker(body, tile, array, transforms):
     """Makes kernels with a tile in SMEM, and a tile and an array as results."""
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),
-            scratch_types=[plgpu.SMEM(*tile, transforms=transforms), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),
+        plgpu.SMEM(*tile, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
 
 def through_smem(shape, dtype, part, tile, within=itself, transforms=(), by=None):
@@ -272,18 +269,13 @@ def test_rows_of_a_reshaped_array_are_gathered_and_scattered():
         plgpu.copy_smem_to_gmem(tile, back.reshape(32, 64).at[chosen])
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct((4, 64), F32),
-                jax.ShapeDtypeStruct((4, 8, 64), F32),
-            ),
-            scratch_types=[plgpu.SMEM((256,), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x, rows], (x.reshape(32, 64)[rows], back))
+    everywhere.run(
+        body,
+        [x, rows],
+        (x.reshape(32, 64)[rows], back),
+        plgpu.SMEM((256,), F32),
+        plgpu.Barrier(),
+    )
 
 
 def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes():
@@ -296,15 +288,7 @@ def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes():
         plgpu.wait_gmem_to_smem(0)
         o[...] = smem[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((30,), F32),
-            scratch_types=[plgpu.SMEM((30,), F32)],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x[3:9].reshape(30))
+    everywhere.run(body, [x], x[3:9].reshape(30), plgpu.SMEM((30,), F32))
 
 
 def test_a_reduction_adds_to_a_reshaped_array():
@@ -318,15 +302,9 @@ def test_a_reduction_adds_to_a_reshaped_array():
         plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((256,), F32),
-            scratch_types=[plgpu.SMEM((8, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x.reshape(256) + 1)
+    everywhere.run(
+        body, [x], x.reshape(256) + 1, plgpu.SMEM((8, 32), F32), plgpu.Barrier()
+    )
 
 
 def test_a_part_over_the_edge_is_filled_with_zeros():
@@ -337,15 +315,13 @@ def test_a_part_over_the_edge_is_filled_with_zeros():
         plgpu.barrier_wait(full)
         o[...] = smem[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4, 2, 32), F32),
-            scratch_types=[plgpu.SMEM((4, 2, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32))
+    everywhere.run(
+        body,
+        [x],
+        np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32),
+        plgpu.SMEM((4, 2, 32), F32),
+        plgpu.Barrier(),
+    )
 
 
 def test_a_multicast_reshapes_its_source():
@@ -360,21 +336,15 @@ def test_a_multicast_reshapes_its_source():
         plgpu.barrier_wait(full)
         o[jax.lax.axis_index("c")] = smem[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 32, 32), F32),
-            cluster=(2,),
-            cluster_names=("c",),
-            scratch_types=[
-                plgpu.SMEM((32, 32), F32),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(collective_axes=("c",)),
-            ],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.stack([x[:32]] * 2))
+    everywhere.run(
+        body,
+        [x],
+        np.stack([x[:32]] * 2),
+        plgpu.SMEM((32, 32), F32),
+        plgpu.Barrier(),
+        plgpu.ClusterBarrier(collective_axes=("c",)),
+        cluster={"c": 2},
+    )
 
 
 def test_kernels_in_a_batch_reshape_their_parts():

@@ -44,16 +44,12 @@ def gather(count, shape, dtype, columns=None, transforms=(), barrier=True):
             plgpu.wait_gmem_to_smem(0)
         o[...] = tile[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((count, *width), dtype),
-            scratch_types=[
-                plgpu.SMEM((count, *width), dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((count, *width), dtype),
+        plgpu.SMEM((count, *width), dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     x, rows = array(shape, dtype), some_rows(count, shape[0])
     return make, [x, rows], x[rows][:, part]
@@ -90,13 +86,12 @@ def scatter(count, shape, dtype):
         plgpu.copy_smem_to_gmem(tile, o.at[rows[...]])
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(shape, dtype),
+        plgpu.SMEM(shape, dtype),
+        plgpu.Barrier(),
+    )
 
     x, rows = array(shape, dtype), some_rows(count, count)
     expected = np.empty_like(x)

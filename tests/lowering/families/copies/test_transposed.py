@@ -47,19 +47,15 @@ def through_smem(shape, dtype, part, order=None, transforms=()):
         plgpu.copy_smem_to_gmem(tile, part(back.at, which).transpose(order))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct(turned.shape, dtype),
-                jax.ShapeDtypeStruct(shape, dtype),
-            ),
-            scratch_types=[
-                plgpu.SMEM(turned.shape, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        (
+            jax.ShapeDtypeStruct(turned.shape, dtype),
+            jax.ShapeDtypeStruct(shape, dtype),
+        ),
+        plgpu.SMEM(turned.shape, dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     return make, [x, n], (turned, back)
 
@@ -118,17 +114,11 @@ def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros():
         plgpu.barrier_wait(full)
         o[...] = tile[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((3, 4, 32), F32),
-            scratch_types=[plgpu.SMEM((3, 4, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
     x = array((6, 5, 32), F32)
     part = np.pad(x[4:, :2], ((0, 2), (1, 0), (0, 0)))
-    everywhere.check(make, [x], part.transpose(1, 0, 2))
+    everywhere.run(
+        body, [x], part.transpose(1, 0, 2), plgpu.SMEM((3, 4, 32), F32), plgpu.Barrier()
+    )
 
 
 @pytest.mark.offline

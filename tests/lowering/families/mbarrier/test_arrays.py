@@ -83,7 +83,6 @@ def test_reshaped_barriers_are_those_of_the_declaration():
         ONES,
         plgpu.Barrier(num_barriers=6),
         plgpu.SMEM((128,), jnp.float32),
-        out=OUT,
         grid={"g": 2},
         threads={"wg": 2},
     )
@@ -138,7 +137,7 @@ def test_the_barriers_of_a_kernel_may_be_many():
         o[...] = jnp.ones(OUT.shape)
 
     everywhere.run(
-        body, [], ONES, *([plgpu.Barrier(num_barriers=40) for _ in range(3)]), out=OUT
+        body, [], ONES, *([plgpu.Barrier(num_barriers=40) for _ in range(3)])
     )
 
 

@@ -153,9 +153,7 @@ def test_a_copy_that_a_constant_skips_arrives_without_bytes():
         plgpu.barrier_wait(barrier)
         o[...] = x[...]
 
-    everywhere.run(
-        body, [ONES], ONES, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier(), out=ROW
-    )
+    everywhere.run(body, [ONES], ONES, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
 
 
 def test_a_skipped_arrival_does_not_count():
@@ -170,7 +168,6 @@ def test_a_skipped_arrival_does_not_count():
         [],
         np.zeros(ROW.shape, np.float32),
         plgpu.Barrier(num_arrivals=2),
-        out=ROW,
         grid={"g": 2},
     )
 

@@ -70,7 +70,6 @@ def test_the_same_holds_for_barriers_of_a_cluster():
         [numbers()],
         np.stack([numbers()] * 2),
         plgpu.ClusterBarrier(collective_axes="c", initially_complete=True),
-        out=jax.ShapeDtypeStruct((2, STEPS, 128), jnp.float32),
         cluster={"c": 2},
     )
 

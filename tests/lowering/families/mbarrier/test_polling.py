@@ -86,13 +86,7 @@ def test_one_success_is_one_phase():
         until(barrier)
         o[...] = jnp.full(128, second.astype(jnp.float32))
 
-    everywhere.run(
-        body,
-        [],
-        np.zeros(128, np.float32),
-        plgpu.Barrier(),
-        out=jax.ShapeDtypeStruct((128,), jnp.float32),
-    )
+    everywhere.run(body, [], np.zeros(128, np.float32), plgpu.Barrier())
 
 
 def warpgroups(wait):

@@ -141,7 +141,6 @@ def test_a_small_scratch_is_used_in_rounds(bytes_):
         body,
         [x, INDEX],
         np.take_along_axis(y, x % 16, 1),
-        out=jax.ShapeDtypeStruct((rows, 16), jnp.int32),
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
     )
 

@@ -205,7 +205,6 @@ def test_warpgroups_have_scratch_of_their_own(scratch):
         body,
         [x],
         moved + np.arange(2, dtype=np.int32)[:, None, None],
-        out=jax.ShapeDtypeStruct(x.shape, x.dtype),
         threads={"wg": 2},
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=scratch),
     )
@@ -236,6 +235,6 @@ def test_the_layout_of_the_operand_stays_where_it_fits():
     expected = x[::-1, ::-1].copy()
     expected[:8] = x[:8]
 
-    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
-    everywhere.run(body, [x], expected + x, out=out, semantics=[Lane])
+    everywhere.run(body, [x], expected + x, semantics=[Lane])

@@ -283,14 +283,7 @@ def test_clusters_meet_at_a_barrier_of_the_grid():
         barrier.meet(2 * i + c)
         o[2 * i + c] = stored[3 - (2 * i + c)]
 
-    everywhere.run(
-        body,
-        [ROWS[:4]],
-        ROWS[3::-1],
-        out=jax.ShapeDtypeStruct((4, 128), F32),
-        grid={"i": 2},
-        cluster={"c": 2},
-    )
+    everywhere.run(body, [ROWS[:4]], ROWS[3::-1], grid={"i": 2}, cluster={"c": 2})
 
 
 def test_increments_and_values_are_traced():

@@ -96,7 +96,6 @@ def test_the_left_operand_is_in_tmem():
         body,
         operands,
         case.expected(*operands),
-        out=jax.ShapeDtypeStruct((128, case.n), F32),
         scratch_types={**case.scratch(), "left": left},
         target="sm_100a",
         on_gpu=False,

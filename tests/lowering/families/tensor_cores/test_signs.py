@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,5 +59,4 @@ def test_wgmma(a, b, in_registers):
         plgpu.SMEM((32, 32), b, transforms=storage(b, 32)),
         plgpu.Barrier(num_arrivals=2),
         plgpu.ACC((64, 32), I32),
-        out=jax.ShapeDtypeStruct((64, 32), I32),
     )

@@ -102,8 +102,7 @@ def test_accumulate_may_be_a_value():
         body,
         operands,
         3 * case.expected(*operands),
-        *(case.scratch()),
-        out=jax.ShapeDtypeStruct((128, 16), F32),
+        scratch_types=case.scratch(),
         compiler_params=BLACKWELL,
         on_gpu=False,
     )
@@ -129,8 +128,7 @@ def test_columns_of_an_accumulator_are_accumulators():
         body,
         operands,
         case.expected(*operands),
-        *(case.scratch()),
-        out=jax.ShapeDtypeStruct((128, 32), F32),
+        scratch_types=case.scratch(),
         compiler_params=BLACKWELL,
         on_gpu=False,
     )
@@ -157,8 +155,7 @@ def test_a_warp_multiplies_and_the_warpgroup_reads():
         body,
         operands,
         case.expected(*operands),
-        *(case.scratch()),
-        out=jax.ShapeDtypeStruct((128, 16), F32),
+        scratch_types=case.scratch(),
         compiler_params=BLACKWELL,
         on_gpu=False,
     )

@@ -68,23 +68,19 @@ def make(case, *, loose=False, by_hand=False):
         for i in range(TILES):
             out[i] = plgpu.async_load_tmem(acc.at[i])
 
-    def kernel(interpret=None):
-        a_shape = operands(case)[0].shape
-        if loose:
-            a_shape = (TILES, case.m, case.k)
-        scratch = case.scratch()
-        transforms = () if case.inferred else storage(F16, case.swizzle)
-        scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
-        scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
-            scratch_types=scratch,
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    return kernel
+    a_shape = operands(case)[0].shape
+    if loose:
+        a_shape = (TILES, case.m, case.k)
+    scratch = case.scratch()
+    transforms = () if case.inferred else storage(F16, case.swizzle)
+    scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
+    scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
+        scratch_types=scratch,
+        compiler_params=BLACKWELL,
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -139,8 +135,7 @@ def test_scales_have_the_tiles_of_the_accumulator():
         body,
         args,
         np.stack(wanted),
-        *scratch,
-        out=jax.ShapeDtypeStruct((TILES, 128, case.n), F32),
+        scratch_types=scratch,
         compiler_params=BLACKWELL,
         on_gpu=False,
     )

@@ -76,8 +76,6 @@ def test_a_load_that_reduces(reduce, dtype):
         loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
         o[...] = loaded
 
-    shapes = (128, 32), (128,)
-
     x = numbers((128, 32), jnp.int32).astype(jnp.dtype(dtype))
     if dtype == F32:
         x[5, 7] = np.nan
@@ -86,7 +84,6 @@ def test_a_load_that_reduces(reduce, dtype):
         [x],
         [x, REDUCED[reduce](x)],
         plgpu.TMEM((128, 32), dtype),
-        out=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
         compiler_params=BLACKWELL,
         on_gpu=False,
     )

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
-from tests.support.tensor_products import BLACKWELL, F32, Product
+from tests.support.tensor_products import BLACKWELL, Product
 
 PART = 64
 
@@ -34,8 +33,7 @@ def test_all_columns_of_tensor_memory(n, b_stored):
         body,
         operands,
         case.expected(*operands),
-        *(case.scratch()),
-        out=jax.ShapeDtypeStruct((128, n), F32),
+        scratch_types=case.scratch(),
         compiler_params=BLACKWELL,
         on_gpu=False,
     )
