@@ -29,8 +29,6 @@ SMEM_BYTES = arch.SM_90A.smem_bytes_per_block
 EXAMPLES = hypothesis.settings(
     max_examples=10, deadline=None, derandomize=True, database=None
 )
-# Only a run shows that a start known at run time is wrong.
-AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
 
 
 def require_agreement(function, *args, has_line=True):

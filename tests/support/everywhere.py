@@ -7,6 +7,7 @@ take the body under both semantics.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,3 +167,18 @@ def run(
     of_check = {name: options.pop(name) for name in OF_CHECK & options.keys()}
     make = kernel(body, expected if out is None else out, *scratch, **options)
     check(make, args, expected, **of_check)
+
+
+OF_EMULATOR = {field.name for field in dataclasses.fields(plgpu.InterpretParams)}
+
+
+def emulate(
+    body: Callable[..., None], args: Sequence[Any], out: Any, *scratch: Any, **options
+) -> Any:
+    """Returns the results of a kernel in the emulator.
+
+    Takes the options of `kernel` and the fields of `InterpretParams`.
+    """
+    params = {name: options.pop(name) for name in OF_EMULATOR & options.keys()}
+    make = kernel(body, out, *scratch, **options)
+    return make(plgpu.InterpretParams(**params))(*args)

@@ -15,7 +15,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.emulator.engine.in_flight import InFlight
-from tests.support import host
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -49,70 +48,6 @@ ONE_TILE = [plgpu.SMEM(TILE, F32), plgpu.Barrier()]
 
 
 # --- what they do ---------------------------------------------------------------------
-
-
-def test_every_cta_of_every_cluster_knows_its_position():
-    def body(o):
-        g, x, y = (lax.axis_index(name) for name in "gxy")
-        o[g, x, y] = jnp.full((128,), 100 * g + 10 * x + y).astype(F32)
-
-    run = pair_kernel(
-        body,
-        (),
-        out=(3, 2, 2, 128),
-        grid=(3,),
-        grid_names=("g",),
-        cluster=(2, 2),
-        cluster_names=("x", "y"),
-    )
-    g, x, y = np.indices((3, 2, 2))
-    np.testing.assert_array_equal(run()[..., 0], 100 * g + 10 * x + y)
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-def test_a_multicast_brings_all_pieces_to_all_ctas(asynchrony):
-    def body(x, o, tile, barrier):
-        multicast(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[lax.axis_index("x")] = tile[...]
-
-    run = pair_kernel(body, ONE_TILE, asynchrony=asynchrony)
-    np.testing.assert_array_equal(run(ramp(*TILE)), np.stack([ramp(*TILE)] * 2))
-
-
-def test_a_multicast_over_the_edge_reads_zeros():
-    def body(x, o, tile, barrier):
-        multicast(x.at[plgpu.ds(lax.axis_index("g") + 3, 4)], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[lax.axis_index("x")] = tile[...]
-
-    run = pair_kernel(body, ONE_TILE, grid=(1,), grid_names=("g",))
-    want = np.concatenate([ramp(*TILE)[3:], np.zeros((3, 128))])
-    np.testing.assert_array_equal(run(ramp(*TILE)), np.stack([want] * 2))
-
-
-def test_a_multicast_along_one_of_two_axes_stays_on_its_line():
-    def body(x, o, tile, barrier):
-        i, j = lax.axis_index("x"), lax.axis_index("y")
-        multicast(x.at[j], tile, barrier, axes="x")
-        plgpu.barrier_wait(barrier)
-        o[i, j] = tile[...]
-
-    run = pair_kernel(
-        body, ONE_TILE, out=(2, 2, *TILE), cluster=(2, 2), cluster_names=("x", "y")
-    )
-    x = ramp(2, *TILE)
-    np.testing.assert_array_equal(run(x), np.stack([x, x]))
-
-
-def test_an_arrival_on_a_cluster_barrier_reaches_every_cta():
-    def body(o, ready):
-        plgpu.barrier_arrive(ready)
-        plgpu.barrier_wait(ready)
-        o[lax.axis_index("x")] = jnp.ones(TILE, F32)
-
-    run = pair_kernel(body, [plgpu.ClusterBarrier(collective_axes="x")])
-    np.testing.assert_array_equal(run(), np.ones((2, *TILE)))
 
 
 def pipeline(free, steps=6, slots=2):
@@ -183,54 +118,6 @@ def test_the_memory_of_a_scope_is_reached_before_its_cta_enters_it():
     for seed in range(4):
         got = pair_kernel(body, scratch, seed=seed)(ramp(*TILE))
         np.testing.assert_array_equal(got, np.stack([ramp(*TILE)] * 2))
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_matmul_with_multicast_along_both_axes(seed):
-    m = n = k = 128
-    tile, depth = 64, 64
-    tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-    def body(a, b, o, sa, sb, full, empty):
-        i, j = lax.axis_index("x"), lax.axis_index("y")
-        rows, columns = plgpu.ds(i * tile, tile), plgpu.ds(j * tile, tile)
-
-        def scope(acc):
-            def turn(step, _):
-                @plgpu.when(step > 0)
-                def _():
-                    plgpu.barrier_wait(empty)
-
-                at = plgpu.ds(step * depth, depth)
-                multicast(a.at[rows, at], sa, full, axes="y")
-                multicast(b.at[at, columns], sb, full, axes="x")
-                plgpu.barrier_wait(full)
-                plgpu.wgmma(acc, sa, sb)
-                plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(empty)
-
-            lax.fori_loop(0, k // depth, turn, None)
-            return acc[...]
-
-        o[rows, columns] = plgpu.run_scoped(scope, plgpu.ACC((tile, tile)))
-
-    run = pair_kernel(
-        body,
-        [
-            plgpu.SMEM((tile, depth), jnp.float16, transforms=tiled),
-            plgpu.SMEM((depth, tile), jnp.float16, transforms=tiled),
-            plgpu.Barrier(num_arrivals=2),
-            plgpu.ClusterBarrier(collective_axes=("x", "y")),
-        ],
-        out=(m, n),
-        cluster=(2, 2),
-        cluster_names=("x", "y"),
-        seed=seed,
-    )
-    rng = np.random.default_rng(0)
-    a, b = (host.array(rng.standard_normal((m, n)), jnp.float16) for _ in range(2))
-    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
-    np.testing.assert_allclose(run(a, b), want, atol=2e-5)
 
 
 HALVES = (plgpu.ds(0, 2), plgpu.ds(2, 2))

@@ -51,15 +51,6 @@ def second(ref):
 # --- what they are --------------------------------------------------------------------
 
 
-def test_its_own_position_is_the_cta_itself():
-    def body(o, tile):
-        i = lax.axis_index("c")
-        plgpu.cluster_ref(tile, {"c": i})[...] = jnp.full((N,), i).astype(F32)
-        o[i] = tile[...]
-
-    np.testing.assert_array_equal(run(body, [ARRAY])[:, 0], [0, 1])
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_scratch_types_declares_exists_until_the_cluster_ends(seed):
     """The compiled kernel's CTAs wait for each other at their end."""

@@ -62,14 +62,6 @@ def test_a_deadlock_says_where_every_warpgroup_is():
     assert "warpgroup 1 of the only CTA: has ended" in text
 
 
-def test_a_completed_phase_nobody_waits_for_is_legal():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        o[...] = jnp.ones(4)
-
-    np.testing.assert_array_equal(barrier_kernel(body, plgpu.Barrier())(), np.ones(4))
-
-
 def test_a_wait_two_phases_behind_is_an_error():
     def body(o, barrier):
         plgpu.barrier_arrive(barrier)
@@ -188,14 +180,6 @@ def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight():
     assert re.search(r"at: +\S*test_mbarrier.py:\d+ \(.*\.scope\)", text)
 
 
-def test_a_false_predicate_skips_the_arrival():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier, predicate=jnp.asarray(False))
-        o[...] = jnp.zeros(o.shape)
-
-    barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
-
-
 def test_an_index_outside_of_the_array_of_barriers_is_an_error():
     def body(o, barrier):
         i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
@@ -203,29 +187,6 @@ def test_an_index_outside_of_the_array_of_barriers_is_an_error():
 
     with pytest.raises(errors.OutOfBoundsError, match="barrier"):
         barrier_kernel(body, plgpu.Barrier(num_barriers=2))()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_barrier_carries_values_from_one_warpgroup_to_another(seed):
-    def body(o, barrier, tile):
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            tile[...] = jnp.full(4, 7.0)
-            plgpu.barrier_arrive(barrier)
-
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            plgpu.barrier_wait(barrier)
-            o[...] = tile[...]
-
-    run = barrier_kernel(
-        body,
-        plgpu.Barrier(),
-        num_threads=2,
-        tile=plgpu.SMEM((4,), F32),
-        interpret=plgpu.InterpretParams(seed=seed, detect_races=True),
-    )
-    np.testing.assert_array_equal(run(), np.full(4, 7.0))
 
 
 def _pipeline(body_of_consumer, *, steps=6, stages=2, release=True, **interpret):

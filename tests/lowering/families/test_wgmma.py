@@ -24,7 +24,6 @@ from tests.support import everywhere, host
 pytestmark = pytest.mark.sampled(4)
 
 F16, F32 = jnp.float16, jnp.float32
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, N, K = 128, 64, 128
 # 16-bit products and tf32's are exact in float32; 128 terms lose a few of 24 bits.
 EXACT = 1e-4
