@@ -19,7 +19,7 @@ from tests.support.reports import Reports
 
 F32 = jnp.float32
 X = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
-I = {"i": 1}
+GRID = {"i": 1}
 RACE = errors.RaceError
 
 
@@ -53,7 +53,7 @@ reported = Reports()
 
 @reported(
     errors.OutOfBoundsError, "input 0 ", "promises", "2 to 6 in dimension 0",
-    grid=I, shape=(4, 4), args=[X[:4]],
+    grid=GRID, shape=(4, 4), args=[X[:4]],
 )  # fmt: skip
 def a_promise_to_be_in_bounds_that_is_broken(x, o, tile, barrier):
     window = x.at[plgpu.ds(lax.axis_index("i") + 2, 4)]
@@ -63,7 +63,7 @@ def a_promise_to_be_in_bounds_that_is_broken(x, o, tile, barrier):
 
 @reported(
     errors.OutOfBoundsError, "entirely out of bounds",
-    grid=I, shape=(4, 4), args=[X[:4]],
+    grid=GRID, shape=(4, 4), args=[X[:4]],
 )  # fmt: skip
 def a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
@@ -211,7 +211,7 @@ def over_the_edge(keep, mode=plgpu.OOBFillMode.UNDEFINED):
         row = plgpu.broadcasted_iota(jnp.int32, (8, 4), 0)
         o[...] = jnp.where(row < keep, tile[...], 0.0)
 
-    return run(body, grid=I)
+    return run(body, grid=GRID)
 
 
 @pytest.mark.parametrize(("keep", "mode"), [(4, "UNDEFINED"), (8, "ZEROS")])
@@ -247,9 +247,9 @@ def test_a_load_that_lies_outside_as_a_whole_is_an_error_unless_it_is_meant():
         o[...] = tile[...]
 
     with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
-        run(body, grid=I)
+        run(body, grid=GRID)
     zeros = functools.partial(body, oob_mode=plgpu.OOBFillMode.ZEROS)
-    np.testing.assert_array_equal(run(zeros, grid=I), 0)
+    np.testing.assert_array_equal(run(zeros, grid=GRID), 0)
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -263,7 +263,7 @@ def test_an_index_of_a_copy_stays_inside(load):
             plgpu.copy_smem_to_gmem(tile, o.at[i])
 
     with pytest.raises(errors.OutOfBoundsError, match=r"cop(ied|y) out of bounds"):
-        run(body, [np.zeros((3, 8, 4), np.float32)], out=(3, 8, 4), grid=I)
+        run(body, [np.zeros((3, 8, 4), np.float32)], out=(3, 8, 4), grid=GRID)
 
 
 @pytest.mark.parametrize("rank", [5, 6])
@@ -276,8 +276,8 @@ def test_a_range_of_a_dimension_without_a_bound_stays_inside(rank):
         o[...] = tile[...]
 
     if rank == 5:
-        np.testing.assert_array_equal(run(body, [x], (1, 8, 4), grid=I), 0)
+        np.testing.assert_array_equal(run(body, [x], (1, 8, 4), grid=GRID), 0)
         return
     with pytest.raises(errors.OutOfBoundsError) as caught:
-        run(body, [x], (1, 8, 4), grid=I)
+        run(body, [x], (1, 8, 4), grid=GRID)
     assert "too many dimensions share a tensor map" in str(caught.value)

@@ -53,7 +53,8 @@ ONE_ELEMENT = {
         np.float32, [1 + 2.0**-10 + 2.0**-11], [1], 32, np.float32(0), 1 + 2.0**-10,
     ),
     "int8 wraps modulo two to the 32": (
-        np.int8, [-128] * 128, [-128] * 128, 128, np.int32(2**31 - 1), 2**21 - 2**31 - 1,
+        np.int8, [-128] * 128, [-128] * 128, 128, np.int32(2**31 - 1),
+        2**21 - 2**31 - 1,
     ),
     # The unit is 2**14 * 2**-13 = 2: neither 1 nor 1/64 is a whole unit.
     "float8 keeps 14 bits below the largest product": (
