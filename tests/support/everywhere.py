@@ -182,3 +182,34 @@ def emulate(
     params = {name: options.pop(name) for name in OF_EMULATOR & options.keys()}
     make = kernel(body, out, *scratch, **options)
     return make(plgpu.InterpretParams(**params))(*args)
+
+
+def gives(
+    args: Any, expected: Any, *scratch: Any, by: Any = None, **options: Any
+) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """Makes a test of the body of a kernel: what it gives everywhere.
+
+    Args:
+      args: its arguments, or a function that makes them in the test.
+      expected: its results, or a function of the arguments.
+      scratch, options: those of `run`, or of `by` and `check`.
+      by: what makes the kernel of a body, if not `kernel`.
+    """
+
+    def test_of(body: Callable[..., None]) -> Callable[[], None]:
+        def test():
+            given = args() if callable(args) else args
+            wanted = expected(*given) if callable(expected) else expected
+            if by is None:
+                run(body, given, wanted, *scratch, **options)
+                return
+            of_check = {k: v for k, v in options.items() if k in OF_CHECK}
+            rest = {k: v for k, v in options.items() if k not in OF_CHECK}
+            check(by(body, *scratch, **rest), given, wanted, **of_check)
+
+        # Not functools.wraps: pytest would take the references for fixtures.
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        test.__module__ = body.__module__
+        return test
+
+    return test_of
