@@ -162,20 +162,16 @@ def test_a_hint_names_no_scratch_that_does_not_fit(semantics):
     assert "smaller or fewer arrays" in info.value.hint
 
 
-def test_a_reduction_of_many_columns_takes_rounds():
+@everywhere.gives(
+    [(np.arange(16 * 512) % 23).astype(np.float32).reshape(16, 512)],
+    lambda x: x.sum(0),
+    compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
+    semantics=[Lane],
+)
+def test_a_reduction_of_many_columns_takes_rounds(x_ref, o_ref):
     """Under Lane semantics, whose default layout divides columns among the warps."""
-    x = (np.arange(16 * 512) % 23).astype(np.float32).reshape(16, 512)
 
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].sum(0)
-
-    everywhere.run(
-        body,
-        [x],
-        x.sum(0),
-        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
-        semantics=[Lane],
-    )
+    o_ref[...] = x_ref[...].sum(0)
 
 
 # --- starts that are known at run time ------------------------------------------------

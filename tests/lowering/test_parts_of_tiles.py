@@ -90,11 +90,9 @@ def test_a_start_that_is_a_multiple_of_the_tile_is_not_slow(recwarn):
     assert not [w for w in recwarn if "cuts through" in str(w.message)]
 
 
-def test_a_transposed_part():
-    def body(held, out):
-        out[...] = held.at[3:10, 5:90].T[...]
-
-    run(body, TRANSFORMS["swizzled"], X[3:10, 5:90].T)
+@everywhere.tests(run, TRANSFORMS["swizzled"], X[3:10, 5:90].T)
+def test_a_transposed_part(held, out):
+    out[...] = held.at[3:10, 5:90].T[...]
 
 
 def test_single_elements_of_a_tiled_array():

@@ -184,28 +184,15 @@ def emulate(
     return make(plgpu.InterpretParams(**params))(*args)
 
 
-def gives(
-    args: Any, expected: Any, *scratch: Any, by: Any = None, **options: Any
-) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """Makes a test of the body of a kernel: what it gives everywhere.
+def tests(check: Callable[..., None], *args: Any, **options: Any) -> Any:
+    """Makes a test of a function, usually a body: calls check(body, *args, **options).
 
-    Args:
-      args: its arguments, or a function that makes them in the test.
-      expected: its results, or a function of the arguments.
-      scratch, options: those of `run`, or of `by` and `check`.
-      by: what makes the kernel of a body, if not `kernel`.
+    Returns a decorator; the test has the name of the function.
     """
 
-    def test_of(body: Callable[..., None]) -> Callable[[], None]:
+    def test_of(body: Callable[..., Any]) -> Callable[[], None]:
         def test():
-            given = args() if callable(args) else args
-            wanted = expected(*given) if callable(expected) else expected
-            if by is None:
-                run(body, given, wanted, *scratch, **options)
-                return
-            of_check = {k: v for k, v in options.items() if k in OF_CHECK}
-            rest = {k: v for k, v in options.items() if k not in OF_CHECK}
-            check(by(body, *scratch, **rest), given, wanted, **of_check)
+            check(body, *args, **options)
 
         # Not functools.wraps: pytest would take the references for fixtures.
         test.__name__, test.__doc__ = body.__name__, body.__doc__
@@ -213,3 +200,27 @@ def gives(
         return test
 
     return test_of
+
+
+def gives(
+    args: Sequence[Any], expected: Any, *scratch: Any, by: Any = None, **options: Any
+) -> Any:
+    """Makes a test of the body of a kernel: what it gives everywhere.
+
+    Args:
+      args: its arguments.
+      expected: its results, or a function of the arguments.
+      scratch, options: those of `run`, or of `by` and `check`.
+      by: what makes the kernel of a body, if not `kernel`.
+    """
+
+    def check_body(body):
+        wanted = expected(*args) if callable(expected) else expected
+        if by is None:
+            run(body, args, wanted, *scratch, **options)
+            return
+        of_check = {k: v for k, v in options.items() if k in OF_CHECK}
+        rest = {k: v for k, v in options.items() if k not in OF_CHECK}
+        check(by(body, *scratch, **rest), args, wanted, **of_check)
+
+    return tests(check_body)

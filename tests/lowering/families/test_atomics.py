@@ -180,39 +180,49 @@ def test_replicated_elements_are_exchanged_once():
     check(make, [state], (expected, expected))
 
 
-def test_single_elements_return_the_old_one_in_all_threads():
-    def body(ref, o):
-        i = lax.axis_index("i")
-        first = plgpu.atomic_add(ref.at[i], 5)
-        second = plgpu.atomic_max(ref.at[i], 7, mask=i > 0)
-        o[i] = jnp.full((128,), first * 100 + second)
-
-    state = np.array([1, 2], np.int32)
-    old = np.repeat(np.array([[100], [207]], np.int32), 128, 1)
-    make = in_gmem(body, [((2, 128), np.int32)], grid=(2,), grid_names=("i",))
-    check(make, [state], (np.array([6, 7], np.int32), old))
-
-
-def test_a_warp_updates_an_element():
-    def body(ref, o):
-        @plgpu.warp_map
-        def _(warp):
-            old = plgpu.atomic_add(ref.at[0], 1 << warp)
-            plgpu.atomic_or(ref.at[1], 1 << warp)
-            o[warp] = old * 0 + warp
-
-    make = in_gmem(body, [((4,), np.int32)])
-    check(make, [np.zeros(2, np.int32)], (np.array([15, 15]), np.arange(4)))
+@everywhere.gives(
+    [np.array([1, 2], np.int32)],
+    lambda *_: (
+        np.array([6, 7], np.int32),
+        np.repeat(np.array([[100], [207]], np.int32), 128, 1),
+    ),
+    [((2, 128), np.int32)],
+    by=in_gmem,
+    grid=(2,),
+    grid_names=("i",),
+)
+def test_single_elements_return_the_old_one_in_all_threads(ref, o):
+    i = lax.axis_index("i")
+    first = plgpu.atomic_add(ref.at[i], 5)
+    second = plgpu.atomic_max(ref.at[i], 7, mask=i > 0)
+    o[i] = jnp.full((128,), first * 100 + second)
 
 
-def test_an_exchange_is_a_counter_of_arrivals():
-    def body(ref, o):
-        wg = lax.axis_index("wg")
-        o[wg] = plgpu.atomic_cas(ref.at[wg], 0, wg + 5)
+@everywhere.gives(
+    [np.zeros(2, np.int32)],
+    lambda *_: (np.array([15, 15]), np.arange(4)),
+    [((4,), np.int32)],
+    by=in_gmem,
+)
+def test_a_warp_updates_an_element(ref, o):
+    @plgpu.warp_map
+    def _(warp):
+        old = plgpu.atomic_add(ref.at[0], 1 << warp)
+        plgpu.atomic_or(ref.at[1], 1 << warp)
+        o[warp] = old * 0 + warp
 
-    make = in_gmem(body, [((2,), np.int32)], num_threads=2, thread_name="wg")
-    state = np.array([0, 9], np.int32)
-    check(make, [state], (np.array([5, 9]), state))
+
+@everywhere.gives(
+    [np.array([0, 9], np.int32)],
+    lambda state: (np.array([5, 9]), state),
+    [((2,), np.int32)],
+    by=in_gmem,
+    num_threads=2,
+    thread_name="wg",
+)
+def test_an_exchange_is_a_counter_of_arrivals(ref, o):
+    wg = lax.axis_index("wg")
+    o[wg] = plgpu.atomic_cas(ref.at[wg], 0, wg + 5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -297,13 +307,15 @@ def test_64_bit_elements():
 # --- order ----------------------------------------------------------------------------
 
 
-def test_atomics_of_several_blocks_do_not_race():
-    def body(ref):
-        plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))
-
-    make = in_gmem(body, grid=(8,), grid_names=("i",))
-    expected = 28 + 8 * np.arange(128)
-    check(make, [np.zeros(128, np.int32)], (expected,))
+@everywhere.gives(
+    [np.zeros(128, np.int32)],
+    lambda *_: (28 + 8 * np.arange(128),),
+    by=in_gmem,
+    grid=(8,),
+    grid_names=("i",),
+)
+def test_atomics_of_several_blocks_do_not_race(ref):
+    plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))
 
 
 def in_two(first, second):

@@ -106,32 +106,33 @@ def test_a_cta_reads_a_part_of_an_array_of_another_one(part, transforms):
     everywhere.check(make, [x, np.array([8], np.int32)], want)
 
 
-def test_a_masked_load_reads_only_where_the_mask_holds():
-    x = ramp(2, N)
+@everywhere.gives(
+    [ramp(2, N)],
+    lambda x: np.concatenate([x[::-1, 64:], np.full((2, 64), -1)], axis=1),
+    [plgpu.SMEM((N,), F32)],
+    result(2, N),
+    by=pair,
+)
+def test_a_masked_load_reads_only_where_the_mask_holds(x, o, tile, meeting):
+    i, position = lax.axis_index("c"), lax.iota(I32, N)
+    tile[...] = x[i]
+    meet(meeting)
+    beyond = position + 64
+    o[i] = plgpu.load(neighbour(tile), beyond, mask=beyond < N, other=-1.0)
 
-    def body(x, o, tile, meeting):
-        i, position = lax.axis_index("c"), lax.iota(I32, N)
-        tile[...] = x[i]
-        meet(meeting)
-        beyond = position + 64
-        o[i] = plgpu.load(neighbour(tile), beyond, mask=beyond < N, other=-1.0)
 
-    want = np.concatenate([x[::-1, 64:], np.full((2, 64), -1)], axis=1)
-    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N))
-    everywhere.check(make, [x], want)
-
-
-def test_a_bitcast_reference_names_the_same_bytes():
-    x = ramp(2, N)
-
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        tile[...] = x[i]
-        meet(meeting)
-        o[i] = neighbour(tile.bitcast(I32))[...]
-
-    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N, dtype=I32))
-    everywhere.check(make, [x], x[::-1].view(np.int32))
+@everywhere.gives(
+    [ramp(2, N)],
+    lambda x: x[::-1].view(np.int32),
+    [plgpu.SMEM((N,), F32)],
+    result(2, N, dtype=I32),
+    by=pair,
+)
+def test_a_bitcast_reference_names_the_same_bytes(x, o, tile, meeting):
+    i = lax.axis_index("c")
+    tile[...] = x[i]
+    meet(meeting)
+    o[i] = neighbour(tile.bitcast(I32))[...]
 
 
 # --- positions ------------------------------------------------------------------------
@@ -324,21 +325,18 @@ def test_an_atomic_operation_returns_the_other_ctas_old_elements(name):
     everywhere.check(make, [old, x], (want, old[::-1]))
 
 
-def test_single_warps_access_elements_of_other_ctas():
-    x = ramp(2, 4)
+@everywhere.gives(
+    [ramp(2, 4)], lambda x: x[::-1] + 1, [plgpu.SMEM((4,), F32)], result(2, 4), by=pair
+)
+def test_single_warps_access_elements_of_other_ctas(x, o, tile, meeting):
+    i = lax.axis_index("c")
+    for k in range(4):
+        tile[k] = x[i, k]
+    meet(meeting)
 
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        for k in range(4):
-            tile[k] = x[i, k]
-        meet(meeting)
-
-        @plgpu.warp_map
-        def _(w):
-            o[i, w] = neighbour(tile)[w] + 1
-
-    make = pair(body, [plgpu.SMEM((4,), F32)], result(2, 4))
-    everywhere.check(make, [x], x[::-1] + 1)
+    @plgpu.warp_map
+    def _(w):
+        o[i, w] = neighbour(tile)[w] + 1
 
 
 # --- emitted code ---------------------------------------------------------------------
@@ -414,22 +412,17 @@ def test_a_cluster_may_have_16_ctas():
     everywhere.check(make, [x], x[::-1])
 
 
-def test_a_multicast_reaches_16_ctas():
-    x = ramp(16, N)
-
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x, tile, full, collective_axes=("a", "b"))
-        plgpu.barrier_wait(full)
-        o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
-
-    everywhere.run(
-        body,
-        [x],
-        np.broadcast_to(x, (4, 4, 16, N)),
-        plgpu.SMEM((16, N), F32),
-        plgpu.Barrier(),
-        cluster={"a": 4, "b": 4},
-    )
+@everywhere.gives(
+    [ramp(16, N)],
+    lambda x: np.broadcast_to(x, (4, 4, 16, N)),
+    plgpu.SMEM((16, N), F32),
+    plgpu.Barrier(),
+    cluster={"a": 4, "b": 4},
+)
+def test_a_multicast_reaches_16_ctas(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full, collective_axes=("a", "b"))
+    plgpu.barrier_wait(full)
+    o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
 
 
 @pytest.mark.offline

@@ -311,8 +311,6 @@ def test_checks_that_hold_print_nothing(semantics, capsys):
     assert lines(capsys) == []
 
 
-
-
 @pytest.mark.parametrize("semantics", BOTH)
 def test_a_check_that_is_not_enabled_leaves_nothing(semantics):
     def nested(x_ref, o_ref):

@@ -197,28 +197,27 @@ def test_under_lane_an_index_array_of_its_own_layout_gathers():
     check(kernel(body, (1024,)), [X, index], X.reshape(-1)[index])
 
 
-def test_arrays_and_slices_of_three_dimensions():
-    x = np.arange(4 * 16 * 64, dtype=np.float32).reshape(4, 16, 64)
-    index = np.array([3, 1], np.int32)
+@everywhere.gives(
+    [
+        np.arange(4 * 16 * 64, dtype=np.float32).reshape(4, 16, 64),
+        np.array([3, 1], np.int32),
+    ],
+    lambda x, index: x[index, :, index * 8],
+    semantics=WARPGROUP,
+    executed=WARPGROUP,
+)
+def test_arrays_and_slices_of_three_dimensions(x, index, o):
+    i = index[...]
+    # Arrays that a slice separates have their axes in front.
+    o[...] = x[i, :, i * 8]
 
-    def body(x, index, o):
-        i = index[...]
-        # Arrays that a slice separates have their axes in front.
-        o[...] = x[i, :, i * 8]
 
-    make = kernel(body, (2, 16))
-    expected = x[index, :, index * 8]
-    check(make, [x, index], expected, semantics=WARPGROUP, executed=WARPGROUP)
+@everywhere.gives([X], lambda x: 2 * x)
+def test_a_dynamic_start_and_a_stride(x, o):
+    def step(i, _):
+        o[plgpu.ds(i, 16, 4)] = 2 * x[plgpu.ds(i, 16, 4)]
 
-
-def test_a_dynamic_start_and_a_stride():
-    def body(x, o):
-        def step(i, _):
-            o[plgpu.ds(i, 16, 4)] = 2 * x[plgpu.ds(i, 16, 4)]
-
-        lax.fori_loop(0, 4, step, None)
-
-    check(kernel(body, (64, 128)), [X], 2 * X)
+    lax.fori_loop(0, 4, step, None)
 
 
 def test_an_update_by_elements_adds():
@@ -308,22 +307,16 @@ def test_a_view_has_the_elements_in_numpys_order(name, memory):
     check(kernel(body, expected.shape, expected.dtype, **options), [X], expected)
 
 
-def test_a_view_of_wider_elements():
-    x = np.arange(64 * 128, dtype=np.int8).reshape(64, 128)
-
-    def body(x, o):
-        o[...] = x.bitcast(jnp.int32)[...]
-
-    check(kernel(body, (64, 32), np.int32), [x], x.view(np.int32))
+@everywhere.gives(
+    [np.arange(64 * 128, dtype=np.int8).reshape(64, 128)], lambda x: x.view(np.int32)
+)
+def test_a_view_of_wider_elements(x, o):
+    o[...] = x.bitcast(jnp.int32)[...]
 
 
-def test_a_view_is_written():
-    def body(x, o):
-        o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(
-            jnp.int32
-        )
-
-    check(kernel(body, (64, 128)), [X], X.astype(np.int32).view(np.float32))
+@everywhere.gives([X], lambda x: x.astype(np.int32).view(np.float32))
+def test_a_view_is_written(x, o):
+    o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(jnp.int32)
 
 
 def test_narrow_elements_of_wider_ones_are_written():

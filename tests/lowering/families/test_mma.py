@@ -85,16 +85,14 @@ def test_any_division_of_a_larger_product(rng, m_warps):
     check_mma(rng, ("float16", "float16"), (128, 64, 32), m_warps)
 
 
-def test_operands_without_a_layout_adopt_one():
+@everywhere.gives(
+    [], lambda: np.full((32, 32), 34.0), out=jax.ShapeDtypeStruct((32, 32), jnp.float32)
+)
+def test_operands_without_a_layout_adopt_one(o_ref):
     """Constants take part in whatever division the others have."""
 
-    def body(o_ref):
-        ones = jnp.ones((32, 32), jnp.bfloat16)
-        o_ref[...] = plgpu.mma(jnp.full((32, 32), 2.0), ones, ones)
-
-    out = jax.ShapeDtypeStruct((32, 32), jnp.float32)
-
-    everywhere.run(body, [], np.full((32, 32), 34.0), out=out)
+    ones = jnp.ones((32, 32), jnp.bfloat16)
+    o_ref[...] = plgpu.mma(jnp.full((32, 32), 2.0), ones, ones)
 
 
 def test_sums_of_integers_wrap(rng):

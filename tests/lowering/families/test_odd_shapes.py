@@ -143,11 +143,9 @@ def test_division_of_padding_does_not_trap():
     compare(lambda x: 1 / x, numbers((1001,), np.float32))
 
 
-def test_loops_carry_odd_shapes():
-    def body(x):
-        return lax.fori_loop(0, 3, lambda i, y: y * 2 + x, jnp.zeros_like(x))
-
-    compare(body, numbers((7, 1001)))
+@everywhere.tests(compare, numbers((7, 1001)))
+def test_loops_carry_odd_shapes(x):
+    return lax.fori_loop(0, 3, lambda i, y: y * 2 + x, jnp.zeros_like(x))
 
 
 def test_indices_of_an_odd_shape():

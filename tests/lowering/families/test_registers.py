@@ -146,15 +146,11 @@ def test_a_max_carries_nan():
     everywhere.check(make_kernel(body, SHAPE), [x], expected)
 
 
-def test_softmax_as_it_is_written():
-    def body(x_ref, o_ref):
-        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        e = jnp.exp(x - x.max(axis=-1, keepdims=True))
-        o_ref[...] = e / e.sum(axis=-1, keepdims=True)
-
-    everywhere.check(
-        make_kernel(body, SHAPE), [X], jax.nn.softmax(X, axis=-1), atol=1e-6
-    )
+@everywhere.gives([X], lambda x: jax.nn.softmax(x, axis=-1), atol=1e-6)
+def test_softmax_as_it_is_written(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+    o_ref[...] = e / e.sum(axis=-1, keepdims=True)
 
 
 def test_row_vectors_are_stored_and_loaded():
@@ -180,29 +176,29 @@ def test_iota_counts_along_its_dimension(dimension, dtype, layout):
     everywhere.check(make_kernel(body, SHAPE, dtype), [], expected)
 
 
-def test_iota_takes_the_layout_it_meets():
-    def body(x_ref, o_ref):
-        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        rows = lax.broadcasted_iota(jnp.int32, SHAPE, 0)
-        columns = lax.broadcasted_iota(jnp.int32, SHAPE, 1)
-        o_ref[...] = jnp.where(rows >= columns, x, -1.0)
+@everywhere.gives(
+    [X], lambda x: np.where(np.arange(64)[:, None] >= np.arange(128)[None], x, -1.0)
+)
+def test_iota_takes_the_layout_it_meets(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    rows = lax.broadcasted_iota(jnp.int32, SHAPE, 0)
+    columns = lax.broadcasted_iota(jnp.int32, SHAPE, 1)
+    o_ref[...] = jnp.where(rows >= columns, x, -1.0)
 
-    expected = np.where(np.arange(64)[:, None] >= np.arange(128)[None], X, -1.0)
-    everywhere.check(make_kernel(body, SHAPE), [X], expected)
 
+@everywhere.gives(
+    [X],
+    lambda x: 2 * np.asarray(x)[:8, 3][::-1],
+    scratch_types=[plgpu.SMEM((8,), jnp.float32)],
+)
+def test_one_element_is_read_and_written(x_ref, o_ref, s_ref):
+    @plgpu.loop(0, 8)
+    def _(i):
+        s_ref[i] = x_ref[i, 3] * 2.0
 
-def test_one_element_is_read_and_written():
-    def body(x_ref, o_ref, s_ref):
-        @plgpu.loop(0, 8)
-        def _(i):
-            s_ref[i] = x_ref[i, 3] * 2.0
-
-        @plgpu.loop(0, 8)
-        def _(i):
-            o_ref[i] = s_ref[7 - i]
-
-    make = make_kernel(body, (8,), scratch_types=[plgpu.SMEM((8,), jnp.float32)])
-    everywhere.check(make, [X], 2 * np.asarray(X)[:8, 3][::-1])
+    @plgpu.loop(0, 8)
+    def _(i):
+        o_ref[i] = s_ref[7 - i]
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
@@ -222,32 +218,28 @@ def test_an_index_of_any_type_names_its_row(dtype):
     everywhere.check(make_kernel(body, (5, 128)), [x], expected)
 
 
-def test_parts_of_references_nest():
-    def body(x_ref, o_ref):
-        i = lax.axis_index("i")
-        part = x_ref.at[plgpu.ds(16, 32)].at[plgpu.ds(i * 16, 16), 0:64]
-        o_ref[plgpu.ds(i * 16, 16)] = part[...]
-
-    make = make_kernel(body, (32, 64), grid=(2,), grid_names=("i",))
-    everywhere.check(make, [X], np.asarray(X)[16:48, :64])
-
-
-def test_addupdate_adds_in_place():
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-        jax.ref.addupdate(o_ref, ..., x_ref[...])
-
-    everywhere.check(make_kernel(body, SHAPE), [X], 2 * X)
+@everywhere.gives(
+    [X], lambda x: np.asarray(x)[16:48, :64], grid=(2,), grid_names=("i",)
+)
+def test_parts_of_references_nest(x_ref, o_ref):
+    i = lax.axis_index("i")
+    part = x_ref.at[plgpu.ds(16, 32)].at[plgpu.ds(i * 16, 16), 0:64]
+    o_ref[plgpu.ds(i * 16, 16)] = part[...]
 
 
-def test_swap_returns_what_was_there():
-    def body(x_ref, o_ref, s_ref):
-        s_ref[...] = x_ref[...]
-        old = jax.ref.swap(s_ref, ..., x_ref[...] * 3)
-        o_ref[...] = old + s_ref[...]
+@everywhere.gives([X], lambda x: 2 * x)
+def test_addupdate_adds_in_place(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
+    jax.ref.addupdate(o_ref, ..., x_ref[...])
 
-    make = make_kernel(body, SHAPE, scratch_types=[plgpu.SMEM(SHAPE, jnp.float32)])
-    everywhere.check(make, [X], 4 * X, rtol=1e-6)
+
+@everywhere.gives(
+    [X], lambda x: 4 * x, scratch_types=[plgpu.SMEM(SHAPE, jnp.float32)], rtol=1e-6
+)
+def test_swap_returns_what_was_there(x_ref, o_ref, s_ref):
+    s_ref[...] = x_ref[...]
+    old = jax.ref.swap(s_ref, ..., x_ref[...] * 3)
+    o_ref[...] = old + s_ref[...]
 
 
 def test_mixed_layouts_are_an_error_that_names_both_under_lane():
@@ -326,13 +318,10 @@ def test_default_layouts_of_different_types_meet():
     everywhere.check(make_kernel(body, SHAPE), [X, half, small], expected, atol=1e-5)
 
 
-def test_slices_and_transposes_of_register_arrays():
-    def body(x_ref, o_ref):
-        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        o_ref[...] = x[:, :64] + x[:, 64:]
-
-    expected = np.asarray(X)[:, :64] + np.asarray(X)[:, 64:]
-    everywhere.check(make_kernel(body, (64, 64)), [X], expected)
+@everywhere.gives([X], lambda x: np.asarray(x)[:, :64] + np.asarray(x)[:, 64:])
+def test_slices_and_transposes_of_register_arrays(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    o_ref[...] = x[:, :64] + x[:, 64:]
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 3), (100,), (10, 6), (64, 100), (3, 128)])

@@ -151,16 +151,16 @@ def test_a_copy_is_of_bytes_or_of_a_box(name, semantics):
     assert found == wanted
 
 
-def test_a_part_over_the_edge_is_a_box_and_filled_with_zeros():
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(64, 128)], tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    x = array((100,), F32)
-    everywhere.run(
-        body, [x], np.pad(x[64:], (0, 92)), plgpu.SMEM((128,), F32), plgpu.Barrier()
-    )
+@everywhere.gives(
+    [array((100,), F32)],
+    lambda x: np.pad(x[64:], (0, 92)),
+    plgpu.SMEM((128,), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_over_the_edge_is_a_box_and_filled_with_zeros(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.at[plgpu.ds(64, 128)], tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.offline

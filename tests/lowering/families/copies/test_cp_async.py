@@ -134,33 +134,29 @@ def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
     everywhere.check(part, [x, np.array([row], np.int32)], expected)
 
 
-def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk():
-    x = array((1003,), F8)
-
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(992, 24)], tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    expected = np.concatenate([x[992:], np.zeros(13, x.dtype)])
-    out = jax.ShapeDtypeStruct((24,), F8)
-    everywhere.check(
-        kernel(body, out, plgpu.SMEM((24,), F8), plgpu.Barrier()), [x], expected
-    )
+@everywhere.gives(
+    [array((1003,), F8)],
+    lambda x: np.concatenate([x[992:], np.zeros(13, x.dtype)]),
+    plgpu.SMEM((24,), F8),
+    plgpu.Barrier(),
+)
+def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.at[plgpu.ds(992, 24)], tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
-def test_a_dynamic_start_anywhere_is_for_cp_async():
-    x, at = array((16, 64), F32), np.array([5, 3], np.int32)
-
-    def body(x, at, o, tile, full):
-        part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
-        plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    out = jax.ShapeDtypeStruct((8, 32), F32)
-    make = kernel(body, out, plgpu.SMEM((8, 32), F32), plgpu.Barrier())
-    everywhere.check(make, [x, at], x[5:13, 3:35])
+@everywhere.gives(
+    [array((16, 64), F32), np.array([5, 3], np.int32)],
+    lambda x, _: x[5:13, 3:35],
+    plgpu.SMEM((8, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_dynamic_start_anywhere_is_for_cp_async(x, at, o, tile, full):
+    part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
+    plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.parametrize("column", [3, 4])
@@ -212,17 +208,13 @@ def test_tma_carries_what_is_known_to_start_at_16_bytes(start, by_tma):
     assert ("copy_smem_to_gmem[" in text) == by_tma
 
 
-def test_a_transposed_reference_is_copied():
-    x = array((16, 24), F32)
-
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.T, tile, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(tile.T, o)
-
-    out = jax.ShapeDtypeStruct((16, 24), F32)
-    make = kernel(body, out, plgpu.SMEM((24, 16), F32), plgpu.Barrier())
-    everywhere.check(make, [x], x)
+@everywhere.gives(
+    [array((16, 24), F32)], lambda x: x, plgpu.SMEM((24, 16), F32), plgpu.Barrier()
+)
+def test_a_transposed_reference_is_copied(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.T, tile, full)
+    plgpu.barrier_wait(full)
+    plgpu.copy_smem_to_gmem(tile.T, o)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -243,34 +235,28 @@ def test_a_predicate_skips_the_copy_and_not_the_arrival(wanted):
     everywhere.check(make, [x, n], x if wanted else np.full((9, 7), 5.0))
 
 
-def test_each_warp_copies_rows_of_its_own():
-    x = array((8, 9), F32)
+@everywhere.gives(
+    [array((8, 9), F32)],
+    lambda x: x,
+    plgpu.SMEM((8, 9), F32),
+    plgpu.Barrier(num_arrivals=4),
+)
+def test_each_warp_copies_rows_of_its_own(x, o, tile, full):
+    @plgpu.warp_map
+    def _(warp):
+        rows = plgpu.ds(warp * 2, 2)
+        plgpu.copy_gmem_to_smem(x.at[rows], tile.at[rows], full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
 
-    def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp):
-            rows = plgpu.ds(warp * 2, 2)
-            plgpu.copy_gmem_to_smem(x.at[rows], tile.at[rows], full)
-            plgpu.barrier_wait(full)
-            plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
 
-    out = jax.ShapeDtypeStruct((8, 9), F32)
-    make = kernel(body, out, plgpu.SMEM((8, 9), F32), plgpu.Barrier(num_arrivals=4))
-    everywhere.check(make, [x], x)
-
-
-def test_groups_complete_in_order():
-    x = array((4, 8, 9), F32)
-
-    def body(x, o, tiles):
-        for i in range(4):
-            plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
-        for i in range(4):
-            plgpu.wait_gmem_to_smem(3 - i)
-            o[i] = tiles[i]
-
-    out = jax.ShapeDtypeStruct((4, 8, 9), F32)
-    everywhere.check(kernel(body, out, plgpu.SMEM((4, 8, 9), F32)), [x], x)
+@everywhere.gives([array((4, 8, 9), F32)], lambda x: x, plgpu.SMEM((4, 8, 9), F32))
+def test_groups_complete_in_order(x, o, tiles):
+    for i in range(4):
+        plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
+    for i in range(4):
+        plgpu.wait_gmem_to_smem(3 - i)
+        o[i] = tiles[i]
 
 
 def test_a_wait_for_fewer_groups_is_a_race():

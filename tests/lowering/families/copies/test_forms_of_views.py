@@ -179,17 +179,18 @@ def test_a_view_is_copied_or_refused(name, load, in_smem):
     everywhere.check(make, [x], expected_of(name, x, from_view))
 
 
-def test_what_has_no_window_is_copied_to_the_inverse_of_the_other_side():
-    def body(x, o, smem, full):
-        plgpu.copy_gmem_to_smem(x.bitcast(jnp.int16).T.bitcast(I32), smem, full)
-        plgpu.barrier_wait(full)
-        o[...] = smem[...]
-
-    x = np.arange(1024, dtype=F32).reshape(16, 64)
-    halves = np.ascontiguousarray(x.view(np.int16).T)
-    everywhere.run(
-        body, [x], halves.view(np.int32), plgpu.SMEM((128, 8), I32), plgpu.Barrier()
-    )
+@everywhere.gives(
+    [np.arange(1024, dtype=F32).reshape(16, 64)],
+    lambda x: np.ascontiguousarray(x.view(np.int16).T).view(np.int32),
+    plgpu.SMEM((128, 8), I32),
+    plgpu.Barrier(),
+)
+def test_what_has_no_window_is_copied_to_the_inverse_of_the_other_side(
+    x, o, smem, full
+):
+    plgpu.copy_gmem_to_smem(x.bitcast(jnp.int16).T.bitcast(I32), smem, full)
+    plgpu.barrier_wait(full)
+    o[...] = smem[...]
 
 
 SAMPLE = [("reshaped, then indexed", True, False), ("columns", True, True)]

@@ -85,16 +85,13 @@ def test_each_part_is_fetched_by_one_instruction(case, semantics):
     assert report.mlir.count(PREFETCH) == 3
 
 
-def test_a_warp_fetches_too():
-    def prefetch(part):
-        @plgpu.warp_map
-        def _(warp):
-            @plgpu.when(warp == 1)
-            def _():
-                plgpu.async_prefetch(part)
-
-    x = numbers(48, 32)
-    everywhere.check(kernel(prefetch), [x], x[None] + 1)
+@everywhere.gives([numbers(48, 32)], lambda x: x[None] + 1, by=kernel)
+def test_a_warp_fetches_too(part):
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 1)
+        def _():
+            plgpu.async_prefetch(part)
 
 
 @pytest.mark.parametrize(

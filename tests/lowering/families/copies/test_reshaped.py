@@ -278,73 +278,60 @@ def test_rows_of_a_reshaped_array_are_gathered_and_scattered():
     )
 
 
-def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes():
-    x = array((12, 5), F32)
-
-    def body(x, o, smem):
-        part = x.at[3:9].reshape(2, 3, 5)
-        plgpu.async_prefetch(x.reshape(60).at[ds(0, 40)])
-        plgpu.copy_gmem_to_smem(part, smem.reshape(2, 3, 5))
-        plgpu.wait_gmem_to_smem(0)
-        o[...] = smem[...]
-
-    everywhere.run(body, [x], x[3:9].reshape(30), plgpu.SMEM((30,), F32))
+@everywhere.gives(
+    [array((12, 5), F32)], lambda x: x[3:9].reshape(30), plgpu.SMEM((30,), F32)
+)
+def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes(x, o, smem):
+    part = x.at[3:9].reshape(2, 3, 5)
+    plgpu.async_prefetch(x.reshape(60).at[ds(0, 40)])
+    plgpu.copy_gmem_to_smem(part, smem.reshape(2, 3, 5))
+    plgpu.wait_gmem_to_smem(0)
+    o[...] = smem[...]
 
 
-def test_a_reduction_adds_to_a_reshaped_array():
-    x = array((8, 32), F32)
-
-    def body(x, o, smem, full):
-        o[...] = jnp.ones((256,), F32)
-        plgpu.commit_gmem()
-        plgpu.copy_gmem_to_smem(x, smem, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
-        plgpu.wait_smem_to_gmem(0)
-
-    everywhere.run(
-        body, [x], x.reshape(256) + 1, plgpu.SMEM((8, 32), F32), plgpu.Barrier()
-    )
-
-
-def test_a_part_over_the_edge_is_filled_with_zeros():
-    x = array((14, 32), F32)
-
-    def body(x, o, smem, full):
-        plgpu.copy_gmem_to_smem(x.at[ds(8, 8)].reshape(4, 2, 32), smem, full)
-        plgpu.barrier_wait(full)
-        o[...] = smem[...]
-
-    everywhere.run(
-        body,
-        [x],
-        np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32),
-        plgpu.SMEM((4, 2, 32), F32),
-        plgpu.Barrier(),
-    )
+@everywhere.gives(
+    [array((8, 32), F32)],
+    lambda x: x.reshape(256) + 1,
+    plgpu.SMEM((8, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_reduction_adds_to_a_reshaped_array(x, o, smem, full):
+    o[...] = jnp.ones((256,), F32)
+    plgpu.commit_gmem()
+    plgpu.copy_gmem_to_smem(x, smem, full)
+    plgpu.barrier_wait(full)
+    plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_multicast_reshapes_its_source():
-    x = array((64, 32), F32)
+@everywhere.gives(
+    [array((14, 32), F32)],
+    lambda x: np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32),
+    plgpu.SMEM((4, 2, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_over_the_edge_is_filled_with_zeros(x, o, smem, full):
+    plgpu.copy_gmem_to_smem(x.at[ds(8, 8)].reshape(4, 2, 32), smem, full)
+    plgpu.barrier_wait(full)
+    o[...] = smem[...]
 
-    def body(x, o, smem, full, free):
-        plgpu.barrier_arrive(free)
-        plgpu.barrier_wait(free)
-        part = smem.reshape(2, 16, 32)
-        plgpu.copy_gmem_to_smem(x.at[0:32].reshape(2, 16, 32), part, full,
-                                collective_axes="c")  # fmt: skip
-        plgpu.barrier_wait(full)
-        o[jax.lax.axis_index("c")] = smem[...]
 
-    everywhere.run(
-        body,
-        [x],
-        np.stack([x[:32]] * 2),
-        plgpu.SMEM((32, 32), F32),
-        plgpu.Barrier(),
-        plgpu.ClusterBarrier(collective_axes=("c",)),
-        cluster={"c": 2},
-    )
+@everywhere.gives(
+    [array((64, 32), F32)],
+    lambda x: np.stack([x[:32]] * 2),
+    plgpu.SMEM((32, 32), F32),
+    plgpu.Barrier(),
+    plgpu.ClusterBarrier(collective_axes=("c",)),
+    cluster={"c": 2},
+)
+def test_a_multicast_reshapes_its_source(x, o, smem, full, free):
+    plgpu.barrier_arrive(free)
+    plgpu.barrier_wait(free)
+    part = smem.reshape(2, 16, 32)
+    plgpu.copy_gmem_to_smem(x.at[0:32].reshape(2, 16, 32), part, full,
+                            collective_axes="c")  # fmt: skip
+    plgpu.barrier_wait(full)
+    o[jax.lax.axis_index("c")] = smem[...]
 
 
 def test_kernels_in_a_batch_reshape_their_parts():

@@ -107,18 +107,17 @@ def test_checks_of_jax_change_nothing(name):
         np.testing.assert_array_equal(np.asarray(a), b)
 
 
-def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros():
-    def body(x, o, tile, full):
-        part = x.at[plgpu.ds(4, 4), plgpu.ds(-1, 3)].transpose((1, 0, 2))
-        plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    x = array((6, 5, 32), F32)
-    part = np.pad(x[4:, :2], ((0, 2), (1, 0), (0, 0)))
-    everywhere.run(
-        body, [x], part.transpose(1, 0, 2), plgpu.SMEM((3, 4, 32), F32), plgpu.Barrier()
-    )
+@everywhere.gives(
+    [array((6, 5, 32), F32)],
+    lambda x: np.pad(x[4:, :2], ((0, 2), (1, 0), (0, 0))).transpose(1, 0, 2),
+    plgpu.SMEM((3, 4, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros(x, o, tile, full):
+    part = x.at[plgpu.ds(4, 4), plgpu.ds(-1, 3)].transpose((1, 0, 2))
+    plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.offline

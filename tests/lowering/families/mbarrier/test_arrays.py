@@ -61,31 +61,28 @@ def test_what_names_one_barrier(num_barriers, select):
     everywhere.check(uses(num_barriers, select), [], ONES)
 
 
-def test_reshaped_barriers_are_those_of_the_declaration():
+@everywhere.gives(
+    [],
+    ONES,
+    plgpu.Barrier(num_barriers=6),
+    plgpu.SMEM((128,), jnp.float32),
+    grid={"g": 2},
+    threads={"wg": 2},
+)
+def test_reshaped_barriers_are_those_of_the_declaration(o, barriers, row):
     """Warpgroups meet at the same barrier, named by a reshape and without one."""
 
-    def body(o, barriers, row):
-        wg, i = lax.axis_index("wg"), lax.axis_index("g")
+    wg, i = lax.axis_index("wg"), lax.axis_index("g")
 
-        @plgpu.when(wg == 0)
-        def _():
-            row[...] = jnp.ones(128)
-            plgpu.barrier_arrive(barriers.reshape(3, 2).T.at[i, 2])
+    @plgpu.when(wg == 0)
+    def _():
+        row[...] = jnp.ones(128)
+        plgpu.barrier_arrive(barriers.reshape(3, 2).T.at[i, 2])
 
-        @plgpu.when(wg == 1)
-        def _():
-            plgpu.barrier_wait(barriers.at[4 + i])
-            o[i] = row[...]
-
-    everywhere.run(
-        body,
-        [],
-        ONES,
-        plgpu.Barrier(num_barriers=6),
-        plgpu.SMEM((128,), jnp.float32),
-        grid={"g": 2},
-        threads={"wg": 2},
-    )
+    @plgpu.when(wg == 1)
+    def _():
+        plgpu.barrier_wait(barriers.at[4 + i])
+        o[i] = row[...]
 
 
 def test_a_static_index_of_reshaped_barriers_is_checked():
@@ -129,16 +126,12 @@ def test_more_barriers_than_a_register_has_bits(size, rounds):
     everywhere.check(ring(size, rounds, lambda b, i: b.at[i]), [], ONES)
 
 
-def test_the_barriers_of_a_kernel_may_be_many():
-    def body(o, first, second, third):
-        for barriers in (first, second, third):
-            for i in range(0, 40, 13):
-                plgpu.barrier_arrive_and_wait(barriers.at[i])
-        o[...] = jnp.ones(OUT.shape)
-
-    everywhere.run(
-        body, [], ONES, *([plgpu.Barrier(num_barriers=40) for _ in range(3)])
-    )
+@everywhere.gives([], ONES, *([plgpu.Barrier(num_barriers=40) for _ in range(3)]))
+def test_the_barriers_of_a_kernel_may_be_many(o, first, second, third):
+    for barriers in (first, second, third):
+        for i in range(0, 40, 13):
+            plgpu.barrier_arrive_and_wait(barriers.at[i])
+    o[...] = jnp.ones(OUT.shape)
 
 
 @pytest.mark.offline

@@ -147,29 +147,24 @@ def test_a_skipped_copy_arrives_without_bytes():
     everywhere.check(some_copies(), [x], x)
 
 
-def test_a_copy_that_a_constant_skips_arrives_without_bytes():
-    def body(x, o, row, barrier):
-        plgpu.copy_gmem_to_smem(x.at[0], row, barrier, predicate=False)
-        plgpu.barrier_wait(barrier)
-        o[...] = x[...]
-
-    everywhere.run(body, [ONES], ONES, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
+@everywhere.gives([ONES], ONES, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
+def test_a_copy_that_a_constant_skips_arrives_without_bytes(x, o, row, barrier):
+    plgpu.copy_gmem_to_smem(x.at[0], row, barrier, predicate=False)
+    plgpu.barrier_wait(barrier)
+    o[...] = x[...]
 
 
-def test_a_skipped_arrival_does_not_count():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") < 0)
-        plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") >= 0)
-        done = plgpu.barrier_test(barrier)
-        o[lax.axis_index("g")] = jnp.full(128, done.astype(jnp.float32))
-
-    everywhere.run(
-        body,
-        [],
-        np.zeros(ROW.shape, np.float32),
-        plgpu.Barrier(num_arrivals=2),
-        grid={"g": 2},
-    )
+@everywhere.gives(
+    [],
+    lambda: np.zeros(ROW.shape, np.float32),
+    plgpu.Barrier(num_arrivals=2),
+    grid={"g": 2},
+)
+def test_a_skipped_arrival_does_not_count(o, barrier):
+    plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") < 0)
+    plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") >= 0)
+    done = plgpu.barrier_test(barrier)
+    o[lax.axis_index("g")] = jnp.full(128, done.astype(jnp.float32))
 
 
 # --- bytes that somebody else completes -----------------------------------------------

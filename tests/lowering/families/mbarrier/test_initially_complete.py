@@ -58,20 +58,17 @@ def test_the_first_wait_for_a_barrier_that_is_complete_returns(rounds):
     everywhere.check(ring(rounds=rounds), [numbers()], numbers() * 2)
 
 
-def test_the_same_holds_for_barriers_of_a_cluster():
-    def body(x, o, barrier):
-        plgpu.barrier_wait(barrier)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-        o[lax.axis_index("c")] = x[...]
-
-    everywhere.run(
-        body,
-        [numbers()],
-        np.stack([numbers()] * 2),
-        plgpu.ClusterBarrier(collective_axes="c", initially_complete=True),
-        cluster={"c": 2},
-    )
+@everywhere.gives(
+    [numbers()],
+    lambda *_: np.stack([numbers()] * 2),
+    plgpu.ClusterBarrier(collective_axes="c", initially_complete=True),
+    cluster={"c": 2},
+)
+def test_the_same_holds_for_barriers_of_a_cluster(x, o, barrier):
+    plgpu.barrier_wait(barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+    o[lax.axis_index("c")] = x[...]
 
 
 def test_otherwise_the_first_wait_needs_a_phase():

@@ -74,19 +74,17 @@ def test_what_is_read_after_a_test_that_failed_is_a_race(seed):
         kernel(numbers())
 
 
-def test_one_success_is_one_phase():
+@everywhere.gives([], lambda: np.zeros(128, np.float32), plgpu.Barrier())
+def test_one_success_is_one_phase(o, barrier):
     """The second test is for the second phase, which never completes."""
 
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        # One lane arrives, and the other warps may test before.
-        until(barrier)
-        second = plgpu.barrier_test(barrier)
-        plgpu.barrier_arrive(barrier)
-        until(barrier)
-        o[...] = jnp.full(128, second.astype(jnp.float32))
-
-    everywhere.run(body, [], np.zeros(128, np.float32), plgpu.Barrier())
+    plgpu.barrier_arrive(barrier)
+    # One lane arrives, and the other warps may test before.
+    until(barrier)
+    second = plgpu.barrier_test(barrier)
+    plgpu.barrier_arrive(barrier)
+    until(barrier)
+    o[...] = jnp.full(128, second.astype(jnp.float32))
 
 
 def warpgroups(wait):

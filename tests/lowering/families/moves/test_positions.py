@@ -146,13 +146,9 @@ def test_a_small_scratch_is_used_in_rounds(bytes_):
 
 
 @pytest.mark.slow
-def test_functions_of_jnp_on_top():
-    x = numbers((32, 16), "float32")
-
-    def body(x, i):
-        chosen = jnp.select([x > 30, x < 10], [x, -x], 0.5)
-        steps = jnp.diff(jnp.repeat(chosen, 2, axis=1), axis=1)
-        counted = jnp.linspace(0, 31, 32)[:, None] + jnp.mgrid[:32, :31][1]
-        return steps + counted + jnp.diagonal(x[:16])[:1, None]
-
-    check(body, x, atol=1e-5)
+@everywhere.tests(check, numbers((32, 16), "float32"), atol=1e-5)
+def test_functions_of_jnp_on_top(x, i):
+    chosen = jnp.select([x > 30, x < 10], [x, -x], 0.5)
+    steps = jnp.diff(jnp.repeat(chosen, 2, axis=1), axis=1)
+    counted = jnp.linspace(0, 31, 32)[:, None] + jnp.mgrid[:32, :31][1]
+    return steps + counted + jnp.diagonal(x[:16])[:1, None]
