@@ -69,7 +69,7 @@ class SparseTile:
             return operands
         return *operands, *(tiles_of_scales(x) for x in self.scales())
 
-    def expected(self) -> np.ndarray:
+    def expected(self, *_: Any) -> np.ndarray:
         """The product of the dense operands."""
         a, b = (np.asarray(x, np.float64) for x in self.dense())
         if self.scaled:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
@@ -28,6 +29,27 @@ def storage(dtype: Any, swizzle: int = 128) -> tuple[Any, ...]:
     """The transforms of an SMEM operand."""
     columns = swizzle // jnp.dtype(dtype).itemsize
     return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
+
+
+def check(case: Any, **options: Any) -> None:
+    """Runs the kernel of a case everywhere."""
+    operands = case.operands()
+    expected = case.expected(*operands)
+    everywhere.check(case.make, operands, expected, on_gpu=False, **options)
+
+
+def check_inferred(case: Any) -> None:
+    """As `check`, for operands that are declared without transforms."""
+    only = [plgpu.LoweringSemantics.Warpgroup]
+    check(case, semantics=only, executed=only)
+
+
+def check_body(body: Any, case: Any, expected: Any = None, **options: Any) -> None:
+    """Runs another body over the operands and the scratch of a case everywhere."""
+    operands = case.operands()
+    wanted = case.expected(*operands) if expected is None else expected(*operands)
+    options = {"scratch_types": case.scratch(), **options}
+    everywhere.run(body, operands, wanted, target="sm_100a", on_gpu=False, **options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support import everywhere
-from tests.support.tensor_products import BLACKWELL, Product
+from tests.support.tensor_products import Product, check_body
 
 PART = 64
 
@@ -28,12 +27,4 @@ def test_all_columns_of_tensor_memory(n, b_stored):
             part = plgpu.ds(start, PART)
             out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
 
-    operands = case.operands()
-    everywhere.run(
-        body,
-        operands,
-        case.expected(*operands),
-        scratch_types=case.scratch(),
-        compiler_params=BLACKWELL,
-        on_gpu=False,
-    )
+    check_body(body, case)
