@@ -59,7 +59,7 @@ def test_unrolling_changes_nothing(unroll):
             0, 4, lambda i, acc: acc + x * i.astype(jnp.float32), x, unroll=unroll
         )
 
-    everywhere.check(kernel(body), [X], 7 * X, rtol=1e-5, atol=1e-6)
+    everywhere.run(body, [X], 7 * X, rtol=1e-5, atol=1e-6)
 
 
 @everywhere.gives([X], lambda x: x + 4, atol=1e-5)
@@ -90,7 +90,7 @@ def test_a_while_loop_that_changes_the_layout_of_its_carry_ends():
 
         o_ref[...] = lax.while_loop(cond, step, (0, x, flat))[1]
 
-    everywhere.check(kernel(body), [X], X + 5, atol=1e-5, semantics=[Warpgroup])
+    everywhere.run(body, [X], X + 5, atol=1e-5, semantics=[Warpgroup])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
@@ -104,7 +104,7 @@ def test_a_jitted_function_in_a_body_may_close_over_a_scalar(dtype):
     def body(x, o):
         o[...] = lax.fori_loop(0, 2, lambda _, value: scaled(value), x[...])
 
-    everywhere.check(kernel(body), [X], X + 1 + 1)
+    everywhere.run(body, [X], X + 1 + 1)
 
 
 @pytest.mark.parametrize("index", [-1, 0, 1, 2, 9])
@@ -116,7 +116,7 @@ def test_a_switch_clamps_its_index(index):
         )
 
     expected = [X, X * 2, jnp.ones(SHAPE)][min(max(index, 0), 2)]
-    everywhere.check(kernel(body), [jnp.int32(index), X], expected)
+    everywhere.run(body, [jnp.int32(index), X], expected)
 
 
 @everywhere.gives(
@@ -209,7 +209,7 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
         o_ref[...] = lax.fori_loop(0, 4, step, jnp.zeros((64, 64)))
 
     expected = np.asarray(x).reshape(4, 64, 64).sum(0)
-    everywhere.check(kernel(body), [x], expected, atol=1e-5)
+    everywhere.run(body, [x], expected, atol=1e-5)
 
 
 def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
@@ -222,7 +222,7 @@ def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
         plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
     assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
     assert "test_control.py" in str(info.value)
-    everywhere.check(kernel(body), [X], X, semantics=[Warpgroup])
+    everywhere.run(body, [X], X, semantics=[Warpgroup])
 
 
 @everywhere.gives([X], lambda x: np.flip(x))

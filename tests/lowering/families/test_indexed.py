@@ -53,7 +53,7 @@ def test_a_read_means_what_numpy_means(name, memory):
     if name == "new axes" and memory == "tiled":
         pytest.skip("a row of a tiled array is not whole tiles")
     expected = X[index]
-    check(kernel(body, expected.shape, **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
 @pytest.mark.parametrize("name", [n for n in STATIC if "new" not in n])
@@ -71,7 +71,7 @@ def test_a_write_means_what_numpy_means(name, memory):
             o[...] = target[...]
 
     options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
-    check(kernel(body, (64, 128), **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
 GATHERS = {
@@ -126,7 +126,7 @@ def test_index_arrays_scatter(name):
         o[...] = jnp.zeros((64, 128), jnp.float32)
         o[traced(rows[...], columns[...])] = v[...]
 
-    check(kernel(body, (64, 128)), [values, ROWS, COLUMNS], expected)
+    everywhere.run(body, [values, ROWS, COLUMNS], expected)
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (13, 9)])
@@ -168,7 +168,7 @@ def test_under_lane_index_arrays_have_the_layout_of_the_result():
         found = plgpu.load(index, layout=rows, optimized=False)
         o[...] = plgpu.load(x, (found,), layout=plgpu.Layout.WGMMA)
 
-    check(kernel(body, (64, 128)), [X, ROWS], X[ROWS])
+    everywhere.run(body, [X, ROWS], X[ROWS])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -194,7 +194,7 @@ def test_under_lane_an_index_array_of_its_own_layout_gathers():
         o[...] = x.reshape(-1)[index[...]]
 
     index = np.random.default_rng(2).permutation(1024).astype(np.int32)
-    check(kernel(body, (1024,)), [X, index], X.reshape(-1)[index])
+    everywhere.run(body, [X, index], X.reshape(-1)[index])
 
 
 @everywhere.gives(
@@ -243,7 +243,7 @@ def test_methods_of_views_read_and_write():
         old = s.at[1::2].swap(x[::2])
         o[...] = s[...] + 0 * jnp.sum(old)
 
-    check(kernel(body, (64, 128), **in_smem()), [X], expected)
+    everywhere.run(body, [X], expected, **in_smem())
 
 
 # --- views ----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_a_view_has_the_elements_in_numpys_order(name, memory):
         o[...] = view[...]
 
     options = in_smem() if memory == "smem" else {}
-    check(kernel(body, expected.shape, expected.dtype, **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
 @everywhere.gives(
@@ -326,7 +326,7 @@ def test_narrow_elements_of_wider_ones_are_written():
 
     expected = X.copy()
     expected.view(np.uint16)[:, ::2] = 0
-    check(kernel(body, (64, 128)), [X], expected)
+    everywhere.run(body, [X], expected)
 
 
 @pytest.mark.parametrize("transforms", [SWIZZLED, (plgpu.TilingTransform((8, 32)),)])
@@ -336,4 +336,4 @@ def test_a_tiled_array_is_reshaped_in_logical_order(transforms):
         o[...] = s.reshape(32, 256).T[...]
 
     expected = X.reshape(32, 256).T
-    check(kernel(body, (256, 32), **in_smem(transforms)), [X], expected)
+    everywhere.run(body, [X], expected, **in_smem(transforms))

@@ -108,7 +108,7 @@ def test_a_reduction_over_one_axis(op, axis, layout):
         o_ref[...] = jnp.broadcast_to(op(x, axis=axis, keepdims=True), SHAPE) + 0 * x
 
     expected = np.broadcast_to(op(X, axis=axis, keepdims=True), SHAPE)
-    everywhere.check(make_kernel(body, SHAPE), [X], expected, atol=3e-5)
+    everywhere.run(body, [X], expected, atol=3e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,7 +120,7 @@ def test_a_full_reduction_gives_a_scalar(op, layout):
         )
 
     expected = np.full(SHAPE, op(X))
-    everywhere.check(make_kernel(body, SHAPE), [X], expected, atol=2e-4)
+    everywhere.run(body, [X], expected, atol=2e-4)
 
 
 def test_reductions_of_integers_are_exact():
@@ -131,7 +131,7 @@ def test_reductions_of_integers_are_exact():
         o_ref[...] = x - x.sum(axis=1)[:, None] + x.max(axis=0)[None, :]
 
     expected = x - x.sum(1)[:, None] + x.max(0)[None, :]
-    everywhere.check(make_kernel(body, SHAPE, jnp.int32), [x], expected)
+    everywhere.run(body, [x], expected)
 
 
 def test_a_max_carries_nan():
@@ -143,7 +143,7 @@ def test_a_max_carries_nan():
 
     # NumPy: XLA's CPU backend drops NaN from a reduction.
     expected = np.broadcast_to(np.asarray(x).max(1, keepdims=True), SHAPE) + 0 * x
-    everywhere.check(make_kernel(body, SHAPE), [x], expected)
+    everywhere.run(body, [x], expected)
 
 
 @everywhere.gives([X], lambda x: jax.nn.softmax(x, axis=-1), atol=1e-6)
@@ -173,7 +173,7 @@ def test_iota_counts_along_its_dimension(dimension, dtype, layout):
         o_ref[...] = plgpu.broadcasted_iota(dtype, SHAPE, dimension, layout=layout)
 
     expected = lax.broadcasted_iota(dtype, SHAPE, dimension)
-    everywhere.check(make_kernel(body, SHAPE, dtype), [], expected)
+    everywhere.run(body, [], expected)
 
 
 @everywhere.gives(
@@ -215,7 +215,7 @@ def test_an_index_of_any_type_names_its_row(dtype):
         o_ref[4] = x_ref[dtype(row)]
 
     expected = jnp.concatenate([x[row : row + 4], x[row : row + 1]])
-    everywhere.check(make_kernel(body, (5, 128)), [x], expected)
+    everywhere.run(body, [x], expected)
 
 
 @everywhere.gives(
@@ -254,7 +254,7 @@ def test_mixed_layouts_are_an_error_that_names_both_under_lane():
     text = str(info.value)
     assert "Layout.WGMMA" in text and "STRIDED" in text and "layout_cast" in text
     assert "test_registers.py" in text
-    everywhere.check(make_kernel(body, SHAPE), [X], X + X, semantics=[Warpgroup])
+    everywhere.run(body, [X], X + X, semantics=[Warpgroup])
 
 
 STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4)
@@ -292,7 +292,7 @@ def test_bools_and_rows_are_cast_to_other_layouts():
         o_ref[...] = jnp.where(positive, 1.0, 0.0) * sums[:, None]
 
     expected = np.where(x > 0, 1.0, 0.0) * np.asarray(x).sum(1)[:, None]
-    everywhere.check(make_kernel(body, x.shape), [x], expected, atol=2e-4)
+    everywhere.run(body, [x], expected, atol=2e-4)
 
 
 @pytest.mark.parametrize("semantics", BOTH)
@@ -315,7 +315,7 @@ def test_default_layouts_of_different_types_meet():
     half = X.astype(jnp.float16)
     small = jnp.asarray(RNG.integers(-9, 9, SHAPE), jnp.int8)
     expected = np.asarray(X) + np.asarray(half, np.float32) + np.asarray(small)
-    everywhere.check(make_kernel(body, SHAPE), [X, half, small], expected, atol=1e-5)
+    everywhere.run(body, [X, half, small], expected, atol=1e-5)
 
 
 @everywhere.gives([X], lambda x: np.asarray(x)[:, :64] + np.asarray(x)[:, 64:])
@@ -344,7 +344,7 @@ def test_small_arrays_are_reduced(shape):
         o_ref[...] = x_ref[...] - x_ref[...].sum()
 
     expected = np.asarray(x) - np.asarray(x).sum()
-    everywhere.check(make_kernel(body, shape), [x], expected, atol=1e-5)
+    everywhere.run(body, [x], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

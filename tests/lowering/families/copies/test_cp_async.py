@@ -91,12 +91,6 @@ def test_the_array_in_smem_may_be_tiled_and_swizzled(barrier):
     everywhere.check(make, [x], expected)
 
 
-def kernel(body, out, *scratch, **options):
-    """`make` for a kernel of one result."""
-
-    return everywhere.kernel(body, out, *scratch, **options)
-
-
 @pytest.mark.parametrize("row", [0, 1, 2, 3])
 def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
     x = array((13, 7), F32)
@@ -113,7 +107,7 @@ def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
         plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(10, 5), plgpu.ds(0, 6)])
         plgpu.wait_smem_to_gmem(0)
 
-    make = kernel(
+    make = everywhere.kernel(
         body,
         jax.ShapeDtypeStruct((13, 5), F32),
         plgpu.SMEM((5, 6), F32),
@@ -172,7 +166,7 @@ def test_a_start_that_may_lie_anywhere_is_copied_by_threads(column):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((8, 64), BF16)
-    kernels = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    kernels = everywhere.kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
     start = column * 3 - 8
 
     def make(interpret=None):
@@ -202,7 +196,7 @@ def test_tma_carries_what_is_known_to_start_at_16_bytes(start, by_tma):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((8, 64), BF16)
-    make = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
     text = str(jax.make_jaxpr(make())(array((8, 64), BF16), np.zeros(1, np.int32)))
     assert ("copy_gmem_to_smem[" in text) == by_tma
     assert ("copy_smem_to_gmem[" in text) == by_tma
@@ -231,7 +225,7 @@ def test_a_predicate_skips_the_copy_and_not_the_arrival(wanted):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((9, 7), F32)
-    make = kernel(body, out, plgpu.SMEM((9, 7), F32), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((9, 7), F32), plgpu.Barrier())
     everywhere.check(make, [x, n], x if wanted else np.full((9, 7), 5.0))
 
 
@@ -267,7 +261,7 @@ def test_a_wait_for_fewer_groups_is_a_race():
         o[...] = tiles[1]
 
     out = jax.ShapeDtypeStruct((8, 9), F32)
-    make = kernel(body, out, plgpu.SMEM((2, 8, 9), F32))
+    make = everywhere.kernel(body, out, plgpu.SMEM((2, 8, 9), F32))
     with pytest.raises(plgpu.errors.RaceError, match=r"wait_gmem_to_smem\(0\)"):
         make(plgpu.InterpretParams())(array((2, 8, 9), F32))
 
@@ -346,7 +340,7 @@ def test_tma_copies_between_references_that_are_transposed_alike():
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((16, 32), F32)
-    make = kernel(body, out, plgpu.SMEM((16, 32), F32), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((16, 32), F32), plgpu.Barrier())
     everywhere.check(make, [x], x)
     (report,) = plgpu.offline.lower(make(), x)
     assert "cp_async" not in report.jaxpr
