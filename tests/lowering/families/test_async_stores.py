@@ -83,9 +83,9 @@ def test_an_array_arrives_in_tiles(layout):
 @everywhere.gives(
     [ramp(2, 4, N)],
     lambda x: x[::-1, ::-1],
-    [plgpu.SMEM((4, N), F32), plgpu.Barrier(num_arrivals=4)],
-    result(2, 4, N),
-    by=clustered,
+    plgpu.SMEM((4, N), F32),
+    plgpu.Barrier(num_arrivals=4),
+    cluster={"c": 2},
 )
 def test_parts_arrive_on_one_barrier(x, o, inbox, full):
     i = lax.axis_index("c")
@@ -98,9 +98,9 @@ def test_parts_arrive_on_one_barrier(x, o, inbox, full):
 @everywhere.gives(
     [],
     lambda: np.array([8, 7], np.int32),
-    [plgpu.SMEM((8,), I32), plgpu.Barrier()],
-    result(2, dtype=I32),
-    by=clustered,
+    plgpu.SMEM((8,), I32),
+    plgpu.Barrier(),
+    cluster={"c": 2},
 )
 def test_a_single_element_arrives(o, inbox, full):
     i = lax.axis_index("c")
@@ -112,9 +112,8 @@ def test_a_single_element_arrives(o, inbox, full):
 @everywhere.gives(
     [ramp(2, 4, N)],
     lambda x: np.roll(x[::-1], 1, axis=1),
-    [plgpu.SMEM((N,), F32), plgpu.Barrier()],
-    result(2, 4, N),
-    by=clustered,
+    plgpu.SMEM((N,), F32),
+    plgpu.Barrier(),
     cluster=(2, 4),
     cluster_names=("y", "x"),
 )
@@ -132,11 +131,7 @@ def test_positions_on_several_axes(x, o, inbox, full):
 
 
 @everywhere.gives(
-    [ramp(2, N)],
-    lambda x: x,
-    [plgpu.SMEM((N,), F32), plgpu.Barrier()],
-    result(2, N),
-    by=clustered,
+    [ramp(2, N)], lambda x: x, plgpu.SMEM((N,), F32), plgpu.Barrier(), cluster={"c": 2}
 )
 def test_a_cta_may_store_to_itself(x, o, inbox, full):
     i = lax.axis_index("c")

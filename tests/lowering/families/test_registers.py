@@ -146,13 +146,6 @@ def test_a_max_carries_nan():
     everywhere.run(body, [x], expected)
 
 
-@everywhere.gives([X], lambda x: jax.nn.softmax(x, axis=-1), atol=1e-6)
-def test_softmax_as_it_is_written(x_ref, o_ref):
-    x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-    e = jnp.exp(x - x.max(axis=-1, keepdims=True))
-    o_ref[...] = e / e.sum(axis=-1, keepdims=True)
-
-
 def test_row_vectors_are_stored_and_loaded():
     def body(x_ref, rows_ref, scaled_ref):
         x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
@@ -322,29 +315,6 @@ def test_default_layouts_of_different_types_meet():
 def test_slices_and_transposes_of_register_arrays(x_ref, o_ref):
     x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
     o_ref[...] = x[:, :64] + x[:, 64:]
-
-
-@pytest.mark.parametrize("shape", [(8,), (4, 3), (100,), (10, 6), (64, 100), (3, 128)])
-def test_arrays_of_odd_shapes_are_loaded_added_and_stored(shape):
-    x = jnp.asarray(RNG.standard_normal(shape), jnp.float32)
-
-    def body(x_ref, o_ref, s_ref):
-        s_ref[...] = x_ref[...] * 2
-        o_ref[...] = s_ref[...] + 1
-
-    make = make_kernel(body, shape, scratch_types=[plgpu.SMEM(shape, jnp.float32)])
-    everywhere.check(make, [x], 2 * np.asarray(x) + 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(8,), (4, 3), (10, 6)])
-def test_small_arrays_are_reduced(shape):
-    x = jnp.asarray(RNG.standard_normal(shape), jnp.float32)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...] - x_ref[...].sum()
-
-    expected = np.asarray(x) - np.asarray(x).sum()
-    everywhere.run(body, [x], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
