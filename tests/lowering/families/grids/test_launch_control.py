@@ -18,7 +18,7 @@ from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 PARAMS = plgpu.CompilerParams(target="sm_100a")
-GRID, NAMES = (6, 50), ("i", "j")
+GRID, NAMES = (3, 50), ("i", "j")
 OUT = jax.ShapeDtypeStruct((*GRID, 128), jnp.int32)
 
 

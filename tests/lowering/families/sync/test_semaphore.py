@@ -257,7 +257,7 @@ def test_what_threads_store_is_copied_after_a_fence(x, o, tile, barrier):
 
 
 @pytest.mark.slow
-@everywhere.gives([ROWS], lambda rows: -rows[:, ::-1], by=over_rows)
+@everywhere.gives([ROWS], lambda rows: -4 * rows, by=over_rows)
 def test_a_function_called_twice_declares_once(x, o):
     i = lax.axis_index("i")
 
@@ -266,7 +266,7 @@ def test_a_function_called_twice_declares_once(x, o):
         own = plgpu.get_global(REGULAR((CTAS,)))
         plgpu.semaphore_signal(own.at[i])
         plgpu.semaphore_wait(own.at[i])
-        return jnp.sort(value)
+        return 2 * value
 
     o[i] = through(-through(x[i]))
 
