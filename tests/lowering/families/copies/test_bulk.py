@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
@@ -19,11 +20,6 @@ PROMISE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 UNDEFINED = plgpu.OOBFillMode.UNDEFINED
 LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.global.shared::cta.bulk_group"
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def through_smem(shape, dtype, part, transforms=(), **options):

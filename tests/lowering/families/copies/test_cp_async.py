@@ -12,17 +12,13 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
 
 TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
 CP_ASYNC = plgpu.AsyncCopyImplementation.CP_ASYNC
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 251
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def round_trip(shape, part, dtype, transforms=(), *, barrier=True, **options):

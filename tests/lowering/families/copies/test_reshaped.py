@@ -14,6 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import reshaped
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -49,11 +50,6 @@ class Array:
 def _numpy_index(i):
     is_range = hasattr(i, "size") and hasattr(i, "stride")
     return slice(int(i.start), int(i.start) + i.size) if is_range else i
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def itself(ref, n):

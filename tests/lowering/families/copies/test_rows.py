@@ -11,6 +11,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere, skipped_rows
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
@@ -18,11 +19,6 @@ from tests.support.semantics import BOTH, under
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
 WIDE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 251
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def some_rows(count, of):

@@ -11,17 +11,13 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
 TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
 BY_TMA = {"implementation": plgpu.AsyncCopyImplementation.TMA}
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def through_smem(shape, dtype, part, order=None, transforms=()):
