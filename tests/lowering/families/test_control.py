@@ -148,7 +148,7 @@ def test_a_nested_loop_keeps_both_carries(x_ref, o_ref):
     o_ref[...] = lax.fori_loop(0, 2, outer, jnp.zeros(SHAPE))
 
 
-@everywhere.gives([], lambda: np.full(SHAPE, 3 + 7 + 11))
+@everywhere.gives([], lambda: np.full(SHAPE, 3 + 7 + 11, np.int32))
 def test_loop_passes_its_index_in_steps(o_ref):
     @plgpu.loop(3, 12, step=4, init_carry=jnp.int32(0))
     def total(i, carry):

@@ -297,7 +297,7 @@ def test_one_store_has_one_value_for_an_element():
 
 @everywhere.gives(
     [],
-    lambda: np.repeat(np.arange(64) < 32, 128).reshape(64, 128),
+    lambda: np.repeat(np.arange(64) < 32, 128).reshape(64, 128).astype(np.float32),
     semantics=WARPGROUP,
     executed=WARPGROUP,
 )

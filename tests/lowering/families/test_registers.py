@@ -284,7 +284,7 @@ def test_bools_and_rows_are_cast_to_other_layouts():
         sums = plgpu.layout_cast(sums, plgpu.Layout.WGMMA_ROW)
         o_ref[...] = jnp.where(positive, 1.0, 0.0) * sums[:, None]
 
-    expected = np.where(x > 0, 1.0, 0.0) * np.asarray(x).sum(1)[:, None]
+    expected = np.where(x > 0, np.float32(1), 0) * np.asarray(x).sum(1)[:, None]
     everywhere.run(body, [x], expected, atol=2e-4)
 
 
