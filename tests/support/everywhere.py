@@ -224,3 +224,20 @@ def gives(
         check(by(body, *scratch, **rest), args, wanted, **of_check)
 
     return tests(check_body)
+
+
+def in_place(
+    body: Callable[..., None], out: Any = (), *scratch: Any, **options: Any
+) -> Callable[[Any], Callable[..., Any]]:
+    """As `kernel`, for one that updates its first argument, its first result."""
+    make = kernel(body, out, *scratch, **options)
+
+    def make_call(interpret=None):
+        def call(state, *arguments):
+            ref = jax.new_ref(state)
+            results = jax.tree.leaves(make(interpret)(ref, *arguments))
+            return (ref[...], *results) if results else ref[...]
+
+        return call
+
+    return make_call

@@ -68,26 +68,10 @@ def numbers(dtype, shape=SHAPE):
     return x
 
 
-def in_place(body, dtype, shape=SHAPE, **options):
+def in_place(body, dtype, shape=SHAPE, transforms=(), **options):
     """Returns `make` for a kernel that updates its first argument."""
-
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(),
-            scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
-            interpret=interpret,
-            **options,
-        )
-
-        def call(state, *arguments):
-            ref = jax.new_ref(state)
-            kernel(ref, *arguments)
-            return ref[...]
-
-        return call
-
-    return make
+    tile = plgpu.SMEM(shape, dtype, transforms=transforms)
+    return everywhere.in_place(body, (), tile, plgpu.Barrier(), **options)
 
 
 def reduce(op, source=lambda x: x):
@@ -160,24 +144,7 @@ def test_tiles_and_swizzles_are_those_of_a_plain_copy():
     transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
     old, new = numbers("int32", (64, 64)), numbers("int32", (64, 64))
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            reduce("add"),
-            out_type=(),
-            scratch_types=[
-                plgpu.SMEM((64, 64), I32, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
-
-        def call(state, x):
-            ref = jax.new_ref(state)
-            kernel(ref, x)
-            return ref[...]
-
-        return call
-
+    make = in_place(reduce("add"), I32, (64, 64), transforms)
     everywhere.check(make, [old, new], old + new)
 
 
@@ -412,21 +379,7 @@ def float64_sum(start, sizes):
         plgpu.copy_smem_to_gmem(tile, state.at[where], reduction_op="add")
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(),
-            scratch_types=[plgpu.SMEM(sizes, jnp.float64)],
-            interpret=interpret,
-        )
-
-        def call(state, n):
-            ref = jax.new_ref(state)
-            kernel(ref, n)
-            return ref[...]
-
-        return call
-
+    make = everywhere.in_place(body, (), plgpu.SMEM(sizes, jnp.float64))
     return make, np.zeros((8, 16)), np.array([6], np.int32)
 
 
