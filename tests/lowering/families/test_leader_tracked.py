@@ -90,7 +90,10 @@ def test_each_cta_gets_its_part_and_the_leader_counts_both(case, transforms):
 
 
 @everywhere.gives(
-    [numbers(2, 32, 3, 32)], lambda x: x[1, :, 1].reshape(2, *TILE), by=kernel
+    [numbers(2, 32, 3, 32)],
+    lambda x: x[1, :, 1].reshape(2, *TILE),
+    by=kernel,
+    on_gpu=False,
 )
 def test_the_axis_counts_dimensions_that_are_not_indexed(x, o, tile, full, ready):
     load(x.at[1, :, 1], tile, full, leader_tracked=PARTITIONED(0))
@@ -105,6 +108,7 @@ def test_the_axis_counts_dimensions_that_are_not_indexed(x, o, tile, full, ready
     plgpu.ClusterBarrier(collective_axes="c"),
     cluster={"p": 2, "c": 2},
     target="sm_100a",
+    on_gpu=False,
 )
 def test_several_pairs_make_a_cluster(x, o, tile, full, ready):
     load(x.at[lax.axis_index("p")], tile, full, leader_tracked=PARTITIONED(0))
@@ -140,6 +144,7 @@ def test_a_warp_fetches_and_copies(case):
     [numbers(20, 32)],
     lambda x: np.stack([np.pad(x[8:], ((0, 4), (0, 0)))] * 2),
     by=kernel,
+    on_gpu=False,
 )
 def test_each_cta_gets_zeros_for_what_lies_outside(x, o, tile, full, ready):
     load(x.at[plgpu.ds(8, 16)], tile, full, leader_tracked=REPLICATED)
@@ -166,6 +171,7 @@ def test_a_skipped_copy_still_arrives_at_the_leader(predicate):
         [np.stack([x[0, 8 * c : 8 * c + 8], x[1, :8]]) for c in range(2)]
     ),
     by=kernel,
+    on_gpu=False,
     tile=(2, 8, 32),
     arrivals=2,
 )
