@@ -399,17 +399,19 @@ def test_arrivals_release_stores_to_smem_at_cluster_scope():
 # --- clusters of 16 CTAs --------------------------------------------------------------
 
 
-def test_a_cluster_may_have_16_ctas():
-    x = ramp(16, N)
-
+def of_16_ctas():
     def body(x, o, tile, meeting):
         i = lax.axis_index("c")
         tile[...] = x[i]
         meet(meeting)
         o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
 
-    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
-    everywhere.check(make, [x], x[::-1])
+    return of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
+
+
+def test_a_cluster_may_have_16_ctas():
+    x = ramp(16, N)
+    everywhere.check(of_16_ctas(), [x], x[::-1])
 
 
 @everywhere.gives(
@@ -428,12 +430,5 @@ def test_a_multicast_reaches_16_ctas(x, o, tile, full):
 @pytest.mark.offline
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_a_cluster_of_16_ctas_compiles(target):
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        tile[...] = x[i]
-        meet(meeting)
-        o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
-
-    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
-    (report,) = offline.compile(make(None), ramp(16, N), target=target)
+    (report,) = offline.compile(of_16_ctas()(), ramp(16, N), target=target)
     assert ".reqnctapercluster 16" in report.ptx

@@ -118,14 +118,15 @@ def test_a_cluster_takes_over_the_work_of_several():
     assert most > 1
 
 
-def in_cluster(o, answers, barriers, free):
-    rank = lax.axis_index("c")
+def halves(axis, o, answers, barriers, free):
+    """Two CTAs, or warpgroups, do half of the work of a position each."""
+    half = plgpu.ds(64 * lax.axis_index(axis), 64)
     own = lax.axis_index("i"), lax.axis_index("j")
 
     def step(state):
         i, j, _ = state
-        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="c")
-        o[i, j, plgpu.ds(64 * rank, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes=axis)
+        o[i, j, half] = jnp.full((64,), 100 * i + j, jnp.int32)
         plgpu.barrier_wait(barriers.at[0])
         (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
         if free is not None:
@@ -136,6 +137,8 @@ def in_cluster(o, answers, barriers, free):
     lax.while_loop(lambda state: state[2], step, (*own, True))
 
 
+in_cluster = functools.partial(halves, "c")
+by_two_warpgroups = functools.partial(halves, "wg")
 FREE = plgpu.ClusterBarrier(collective_axes=("c",))
 
 
@@ -152,23 +155,6 @@ def test_every_cta_of_a_cluster_gets_the_answer():
 def test_a_request_over_an_answer_that_another_cta_reads_is_a_race():
     body = functools.partial(in_cluster, free=None)
     mistaken(body, errors.RaceError, "answer to try_cluster_cancel", cluster=2)
-
-
-def by_two_warpgroups(o, answers, barriers, free):
-    wg = lax.axis_index("wg")
-    own = lax.axis_index("i"), lax.axis_index("j")
-
-    def step(state):
-        i, j, _ = state
-        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="wg")
-        o[i, j, plgpu.ds(64 * wg, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
-        plgpu.barrier_wait(barriers.at[0])
-        (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
-        plgpu.barrier_arrive(free)
-        plgpu.barrier_wait(free)
-        return i, j, more
-
-    lax.while_loop(lambda state: state[2], step, (*own, True))
 
 
 def two_warpgroups(interpret, body=by_two_warpgroups, arrivals=2):

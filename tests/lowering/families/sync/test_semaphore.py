@@ -212,48 +212,31 @@ def test_each_instance_of_vmap_has_its_own():
     everywhere.check(lambda interpret: jax.vmap(make(interpret)), [x], expected)
 
 
-@everywhere.gives(
-    [ROWS],
-    lambda rows: np.roll(rows, -1, 0) + 1,
-    plgpu.SMEM((128,), F32),
-    plgpu.Barrier(),
-    by=over_rows,
-)
-def test_a_copy_is_published_when_it_is_complete(x, o, tile, barrier):
-    i = lax.axis_index("i")
-    between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
-    ready = plgpu.get_global(REGULAR((CTAS,)))
-    tile[...] = x[i] + 1
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile, between.at[i])
-    plgpu.wait_smem_to_gmem(0)
-    plgpu.semaphore_signal(ready.at[i])
-    other = (i + 1) % CTAS
-    plgpu.semaphore_wait(ready.at[other])
-    plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
-    plgpu.barrier_wait(barrier)
-    o[i] = tile[...]
+@pytest.mark.parametrize("by", ["TMA", "threads"])
+def test_a_copy_reads_what_has_been_published(by):
+    """What TMA stores, when it is complete; what threads store, after a fence."""
 
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
+        ready = plgpu.get_global(REGULAR((CTAS,)))
+        if by == "TMA":
+            tile[...] = x[i] + 1
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, between.at[i])
+            plgpu.wait_smem_to_gmem(0)
+        else:
+            between[i] = x[i] + 1
+            plgpu.commit_gmem()
+        plgpu.semaphore_signal(ready.at[i])
+        other = (i + 1) % CTAS
+        plgpu.semaphore_wait(ready.at[other])
+        plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[i] = tile[...]
 
-@everywhere.gives(
-    [ROWS],
-    lambda rows: np.roll(rows, -1, 0) + 1,
-    plgpu.SMEM((128,), F32),
-    plgpu.Barrier(),
-    by=over_rows,
-)
-def test_what_threads_store_is_copied_after_a_fence(x, o, tile, barrier):
-    i = lax.axis_index("i")
-    between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
-    ready = plgpu.get_global(REGULAR((CTAS,)))
-    between[i] = x[i] + 1
-    plgpu.commit_gmem()
-    plgpu.semaphore_signal(ready.at[i])
-    other = (i + 1) % CTAS
-    plgpu.semaphore_wait(ready.at[other])
-    plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
-    plgpu.barrier_wait(barrier)
-    o[i] = tile[...]
+    make = over_rows(body, plgpu.SMEM((128,), F32), plgpu.Barrier())
+    everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
 
 
 @pytest.mark.slow
