@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.grid_barrier import GridBarrier
 
 F32 = jnp.float32
@@ -22,18 +22,10 @@ SMS = 132
 SEEDS = range(4)
 
 
-def run(body, *scratch, ctas=CTAS, **interpret):
+def run(body, *scratch, ctas=CTAS, **params):
     """Runs a kernel whose CTAs have a row each."""
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((ctas, 128), F32),
-        scratch_types=scratch,
-        grid=(ctas,),
-        grid_names=("i",),
-        interpret=plgpu.InterpretParams(**interpret),
-    )
     x = np.arange(ctas * 128, dtype=np.float32).reshape(ctas, 128)
-    return x, np.asarray(kernel(x))
+    return x, everywhere.emulate(body, [x], x, *scratch, grid={"i": ctas}, **params)
 
 
 def shared():
