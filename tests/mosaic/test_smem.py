@@ -65,6 +65,18 @@ def test_what_is_stored_is_loaded(case, run_kernel, typed, sample):
     np.testing.assert_array_equal(plain.view(bits), x.view(bits))
 
 
+def test_a_deferred_array_is_stored_and_loaded_in_the_default_layout(run_kernel, typed):
+    def body(kb, out):
+        layout = SmemLayout((128,), 32)
+        view = SmemView.whole(kb.smem_pointer(0), layout, np.dtype(np.int32))
+        smem.store(view, registers.iota(np.int32, (128,), 0))
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(view))
+
+    (out,) = run_kernel(body, [], [typed((128,), np.int32)], smem_bytes=512)
+    np.testing.assert_array_equal(out, np.arange(128))
+
+
 def copy_body(case):
     def body(kb, *unused):
         layout = CASES[case][0]
