@@ -103,14 +103,7 @@ def elementwise(
         ]
         out[...] = body(*values).astype(out.dtype)
 
-    def make(interpret):
-        return plgpu.kernel(
-            kernel_body,
-            out_type=jax.ShapeDtypeStruct(shape, out_dtype),
-            interpret=interpret,
-        )
-
-    return make
+    return kernel(kernel_body, jax.ShapeDtypeStruct(shape, out_dtype))
 
 
 def kernel(
