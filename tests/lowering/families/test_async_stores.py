@@ -114,8 +114,7 @@ def test_a_single_element_arrives(o, inbox, full):
     lambda x: np.roll(x[::-1], 1, axis=1),
     plgpu.SMEM((N,), F32),
     plgpu.Barrier(),
-    cluster=(2, 4),
-    cluster_names=("y", "x"),
+    cluster={"y": 2, "x": 4},
 )
 def test_positions_on_several_axes(x, o, inbox, full):
     i, j = lax.axis_index("y"), lax.axis_index("x")

@@ -177,8 +177,7 @@ def test_replicated_elements_are_exchanged_once():
     ),
     [((2, 128), np.int32)],
     by=in_gmem,
-    grid=(2,),
-    grid_names=("i",),
+    grid={"i": 2},
 )
 def test_single_elements_return_the_old_one_in_all_threads(ref, o):
     i = lax.axis_index("i")
@@ -206,8 +205,7 @@ def test_a_warp_updates_an_element(ref, o):
     lambda state: (np.array([5, 9]), state),
     [((2,), np.int32)],
     by=in_gmem,
-    num_threads=2,
-    thread_name="wg",
+    threads={"wg": 2},
 )
 def test_an_exchange_is_a_counter_of_arrivals(ref, o):
     wg = lax.axis_index("wg")
@@ -300,8 +298,7 @@ def test_64_bit_elements():
     [np.zeros(128, np.int32)],
     lambda *_: (28 + 8 * np.arange(128),),
     by=in_gmem,
-    grid=(8,),
-    grid_names=("i",),
+    grid={"i": 8},
 )
 def test_atomics_of_several_blocks_do_not_race(ref):
     plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))

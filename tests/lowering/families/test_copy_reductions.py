@@ -123,8 +123,7 @@ def test_ctas_combine_into_the_same_elements_at_once(op, dtype):
     lambda old, new: old + new[:20],
     I32,
     by=in_place,
-    grid=(2,),
-    grid_names=("i",),
+    grid={"i": 2},
 )
 def test_what_lies_beyond_the_array_is_dropped(state, x, tile, full):
     rows = plgpu.ds(16 * lax.axis_index("i"), 16)

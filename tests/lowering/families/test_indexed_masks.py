@@ -84,7 +84,7 @@ def test_a_masked_range_may_exceed_the_array():
         part = plgpu.load(x, plgpu.ds(i * 256, 256), mask=inside, other=1.0)
         plgpu.store(o, plgpu.ds(i * 256, 256), part + 1, mask=inside)
 
-    everywhere.run(body, [x], x + 1, grid=(4,), grid_names=("i",))
+    everywhere.run(body, [x], x + 1, grid={"i": 4})
 
 
 def test_a_known_masked_range_may_exceed_the_array():
@@ -113,8 +113,7 @@ def test_a_masked_index_may_be_out_of_bounds(x, index, o):
 @everywhere.gives(
     [X],
     lambda x: np.array([60, x[1, 61], 7, -1], np.float32),
-    grid=(4,),
-    grid_names=("i",),
+    grid={"i": 4},
 )
 def test_single_elements_have_masks(x, o):
     i = lax.axis_index("i")
@@ -335,7 +334,7 @@ def test_accesses_by_elements_race():
         run(body, num_threads=2, thread_name="wg", **in_smem())
 
 
-@everywhere.gives([X], X, num_threads=2, thread_name="wg")
+@everywhere.gives([X], X, threads={"wg": 2})
 def test_interleaved_elements_do_not_race(x, o):
     wg = lax.axis_index("wg")
     o[plgpu.ds(wg, 32, 2)] = x[plgpu.ds(wg, 32, 2)]

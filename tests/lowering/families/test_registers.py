@@ -211,9 +211,7 @@ def test_an_index_of_any_type_names_its_row(dtype):
     everywhere.run(body, [x], expected)
 
 
-@everywhere.gives(
-    [X], lambda x: np.asarray(x)[16:48, :64], grid=(2,), grid_names=("i",)
-)
+@everywhere.gives([X], lambda x: np.asarray(x)[16:48, :64], grid={"i": 2})
 def test_parts_of_references_nest(x_ref, o_ref):
     i = lax.axis_index("i")
     part = x_ref.at[plgpu.ds(16, 32)].at[plgpu.ds(i * 16, 16), 0:64]

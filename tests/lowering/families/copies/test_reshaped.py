@@ -58,7 +58,6 @@ def itself(ref, n):
 
 def maker(body, tile, array, transforms):
     """Makes kernels with a tile in SMEM, and a tile and an array as results."""
-
     return everywhere.kernel(
         body,
         tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),

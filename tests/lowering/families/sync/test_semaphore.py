@@ -27,7 +27,6 @@ REGULAR = plgpu.SemaphoreType.REGULAR
 
 def over_rows(body, *scratch, out=(CTAS, 128), dtype=F32, **options):
     """Returns `make` for a kernel whose CTAs have a row each."""
-
     return everywhere.kernel(
         body, jax.ShapeDtypeStruct(out, dtype), *scratch, grid={"i": CTAS}, **options
     )
@@ -157,8 +156,7 @@ def test_what_all_warps_read_is_one_value(x, o):
     plgpu.SMEM((128,), F32),
     REGULAR((2,)),
     by=over_rows,
-    num_threads=2,
-    thread_name="wg",
+    threads={"wg": 2},
 )
 def test_each_cta_has_semaphores_of_its_own_in_its_scratch(x, o, tile, full):
     i, wg = lax.axis_index("i"), lax.axis_index("wg")
