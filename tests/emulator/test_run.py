@@ -15,6 +15,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.gpu.machine import schedules
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
 
 F32 = jnp.float32
 
@@ -133,15 +135,10 @@ def _who_comes_last(**options):
         tile[...] = jnp.full(4, lax.axis_index("wg").astype(F32))
         o[...] = tile[...]
 
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((4,), F32)],
-        num_threads=4,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(detect_races=False, **options),
+    options = {"detect_races": False, "threads": {"wg": 4}, **options}
+    return float(
+        everywhere.emulate(body, (), f32(4), plgpu.SMEM((4,), F32), **options)[0]
     )
-    return float(run()[0])
 
 
 def test_a_seed_repeats_a_run_and_seeds_differ():

@@ -6,6 +6,8 @@ The machine reports the field, or the product is another one.
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,7 +32,6 @@ A, B, INSTRUCTION = 1, 2, 3
 SOURCE = 1
 # Two atoms along K and along N, so that every offset counts.
 CASE = Product(n=64, k=64, swizzle=64)
-OPERANDS = CASE.operands()
 
 
 def constant_of(value):
@@ -71,23 +72,29 @@ def flip(position, bits, opcode="tcgen05.mma"):
     return fault
 
 
-def run(fault=None, case=CASE, operands=OPERANDS, semantics=BOTH[0]):
-    return faults.run(under(semantics, case.make()), operands, fault)
+@functools.cache
+def prepared(case):
+    """What runs the kernel of a case with a fault, and the right result."""
+    operands = case.operands()
+    kernel = under(BOTH[0], case.make())
+    return faults.prepared(kernel, operands), case.expected(*operands)
 
 
-def is_found(fault, case=CASE, operands=OPERANDS, expected=None):
+def is_right(case, fault=None):
+    run, expected = prepared(case)
+    return bool((run(fault) == expected).all())
+
+
+def is_found(fault, case=CASE):
     """Whether the machine reports the fault, or the result shows it."""
-    if expected is None:
-        expected = case.expected(*operands)
     try:
-        result = run(fault, case, operands)
+        return not is_right(case, fault)
     except (KernelError, NotModelled):
         return True
-    return bool((result != expected).any())
 
 
 def test_without_a_fault_the_product_is_right():
-    np.testing.assert_array_equal(run(), CASE.expected(*OPERANDS))
+    assert is_right(CASE)
 
 
 INSTRUCTION_FIELDS = {
@@ -135,16 +142,9 @@ FORMS = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FORMS.values(), ids=FORMS)
 def test_each_bit_of_other_forms_of_the_instruction_descriptor(case):
-    operands = case.operands()
-    sparse = isinstance(case, SparseProduct)
-    expected = case.expected() if sparse else case.expected(*operands)
-    np.testing.assert_array_equal(run(None, case, operands), expected)
-    missed = [
-        bit
-        for bit in range(32)
-        if not is_found(flip(INSTRUCTION, 1 << bit), case, operands, expected)
-    ]
-    assert missed == []
+    assert is_right(case)
+    found = [is_found(flip(INSTRUCTION, 1 << bit), case) for bit in range(32)]
+    assert found == [True] * 32
 
 
 SMEM_FIELDS = {
@@ -176,10 +176,7 @@ COPIES = {
 @pytest.mark.parametrize("bits", SMEM_FIELDS.values(), ids=SMEM_FIELDS)
 @pytest.mark.parametrize("case", COPIES.values(), ids=COPIES)
 def test_fields_of_the_descriptors_of_copies(case, bits):
-    operands = case.operands()
-    sparse = isinstance(case, SparseProduct)
-    expected = case.expected() if sparse else case.expected(*operands)
-    assert is_found(flip(SOURCE, bits, "tcgen05.cp"), case, operands, expected)
+    assert is_found(flip(SOURCE, bits, "tcgen05.cp"), case)
 
 
 def test_the_leading_dimension_byte_offset_of_an_operand_along_n():
@@ -216,9 +213,8 @@ ADDRESSES = {
 
 @pytest.mark.parametrize(("case", "pattern", "text"), ADDRESSES.values(), ids=ADDRESSES)
 def test_addresses_and_shapes(case, pattern, text):
-    operands = case.operands()
-    np.testing.assert_array_equal(run(None, case, operands), case.expected(*operands))
-    assert is_found(faults.edit_text(pattern, text), case, operands)
+    assert is_right(case)
+    assert is_found(faults.edit_text(pattern, text), case)
 
 
 # --- 16 bits --------------------------------------------------------------------------
@@ -232,4 +228,4 @@ PACKED = {
 @pytest.mark.parametrize(("pattern", "text"), PACKED.values(), ids=PACKED)
 def test_loads_of_16_bit_accumulators(pattern, text):
     case = Product(acc=np.float16, n=16, k=32, b_stored=True, swizzle=64)
-    assert is_found(faults.edit_text(pattern, text), case, case.operands())
+    assert is_found(faults.edit_text(pattern, text), case)

@@ -29,8 +29,6 @@ SMEM_BYTES = arch.SM_90A.smem_bytes_per_block
 EXAMPLES = hypothesis.settings(
     max_examples=10, deadline=None, derandomize=True, database=None
 )
-# Only a run shows that a start known at run time is wrong.
-AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
 
 
 def require_agreement(function, *args, has_line=True):
@@ -164,22 +162,16 @@ def test_a_hint_names_no_scratch_that_does_not_fit(semantics):
     assert "smaller or fewer arrays" in info.value.hint
 
 
-def test_a_reduction_of_many_columns_takes_rounds():
+@everywhere.gives(
+    [(np.arange(16 * 512) % 23).astype(np.float32).reshape(16, 512)],
+    lambda x: x.sum(0),
+    compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
+    semantics=[Lane],
+)
+def test_a_reduction_of_many_columns_takes_rounds(x_ref, o_ref):
     """Under Lane semantics, whose default layout divides columns among the warps."""
-    x = (np.arange(16 * 512) % 23).astype(np.float32).reshape(16, 512)
 
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].sum(0)
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((512,), jnp.float32),
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=2048),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x.sum(0), semantics=[Lane])
+    o_ref[...] = x_ref[...].sum(0)
 
 
 # --- starts that are known at run time ------------------------------------------------

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
@@ -60,13 +59,7 @@ def test_a_load_over_the_edge_reads_zeros(shape, starts, sizes, transforms):
 
     expected = clipped(x, starts, sizes)
     scratch = [plgpu.SMEM(sizes, F16, transforms=transforms), plgpu.Barrier()]
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body, type_of(expected), scratch_types=scratch, interpret=interpret
-        ),
-        [x],
-        expected,
-    )
+    everywhere.run(body, [x], expected, *scratch)
 
 
 @pytest.mark.parametrize(("n", "start"), [(20, 0), (20, 8), (40, 15)])
@@ -82,16 +75,7 @@ def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
 
     expected = np.resize(x, (n, 64))
     expected[start : start + 32] = x[: n - start]
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body,
-            jax.ShapeDtypeStruct((n, 64), F16),
-            scratch_types=[plgpu.SMEM((32, 64), F16), plgpu.Barrier()],
-            interpret=interpret,
-        ),
-        [x],
-        expected,
-    )
+    everywhere.run(body, [x], expected, plgpu.SMEM((32, 64), F16), plgpu.Barrier())
 
 
 @pytest.mark.parametrize("start", [32, -32, 100])
@@ -237,42 +221,6 @@ def test_an_element_block_may_start_before_the_array():
     )
 
 
-# --- multicasts -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "transforms", "ctas"),
-    [((1, 16, 64), (), 2), ((3, 128), (), 2), ((2, 128), (), 4), ((8, 128), TILED, 2)],
-    ids=str,
-)
-def test_ctas_share_the_bytes_of_a_multicast(shape, transforms, ctas):
-    x = numbers(*shape, dtype=np.float16)
-
-    def body(x, o, tile, barrier, free):
-        plgpu.barrier_arrive(free)
-        plgpu.barrier_wait(free)
-        plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes="c")
-        plgpu.barrier_wait(barrier)
-        o[lax.axis_index("c")] = tile[...]
-
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body,
-            jax.ShapeDtypeStruct((ctas, *shape), F16),
-            scratch_types=[
-                plgpu.SMEM(shape, F16, transforms=transforms),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(collective_axes=("c",)),
-            ],
-            cluster=(ctas,),
-            cluster_names=("c",),
-            interpret=interpret,
-        ),
-        [x],
-        np.stack([x] * ctas),
-    )
-
-
 # --- size 0 ---------------------------------------------------------------------------
 
 
@@ -370,16 +318,7 @@ def test_any_tiling_that_divides_the_array_may_be_copied_and_accessed(
         plgpu.copy_smem_to_gmem(stored, o)
         plgpu.wait_smem_to_gmem(0)
 
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body,
-            type_of(x),
-            scratch_types=[tile, tile, plgpu.Barrier()],
-            interpret=interpret,
-        ),
-        [x],
-        x * 2,
-    )
+    everywhere.run(body, [x], x * 2, tile, tile, plgpu.Barrier())
 
 
 # --- what is stored where -------------------------------------------------------------
@@ -420,16 +359,7 @@ def test_bank_conflicts_of_an_index_expression_are_no_error(index):
         tile[index] = 2 * tile[index]
         o[...] = tile[...]
 
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body,
-            type_of(x),
-            scratch_types=[plgpu.SMEM(x.shape, F32)],
-            interpret=interpret,
-        ),
-        [x],
-        expected,
-    )
+    everywhere.run(body, [x], expected, plgpu.SMEM(x.shape, F32))
 
 
 @pytest.mark.parametrize(
@@ -446,13 +376,4 @@ def test_parts_that_a_strided_layout_cannot_address(space, shape, index):
             x = tile
         o[...] = x[index]
 
-    everywhere.check(
-        lambda interpret: plgpu.kernel(
-            body,
-            type_of(x[index]),
-            scratch_types=[plgpu.SMEM(shape, F32)],
-            interpret=interpret,
-        ),
-        [x],
-        x[index],
-    )
+    everywhere.run(body, [x], x[index], plgpu.SMEM(shape, F32))

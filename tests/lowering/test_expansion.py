@@ -17,12 +17,7 @@ TRANSPOSED = plgpu.Layout.WGMMA_TRANSPOSED
 
 
 def kernel(body):
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32), interpret=interpret
-        )
-
-    return make
+    return everywhere.kernel(body, jax.ShapeDtypeStruct(SHAPE, jnp.float32))
 
 
 def shuffles(body) -> int:

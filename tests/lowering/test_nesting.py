@@ -27,11 +27,8 @@ def kernel(nest: Callable[..., Any], depth: int):
     def body(x_ref, o_ref):
         o_ref[...] = nest(x_ref, depth, x_ref[...])
 
-    def make(interpret):
-        out_type = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
-        return plgpu.kernel(body, out_type=out_type, interpret=interpret)
-
-    return make
+    out_type = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    return everywhere.kernel(body, out_type)
 
 
 def branches(x_ref, depth: int, value):

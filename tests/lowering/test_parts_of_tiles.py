@@ -14,6 +14,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import ds, errors
+from tests.support import everywhere
 from tests.support.everywhere import check
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, under
@@ -35,9 +36,8 @@ def run(make_body, transforms, expected, *args):
         held[...] = x[...]
         make_body(held, out, *inputs)
 
-    def make(interpret):
-        kind = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, kind, scratch_types=[array], interpret=interpret)
+    kind = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+    make = everywhere.kernel(body, kind, array)
 
     with pytest.warns(errors.PerformanceWarning, match="cuts through its tiles"):
         check(make, [X, *args], expected)
@@ -82,8 +82,7 @@ def test_a_start_that_is_a_multiple_of_the_tile_is_not_slow(recwarn):
     out = jax.ShapeDtypeStruct((8, 96), X.dtype)
     at = np.array([2], np.int32)
 
-    def make(interpret):
-        return plgpu.kernel(body, out, scratch_types=[array], interpret=interpret)
+    make = everywhere.kernel(body, out, array)
 
     # Under Lane the store of the whole array has the layout of its load from GMEM.
     warpgroup = [plgpu.LoweringSemantics.Warpgroup]
@@ -91,11 +90,9 @@ def test_a_start_that_is_a_multiple_of_the_tile_is_not_slow(recwarn):
     assert not [w for w in recwarn if "cuts through" in str(w.message)]
 
 
-def test_a_transposed_part():
-    def body(held, out):
-        out[...] = held.at[3:10, 5:90].T[...]
-
-    run(body, TRANSFORMS["swizzled"], X[3:10, 5:90].T)
+@everywhere.tests(run, TRANSFORMS["swizzled"], X[3:10, 5:90].T)
+def test_a_transposed_part(held, out):
+    out[...] = held.at[3:10, 5:90].T[...]
 
 
 def test_single_elements_of_a_tiled_array():
@@ -108,9 +105,8 @@ def test_single_elements_of_a_tiled_array():
 
     array = plgpu.SMEM(x.shape, x.dtype, transforms=TRANSFORMS["swizzled"])
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return plgpu.kernel(body, out, scratch_types=[array], interpret=interpret)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    make = everywhere.kernel(body, out, array)
 
     expected = x.copy()
     expected[5, 40] = x[17, 3] + x[2, 63]
@@ -129,9 +125,8 @@ def test_one_array_is_an_operand_of_wgmma_and_read_by_element():
     scratch = [plgpu.SMEM(x.shape, x.dtype), plgpu.ACC((64, 64))]
     warpgroup = [plgpu.LoweringSemantics.Warpgroup]
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(x.shape, np.float32)
-        return plgpu.kernel(body, out, scratch_types=scratch, interpret=interpret)
+    out = jax.ShapeDtypeStruct(x.shape, np.float32)
+    make = everywhere.kernel(body, out, *scratch)
 
     wide = x.astype(np.float32)
     check(make, [x], wide @ wide + wide[3, 3], semantics=warpgroup)

@@ -27,10 +27,7 @@ def of(body, **options):
     """Returns `make` for a kernel of two results."""
     out = jax.ShapeDtypeStruct((64, 128), F32)
 
-    def make(interpret):
-        return plgpu.kernel(body, out_type=(out, out), interpret=interpret, **options)
-
-    return make
+    return everywhere.kernel(body, (out, out), **options)
 
 
 def load(x, tile, barrier):
@@ -151,7 +148,7 @@ def name(value):
 
 @pytest.mark.parametrize(("body", "options"), SHARING, ids=name)
 def test_scopes_take_turns(body, options):
-    everywhere.check(of(body, **options), [X], (2 * X, X + 1))
+    everywhere.run(body, [X], (2 * X, X + 1), **options)
 
 
 @pytest.mark.parametrize(

@@ -52,33 +52,8 @@ def test_a_block_knows_its_rank_and_its_groups(run_kernel, typed):
     assert (last == 2 + x).all()
 
 
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-def test_arrivals_reach_every_block_of_the_group(axes, run_kernel, typed):
-    def body(kb, out):
-        blocks = cluster.group((2, 2), axes)
-        barrier = kb.smem_pointer(0)
-        mbarrier.init(barrier, blocks.count)
-        kb.sync_after_init()
-        for parity in (0, 1, 0):
-            cluster.arrive(barrier, blocks)
-            cluster.wait(barrier, kb.i32(parity))
-        write_row(kb, out, kb.threads.block_id[0], kb.i32(7))
-        kb.sync_before_exit()
-
-    result = typed((8, 128), np.int32)
-    spec = {"grid": (8, 1, 1), "cluster": (4, 1, 1), "smem_bytes": 1024}
-    (out,) = run_kernel(body, [], [result], **spec)
-    assert (out == 7).all()
-
-
-# name: (tile, dtype, tiling, swizzle)
-TILES = {
-    "f16 128": ((128, 64), "float16", (8, 64), 128),
-    "f32 64": ((64, 48), "float32", (8, 16), 64),
-    "untiled": ((32, 40), "float32", None, 16),
-    "many": ((1024, 16), "int8", None, 16),
-    "leading": ((4, 64, 64), "bfloat16", (8, 64), 128),
-}
+# (tile, dtype, tiling, swizzle)
+TILE = (128, 64), "float16", (8, 64), 128
 
 
 def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
@@ -108,32 +83,10 @@ def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
     return body
 
 
-@pytest.mark.parametrize(
-    ("sizes", "axes"), [((2,), (0,)), ((4,), (0,)), ((2, 2), (0,)), ((2, 2), (1,))]
-)
-@pytest.mark.parametrize("tile", TILES)
-def test_multicast_delivers_the_tile_to_the_group(
-    tile, sizes, axes, run_kernel, typed, sample
-):
-    shape, dtype, *_ = TILES[tile]
-    x = sample((8, *shape), np.dtype(dtype))
-    body = multicast_copy(*TILES[tile], sizes, axes)
-    count = int(np.prod(sizes))
-    spec = {"grid": (8, 1, 1), "cluster": (count, 1, 1), "smem_bytes": 1 << 17}
-    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)], **spec)
-    rank = np.arange(8) % count
-    place = [rank // int(np.prod(sizes[a + 1 :])) % sizes[a] for a in range(len(sizes))]
-    first = sum(
-        p * int(np.prod(sizes[a + 1 :])) for a, p in enumerate(place) if a not in axes
-    )
-    expected = x[np.arange(8) - rank + first]
-    np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8))
-
-
 @pytest.mark.offline
 def test_a_multicast_copy_names_its_blocks(compile_kernel, typed):
     x = typed((4, 128, 64), np.float16)
-    body = multicast_copy(*TILES["f16 128"], (2,), (0,))
+    body = multicast_copy(*TILE, (2,), (0,))
     spec = {"grid": (4, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
     ptx = compile_kernel(body, [x], [x], **spec).ptx
     copies = ptx.count("complete_tx::bytes.multicast::cluster")
@@ -174,7 +127,7 @@ def test_without_a_cluster_the_rank_is_zero(build):
 
 def test_a_group_of_one_copies_without_multicast(build, typed):
     x = typed((8, 128, 64), np.float16)
-    body = multicast_copy(*TILES["f16 128"], (2, 1), (1,))
+    body = multicast_copy(*TILE, (2, 1), (1,))
     spec = {"grid": (8, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
     assert "multicast_mask" not in str(build(body, [x], [x], **spec))
 

@@ -8,7 +8,7 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import elementwise, gmem, registers
+from pallas_gpu.mosaic import elementwise, gmem
 
 LAYOUTS = [None, Layout.WGMMA, Layout.WGMMA_TRANSPOSED, Layout.WGMMA_8BIT]
 
@@ -27,47 +27,6 @@ def test_every_layout_reads_and_writes_the_array(
     (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)])
     bits = f"u{x.dtype.itemsize}"
     np.testing.assert_array_equal(out.view(bits), x.view(bits))
-
-
-@pytest.mark.gpu
-def test_slices_and_transposes(run_kernel, typed, rng):
-    x = rng.integers(0, 1000, (3, 128, 96)).astype(np.int32)
-
-    def body(kb, source, out):
-        part = source.slice((kb.i32(1), 64, kb.i32(32)), (None, 64, 64))
-        gmem.store(out, gmem.load(part.transpose((1, 0)), Layout.WGMMA))
-
-    (out,) = run_kernel(body, [x], [typed((64, 64), np.int32)])
-    np.testing.assert_array_equal(out, x[1, 64:128, 32:96].T)
-
-
-@pytest.mark.gpu
-def test_blocks_write_their_own_part(run_kernel, typed):
-    def body(kb, out):
-        i, j, _ = kb.threads.block_id
-        rows = elementwise.apply(
-            "mul", elementwise.scalar(i, np.int32), elementwise.scalar(10, np.int32)
-        )
-        value = elementwise.apply("add", rows, elementwise.scalar(j, np.int32))
-        part = out.slice((i, j, 0), (None, None, 128))
-        gmem.store(part, registers.splat(value.value, np.int32, (128,)))
-
-    (out,) = run_kernel(body, [], [typed((3, 2, 128), np.int32)], grid=(3, 2, 1))
-    assert (out == (np.arange(3)[:, None] * 10 + np.arange(2))[..., None]).all()
-
-
-@pytest.mark.gpu
-def test_an_array_that_rows_do_not_line_up_with_threads(run_kernel, typed, sample):
-    x = sample((384, 3), np.int32)
-
-    def body(kb, source, out, columns):
-        gmem.store(out, gmem.load(source))
-        gmem.store(columns, registers.iota(np.int32, (384, 3), 1))
-
-    result = typed(x.shape, np.int32)
-    out, columns = run_kernel(body, [x], [result, result])
-    np.testing.assert_array_equal(out, x)
-    assert (columns == np.arange(3)).all()
 
 
 @pytest.mark.offline

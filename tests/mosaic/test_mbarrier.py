@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem
+from pallas_gpu.mosaic import mbarrier
 
 
 def test_one_warpgroup_meets_at_barrier_one(build):
@@ -76,39 +73,3 @@ def test_waiting_is_a_loop_of_try_wait(compile_kernel, typed):
     assert "mbarrier.init.shared.b64" in ptx
     assert "fence.mbarrier_init.release.cluster" in ptx
     assert "mbarrier.try_wait.parity.shared.b64" in ptx
-
-
-def test_a_producer_hands_values_to_a_consumer(run_kernel, typed):
-    steps = 4
-
-    def body(kb, out):
-        full, empty = kb.smem_pointer(0), kb.smem_pointer(8)
-        cell = smem.SmemView.whole(
-            kb.smem_pointer(1024), SmemLayout((128,), 32), np.dtype(np.int32)
-        )
-        for pointer in (full, empty):
-            mbarrier.init(pointer, 1)
-        kb.sync_after_init()
-        first = arith.cmpi(arith.CmpIPredicate.eq, kb.threads.warpgroup, kb.i32(0))
-        branch = scf.IfOp(first, has_else=True)
-        with ir.InsertionPoint(branch.then_block):
-            for step in range(steps):
-                if step:
-                    mbarrier.wait(empty, kb.i32((step - 1) % 2))
-                iota = registers.iota(np.int32, (128,), 0)
-                value = registers.splat(kb.i32(step * 1000), np.int32, (128,))
-                smem.store(cell, elementwise.apply("add", iota, value))
-                mbarrier.arrive(full)
-            scf.yield_([])
-        with ir.InsertionPoint(branch.else_block):
-            for step in range(steps):
-                mbarrier.wait(full, kb.i32(step % 2))
-                part = out.slice((step, 0), (None, 128))
-                gmem.store(part, smem.load(cell))
-                mbarrier.arrive(empty)
-            scf.yield_([])
-
-    result = typed((steps, 128), np.int32)
-    (out,) = run_kernel(body, [], [result], threads=256, smem_bytes=2048)
-    wanted = np.arange(steps)[:, None] * 1000 + np.arange(128)
-    np.testing.assert_array_equal(out, wanted)

@@ -18,56 +18,6 @@ SHAPE = (64, 32)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [None, Layout.WGMMA, Layout.WGMMA_TRANSPOSED])
-@pytest.mark.parametrize("dtype", ["int32", "int8", "float32", "bfloat16"])
-@pytest.mark.parametrize("dimension", [0, 1])
-def test_iota_counts_along_its_dimension(layout, dtype, dimension, run_kernel, typed):
-    def body(kb, out):
-        value = registers.iota(np.dtype(dtype), SHAPE, dimension)
-        gmem.store(out, value if layout is None else value.materialize(layout))
-
-    (out,) = run_kernel(body, [], [typed(SHAPE, dtype)])
-    wanted = np.indices(SHAPE)[dimension].astype(dtype)
-    np.testing.assert_array_equal(out.astype(np.float32), wanted.astype(np.float32))
-
-
-@pytest.mark.gpu
-def test_rows_and_columns_are_broadcast_without_moving(run_kernel, typed, rng):
-    x = rng.normal(size=SHAPE).astype(np.float32)
-    rows, columns = x[:, 0].copy(), x[0].copy()
-
-    def body(kb, view, row_view, column_view, out):
-        value = gmem.load(view, Layout.WGMMA)
-        row = gmem.load(row_view, Layout.WGMMA_ROW)
-        column = gmem.load(column_view, Layout.WGMMA_COL)
-        row = registers.broadcast_in_dim(row, SHAPE, (0,))
-        column = registers.broadcast_in_dim(column, SHAPE, (1,))
-        both = elementwise.apply("mul", row, column)
-        gmem.store(out, elementwise.apply("add", value, both))
-
-    (out,) = run_kernel(body, [x, rows, columns], [typed(SHAPE, x.dtype)])
-    # A product that is added is not rounded first.
-    np.testing.assert_allclose(out, x + rows[:, None] * columns, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.gpu
-def test_slices_transposes_and_reshapes_keep_the_elements(run_kernel, typed, rng):
-    x = rng.normal(size=(128, 32)).astype(np.float32)
-
-    def body(kb, view, sliced, transposed, reshaped):
-        value = gmem.load(view, Layout.WGMMA)
-        gmem.store(sliced, registers.static_slice(value, (64, 8), (64, 16)))
-        gmem.store(transposed, registers.transpose(value, (1, 0)))
-        gmem.store(reshaped, registers.reshape(value, (2, 64, 1, 32)))
-
-    results = [typed(s, x.dtype) for s in ((64, 16), (32, 128), (2, 64, 1, 32))]
-    sliced, transposed, reshaped = run_kernel(body, [x], results)
-    np.testing.assert_array_equal(sliced, x[64:, 8:24])
-    np.testing.assert_array_equal(transposed, x.T)
-    np.testing.assert_array_equal(reshaped, x.reshape(2, 64, 1, 32))
-
-
-@pytest.mark.gpu
 def test_a_thread_regroups_its_own_elements(run_kernel, typed, rng):
     x = rng.normal(size=SHAPE).astype(np.float32)
 

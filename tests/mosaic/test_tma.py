@@ -10,9 +10,9 @@ import pytest
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.window import contiguous_layout
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma
+from pallas_gpu.mosaic import mbarrier, tma
 from pallas_gpu.mosaic.smem import SmemView
 
 # name: (array, tile, dtype, tiling, swizzle)
@@ -70,58 +70,6 @@ def test_blocks_arrive_where_they_came_from(case, known, run_kernel, typed, samp
     (out,) = run_kernel(copy_body(case, known), [x], [result], **spec)
     bits = f"u{x.dtype.itemsize}"
     np.testing.assert_array_equal(out.view(bits), x.view(bits))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int8"])
-def test_registers_see_what_tma_has_written(dtype, run_kernel, typed, rng):
-    dtype = np.dtype(dtype)
-    minor = 128 // dtype.itemsize
-    layout = Layout.WGMMA_8BIT if dtype.itemsize == 1 else Layout.WGMMA
-    x = rng.integers(-9, 9, (128, minor)).astype(dtype)
-
-    def body(kb, source, out, back):
-        view = smem_view(kb, 1024, x.shape, dtype, (8, minor), 128)
-        barrier = kb.smem_pointer(0)
-        mbarrier.init(barrier, 1)
-        kb.sync_after_init()
-        tma.copy_gmem_to_smem(kb, source, view, barrier, sync=False)
-        mbarrier.wait(barrier, kb.i32(0))
-        value = smem.load(view, layout)
-        gmem.store(out, value)
-        mbarrier.warpgroup_barrier()
-        smem.store(view, elementwise.apply("add", value, value))
-        tma.fence_proxy_async()
-        tma.copy_smem_to_gmem(kb, view, back)
-        tma.wait_group(0, read_only=True)
-
-    result = typed(x.shape, dtype)
-    out, back = run_kernel(body, [x], [result, result], smem_bytes=1 << 15)
-    np.testing.assert_array_equal(out, x)
-    np.testing.assert_array_equal(back, x + x)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "reduction", "start"),
-    [("float32", "add", 0), ("int32", "max", -5), ("uint32", "min", 7)],
-)
-def test_stores_can_reduce(dtype, reduction, start, run_kernel, typed, rng):
-    x = rng.integers(0 if dtype == "uint32" else -9, 9, (64, 32)).astype(dtype)
-
-    def body(kb, source, out):
-        view = smem_view(kb, 1024, x.shape, dtype, None, 16)
-        first = elementwise.scalar(start, np.dtype(dtype))
-        smem.store(view, registers.broadcast_in_dim(first, x.shape, ()))
-        tma.fence_proxy_async()
-        tma.copy_smem_to_gmem(kb, view, out)
-        tma.wait_group(0)
-        smem.store(view, gmem.load(source))
-        tma.fence_proxy_async()
-        tma.copy_smem_to_gmem(kb, view, out, reduction=reduction)
-        tma.wait_group(0)
-
-    (out,) = run_kernel(body, [x], [typed(x.shape, dtype)], smem_bytes=1 << 14)
-    fold = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
-    np.testing.assert_array_equal(out, fold(x, np.array(start, dtype)))
 
 
 def module_text(build, typed, case, **more):

@@ -9,6 +9,7 @@ to have been another module when it was last executed (`tests/support/executions
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,11 +111,134 @@ def elementwise(
         ]
         out[...] = body(*values).astype(out.dtype)
 
-    def make(interpret):
-        return plgpu.kernel(
-            kernel_body,
-            out_type=jax.ShapeDtypeStruct(shape, out_dtype),
-            interpret=interpret,
-        )
+    return kernel(kernel_body, jax.ShapeDtypeStruct(shape, out_dtype))
+
+
+def kernel(
+    body: Callable[..., None],
+    out: Any = (),
+    *scratch: Any,
+    target: str | None = None,
+    **options: Any,
+) -> Callable[[Any], Callable[..., Any]]:
+    """Returns `make` for a kernel.
+
+    Args:
+      body: of the kernel.
+      out: its results: their types, or arrays of these types.
+      scratch: its scratch_types.
+      target: of its compiler_params.
+      options: others of `plgpu.kernel`, where `grid`, `cluster` and `threads` may be
+        sizes by name, as {"i": 4}.
+    """
+    for sizes, names in (("grid", "grid_names"), ("cluster", "cluster_names")):
+        if isinstance(options.get(sizes), dict):
+            options[names] = tuple(options[sizes])
+            options[sizes] = tuple(options[sizes].values())
+    if "threads" in options:
+        ((name, count),) = options.pop("threads").items()
+        options |= {"num_threads": count, "thread_name": name}
+    if target is not None:
+        options["compiler_params"] = plgpu.CompilerParams(target=target)
+    if scratch:
+        options["scratch_types"] = scratch
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out)
+
+    def make(interpret=None):
+        return plgpu.kernel(body, out_type=types, interpret=interpret, **options)
 
     return make
+
+
+OF_CHECK = {"atol", "rtol", "emulate", "semantics", "executed", "on_gpu"}
+
+
+def run(
+    body: Callable[..., None],
+    args: Sequence[Any],
+    expected: Any,
+    *scratch: Any,
+    out: Any = None,
+    **options: Any,
+) -> None:
+    """Checks a kernel, whose results have the types of `expected` or of `out`.
+
+    Takes the options of `kernel` and of `check`.
+    """
+    of_check = {name: options.pop(name) for name in OF_CHECK & options.keys()}
+    make = kernel(body, expected if out is None else out, *scratch, **options)
+    check(make, args, expected, **of_check)
+
+
+OF_EMULATOR = {field.name for field in dataclasses.fields(plgpu.InterpretParams)}
+
+
+def emulate(
+    body: Callable[..., None], args: Sequence[Any], out: Any, *scratch: Any, **options
+) -> Any:
+    """Returns the results of a kernel in the emulator.
+
+    Takes the options of `kernel` and the fields of `InterpretParams`.
+    """
+    params = {name: options.pop(name) for name in OF_EMULATOR & options.keys()}
+    make = kernel(body, out, *scratch, **options)
+    return make(plgpu.InterpretParams(**params))(*args)
+
+
+def tests(check: Callable[..., None], *args: Any, **options: Any) -> Any:
+    """Makes a test of a function, usually a body: calls check(body, *args, **options).
+
+    Returns a decorator; the test has the name of the function.
+    """
+
+    def test_of(body: Callable[..., Any]) -> Callable[[], None]:
+        def test():
+            check(body, *args, **options)
+
+        # Not functools.wraps: pytest would take the references for fixtures.
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        test.__module__ = body.__module__
+        return test
+
+    return test_of
+
+
+def gives(
+    args: Sequence[Any], expected: Any, *scratch: Any, by: Any = None, **options: Any
+) -> Any:
+    """Makes a test of the body of a kernel: what it gives everywhere.
+
+    Args:
+      args: its arguments.
+      expected: its results, or a function of the arguments.
+      scratch, options: those of `run`, or of `by` and `check`.
+      by: what makes the kernel of a body, if not `kernel`.
+    """
+
+    def check_body(body):
+        wanted = expected(*args) if callable(expected) else expected
+        if by is None:
+            run(body, args, wanted, *scratch, **options)
+            return
+        of_check = {k: v for k, v in options.items() if k in OF_CHECK}
+        rest = {k: v for k, v in options.items() if k not in OF_CHECK}
+        check(by(body, *scratch, **rest), args, wanted, **of_check)
+
+    return tests(check_body)
+
+
+def in_place(
+    body: Callable[..., None], out: Any = (), *scratch: Any, **options: Any
+) -> Callable[[Any], Callable[..., Any]]:
+    """As `kernel`, for one that updates its first argument, its first result."""
+    make = kernel(body, out, *scratch, **options)
+
+    def make_call(interpret=None):
+        def call(state, *arguments):
+            ref = jax.new_ref(state)
+            results = jax.tree.leaves(make(interpret)(ref, *arguments))
+            return (ref[...], *results) if results else ref[...]
+
+        return call
+
+    return make_call

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-import pallas_gpu as plgpu
 from tests.support import everywhere
 
 
@@ -21,15 +20,7 @@ def kernel_of(function: Callable, *args: np.ndarray, **options) -> Callable:
         for ref, x in zip(refs[len(args) :], jax.tree.leaves(results), strict=True):
             ref[...] = x
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outs],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(body, outs, **options)
 
 
 def check(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 
 WARPGROUP = (plgpu.LoweringSemantics.Warpgroup,)
 SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
@@ -18,10 +19,7 @@ COLUMNS = np.random.default_rng(1).permutation(128).astype(np.int32)
 
 def kernel(body, shape, dtype=np.float32, **options):
     """Returns `make` for a kernel with one result."""
-    out = jax.ShapeDtypeStruct(shape, dtype)
-    return lambda interpret: plgpu.kernel(
-        body, out_type=out, interpret=interpret, **options
-    )
+    return everywhere.kernel(body, jax.ShapeDtypeStruct(shape, dtype), **options)
 
 
 def in_smem(transforms=(), dtype=jnp.float32, shape=(64, 128)):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup
 
 F32, I32 = jnp.float32, jnp.int32
@@ -42,12 +43,8 @@ class Recipe:
 
     def make(self, interpret: Any) -> Callable[..., Any]:
         """Returns the kernel as a function over arrays."""
-        return plgpu.kernel(
-            self.body,
-            out_type=[jax.ShapeDtypeStruct(e.shape, e.dtype) for e in self.expected],
-            scratch_types=self.scratch,
-            interpret=interpret,
-        )
+        make = everywhere.kernel(self.body, list(self.expected), *self.scratch)
+        return make(interpret)
 
     @property
     def code(self) -> str:

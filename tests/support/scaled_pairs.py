@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
@@ -15,11 +13,11 @@ import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
 from tests.support.scaled_products import ROWS, ScaledProduct, storage
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import BLACKWELL, F32, start_copies
+from tests.support.tensor_products import F32, Case, start_copies
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledPair:
+class ScaledPair(Case):
     """One product of a tile of 256 rows by two CTAs.
 
     Attributes:
@@ -29,6 +27,11 @@ class ScaledPair:
 
     whole: ScaledProduct
     m: int = ROWS
+    mesh = PAIR
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (2 * self.m, self.whole.n), F32
 
     def operands(self) -> tuple[np.ndarray, ...]:
         """a, b (N, K), and their scales in tiles."""
@@ -120,14 +123,3 @@ class ScaledPair:
         for start in range(0, w.n, step):
             part = plgpu.ds(start, min(step, w.n - start))
             out[rows, part] = plgpu.async_load_tmem(acc.at[:, part])
-
-    def make(self, interpret: Any = None, **scratch: Any) -> Callable[..., Any]:
-        """The kernel, or one with other scratch."""
-        return plgpu.kernel(
-            self.body,
-            out_type=jax.ShapeDtypeStruct((2 * self.m, self.whole.n), F32),
-            scratch_types={**self.scratch(), **scratch},
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import types
 from pallas_gpu.layouts import TmemLayout
-from tests.support.tensor_products import BLACKWELL, E4M3, F32, start_copies
+from tests.support.tensor_products import E4M3, F32, Case, start_copies
 
 E8M0, E2M1 = jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 ROWS = 128
@@ -34,7 +32,7 @@ def tiles(scales: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledProduct:
+class ScaledProduct(Case):
     """One product of a tile.
 
     Attributes:
@@ -60,6 +58,10 @@ class ScaledProduct:
     rounds: int = 1
     inferred: bool = False
     a_in_tmem: bool = False
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (ROWS, self.n), F32
 
     @property
     def scale_rows(self) -> int:
@@ -146,16 +148,3 @@ class ScaledProduct:
         for start in range(0, self.n, ROWS):
             part = plgpu.ds(start, min(ROWS, self.n - start))
             out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
-
-    def make(
-        self, interpret: Any = None, body: Any = None, **options: Any
-    ) -> Callable[..., Any]:
-        """The kernel, or another one with its scratch."""
-        return plgpu.kernel(
-            body or self.body,
-            out_type=jax.ShapeDtypeStruct((ROWS, self.n), F32),
-            scratch_types=self.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **options,
-        )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 
 SHAPE = (8, 16)
 
@@ -26,16 +27,8 @@ def kernel(params: plgpu.CompilerParams | None = None) -> Callable[..., Any]:
         plgpu.barrier_wait(full)
         o[...] = tile[...]
 
-    def make(interpret: Any = None) -> Any:
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
-            scratch_types=[plgpu.SMEM(SHAPE, jnp.float32), plgpu.Barrier()],
-            compiler_params=params,
-            interpret=interpret,
-        )
-
-    return make
+    out, tile = jax.ShapeDtypeStruct(SHAPE, jnp.float32), plgpu.SMEM(SHAPE, jnp.float32)
+    return everywhere.kernel(body, out, tile, plgpu.Barrier(), compiler_params=params)
 
 
 def operands(wanted: bool) -> tuple[list[np.ndarray], np.ndarray]:

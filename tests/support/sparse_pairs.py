@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,11 +16,11 @@ from tests.support.scaled_products import E8M0, storage
 from tests.support.scaled_products import tiles as tiles_of_scales
 from tests.support.sparse_products import M, SparseProduct, compressed, indices
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import BLACKWELL, start_copies
+from tests.support.tensor_products import Case, start_copies
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseTile:
+class SparseTile(Case):
     """One product of 128 rows in each CTA.
 
     Attributes:
@@ -37,6 +35,14 @@ class SparseTile:
     scaled: bool = False
     scale: Any = E8M0
     block: int = 64
+
+    @property
+    def mesh(self) -> dict[str, Any]:
+        return PAIR if self.ctas == 2 else {}
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (self.ctas * M, self.one.n), self.one.acc
 
     def dense(self) -> tuple[np.ndarray, np.ndarray]:
         """a, of all CTAs, and b as it is stored."""
@@ -69,7 +75,7 @@ class SparseTile:
             return operands
         return *operands, *(tiles_of_scales(x) for x in self.scales())
 
-    def expected(self) -> np.ndarray:
+    def expected(self, *_: Any) -> np.ndarray:
         """The product of the dense operands."""
         a, b = (np.asarray(x, np.float64) for x in self.dense())
         if self.scaled:
@@ -147,14 +153,3 @@ class SparseTile:
         for start in range(0, w.n, 128):
             part = plgpu.ds(start, min(128, w.n - start))
             out[rows, part] = plgpu.async_load_tmem(acc.at[:, part])
-
-    def make(self, interpret: Any = None, **scratch: Any) -> Callable[..., Any]:
-        """The kernel, or one with other scratch."""
-        return plgpu.kernel(
-            self.body,
-            out_type=jax.ShapeDtypeStruct((self.ctas * M, self.one.n), self.one.acc),
-            scratch_types={**self.scratch(), **scratch},
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **(PAIR if self.ctas == 2 else {}),
-        )

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
 from tests.support.scaled_products import storage
-from tests.support.tensor_products import BLACKWELL, F16, F32, start_copies
+from tests.support.tensor_products import F16, F32, Case, in_tmem, start_copies
 
 M = 128
 
@@ -54,7 +52,7 @@ def indices(k: int, dtype: Any) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseProduct:
+class SparseProduct(Case):
     """One product of a tile; M is 128.
 
     Attributes:
@@ -80,6 +78,10 @@ class SparseProduct:
     inferred: bool = False
 
     @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (M, self.n), self.acc
+
+    @property
     def b_shape(self) -> tuple[int, int]:
         """Of b as it is stored."""
         return (self.n, self.k) if self.b_stored else (self.k, self.n)
@@ -97,7 +99,7 @@ class SparseProduct:
         stored, meta = compressed(a)
         return stored, b, meta
 
-    def expected(self) -> np.ndarray:
+    def expected(self, *_: Any) -> np.ndarray:
         """The product of the dense operands."""
         a, b = (np.asarray(x, np.float64) for x in self.dense())
         product = self.rounds * (a @ (b.T if self.b_stored else b))
@@ -132,13 +134,7 @@ class SparseProduct:
         """Copies the operands and metadata, multiplies, and stores the product."""
         start_copies(loaded, (a, a_smem), (b, b_smem), (meta, m_smem))
         plgpu.barrier_wait(loaded)
-        left = a_smem
-        if a_tmem is not None:
-            native = plgpu.Layout.TCGEN05_TMEM_NATIVE(32 // (8 * a.dtype.itemsize))
-            value = plgpu.load(a_smem, layout=native, optimized=False)
-            plgpu.async_store_tmem(a_tmem, value)
-            plgpu.commit_tmem()
-            left = a_tmem
+        left = in_tmem(a_smem, a_tmem)
         right = b_smem.T if self.b_stored else b_smem
         for i in range(self.rounds):
             plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata)
@@ -150,16 +146,3 @@ class SparseProduct:
         for start in range(0, self.n, 128):
             part = plgpu.ds(start, min(128, self.n - start))
             out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
-
-    def make(
-        self, interpret: Any = None, body: Any = None, **options: Any
-    ) -> Callable[..., Any]:
-        """The kernel, or another one with its scratch."""
-        return plgpu.kernel(
-            body or self.body,
-            out_type=jax.ShapeDtypeStruct((M, self.n), self.acc),
-            scratch_types=self.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **options,
-        )

@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support.tensor_products import BLACKWELL, F16, F32, Product, storage
+from tests.support.tensor_products import F16, F32, Case, Product, in_tmem, storage
 
 PAIR: dict[str, Any] = {"cluster": (2,), "cluster_names": ("c",)}
 PARTITIONED = plgpu.CopyPartition.PARTITIONED
 
 
 @dataclasses.dataclass(frozen=True)
-class PairProduct:
+class PairProduct(Case):
     """One product of a tile by two CTAs.
 
     Attributes:
@@ -47,6 +45,7 @@ class PairProduct:
     tracked: bool = True
     a_in_tmem: bool = False
     inferred: bool = False
+    mesh = PAIR
 
     @property
     def whole(self) -> Product:
@@ -69,6 +68,10 @@ class PairProduct:
     def expected(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """The product of operands as they are stored."""
         return self.whole.expected(a, b)
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (2 * self.m, self.n), self.acc
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -133,13 +136,7 @@ class PairProduct:
     ) -> None:
         """Loads the operands, multiplies them, and stores the product."""
         self.load(a, b, a_smem, b_smem, loaded, ready)
-        left = a_smem.T if self.a_stored else a_smem
-        if a_tmem is not None:
-            native = plgpu.Layout.TCGEN05_TMEM_NATIVE(32 // (8 * a.dtype.itemsize))
-            value = plgpu.load(left, layout=native, optimized=False)
-            plgpu.async_store_tmem(a_tmem, value)
-            plgpu.commit_tmem()
-            left = a_tmem
+        left = in_tmem(a_smem.T if self.a_stored else a_smem, a_tmem)
         if not self.tracked:
             plgpu.barrier_arrive(ready)
             plgpu.barrier_wait(ready)
@@ -152,14 +149,3 @@ class PairProduct:
         for start in range(0, self.n, step):
             columns = plgpu.ds(start, step)
             out[rows, columns] = plgpu.async_load_tmem(acc.at[:, columns])
-
-    def make(self, interpret: Any = None) -> Callable[..., Any]:
-        """The kernel."""
-        return plgpu.kernel(
-            self.body,
-            out_type=jax.ShapeDtypeStruct((2 * self.m, self.n), self.acc),
-            scratch_types=self.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
@@ -30,8 +31,71 @@ def storage(dtype: Any, swizzle: int = 128) -> tuple[Any, ...]:
     return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
 
 
+def check(case: Any, **options: Any) -> None:
+    """Runs the kernel of a case everywhere."""
+    operands = case.operands()
+    expected = case.expected(*operands)
+    everywhere.check(case.make, operands, expected, on_gpu=False, **options)
+
+
+def check_inferred(case: Any) -> None:
+    """As `check`, for operands that are declared without transforms."""
+    only = [plgpu.LoweringSemantics.Warpgroup]
+    check(case, semantics=only, executed=only)
+
+
+def check_body(body: Any, case: Any, expected: Any = None, **options: Any) -> None:
+    """Runs another body over the operands and the scratch of a case everywhere."""
+    operands = case.operands()
+    wanted = case.expected(*operands) if expected is None else expected(*operands)
+    options = {"scratch_types": case.scratch(), **options}
+    everywhere.run(body, operands, wanted, target="sm_100a", on_gpu=False, **options)
+
+
+def in_tmem(left: Any, a_tmem: Any) -> Any:
+    """The left operand; threads copy it where TMEM is given for it."""
+    if a_tmem is None:
+        return left
+    native = plgpu.Layout.TCGEN05_TMEM_NATIVE(32 // (8 * left.dtype.itemsize))
+    value = plgpu.load(left, layout=native, optimized=False)
+    plgpu.async_store_tmem(a_tmem, value)
+    plgpu.commit_tmem()
+    return a_tmem
+
+
+class Case:
+    """A kernel of Blackwell's tensor core: `scratch`, `body` and `result`.
+
+    Attributes:
+      mesh: options of the kernel that give it several CTAs.
+    """
+
+    mesh: Any = {}  # noqa: RUF012 - nobody changes it
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        """Shape and type."""
+        raise NotImplementedError
+
+    def make(
+        self, interpret: Any = None, body: Any = None, **changes: Any
+    ) -> Callable[..., Any]:
+        """The kernel, or another one with other scratch or options."""
+        names = ("num_threads", "thread_name")
+        options = {name: changes.pop(name) for name in names if name in changes}
+        return plgpu.kernel(
+            body or self.body,
+            out_type=jax.ShapeDtypeStruct(*self.result),
+            scratch_types={**self.scratch(), **changes},
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            **self.mesh,
+            **options,
+        )
+
+
 @dataclasses.dataclass(frozen=True)
-class Product:
+class Product(Case):
     """One product of a tile.
 
     Attributes:
@@ -56,6 +120,10 @@ class Product:
     a_in_tmem: bool = False
     rounds: int = 1
     inferred: bool = False
+
+    @property
+    def result(self) -> tuple[tuple[int, int], Any]:
+        return (self.m, self.n), self.acc
 
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -107,26 +175,10 @@ class Product:
         plgpu.copy_gmem_to_smem(a, a_smem, loaded)
         plgpu.copy_gmem_to_smem(b, b_smem, loaded)
         plgpu.barrier_wait(loaded)
-        left = a_smem.T if self.a_stored else a_smem
-        if a_tmem is not None:
-            native = plgpu.Layout.TCGEN05_TMEM_NATIVE(32 // (8 * a.dtype.itemsize))
-            value = plgpu.load(left, layout=native, optimized=False)
-            plgpu.async_store_tmem(a_tmem, value)
-            plgpu.commit_tmem()
-            left = a_tmem
+        left = in_tmem(a_smem.T if self.a_stored else a_smem, a_tmem)
         right = b_smem.T if self.b_stored else b_smem
         for i in range(self.rounds):
             last = done if i == self.rounds - 1 else None
             plgpu.tcgen05_mma(acc, left, right, last, accumulate=i > 0)
         plgpu.barrier_wait(done)
         out[...] = plgpu.async_load_tmem(acc)
-
-    def make(self, interpret: Any = None) -> Callable[..., Any]:
-        """The kernel."""
-        return plgpu.kernel(
-            self.body,
-            out_type=jax.ShapeDtypeStruct((self.m, self.n), self.acc),
-            scratch_types=self.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_gpu as plgpu
 from tests.support import everywhere, host
 from tests.support.semantics import BOTH
 
@@ -37,15 +36,7 @@ def float64(x):
 
 
 def kernel(body, shape, dtype=F32, **options):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(body, jax.ShapeDtypeStruct(shape, dtype), **options)
 
 
 def check_product(body, a, b, expression, out=F32, tolerance=None, semantics=BOTH):

@@ -20,7 +20,7 @@ _ACTORS = ordering.Actors()
 A, B, C = (_ACTORS.thread() for _ in range(3))
 COPY = _ACTORS.other()
 # Two groups of threads.
-CTA_0, CTA_1, CTA_2 = (Viewer(f"CTA {i}") for i in range(3))
+CTA_0, CTA_1 = (Viewer(f"CTA {i}") for i in range(2))
 
 
 def history(shape=(8,)):

@@ -13,6 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, apply, poison
+from tests.support import everywhere
 from tests.support.refusal import refused
 
 F32 = jnp.float32
@@ -126,13 +127,7 @@ READ = "SMEM int32[8, 16] (tile) is read where nothing has been written"
 
 
 def run(body, *scratch, **options):
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 16), I32),
-        scratch_types=[TILE, *scratch],
-        **options,
-    )
-    return np.asarray(kernel(X))
+    return everywhere.emulate(body, [X], X, TILE, *scratch, **options)
 
 
 X = np.arange(1, 129, dtype=np.int32).reshape(8, 16)

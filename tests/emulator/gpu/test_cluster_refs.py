@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.refusal import refused
 
 F32 = jnp.float32
@@ -19,16 +20,10 @@ OUT = jax.ShapeDtypeStruct((2, N), F32)
 SEEDS = range(4)
 
 
-def run(body, scratch, *arrays, seed=0, **options):
+def run(body, scratch, *arrays, **options):
     """Runs a kernel of one cluster of two CTAs along "c"."""
-    options = {"cluster": (2,), "cluster_names": ("c",), **options}
-    return plgpu.kernel(
-        body,
-        out_type=OUT,
-        scratch_types=scratch,
-        interpret=plgpu.InterpretParams(seed=seed),
-        **options,
-    )(*arrays)
+    options = {"cluster": {"c": 2}, **options}
+    return everywhere.emulate(body, arrays, OUT, *scratch, **options)
 
 
 ARRAY = plgpu.SMEM((N,), F32)
@@ -49,15 +44,6 @@ def second(ref):
 
 
 # --- what they are --------------------------------------------------------------------
-
-
-def test_its_own_position_is_the_cta_itself():
-    def body(o, tile):
-        i = lax.axis_index("c")
-        plgpu.cluster_ref(tile, {"c": i})[...] = jnp.full((N,), i).astype(F32)
-        o[i] = tile[...]
-
-    np.testing.assert_array_equal(run(body, [ARRAY])[:, 0], [0, 1])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

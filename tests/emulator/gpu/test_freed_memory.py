@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,19 +10,15 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 
 F32 = jnp.float32
 TILE = plgpu.SMEM((128,), F32)
 
 
 def run(body, **options):
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((2, 128), F32),
-        interpret=plgpu.InterpretParams(schedules=5),
-        **options,
-    )
-    return kernel(jnp.arange(256, dtype=F32).reshape(2, 128))
+    x = np.arange(256, dtype=np.float32).reshape(2, 128)
+    return everywhere.emulate(body, [x], x, schedules=5, **options)
 
 
 def store(x, o, row):

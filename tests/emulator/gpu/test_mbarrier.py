@@ -14,6 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support.rings import DOUBLED, SLOTS, STEPS, X, ring
 
 F32 = jnp.float32
 
@@ -60,14 +61,6 @@ def test_a_deadlock_says_where_every_warpgroup_is():
     text = str(caught.value)
     assert "1 of 2 arrivals" in text
     assert "warpgroup 1 of the only CTA: has ended" in text
-
-
-def test_a_completed_phase_nobody_waits_for_is_legal():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        o[...] = jnp.ones(4)
-
-    np.testing.assert_array_equal(barrier_kernel(body, plgpu.Barrier())(), np.ones(4))
 
 
 def test_a_wait_two_phases_behind_is_an_error():
@@ -188,14 +181,6 @@ def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight():
     assert re.search(r"at: +\S*test_mbarrier.py:\d+ \(.*\.scope\)", text)
 
 
-def test_a_false_predicate_skips_the_arrival():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier, predicate=jnp.asarray(False))
-        o[...] = jnp.zeros(o.shape)
-
-    barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
-
-
 def test_an_index_outside_of_the_array_of_barriers_is_an_error():
     def body(o, barrier):
         i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
@@ -205,92 +190,22 @@ def test_an_index_outside_of_the_array_of_barriers_is_an_error():
         barrier_kernel(body, plgpu.Barrier(num_barriers=2))()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_barrier_carries_values_from_one_warpgroup_to_another(seed):
-    def body(o, barrier, tile):
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            tile[...] = jnp.full(4, 7.0)
-            plgpu.barrier_arrive(barrier)
-
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            plgpu.barrier_wait(barrier)
-            o[...] = tile[...]
-
-    run = barrier_kernel(
-        body,
-        plgpu.Barrier(),
-        num_threads=2,
-        tile=plgpu.SMEM((4,), F32),
-        interpret=plgpu.InterpretParams(seed=seed, detect_races=True),
-    )
-    np.testing.assert_array_equal(run(), np.full(4, 7.0))
-
-
-def _pipeline(body_of_consumer, *, steps=6, stages=2, release=True, **interpret):
-    """One producer, one consumer, a ring of stages; returns the kernel."""
-
-    def body(x, o, ring, full, empty):
-        wg = lax.axis_index("wg")
-
-        @plgpu.when(wg == 0)
-        def _():
-            @plgpu.loop(0, steps)
-            def _(i):
-                slot = lax.rem(i, stages)
-                if release:
-
-                    @plgpu.when(i >= stages)
-                    def _():
-                        plgpu.barrier_wait(empty.at[slot])
-
-                plgpu.copy_gmem_to_smem(x.at[i], ring.at[slot], full.at[slot])
-
-        @plgpu.when(wg == 1)
-        def _():
-            @plgpu.loop(0, steps)
-            def _(i):
-                slot = lax.rem(i, stages)
-                plgpu.barrier_wait(full.at[slot])
-                body_of_consumer(i, ring.at[slot], o)
-                if release:
-                    plgpu.barrier_arrive(empty.at[slot])
-
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((steps, 32), F32),
-        scratch_types=[
-            plgpu.SMEM((stages, 32), F32),
-            plgpu.Barrier(num_barriers=stages),
-            plgpu.Barrier(num_barriers=stages),
-        ],
-        num_threads=2,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(**interpret),
-    )
+def run_ring(first, **options):
+    params = plgpu.InterpretParams(**options)
+    return ring(first=first, initially_complete=False)(params)(X)
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_pipeline_of_producer_and_consumer_is_exact(asynchrony, seed):
-    def consume(i, stage, o):
-        o[i] = stage[...] * 2
-
-    x = jnp.arange(192, dtype=F32).reshape(6, 32)
-    run = _pipeline(consume, seed=seed, asynchrony=asynchrony, detect_races=True)
-    np.testing.assert_array_equal(run(x), x * 2)
+    got = run_ring(SLOTS, seed=seed, asynchrony=asynchrony)
+    np.testing.assert_array_equal(got, DOUBLED)
 
 
 def test_a_producer_that_does_not_wait_for_the_reader_is_found():
-    def consume(i, stage, o):
-        o[i] = stage[...] * 2
-
-    x = jnp.arange(192, dtype=F32).reshape(6, 32)
     for seed in range(5):
-        run = _pipeline(consume, release=False, seed=seed)
         with pytest.raises((errors.RaceError, errors.BarrierError)):
-            run(x)
+            run_ring(STEPS, seed=seed)
 
 
 def test_threads_race_without_a_barrier():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
@@ -37,22 +36,6 @@ def test_a_scope_in_a_loop_finds_fresh_memory():
         kernel(body)()
 
 
-def test_a_barrier_keeps_its_phase_from_visit_to_visit():
-    def body(x, o):
-        def turn(i, _):
-            def scope(tile, barrier):
-                plgpu.copy_gmem_to_smem(x.at[i], tile, barrier)
-                plgpu.barrier_wait(barrier)
-                o[i] = tile[...]
-
-            plgpu.run_scoped(scope, plgpu.SMEM((4,), F32), plgpu.Barrier())
-
-        lax.fori_loop(0, 5, turn, None)
-
-    x = np.arange(20, dtype=np.float32).reshape(5, 4)
-    np.testing.assert_array_equal(kernel(body, (5, 4))(x), x)
-
-
 def test_a_phase_nobody_waited_for_is_still_there_at_the_next_visit():
     def body(o):
         def turn(i, _):
@@ -69,38 +52,6 @@ def test_a_phase_nobody_waited_for_is_still_there_at_the_next_visit():
 
     with pytest.raises(errors.BarrierError, match="missed its phase"):
         kernel(body)()
-
-
-def test_a_scope_returns_values():
-    def body(o):
-        def scope(tile):
-            tile[...] = jnp.ones(4)
-            return tile[...] * 3
-
-        o[...] = plgpu.run_scoped(scope, plgpu.SMEM((4,), F32))
-
-    np.testing.assert_array_equal(kernel(body)(), np.full(4, 3.0))
-
-
-def test_memory_of_a_shared_scope_belongs_to_all_warpgroups():
-    def body(o, tile, ready):
-        wg = lax.axis_index("wg")
-        tile[wg] = wg.astype(F32)
-        plgpu.barrier_arrive(ready)
-        plgpu.barrier_wait(ready)
-
-        @plgpu.when(wg == 0)
-        def _():
-            o[...] = tile[...]
-
-    run = kernel(
-        body,
-        scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier(num_arrivals=4)],
-        num_threads=4,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    np.testing.assert_array_equal(run(), np.arange(4))
 
 
 def test_a_warpgroup_that_does_not_enter_is_named_in_the_deadlock():

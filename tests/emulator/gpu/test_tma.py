@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GMEM and SMEM in the emulator: what they move, and misuse of them."""
+"""Copies between GMEM and SMEM in the emulator: what it reports, poison, bounds."""
 
 from __future__ import annotations
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,276 +12,162 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
 from tests.support.refusal import refused
+from tests.support.reports import Reports
 
 F32 = jnp.float32
-ASYNCHRONY = ("eager", "late", "random")
+X = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
+GRID = {"i": 1}
+RACE = errors.RaceError
 
 
-def tile_kernel(body, shape=(8, 4), out=None, **options):
-    """A kernel with one tile in SMEM and one barrier; results have the tile's shape."""
-    options.setdefault("interpret", plgpu.InterpretParams(asynchrony="random"))
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(out or shape, F32),
-        scratch_types=[plgpu.SMEM(shape, F32), plgpu.Barrier()],
-        **options,
-    )
+def run(body, args=(X,), shape=(8, 4), out=None, **options):
+    """Runs a kernel with one tile in SMEM and one barrier."""
+    scratch = plgpu.SMEM(shape, F32), plgpu.Barrier()
+    return everywhere.emulate(body, args, f32(*(out or shape)), *scratch, **options)
 
 
-def ramp(*shape):
-    return jnp.arange(np.prod(shape), dtype=F32).reshape(shape) + 1
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-def test_a_copy_there_and_back_is_the_identity(asynchrony):
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
-    np.testing.assert_array_equal(run(ramp(8, 4)), ramp(8, 4))
-
-
-def test_a_load_over_the_edge_reads_zeros_and_a_store_is_clipped():
-    def body(x, o, tile, barrier):
-        window = (plgpu.ds(4 * lax.axis_index("i"), 4), slice(None))
-        plgpu.copy_gmem_to_smem(x.at[window], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        tile[...] += 1
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o.at[window])
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, (4, 4), out=(6, 4), grid=(2,), grid_names=("i",))
-    np.testing.assert_array_equal(run(ramp(6, 4)), ramp(6, 4) + 1)
-
-
-def test_elements_outside_are_zero():
-    def body(x, o, tile, barrier):
-        i = lax.axis_index("i")
-        window = (plgpu.ds(i + 2, 4), slice(None))
-        plgpu.copy_gmem_to_smem(x.at[window], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[...] = tile[...]
-
-    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    want = np.concatenate([np.asarray(ramp(3, 4))[2:], np.zeros((3, 4))])
-    np.testing.assert_array_equal(run(ramp(3, 4)), want)
-
-
-def test_a_promise_to_be_in_bounds_is_checked():
-    def body(x, o, tile, barrier):
-        window = (plgpu.ds(lax.axis_index("i") + 2, 4), slice(None))
-        plgpu.copy_gmem_to_smem(
-            x.at[window],
-            tile,
-            barrier,
-            oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
-        )
-        plgpu.barrier_wait(barrier)
-
-    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.OutOfBoundsError, match=r"input 0 .*promises") as caught:
-        run(ramp(4, 4))
-    assert "2 to 6 in dimension 0" in str(caught.value)
-
-
-def test_a_store_that_lies_outside_as_a_whole_is_an_error():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        window = (plgpu.ds(lax.axis_index("i") + 8, 4), slice(None))
-        plgpu.copy_smem_to_gmem(tile, o.at[window])
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
-        run(ramp(4, 4))
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-def test_reading_before_the_wait_is_a_race_however_quick_the_copy(asynchrony):
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        o[...] = tile[...]
-        plgpu.barrier_wait(barrier)
-
-    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
-    with pytest.raises(errors.RaceError) as caught:
-        run(ramp(8, 4))
-    text = str(caught.value)
-    assert "is read before the copy from input 0" in text
-    assert "has been waited for" in text
-    assert "barrier_wait" in text
-    assert text.count("test_tma.py") >= 2, "both lines are named"
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-def test_overwriting_the_source_of_a_copy_is_a_race(asynchrony):
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o)
-        tile[0] = tile[1]
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
-    with pytest.raises(errors.RaceError, match="written while the copy to output 0"):
-        run(ramp(8, 4))
-
-
-def test_overwriting_after_a_read_only_wait_is_legal():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        tile[...] = jnp.zeros((8, 4))
-
-    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony="late"))
-    np.testing.assert_array_equal(run(ramp(8, 4)), ramp(8, 4))
-
-
-def test_reading_the_destination_after_a_read_only_wait_is_a_race():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        tile[...] = o[...]
-
-    with pytest.raises(
-        errors.RaceError, match=r"output 0 .*read before the copy from SMEM"
-    ):
-        tile_kernel(body)(ramp(8, 4))
-
-
-def test_a_wait_for_all_but_one_group_frees_the_older_source_only():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        for row in range(2):
-            plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
-        plgpu.wait_smem_to_gmem(1)
-        tile[0] = jnp.zeros(32)
-        tile[1] = jnp.zeros(32)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.RaceError, match="may still read it") as caught:
-        tile_kernel(body, (8, 32))(ramp(8, 32))
-    assert "[1, 0:32]" in str(caught.value)
-
-
-def test_a_group_that_is_not_closed_is_not_waited_for():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.KernelError, match="freed while the copy to output 0"):
-        tile_kernel(body)(ramp(8, 4))
-
-
-def test_a_store_needs_commit_smem_after_a_write():
-    def body(x, o, tile, barrier):
-        tile[...] = x[...]
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.RaceError, match="not fenced") as caught:
-        tile_kernel(body)(ramp(8, 4))
-    assert "call commit_smem()" in str(caught.value)
-
-
-def test_a_kernel_may_not_end_with_a_store_that_still_reads():
-    def body(x, o, tile, barrier):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o)
-
-    with pytest.raises(errors.KernelError, match="may still read it") as caught:
-        tile_kernel(body)(ramp(8, 4))
-    assert "wait_smem_to_gmem(0)" in str(caught.value)
-
-
-def test_a_kernel_may_not_end_with_a_load_nobody_waited_for():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-
-    with pytest.raises(errors.BarrierError, match="it has not been waited for"):
-        tile_kernel(body)(ramp(8, 4))
-
-
-def test_a_false_predicate_leaves_the_arrival_of_a_copy():
-    def body(x, o, tile, barrier):
-        i = lax.axis_index("i")
-        tile[...] = jnp.full((8, 4), -1.0)
-        plgpu.commit_smem()
-        plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=i > 0)
-        plgpu.barrier_wait(barrier)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(8 * i, 8)])
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, out=(16, 4), grid=(2,), grid_names=("i",))
-    want = np.concatenate([np.full((8, 4), -1.0), ramp(8, 4)])
-    np.testing.assert_array_equal(run(ramp(8, 4)), want)
-
-
-def test_an_integer_index_of_gmem_is_squeezed():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[lax.axis_index("i")], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o.at[lax.axis_index("i")])
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, out=(3, 8, 4), grid=(3,), grid_names=("i",))
-    np.testing.assert_array_equal(run(ramp(3, 8, 4)), ramp(3, 8, 4))
-
-
-@pytest.mark.parametrize("to_smem", [True, False])
-def test_a_copy_starts_where_tma_can_address_smem(to_smem):
-    """The start is known when the kernel runs; a GPU would report an address error."""
-
-    def body(x, o, tile, full):
-        eighth = lax.axis_index("g") * 8
-        if to_smem:
-            plgpu.copy_gmem_to_smem(x.at[pl_ds(eighth)], tile.at[pl_ds(eighth)], full)
-            plgpu.barrier_wait(full)
-        else:
-            tile[...] = x[...]
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(tile.at[pl_ds(eighth)], o.at[pl_ds(eighth)])
-            plgpu.wait_smem_to_gmem(0)
-
-    def pl_ds(start):
-        return plgpu.ds(start, 8)
-
-    x = np.arange(32, dtype=np.float32)
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((32,), np.float32),
-        grid=(2,),
-        grid_names=("g",),
-        scratch_types=[plgpu.SMEM((32,), np.float32), plgpu.Barrier()],
-        interpret=True,
-    )
-    with pytest.raises(plgpu.errors.LayoutError, match="where TMA can address") as info:
-        kernel(x)
-    assert "32 bytes, the element (8,)" in str(info.value)
-    assert "test_tma.py" in str(info.value)
-
-
-# --- poison and bounds ----------------------------------------------------------------
+def tile_kernel(body):
+    return functools.partial(run, body, ())
 
 
 def waited_copy(src, tile, barrier, **options):
     plgpu.copy_gmem_to_smem(src, tile, barrier, **options)
     plgpu.barrier_wait(barrier)
+
+
+def test_overwriting_after_a_read_only_wait_is_legal():
+    def body(x, o, tile, barrier):
+        waited_copy(x, tile, barrier)
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tile[...] = jnp.zeros((8, 4))
+
+    np.testing.assert_array_equal(run(body, asynchrony="late"), X)
+
+
+reported = Reports()
+
+
+@reported(
+    errors.OutOfBoundsError, "input 0 ", "promises", "2 to 6 in dimension 0",
+    grid=GRID, shape=(4, 4), args=[X[:4]],
+)  # fmt: skip
+def a_promise_to_be_in_bounds_that_is_broken(x, o, tile, barrier):
+    window = x.at[plgpu.ds(lax.axis_index("i") + 2, 4)]
+    promise = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+    waited_copy(window, tile, barrier, oob_mode=promise)
+
+
+@reported(
+    errors.OutOfBoundsError, "entirely out of bounds",
+    grid=GRID, shape=(4, 4), args=[X[:4]],
+)  # fmt: skip
+def a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
+    waited_copy(x, tile, barrier)
+    plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(lax.axis_index("i") + 8, 4)])
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(
+    RACE, "is read before the copy from input 0", "has been waited for", "barrier_wait"
+)
+def a_read_before_the_wait(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    o[...] = tile[...]
+    plgpu.barrier_wait(barrier)
+
+
+@reported(RACE, "written while the copy to output 0")
+def a_source_that_is_overwritten(x, o, tile, barrier):
+    waited_copy(x, tile, barrier)
+    plgpu.copy_smem_to_gmem(tile, o)
+    tile[0] = tile[1]
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(RACE, "output 0 ", "read before the copy from SMEM")
+def a_destination_read_after_a_read_only_wait(x, o, tile, barrier):
+    waited_copy(x, tile, barrier)
+    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    tile[...] = o[...]
+
+
+@reported(
+    RACE, "may still read it", "[1, 0:32]", shape=(8, 32), args=[np.ones((8, 32), "f4")]
+)
+def the_source_of_the_group_that_a_wait_leaves(x, o, tile, barrier):
+    waited_copy(x, tile, barrier)
+    for row in range(2):
+        plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
+    plgpu.wait_smem_to_gmem(1)
+    tile[0] = jnp.zeros(32)
+    tile[1] = jnp.zeros(32)
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(errors.KernelError, "freed while the copy to output 0")
+def a_group_that_is_not_closed(x, o, tile, barrier):
+    waited_copy(x, tile, barrier)
+    plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(RACE, "not fenced", "call commit_smem()")
+def a_store_of_what_threads_wrote_without_commit_smem(x, o, tile, barrier):
+    tile[...] = x[...]
+    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(errors.KernelError, "may still read it", "wait_smem_to_gmem(0)")
+def a_store_that_still_reads_at_the_end(x, o, tile, barrier):
+    tile[...] = x[...]
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, o)
+
+
+@reported(errors.BarrierError, "it has not been waited for")
+def a_load_that_nobody_waited_for(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+
+
+# The start is known when the kernel runs; a GPU would report an address error.
+NO_ADDRESS = "where TMA can address", "32 bytes, the element (8,)", "test_tma.py"
+LINE = {"grid": {"g": 2}, "shape": (32,), "args": [np.arange(32, dtype=np.float32)]}
+
+
+@reported(errors.LayoutError, *NO_ADDRESS, **LINE)
+def a_load_to_where_tma_cannot_address_smem(x, o, tile, full):
+    eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
+    waited_copy(x.at[eighth], tile.at[eighth], full)
+
+
+@reported(errors.LayoutError, *NO_ADDRESS, **LINE)
+def a_store_from_where_tma_cannot_address_smem(x, o, tile, full):
+    eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
+    tile[...] = x[...]
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile.at[eighth], o.at[eighth])
+    plgpu.wait_smem_to_gmem(0)
+
+
+@reported(errors.UninitializedReadError, "nothing has been written")
+def what_nobody_wrote_copied_as_if_it_were_outside(x, o, tile, barrier):
+    waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
+    o[...] = tile[...]
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("name", reported)
+def test_a_mistake_is_reported(name, asynchrony):
+    reported.check(name, run, asynchrony=asynchrony)
+
+
+# --- poison and bounds ----------------------------------------------------------------
 
 
 def test_a_store_of_unwritten_smem_is_an_error():
@@ -321,70 +206,50 @@ def over_the_edge(keep, mode=plgpu.OOBFillMode.UNDEFINED):
     """Loads a tile half of which is outside, and stores rows that are kept."""
 
     def body(x, o, tile, barrier):
-        waited_copy(x.at[plgpu.ds(lax.axis_index("i") + 4, 8)], tile, barrier,
-                    oob_mode=mode)  # fmt: skip
+        part = x.at[plgpu.ds(lax.axis_index("i") + 4, 8)]
+        waited_copy(part, tile, barrier, oob_mode=mode)
         row = plgpu.broadcasted_iota(jnp.int32, (8, 4), 0)
         o[...] = jnp.where(row < keep, tile[...], 0.0)
 
-    return tile_kernel(body, grid=(1,), grid_names=("i",))
+    return run(body, grid=GRID)
 
 
-def test_a_where_removes_undefined_elements():
-    want = np.concatenate([ramp(8, 4)[4:], np.zeros((4, 4))])
-    np.testing.assert_array_equal(over_the_edge(4)(ramp(8, 4)), want)
-    run = over_the_edge(8, plgpu.OOBFillMode.ZEROS)
-    np.testing.assert_array_equal(run(ramp(8, 4)), want)
+@pytest.mark.parametrize(("keep", "mode"), [(4, "UNDEFINED"), (8, "ZEROS")])
+def test_a_where_removes_undefined_elements(keep, mode):
+    want = np.concatenate([X[4:], np.zeros((4, 4))])
+    got = over_the_edge(keep, plgpu.OOBFillMode[mode])
+    np.testing.assert_array_equal(got, want)
 
 
 def test_undefined_elements_that_are_used_are_an_error():
     with pytest.raises(errors.UninitializedReadError, match="undefined") as caught:
-        over_the_edge(5)(ramp(8, 4))
+        over_the_edge(5)
     assert "waited_copy" in str(caught.value)
-
-
-def test_what_nobody_wrote_is_not_taken_for_what_is_outside():
-    def body(x, o, tile, barrier):
-        waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
-        o[...] = tile[...]
-
-    with pytest.raises(errors.UninitializedReadError, match="nothing has been written"):
-        tile_kernel(body)(ramp(8, 4))
 
 
 def test_a_store_may_clip_undefined_elements():
     def body(x, o, tile, barrier):
-        window = plgpu.ds(4 * lax.axis_index("i"), 8)
-        waited_copy(x.at[window], tile, barrier,
-                    oob_mode=plgpu.OOBFillMode.UNDEFINED)  # fmt: skip
+        i = lax.axis_index("i")
+        window, undefined = plgpu.ds(4 * i, 8), plgpu.OOBFillMode.UNDEFINED
+        waited_copy(x.at[window], tile, barrier, oob_mode=undefined)
         tile[...] = tile[...] * 2
         plgpu.commit_smem()
+        plgpu.when(i == 1)(lambda: plgpu.copy_smem_to_gmem(tile, o.at[window]))
+        plgpu.when(i == 0)(lambda: plgpu.copy_smem_to_gmem(tile.at[0:4], o.at[0:4]))
+        plgpu.wait_smem_to_gmem(0)
 
-        @plgpu.when(lax.axis_index("i") == 1)
-        def _():
-            plgpu.copy_smem_to_gmem(tile, o.at[window])
-            plgpu.wait_smem_to_gmem(0)
-
-        @plgpu.when(lax.axis_index("i") == 0)
-        def _():
-            plgpu.copy_smem_to_gmem(tile.at[0:4], o.at[0:4])
-            plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, grid=(2,), grid_names=("i",))
-    np.testing.assert_array_equal(run(ramp(8, 4)), 2 * ramp(8, 4))
+    np.testing.assert_array_equal(run(body, grid={"i": 2}), 2 * X)
 
 
 def test_a_load_that_lies_outside_as_a_whole_is_an_error_unless_it_is_meant():
     def body(x, o, tile, barrier, **mode):
-        i = lax.axis_index("i")
-        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(i + 8, 8)], tile, barrier, **mode)
-        plgpu.barrier_wait(barrier)
+        waited_copy(x.at[plgpu.ds(lax.axis_index("i") + 8, 8)], tile, barrier, **mode)
         o[...] = tile[...]
 
-    grid = {"grid": (1,), "grid_names": ("i",)}
     with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
-        tile_kernel(body, **grid)(ramp(8, 4))
+        run(body, grid=GRID)
     zeros = functools.partial(body, oob_mode=plgpu.OOBFillMode.ZEROS)
-    np.testing.assert_array_equal(tile_kernel(zeros, **grid)(ramp(8, 4)), 0)
+    np.testing.assert_array_equal(run(zeros, grid=GRID), 0)
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -397,27 +262,22 @@ def test_an_index_of_a_copy_stays_inside(load):
             waited_copy(x.at[0], tile, barrier)
             plgpu.copy_smem_to_gmem(tile, o.at[i])
 
-    run = tile_kernel(body, out=(3, 8, 4), grid=(1,), grid_names=("i",))
     with pytest.raises(errors.OutOfBoundsError, match=r"cop(ied|y) out of bounds"):
-        run(jnp.zeros((3, 8, 4)))
+        run(body, [np.zeros((3, 8, 4), np.float32)], out=(3, 8, 4), grid=GRID)
 
 
 @pytest.mark.parametrize("rank", [5, 6])
 def test_a_range_of_a_dimension_without_a_bound_stays_inside(rank):
-    shape = (2, *(1,) * (rank - 3), 8, 4)
-    gone = (0,) * (rank - 4)
+    x = np.ones((2, *(1,) * (rank - 3), 8, 4), np.float32)
 
     def body(x, o, tile, barrier):
-        i = lax.axis_index("i") + 1
-        src = x.at[(0, plgpu.ds(i, 1), *gone)]
-        plgpu.copy_gmem_to_smem(src, tile, barrier, oob_mode=plgpu.OOBFillMode.ZEROS)
-        plgpu.barrier_wait(barrier)
+        src = x.at[(0, plgpu.ds(lax.axis_index("i") + 1, 1), *(0,) * (rank - 4))]
+        waited_copy(src, tile, barrier, oob_mode=plgpu.OOBFillMode.ZEROS)
         o[...] = tile[...]
 
-    run = tile_kernel(body, (1, 8, 4), grid=(1,), grid_names=("i",))
     if rank == 5:
-        np.testing.assert_array_equal(run(jnp.ones(shape)), 0)
+        np.testing.assert_array_equal(run(body, [x], (1, 8, 4), grid=GRID), 0)
         return
     with pytest.raises(errors.OutOfBoundsError) as caught:
-        run(jnp.ones(shape))
+        run(body, [x], (1, 8, 4), grid=GRID)
     assert "too many dimensions share a tensor map" in str(caught.value)

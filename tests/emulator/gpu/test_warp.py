@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,84 +12,58 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
+from tests.support.reports import Reports
 
 F32 = jnp.float32
-TILE = plgpu.SMEM((4,), F32)
+TILE, ROWS = plgpu.SMEM((4,), F32), plgpu.SMEM((128,), F32)
+ONES, X = np.ones(4, np.float32), np.arange(128, dtype=np.float32)
+BARRIER = plgpu.Barrier()
+RACE, DEADLOCK = errors.RaceError, errors.DeadlockError
 
 
-def run(body, *scratch, seed=0, num_threads=1, args=(), shape=(4,), races=True):
-    threads = {}
-    if num_threads > 1:
-        threads = {"num_threads": num_threads, "thread_name": "wg"}
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, F32),
-        scratch_types=list(scratch),
-        interpret=plgpu.InterpretParams(seed=seed, detect_races=races),
-        **threads,
-    )(*args)
+def run(body, *scratch, args=(), **options):
+    """Runs a kernel whose result has the shape of its input, or four elements."""
+    out = f32(*args[0].shape) if args else f32(4)
+    return everywhere.emulate(body, args, out, *scratch, **options)
 
 
 def in_one(body):
     """A kernel's body that is a warp_map as a whole."""
 
+    @functools.wraps(body)
     def whole(*refs):
         plgpu.warp_map(lambda warp_id: body(warp_id, *refs))
 
     return whole
 
 
+def by_warp(warp_id, **work):
+    """Each warp does its work: `w2=` is that of warp 2."""
+    for name, function in work.items():
+        plgpu.when(warp_id == int(name[1:]))(function)
+
+
 # --- order ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_two_warps_that_write_one_element_race(seed):
-    def body(warp_id, o, tile):
-        tile[0] = warp_id.astype(F32)
-
-    with pytest.raises(errors.RaceError) as caught:
-        run(in_one(body), TILE, seed=seed)
-    text = str(caught.value)
-    assert "without an order between" in text
-    assert text.count(" of warpgroup 0") >= 2
-    assert "order the warps with a barrier" in text
-    assert "test_warp.py" in text
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_read_of_what_another_warp_writes_is_a_race(seed):
-    def body(o, tile):
-        tile[...] = jnp.zeros(4)
-
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 0)
-            def _():
-                tile[1] = F32(1)
-
-            @plgpu.when(warp_id == 3)
-            def _():
-                o[0] = tile[1]
-
-    with pytest.raises(errors.RaceError):
-        run(body, TILE, seed=seed)
-
-
-@pytest.mark.parametrize("seed", range(4))
 def test_a_barrier_orders_two_warps(seed):
+    @in_one
     def body(warp_id, o, tile, ready):
-        @plgpu.when(warp_id == 2)
-        def _():
+        def write():
             tile[1] = F32(5)
             plgpu.barrier_arrive(ready)
 
-        @plgpu.when(warp_id == 0)
-        def _():
+        def read():
             plgpu.barrier_wait(ready)
             for i in range(4):
                 o[i] = tile[1]
 
-    assert run(in_one(body), TILE, plgpu.Barrier(), seed=seed)[0] == 5
+        by_warp(warp_id, w2=write, w0=read)
+
+    assert run(body, TILE, BARRIER, seed=seed)[0] == 5
 
 
 def test_the_region_is_ordered_with_what_surrounds_it():
@@ -108,104 +83,127 @@ def test_the_region_is_ordered_with_what_surrounds_it():
     np.testing.assert_array_equal(run(body, TILE), [7, 5, 3, 1])
 
 
-def test_another_warpgroup_is_not_ordered_with_warps():
-    def body(o, tile):
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            @plgpu.warp_map
-            def _(warp_id):
-                tile[warp_id] = F32(1)
-
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            tile[2] = F32(2)
-
-    with pytest.raises(errors.RaceError) as caught:
-        run(body, TILE, num_threads=2)
-    assert "warp 2 of warpgroup 0" in str(caught.value)
-    assert "warpgroup 1" in str(caught.value)
-
-
-def test_a_copy_that_only_another_warp_has_waited_for_is_a_race():
-    def body(warp_id, x, o, tile, full):
-        @plgpu.when(warp_id == 0)
-        def _():
-            plgpu.copy_gmem_to_smem(x, tile, full)
-            plgpu.barrier_wait(full)
-
-        @plgpu.when(warp_id == 1)
-        def _():
-            o[0] = tile[0]
-
-    errors_of = (errors.RaceError, errors.UninitializedReadError)
-    for seed in range(4):
-        with pytest.raises(errors_of):
-            run(in_one(body), TILE, plgpu.Barrier(), args=[jnp.ones(4)], seed=seed)
+def copy_and_wait(x, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full)
+    plgpu.barrier_wait(full)
 
 
 def test_what_a_warp_has_waited_for_the_warpgroup_may_read():
     def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 3)
-            def _():
-                plgpu.copy_gmem_to_smem(x, tile, full)
-                plgpu.barrier_wait(full)
-
+        plgpu.warp_map(lambda w: by_warp(w, w3=lambda: copy_and_wait(x, tile, full)))
         o[...] = tile[...]
 
-    got = run(body, TILE, plgpu.Barrier(), args=[jnp.arange(4.0)])
+    got = run(body, TILE, BARRIER, args=[np.arange(4, dtype=np.float32)])
     np.testing.assert_array_equal(got, np.arange(4))
 
 
-def test_a_copy_that_a_warp_starts_and_nobody_waits_for_is_reported():
-    def body(warp_id, x, o, tile, full):
-        @plgpu.when(warp_id == 1)
-        def _():
-            plgpu.copy_gmem_to_smem(x, tile, full)
+reported = Reports()
 
-    with pytest.raises(errors.BarrierError, match="it has not been waited for"):
-        run(in_one(body), TILE, plgpu.Barrier(), args=[jnp.ones(4)])
+
+@reported(
+    RACE,
+    "without an order between",
+    " of warpgroup 0",
+    "order the warps with a barrier",
+    "test_warp.py",
+    scratch=[TILE],
+)
+@in_one
+def two_warps_that_write_one_element(warp_id, o, tile):
+    tile[0] = warp_id.astype(F32)
+
+
+@reported(RACE, scratch=[TILE])
+def a_read_of_what_another_warp_writes(o, tile):
+    tile[...] = jnp.zeros(4)
+    write, read = lambda: tile.at[1].set(F32(1)), lambda: o.at[0].set(tile[1])
+    plgpu.warp_map(lambda w: by_warp(w, w0=write, w3=read))
+
+
+@reported(
+    RACE,
+    "warp 2 of warpgroup 0",
+    "warpgroup 1",
+    scratch=[TILE],
+    threads={"wg": 2},
+)
+def a_warpgroup_that_is_not_ordered_with_warps_of_another(o, tile):
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        plgpu.warp_map(lambda w: tile.at[w].set(F32(1)))
+
+    plgpu.when(lax.axis_index("wg") == 1)(lambda: tile.at[2].set(F32(2)))
+
+
+@reported((RACE, errors.UninitializedReadError), scratch=[TILE, BARRIER], args=[ONES])
+@in_one
+def a_copy_that_only_another_warp_has_waited_for(warp_id, x, o, tile, full):
+    read = lambda: o.at[0].set(tile[0])  # noqa: E731
+    by_warp(warp_id, w0=lambda: copy_and_wait(x, tile, full), w1=read)
+
+
+@reported(
+    errors.BarrierError,
+    "it has not been waited for",
+    scratch=[TILE, BARRIER],
+    args=[ONES],
+)
+@in_one
+def a_copy_that_a_warp_starts_and_nobody_waits_for(warp_id, x, o, tile, full):
+    by_warp(warp_id, w1=lambda: plgpu.copy_gmem_to_smem(x, tile, full))
 
 
 # --- progress -------------------------------------------------------------------------
 
 
-def test_warps_that_wait_for_each_other_are_a_deadlock():
-    def body(warp_id, o, first, second):
-        @plgpu.when(warp_id == 0)
-        def _():
-            plgpu.barrier_wait(second)
-            plgpu.barrier_arrive(first)
+@reported(
+    DEADLOCK,
+    "2 of 4 warpgroups and warps wait",
+    "warp 0 of warpgroup 0 of the only CTA: waits for phase 0",
+    "warp 2 of warpgroup 0 of the only CTA, warp 3 of",
+    "only CTA: has ended",
+    "waits for its four warps to end",
+    "2 of 4 warps have ended",
+    scratch=[BARRIER, BARRIER],
+)
+@in_one
+def warps_that_wait_for_each_other(warp_id, o, first, second):
+    def wait_and_arrive(one, other):
+        plgpu.barrier_wait(one)
+        plgpu.barrier_arrive(other)
 
-        @plgpu.when(warp_id == 1)
-        def _():
-            plgpu.barrier_wait(first)
-            plgpu.barrier_arrive(second)
+    by_warp(
+        warp_id,
+        w0=lambda: wait_and_arrive(second, first),
+        w1=lambda: wait_and_arrive(first, second),
+    )
 
-    with pytest.raises(errors.DeadlockError) as caught:
-        run(in_one(body), plgpu.Barrier(), plgpu.Barrier())
-    text = str(caught.value)
-    assert "2 of 4 warpgroups and warps wait" in text
-    assert "warp 0 of warpgroup 0 of the only CTA: waits for phase 0" in text
-    assert "warp 2 of warpgroup 0 of the only CTA, warp 3 of" in text
-    assert "only CTA: has ended" in text
-    assert "waits for its four warps to end" in text
-    assert "2 of 4 warps have ended" in text
+
+@reported(
+    errors.OutOfBoundsError,
+    "in warp 2 of warpgroup 0 of the only CTA",
+    "test_warp.py",
+    scratch=[],
+)
+@in_one
+def an_index_out_of_bounds_of_one_warp(warp_id, o):
+    by_warp(warp_id, w2=lambda: o.at[warp_id + 2].set(F32(1)))
+
+
+@in_one
+def three_arrivals(warp_id, o, ready):
+    plgpu.when(warp_id < 3)(lambda: plgpu.barrier_arrive(ready))
+    plgpu.barrier_wait(ready)
+    o[warp_id] = F32(0)
+
+
+reported(DEADLOCK, "3 of 4 arrivals", scratch=[plgpu.Barrier(num_arrivals=4)])(
+    three_arrivals
+)
 
 
 def test_an_arrival_of_one_warp_counts_one():
-    def body(warp_id, o, ready):
-        @plgpu.when(warp_id < 3)
-        def _():
-            plgpu.barrier_arrive(ready)
-
-        plgpu.barrier_wait(ready)
-        o[warp_id] = F32(0)
-
-    with pytest.raises(errors.DeadlockError, match="3 of 4 arrivals"):
-        run(in_one(body), plgpu.Barrier(num_arrivals=4))
-    run(in_one(body), plgpu.Barrier(num_arrivals=3))
+    run(three_arrivals, plgpu.Barrier(num_arrivals=3))
 
 
 def test_a_warp_that_skips_a_phase_misses_it():
@@ -214,16 +212,9 @@ def test_a_warp_that_skips_a_phase_misses_it():
         def _(warp_id):
             for _ in range(2):
                 plgpu.barrier_arrive(ready)
+                plgpu.when(warp_id != 2)(lambda: plgpu.barrier_wait(ready))
 
-                @plgpu.when(warp_id != 2)
-                def _():
-                    plgpu.barrier_wait(ready)
-
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 2)
-            def _():
-                plgpu.barrier_wait(ready)
+        plgpu.warp_map(lambda w: by_warp(w, w2=lambda: plgpu.barrier_wait(ready)))
 
     with pytest.raises(errors.BarrierError, match="missed its phase"):
         for seed in range(20):
@@ -231,48 +222,34 @@ def test_a_warp_that_skips_a_phase_misses_it():
 
 
 def test_a_warp_that_spins_does_not_keep_the_others_from_running():
-    def body(warp_id, o, flags):
-        @plgpu.when(warp_id == 0)
-        def _():
+    def body(o, flags):
+        flags[...] = jnp.zeros(4)
+
+        def spin():
             lax.while_loop(lambda go: flags[0] < 1, lambda go: go, True)
 
-        @plgpu.when(warp_id == 1)
-        def _():
-            flags[0] = F32(1)
-
-    def whole(o, flags):
-        flags[...] = jnp.zeros(4)
-        plgpu.warp_map(lambda warp_id: body(warp_id, o, flags))
+        plgpu.warp_map(
+            lambda w: by_warp(w, w0=spin, w1=lambda: flags.at[0].set(F32(1)))
+        )
         o[...] = flags[...]
 
-    run(whole, TILE, races=False)
-
-
-def test_an_error_names_the_warp_and_its_line():
-    def body(warp_id, o):
-        @plgpu.when(warp_id == 2)
-        def _():
-            o[warp_id + 2] = F32(1)
-
-    with pytest.raises(errors.OutOfBoundsError) as caught:
-        run(in_one(body))
-    assert "in warp 2 of warpgroup 0 of the only CTA" in str(caught.value)
-    assert "test_warp.py" in str(caught.value)
+    run(body, TILE, detect_races=False)
 
 
 def test_a_seed_decides_the_order_of_warps():
-    def body(warp_id, o, order, lock):
-        plgpu.barrier_arrive(lock)
-        order[0] = order[0] * 10 + warp_id.astype(F32)
-
-    def whole(o, order, lock):
+    def body(o, order, lock):
         order[...] = jnp.zeros(4)
-        plgpu.warp_map(lambda warp_id: body(warp_id, o, order, lock))
+
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.barrier_arrive(lock)
+            order[0] = order[0] * 10 + warp_id.astype(F32)
+
         o[...] = order[...]
 
     def result(seed):
         barrier = plgpu.Barrier(num_arrivals=4)
-        return float(run(whole, TILE, barrier, seed=seed, races=False)[0])
+        return float(run(body, TILE, barrier, seed=seed, detect_races=False)[0])
 
     assert result(3) == result(3)
     assert len({result(seed) for seed in range(5)}) > 1
@@ -281,139 +258,130 @@ def test_a_seed_decides_the_order_of_warps():
 # --- copies to GMEM -------------------------------------------------------------------
 
 
+def then(work):
+    """A body that fills SMEM, and then does its work."""
+
+    @functools.wraps(work)
+    def body(x, o, tile, *rest):
+        tile[...] = x[...]
+        plgpu.commit_smem()
+        work(x, o, tile, *rest)
+
+    return body
+
+
 def rows(warp_id):
     return plgpu.ds(32 * warp_id, 32)
 
 
-ROWS = plgpu.SMEM((128,), F32)
+def copy_rows(warp_id, o, tile):
+    plgpu.copy_smem_to_gmem(tile.at[rows(warp_id)], o.at[rows(warp_id)])
+
+
+def wait_and_overwrite(tile, element=0):
+    plgpu.wait_smem_to_gmem(0)
+    tile[element] = F32(0)
 
 
 def test_a_warp_waits_for_its_own_copies():
-    """What another warp has copied is not covered by its wait."""
-
+    @then
     def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-
         @plgpu.warp_map
         def _(warp_id):
-            plgpu.copy_smem_to_gmem(tile.at[rows(warp_id)], o.at[rows(warp_id)])
-            plgpu.wait_smem_to_gmem(0)
-            tile[32 * warp_id] = F32(0)
+            copy_rows(warp_id, o, tile)
+            wait_and_overwrite(tile, 32 * warp_id)
 
-    def wrong(x, o, tile, copied):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 1)
-            def _():
-                plgpu.copy_smem_to_gmem(tile, o)
-                plgpu.barrier_arrive(copied)
-
-            @plgpu.when(warp_id == 2)
-            def _():
-                plgpu.barrier_wait(copied)
-                plgpu.wait_smem_to_gmem(0)
-                tile[0] = F32(0)
-
-    x = jnp.arange(128.0)
-    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(128,)), x)
-    with pytest.raises(errors.RaceError, match="in the warp that started the copy"):
-        run(wrong, ROWS, plgpu.Barrier(), args=[x], shape=(128,))
+    np.testing.assert_array_equal(run(body, ROWS, args=[X]), X)
 
 
 @pytest.mark.parametrize("issuer", range(4))
 def test_the_warpgroups_wait_covers_the_copies_of_all_warps(issuer):
+    @then
     def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == issuer)
-            def _():
-                plgpu.copy_smem_to_gmem(tile, o)
-
+        copy = lambda: plgpu.copy_smem_to_gmem(tile, o)  # noqa: E731
+        plgpu.warp_map(lambda w: by_warp(w, **{f"w{issuer}": copy}))
         plgpu.wait_smem_to_gmem(0)
         tile[...] = jnp.zeros(128)
 
-    x = jnp.arange(128.0)
-    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(128,)), x)
+    np.testing.assert_array_equal(run(body, ROWS, args=[X]), X)
 
 
-@pytest.mark.parametrize(("issuer", "covered"), [(0, True), (1, False)])
-def test_the_warpgroups_copies_are_those_of_warp_0(issuer, covered):
+def waiting_in(warp):
+    """The warpgroup copies; a warp waits, and overwrites the source."""
+
+    @then
     def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(tile, o)
-
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == issuer)
-            def _():
-                plgpu.wait_smem_to_gmem(0)
-                tile[0] = F32(0)
-
+        wait = lambda: wait_and_overwrite(tile)  # noqa: E731
+        plgpu.warp_map(lambda w: by_warp(w, **{f"w{warp}": wait}))
         plgpu.wait_smem_to_gmem(0)
 
-    args = {"args": [jnp.arange(128.0)], "shape": (128,)}
-    if covered:
-        run(body, ROWS, **args)
-        return
-    with pytest.raises(errors.RaceError):
-        run(body, ROWS, **args)
+    return body
 
 
-def test_n_counts_the_groups_of_each_warp():
-    """One group of each warp may be under way: also that of warp 1."""
+def test_the_warpgroups_copies_are_those_of_warp_0():
+    run(waiting_in(0), ROWS, args=[X])
+    with pytest.raises(RACE):
+        run(waiting_in(1), ROWS, args=[X])
 
+
+@reported(RACE, "in the warp that started the copy", scratch=[ROWS, BARRIER], args=[X])
+@then
+def a_wait_for_copies_of_another_warp(x, o, tile, copied):
+    def copy():
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.barrier_arrive(copied)
+
+    def wait():
+        plgpu.barrier_wait(copied)
+        wait_and_overwrite(tile)
+
+    plgpu.warp_map(lambda w: by_warp(w, w1=copy, w2=wait))
+
+
+@reported(RACE, scratch=[ROWS], args=[X])
+@then
+def a_group_of_each_warp_that_may_be_under_way(x, o, tile):
+    copy = lambda w: lambda: copy_rows(w, o, tile)  # noqa: E731
+    plgpu.warp_map(lambda w: by_warp(w, w0=copy(w), w1=copy(w)))
+    plgpu.wait_smem_to_gmem(1)
+    tile[32] = F32(0)
+
+
+def fenced_by(who):
+    @then
     def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-
         @plgpu.warp_map
         def _(warp_id):
-            @plgpu.when(warp_id < 2)
-            def _():
-                plgpu.copy_smem_to_gmem(tile.at[rows(warp_id)], o.at[rows(warp_id)])
+            def write():
+                tile[5] = F32(-1)
+                if who == "warp 1":
+                    plgpu.commit_smem()
 
-        plgpu.wait_smem_to_gmem(1)
-        tile[32] = F32(0)
+            by_warp(warp_id, w1=write)
+            if who == "warp 0":
+                by_warp(warp_id, w0=plgpu.commit_smem)
 
-    with pytest.raises(errors.RaceError):
-        run(body, ROWS, args=[jnp.arange(128.0)], shape=(128,))
+        if who == "warpgroup":
+            plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    return body
 
 
 def test_what_a_warp_wrote_needs_a_fence_of_its_own_or_of_the_warpgroup():
-    def writes(who_fences):
-        def body(x, o, tile):
-            tile[...] = x[...]
-            plgpu.commit_smem()
-
-            @plgpu.warp_map
-            def _(warp_id):
-                @plgpu.when(warp_id == 1)
-                def _():
-                    tile[5] = F32(-1)
-                    if who_fences == "warp 1":
-                        plgpu.commit_smem()
-
-                if who_fences == "warp 0":
-                    plgpu.when(warp_id == 0)(plgpu.commit_smem)
-
-            if who_fences == "warpgroup":
-                plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(tile, o)
-            plgpu.wait_smem_to_gmem(0)
-
-        return body
-
-    args = {"args": [jnp.arange(128.0)], "shape": (128,)}
     for who in ("warp 1", "warpgroup"):
-        assert run(writes(who), ROWS, **args)[5] == -1
+        assert run(fenced_by(who), ROWS, args=[X])[5] == -1
     for who in ("nobody", "warp 0"):
-        with pytest.raises(errors.RaceError, match="not fenced"):
-            run(writes(who), ROWS, **args)
+        with pytest.raises(RACE, match="not fenced"):
+            run(fenced_by(who), ROWS, args=[X])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", reported)
+def test_a_mistake_is_reported(name, seed):
+    def with_scratch(body, scratch, **options):
+        run(body, *scratch, **options)
+
+    reported.check(name, with_scratch, seed=seed)

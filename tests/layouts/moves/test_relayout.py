@@ -195,7 +195,7 @@ def test_the_way_through_smem_has_no_bank_conflicts(pair, bits, scratch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize("layouts", [TWO_AXES, ONE_AXIS], ids=["two axes", "one"])
 def test_every_pair_of_the_catalogue(layouts, bits):
     for src, dst in itertools.product(layouts, layouts):

@@ -38,12 +38,7 @@ def meet(barrier):
 def clustered(body, scratch, out, ctas=2, **options):
     options = {"cluster": (ctas,), "cluster_names": ("c",), **options}
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
-        )
-
-    return make
+    return everywhere.kernel(body, out, *scratch, **options)
 
 
 def result(*shape, dtype=F32):
@@ -85,70 +80,63 @@ def test_an_array_arrives_in_tiles(layout):
     everywhere.check(exchange((64, 128), BF16, TILED, layout), [x], x[::-1])
 
 
-def test_parts_arrive_on_one_barrier():
-    x = ramp(2, 4, N)
+@everywhere.gives(
+    [ramp(2, 4, N)],
+    lambda x: x[::-1, ::-1],
+    plgpu.SMEM((4, N), F32),
+    plgpu.Barrier(num_arrivals=4),
+    cluster={"c": 2},
+)
+def test_parts_arrive_on_one_barrier(x, o, inbox, full):
+    i = lax.axis_index("c")
+    for k in range(4):
+        send(x[i, k], inbox.at[3 - k], full)
+    plgpu.barrier_wait(full)
+    o[i] = inbox[...]
 
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        for k in range(4):
-            send(x[i, k], inbox.at[3 - k], full)
-        plgpu.barrier_wait(full)
-        o[i] = inbox[...]
 
-    scratch = [plgpu.SMEM((4, N), F32), plgpu.Barrier(num_arrivals=4)]
-    make = clustered(body, scratch, result(2, 4, N))
-    everywhere.check(make, [x], x[::-1, ::-1])
+@everywhere.gives(
+    [],
+    lambda: np.array([8, 7], np.int32),
+    plgpu.SMEM((8,), I32),
+    plgpu.Barrier(),
+    cluster={"c": 2},
+)
+def test_a_single_element_arrives(o, inbox, full):
+    i = lax.axis_index("c")
+    send(i + 7, inbox.at[3], full)
+    plgpu.barrier_wait(full)
+    o[i] = inbox[3]
 
 
-def test_a_single_element_arrives():
-    def body(o, inbox, full):
-        i = lax.axis_index("c")
-        send(i + 7, inbox.at[3], full)
-        plgpu.barrier_wait(full)
-        o[i] = inbox[3]
-
-    make = clustered(
-        body, [plgpu.SMEM((8,), I32), plgpu.Barrier()], result(2, dtype=I32)
+@everywhere.gives(
+    [ramp(2, 4, N)],
+    lambda x: np.roll(x[::-1], 1, axis=1),
+    plgpu.SMEM((N,), F32),
+    plgpu.Barrier(),
+    cluster={"y": 2, "x": 4},
+)
+def test_positions_on_several_axes(x, o, inbox, full):
+    i, j = lax.axis_index("y"), lax.axis_index("x")
+    plgpu.async_store_smem(
+        x[i, j],
+        inbox,
+        full,
+        cluster_idx=((j + 1) % 4, 1 - i),
+        cluster_dim=("x", "y"),
     )
-    everywhere.check(make, [], np.array([8, 7], np.int32))
+    plgpu.barrier_wait(full)
+    o[i, j] = inbox[...]
 
 
-def test_positions_on_several_axes():
-    x = ramp(2, 4, N)
-
-    def body(x, o, inbox, full):
-        i, j = lax.axis_index("y"), lax.axis_index("x")
-        plgpu.async_store_smem(
-            x[i, j],
-            inbox,
-            full,
-            cluster_idx=((j + 1) % 4, 1 - i),
-            cluster_dim=("x", "y"),
-        )
-        plgpu.barrier_wait(full)
-        o[i, j] = inbox[...]
-
-    make = clustered(
-        body,
-        [plgpu.SMEM((N,), F32), plgpu.Barrier()],
-        result(2, 4, N),
-        cluster=(2, 4),
-        cluster_names=("y", "x"),
-    )
-    everywhere.check(make, [x], np.roll(x[::-1], 1, axis=1))
-
-
-def test_a_cta_may_store_to_itself():
-    x = ramp(2, N)
-
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        send(x[i], inbox, full, to=i)
-        plgpu.barrier_wait(full)
-        o[i] = inbox[...]
-
-    make = clustered(body, [plgpu.SMEM((N,), F32), plgpu.Barrier()], result(2, N))
-    everywhere.check(make, [x], x)
+@everywhere.gives(
+    [ramp(2, N)], lambda x: x, plgpu.SMEM((N,), F32), plgpu.Barrier(), cluster={"c": 2}
+)
+def test_a_cta_may_store_to_itself(x, o, inbox, full):
+    i = lax.axis_index("c")
+    send(x[i], inbox, full, to=i)
+    plgpu.barrier_wait(full)
+    o[i] = inbox[...]
 
 
 def test_a_ring_of_slots():

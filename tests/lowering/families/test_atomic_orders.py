@@ -12,6 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
+from tests.support.entry_kernels import f32
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -39,25 +40,8 @@ def ticket(cluster=False, **order):
 
     options = {"cluster": (CTAS,), "cluster_names": ("i",)} if cluster else GRID
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct((CTAS, N), F32),
-                jax.ShapeDtypeStruct((N,), F32),
-            ),
-            interpret=interpret,
-            **options,
-        )
-
-        def call(x):
-            count = jax.new_ref(jnp.zeros((1,), I32))
-            rows, total = kernel(count, x)
-            return rows, total, count[...]
-
-        return call
-
-    return make
+    make = everywhere.in_place(body, (f32(CTAS, N), f32(N)), **options)
+    return lambda interpret=None: lambda x: make(interpret)(jnp.zeros((1,), I32), x)
 
 
 ORDERED = [
@@ -79,13 +63,13 @@ UNORDERED = [
 @pytest.mark.parametrize("order", ORDERED, ids=str)
 def test_the_last_cta_reads_what_the_others_have_stored(order):
     x = ramp(CTAS, N)
-    expected = x * 2, np.sum(x * 2, axis=0), np.array([CTAS], np.int32)
+    expected = np.array([CTAS], np.int32), x * 2, np.sum(x * 2, axis=0)
     everywhere.check(ticket(**order), [x], expected)
 
 
 def test_the_scope_of_a_cluster_suffices_in_it():
     x = ramp(CTAS, N)
-    expected = x * 2, np.sum(x * 2, axis=0), np.array([CTAS], np.int32)
+    expected = np.array([CTAS], np.int32), x * 2, np.sum(x * 2, axis=0)
     make = ticket(cluster=True, sem="acq_rel", scope="cluster")
     everywhere.check(make, [x], expected)
 
@@ -173,21 +157,14 @@ def shared(release, acquire):
         def _():
             o[...] = rows[0] + rows[1]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((N,), F32),
-            scratch_types=[
-                plgpu.SMEM((1,), I32),
-                plgpu.SMEM((2, N), F32),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((N,), F32),
+        plgpu.SMEM((1,), I32),
+        plgpu.SMEM((2, N), F32),
+        plgpu.Barrier(num_arrivals=2),
+        threads={"wg": 2},
+    )
 
 
 def test_counters_in_smem_order_warpgroups():

@@ -13,6 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.primitives.atomics import TYPES
+from tests.support import everywhere
 from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
 from tests.support.refusal import refused
@@ -46,19 +47,8 @@ def numbers(dtype, shape=SHAPE):
 
 def in_gmem(body, shapes=(), **options):
     """Returns `make` for a kernel that updates its first argument in place."""
-
-    def make(interpret):
-        out = tuple(jax.ShapeDtypeStruct(s, d) for s, d in shapes)
-        kernel = plgpu.kernel(body, out_type=out, interpret=interpret, **options)
-
-        def call(state, *arguments):
-            ref = jax.new_ref(state)
-            results = kernel(ref, *arguments)
-            return ref[...], *results
-
-        return call
-
-    return make
+    out = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    return everywhere.in_place(body, out, **options)
 
 
 def call(name, ref, idx, value, **options):
@@ -105,13 +95,9 @@ def test_smem_is_updated_without_old_elements(name, dtype):
         call(name, s, (), value)
         o[...] = s[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(SHAPE, dtype),
-            scratch_types=[plgpu.SMEM(SHAPE, dtype)],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(SHAPE, dtype), plgpu.SMEM(SHAPE, dtype)
+    )
 
     check(make, [state, x, compare], updated(name, state, values))
 
@@ -183,39 +169,47 @@ def test_replicated_elements_are_exchanged_once():
     check(make, [state], (expected, expected))
 
 
-def test_single_elements_return_the_old_one_in_all_threads():
-    def body(ref, o):
-        i = lax.axis_index("i")
-        first = plgpu.atomic_add(ref.at[i], 5)
-        second = plgpu.atomic_max(ref.at[i], 7, mask=i > 0)
-        o[i] = jnp.full((128,), first * 100 + second)
-
-    state = np.array([1, 2], np.int32)
-    old = np.repeat(np.array([[100], [207]], np.int32), 128, 1)
-    make = in_gmem(body, [((2, 128), np.int32)], grid=(2,), grid_names=("i",))
-    check(make, [state], (np.array([6, 7], np.int32), old))
-
-
-def test_a_warp_updates_an_element():
-    def body(ref, o):
-        @plgpu.warp_map
-        def _(warp):
-            old = plgpu.atomic_add(ref.at[0], 1 << warp)
-            plgpu.atomic_or(ref.at[1], 1 << warp)
-            o[warp] = old * 0 + warp
-
-    make = in_gmem(body, [((4,), np.int32)])
-    check(make, [np.zeros(2, np.int32)], (np.array([15, 15]), np.arange(4)))
+@everywhere.gives(
+    [np.array([1, 2], np.int32)],
+    lambda *_: (
+        np.array([6, 7], np.int32),
+        np.repeat(np.array([[100], [207]], np.int32), 128, 1),
+    ),
+    [((2, 128), np.int32)],
+    by=in_gmem,
+    grid={"i": 2},
+)
+def test_single_elements_return_the_old_one_in_all_threads(ref, o):
+    i = lax.axis_index("i")
+    first = plgpu.atomic_add(ref.at[i], 5)
+    second = plgpu.atomic_max(ref.at[i], 7, mask=i > 0)
+    o[i] = jnp.full((128,), first * 100 + second)
 
 
-def test_an_exchange_is_a_counter_of_arrivals():
-    def body(ref, o):
-        wg = lax.axis_index("wg")
-        o[wg] = plgpu.atomic_cas(ref.at[wg], 0, wg + 5)
+@everywhere.gives(
+    [np.zeros(2, np.int32)],
+    lambda *_: (np.array([15, 15]), np.arange(4)),
+    [((4,), np.int32)],
+    by=in_gmem,
+)
+def test_a_warp_updates_an_element(ref, o):
+    @plgpu.warp_map
+    def _(warp):
+        old = plgpu.atomic_add(ref.at[0], 1 << warp)
+        plgpu.atomic_or(ref.at[1], 1 << warp)
+        o[warp] = old * 0 + warp
 
-    make = in_gmem(body, [((2,), np.int32)], num_threads=2, thread_name="wg")
-    state = np.array([0, 9], np.int32)
-    check(make, [state], (np.array([5, 9]), state))
+
+@everywhere.gives(
+    [np.array([0, 9], np.int32)],
+    lambda state: (np.array([5, 9]), state),
+    [((2,), np.int32)],
+    by=in_gmem,
+    threads={"wg": 2},
+)
+def test_an_exchange_is_a_counter_of_arrivals(ref, o):
+    wg = lax.axis_index("wg")
+    o[wg] = plgpu.atomic_cas(ref.at[wg], 0, wg + 5)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -300,13 +294,14 @@ def test_64_bit_elements():
 # --- order ----------------------------------------------------------------------------
 
 
-def test_atomics_of_several_blocks_do_not_race():
-    def body(ref):
-        plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))
-
-    make = in_gmem(body, grid=(8,), grid_names=("i",))
-    expected = 28 + 8 * np.arange(128)
-    check(make, [np.zeros(128, np.int32)], (expected,))
+@everywhere.gives(
+    [np.zeros(128, np.int32)],
+    lambda *_: (28 + 8 * np.arange(128),),
+    by=in_gmem,
+    grid={"i": 8},
+)
+def test_atomics_of_several_blocks_do_not_race(ref):
+    plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))
 
 
 def in_two(first, second):
@@ -365,14 +360,8 @@ def test_the_order_of_a_sum_depends_on_the_seed():
         plgpu.atomic_add(ref.at[jnp.zeros(256, jnp.int32)], x[...])
 
     x = (RNG.standard_normal(256) * 10.0 ** RNG.integers(-3, 6, 256)).astype(np.float32)
-    found = {
-        float(
-            in_gmem(body)(plgpu.InterpretParams(seed=seed))(np.zeros(1, np.float32), x)[
-                0
-            ][0]
-        )
-        for seed in range(8)
-    }
+    runs = (in_gmem(body)(plgpu.InterpretParams(seed=seed)) for seed in range(8))
+    found = {float(run(np.zeros(1, np.float32), x)[0]) for run in runs}
     assert len(found) > 1
     np.testing.assert_allclose(sorted(found), x.astype(np.float64).sum(), rtol=1e-3)
 

@@ -33,18 +33,15 @@ def of(cluster, names, body, arrays, out, **options):
     """`make` of a kernel of one cluster: body(*inputs, output, *arrays, meeting)."""
     axes = (tuple(names),)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=out,
-            cluster=cluster,
-            cluster_names=tuple(names),
-            scratch_types=[*arrays, plgpu.ClusterBarrier(collective_axes=axes)],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        out,
+        *arrays,
+        plgpu.ClusterBarrier(collective_axes=axes),
+        cluster=cluster,
+        cluster_names=tuple(names),
+        **options,
+    )
 
 
 def pair(body, arrays, out, **options):
@@ -109,32 +106,33 @@ def test_a_cta_reads_a_part_of_an_array_of_another_one(part, transforms):
     everywhere.check(make, [x, np.array([8], np.int32)], want)
 
 
-def test_a_masked_load_reads_only_where_the_mask_holds():
-    x = ramp(2, N)
+@everywhere.gives(
+    [ramp(2, N)],
+    lambda x: np.concatenate([x[::-1, 64:], np.full((2, 64), -1)], axis=1),
+    [plgpu.SMEM((N,), F32)],
+    result(2, N),
+    by=pair,
+)
+def test_a_masked_load_reads_only_where_the_mask_holds(x, o, tile, meeting):
+    i, position = lax.axis_index("c"), lax.iota(I32, N)
+    tile[...] = x[i]
+    meet(meeting)
+    beyond = position + 64
+    o[i] = plgpu.load(neighbour(tile), beyond, mask=beyond < N, other=-1.0)
 
-    def body(x, o, tile, meeting):
-        i, position = lax.axis_index("c"), lax.iota(I32, N)
-        tile[...] = x[i]
-        meet(meeting)
-        beyond = position + 64
-        o[i] = plgpu.load(neighbour(tile), beyond, mask=beyond < N, other=-1.0)
 
-    want = np.concatenate([x[::-1, 64:], np.full((2, 64), -1)], axis=1)
-    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N))
-    everywhere.check(make, [x], want)
-
-
-def test_a_bitcast_reference_names_the_same_bytes():
-    x = ramp(2, N)
-
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        tile[...] = x[i]
-        meet(meeting)
-        o[i] = neighbour(tile.bitcast(I32))[...]
-
-    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N, dtype=I32))
-    everywhere.check(make, [x], x[::-1].view(np.int32))
+@everywhere.gives(
+    [ramp(2, N)],
+    lambda x: x[::-1].view(np.int32),
+    [plgpu.SMEM((N,), F32)],
+    result(2, N, dtype=I32),
+    by=pair,
+)
+def test_a_bitcast_reference_names_the_same_bytes(x, o, tile, meeting):
+    i = lax.axis_index("c")
+    tile[...] = x[i]
+    meet(meeting)
+    o[i] = neighbour(tile.bitcast(I32))[...]
 
 
 # --- positions ------------------------------------------------------------------------
@@ -286,22 +284,15 @@ def test_all_warpgroups_of_all_ctas_add_to_one_array(warpgroups):
     want = np.full(N, sum(10 * i + w + 1 for i in range(2) for w in range(warpgroups)))
     want[:32] += 2 * 2 * warpgroups
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=result(N, dtype=I32),
-            cluster=(2,),
-            cluster_names=("c",),
-            num_threads=warpgroups,
-            thread_name="w",
-            scratch_types=[
-                plgpu.SMEM((N,), I32),
-                plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
-            ],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [], want.astype(np.int32))
+    everywhere.run(
+        body,
+        [],
+        want.astype(np.int32),
+        plgpu.SMEM((N,), I32),
+        plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
+        cluster={"c": 2},
+        threads={"w": warpgroups},
+    )
 
 
 ATOMICS = {
@@ -334,21 +325,18 @@ def test_an_atomic_operation_returns_the_other_ctas_old_elements(name):
     everywhere.check(make, [old, x], (want, old[::-1]))
 
 
-def test_single_warps_access_elements_of_other_ctas():
-    x = ramp(2, 4)
+@everywhere.gives(
+    [ramp(2, 4)], lambda x: x[::-1] + 1, [plgpu.SMEM((4,), F32)], result(2, 4), by=pair
+)
+def test_single_warps_access_elements_of_other_ctas(x, o, tile, meeting):
+    i = lax.axis_index("c")
+    for k in range(4):
+        tile[k] = x[i, k]
+    meet(meeting)
 
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        for k in range(4):
-            tile[k] = x[i, k]
-        meet(meeting)
-
-        @plgpu.warp_map
-        def _(w):
-            o[i, w] = neighbour(tile)[w] + 1
-
-    make = pair(body, [plgpu.SMEM((4,), F32)], result(2, 4))
-    everywhere.check(make, [x], x[::-1] + 1)
+    @plgpu.warp_map
+    def _(w):
+        o[i, w] = neighbour(tile)[w] + 1
 
 
 # --- emitted code ---------------------------------------------------------------------
@@ -411,49 +399,36 @@ def test_arrivals_release_stores_to_smem_at_cluster_scope():
 # --- clusters of 16 CTAs --------------------------------------------------------------
 
 
-def test_a_cluster_may_have_16_ctas():
-    x = ramp(16, N)
-
+def of_16_ctas():
     def body(x, o, tile, meeting):
         i = lax.axis_index("c")
         tile[...] = x[i]
         meet(meeting)
         o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
 
-    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
-    everywhere.check(make, [x], x[::-1])
+    return of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
 
 
-def test_a_multicast_reaches_16_ctas():
+def test_a_cluster_may_have_16_ctas():
     x = ramp(16, N)
+    everywhere.check(of_16_ctas(), [x], x[::-1])
 
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x, tile, full, collective_axes=("a", "b"))
-        plgpu.barrier_wait(full)
-        o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=result(4, 4, 16, N),
-            cluster=(4, 4),
-            cluster_names=("a", "b"),
-            scratch_types=[plgpu.SMEM((16, N), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.broadcast_to(x, (4, 4, 16, N)))
+@everywhere.gives(
+    [ramp(16, N)],
+    lambda x: np.broadcast_to(x, (4, 4, 16, N)),
+    plgpu.SMEM((16, N), F32),
+    plgpu.Barrier(),
+    cluster={"a": 4, "b": 4},
+)
+def test_a_multicast_reaches_16_ctas(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full, collective_axes=("a", "b"))
+    plgpu.barrier_wait(full)
+    o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
 
 
 @pytest.mark.offline
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_a_cluster_of_16_ctas_compiles(target):
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        tile[...] = x[i]
-        meet(meeting)
-        o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
-
-    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
-    (report,) = offline.compile(make(None), ramp(16, N), target=target)
+    (report,) = offline.compile(of_16_ctas()(), ramp(16, N), target=target)
     assert ".reqnctapercluster 16" in report.ptx

@@ -20,50 +20,35 @@ X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 
 
 def kernel(body, out_dtype=jnp.float32, out_shape=SHAPE, **options):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out_shape, out_dtype),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body, jax.ShapeDtypeStruct(out_shape, out_dtype), **options
+    )
 
 
-def test_a_splat_carry_takes_the_layout_the_body_gives_it():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        o_ref[...] = lax.fori_loop(0, 5, lambda i, acc: acc + x, jnp.zeros(SHAPE))
-
-    everywhere.check(kernel(body), [X], 5 * X, rtol=1e-6)
+@everywhere.gives([X], lambda x: 5 * x, rtol=1e-6)
+def test_a_splat_carry_takes_the_layout_the_body_gives_it(x_ref, o_ref):
+    x = x_ref[...]
+    o_ref[...] = lax.fori_loop(0, 5, lambda i, acc: acc + x, jnp.zeros(SHAPE))
 
 
-def test_an_array_carry_keeps_its_layout():
-    def body(x_ref, o_ref):
-        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        o_ref[...] = lax.fori_loop(0, 4, lambda i, acc: acc * 0.5, x)
-
-    everywhere.check(kernel(body), [X], X / 16)
+@everywhere.gives([X], lambda x: x / 16)
+def test_an_array_carry_keeps_its_layout(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    o_ref[...] = lax.fori_loop(0, 4, lambda i, acc: acc * 0.5, x)
 
 
-def test_a_loop_with_dynamic_bounds_and_a_scalar_carry():
-    def body(n_ref, x_ref, o_ref):
-        total = lax.fori_loop(0, n_ref[()], lambda i, c: c + i, jnp.int32(0))
-        o_ref[...] = x_ref[...] * total.astype(jnp.float32)
-
-    everywhere.check(kernel(body), [jnp.int32(5), X], X * 10)
+@everywhere.gives([np.int32(5), X], lambda _, x: x * 10)
+def test_a_loop_with_dynamic_bounds_and_a_scalar_carry(n_ref, x_ref, o_ref):
+    total = lax.fori_loop(0, n_ref[()], lambda i, c: c + i, jnp.int32(0))
+    o_ref[...] = x_ref[...] * total.astype(jnp.float32)
 
 
-def test_a_loop_that_reads_references_by_its_counter():
-    def body(x_ref, o_ref):
-        def step(i, acc):
-            return acc + x_ref[plgpu.ds(i * 16, 16)]
+@everywhere.gives([X], lambda x: np.asarray(x).reshape(4, 16, 64).sum(0), atol=1e-6)
+def test_a_loop_that_reads_references_by_its_counter(x_ref, o_ref):
+    def step(i, acc):
+        return acc + x_ref[plgpu.ds(i * 16, 16)]
 
-        o_ref[...] = lax.fori_loop(0, 4, step, jnp.zeros((16, 64)))
-
-    expected = np.asarray(X).reshape(4, 16, 64).sum(0)
-    everywhere.check(kernel(body, out_shape=(16, 64)), [X], expected, atol=1e-6)
+    o_ref[...] = lax.fori_loop(0, 4, step, jnp.zeros((16, 64)))
 
 
 @pytest.mark.parametrize("unroll", [1, 2, 4])
@@ -74,21 +59,19 @@ def test_unrolling_changes_nothing(unroll):
             0, 4, lambda i, acc: acc + x * i.astype(jnp.float32), x, unroll=unroll
         )
 
-    everywhere.check(kernel(body), [X], 7 * X, rtol=1e-5, atol=1e-6)
+    everywhere.run(body, [X], 7 * X, rtol=1e-5, atol=1e-6)
 
 
-def test_a_while_loop_ends_when_its_condition_fails():
-    def body(x_ref, o_ref):
-        def cond(state):
-            return state[0] < 37
+@everywhere.gives([X], lambda x: x + 4, atol=1e-5)
+def test_a_while_loop_ends_when_its_condition_fails(x_ref, o_ref):
+    def cond(state):
+        return state[0] < 37
 
-        def step(state):
-            return state[0] * 2, state[1] + 1.0
+    def step(state):
+        return state[0] * 2, state[1] + 1.0
 
-        _, out = lax.while_loop(cond, step, (jnp.int32(3), x_ref[...]))
-        o_ref[...] = out
-
-    everywhere.check(kernel(body), [X], X + 4, atol=1e-5)
+    _, out = lax.while_loop(cond, step, (jnp.int32(3), x_ref[...]))
+    o_ref[...] = out
 
 
 def test_a_while_loop_that_changes_the_layout_of_its_carry_ends():
@@ -107,7 +90,7 @@ def test_a_while_loop_that_changes_the_layout_of_its_carry_ends():
 
         o_ref[...] = lax.while_loop(cond, step, (0, x, flat))[1]
 
-    everywhere.check(kernel(body), [X], X + 5, atol=1e-5, semantics=[Warpgroup])
+    everywhere.run(body, [X], X + 5, atol=1e-5, semantics=[Warpgroup])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
@@ -121,7 +104,7 @@ def test_a_jitted_function_in_a_body_may_close_over_a_scalar(dtype):
     def body(x, o):
         o[...] = lax.fori_loop(0, 2, lambda _, value: scaled(value), x[...])
 
-    everywhere.check(kernel(body), [X], X + 1 + 1)
+    everywhere.run(body, [X], X + 1 + 1)
 
 
 @pytest.mark.parametrize("index", [-1, 0, 1, 2, 9])
@@ -133,47 +116,44 @@ def test_a_switch_clamps_its_index(index):
         )
 
     expected = [X, X * 2, jnp.ones(SHAPE)][min(max(index, 0), 2)]
-    everywhere.check(kernel(body), [jnp.int32(index), X], expected)
+    everywhere.run(body, [jnp.int32(index), X], expected)
 
 
-def test_when_runs_its_body_for_the_right_instance():
-    def body(x_ref, o_ref):
-        i = lax.axis_index("i")
-        rows = plgpu.ds(i * 16, 16)
+@everywhere.gives(
+    [X],
+    lambda x: x * np.repeat(np.array([1, -1, 1, -1]), 16)[:, None],
+    grid={"i": 4},
+)
+def test_when_runs_its_body_for_the_right_instance(x_ref, o_ref):
+    i = lax.axis_index("i")
+    rows = plgpu.ds(i * 16, 16)
 
-        @plgpu.when(i % 2 == 0)
-        def _():
-            o_ref[rows] = x_ref[rows]
+    @plgpu.when(i % 2 == 0)
+    def _():
+        o_ref[rows] = x_ref[rows]
 
-        @plgpu.when(i % 2 == 1)
-        def _():
-            o_ref[rows] = -x_ref[rows]
-
-    sign = np.repeat(np.array([1, -1, 1, -1]), 16)[:, None]
-    everywhere.check(kernel(body, grid=(4,), grid_names=("i",)), [X], X * sign)
-
-
-def test_a_nested_loop_keeps_both_carries():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-
-        def outer(i, acc):
-            return lax.fori_loop(0, 3, lambda j, a: a + x, acc) + 1.0
-
-        o_ref[...] = lax.fori_loop(0, 2, outer, jnp.zeros(SHAPE))
-
-    everywhere.check(kernel(body), [X], 6 * X + 2, atol=1e-4)
+    @plgpu.when(i % 2 == 1)
+    def _():
+        o_ref[rows] = -x_ref[rows]
 
 
-def test_loop_passes_its_index_in_steps():
-    def body(o_ref):
-        @plgpu.loop(3, 12, step=4, init_carry=jnp.int32(0))
-        def total(i, carry):
-            return carry + i
+@everywhere.gives([X], lambda x: 6 * x + 2, atol=1e-4)
+def test_a_nested_loop_keeps_both_carries(x_ref, o_ref):
+    x = x_ref[...]
 
-        o_ref[...] = jnp.broadcast_to(total, SHAPE)
+    def outer(i, acc):
+        return lax.fori_loop(0, 3, lambda j, a: a + x, acc) + 1.0
 
-    everywhere.check(kernel(body, jnp.int32), [], np.full(SHAPE, 3 + 7 + 11))
+    o_ref[...] = lax.fori_loop(0, 2, outer, jnp.zeros(SHAPE))
+
+
+@everywhere.gives([], lambda: np.full(SHAPE, 3 + 7 + 11, np.int32))
+def test_loop_passes_its_index_in_steps(o_ref):
+    @plgpu.loop(3, 12, step=4, init_carry=jnp.int32(0))
+    def total(i, carry):
+        return carry + i
+
+    o_ref[...] = jnp.broadcast_to(total, SHAPE)
 
 
 def test_barrier_parities_survive_loops_and_branches():
@@ -228,7 +208,7 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
         o_ref[...] = lax.fori_loop(0, 4, step, jnp.zeros((64, 64)))
 
     expected = np.asarray(x).reshape(4, 64, 64).sum(0)
-    everywhere.check(kernel(body), [x], expected, atol=1e-5)
+    everywhere.run(body, [x], expected, atol=1e-5)
 
 
 def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
@@ -241,16 +221,14 @@ def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
         plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
     assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
     assert "test_control.py" in str(info.value)
-    everywhere.check(kernel(body), [X], X, semantics=[Warpgroup])
+    everywhere.run(body, [X], X, semantics=[Warpgroup])
 
 
-def test_a_loop_whose_body_gives_a_default_layout_keeps_that_of_its_carry():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: jnp.flip(x), start)
-
-    everywhere.check(kernel(body), [X], np.flip(X))
+@everywhere.gives([X], lambda x: np.flip(x))
+def test_a_loop_whose_body_gives_a_default_layout_keeps_that_of_its_carry(x_ref, o_ref):
+    x = x_ref[...]
+    start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+    o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: jnp.flip(x), start)
 
 
 def test_one_warpgroup_hands_work_to_another():
@@ -304,17 +282,15 @@ def test_one_warpgroup_hands_work_to_another():
     everywhere.check(make, [x], 2 * x)
 
 
-def test_code_that_differs_by_platform_is_that_for_cuda():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        chosen = lax.platform_dependent(
-            x, cpu=lambda x: -x, cuda=lambda x: x * 2, default=lambda x: x
-        )
-        o_ref[...] = lax.platform_dependent(
-            chosen, tpu=lambda x: -x, default=lambda x: x + 1
-        )
-
-    everywhere.check(kernel(body), [X], X * 2 + 1)
+@everywhere.gives([X], lambda x: x * 2 + 1)
+def test_code_that_differs_by_platform_is_that_for_cuda(x_ref, o_ref):
+    x = x_ref[...]
+    chosen = lax.platform_dependent(
+        x, cpu=lambda x: -x, cuda=lambda x: x * 2, default=lambda x: x
+    )
+    o_ref[...] = lax.platform_dependent(
+        chosen, tpu=lambda x: -x, default=lambda x: x + 1
+    )
 
 
 def test_code_for_other_platforms_alone_is_refused():

@@ -68,26 +68,10 @@ def numbers(dtype, shape=SHAPE):
     return x
 
 
-def in_place(body, dtype, shape=SHAPE, **options):
+def in_place(body, dtype, shape=SHAPE, transforms=(), **options):
     """Returns `make` for a kernel that updates its first argument."""
-
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(),
-            scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
-            interpret=interpret,
-            **options,
-        )
-
-        def call(state, *arguments):
-            ref = jax.new_ref(state)
-            kernel(ref, *arguments)
-            return ref[...]
-
-        return call
-
-    return make
+    tile = plgpu.SMEM(shape, dtype, transforms=transforms)
+    return everywhere.in_place(body, (), tile, plgpu.Barrier(), **options)
 
 
 def reduce(op, source=lambda x: x):
@@ -134,18 +118,19 @@ def test_ctas_combine_into_the_same_elements_at_once(op, dtype):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_what_lies_beyond_the_array_is_dropped():
-    old, new = numbers("int32", (20, 32)), numbers("int32", (32, 32))
-
-    def body(state, x, tile, full):
-        rows = plgpu.ds(16 * lax.axis_index("i"), 16)
-        plgpu.copy_gmem_to_smem(x.at[rows], tile, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(tile, state.at[rows], reduction_op="add")
-        plgpu.wait_smem_to_gmem(0)
-
-    make = in_place(body, I32, grid=(2,), grid_names=("i",))
-    everywhere.check(make, [old, new], old + new[:20])
+@everywhere.gives(
+    [numbers("int32", (20, 32)), numbers("int32", (32, 32))],
+    lambda old, new: old + new[:20],
+    I32,
+    by=in_place,
+    grid={"i": 2},
+)
+def test_what_lies_beyond_the_array_is_dropped(state, x, tile, full):
+    rows = plgpu.ds(16 * lax.axis_index("i"), 16)
+    plgpu.copy_gmem_to_smem(x.at[rows], tile, full)
+    plgpu.barrier_wait(full)
+    plgpu.copy_smem_to_gmem(tile, state.at[rows], reduction_op="add")
+    plgpu.wait_smem_to_gmem(0)
 
 
 @pytest.mark.parametrize("shape", [(8, 65), (4, 257)], ids=["a box", "adjacent bytes"])
@@ -158,24 +143,7 @@ def test_tiles_and_swizzles_are_those_of_a_plain_copy():
     transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
     old, new = numbers("int32", (64, 64)), numbers("int32", (64, 64))
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            reduce("add"),
-            out_type=(),
-            scratch_types=[
-                plgpu.SMEM((64, 64), I32, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
-
-        def call(state, x):
-            ref = jax.new_ref(state)
-            kernel(ref, x)
-            return ref[...]
-
-        return call
-
+    make = in_place(reduce("add"), I32, (64, 64), transforms)
     everywhere.check(make, [old, new], old + new)
 
 
@@ -193,16 +161,18 @@ def test_a_skipped_copy_combines_nothing(predicate):
     everywhere.check(in_place(body, I32), [old, new], expected)
 
 
-def test_inc_counts_modulo_what_is_copied():
-    def body(state, x, tile, full):
-        plgpu.copy_gmem_to_smem(x, tile, full)
-        plgpu.barrier_wait(full)
-        for _ in range(3):
-            plgpu.copy_smem_to_gmem(tile, state, reduction_op="inc")
-        plgpu.wait_smem_to_gmem(0)
-
-    old, last = np.zeros(SHAPE, np.uint32), np.full(SHAPE, 1, np.uint32)
-    everywhere.check(in_place(body, jnp.uint32), [old, last], np.full(SHAPE, 1))
+@everywhere.gives(
+    [np.zeros(SHAPE, np.uint32), np.full(SHAPE, 1, np.uint32)],
+    lambda *_: np.full(SHAPE, 1),
+    jnp.uint32,
+    by=in_place,
+)
+def test_inc_counts_modulo_what_is_copied(state, x, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full)
+    plgpu.barrier_wait(full)
+    for _ in range(3):
+        plgpu.copy_smem_to_gmem(tile, state, reduction_op="inc")
+    plgpu.wait_smem_to_gmem(0)
 
 
 # --- what the emulator reports --------------------------------------------------------
@@ -290,24 +260,14 @@ def test_a_reduction_into_a_result_that_nobody_has_initialized_is_reported():
         )(X)
 
 
-def test_a_result_that_the_same_warpgroup_has_stored_is_initialized():
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x, tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = jnp.full(SHAPE, 2, F32)
-        plgpu.commit_gmem()
-        plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
-        plgpu.wait_smem_to_gmem(0)
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(SHAPE, F32),
-            scratch_types=[plgpu.SMEM(SHAPE, F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [X], X + 2)
+@everywhere.gives([X], lambda x: x + 2, plgpu.SMEM(SHAPE, F32), plgpu.Barrier())
+def test_a_result_that_the_same_warpgroup_has_stored_is_initialized(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = jnp.full(SHAPE, 2, F32)
+    plgpu.commit_gmem()
+    plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
+    plgpu.wait_smem_to_gmem(0)
 
 
 # --- what is refused, what is emitted -------------------------------------------------
@@ -418,21 +378,7 @@ def float64_sum(start, sizes):
         plgpu.copy_smem_to_gmem(tile, state.at[where], reduction_op="add")
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(),
-            scratch_types=[plgpu.SMEM(sizes, jnp.float64)],
-            interpret=interpret,
-        )
-
-        def call(state, n):
-            ref = jax.new_ref(state)
-            kernel(ref, n)
-            return ref[...]
-
-        return call
-
+    make = everywhere.in_place(body, (), plgpu.SMEM(sizes, jnp.float64))
     return make, np.zeros((8, 16)), np.array([6], np.int32)
 
 

@@ -311,10 +311,6 @@ def test_checks_that_hold_print_nothing(semantics, capsys):
     assert lines(capsys) == []
 
 
-def without_check(x_ref, o_ref):
-    o_ref[...] = x_ref[...]
-
-
 @pytest.mark.parametrize("semantics", BOTH)
 def test_a_check_that_is_not_enabled_leaves_nothing(semantics):
     def nested(x_ref, o_ref):

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.everywhere import check
 from tests.support.indexed_programs import (
     COLUMNS,
@@ -52,7 +53,7 @@ def test_a_read_means_what_numpy_means(name, memory):
     if name == "new axes" and memory == "tiled":
         pytest.skip("a row of a tiled array is not whole tiles")
     expected = X[index]
-    check(kernel(body, expected.shape, **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
 @pytest.mark.parametrize("name", [n for n in STATIC if "new" not in n])
@@ -70,7 +71,7 @@ def test_a_write_means_what_numpy_means(name, memory):
             o[...] = target[...]
 
     options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
-    check(kernel(body, (64, 128), **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
 GATHERS = {
@@ -125,7 +126,7 @@ def test_index_arrays_scatter(name):
         o[...] = jnp.zeros((64, 128), jnp.float32)
         o[traced(rows[...], columns[...])] = v[...]
 
-    check(kernel(body, (64, 128)), [values, ROWS, COLUMNS], expected)
+    everywhere.run(body, [values, ROWS, COLUMNS], expected)
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (13, 9)])
@@ -142,10 +143,9 @@ def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
         sums[...] = jnp.zeros(shape, jnp.float32)
         plgpu.atomic_add(sums.at[rows[...]], x[0:3], mask=mask[...])
 
-    def make(interpret):
-        shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
-        out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
+    out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
+    make = everywhere.kernel(body, out)
 
     x = np.random.default_rng(3).integers(1, 99, shape).astype(np.float32)
     stored = np.zeros_like(x)
@@ -168,7 +168,7 @@ def test_under_lane_index_arrays_have_the_layout_of_the_result():
         found = plgpu.load(index, layout=rows, optimized=False)
         o[...] = plgpu.load(x, (found,), layout=plgpu.Layout.WGMMA)
 
-    check(kernel(body, (64, 128)), [X, ROWS], X[ROWS])
+    everywhere.run(body, [X, ROWS], X[ROWS])
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -182,9 +182,8 @@ def test_under_lane_repeated_indices_are_converted_to_a_default_layout(axis):
         sums[...] = jnp.zeros((64, 128), jnp.float32)
         plgpu.atomic_add(sums.at[found], 1.0)
 
-    def make(interpret):
-        out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
+    make = everywhere.kernel(body, out)
 
     expected = [X[ROWS], X[np.ix_(ROWS, COLUMNS)], np.ones_like(X)]
     check(make, [X, ROWS, COLUMNS], expected)
@@ -195,31 +194,30 @@ def test_under_lane_an_index_array_of_its_own_layout_gathers():
         o[...] = x.reshape(-1)[index[...]]
 
     index = np.random.default_rng(2).permutation(1024).astype(np.int32)
-    check(kernel(body, (1024,)), [X, index], X.reshape(-1)[index])
+    everywhere.run(body, [X, index], X.reshape(-1)[index])
 
 
-def test_arrays_and_slices_of_three_dimensions():
-    x = np.arange(4 * 16 * 64, dtype=np.float32).reshape(4, 16, 64)
-    index = np.array([3, 1], np.int32)
+@everywhere.gives(
+    [
+        np.arange(4 * 16 * 64, dtype=np.float32).reshape(4, 16, 64),
+        np.array([3, 1], np.int32),
+    ],
+    lambda x, index: x[index, :, index * 8],
+    semantics=WARPGROUP,
+    executed=WARPGROUP,
+)
+def test_arrays_and_slices_of_three_dimensions(x, index, o):
+    i = index[...]
+    # Arrays that a slice separates have their axes in front.
+    o[...] = x[i, :, i * 8]
 
-    def body(x, index, o):
-        i = index[...]
-        # Arrays that a slice separates have their axes in front.
-        o[...] = x[i, :, i * 8]
 
-    make = kernel(body, (2, 16))
-    expected = x[index, :, index * 8]
-    check(make, [x, index], expected, semantics=WARPGROUP, executed=WARPGROUP)
+@everywhere.gives([X], lambda x: 2 * x)
+def test_a_dynamic_start_and_a_stride(x, o):
+    def step(i, _):
+        o[plgpu.ds(i, 16, 4)] = 2 * x[plgpu.ds(i, 16, 4)]
 
-
-def test_a_dynamic_start_and_a_stride():
-    def body(x, o):
-        def step(i, _):
-            o[plgpu.ds(i, 16, 4)] = 2 * x[plgpu.ds(i, 16, 4)]
-
-        lax.fori_loop(0, 4, step, None)
-
-    check(kernel(body, (64, 128)), [X], 2 * X)
+    lax.fori_loop(0, 4, step, None)
 
 
 def test_an_update_by_elements_adds():
@@ -245,7 +243,7 @@ def test_methods_of_views_read_and_write():
         old = s.at[1::2].swap(x[::2])
         o[...] = s[...] + 0 * jnp.sum(old)
 
-    check(kernel(body, (64, 128), **in_smem()), [X], expected)
+    everywhere.run(body, [X], expected, **in_smem())
 
 
 # --- views ----------------------------------------------------------------------------
@@ -306,25 +304,19 @@ def test_a_view_has_the_elements_in_numpys_order(name, memory):
         o[...] = view[...]
 
     options = in_smem() if memory == "smem" else {}
-    check(kernel(body, expected.shape, expected.dtype, **options), [X], expected)
+    everywhere.run(body, [X], expected, **options)
 
 
-def test_a_view_of_wider_elements():
-    x = np.arange(64 * 128, dtype=np.int8).reshape(64, 128)
-
-    def body(x, o):
-        o[...] = x.bitcast(jnp.int32)[...]
-
-    check(kernel(body, (64, 32), np.int32), [x], x.view(np.int32))
+@everywhere.gives(
+    [np.arange(64 * 128, dtype=np.int8).reshape(64, 128)], lambda x: x.view(np.int32)
+)
+def test_a_view_of_wider_elements(x, o):
+    o[...] = x.bitcast(jnp.int32)[...]
 
 
-def test_a_view_is_written():
-    def body(x, o):
-        o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(
-            jnp.int32
-        )
-
-    check(kernel(body, (64, 128)), [X], X.astype(np.int32).view(np.float32))
+@everywhere.gives([X], lambda x: x.astype(np.int32).view(np.float32))
+def test_a_view_is_written(x, o):
+    o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(jnp.int32)
 
 
 def test_narrow_elements_of_wider_ones_are_written():
@@ -334,7 +326,7 @@ def test_narrow_elements_of_wider_ones_are_written():
 
     expected = X.copy()
     expected.view(np.uint16)[:, ::2] = 0
-    check(kernel(body, (64, 128)), [X], expected)
+    everywhere.run(body, [X], expected)
 
 
 @pytest.mark.parametrize("transforms", [SWIZZLED, (plgpu.TilingTransform((8, 32)),)])
@@ -344,4 +336,4 @@ def test_a_tiled_array_is_reshaped_in_logical_order(transforms):
         o[...] = s.reshape(32, 256).T[...]
 
     expected = X.reshape(32, 256).T
-    check(kernel(body, (256, 32), **in_smem(transforms)), [X], expected)
+    everywhere.run(body, [X], expected, **in_smem(transforms))

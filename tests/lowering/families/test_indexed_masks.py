@@ -15,6 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.runtime import ptx_stats
+from tests.support import everywhere
 from tests.support.entry_kernels import run
 from tests.support.everywhere import check
 from tests.support.indexed_programs import (
@@ -49,15 +50,13 @@ def test_a_masked_load_has_the_other_elements(dtype, memory):
     options = {"gmem": {}, "smem": in_smem((), dtype), "tiled": in_smem(tiles, dtype)}
     expected = x.copy()
     expected[:, 77:] = 1
-    check(kernel(body, (64, 128), dtype, **options[memory]), [x], expected)
+    everywhere.run(body, [x], expected, **options[memory])
 
 
-def test_a_masked_load_has_zeros_by_default():
-    def body(x, o):
-        rows = plgpu.broadcasted_iota(jnp.int32, (64, 1), 0)
-        o[...] = plgpu.load(x, mask=rows < 5)
-
-    check(kernel(body, (64, 128)), [X], np.where(np.arange(64)[:, None] < 5, X, 0))
+@everywhere.gives([X], lambda x: np.where(np.arange(64)[:, None] < 5, x, 0))
+def test_a_masked_load_has_zeros_by_default(x, o):
+    rows = plgpu.broadcasted_iota(jnp.int32, (64, 1), 0)
+    o[...] = plgpu.load(x, mask=rows < 5)
 
 
 @pytest.mark.parametrize("memory", ["gmem", "smem", "tiled"])
@@ -71,7 +70,7 @@ def test_a_masked_store_leaves_the_other_elements(memory):
             o[...] = target[...]
 
     options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
-    check(kernel(body, (64, 128), **options), [X], np.where(X > 1000, -X, X))
+    everywhere.run(body, [X], np.where(X > 1000, -X, X), **options)
 
 
 def test_a_masked_range_may_exceed_the_array():
@@ -85,7 +84,7 @@ def test_a_masked_range_may_exceed_the_array():
         part = plgpu.load(x, plgpu.ds(i * 256, 256), mask=inside, other=1.0)
         plgpu.store(o, plgpu.ds(i * 256, 256), part + 1, mask=inside)
 
-    check(kernel(body, (n,), grid=(4,), grid_names=("i",)), [x], x + 1)
+    everywhere.run(body, [x], x + 1, grid={"i": 4})
 
 
 def test_a_known_masked_range_may_exceed_the_array():
@@ -97,50 +96,45 @@ def test_a_known_masked_range_may_exceed_the_array():
 
     expected = np.full(128, -1, np.float32)
     expected[:100] = x
-    check(kernel(body, (128,)), [x], expected)
+    everywhere.run(body, [x], expected)
 
 
-def test_a_masked_index_may_be_out_of_bounds():
-    index = np.arange(-64, 64, dtype=np.int32)
-    expected = np.where(index[:, None] >= 0, X[np.maximum(index, 0)], 0)
-
-    def body(x, index, o):
-        i = index[...]
-        o[...] = plgpu.load(x, i, mask=(i >= 0)[:, None])
-
-    make = kernel(body, (128, 128))
-    check(make, [X, index], expected, semantics=WARPGROUP, executed=WARPGROUP)
-
-
-def test_single_elements_have_masks():
-    def body(x, o):
-        i = lax.axis_index("i")
-        value = plgpu.load(x, (i, i + 60), mask=i < 2, other=-1.0)
-        plgpu.store(o, i, value, mask=i != 2)
-        plgpu.store(o, i, 7.0, mask=i == 2)
-
-    expected = np.array([60, X[1, 61], 7, -1], np.float32)
-    check(kernel(body, (4,), grid=(4,), grid_names=("i",)), [X], expected)
+@everywhere.gives(
+    [X, np.arange(-64, 64, dtype=np.int32)],
+    lambda x, index: np.where(index[:, None] >= 0, x[np.maximum(index, 0)], 0),
+    semantics=WARPGROUP,
+    executed=WARPGROUP,
+)
+def test_a_masked_index_may_be_out_of_bounds(x, index, o):
+    i = index[...]
+    o[...] = plgpu.load(x, i, mask=(i >= 0)[:, None])
 
 
-def test_single_elements_in_a_warp():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp):
-            flat = x.reshape(-1)
-            plgpu.store(o, warp, flat[warp * 130] + 1, mask=warp >= 0)
+@everywhere.gives(
+    [X],
+    lambda x: np.array([60, x[1, 61], 7, -1], np.float32),
+    grid={"i": 4},
+)
+def test_single_elements_have_masks(x, o):
+    i = lax.axis_index("i")
+    value = plgpu.load(x, (i, i + 60), mask=i < 2, other=-1.0)
+    plgpu.store(o, i, value, mask=i != 2)
+    plgpu.store(o, i, 7.0, mask=i == 2)
 
-    check(kernel(body, (4,)), [X], X.reshape(-1)[np.arange(4) * 130] + 1)
+
+@everywhere.gives([X], lambda x: x.reshape(-1)[np.arange(4) * 130] + 1)
+def test_single_elements_in_a_warp(x, o):
+    @plgpu.warp_map
+    def _(warp):
+        flat = x.reshape(-1)
+        plgpu.store(o, warp, flat[warp * 130] + 1, mask=warp >= 0)
 
 
-def test_masked_elements_are_not_read_and_not_poisoned():
-    def body(x, o, s):
-        left = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1) < 64
-        plgpu.store(s, (), x[...], mask=left)
-        o[...] = plgpu.load(s, mask=left, other=0.0)
-
-    expected = np.where(np.arange(128) < 64, X, 0)
-    check(kernel(body, (64, 128), **in_smem()), [X], expected)
+@everywhere.gives([X], lambda x: np.where(np.arange(128) < 64, x, 0), **in_smem())
+def test_masked_elements_are_not_read_and_not_poisoned(x, o, s):
+    left = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1) < 64
+    plgpu.store(s, (), x[...], mask=left)
+    o[...] = plgpu.load(s, mask=left, other=0.0)
 
 
 # --- adjacent elements ----------------------------------------------------------------
@@ -300,14 +294,15 @@ def test_one_store_has_one_value_for_an_element():
         run(body)
 
 
-def test_equal_values_may_be_stored_twice():
-    def body(o):
-        o[...] = jnp.zeros((64, 128), jnp.float32)
-        o[lax.iota(jnp.int32, 64) // 2] = jnp.ones((64, 128), jnp.float32)
-
-    expected = np.repeat(np.arange(64) < 32, 128).reshape(64, 128)
-    make = kernel(body, (64, 128))
-    check(make, [], expected, semantics=WARPGROUP, executed=WARPGROUP)
+@everywhere.gives(
+    [],
+    lambda: np.repeat(np.arange(64) < 32, 128).reshape(64, 128).astype(np.float32),
+    semantics=WARPGROUP,
+    executed=WARPGROUP,
+)
+def test_equal_values_may_be_stored_twice(o):
+    o[...] = jnp.zeros((64, 128), jnp.float32)
+    o[lax.iota(jnp.int32, 64) // 2] = jnp.ones((64, 128), jnp.float32)
 
 
 def test_a_read_by_elements_of_unwritten_memory_is_found():
@@ -339,13 +334,10 @@ def test_accesses_by_elements_race():
         run(body, num_threads=2, thread_name="wg", **in_smem())
 
 
-def test_interleaved_elements_do_not_race():
-    def body(x, o):
-        wg = lax.axis_index("wg")
-        o[plgpu.ds(wg, 32, 2)] = x[plgpu.ds(wg, 32, 2)]
-
-    make = kernel(body, (64, 128), num_threads=2, thread_name="wg")
-    check(make, [X], X)
+@everywhere.gives([X], X, threads={"wg": 2})
+def test_interleaved_elements_do_not_race(x, o):
+    wg = lax.axis_index("wg")
+    o[plgpu.ds(wg, 32, 2)] = x[plgpu.ds(wg, 32, 2)]
 
 
 def test_poison_that_is_stored_by_elements_is_found_where_it_is_used():

@@ -46,21 +46,15 @@ def then(x, o, tile, full, ready):
 
 
 def kernel(body, tile=TILE, transforms=(), target="sm_100a", mesh=PAIR, arrivals=1):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, *tile), F32),
-            scratch_types=[
-                plgpu.SMEM(tile, F32, transforms=transforms),
-                plgpu.Barrier(num_arrivals=arrivals),
-                plgpu.ClusterBarrier(collective_axes="c"),
-            ],
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(target=target),
-            **mesh,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, *tile), F32),
+        plgpu.SMEM(tile, F32, transforms=transforms),
+        plgpu.Barrier(num_arrivals=arrivals),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        target=target,
+        **mesh,
+    )
 
 
 def check(make, args, expected):
@@ -95,44 +89,37 @@ def test_each_cta_gets_its_part_and_the_leader_counts_both(case, transforms):
     check(kernel(body, transforms=transforms), [x], halves(x, options))
 
 
-def test_the_axis_counts_dimensions_that_are_not_indexed():
-    def body(x, o, tile, full, ready):
-        load(x.at[1, :, 1], tile, full, leader_tracked=PARTITIONED(0))
-        then(x, o, tile, full, ready)
+@everywhere.gives(
+    [numbers(2, 32, 3, 32)],
+    lambda x: x[1, :, 1].reshape(2, *TILE),
+    by=kernel,
+    on_gpu=False,
+)
+def test_the_axis_counts_dimensions_that_are_not_indexed(x, o, tile, full, ready):
+    load(x.at[1, :, 1], tile, full, leader_tracked=PARTITIONED(0))
+    then(x, o, tile, full, ready)
 
-    x = numbers(2, 32, 3, 32)
-    check(kernel(body), [x], x[1, :, 1].reshape(2, *TILE))
 
+@everywhere.gives(
+    [numbers(2, 32, 32)],
+    lambda x: x.reshape(2, 2, *TILE),
+    plgpu.SMEM(TILE, F32),
+    plgpu.Barrier(),
+    plgpu.ClusterBarrier(collective_axes="c"),
+    cluster={"p": 2, "c": 2},
+    target="sm_100a",
+    on_gpu=False,
+)
+def test_several_pairs_make_a_cluster(x, o, tile, full, ready):
+    load(x.at[lax.axis_index("p")], tile, full, leader_tracked=PARTITIONED(0))
 
-def test_several_pairs_make_a_cluster():
-    def body(x, o, tile, full, ready):
-        load(x.at[lax.axis_index("p")], tile, full, leader_tracked=PARTITIONED(0))
+    @plgpu.when(lax.axis_index("c") == 0)
+    def _():
+        plgpu.barrier_wait(full)
 
-        @plgpu.when(lax.axis_index("c") == 0)
-        def _():
-            plgpu.barrier_wait(full)
-
-        plgpu.barrier_arrive(ready)
-        plgpu.barrier_wait(ready)
-        o[lax.axis_index("p"), lax.axis_index("c")] = tile[...]
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2, *TILE), F32),
-            scratch_types=[
-                plgpu.SMEM(TILE, F32),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(collective_axes="c"),
-            ],
-            interpret=interpret,
-            cluster=(2, 2),
-            cluster_names=("p", "c"),
-            compiler_params=plgpu.CompilerParams(target="sm_100a"),
-        )
-
-    x = numbers(2, 32, 32)
-    check(make, [x], x.reshape(2, 2, *TILE))
+    plgpu.barrier_arrive(ready)
+    plgpu.barrier_wait(ready)
+    o[lax.axis_index("p"), lax.axis_index("c")] = tile[...]
 
 
 @pytest.mark.parametrize("case", ["rows", "replicated"])
@@ -153,13 +140,15 @@ def test_a_warp_fetches_and_copies(case):
     check(kernel(body), [x], halves(x, options))
 
 
-def test_each_cta_gets_zeros_for_what_lies_outside():
-    def body(x, o, tile, full, ready):
-        load(x.at[plgpu.ds(8, 16)], tile, full, leader_tracked=REPLICATED)
-        then(x, o, tile, full, ready)
-
-    x = numbers(20, 32)
-    check(kernel(body), [x], np.stack([np.pad(x[8:], ((0, 4), (0, 0)))] * 2))
+@everywhere.gives(
+    [numbers(20, 32)],
+    lambda x: np.stack([np.pad(x[8:], ((0, 4), (0, 0)))] * 2),
+    by=kernel,
+    on_gpu=False,
+)
+def test_each_cta_gets_zeros_for_what_lies_outside(x, o, tile, full, ready):
+    load(x.at[plgpu.ds(8, 16)], tile, full, leader_tracked=REPLICATED)
+    then(x, o, tile, full, ready)
 
 
 @pytest.mark.parametrize("predicate", [False, True])
@@ -176,16 +165,20 @@ def test_a_skipped_copy_still_arrives_at_the_leader(predicate):
     check(kernel(body), [x], x.reshape(2, *TILE) * predicate)
 
 
-def test_two_operands_share_a_barrier():
-    def body(x, o, tile, full, ready):
-        load(x.at[0], tile.at[0], full, leader_tracked=PARTITIONED(0))
-        load(x.at[1, 0:8], tile.at[1], full, leader_tracked=REPLICATED)
-        then(x, o, tile, full, ready)
-
-    x = numbers(2, 16, 32)
-    expected = [np.stack([x[0, 8 * c : 8 * c + 8], x[1, :8]]) for c in range(2)]
-    make = kernel(body, tile=(2, 8, 32), arrivals=2)
-    check(make, [x], np.stack(expected))
+@everywhere.gives(
+    [numbers(2, 16, 32)],
+    lambda x: np.stack(
+        [np.stack([x[0, 8 * c : 8 * c + 8], x[1, :8]]) for c in range(2)]
+    ),
+    by=kernel,
+    on_gpu=False,
+    tile=(2, 8, 32),
+    arrivals=2,
+)
+def test_two_operands_share_a_barrier(x, o, tile, full, ready):
+    load(x.at[0], tile.at[0], full, leader_tracked=PARTITIONED(0))
+    load(x.at[1, 0:8], tile.at[1], full, leader_tracked=REPLICATED)
+    then(x, o, tile, full, ready)
 
 
 # --- what the emulator reports --------------------------------------------------------

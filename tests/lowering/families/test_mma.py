@@ -48,15 +48,12 @@ def check_mma(rng, pair, shape, m_warps=None):
             plgpu.layout_cast(b_ref[...], division.rhs),
         )
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((m, n), out), interpret=interpret
-        )
-
     scale = (abs(float64(a)) @ abs(float64(b))).max()
     atol = 0 if out == jnp.int32 else TOLERANCE.get(pair[0], 1e-6) * scale
     expected = float64(c) + float64(a) @ float64(b)
-    everywhere.check(make, [c, a, b], expected, atol=atol)
+    everywhere.run(
+        body, [c, a, b], expected, out=jax.ShapeDtypeStruct((m, n), out), atol=atol
+    )
 
 
 @pytest.mark.smoke
@@ -88,18 +85,14 @@ def test_any_division_of_a_larger_product(rng, m_warps):
     check_mma(rng, ("float16", "float16"), (128, 64, 32), m_warps)
 
 
-def test_operands_without_a_layout_adopt_one():
+@everywhere.gives(
+    [], lambda: np.full((32, 32), 34.0), out=jax.ShapeDtypeStruct((32, 32), jnp.float32)
+)
+def test_operands_without_a_layout_adopt_one(o_ref):
     """Constants take part in whatever division the others have."""
 
-    def body(o_ref):
-        ones = jnp.ones((32, 32), jnp.bfloat16)
-        o_ref[...] = plgpu.mma(jnp.full((32, 32), 2.0), ones, ones)
-
-    def make(interpret):
-        out = jax.ShapeDtypeStruct((32, 32), jnp.float32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
-
-    everywhere.check(make, [], np.full((32, 32), 34.0))
+    ones = jnp.ones((32, 32), jnp.bfloat16)
+    o_ref[...] = plgpu.mma(jnp.full((32, 32), 2.0), ones, ones)
 
 
 def test_sums_of_integers_wrap(rng):
@@ -109,15 +102,14 @@ def test_sums_of_integers_wrap(rng):
         start = jnp.full((32, 32), 2**31 - 1, jnp.int32)
         o_ref[...] = plgpu.mma(start, a_ref[...], a_ref[...].T)
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct((32, 32), jnp.int32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    out = jax.ShapeDtypeStruct((32, 32), jnp.int32)
 
     wrapped = np.int64(2**31 - 1 + 64 * 255**2).astype(np.int32)
-    everywhere.check(
-        make,
+    everywhere.run(
+        body,
         [a],
         np.full((32, 32), wrapped),
+        out=out,
         semantics=[WARPGROUP],
         executed=[WARPGROUP],
     )

@@ -46,18 +46,14 @@ def multicast(shape, dtype, cluster, axes, transforms=()):
         plgpu.barrier_wait(barrier)
         o[position] = tile[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((*cluster, *shape), dtype),
-            cluster=cluster,
-            cluster_names=tuple(names),
-            scratch_types=[
-                plgpu.SMEM(shape, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((*cluster, *shape), dtype),
+        plgpu.SMEM(shape, dtype, transforms=transforms),
+        plgpu.Barrier(),
+        cluster=cluster,
+        cluster_names=tuple(names),
+    )
 
     rows = math.prod(cluster[i] for i in own)
     x = (np.arange(rows * math.prod(shape)) % 97).reshape(rows, *shape).astype(dtype)

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.everywhere import check
 from tests.support.odd_shapes import ODD_SHAPES
 from tests.support.semantics import BOTH
@@ -38,9 +39,8 @@ def compare(function, *args, rtol=0.0, semantics=BOTH) -> None:
 
     shape = expected.shape or (1,)
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(shape, expected.dtype)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    out = jax.ShapeDtypeStruct(shape, expected.dtype)
+    make = everywhere.kernel(body, out)
 
     expected = np.broadcast_to(expected, shape)
     check(make, args, expected, rtol=rtol, semantics=semantics, executed=semantics)
@@ -65,9 +65,8 @@ def test_elementwise_through_smem(shape):
         held[...] = x[...]
         o[...] = held[...] + 1
 
-    def make(interpret):
-        out, room = jax.ShapeDtypeStruct(shape, x.dtype), plgpu.SMEM(shape, x.dtype)
-        return plgpu.kernel(body, out, scratch_types=[room], interpret=interpret)
+    out, room = jax.ShapeDtypeStruct(shape, x.dtype), plgpu.SMEM(shape, x.dtype)
+    make = everywhere.kernel(body, out, room)
 
     check(make, [x], x + 1)
 
@@ -144,11 +143,9 @@ def test_division_of_padding_does_not_trap():
     compare(lambda x: 1 / x, numbers((1001,), np.float32))
 
 
-def test_loops_carry_odd_shapes():
-    def body(x):
-        return lax.fori_loop(0, 3, lambda i, y: y * 2 + x, jnp.zeros_like(x))
-
-    compare(body, numbers((7, 1001)))
+@everywhere.tests(compare, numbers((7, 1001)))
+def test_loops_carry_odd_shapes(x):
+    return lax.fori_loop(0, 3, lambda i, y: y * 2 + x, jnp.zeros_like(x))
 
 
 def test_indices_of_an_odd_shape():
@@ -170,9 +167,8 @@ def test_a_slice_of_an_even_array_may_have_an_odd_shape():
         o[...] = x[...]
         o[1:60, 3:100] = x[1:60, 3:100] * 2
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return plgpu.kernel(body, out, interpret=interpret)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    make = everywhere.kernel(body, out)
 
     expected = x.copy()
     expected[1:60, 3:100] *= 2

@@ -28,13 +28,9 @@ def body(x, o, tile, full):
     o[...] = tile[...] * 2
 
 
-def make(interpret=None):
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(TILE, F32),
-        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
-        interpret=interpret,
-    )
+make = everywhere.kernel(
+    body, jax.ShapeDtypeStruct(TILE, F32), plgpu.SMEM(TILE, F32), plgpu.Barrier()
+)
 
 
 def test_commit_gmem_makes_stores_visible_to_tma():

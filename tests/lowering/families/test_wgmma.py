@@ -24,7 +24,6 @@ from tests.support import everywhere
 pytestmark = pytest.mark.sampled(4)
 
 F16, F32 = jnp.float16, jnp.float32
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, N, K = 128, 64, 128
 # 16-bit products and tf32's are exact in float32; 128 terms lose a few of 24 bits.
 EXACT = 1e-4
@@ -132,20 +131,14 @@ def make_kernel(body, a, b, out=(M, N), out_dtype=F32, swizzle=128, **options):
         plgpu.barrier_wait(barrier)
         body(sa, sb, o)
 
-    def make(interpret):
-        return plgpu.kernel(
-            full,
-            out_type=jax.ShapeDtypeStruct(out, out_dtype),
-            scratch_types=[
-                tiles(a.shape, a.dtype, swizzle),
-                tiles(b.shape, b.dtype, swizzle),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        full,
+        jax.ShapeDtypeStruct(out, out_dtype),
+        tiles(a.shape, a.dtype, swizzle),
+        tiles(b.shape, b.dtype, swizzle),
+        plgpu.Barrier(num_arrivals=2),
+        **options,
+    )
 
 
 def numbers(seed, shape, dtype):
@@ -220,30 +213,36 @@ def with_accumulator(scope, *, acc=None, **options):
     return make_kernel(body, A, B, **options)
 
 
+def check(make, expected, atol=EXACT, **options):
+    everywhere.check(make, [A, B], expected, atol=atol, **options)
+
+
+def accumulates(scope, expected, atol=EXACT, **options):
+    check(with_accumulator(scope, **options), expected, atol)
+
+
+def multiplies(body, expected, atol=EXACT):
+    check(make_kernel(body, A, B), expected, atol)
+
+
 def add_step(acc, sa, sb, k, depth=64):
     """Adds the products of one part of K."""
     part = plgpu.ds(k * depth, depth)
     plgpu.wgmma(acc, sa.at[:, part], sb.at[part])
 
 
-def check(make, expected, atol=EXACT, **options):
-    everywhere.check(make, [A, B], expected, atol=atol, **options)
-
-
 def test_an_accumulator_starts_as_zeros():
     check(with_accumulator(lambda acc, sa, sb: acc[...]), np.zeros((M, N)))
 
 
-def test_fori_loop_carries_an_accumulator():
-    def scope(acc, sa, sb):
-        def step(k, _):
-            add_step(acc, sa, sb, k)
-            plgpu.wgmma_wait(1)
+@everywhere.tests(accumulates, AB)
+def test_fori_loop_carries_an_accumulator(acc, sa, sb):
+    def step(k, _):
+        add_step(acc, sa, sb, k)
+        plgpu.wgmma_wait(1)
 
-        lax.fori_loop(0, 2, step, None)
-        return acc[...]
-
-    check(with_accumulator(scope), AB)
+    lax.fori_loop(0, 2, step, None)
+    return acc[...]
 
 
 @pytest.mark.parametrize("form", ["for", "while"])
@@ -256,31 +255,27 @@ def test_a_loop_reads_an_accumulator_into_its_carry(form):
         step = lambda c: (c[0] + 1, c[1] + acc[...])  # noqa: E731
         return lax.while_loop(lambda c: c[0] < 3, step, (0, acc[...]))[1]
 
-    check(with_accumulator(scope), 4 * AB, atol=4 * EXACT)
+    accumulates(scope, 4 * AB, atol=4 * EXACT)
 
 
-def test_an_unrolled_loop_carries_an_accumulator():
-    def scope(acc, sa, sb):
-        @plgpu.loop(0, 4, unroll=2)
-        def _(k):
-            add_step(acc, sa, sb, k, 32)
+@everywhere.tests(accumulates, AB, swizzle=64)
+def test_an_unrolled_loop_carries_an_accumulator(acc, sa, sb):
+    @plgpu.loop(0, 4, unroll=2)
+    def _(k):
+        add_step(acc, sa, sb, k, 32)
 
-        return acc[...]
-
-    check(with_accumulator(scope, swizzle=64), AB)
+    return acc[...]
 
 
-def test_while_loop_carries_an_accumulator():
-    def scope(acc, sa, sb):
-        def step(k):
-            add_step(acc, sa, sb, k)
-            plgpu.wgmma_wait(0)
-            return k + 1
+@everywhere.tests(accumulates, AB)
+def test_while_loop_carries_an_accumulator(acc, sa, sb):
+    def step(k):
+        add_step(acc, sa, sb, k)
+        plgpu.wgmma_wait(0)
+        return k + 1
 
-        lax.while_loop(lambda k: k < 2, step, jnp.int32(0))
-        return acc[...]
-
-    check(with_accumulator(scope), AB)
+    lax.while_loop(lambda k: k < 2, step, jnp.int32(0))
+    return acc[...]
 
 
 def test_cond_carries_an_accumulator():
@@ -301,61 +296,56 @@ def test_cond_carries_an_accumulator():
     check(make, np.stack([AB, 2 * AB]), 2 * EXACT)
 
 
-def test_switch_and_a_loop_around_it_carry_an_accumulator():
-    def scope(acc, sa, sb):
-        @plgpu.loop(0, 4)
-        def _(i):
-            branches = [
-                lambda: plgpu.wgmma(acc, sa, sb),
-                lambda: None,
-                lambda: add_step(acc, sa, sb, 1),
-            ]
-            lax.switch(lax.rem(i, jnp.int32(3)), branches)
+@everywhere.tests(accumulates, 2 * AB + exact(A)[:, 64:] @ exact(B)[64:], 3 * EXACT)
+def test_switch_and_a_loop_around_it_carry_an_accumulator(acc, sa, sb):
+    @plgpu.loop(0, 4)
+    def _(i):
+        branches = [
+            lambda: plgpu.wgmma(acc, sa, sb),
+            lambda: None,
+            lambda: add_step(acc, sa, sb, 1),
+        ]
+        lax.switch(lax.rem(i, jnp.int32(3)), branches)
 
-        return acc[...]
-
-    expected = 2 * AB + exact(A)[:, 64:] @ exact(B)[64:]
-    check(with_accumulator(scope), expected, 3 * EXACT)
+    return acc[...]
 
 
-def test_when_skips_a_product():
-    def scope(acc, sa, sb):
-        @plgpu.loop(0, 4)
-        def _(k):
-            @plgpu.when(k % 2 == 1)
-            def _():
-                add_step(acc, sa, sb, k, 32)
-
-        return acc[...]
-
-    odd = [*range(32, 64), *range(96, 128)]
-    check(with_accumulator(scope, swizzle=64), exact(A)[:, odd] @ exact(B)[odd])
-
-
-def test_a_product_that_no_branch_waits_for_is_read_after_it():
-    def scope(acc, sa, sb):
-        @plgpu.when(lax.axis_index("i") == 0)
+@everywhere.tests(
+    accumulates,
+    exact(A)[:, [*range(32, 64), *range(96, 128)]]
+    @ exact(B)[[*range(32, 64), *range(96, 128)]],
+    swizzle=64,
+)
+def test_when_skips_a_product(acc, sa, sb):
+    @plgpu.loop(0, 4)
+    def _(k):
+        @plgpu.when(k % 2 == 1)
         def _():
+            add_step(acc, sa, sb, k, 32)
+
+    return acc[...]
+
+
+@everywhere.tests(accumulates, AB, grid={"i": 1})
+def test_a_product_that_no_branch_waits_for_is_read_after_it(acc, sa, sb):
+    @plgpu.when(lax.axis_index("i") == 0)
+    def _():
+        plgpu.wgmma(acc, sa, sb)
+
+    plgpu.wgmma_wait(0)
+    return plgpu.wgmma_accumulator_load(acc, wait_n=None)
+
+
+@everywhere.tests(multiplies, 3 * AB, 3 * EXACT)
+def test_an_accumulator_of_a_loop_body_starts_again_as_zeros(sa, sb, o):
+    def tile(i, total):
+        def scope(acc):
             plgpu.wgmma(acc, sa, sb)
+            return acc[...]
 
-        plgpu.wgmma_wait(0)
-        return plgpu.wgmma_accumulator_load(acc, wait_n=None)
+        return total + plgpu.run_scoped(scope, plgpu.ACC((M, N)))
 
-    check(with_accumulator(scope, grid=(1,), grid_names=("i",)), AB)
-
-
-def test_an_accumulator_of_a_loop_body_starts_again_as_zeros():
-    def body(sa, sb, o):
-        def tile(i, total):
-            def scope(acc):
-                plgpu.wgmma(acc, sa, sb)
-                return acc[...]
-
-            return total + plgpu.run_scoped(scope, plgpu.ACC((M, N)))
-
-        o[...] = lax.fori_loop(0, 3, tile, jnp.zeros((M, N), F32))
-
-    check(make_kernel(body, A, B), 3 * AB, 3 * EXACT)
+    o[...] = lax.fori_loop(0, 3, tile, jnp.zeros((M, N), F32))
 
 
 def test_products_and_reads_of_parts_of_the_columns():
@@ -366,51 +356,40 @@ def test_products_and_reads_of_parts_of_the_columns():
         left, right = acc[:, :32], plgpu.wgmma_accumulator_load(acc.at[:, 32:])
         return left - right
 
-    def make(interpret):
-        return with_accumulator(scope, out=(M, 32), swizzle=32)(interpret)
-
     expected = AB[:, 32:] - AB[:, :32]
     expected[:, 8:24] += AB[:, :16]
-    check(make, expected, 3 * EXACT)
+    accumulates(scope, expected, 3 * EXACT, out=(M, 32), swizzle=32)
 
 
-def test_products_of_parts_of_the_rows():
-    def scope(acc, sa, sb):
-        plgpu.wgmma(acc.at[64:], sa.at[:64], sb)
-        plgpu.wgmma(acc.at[:64], sa.at[64:], sb)
-        return acc[...]
-
-    check(with_accumulator(scope), np.concatenate([AB[64:], AB[:64]]))
+@everywhere.tests(accumulates, np.concatenate([AB[64:], AB[:64]]))
+def test_products_of_parts_of_the_rows(acc, sa, sb):
+    plgpu.wgmma(acc.at[64:], sa.at[:64], sb)
+    plgpu.wgmma(acc.at[:64], sa.at[64:], sb)
+    return acc[...]
 
 
-def test_a_store_replaces_the_whole_accumulator():
-    def scope(acc, sa, sb):
-        plgpu.wgmma(acc, sa, sb)
-        acc[...] = acc[...] * 2 + 1
-        plgpu.wgmma(acc, sa, sb)
-        return acc[...]
-
-    check(with_accumulator(scope), 3 * AB + 1, 3 * EXACT)
+@everywhere.tests(accumulates, 3 * AB + 1, 3 * EXACT)
+def test_a_store_replaces_the_whole_accumulator(acc, sa, sb):
+    plgpu.wgmma(acc, sa, sb)
+    acc[...] = acc[...] * 2 + 1
+    plgpu.wgmma(acc, sa, sb)
+    return acc[...]
 
 
-def test_addition_into_an_accumulator():
-    def scope(acc, sa, sb):
-        plgpu.wgmma(acc, sa, sb)
-        jax.ref.addupdate(acc, ..., jnp.ones((M, N), F32))
-        plgpu.wgmma(acc, sa, sb)
-        return jax.ref.swap(acc, ..., jnp.zeros((M, N), F32)) + acc[...]
-
-    check(with_accumulator(scope), 2 * AB + 1, 2 * EXACT)
+@everywhere.tests(accumulates, 2 * AB + 1, 2 * EXACT)
+def test_addition_into_an_accumulator(acc, sa, sb):
+    plgpu.wgmma(acc, sa, sb)
+    jax.ref.addupdate(acc, ..., jnp.ones((M, N), F32))
+    plgpu.wgmma(acc, sa, sb)
+    return jax.ref.swap(acc, ..., jnp.zeros((M, N), F32)) + acc[...]
 
 
-def test_a_store_of_a_constant_resets_an_accumulator():
-    def scope(acc, sa, sb):
-        plgpu.wgmma(acc, sa, sb)
-        acc[...] = jnp.zeros((M, N), F32)
-        plgpu.wgmma(acc, sa, sb)
-        return acc[...]
-
-    check(with_accumulator(scope), AB)
+@everywhere.tests(accumulates, AB)
+def test_a_store_of_a_constant_resets_an_accumulator(acc, sa, sb):
+    plgpu.wgmma(acc, sa, sb)
+    acc[...] = jnp.zeros((M, N), F32)
+    plgpu.wgmma(acc, sa, sb)
+    return acc[...]
 
 
 def test_a_store_waits_for_no_product_of_another_accumulator():
@@ -432,18 +411,15 @@ def test_a_store_waits_for_no_product_of_another_accumulator():
     assert report.mlir.count("wgmma.wait.group.sync.aligned") == 3
 
 
-def test_two_accumulators_are_under_way_together():
-    def body(sa, sb, o):
-        def scope(first, second):
-            plgpu.wgmma(first, sa, sb)
-            plgpu.wgmma(second, sa.at[:, :64], sb.at[:64])
-            early = plgpu.wgmma_accumulator_load(first, wait_n=1)
-            return early - second[...]
+@everywhere.tests(multiplies, exact(A)[:, 64:] @ exact(B)[64:], 2 * EXACT)
+def test_two_accumulators_are_under_way_together(sa, sb, o):
+    def scope(first, second):
+        plgpu.wgmma(first, sa, sb)
+        plgpu.wgmma(second, sa.at[:, :64], sb.at[:64])
+        early = plgpu.wgmma_accumulator_load(first, wait_n=1)
+        return early - second[...]
 
-        o[...] = plgpu.run_scoped(scope, *[plgpu.ACC((M, N))] * 2)
-
-    expected = exact(A)[:, 64:] @ exact(B)[64:]
-    check(make_kernel(body, A, B), expected, 2 * EXACT)
+    o[...] = plgpu.run_scoped(scope, *[plgpu.ACC((M, N))] * 2)
 
 
 def test_a_product_becomes_the_left_operand_of_the_next():
@@ -462,36 +438,32 @@ def test_a_product_becomes_the_left_operand_of_the_next():
 
     middle = AB.astype(np.float16).astype(np.float64)
     # The first product is rounded to float16 where float32 may lie on the other side.
-    check(make_kernel(body, A, B), middle @ exact(B)[:N], 0.2)
+    multiplies(body, middle @ exact(B)[:N], 0.2)
 
 
-def test_run_state_starts_from_values_and_returns_them():
-    def body(sa, sb, o):
-        def add(refs):
-            plgpu.wgmma(refs["sum"], sa, sb)
-            plgpu.wgmma(refs["zero"], sa, sb)
+@everywhere.tests(multiplies, 3 + 2 * AB, 2 * EXACT)
+def test_run_state_starts_from_values_and_returns_them(sa, sb, o):
+    def add(refs):
+        plgpu.wgmma(refs["sum"], sa, sb)
+        plgpu.wgmma(refs["zero"], sa, sb)
 
-        start = {
-            "sum": plgpu.ACC.init(jnp.full((M, N), 3.0, F32)),
-            "zero": plgpu.ACC((M, N)),
-        }
-        end = plgpu.run_state(add)(start)
-        o[...] = end["sum"] + end["zero"]
-
-    check(make_kernel(body, A, B), 3 + 2 * AB, 2 * EXACT)
+    start = {
+        "sum": plgpu.ACC.init(jnp.full((M, N), 3.0, F32)),
+        "zero": plgpu.ACC((M, N)),
+    }
+    end = plgpu.run_state(add)(start)
+    o[...] = end["sum"] + end["zero"]
 
 
-def test_run_state_in_a_loop_carries_values():
-    def body(sa, sb, o):
-        def step(k, value):
-            def add(acc):
-                add_step(acc, sa, sb, k)
+@everywhere.tests(multiplies, 1 + AB)
+def test_run_state_in_a_loop_carries_values(sa, sb, o):
+    def step(k, value):
+        def add(acc):
+            add_step(acc, sa, sb, k)
 
-            return plgpu.run_state(add)(plgpu.ACC.init(value))
+        return plgpu.run_state(add)(plgpu.ACC.init(value))
 
-        o[...] = lax.fori_loop(0, 2, step, jnp.ones((M, N), F32))
-
-    check(make_kernel(body, A, B), 1 + AB)
+    o[...] = lax.fori_loop(0, 2, step, jnp.ones((M, N), F32))
 
 
 @pytest.mark.parametrize(
@@ -504,16 +476,14 @@ def test_an_activation_follows_the_product(function):
 
     # gelu cubes its argument; the functions themselves have errors of a few ulp.
     expected = np.asarray(function(jnp.asarray(AB, F32)))
-    check(with_accumulator(scope), expected, 1e-3)
+    accumulates(scope, expected, 1e-3)
 
 
-def test_optimization_barrier_is_the_identity_on_arrays_and_scalars():
-    def scope(acc, sa, sb):
-        plgpu.wgmma(acc, sa, sb)
-        value, scale = lax.optimization_barrier((acc[...], jnp.float32(2)))
-        return value * scale
-
-    check(with_accumulator(scope), 2 * AB, 2 * EXACT)
+@everywhere.tests(accumulates, 2 * AB, 2 * EXACT)
+def test_optimization_barrier_is_the_identity_on_arrays_and_scalars(acc, sa, sb):
+    plgpu.wgmma(acc, sa, sb)
+    value, scale = lax.optimization_barrier((acc[...], jnp.float32(2)))
+    return value * scale
 
 
 def test_two_warpgroups_multiply_their_own_rows():
@@ -535,19 +505,14 @@ def test_two_warpgroups_multiply_their_own_rows():
         plgpu.barrier_wait(barrier)
         body(sa, sb, o)
 
-    def make(interpret):
-        return plgpu.kernel(
-            full,
-            out_type=jax.ShapeDtypeStruct((M, N), F32),
-            scratch_types=[
-                tiles(A.shape, F16),
-                tiles(B.shape, F16),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        full,
+        jax.ShapeDtypeStruct((M, N), F32),
+        tiles(A.shape, F16),
+        tiles(B.shape, F16),
+        plgpu.Barrier(num_arrivals=2),
+        threads={"wg": 2},
+    )
 
     check(make, AB)
 

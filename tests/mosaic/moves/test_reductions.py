@@ -77,34 +77,6 @@ def test_every_kind_over_everything(kind, run_kernel, typed, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["max", "min"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_nan_is_handed_on(kind, dtype, run_kernel, typed):
-    x = np.ones((64, 32), dtype)
-    x[3, 5] = np.nan
-    body = reduce_body(kind, Layout.WGMMA, (1,))
-    (actual,) = run_kernel(body, [x], [typed((64,), dtype)], smem_bytes=2048)
-    assert np.flatnonzero(np.isnan(actual)).tolist() == [3]
-
-
-@pytest.mark.gpu
-def test_bools_reduce_by_or(run_kernel, typed):
-    x = np.zeros((64, 32), np.bool_)
-    x[:, 7] = np.arange(64) % 3 == 0
-    body = reduce_body("or", Layout.WGMMA_8BIT, (1,))
-    (actual,) = run_kernel(body, [x], [typed((64,), np.bool_)], smem_bytes=2048)
-    np.testing.assert_array_equal(actual, x.any(1))
-
-
-@pytest.mark.gpu
-def test_a_layout_without_a_linear_form_reduces_to_a_scalar(run_kernel, typed, rng):
-    x = rng.integers(-9, 9, (384, 3)).astype(np.int32)
-    body = reduce_body("add", None, (0, 1))
-    (actual,) = run_kernel(body, [x], [typed((), np.int32)], smem_bytes=2048)
-    assert actual == x.sum()
-
-
-@pytest.mark.gpu
 def test_small_scratch_is_used_in_rounds(run_kernel, typed, rng):
     x = rng.integers(-9, 9, (64, 128)).astype(np.float32)
     layout = Layout.WGMMA

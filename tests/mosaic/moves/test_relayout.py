@@ -69,19 +69,6 @@ def test_every_element_gets_where_it_belongs(case, dtype, sample, typed):
     np.testing.assert_array_equal(as_bits(out), as_bits(x))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "dtype", ["int8", "float8_e5m2", "float16", "float32", "int64"]
-)
-def test_a_gpu_moves_every_element(case, dtype, run_kernel, sample, typed):
-    src, dst, shape, scratch = CASES[case]
-    x = sample(shape, dtype)
-    body = relayout_body(src, dst, scratch and 1 << 15)
-    (out,) = run_kernel(body, [x], [typed(shape, dtype)], smem_bytes=1 << 15)
-    np.testing.assert_array_equal(as_bits(out), as_bits(x))
-
-
 def test_two_relayouts_share_the_scratch(sample, typed):
     x = sample((64, 64), "float32")
 

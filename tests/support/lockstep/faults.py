@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +16,31 @@ from tests.support.lockstep import kernels as in_lockstep
 Fault = Callable[[ir.Module], None]
 
 
+def prepared(
+    fn: Callable[..., Any], args: Sequence[Any]
+) -> Callable[[Fault | None], np.ndarray]:
+    """Lowers a function of one kernel; returns what runs its module with a fault."""
+    lowered = in_lockstep.lower(fn, args)
+    ((equation, kernel),) = lowered._by_equation.items()
+    text, context = str(kernel.module), kernel.module.context
+
+    def run_with(fault: Fault | None = None) -> np.ndarray:
+        with context, ir.Location.unknown():
+            module = ir.Module.parse(text)
+            if fault is not None:
+                fault(module)
+        lowered._by_equation[equation] = dataclasses.replace(kernel, module=module)
+        (result,) = lowered.run()
+        return result
+
+    return run_with
+
+
 def run(
     fn: Callable[..., Any], args: Sequence[Any], fault: Fault | None = None
 ) -> np.ndarray:
     """The result of a function of one kernel, whose module has the fault."""
-    lowered = in_lockstep.lower(fn, args)
-    (kernel,) = lowered.kernels
-    if fault is not None:
-        with kernel.module.context, ir.Location.unknown():
-            fault(kernel.module)
-    (result,) = lowered.run()
-    return result
+    return prepared(fn, args)(fault)
 
 
 def _operations(module: ir.Module, name: str) -> list[ir.Operation]:

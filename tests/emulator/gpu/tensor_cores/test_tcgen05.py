@@ -6,7 +6,6 @@ Each kernel is right without a mistake, and each mistake is one line that it lac
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,28 +13,20 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.tensor_products import BLACKWELL, F16, F32, Product
+from tests.support.tensor_products import F16, F32, Product, start_copies
 
 SEEDS = range(4)
 CASE = Product(n=16, k=32, b_stored=True, swizzle=64)
 
 
-def run(body, seed=0, scratch=None, out=(128, 16), **options):
+def run(body, seed=0, scratch=None, **options):
     """The result of a kernel over the operands of `CASE`."""
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(out, F32),
-        scratch_types={**CASE.scratch(), **(scratch or {})},
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(seed=seed),
-        **options,
-    )
-    return np.asarray(kernel(*CASE.operands()))
+    params = plgpu.InterpretParams(seed=seed)
+    return CASE.make(params, body, **(scratch or {}), **options)(*CASE.operands())
 
 
 def load_operands(a, b, a_smem, b_smem, loaded):
-    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-    plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+    start_copies(loaded, (a, a_smem), (b, b_smem))
     plgpu.barrier_wait(loaded)
 
 

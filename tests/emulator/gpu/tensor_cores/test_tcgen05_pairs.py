@@ -7,7 +7,6 @@ tests/support/mutations/tensor_cores/pair_product.py.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +14,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.tensor_pairs import PAIR, PairProduct
-from tests.support.tensor_products import BLACKWELL, F16, F32, storage
+from tests.support.tensor_products import F16, F32, storage
 
 SEEDS = range(4)
 CASE = PairProduct(n=16, k=32, swizzle=64, tracked=False)
@@ -24,15 +24,10 @@ CASE = PairProduct(n=16, k=32, swizzle=64, tracked=False)
 
 def run(body, seed=0, scratch=None):
     """The result of a kernel over the operands of `CASE`."""
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((2 * CASE.m, CASE.n), F32),
-        scratch_types=CASE.scratch() if scratch is None else scratch,
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(seed=seed),
-        **PAIR,
-    )
-    return np.asarray(kernel(*CASE.operands()))
+    options = {"scratch_types": scratch or CASE.scratch(), "target": "sm_100a", **PAIR}
+    operands = CASE.operands()
+    out = CASE.expected(*operands)
+    return everywhere.emulate(body, operands, out, seed=seed, **options)
 
 
 def store(out, acc):

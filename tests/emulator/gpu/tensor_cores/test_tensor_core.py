@@ -46,6 +46,44 @@ def test_int8_products_are_those_of_int64_modulo_two_to_the_32(k, seed):
     np.testing.assert_array_equal(accumulated(a, b, np.int32), want)
 
 
+E4M3 = ml_dtypes.float8_e4m3fn
+# Operands of one element, padded with zeros to K, what it starts from, and ends as.
+ONE_ELEMENT = {
+    "float32 keeps ten bits of mantissa": (
+        np.float32, [1 + 2.0**-10 + 2.0**-11], [1], 32, np.float32(0), 1 + 2.0**-10,
+    ),
+    "int8 wraps modulo two to the 32": (
+        np.int8, [-128] * 128, [-128] * 128, 128, np.int32(2**31 - 1),
+        2**21 - 2**31 - 1,
+    ),
+    # The unit is 2**14 * 2**-13 = 2: neither 1 nor 1/64 is a whole unit.
+    "float8 keeps 14 bits below the largest product": (
+        E4M3, [256, 1, 2.0**-6], [64, 1, 1], 64, np.float32(0), 2.0**14,
+    ),
+    "float8 keeps them of the sum of an earlier instruction": (
+        E4M3, [0, 1] + [0] * 38 + [256], [0, 1] + [0] * 38 + [64], 64, np.float32(0),
+        2.0**14,
+    ),
+    # 2048 + 15/16 rounds to 2048, in float16's steps of 2; so does each of three + 1.
+    "float16 is rounded after each instruction": (
+        np.float16, [2048] + [1] * 63, [1] + [2.0**-4] * 63, 64, np.float16(0), 2048,
+    ),
+    "float16 adds what is large enough": (
+        np.float16, [1] * 64, [1] + [2.0**-4] * 63, 64, np.float16(0), 1 + 63 / 16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "k", "start", "want"), ONE_ELEMENT.values(), ids=ONE_ELEMENT
+)
+def test_an_element_has_the_precision_of_its_type(dtype, a, b, k, start, want):
+    left, right = (np.array([*x, *[0] * (k - len(x))], dtype) for x in (a, b))
+    acc = np.full((1, 1), start)
+    tensor_core.accumulate(acc, left[None], right[:, None])
+    assert acc[0, 0] == want
+
+
 def slow_float8(acc, a, b):
     """One element, written down from the description with Python's numbers."""
     for k in range(0, len(a), 32):

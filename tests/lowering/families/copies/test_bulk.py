@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
@@ -19,11 +20,6 @@ PROMISE = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
 UNDEFINED = plgpu.OOBFillMode.UNDEFINED
 LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.global.shared::cta.bulk_group"
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def through_smem(shape, dtype, part, transforms=(), **options):
@@ -43,16 +39,12 @@ def through_smem(shape, dtype, part, transforms=(), **options):
         plgpu.copy_smem_to_gmem(tile, part(o.at, which))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            scratch_types=[
-                plgpu.SMEM(chosen.shape, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(shape, dtype),
+        plgpu.SMEM(chosen.shape, dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     return make, [x, n], expected
 
@@ -155,22 +147,16 @@ def test_a_copy_is_of_bytes_or_of_a_box(name, semantics):
     assert found == wanted
 
 
-def test_a_part_over_the_edge_is_a_box_and_filled_with_zeros():
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(64, 128)], tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128,), F32),
-            scratch_types=[plgpu.SMEM((128,), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    x = array((100,), F32)
-    everywhere.check(make, [x], np.pad(x[64:], (0, 92)))
+@everywhere.gives(
+    [array((100,), F32)],
+    lambda x: np.pad(x[64:], (0, 92)),
+    plgpu.SMEM((128,), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_over_the_edge_is_a_box_and_filled_with_zeros(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.at[plgpu.ds(64, 128)], tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.offline

@@ -28,16 +28,13 @@ def kernel(load=None, store=None, reduction=None, target="sm_90a"):
         plgpu.copy_smem_to_gmem(tile, o, cache_hint=store, reduction_op=reduction)
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(TILE, F32),
-            scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(target=target),
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(TILE, F32),
+        plgpu.SMEM(TILE, F32),
+        plgpu.Barrier(),
+        target=target,
+    )
 
 
 @pytest.mark.parametrize("hint", HINTS)

@@ -12,17 +12,13 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
 
 TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
 CP_ASYNC = plgpu.AsyncCopyImplementation.CP_ASYNC
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 251
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def round_trip(shape, part, dtype, transforms=(), *, barrier=True, **options):
@@ -91,18 +87,6 @@ def test_the_array_in_smem_may_be_tiled_and_swizzled(barrier):
     everywhere.check(make, [x], expected)
 
 
-def kernel(body, out, *scratch, **options):
-    """`make` for a kernel of one result."""
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=list(scratch), interpret=interpret,
-            **options,
-        )  # fmt: skip
-
-    return make
-
-
 @pytest.mark.parametrize("row", [0, 1, 2, 3])
 def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
     x = array((13, 7), F32)
@@ -119,7 +103,7 @@ def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
         plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(10, 5), plgpu.ds(0, 6)])
         plgpu.wait_smem_to_gmem(0)
 
-    make = kernel(
+    make = everywhere.kernel(
         body,
         jax.ShapeDtypeStruct((13, 5), F32),
         plgpu.SMEM((5, 6), F32),
@@ -140,33 +124,29 @@ def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
     everywhere.check(part, [x, np.array([row], np.int32)], expected)
 
 
-def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk():
-    x = array((1003,), F8)
-
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(992, 24)], tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    expected = np.concatenate([x[992:], np.zeros(13, x.dtype)])
-    out = jax.ShapeDtypeStruct((24,), F8)
-    everywhere.check(
-        kernel(body, out, plgpu.SMEM((24,), F8), plgpu.Barrier()), [x], expected
-    )
+@everywhere.gives(
+    [array((1003,), F8)],
+    lambda x: np.concatenate([x[992:], np.zeros(13, x.dtype)]),
+    plgpu.SMEM((24,), F8),
+    plgpu.Barrier(),
+)
+def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.at[plgpu.ds(992, 24)], tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
-def test_a_dynamic_start_anywhere_is_for_cp_async():
-    x, at = array((16, 64), F32), np.array([5, 3], np.int32)
-
-    def body(x, at, o, tile, full):
-        part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
-        plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    out = jax.ShapeDtypeStruct((8, 32), F32)
-    make = kernel(body, out, plgpu.SMEM((8, 32), F32), plgpu.Barrier())
-    everywhere.check(make, [x, at], x[5:13, 3:35])
+@everywhere.gives(
+    [array((16, 64), F32), np.array([5, 3], np.int32)],
+    lambda x, _: x[5:13, 3:35],
+    plgpu.SMEM((8, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_dynamic_start_anywhere_is_for_cp_async(x, at, o, tile, full):
+    part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
+    plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.parametrize("column", [3, 4])
@@ -182,7 +162,7 @@ def test_a_start_that_may_lie_anywhere_is_copied_by_threads(column):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((8, 64), BF16)
-    kernels = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    kernels = everywhere.kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
     start = column * 3 - 8
 
     def make(interpret=None):
@@ -212,23 +192,19 @@ def test_tma_carries_what_is_known_to_start_at_16_bytes(start, by_tma):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((8, 64), BF16)
-    make = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
     text = str(jax.make_jaxpr(make())(array((8, 64), BF16), np.zeros(1, np.int32)))
     assert ("copy_gmem_to_smem[" in text) == by_tma
     assert ("copy_smem_to_gmem[" in text) == by_tma
 
 
-def test_a_transposed_reference_is_copied():
-    x = array((16, 24), F32)
-
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x.T, tile, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(tile.T, o)
-
-    out = jax.ShapeDtypeStruct((16, 24), F32)
-    make = kernel(body, out, plgpu.SMEM((24, 16), F32), plgpu.Barrier())
-    everywhere.check(make, [x], x)
+@everywhere.gives(
+    [array((16, 24), F32)], lambda x: x, plgpu.SMEM((24, 16), F32), plgpu.Barrier()
+)
+def test_a_transposed_reference_is_copied(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x.T, tile, full)
+    plgpu.barrier_wait(full)
+    plgpu.copy_smem_to_gmem(tile.T, o)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -245,38 +221,32 @@ def test_a_predicate_skips_the_copy_and_not_the_arrival(wanted):
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((9, 7), F32)
-    make = kernel(body, out, plgpu.SMEM((9, 7), F32), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((9, 7), F32), plgpu.Barrier())
     everywhere.check(make, [x, n], x if wanted else np.full((9, 7), 5.0))
 
 
-def test_each_warp_copies_rows_of_its_own():
-    x = array((8, 9), F32)
+@everywhere.gives(
+    [array((8, 9), F32)],
+    lambda x: x,
+    plgpu.SMEM((8, 9), F32),
+    plgpu.Barrier(num_arrivals=4),
+)
+def test_each_warp_copies_rows_of_its_own(x, o, tile, full):
+    @plgpu.warp_map
+    def _(warp):
+        rows = plgpu.ds(warp * 2, 2)
+        plgpu.copy_gmem_to_smem(x.at[rows], tile.at[rows], full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
 
-    def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp):
-            rows = plgpu.ds(warp * 2, 2)
-            plgpu.copy_gmem_to_smem(x.at[rows], tile.at[rows], full)
-            plgpu.barrier_wait(full)
-            plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
 
-    out = jax.ShapeDtypeStruct((8, 9), F32)
-    make = kernel(body, out, plgpu.SMEM((8, 9), F32), plgpu.Barrier(num_arrivals=4))
-    everywhere.check(make, [x], x)
-
-
-def test_groups_complete_in_order():
-    x = array((4, 8, 9), F32)
-
-    def body(x, o, tiles):
-        for i in range(4):
-            plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
-        for i in range(4):
-            plgpu.wait_gmem_to_smem(3 - i)
-            o[i] = tiles[i]
-
-    out = jax.ShapeDtypeStruct((4, 8, 9), F32)
-    everywhere.check(kernel(body, out, plgpu.SMEM((4, 8, 9), F32)), [x], x)
+@everywhere.gives([array((4, 8, 9), F32)], lambda x: x, plgpu.SMEM((4, 8, 9), F32))
+def test_groups_complete_in_order(x, o, tiles):
+    for i in range(4):
+        plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
+    for i in range(4):
+        plgpu.wait_gmem_to_smem(3 - i)
+        o[i] = tiles[i]
 
 
 def test_a_wait_for_fewer_groups_is_a_race():
@@ -287,7 +257,7 @@ def test_a_wait_for_fewer_groups_is_a_race():
         o[...] = tiles[1]
 
     out = jax.ShapeDtypeStruct((8, 9), F32)
-    make = kernel(body, out, plgpu.SMEM((2, 8, 9), F32))
+    make = everywhere.kernel(body, out, plgpu.SMEM((2, 8, 9), F32))
     with pytest.raises(plgpu.errors.RaceError, match=r"wait_gmem_to_smem\(0\)"):
         make(plgpu.InterpretParams())(array((2, 8, 9), F32))
 
@@ -302,21 +272,17 @@ def product(x, w, o, a, b, full, acc):
     o[...] = acc[...]
 
 
-def make_product(interpret=None):
-    return plgpu.kernel(
-        product,
-        out_type=jax.ShapeDtypeStruct((64, 64), F32),
-        scratch_types=[
-            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
-            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
-            plgpu.Barrier(num_arrivals=2),
-            plgpu.ACC((64, 64), F32),
-        ],
-        interpret=interpret,
-    )
-
-
 OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+make_product = everywhere.kernel(
+    product,
+    jax.ShapeDtypeStruct((64, 64), F32),
+    plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+    plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+    plgpu.Barrier(num_arrivals=2),
+    plgpu.ACC((64, 64), F32),
+)
+
+
 X = (np.arange(64 * 70) % 7).astype(BF16).reshape(64, 70)
 W = (np.arange(64 * 64) % 5).astype(BF16).reshape(64, 64)
 
@@ -370,7 +336,7 @@ def test_tma_copies_between_references_that_are_transposed_alike():
         plgpu.wait_smem_to_gmem(0)
 
     out = jax.ShapeDtypeStruct((16, 32), F32)
-    make = kernel(body, out, plgpu.SMEM((16, 32), F32), plgpu.Barrier())
+    make = everywhere.kernel(body, out, plgpu.SMEM((16, 32), F32), plgpu.Barrier())
     everywhere.check(make, [x], x)
     (report,) = plgpu.offline.lower(make(), x)
     assert "cp_async" not in report.jaxpr

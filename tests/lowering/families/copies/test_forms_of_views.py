@@ -142,13 +142,9 @@ def cell(name, load, in_smem):
         plgpu.copy_smem_to_gmem(src, dst)
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(*result),
-            scratch_types=[plgpu.SMEM(*near), plgpu.Barrier()],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(*result), plgpu.SMEM(*near), plgpu.Barrier()
+    )
 
     return make, x, from_view
 
@@ -183,23 +179,18 @@ def test_a_view_is_copied_or_refused(name, load, in_smem):
     everywhere.check(make, [x], expected_of(name, x, from_view))
 
 
-def test_what_has_no_window_is_copied_to_the_inverse_of_the_other_side():
-    def body(x, o, smem, full):
-        plgpu.copy_gmem_to_smem(x.bitcast(jnp.int16).T.bitcast(I32), smem, full)
-        plgpu.barrier_wait(full)
-        o[...] = smem[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 8), I32),
-            scratch_types=[plgpu.SMEM((128, 8), I32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    x = np.arange(1024, dtype=F32).reshape(16, 64)
-    halves = np.ascontiguousarray(x.view(np.int16).T)
-    everywhere.check(make, [x], halves.view(np.int32))
+@everywhere.gives(
+    [np.arange(1024, dtype=F32).reshape(16, 64)],
+    lambda x: np.ascontiguousarray(x.view(np.int16).T).view(np.int32),
+    plgpu.SMEM((128, 8), I32),
+    plgpu.Barrier(),
+)
+def test_what_has_no_window_is_copied_to_the_inverse_of_the_other_side(
+    x, o, smem, full
+):
+    plgpu.copy_gmem_to_smem(x.bitcast(jnp.int16).T.bitcast(I32), smem, full)
+    plgpu.barrier_wait(full)
+    o[...] = smem[...]
 
 
 SAMPLE = [("reshaped, then indexed", True, False), ("columns", True, True)]

@@ -34,16 +34,12 @@ def over_the_edge(dtype, mode=NAN, transforms=(), rows=20, columns=48, **options
         plgpu.barrier_wait(full)
         o[...] = tile[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((32, 64), dtype),
-            scratch_types=[
-                plgpu.SMEM((32, 64), dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((32, 64), dtype),
+        plgpu.SMEM((32, 64), dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     return make, [x], expected
 
@@ -83,17 +79,17 @@ def test_maps_of_both_fills_are_two():
         plgpu.barrier_wait(full)
         o[...] = jnp.where(jnp.isnan(a[...]), 7.0, a[...]) + b[...]
 
-    def make(interpret=None):
-        tile = plgpu.SMEM((8, 64), jnp.float32)
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((8, 64), jnp.float32),
-            scratch_types=[tile, tile, plgpu.Barrier(num_arrivals=2)],
-            interpret=interpret,
-        )
+    tile = plgpu.SMEM((8, 64), jnp.float32)
 
     expected = np.where(np.arange(8)[:, None] < 4, 2.0, 7.0) * np.ones((8, 64))
-    everywhere.check(make, [x], expected.astype(np.float32))
+    everywhere.run(
+        body,
+        [x],
+        expected.astype(np.float32),
+        tile,
+        tile,
+        plgpu.Barrier(num_arrivals=2),
+    )
 
 
 def test_a_block_over_the_edge_holds_nan():

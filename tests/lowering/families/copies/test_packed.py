@@ -31,13 +31,12 @@ def copied(dtype, shape, start, tile):
         plgpu.copy_smem_to_gmem(t, o)
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(tile, dtype),
-            scratch_types=[plgpu.SMEM(tile, dtype), plgpu.Barrier()],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(tile, dtype),
+        plgpu.SMEM(tile, dtype),
+        plgpu.Barrier(),
+    )
 
     return make, [x], expected
 

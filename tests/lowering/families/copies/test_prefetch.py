@@ -40,16 +40,13 @@ def kernel(prefetch, **mesh):
             plgpu.barrier_wait(full)
             o[cta, rows] = tile[...] + 1
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((ctas, 48, 32), F32),
-            scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
-            interpret=interpret,
-            **mesh,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((ctas, 48, 32), F32),
+        plgpu.SMEM(TILE, F32),
+        plgpu.Barrier(),
+        **mesh,
+    )
 
 
 CLUSTER = {"cluster": (2,), "cluster_names": ("c",)}
@@ -88,16 +85,13 @@ def test_each_part_is_fetched_by_one_instruction(case, semantics):
     assert report.mlir.count(PREFETCH) == 3
 
 
-def test_a_warp_fetches_too():
-    def prefetch(part):
-        @plgpu.warp_map
-        def _(warp):
-            @plgpu.when(warp == 1)
-            def _():
-                plgpu.async_prefetch(part)
-
-    x = numbers(48, 32)
-    everywhere.check(kernel(prefetch), [x], x[None] + 1)
+@everywhere.gives([numbers(48, 32)], lambda x: x[None] + 1, by=kernel)
+def test_a_warp_fetches_too(part):
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 1)
+        def _():
+            plgpu.async_prefetch(part)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +130,13 @@ def test_rows_are_multiples_of_16_bytes():
         trace(body)
 
 
-def odd_rows(interpret=None):
-    """Fetches a part of a row of 260 bytes, and four rows of 1028."""
+def body(x, y, o):
+    plgpu.async_prefetch(x.at[4, :64])
+    plgpu.async_prefetch(y)
+    o[...] = x[4, :64] + 1
 
-    def body(x, y, o):
-        plgpu.async_prefetch(x.at[4, :64])
-        plgpu.async_prefetch(y)
-        o[...] = x[4, :64] + 1
 
-    return plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct((64,), F32), interpret=interpret
-    )
+odd_rows = everywhere.kernel(body, jax.ShapeDtypeStruct((64,), F32))
 
 
 def test_adjacent_bytes_are_fetched_that_no_tensor_map_describes():

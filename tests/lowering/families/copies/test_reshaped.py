@@ -14,6 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import reshaped
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -51,27 +52,18 @@ def _numpy_index(i):
     return slice(int(i.start), int(i.start) + i.size) if is_range else i
 
 
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
-
-
 def itself(ref, n):
     return ref
 
 
 def maker(body, tile, array, transforms):
     """Makes kernels with a tile in SMEM, and a tile and an array as results."""
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),
-            scratch_types=[plgpu.SMEM(*tile, transforms=transforms), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(
+        body,
+        tuple(jax.ShapeDtypeStruct(*kind) for kind in (tile, array)),
+        plgpu.SMEM(*tile, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
 
 def through_smem(shape, dtype, part, tile, within=itself, transforms=(), by=None):
@@ -272,109 +264,69 @@ def test_rows_of_a_reshaped_array_are_gathered_and_scattered():
         plgpu.copy_smem_to_gmem(tile, back.reshape(32, 64).at[chosen])
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct((4, 64), F32),
-                jax.ShapeDtypeStruct((4, 8, 64), F32),
-            ),
-            scratch_types=[plgpu.SMEM((256,), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x, rows], (x.reshape(32, 64)[rows], back))
+    everywhere.run(
+        body,
+        [x, rows],
+        (x.reshape(32, 64)[rows], back),
+        plgpu.SMEM((256,), F32),
+        plgpu.Barrier(),
+    )
 
 
-def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes():
-    x = array((12, 5), F32)
-
-    def body(x, o, smem):
-        part = x.at[3:9].reshape(2, 3, 5)
-        plgpu.async_prefetch(x.reshape(60).at[ds(0, 40)])
-        plgpu.copy_gmem_to_smem(part, smem.reshape(2, 3, 5))
-        plgpu.wait_gmem_to_smem(0)
-        o[...] = smem[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((30,), F32),
-            scratch_types=[plgpu.SMEM((30,), F32)],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x[3:9].reshape(30))
+@everywhere.gives(
+    [array((12, 5), F32)], lambda x: x[3:9].reshape(30), plgpu.SMEM((30,), F32)
+)
+def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes(x, o, smem):
+    part = x.at[3:9].reshape(2, 3, 5)
+    plgpu.async_prefetch(x.reshape(60).at[ds(0, 40)])
+    plgpu.copy_gmem_to_smem(part, smem.reshape(2, 3, 5))
+    plgpu.wait_gmem_to_smem(0)
+    o[...] = smem[...]
 
 
-def test_a_reduction_adds_to_a_reshaped_array():
-    x = array((8, 32), F32)
-
-    def body(x, o, smem, full):
-        o[...] = jnp.ones((256,), F32)
-        plgpu.commit_gmem()
-        plgpu.copy_gmem_to_smem(x, smem, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
-        plgpu.wait_smem_to_gmem(0)
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((256,), F32),
-            scratch_types=[plgpu.SMEM((8, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], x.reshape(256) + 1)
+@everywhere.gives(
+    [array((8, 32), F32)],
+    lambda x: x.reshape(256) + 1,
+    plgpu.SMEM((8, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_reduction_adds_to_a_reshaped_array(x, o, smem, full):
+    o[...] = jnp.ones((256,), F32)
+    plgpu.commit_gmem()
+    plgpu.copy_gmem_to_smem(x, smem, full)
+    plgpu.barrier_wait(full)
+    plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_part_over_the_edge_is_filled_with_zeros():
-    x = array((14, 32), F32)
-
-    def body(x, o, smem, full):
-        plgpu.copy_gmem_to_smem(x.at[ds(8, 8)].reshape(4, 2, 32), smem, full)
-        plgpu.barrier_wait(full)
-        o[...] = smem[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4, 2, 32), F32),
-            scratch_types=[plgpu.SMEM((4, 2, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32))
+@everywhere.gives(
+    [array((14, 32), F32)],
+    lambda x: np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32),
+    plgpu.SMEM((4, 2, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_over_the_edge_is_filled_with_zeros(x, o, smem, full):
+    plgpu.copy_gmem_to_smem(x.at[ds(8, 8)].reshape(4, 2, 32), smem, full)
+    plgpu.barrier_wait(full)
+    o[...] = smem[...]
 
 
-def test_a_multicast_reshapes_its_source():
-    x = array((64, 32), F32)
-
-    def body(x, o, smem, full, free):
-        plgpu.barrier_arrive(free)
-        plgpu.barrier_wait(free)
-        part = smem.reshape(2, 16, 32)
-        plgpu.copy_gmem_to_smem(x.at[0:32].reshape(2, 16, 32), part, full,
-                                collective_axes="c")  # fmt: skip
-        plgpu.barrier_wait(full)
-        o[jax.lax.axis_index("c")] = smem[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 32, 32), F32),
-            cluster=(2,),
-            cluster_names=("c",),
-            scratch_types=[
-                plgpu.SMEM((32, 32), F32),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(collective_axes=("c",)),
-            ],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [x], np.stack([x[:32]] * 2))
+@everywhere.gives(
+    [array((64, 32), F32)],
+    lambda x: np.stack([x[:32]] * 2),
+    plgpu.SMEM((32, 32), F32),
+    plgpu.Barrier(),
+    plgpu.ClusterBarrier(collective_axes=("c",)),
+    cluster={"c": 2},
+)
+def test_a_multicast_reshapes_its_source(x, o, smem, full, free):
+    plgpu.barrier_arrive(free)
+    plgpu.barrier_wait(free)
+    part = smem.reshape(2, 16, 32)
+    plgpu.copy_gmem_to_smem(x.at[0:32].reshape(2, 16, 32), part, full,
+                            collective_axes="c")  # fmt: skip
+    plgpu.barrier_wait(full)
+    o[jax.lax.axis_index("c")] = smem[...]
 
 
 def test_kernels_in_a_batch_reshape_their_parts():

@@ -11,6 +11,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere, skipped_rows
+from tests.support.host import counted as array
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
@@ -18,11 +19,6 @@ from tests.support.semantics import BOTH, under
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
 WIDE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 251
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def some_rows(count, of):
@@ -44,16 +40,12 @@ def gather(count, shape, dtype, columns=None, transforms=(), barrier=True):
             plgpu.wait_gmem_to_smem(0)
         o[...] = tile[...]
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((count, *width), dtype),
-            scratch_types=[
-                plgpu.SMEM((count, *width), dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((count, *width), dtype),
+        plgpu.SMEM((count, *width), dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     x, rows = array(shape, dtype), some_rows(count, shape[0])
     return make, [x, rows], x[rows][:, part]
@@ -90,13 +82,12 @@ def scatter(count, shape, dtype):
         plgpu.copy_smem_to_gmem(tile, o.at[rows[...]])
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, dtype),
-            scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(shape, dtype),
+        plgpu.SMEM(shape, dtype),
+        plgpu.Barrier(),
+    )
 
     x, rows = array(shape, dtype), some_rows(count, count)
     expected = np.empty_like(x)

@@ -11,17 +11,13 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.host import counted as array
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
 TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
 BY_TMA = {"implementation": plgpu.AsyncCopyImplementation.TMA}
-
-
-def array(shape, dtype):
-    x = np.arange(np.prod(shape)) % 113
-    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
 
 
 def through_smem(shape, dtype, part, order=None, transforms=()):
@@ -47,19 +43,15 @@ def through_smem(shape, dtype, part, order=None, transforms=()):
         plgpu.copy_smem_to_gmem(tile, part(back.at, which).transpose(order))
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=(
-                jax.ShapeDtypeStruct(turned.shape, dtype),
-                jax.ShapeDtypeStruct(shape, dtype),
-            ),
-            scratch_types=[
-                plgpu.SMEM(turned.shape, dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
+    make = everywhere.kernel(
+        body,
+        (
+            jax.ShapeDtypeStruct(turned.shape, dtype),
+            jax.ShapeDtypeStruct(shape, dtype),
+        ),
+        plgpu.SMEM(turned.shape, dtype, transforms=transforms),
+        plgpu.Barrier(),
+    )
 
     return make, [x, n], (turned, back)
 
@@ -111,24 +103,17 @@ def test_checks_of_jax_change_nothing(name):
         np.testing.assert_array_equal(np.asarray(a), b)
 
 
-def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros():
-    def body(x, o, tile, full):
-        part = x.at[plgpu.ds(4, 4), plgpu.ds(-1, 3)].transpose((1, 0, 2))
-        plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    def make(interpret=None):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((3, 4, 32), F32),
-            scratch_types=[plgpu.SMEM((3, 4, 32), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    x = array((6, 5, 32), F32)
-    part = np.pad(x[4:, :2], ((0, 2), (1, 0), (0, 0)))
-    everywhere.check(make, [x], part.transpose(1, 0, 2))
+@everywhere.gives(
+    [array((6, 5, 32), F32)],
+    lambda x: np.pad(x[4:, :2], ((0, 2), (1, 0), (0, 0))).transpose(1, 0, 2),
+    plgpu.SMEM((3, 4, 32), F32),
+    plgpu.Barrier(),
+)
+def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros(x, o, tile, full):
+    part = x.at[plgpu.ds(4, 4), plgpu.ds(-1, 3)].transpose((1, 0, 2))
+    plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
 
 
 @pytest.mark.offline

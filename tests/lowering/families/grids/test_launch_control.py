@@ -18,7 +18,7 @@ from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 PARAMS = plgpu.CompilerParams(target="sm_100a")
-GRID, NAMES = (6, 50), ("i", "j")
+GRID, NAMES = (3, 50), ("i", "j")
 OUT = jax.ShapeDtypeStruct((*GRID, 128), jnp.int32)
 
 
@@ -118,14 +118,15 @@ def test_a_cluster_takes_over_the_work_of_several():
     assert most > 1
 
 
-def in_cluster(o, answers, barriers, free):
-    rank = lax.axis_index("c")
+def halves(axis, o, answers, barriers, free):
+    """Two CTAs, or warpgroups, do half of the work of a position each."""
+    half = plgpu.ds(64 * lax.axis_index(axis), 64)
     own = lax.axis_index("i"), lax.axis_index("j")
 
     def step(state):
         i, j, _ = state
-        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="c")
-        o[i, j, plgpu.ds(64 * rank, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes=axis)
+        o[i, j, half] = jnp.full((64,), 100 * i + j, jnp.int32)
         plgpu.barrier_wait(barriers.at[0])
         (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
         if free is not None:
@@ -136,6 +137,8 @@ def in_cluster(o, answers, barriers, free):
     lax.while_loop(lambda state: state[2], step, (*own, True))
 
 
+in_cluster = functools.partial(halves, "c")
+by_two_warpgroups = functools.partial(halves, "wg")
 FREE = plgpu.ClusterBarrier(collective_axes=("c",))
 
 
@@ -152,23 +155,6 @@ def test_every_cta_of_a_cluster_gets_the_answer():
 def test_a_request_over_an_answer_that_another_cta_reads_is_a_race():
     body = functools.partial(in_cluster, free=None)
     mistaken(body, errors.RaceError, "answer to try_cluster_cancel", cluster=2)
-
-
-def by_two_warpgroups(o, answers, barriers, free):
-    wg = lax.axis_index("wg")
-    own = lax.axis_index("i"), lax.axis_index("j")
-
-    def step(state):
-        i, j, _ = state
-        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="wg")
-        o[i, j, plgpu.ds(64 * wg, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
-        plgpu.barrier_wait(barriers.at[0])
-        (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
-        plgpu.barrier_arrive(free)
-        plgpu.barrier_wait(free)
-        return i, j, more
-
-    lax.while_loop(lambda state: state[2], step, (*own, True))
 
 
 def two_warpgroups(interpret, body=by_two_warpgroups, arrivals=2):
@@ -231,13 +217,11 @@ def mistaken(body, error, match, **options):
         kernel(body, plgpu.InterpretParams(seed=0), **options)()
 
 
-def test_an_answer_read_before_it_arrives_is_a_race():
-    def body(o, answers, barriers):
-        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
-        plgpu.query_cluster_cancel(answers.at[0], NAMES)
-        plgpu.barrier_wait(barriers.at[0])
-
-    mistaken(body, errors.RaceError, "answer to try_cluster_cancel")
+@everywhere.tests(mistaken, errors.RaceError, "answer to try_cluster_cancel")
+def test_an_answer_read_before_it_arrives_is_a_race(o, answers, barriers):
+    plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+    plgpu.query_cluster_cancel(answers.at[0], NAMES)
+    plgpu.barrier_wait(barriers.at[0])
 
 
 def test_a_request_over_an_answer_that_others_read_is_a_race():
@@ -260,31 +244,27 @@ def test_an_arrival_for_each_warpgroup_is_needed():
         two_warpgroups(plgpu.InterpretParams(seed=0), arrivals=1)()
 
 
-def test_a_request_after_an_answer_without_work_is_an_error():
-    def body(o, answers, barriers):
-        def step(k, _):
-            plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
-            plgpu.barrier_wait(barriers.at[0])
-            plgpu.query_cluster_cancel(answers.at[0], NAMES)
-            return 0
+@everywhere.tests(mistaken, errors.KernelError, "after an answer without any")
+def test_a_request_after_an_answer_without_work_is_an_error(o, answers, barriers):
+    def step(k, _):
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+        plgpu.barrier_wait(barriers.at[0])
+        plgpu.query_cluster_cancel(answers.at[0], NAMES)
+        return 0
 
-        lax.fori_loop(0, 1000, step, 0)
-
-    mistaken(body, errors.KernelError, "after an answer without any")
+    lax.fori_loop(0, 1000, step, 0)
 
 
-def test_positions_of_no_work_are_not_used():
-    def body(o, answers, barriers):
-        def step(state):
-            plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
-            plgpu.barrier_wait(barriers.at[0])
-            (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
-            o[i, j] = jnp.zeros((128,), jnp.int32)
-            return more
+@everywhere.tests(mistaken, errors.KernelError, "work that there is none of")
+def test_positions_of_no_work_are_not_used(o, answers, barriers):
+    def step(state):
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+        plgpu.barrier_wait(barriers.at[0])
+        (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
+        o[i, j] = jnp.zeros((128,), jnp.int32)
+        return more
 
-        lax.while_loop(lambda more: more, step, True)
-
-    mistaken(body, errors.KernelError, "work that there is none of")
+    lax.while_loop(lambda more: more, step, True)
 
 
 NOT_WHOLE = "try_cluster_cancel: the answer does not have 16 bytes in one piece"

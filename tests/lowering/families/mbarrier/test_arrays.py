@@ -22,19 +22,15 @@ ONES = np.ones(OUT.shape, np.float32)
 def uses(num_barriers, select):
     """A kernel in which each of two CTAs uses the barrier that `select` gives."""
 
-    def make(interpret):
-        def body(o, barriers):
-            i = lax.axis_index("g")
-            one = select(barriers, i)
-            plgpu.barrier_arrive_and_wait(one)
-            o[i] = jnp.ones(128)
+    def body(o, barriers):
+        i = lax.axis_index("g")
+        one = select(barriers, i)
+        plgpu.barrier_arrive_and_wait(one)
+        o[i] = jnp.ones(128)
 
-        return plgpu.kernel(
-            body, out_type=OUT, grid=(2,), grid_names=("g",), interpret=interpret,
-            scratch_types=[plgpu.Barrier(num_barriers=num_barriers)],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body, OUT, plgpu.Barrier(num_barriers=num_barriers), grid={"g": 2}
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,32 +61,28 @@ def test_what_names_one_barrier(num_barriers, select):
     everywhere.check(uses(num_barriers, select), [], ONES)
 
 
-def test_reshaped_barriers_are_those_of_the_declaration():
+@everywhere.gives(
+    [],
+    ONES,
+    plgpu.Barrier(num_barriers=6),
+    plgpu.SMEM((128,), jnp.float32),
+    grid={"g": 2},
+    threads={"wg": 2},
+)
+def test_reshaped_barriers_are_those_of_the_declaration(o, barriers, row):
     """Warpgroups meet at the same barrier, named by a reshape and without one."""
 
-    def make(interpret):
-        def body(o, barriers, row):
-            wg, i = lax.axis_index("wg"), lax.axis_index("g")
+    wg, i = lax.axis_index("wg"), lax.axis_index("g")
 
-            @plgpu.when(wg == 0)
-            def _():
-                row[...] = jnp.ones(128)
-                plgpu.barrier_arrive(barriers.reshape(3, 2).T.at[i, 2])
+    @plgpu.when(wg == 0)
+    def _():
+        row[...] = jnp.ones(128)
+        plgpu.barrier_arrive(barriers.reshape(3, 2).T.at[i, 2])
 
-            @plgpu.when(wg == 1)
-            def _():
-                plgpu.barrier_wait(barriers.at[4 + i])
-                o[i] = row[...]
-
-        return plgpu.kernel(
-            body, out_type=OUT, grid=(2,), grid_names=("g",), num_threads=2,
-            thread_name="wg", interpret=interpret,
-            scratch_types=[
-                plgpu.Barrier(num_barriers=6), plgpu.SMEM((128,), jnp.float32)
-            ],
-        )  # fmt: skip
-
-    everywhere.check(make, [], ONES)
+    @plgpu.when(wg == 1)
+    def _():
+        plgpu.barrier_wait(barriers.at[4 + i])
+        o[i] = row[...]
 
 
 def test_a_static_index_of_reshaped_barriers_is_checked():
@@ -111,25 +103,21 @@ def ring(size, rounds, select):
     The phase of each is another one after an odd number of rounds.
     """
 
-    def make(interpret):
-        def body(o, barriers):
-            wg = lax.axis_index("wg")
+    def body(o, barriers):
+        wg = lax.axis_index("wg")
 
-            @plgpu.loop(0, rounds * size)
-            def _(i):
-                one = select(barriers, lax.rem(i * 5, size))
-                plgpu.barrier_arrive_and_wait(one)
+        @plgpu.loop(0, rounds * size)
+        def _(i):
+            one = select(barriers, lax.rem(i * 5, size))
+            plgpu.barrier_arrive_and_wait(one)
 
-            for static in (0, 31, 32, size - 1):
-                plgpu.barrier_arrive_and_wait(barriers.at[static])
-            o[wg] = jnp.ones(128)
+        for static in (0, 31, 32, size - 1):
+            plgpu.barrier_arrive_and_wait(barriers.at[static])
+        o[wg] = jnp.ones(128)
 
-        return plgpu.kernel(
-            body, out_type=OUT, num_threads=2, thread_name="wg", interpret=interpret,
-            scratch_types=[plgpu.Barrier(num_barriers=size, num_arrivals=2)],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body, OUT, plgpu.Barrier(num_barriers=size, num_arrivals=2), threads={"wg": 2}
+    )
 
 
 @pytest.mark.parametrize("size", [33, 68])
@@ -138,20 +126,12 @@ def test_more_barriers_than_a_register_has_bits(size, rounds):
     everywhere.check(ring(size, rounds, lambda b, i: b.at[i]), [], ONES)
 
 
-def test_the_barriers_of_a_kernel_may_be_many():
-    def make(interpret):
-        def body(o, first, second, third):
-            for barriers in (first, second, third):
-                for i in range(0, 40, 13):
-                    plgpu.barrier_arrive_and_wait(barriers.at[i])
-            o[...] = jnp.ones(OUT.shape)
-
-        return plgpu.kernel(
-            body, out_type=OUT, interpret=interpret,
-            scratch_types=[plgpu.Barrier(num_barriers=40) for _ in range(3)],
-        )  # fmt: skip
-
-    everywhere.check(make, [], ONES)
+@everywhere.gives([], ONES, *([plgpu.Barrier(num_barriers=40) for _ in range(3)]))
+def test_the_barriers_of_a_kernel_may_be_many(o, first, second, third):
+    for barriers in (first, second, third):
+        for i in range(0, 40, 13):
+            plgpu.barrier_arrive_and_wait(barriers.at[i])
+    o[...] = jnp.ones(OUT.shape)
 
 
 @pytest.mark.offline

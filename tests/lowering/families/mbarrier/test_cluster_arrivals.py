@@ -20,26 +20,25 @@ ONES = np.ones((2, 4, 128), np.float32)
 def rounds(axes, n=3, **options):
     """A kernel whose CTAs wait for each other a few times; two warpgroups arrive."""
 
-    def make(interpret):
-        def body(o, barrier):
-            @plgpu.loop(0, n)
-            def _(i):
-                plgpu.barrier_arrive(barrier)
-                plgpu.barrier_wait(barrier)
+    def body(o, barrier):
+        @plgpu.loop(0, n)
+        def _(i):
+            plgpu.barrier_arrive(barrier)
+            plgpu.barrier_wait(barrier)
 
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                position = lax.axis_index("x"), lax.axis_index("y")
-                o[position] = jnp.ones(128)
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            position = lax.axis_index("x"), lax.axis_index("y")
+            o[position] = jnp.ones(128)
 
-        barrier = plgpu.ClusterBarrier(collective_axes=axes, num_arrivals=2, **options)
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
-            num_threads=2, thread_name="wg", interpret=interpret,
-            scratch_types=[barrier], **CLUSTER,
-        )  # fmt: skip
-
-    return make
+    barrier = plgpu.ClusterBarrier(collective_axes=axes, num_arrivals=2, **options)
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
+        barrier,
+        threads={"wg": 2},
+        **CLUSTER,
+    )
 
 
 @pytest.mark.parametrize("axes", ["x", (("x", "y"),), (("y", "x"),)], ids=str)
@@ -62,27 +61,23 @@ def test_rows_and_columns_alone_do_not_keep_the_ctas_in_step():
 def leaders(waits_everywhere=False):
     """A kernel in which leaders wait for the CTAs along "y"; all others go on."""
 
-    def make(interpret):
-        def body(o, barrier):
-            x, y = lax.axis_index("x"), lax.axis_index("y")
-            o[x, y] = jnp.full(128, 10.0 * x.astype(jnp.float32) + 1)
-            plgpu.barrier_arrive(barrier)
+    def body(o, barrier):
+        x, y = lax.axis_index("x"), lax.axis_index("y")
+        o[x, y] = jnp.full(128, 10.0 * x.astype(jnp.float32) + 1)
+        plgpu.barrier_arrive(barrier)
 
-            @plgpu.when((y == 0) | waits_everywhere)
-            def _():
-                plgpu.barrier_wait(barrier)  # HERE
-                for other in range(1, 4):
-                    o[x, other] = o[x, other] + 1
+        @plgpu.when((y == 0) | waits_everywhere)
+        def _():
+            plgpu.barrier_wait(barrier)  # HERE
+            for other in range(1, 4):
+                o[x, other] = o[x, other] + 1
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
-            interpret=interpret, **CLUSTER,
-            scratch_types=[
-                plgpu.ClusterBarrier(collective_axes="y", leader_tracked=True)
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
+        plgpu.ClusterBarrier(collective_axes="y", leader_tracked=True),
+        **CLUSTER,
+    )
 
 
 def test_arrivals_on_a_leader_tracked_barrier_count_in_the_leader_of_each_line():

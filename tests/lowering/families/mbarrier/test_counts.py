@@ -23,33 +23,27 @@ PAIR = {"cluster": (2,), "cluster_names": ("c",)}
 def counted(first, second, declared, cluster=False):
     """Two warpgroups arrive with counts of their own; both wait, three times."""
 
-    def make(interpret):
-        def body(o, barrier):
-            wg = lax.axis_index("wg")
+    def body(o, barrier):
+        wg = lax.axis_index("wg")
 
-            @plgpu.loop(0, 3)
-            def _(i):
-                for number, count in enumerate((first, second)):
-                    plgpu.barrier_arrive(
-                        barrier, num_arrivals=count, predicate=wg == number
-                    )
-                plgpu.barrier_wait(barrier)
+        @plgpu.loop(0, 3)
+        def _(i):
+            for number, count in enumerate((first, second)):
+                plgpu.barrier_arrive(
+                    barrier, num_arrivals=count, predicate=wg == number
+                )
+            plgpu.barrier_wait(barrier)
 
-            @plgpu.when((wg == 0) & (lax.axis_index("c") == 0))
-            def _():
-                o[...] = jnp.ones(ROW.shape)
+        @plgpu.when((wg == 0) & (lax.axis_index("c") == 0))
+        def _():
+            o[...] = jnp.ones(ROW.shape)
 
-        declare = (
-            plgpu.ClusterBarrier(collective_axes="c", num_arrivals=declared)
-            if cluster
-            else plgpu.Barrier(num_arrivals=declared)
-        )
-        return plgpu.kernel(
-            body, out_type=ROW, num_threads=2, thread_name="wg", **PAIR,
-            scratch_types=[declare], interpret=interpret,
-        )  # fmt: skip
-
-    return make
+    declare = (
+        plgpu.ClusterBarrier(collective_axes="c", num_arrivals=declared)
+        if cluster
+        else plgpu.Barrier(num_arrivals=declared)
+    )
+    return everywhere.kernel(body, ROW, declare, threads={"wg": 2}, **PAIR)
 
 
 @pytest.mark.parametrize("cluster", [False, True])
@@ -127,27 +121,25 @@ def test_the_arrivals_of_all_ctas_are_counted_by_the_hardware():
 def some_copies(wait_for=2):
     """Each CTA copies one of two rows; the barrier has an arrival for both."""
 
-    def make(interpret):
-        def body(x, o, rows, barrier):
-            i = lax.axis_index("g")
-            rows[...] = jnp.zeros((2, 128))
-            plgpu.commit_smem()
-            for row in range(2):
-                plgpu.copy_gmem_to_smem(
-                    x.at[row], rows.at[row], barrier, predicate=i == row
-                )
-            for _ in range(wait_for // 2):
-                plgpu.barrier_wait(barrier)
-            o[i] = rows[0] + rows[1]
+    def body(x, o, rows, barrier):
+        i = lax.axis_index("g")
+        rows[...] = jnp.zeros((2, 128))
+        plgpu.commit_smem()
+        for row in range(2):
+            plgpu.copy_gmem_to_smem(
+                x.at[row], rows.at[row], barrier, predicate=i == row
+            )
+        for _ in range(wait_for // 2):
+            plgpu.barrier_wait(barrier)
+        o[i] = rows[0] + rows[1]
 
-        return plgpu.kernel(
-            body, out_type=ROW, grid=(2,), grid_names=("g",), interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((2, 128), jnp.float32), plgpu.Barrier(num_arrivals=2)
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        ROW,
+        plgpu.SMEM((2, 128), jnp.float32),
+        plgpu.Barrier(num_arrivals=2),
+        grid={"g": 2},
+    )
 
 
 def test_a_skipped_copy_arrives_without_bytes():
@@ -155,53 +147,37 @@ def test_a_skipped_copy_arrives_without_bytes():
     everywhere.check(some_copies(), [x], x)
 
 
-def test_a_copy_that_a_constant_skips_arrives_without_bytes():
-    def make(interpret):
-        def body(x, o, row, barrier):
-            plgpu.copy_gmem_to_smem(x.at[0], row, barrier, predicate=False)
-            plgpu.barrier_wait(barrier)
-            o[...] = x[...]
-
-        return plgpu.kernel(
-            body, out_type=ROW, interpret=interpret,
-            scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
-        )  # fmt: skip
-
-    everywhere.check(make, [ONES], ONES)
+@everywhere.gives([ONES], ONES, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
+def test_a_copy_that_a_constant_skips_arrives_without_bytes(x, o, row, barrier):
+    plgpu.copy_gmem_to_smem(x.at[0], row, barrier, predicate=False)
+    plgpu.barrier_wait(barrier)
+    o[...] = x[...]
 
 
-def test_a_skipped_arrival_does_not_count():
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") < 0)
-            plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") >= 0)
-            done = plgpu.barrier_test(barrier)
-            o[lax.axis_index("g")] = jnp.full(128, done.astype(jnp.float32))
-
-        return plgpu.kernel(
-            body, out_type=ROW, grid=(2,), grid_names=("g",), interpret=interpret,
-            scratch_types=[plgpu.Barrier(num_arrivals=2)],
-        )  # fmt: skip
-
-    everywhere.check(make, [], np.zeros(ROW.shape, np.float32))
+@everywhere.gives(
+    [],
+    lambda: np.zeros(ROW.shape, np.float32),
+    plgpu.Barrier(num_arrivals=2),
+    grid={"g": 2},
+)
+def test_a_skipped_arrival_does_not_count(o, barrier):
+    plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") < 0)
+    plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") >= 0)
+    done = plgpu.barrier_test(barrier)
+    o[lax.axis_index("g")] = jnp.full(128, done.astype(jnp.float32))
 
 
 # --- bytes that somebody else completes -----------------------------------------------
 
 
 def expecting(num_bytes, predicate=None):
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_expect(barrier, num_bytes, predicate=predicate)  # HERE
-            plgpu.barrier_arrive(barrier)
-            done = plgpu.barrier_test(barrier)
-            o[...] = jnp.full(ROW.shape, done.astype(jnp.float32))
+    def body(o, barrier):
+        plgpu.barrier_expect(barrier, num_bytes, predicate=predicate)  # HERE
+        plgpu.barrier_arrive(barrier)
+        done = plgpu.barrier_test(barrier)
+        o[...] = jnp.full(ROW.shape, done.astype(jnp.float32))
 
-        return plgpu.kernel(
-            body, out_type=ROW, interpret=interpret, scratch_types=[plgpu.Barrier()]
-        )
-
-    return make
+    return everywhere.kernel(body, ROW, plgpu.Barrier())
 
 
 def test_no_bytes_are_there_at_once():

@@ -12,80 +12,31 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-
-STEPS, SLOTS = 5, 2
-ROWS = jax.ShapeDtypeStruct((STEPS, 128), jnp.float32)
-
-
-def ring(*, initially_complete=True, rounds=1):
-    """A kernel in which one warpgroup loads rows and another one stores them."""
-
-    def make(interpret):
-        def body(x, o, rows, full, free):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                @plgpu.loop(0, STEPS * rounds)
-                def _(i):
-                    slot = lax.rem(i, SLOTS)
-                    plgpu.barrier_wait(free.at[slot])
-                    row = x.at[lax.rem(i, STEPS)]
-                    plgpu.copy_gmem_to_smem(row, rows.at[slot], full.at[slot])
-
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                @plgpu.loop(0, STEPS * rounds)
-                def _(i):
-                    slot = lax.rem(i, SLOTS)
-                    plgpu.barrier_wait(full.at[slot])
-                    o[lax.rem(i, STEPS)] = rows[slot] * 2
-                    plgpu.barrier_arrive(free.at[slot])
-
-        return plgpu.kernel(
-            body, out_type=ROWS, num_threads=2, thread_name="wg", interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((SLOTS, 128), jnp.float32),
-                plgpu.Barrier(num_barriers=SLOTS),
-                plgpu.Barrier(
-                    num_barriers=SLOTS, initially_complete=initially_complete
-                ),
-            ],
-        )  # fmt: skip
-
-    return make
-
-
-def numbers():
-    return np.random.default_rng(0).standard_normal(ROWS.shape).astype(np.float32)
+from tests.support.rings import DOUBLED, X, ring
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_first_wait_for_a_barrier_that_is_complete_returns(rounds):
-    everywhere.check(ring(rounds=rounds), [numbers()], numbers() * 2)
+    everywhere.check(ring(rounds=rounds), [X], DOUBLED)
 
 
-def test_the_same_holds_for_barriers_of_a_cluster():
-    def make(interpret):
-        def body(x, o, barrier):
-            plgpu.barrier_wait(barrier)
-            plgpu.barrier_arrive(barrier)
-            plgpu.barrier_wait(barrier)
-            o[lax.axis_index("c")] = x[...]
-
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((2, STEPS, 128), jnp.float32),
-            cluster=(2,), cluster_names=("c",), interpret=interpret,
-            scratch_types=[
-                plgpu.ClusterBarrier(collective_axes="c", initially_complete=True)
-            ],
-        )  # fmt: skip
-
-    everywhere.check(make, [numbers()], np.stack([numbers()] * 2))
+@everywhere.gives(
+    [X],
+    lambda *_: np.stack([X] * 2),
+    plgpu.ClusterBarrier(collective_axes="c", initially_complete=True),
+    cluster={"c": 2},
+)
+def test_the_same_holds_for_barriers_of_a_cluster(x, o, barrier):
+    plgpu.barrier_wait(barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+    o[lax.axis_index("c")] = x[...]
 
 
 def test_otherwise_the_first_wait_needs_a_phase():
     kernel = ring(initially_complete=False)(plgpu.InterpretParams())
     with pytest.raises(errors.DeadlockError, match=r"phase 0 of barrier free\[0\]"):
-        kernel(numbers())
+        kernel(X)
 
 
 def of_one_warpgroup(first):

@@ -12,19 +12,15 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.rings import DOUBLED, STEPS, X, ring
 from tests.support.semantics import BOTH, under
 
-STEPS = 5
 ROWS = jax.ShapeDtypeStruct((STEPS, 128), jnp.float32)
 SCHEDULES = [
     plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
     for asynchrony in ("eager", "late", "random")
     for seed in range(3)
 ]
-
-
-def numbers():
-    return np.random.default_rng(0).standard_normal(ROWS.shape).astype(np.float32)
 
 
 def until(barrier):
@@ -35,29 +31,25 @@ def until(barrier):
 def copies(poll=until):
     """A kernel that polls for each of its copies."""
 
-    def make(interpret):
-        def body(x, o, row, barrier):
-            @plgpu.loop(0, STEPS)
-            def _(i):
-                plgpu.copy_gmem_to_smem(x.at[i], row, barrier)
-                poll(barrier)
-                o[i] = row[...] * 2
+    def body(x, o, row, barrier):
+        @plgpu.loop(0, STEPS)
+        def _(i):
+            plgpu.copy_gmem_to_smem(x.at[i], row, barrier)
+            poll(barrier)
+            o[i] = row[...] * 2
 
-        return plgpu.kernel(
-            body, out_type=ROWS, interpret=interpret,
-            scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body, ROWS, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()
+    )
 
 
 def test_a_loop_of_tests_waits_for_a_copy():
-    everywhere.check(copies(), [numbers()], numbers() * 2)
+    everywhere.check(copies(), [X], DOUBLED)
 
 
 @pytest.mark.parametrize("interpret", SCHEDULES)
 def test_it_does_in_every_schedule(interpret):
-    np.testing.assert_array_equal(copies()(interpret)(numbers()), numbers() * 2)
+    np.testing.assert_array_equal(copies()(interpret)(X), DOUBLED)
 
 
 def test_a_wait_after_a_test_that_failed_waits_for_the_same_phase():
@@ -65,9 +57,9 @@ def test_a_wait_after_a_test_that_failed_waits_for_the_same_phase():
         done = plgpu.barrier_test(barrier)
         plgpu.when(~done)(lambda: plgpu.barrier_wait(barrier))
 
-    everywhere.check(copies(poll), [numbers()], numbers() * 2)
+    everywhere.check(copies(poll), [X], DOUBLED)
     for interpret in SCHEDULES:
-        np.testing.assert_array_equal(copies(poll)(interpret)(numbers()), numbers() * 2)
+        np.testing.assert_array_equal(copies(poll)(interpret)(X), DOUBLED)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,89 +67,44 @@ def test_what_is_read_after_a_test_that_failed_is_a_race(seed):
     late = plgpu.InterpretParams(seed=seed, asynchrony="late")
     kernel = copies(plgpu.barrier_test)(late)
     with pytest.raises(errors.RaceError, match="the copy from"):
-        kernel(numbers())
+        kernel(X)
 
 
-def test_one_success_is_one_phase():
+@everywhere.gives([], lambda: np.zeros(128, np.float32), plgpu.Barrier())
+def test_one_success_is_one_phase(o, barrier):
     """The second test is for the second phase, which never completes."""
 
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_arrive(barrier)
-            # One lane arrives, and the other warps may test before.
-            until(barrier)
-            second = plgpu.barrier_test(barrier)
-            plgpu.barrier_arrive(barrier)
-            until(barrier)
-            o[...] = jnp.full(128, second.astype(jnp.float32))
-
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
-            scratch_types=[plgpu.Barrier()], interpret=interpret,
-        )  # fmt: skip
-
-    everywhere.check(make, [], np.zeros(128, np.float32))
-
-
-def warpgroups(wait):
-    """One warpgroup hands rows to another one, which polls, slot by slot."""
-
-    def make(interpret):
-        def body(x, o, rows, full, free):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                @plgpu.loop(0, STEPS)
-                def _(i):
-                    slot = lax.rem(i, 2)
-                    wait(free.at[slot])
-                    rows[slot] = x[i]
-                    plgpu.barrier_arrive(full.at[slot])
-
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                @plgpu.loop(0, STEPS)
-                def _(i):
-                    slot = lax.rem(i, 2)
-                    wait(full.at[slot])
-                    o[i] = rows[slot] * 2
-                    plgpu.barrier_arrive(free.at[slot])
-
-        return plgpu.kernel(
-            body, out_type=ROWS, num_threads=2, thread_name="wg", interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((2, 128), jnp.float32), plgpu.Barrier(num_barriers=2),
-                plgpu.Barrier(num_barriers=2, initially_complete=True),
-            ],
-        )  # fmt: skip
-
-    return make
+    plgpu.barrier_arrive(barrier)
+    # One lane arrives, and the other warps may test before.
+    until(barrier)
+    second = plgpu.barrier_test(barrier)
+    plgpu.barrier_arrive(barrier)
+    until(barrier)
+    o[...] = jnp.full(128, second.astype(jnp.float32))
 
 
 def test_a_warpgroup_polls_for_another_one():
-    everywhere.check(warpgroups(until), [numbers()], numbers() * 2)
+    everywhere.check(ring(until, copies=False), [X], DOUBLED)
 
 
 @pytest.mark.parametrize("interpret", SCHEDULES)
 def test_a_test_orders_as_a_wait_does(interpret):
-    np.testing.assert_array_equal(
-        warpgroups(until)(interpret)(numbers()), numbers() * 2
-    )
+    got = ring(until, copies=False)(interpret)(X)
+    np.testing.assert_array_equal(got, DOUBLED)
 
 
 def clusters():
-    def make(interpret):
-        def body(o, barrier):
-            plgpu.barrier_arrive(barrier)
-            until(barrier)
-            o[lax.axis_index("c")] = jnp.ones(128)
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+        until(barrier)
+        o[lax.axis_index("c")] = jnp.ones(128)
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((4, 128), jnp.float32), cluster=(4,),
-            cluster_names=("c",), interpret=interpret,
-            scratch_types=[plgpu.ClusterBarrier(collective_axes="c")],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 128), jnp.float32),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        cluster={"c": 4},
+    )
 
 
 def test_a_cta_polls_for_the_others():
@@ -167,28 +114,24 @@ def test_a_cta_polls_for_the_others():
 def warps():
     """Each warp polls for a copy of its own."""
 
-    def make(interpret):
-        def body(x, o, rows, barriers):
-            @plgpu.warp_map
-            def _(w):
-                plgpu.copy_gmem_to_smem(x.at[w], rows.at[w], barriers.at[w])
-                until(barriers.at[w])
+    def body(x, o, rows, barriers):
+        @plgpu.warp_map
+        def _(w):
+            plgpu.copy_gmem_to_smem(x.at[w], rows.at[w], barriers.at[w])
+            until(barriers.at[w])
 
-            o[...] = rows[...]
+        o[...] = rows[...]
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((4, 128), jnp.float32),
-            interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((4, 128), jnp.float32), plgpu.Barrier(num_barriers=4)
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 128), jnp.float32),
+        plgpu.SMEM((4, 128), jnp.float32),
+        plgpu.Barrier(num_barriers=4),
+    )
 
 
 def test_warps_poll_by_themselves():
-    everywhere.check(warps(), [numbers()[:4]], numbers()[:4])
+    everywhere.check(warps(), [X[:4]], X[:4])
 
 
 def test_polling_for_what_never_comes_ends_with_a_report():

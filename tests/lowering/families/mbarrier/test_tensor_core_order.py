@@ -28,29 +28,26 @@ def handover(kind, orders=True, target="sm_100a"):
     """One warpgroup stores a row, another one, which has waited for it, reads it."""
     declare, options = DECLARATIONS[kind]
 
-    def make(interpret):
-        def body(x, o, row, barrier):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                row[...] = x[...] * 2
-                plgpu.barrier_arrive(barrier)
+    def body(x, o, row, barrier):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            row[...] = x[...] * 2
+            plgpu.barrier_arrive(barrier)
 
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                plgpu.barrier_wait(barrier)
-                o[lax.axis_index("c")] = row[...]
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_wait(barrier)
+            o[lax.axis_index("c")] = row[...]
 
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((2, 128), jnp.float32),
-            num_threads=2, thread_name="wg", interpret=interpret, **PAIR,
-            compiler_params=plgpu.CompilerParams(target=target),
-            scratch_types=[
-                plgpu.SMEM((128,), jnp.float32),
-                declare(orders_tensor_core=orders, **options),
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, 128), jnp.float32),
+        plgpu.SMEM((128,), jnp.float32),
+        declare(orders_tensor_core=orders, **options),
+        threads={"wg": 2},
+        target=target,
+        **PAIR,
+    )
 
 
 def ptx(kind, orders, semantics):

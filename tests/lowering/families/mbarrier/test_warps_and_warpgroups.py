@@ -26,27 +26,25 @@ def alternating(inside):
         and a scalar from outside.
     """
 
-    def make(interpret):
-        def body(x, o, row, barriers):
-            g = lax.axis_index("g")
+    def body(x, o, row, barriers):
+        g = lax.axis_index("g")
 
-            @plgpu.loop(0, STEPS)
-            def _(i):
-                plgpu.copy_gmem_to_smem(x.at[i, 0], row, barriers.at[lax.rem(i, 2)])
-                plgpu.warp_map(lambda w: inside(w, barriers, i, g))
-                o[i, 0] = row[...]
-                plgpu.copy_gmem_to_smem(x.at[i, 1], row, barriers.at[lax.rem(i, 2)])
-                plgpu.barrier_wait(barriers.at[lax.rem(i, 2)])
-                o[i, 1] = row[...]
+        @plgpu.loop(0, STEPS)
+        def _(i):
+            plgpu.copy_gmem_to_smem(x.at[i, 0], row, barriers.at[lax.rem(i, 2)])
+            plgpu.warp_map(lambda w: inside(w, barriers, i, g))
+            o[i, 0] = row[...]
+            plgpu.copy_gmem_to_smem(x.at[i, 1], row, barriers.at[lax.rem(i, 2)])
+            plgpu.barrier_wait(barriers.at[lax.rem(i, 2)])
+            o[i, 1] = row[...]
 
-        return plgpu.kernel(
-            body, out_type=ROWS, grid=(1,), grid_names=("g",), interpret=interpret,
-            scratch_types=[
-                plgpu.SMEM((128,), jnp.float32), plgpu.Barrier(num_barriers=2)
-            ],
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(
+        body,
+        ROWS,
+        plgpu.SMEM((128,), jnp.float32),
+        plgpu.Barrier(num_barriers=2),
+        grid={"g": 1},
+    )
 
 
 def plain(w, barriers, i, g):

@@ -123,39 +123,31 @@ def test_every_rank(shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bytes_", [96, 160, 1008])
-def test_a_small_scratch_is_used_in_rounds(bytes_):
+@pytest.mark.parametrize(("bytes_", "rows"), [(96, 8), (1008, 16)])
+def test_a_small_scratch_is_used_in_rounds(bytes_, rows):
+    """Of fewer bytes there are more rounds, and of more rows, too."""
+
     def body(x_ref, i_ref, o_ref):
         x, i = x_ref[...], i_ref[...]
         y = x.at[i].add(x[:8], mode="drop").at[:, jnp.arange(8) * 2].multiply(3)
         o_ref[...] = jnp.take_along_axis(y, jnp.abs(x) % 16, 1)
 
-    # A round of 96 bytes is little: of a larger array ptxas would get too many.
-    # And the fewer bytes, the more rounds: half a minute for 32 rows by 160.
-    rows = {96: 8, 160: 16, 1008: 32}[bytes_]
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((rows, 16), jnp.int32),
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
-        )
-
     x = numbers((rows, 16))
     y = jnp.asarray(x).at[INDEX].add(x[:8], mode="drop")
     y = np.asarray(y.at[:, jnp.arange(8) * 2].multiply(3))
-    everywhere.check(make, [x, INDEX], np.take_along_axis(y, x % 16, 1))
+    everywhere.run(
+        body,
+        [x, INDEX],
+        np.take_along_axis(y, x % 16, 1),
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
+        executed=[plgpu.LoweringSemantics.Warpgroup],
+    )
 
 
 @pytest.mark.slow
-def test_functions_of_jnp_on_top():
-    x = numbers((32, 16), "float32")
-
-    def body(x, i):
-        chosen = jnp.select([x > 30, x < 10], [x, -x], 0.5)
-        steps = jnp.diff(jnp.repeat(chosen, 2, axis=1), axis=1)
-        counted = jnp.linspace(0, 31, 32)[:, None] + jnp.mgrid[:32, :31][1]
-        return steps + counted + jnp.diagonal(x[:16])[:1, None]
-
-    check(body, x, atol=1e-5)
+@everywhere.tests(check, numbers((32, 16), "float32"), atol=1e-5)
+def test_functions_of_jnp_on_top(x, i):
+    chosen = jnp.select([x > 30, x < 10], [x, -x], 0.5)
+    steps = jnp.diff(jnp.repeat(chosen, 2, axis=1), axis=1)
+    counted = jnp.linspace(0, 31, 32)[:, None] + jnp.mgrid[:32, :31][1]
+    return steps + counted + jnp.diagonal(x[:16])[:1, None]

@@ -116,75 +116,55 @@ def test_a_dynamic_slice_clamps_its_start(start, dtype):
     check(body, x)
 
 
-def test_a_part_may_be_all_of_the_array():
-    x = numbers((32, 16))
-
-    def body(x):
-        i = x[0, 1]
-        y = lax.dynamic_update_slice(x, x * 2, (i, i))
-        return lax.dynamic_slice(y, (i, i), (32, 16)) + x[:, 0:16]
-
-    check(body, x)
+@everywhere.tests(check, numbers((32, 16)))
+def test_a_part_may_be_all_of_the_array(x):
+    i = x[0, 1]
+    y = lax.dynamic_update_slice(x, x * 2, (i, i))
+    return lax.dynamic_slice(y, (i, i), (32, 16)) + x[:, 0:16]
 
 
 @pytest.mark.slow
 @pytest.mark.smoke
-def test_splats_and_iotas_are_sliced_joined_and_turned():
-    x = numbers((32, 16))
-
-    def body(x):
-        row = lax.broadcasted_iota(I32, x.shape, 0)
-        ones = jnp.ones_like(x)
-        both = jnp.concatenate([row, ones, x[:4]])[8:40]
-        return (
-            both
-            + jnp.flip(ones)
-            + jnp.flip(row, 0)
-            + ones[3:4, 2:3]
-            + row.reshape(16, 32).T
-            + jnp.pad(ones[1:], ((1, 0), (0, 0)), constant_values=5)
-            + lax.dynamic_slice(ones, (x[0, 1], x[0, 2]), (32, 1))
-        )
-
-    check(body, x)
+@everywhere.tests(check, numbers((32, 16)))
+def test_splats_and_iotas_are_sliced_joined_and_turned(x):
+    row = lax.broadcasted_iota(I32, x.shape, 0)
+    ones = jnp.ones_like(x)
+    both = jnp.concatenate([row, ones, x[:4]])[8:40]
+    return (
+        both
+        + jnp.flip(ones)
+        + jnp.flip(row, 0)
+        + ones[3:4, 2:3]
+        + row.reshape(16, 32).T
+        + jnp.pad(ones[1:], ((1, 0), (0, 0)), constant_values=5)
+        + lax.dynamic_slice(ones, (x[0, 1], x[0, 2]), (32, 1))
+    )
 
 
-def test_rows_that_are_broadcast_are_sliced():
-    x = numbers((32, 16))
-
-    def body(x):
-        rows = jnp.broadcast_to(x.max(1, keepdims=True), (32, 16)) + 1
-        return rows[1:31:2] + jnp.flip(rows)[:15] + rows.reshape(16, 32)[:15, :16]
-
-    check(body, x)
+@everywhere.tests(check, numbers((32, 16)))
+def test_rows_that_are_broadcast_are_sliced(x):
+    rows = jnp.broadcast_to(x.max(1, keepdims=True), (32, 16)) + 1
+    return rows[1:31:2] + jnp.flip(rows)[:15] + rows.reshape(16, 32)[:15, :16]
 
 
-def test_a_loop_carries_what_moves():
-    x = numbers((32, 16))
+@everywhere.tests(check, numbers((32, 16)))
+def test_a_loop_carries_what_moves(x):
+    def step(i, y):
+        part = lax.dynamic_slice(y, (i * 4, 0), (4, 16))
+        y = lax.dynamic_update_slice(y, part[::-1], (i, 0))
+        return jnp.concatenate([y[1:], y[:1]])
 
-    def body(x):
-        def step(i, y):
-            part = lax.dynamic_slice(y, (i * 4, 0), (4, 16))
-            y = lax.dynamic_update_slice(y, part[::-1], (i, 0))
-            return jnp.concatenate([y[1:], y[:1]])
-
-        return lax.fori_loop(0, 5, step, x)
-
-    check(body, x)
+    return lax.fori_loop(0, 5, step, x)
 
 
-def test_a_loops_array_of_one_element_is_a_scalar():
-    x = numbers((32, 16))
+@everywhere.tests(check, numbers((32, 16)))
+def test_a_loops_array_of_one_element_is_a_scalar(x):
+    def step(_, carry):
+        total, one = carry
+        return total + jnp.squeeze(one), one * 2
 
-    def body(x):
-        def step(_, carry):
-            total, one = carry
-            return total + jnp.squeeze(one), one * 2
-
-        start = jnp.int32(0), x[:1, 3]
-        return x + lax.fori_loop(0, 3, step, start)[0]
-
-    check(body, x)
+    start = jnp.int32(0), x[:1, 3]
+    return x + lax.fori_loop(0, 3, step, start)[0]
 
 
 @pytest.mark.slow
@@ -199,19 +179,15 @@ def test_warpgroups_have_scratch_of_their_own(scratch):
         x = x + jnp.cumsum(x, axis=0) * 0 + x[5, 7]
         o_ref[i] = jnp.flip(jnp.concatenate([x[3:], x[:3]])) + i
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-            compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=scratch),
-        )
-
     moved = x + x[:, 5:6, 7:8]
     moved = np.concatenate([moved[:, 3:], moved[:, :3]], 1)[:, ::-1, ::-1]
-    everywhere.check(make, [x], moved + np.arange(2, dtype=np.int32)[:, None, None])
+    everywhere.run(
+        body,
+        [x],
+        moved + np.arange(2, dtype=np.int32)[:, None, None],
+        threads={"wg": 2},
+        compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=scratch),
+    )
 
 
 @pytest.mark.parametrize("choice", BOTH)
@@ -239,8 +215,6 @@ def test_the_layout_of_the_operand_stays_where_it_fits():
     expected = x[::-1, ::-1].copy()
     expected[:8] = x[:8]
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
+    jax.ShapeDtypeStruct(x.shape, jnp.float32)
 
-    everywhere.check(make, [x], expected + x, semantics=[Lane])
+    everywhere.run(body, [x], expected + x, semantics=[Lane])

@@ -27,19 +27,9 @@ REGULAR = plgpu.SemaphoreType.REGULAR
 
 def over_rows(body, *scratch, out=(CTAS, 128), dtype=F32, **options):
     """Returns `make` for a kernel whose CTAs have a row each."""
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out, dtype),
-            scratch_types=scratch,
-            grid=(CTAS,),
-            grid_names=("i",),
-            interpret=interpret,
-            **options,
-        )
-
-    return make
+    return everywhere.kernel(
+        body, jax.ShapeDtypeStruct(out, dtype), *scratch, grid={"i": CTAS}, **options
+    )
 
 
 def exchange(x, o):
@@ -101,124 +91,116 @@ def test_sums_in_the_order_of_the_ctas(amount):
     everywhere.check(over_rows(zeroed, out=(128,)), [ROWS], expected)
 
 
-def test_a_wait_without_decrement_leaves_the_semaphore():
-    def body(x, o):
-        i = lax.axis_index("i")
-        arrived, left = (plgpu.get_global(REGULAR) for _ in range(2))
-        plgpu.semaphore_signal(arrived)
-        plgpu.semaphore_wait(arrived, CTAS, decrement=False)
+@everywhere.gives([ROWS], ROWS, by=over_rows)
+def test_a_wait_without_decrement_leaves_the_semaphore(x, o):
+    i = lax.axis_index("i")
+    arrived, left = (plgpu.get_global(REGULAR) for _ in range(2))
+    plgpu.semaphore_signal(arrived)
+    plgpu.semaphore_wait(arrived, CTAS, decrement=False)
+    o[i] = x[i]
+    plgpu.semaphore_signal(left)
+
+    @plgpu.when(i == CTAS - 1)
+    def _():
+        plgpu.semaphore_wait(left, CTAS)
+        plgpu.semaphore_wait(arrived, CTAS)
+
+
+@everywhere.gives(
+    [ROWS],
+    lambda *_: np.broadcast_to(np.arange(CTAS, dtype=np.float32)[:, None], (CTAS, 128)),
+    by=over_rows,
+)
+def test_as_many_continue_as_have_been_signalled(x, o):
+    """Each CTA takes a ticket, and hands out a number of them that it finds."""
+
+    i = lax.axis_index("i")
+    free, order = plgpu.get_global(REGULAR), plgpu.get_global(REGULAR)
+    plgpu.when(i == 0)(lambda: plgpu.semaphore_signal(free, 1))
+    plgpu.semaphore_wait(free)
+    turn = plgpu.semaphore_read(order)
+    plgpu.semaphore_signal(order)
+    last = turn == CTAS - 1
+    plgpu.when(last)(lambda: plgpu.semaphore_wait(order, CTAS))
+    plgpu.when(~last)(lambda: plgpu.semaphore_signal(free))
+    o[turn] = jnp.full((128,), turn.astype(F32)) + 0 * x[i]
+
+
+@everywhere.gives([ROWS], lambda rows: rows + CTAS, by=over_rows)
+def test_what_all_warps_read_is_one_value(x, o):
+    i = lax.axis_index("i")
+    count = plgpu.get_global(REGULAR)
+    plgpu.semaphore_signal(count)
+
+    def more(turns):
+        return turns + (plgpu.semaphore_read(count) < CTAS).astype(jnp.int32)
+
+    def poll(carry):
+        before, _ = carry
+        return before + 1, more(jnp.int32(0))
+
+    lax.while_loop(lambda carry: carry[1] > 0, poll, (0, jnp.int32(1)))
+    o[i] = x[i] + plgpu.semaphore_read(count).astype(F32)
+    done = plgpu.get_global(REGULAR)
+    plgpu.semaphore_signal(done)
+
+    @plgpu.when(i == 0)
+    def _():
+        plgpu.semaphore_wait(done, CTAS)
+        plgpu.semaphore_wait(count, CTAS)
+
+
+@everywhere.gives(
+    [ROWS],
+    lambda rows: rows + 1,
+    plgpu.SMEM((128,), F32),
+    REGULAR((2,)),
+    by=over_rows,
+    threads={"wg": 2},
+)
+def test_each_cta_has_semaphores_of_its_own_in_its_scratch(x, o, tile, full):
+    i, wg = lax.axis_index("i"), lax.axis_index("wg")
+
+    @plgpu.when(wg == 0)
+    def _():
+        tile[...] = x[i]
+        plgpu.semaphore_signal(full.at[i % 2], i + 1)
+
+    @plgpu.when(wg == 1)
+    def _():
+        plgpu.semaphore_wait(full.at[i % 2], i + 1)
+        o[i] = tile[...] + 1
+
+
+@everywhere.gives([ROWS], ROWS, by=over_rows)
+def test_a_scope_declares_them_too(x, o):
+    i = lax.axis_index("i")
+
+    def scope(own):
+        plgpu.semaphore_signal(own, 2)
+        plgpu.semaphore_wait(own, 2)
         o[i] = x[i]
-        plgpu.semaphore_signal(left)
+
+    plgpu.run_scoped(scope, plgpu.SemaphoreType.BARRIER)
+
+
+@everywhere.gives(
+    [ROWS], lambda rows: rows[0, :4] + rows[-1, :4], by=over_rows, out=(4,)
+)
+def test_warps_signal_and_wait(x, o):
+    i = lax.axis_index("i")
+    ready = plgpu.get_global(REGULAR((4,)))
+    stored = plgpu.get_global(plgpu.GMEM((CTAS, 4), F32))
+
+    @plgpu.warp_map
+    def _(warp):
+        stored[i, warp] = x[i, warp]
+        plgpu.semaphore_signal(ready.at[warp], memory_scope="gpu")
 
         @plgpu.when(i == CTAS - 1)
         def _():
-            plgpu.semaphore_wait(left, CTAS)
-            plgpu.semaphore_wait(arrived, CTAS)
-
-    everywhere.check(over_rows(body), [ROWS], ROWS)
-
-
-def test_as_many_continue_as_have_been_signalled():
-    """Each CTA takes a ticket, and hands out a number of them that it finds."""
-
-    def body(x, o):
-        i = lax.axis_index("i")
-        free, order = plgpu.get_global(REGULAR), plgpu.get_global(REGULAR)
-        plgpu.when(i == 0)(lambda: plgpu.semaphore_signal(free, 1))
-        plgpu.semaphore_wait(free)
-        turn = plgpu.semaphore_read(order)
-        plgpu.semaphore_signal(order)
-        last = turn == CTAS - 1
-        plgpu.when(last)(lambda: plgpu.semaphore_wait(order, CTAS))
-        plgpu.when(~last)(lambda: plgpu.semaphore_signal(free))
-        o[turn] = jnp.full((128,), turn.astype(F32)) + 0 * x[i]
-
-    expected = np.broadcast_to(np.arange(CTAS, dtype=np.float32)[:, None], (CTAS, 128))
-    everywhere.check(over_rows(body), [ROWS], expected)
-
-
-def test_what_all_warps_read_is_one_value():
-    def body(x, o):
-        i = lax.axis_index("i")
-        count = plgpu.get_global(REGULAR)
-        plgpu.semaphore_signal(count)
-
-        def more(turns):
-            return turns + (plgpu.semaphore_read(count) < CTAS).astype(jnp.int32)
-
-        def poll(carry):
-            before, _ = carry
-            return before + 1, more(jnp.int32(0))
-
-        lax.while_loop(lambda carry: carry[1] > 0, poll, (0, jnp.int32(1)))
-        o[i] = x[i] + plgpu.semaphore_read(count).astype(F32)
-        done = plgpu.get_global(REGULAR)
-        plgpu.semaphore_signal(done)
-
-        @plgpu.when(i == 0)
-        def _():
-            plgpu.semaphore_wait(done, CTAS)
-            plgpu.semaphore_wait(count, CTAS)
-
-    everywhere.check(over_rows(body), [ROWS], ROWS + CTAS)
-
-
-def test_each_cta_has_semaphores_of_its_own_in_its_scratch():
-    def body(x, o, tile, full):
-        i, wg = lax.axis_index("i"), lax.axis_index("wg")
-
-        @plgpu.when(wg == 0)
-        def _():
-            tile[...] = x[i]
-            plgpu.semaphore_signal(full.at[i % 2], i + 1)
-
-        @plgpu.when(wg == 1)
-        def _():
-            plgpu.semaphore_wait(full.at[i % 2], i + 1)
-            o[i] = tile[...] + 1
-
-    make = over_rows(
-        body,
-        plgpu.SMEM((128,), F32),
-        REGULAR((2,)),
-        num_threads=2,
-        thread_name="wg",
-    )
-    everywhere.check(make, [ROWS], ROWS + 1)
-
-
-def test_a_scope_declares_them_too():
-    def body(x, o):
-        i = lax.axis_index("i")
-
-        def scope(own):
-            plgpu.semaphore_signal(own, 2)
-            plgpu.semaphore_wait(own, 2)
-            o[i] = x[i]
-
-        plgpu.run_scoped(scope, plgpu.SemaphoreType.BARRIER)
-
-    everywhere.check(over_rows(body), [ROWS], ROWS)
-
-
-def test_warps_signal_and_wait():
-    def body(x, o):
-        i = lax.axis_index("i")
-        ready = plgpu.get_global(REGULAR((4,)))
-        stored = plgpu.get_global(plgpu.GMEM((CTAS, 4), F32))
-
-        @plgpu.warp_map
-        def _(warp):
-            stored[i, warp] = x[i, warp]
-            plgpu.semaphore_signal(ready.at[warp], memory_scope="gpu")
-
-            @plgpu.when(i == CTAS - 1)
-            def _():
-                plgpu.semaphore_wait(ready.at[warp], CTAS, memory_scope="gpu")
-                o[warp] = stored[0, warp] + stored[CTAS - 1, warp]
-
-    expected = ROWS[0, :4] + ROWS[-1, :4]
-    everywhere.check(over_rows(body, out=(4,)), [ROWS], expected)
+            plgpu.semaphore_wait(ready.at[warp], CTAS, memory_scope="gpu")
+            o[warp] = stored[0, warp] + stored[CTAS - 1, warp]
 
 
 def test_each_instance_of_vmap_has_its_own():
@@ -228,33 +210,22 @@ def test_each_instance_of_vmap_has_its_own():
     everywhere.check(lambda interpret: jax.vmap(make(interpret)), [x], expected)
 
 
-def test_a_copy_is_published_when_it_is_complete():
+@pytest.mark.parametrize("by", ["TMA", "threads"])
+def test_a_copy_reads_what_has_been_published(by):
+    """What TMA stores, when it is complete; what threads store, after a fence."""
+
     def body(x, o, tile, barrier):
         i = lax.axis_index("i")
         between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
         ready = plgpu.get_global(REGULAR((CTAS,)))
-        tile[...] = x[i] + 1
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, between.at[i])
-        plgpu.wait_smem_to_gmem(0)
-        plgpu.semaphore_signal(ready.at[i])
-        other = (i + 1) % CTAS
-        plgpu.semaphore_wait(ready.at[other])
-        plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[i] = tile[...]
-
-    make = over_rows(body, plgpu.SMEM((128,), F32), plgpu.Barrier())
-    everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
-
-
-def test_what_threads_store_is_copied_after_a_fence():
-    def body(x, o, tile, barrier):
-        i = lax.axis_index("i")
-        between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
-        ready = plgpu.get_global(REGULAR((CTAS,)))
-        between[i] = x[i] + 1
-        plgpu.commit_gmem()
+        if by == "TMA":
+            tile[...] = x[i] + 1
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, between.at[i])
+            plgpu.wait_smem_to_gmem(0)
+        else:
+            between[i] = x[i] + 1
+            plgpu.commit_gmem()
         plgpu.semaphore_signal(ready.at[i])
         other = (i + 1) % CTAS
         plgpu.semaphore_wait(ready.at[other])
@@ -267,70 +238,50 @@ def test_what_threads_store_is_copied_after_a_fence():
 
 
 @pytest.mark.slow
-def test_a_function_called_twice_declares_once():
-    def body(x, o):
-        i = lax.axis_index("i")
+@everywhere.gives([ROWS], lambda rows: -4 * rows, by=over_rows)
+def test_a_function_called_twice_declares_once(x, o):
+    i = lax.axis_index("i")
 
-        @jax.jit
-        def through(value):
-            own = plgpu.get_global(REGULAR((CTAS,)))
-            plgpu.semaphore_signal(own.at[i])
-            plgpu.semaphore_wait(own.at[i])
-            return jnp.sort(value)
+    @jax.jit
+    def through(value):
+        own = plgpu.get_global(REGULAR((CTAS,)))
+        plgpu.semaphore_signal(own.at[i])
+        plgpu.semaphore_wait(own.at[i])
+        return 2 * value
 
-        o[i] = through(-through(x[i]))
-
-    everywhere.check(over_rows(body), [ROWS], -ROWS[:, ::-1])
+    o[i] = through(-through(x[i]))
 
 
-def test_clusters_meet_at_a_barrier_of_the_grid():
-    def body(x, o):
-        i, c = lax.axis_index("i"), lax.axis_index("c")
-        stored = plgpu.get_global(plgpu.GMEM((4, 128), F32))
-        barrier = GridBarrier.of(4)
-        stored[2 * i + c] = x[2 * i + c]
-        barrier.meet(2 * i + c)
-        o[2 * i + c] = stored[3 - (2 * i + c)]
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4, 128), F32),
-            grid=(2,),
-            grid_names=("i",),
-            cluster=(2,),
-            cluster_names=("c",),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [ROWS[:4]], ROWS[3::-1])
+@everywhere.gives([ROWS[:4]], lambda *_: ROWS[3::-1], grid={"i": 2}, cluster={"c": 2})
+def test_clusters_meet_at_a_barrier_of_the_grid(x, o):
+    i, c = lax.axis_index("i"), lax.axis_index("c")
+    stored = plgpu.get_global(plgpu.GMEM((4, 128), F32))
+    barrier = GridBarrier.of(4)
+    stored[2 * i + c] = x[2 * i + c]
+    barrier.meet(2 * i + c)
+    o[2 * i + c] = stored[3 - (2 * i + c)]
 
 
-def test_increments_and_values_are_traced():
-    def body(x, n, o):
-        i = lax.axis_index("i")
-        all_of_them = plgpu.get_global(REGULAR)
-        plgpu.semaphore_signal(all_of_them, n[i])
+@everywhere.gives([ROWS, np.array([3, 0, 1, 7, 2], np.int32)], ROWS, by=over_rows)
+def test_increments_and_values_are_traced(x, n, o):
+    i = lax.axis_index("i")
+    all_of_them = plgpu.get_global(REGULAR)
+    plgpu.semaphore_signal(all_of_them, n[i])
 
-        @plgpu.when(i == 0)
-        def _():
-            plgpu.semaphore_wait(all_of_them, jnp.sum(n[...]))
+    @plgpu.when(i == 0)
+    def _():
+        plgpu.semaphore_wait(all_of_them, jnp.sum(n[...]))
 
-        o[i] = x[i]
-
-    n = np.array([3, 0, 1, 7, 2], np.int32)
-    everywhere.check(over_rows(body), [ROWS, n], ROWS)
+    o[i] = x[i]
 
 
-def test_a_delay_changes_nothing():
-    def body(x, o):
-        i = lax.axis_index("i")
-        plgpu.delay(100)
-        plgpu.delay(10 * i)
-        plgpu.warp_map(lambda warp: plgpu.delay(warp))
-        o[i] = x[i]
-
-    everywhere.check(over_rows(body), [ROWS], ROWS)
+@everywhere.gives([ROWS], ROWS, by=over_rows)
+def test_a_delay_changes_nothing(x, o):
+    i = lax.axis_index("i")
+    plgpu.delay(100)
+    plgpu.delay(10 * i)
+    plgpu.warp_map(lambda warp: plgpu.delay(warp))
+    o[i] = x[i]
 
 
 # --- instructions ---------------------------------------------------------------------

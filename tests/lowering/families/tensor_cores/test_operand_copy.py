@@ -27,6 +27,7 @@ from tests.support.tensor_products import (
     E5M2,
     F16,
     F32,
+    check,
     storage,
 )
 
@@ -47,8 +48,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_copied_operand(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,7 @@ def test_a_copied_operand(case):
     ids=["f16", "float8"],
 )
 def test_a_pair_copies_operands(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,12 +12,11 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.tmem.scaled_instruction import ScaledInstruction
-from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_pairs import ScaledPair
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import E4M3, F32
+from tests.support.tensor_products import E4M3, F32, check
 
 SCALES = TmemLayout.scales()
 MXF8 = ScaledPair(ScaledProduct(n=256, k=256))
@@ -39,8 +38,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_scaled_product_of_a_pair(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])

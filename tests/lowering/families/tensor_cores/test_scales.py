@@ -17,7 +17,16 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import E4M3, E5M2, F16, F32, start_copies
+from tests.support.tensor_products import (
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    check,
+    check_body,
+    check_inferred,
+    start_copies,
+)
 
 MXF8 = ScaledProduct(n=256, k=256)
 FP4 = ScaledProduct(a=E2M1, b=E2M1, k=256)
@@ -44,21 +53,11 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_scaled_product(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 def test_warpgroup_semantics_infer_how_operands_are_stored():
-    case, only = ScaledProduct(inferred=True), [plgpu.LoweringSemantics.Warpgroup]
-    operands = case.operands()
-    everywhere.check(
-        case.make,
-        operands,
-        case.expected(*operands),
-        semantics=only,
-        executed=only,
-        on_gpu=False,
-    )
+    check_inferred(ScaledProduct(inferred=True))
 
 
 def test_a_scale_that_is_nan_spoils_its_row():
@@ -71,74 +70,35 @@ def test_a_scale_that_is_nan_spoils_its_row():
     everywhere.check(case.make, operands, expected, on_gpu=False)
 
 
-def test_the_left_operand_is_in_tmem():
-    case = ScaledProduct()
+def copy_all(a, b, sa_gmem, sb_gmem, *smem, loaded, sa, sb):
+    """Copies the operands, and the scales to TMEM."""
+    start_copies(loaded, *zip((a, b, sa_gmem, sb_gmem), smem, strict=True))
+    plgpu.barrier_wait(loaded)
+    plgpu.async_copy_scales_to_tmem(smem[2], sa)
+    plgpu.async_copy_scales_to_tmem(smem[3], sb)
 
-    def make(interpret):
-        def body(
-            a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
-            loaded, done, left,
-        ):  # fmt: skip
-            pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-            start_copies(loaded, *pairs)
-            plgpu.barrier_wait(loaded)
-            plgpu.async_copy_smem_to_tmem(a_smem, left)
-            plgpu.async_copy_scales_to_tmem(sa_smem, sa)
-            plgpu.async_copy_scales_to_tmem(sb_smem, sb)
-            scales = {"a_scale": sa, "b_scale": sb}
-            plgpu.tcgen05_mma(acc, left, b_smem.T, done, accumulate=False, **scales)
-            plgpu.barrier_wait(done)
-            out[...] = plgpu.async_load_tmem(acc)
 
-        left = plgpu.TMEM((128, case.k), case.a, packed=True)
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-            scratch_types={**case.scratch(), "left": left},
-            compiler_params=plgpu.CompilerParams(target="sm_100a"),
-            interpret=interpret,
-        )
-
-    operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+HALVES = ScaledProduct(k=256, n=256)
 
 
 @pytest.mark.slow
-def test_a_part_of_the_scales_scales_a_part_of_k():
-    case = ScaledProduct(k=256, n=256)
-
-    def body(
-        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
-        loaded, done,
-    ):  # fmt: skip
-        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-        start_copies(loaded, *pairs)
-        plgpu.barrier_wait(loaded)
-        plgpu.async_copy_scales_to_tmem(sa_smem, sa)
-        plgpu.async_copy_scales_to_tmem(sb_smem, sb)
-        for half in (0, 1):
-            ks, blocks = plgpu.ds(128 * half, 128), plgpu.ds(4 * half, 4)
-            plgpu.tcgen05_mma(
-                acc,
-                a_smem.at[:, ks],
-                b_smem.at[:, ks].T,
-                a_scale=sa.at[:, blocks],
-                b_scale=sb.at[:, blocks],
-                accumulate=half > 0,
-            )
-        plgpu.tcgen05_commit_arrive(done)
-        plgpu.barrier_wait(done)
-        for half in (0, 1):
-            part = plgpu.ds(128 * half, 128)
-            out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
-
-    operands = case.operands()
-    everywhere.check(
-        lambda interpret: case.make(interpret, body),
-        operands,
-        case.expected(*operands),
-        on_gpu=False,
-    )
+@everywhere.tests(check_body, HALVES)
+def test_a_part_of_the_scales_scales_a_part_of_k(
+    a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+    loaded, done,
+):  # fmt: skip
+    smem = a_smem, b_smem, sa_smem, sb_smem
+    copy_all(a, b, sa_gmem, sb_gmem, *smem, loaded=loaded, sa=sa, sb=sb)
+    for half in (0, 1):
+        ks, blocks = plgpu.ds(128 * half, 128), plgpu.ds(4 * half, 4)
+        left, right = a_smem.at[:, ks], b_smem.at[:, ks].T
+        scales = {"a_scale": sa.at[:, blocks], "b_scale": sb.at[:, blocks]}
+        plgpu.tcgen05_mma(acc, left, right, accumulate=half > 0, **scales)
+    plgpu.tcgen05_commit_arrive(done)
+    plgpu.barrier_wait(done)
+    for half in (0, 1):
+        part = plgpu.ds(128 * half, 128)
+        out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
 
 
 # --- instructions ---------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,28 +40,23 @@ def test_tcgen05(a, b, in_tmem):
 @pytest.mark.parametrize("in_registers", [False, True], ids=["SMEM", "registers"])
 @pytest.mark.parametrize(("a", "b"), PAIRS, ids=["u8 u8", "s8 u8", "u8 s8"])
 def test_wgmma(a, b, in_registers):
-    def make(interpret):
-        def body(x, y, out, x_smem, y_smem, loaded, acc):
-            plgpu.copy_gmem_to_smem(x, x_smem, loaded)
-            plgpu.copy_gmem_to_smem(y, y_smem, loaded)
-            plgpu.barrier_wait(loaded)
-            left = x_smem
-            if in_registers:
-                left = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA_8BIT)
-            plgpu.wgmma(acc, left, y_smem.T)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((64, 32), I32),
-            scratch_types=[
-                plgpu.SMEM((64, 32), a, transforms=storage(a, 32)),
-                plgpu.SMEM((32, 32), b, transforms=storage(b, 32)),
-                plgpu.Barrier(num_arrivals=2),
-                plgpu.ACC((64, 32), I32),
-            ],
-            interpret=interpret,
-        )
+    def body(x, y, out, x_smem, y_smem, loaded, acc):
+        plgpu.copy_gmem_to_smem(x, x_smem, loaded)
+        plgpu.copy_gmem_to_smem(y, y_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        left = x_smem
+        if in_registers:
+            left = plgpu.load(x_smem, layout=plgpu.Layout.WGMMA_8BIT)
+        plgpu.wgmma(acc, left, y_smem.T)
+        out[...] = acc[...]
 
     arrays = operands(a, b, 64)
-    everywhere.check(make, arrays, product(*arrays))
+    everywhere.run(
+        body,
+        arrays,
+        product(*arrays),
+        plgpu.SMEM((64, 32), a, transforms=storage(a, 32)),
+        plgpu.SMEM((32, 32), b, transforms=storage(b, 32)),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.ACC((64, 32), I32),
+    )

@@ -13,12 +13,11 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from tests.support import everywhere
 from tests.support.scaled_products import E2M1
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_pairs import SparseTile
 from tests.support.sparse_products import SparseProduct, indices
-from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32
+from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, check
 
 I8, I32 = jnp.int8, jnp.int32
 MXF8 = SparseProduct(a=E4M3, b=E4M3, k=256, n=64)
@@ -50,7 +49,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_sparse_product(case):
-    everywhere.check(case.make, case.operands(), case.expected(), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late"])

@@ -13,12 +13,21 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from tests.support import everywhere, sparse_products
+from tests.support import sparse_products
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
-from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, storage
+from tests.support.tensor_products import (
+    BF16,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    check,
+    check_inferred,
+    storage,
+)
 
 I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
 KERNELS = {
@@ -45,7 +54,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_sparse_product(case):
-    everywhere.check(case.make, case.operands(), case.expected(), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +66,7 @@ def test_a_sparse_product(case):
     ],
 )
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
-    only = [plgpu.LoweringSemantics.Warpgroup]
-    everywhere.check(
-        dataclasses.replace(case, inferred=True).make,
-        case.operands(),
-        case.expected(),
-        semantics=only,
-        executed=only,
-        on_gpu=False,
-    )
+    check_inferred(dataclasses.replace(case, inferred=True))
 
 
 # --- instructions ---------------------------------------------------------------------

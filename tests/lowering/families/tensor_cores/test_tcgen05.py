@@ -23,6 +23,10 @@ from tests.support.tensor_products import (
     F16,
     F32,
     Product,
+    check,
+    check_body,
+    check_inferred,
+    start_copies,
     storage,
 )
 
@@ -54,15 +58,12 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_product(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.smoke
 def test_a_product_of_a_tile():
-    case = Product(k=32, n=16, b_stored=True, swizzle=64)
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(Product(k=32, n=16, b_stored=True, swizzle=64))
 
 
 @pytest.mark.parametrize(
@@ -74,97 +75,57 @@ def test_a_product_of_a_tile():
     ],
 )
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
-    operands, only = case.operands(), [plgpu.LoweringSemantics.Warpgroup]
-    expected = case.expected(*operands)
-    everywhere.check(
-        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
-    )
+    check_inferred(case)
 
 
-def test_accumulate_may_be_a_value():
-    case = Product(n=16, k=32, b_stored=True, swizzle=64)
-
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-            plgpu.barrier_wait(loaded)
-
-            @plgpu.loop(0, 3)
-            def _(i):
-                plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0)
-
-            plgpu.tcgen05_commit_arrive(done)
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 16), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    operands = case.operands()
-    everywhere.check(make, operands, 3 * case.expected(*operands), on_gpu=False)
+TILE = Product(n=16, k=32, b_stored=True, swizzle=64)
 
 
-def test_columns_of_an_accumulator_are_accumulators():
-    case = Product(n=32, k=32, b_stored=True, swizzle=64)
-
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-            plgpu.barrier_wait(loaded)
-            for start in (0, 16):
-                part = plgpu.ds(start, 16)
-                right = b_smem.at[part].T
-                plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
-            plgpu.tcgen05_commit_arrive(done)
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 32), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+def load(a, b, a_smem, b_smem, loaded):
+    start_copies(loaded, (a, a_smem), (b, b_smem))
+    plgpu.barrier_wait(loaded)
 
 
-def test_a_warp_multiplies_and_the_warpgroup_reads():
-    case = Product(n=16, k=32, b_stored=True, swizzle=64)
+@everywhere.tests(check_body, TILE, lambda a, b: 3 * TILE.expected(a, b))
+def test_accumulate_may_be_a_value(a, b, out, a_smem, b_smem, acc, loaded, done):
+    load(a, b, a_smem, b_smem, loaded)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == 0)
-                def _():
-                    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-                    plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-                    plgpu.barrier_wait(loaded)
-                    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False)
+    @plgpu.loop(0, 3)
+    def _(i):
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0)
 
-            plgpu.barrier_wait(done)
-            out[...] = acc[...]
+    plgpu.tcgen05_commit_arrive(done)
+    plgpu.barrier_wait(done)
+    out[...] = acc[...]
 
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 16), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
 
-    operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+@everywhere.tests(check_body, Product(n=32, k=32, b_stored=True, swizzle=64))
+def test_columns_of_an_accumulator_are_accumulators(
+    a, b, out, a_smem, b_smem, acc, loaded, done
+):
+    load(a, b, a_smem, b_smem, loaded)
+    for start in (0, 16):
+        part = plgpu.ds(start, 16)
+        right = b_smem.at[part].T
+        plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
+    plgpu.tcgen05_commit_arrive(done)
+    plgpu.barrier_wait(done)
+    out[...] = acc[...]
+
+
+@everywhere.tests(check_body, TILE)
+def test_a_warp_multiplies_and_the_warpgroup_reads(
+    a, b, out, a_smem, b_smem, acc, loaded, done
+):
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 0)
+        def _():
+            load(a, b, a_smem, b_smem, loaded)
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False)
+
+    plgpu.barrier_wait(done)
+    out[...] = acc[...]
 
 
 # --- instructions ---------------------------------------------------------------------

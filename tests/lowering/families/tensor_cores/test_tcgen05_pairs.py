@@ -17,8 +17,19 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_pairs import PAIR, PairProduct
-from tests.support.tensor_products import BF16, BLACKWELL, E4M3, E5M2, F16, F32
+from tests.support.tensor_products import (
+    BF16,
+    BLACKWELL,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    check,
+    check_body,
+    check_inferred,
+)
 
+TILE = PairProduct(k=32, n=16, swizzle=64)
 I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
 KERNELS = {
     "256 rows": PairProduct(),
@@ -46,161 +57,99 @@ KERNELS = {
 
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_product_of_a_pair(case):
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(case)
 
 
 @pytest.mark.smoke
 def test_a_pair_multiplies_a_tile():
-    case = PairProduct(k=32, n=16, swizzle=64)
-    operands = case.operands()
-    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+    check(TILE)
 
 
-@pytest.mark.parametrize("case", [PairProduct(inferred=True)])
-def test_warpgroup_semantics_infer_how_operands_are_stored(case):
-    operands, only = case.operands(), [plgpu.LoweringSemantics.Warpgroup]
-    expected = case.expected(*operands)
-    everywhere.check(
-        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
-    )
+def test_warpgroup_semantics_infer_how_operands_are_stored():
+    check_inferred(PairProduct(inferred=True))
 
 
-def test_the_leader_alone_may_issue_and_accumulate():
-    case, rounds = PairProduct(n=16, k=32, swizzle=64), 3
-
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            case.load(a, b, a_smem, b_smem, loaded, ready)
-
-            @plgpu.when(lax.axis_index("c") == 0)
-            def _():
-                @plgpu.loop(0, rounds)
-                def _(i):
-                    plgpu.tcgen05_mma(
-                        acc, a_smem, b_smem.T, accumulate=i > 0, collective_axis="c"
-                    )
-
-                plgpu.tcgen05_commit_arrive(done, collective_axis="c")
-
-            plgpu.barrier_wait(done)
-            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )
-
-    operands = case.operands()
-    expected = rounds * case.expected(*operands)
-    everywhere.check(make, operands, expected, on_gpu=False)
+def store(case, out, acc):
+    out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
 
 
-def test_a_warp_of_the_leader_multiplies():
-    case = PairProduct(n=16, k=32, swizzle=64)
+@everywhere.tests(check_body, TILE, lambda a, b: 3 * TILE.expected(a, b), **PAIR)
+def test_the_leader_alone_may_issue_and_accumulate(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
+    TILE.load(a, b, a_smem, b_smem, loaded, ready)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == 0)
-                def _():
-                    case.load(a, b, a_smem, b_smem, loaded, ready)
-                    plgpu.tcgen05_mma(
-                        acc,
-                        a_smem,
-                        b_smem.T,
-                        done,
-                        accumulate=False,
-                        collective_axis="c",
-                    )
+    @plgpu.when(lax.axis_index("c") == 0)
+    def _():
+        @plgpu.loop(0, 3)
+        def _(i):
+            options = {"accumulate": i > 0, "collective_axis": "c"}
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, **options)
 
-            plgpu.barrier_wait(done)
-            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
+        plgpu.tcgen05_commit_arrive(done, collective_axis="c")
 
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )
-
-    operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    plgpu.barrier_wait(done)
+    store(TILE, out, acc)
 
 
-def test_several_pairs_make_a_cluster():
-    case = PairProduct(m=64, n=16, k=32, swizzle=64)
+ONCE = {"accumulate": False, "collective_axis": "c"}
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            p, c = lax.axis_index("p"), lax.axis_index("c")
-            case.load(a.at[p], b, a_smem, b_smem, loaded, ready)
-            plgpu.tcgen05_mma(
-                acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
-            )
-            plgpu.barrier_wait(done)
-            out[p, plgpu.ds(c * case.m, case.m)] = acc[...]
 
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            cluster=(2, 2),
-            cluster_names=("p", "c"),
-        )
+@everywhere.tests(check_body, TILE, **PAIR)
+def test_a_warp_of_the_leader_multiplies(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 0)
+        def _():
+            TILE.load(a, b, a_smem, b_smem, loaded, ready)
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **ONCE)
 
+    plgpu.barrier_wait(done)
+    store(TILE, out, acc)
+
+
+def check_two(body, case, columns=slice(None), **mesh):
+    """Runs a body over two left operands, the second twice as large as the first."""
     a, b = case.operands()
-    a = np.stack([a, 2 * a])
-    expected = np.stack([case.expected(x, b) for x in a])
-    everywhere.check(make, [a, b], expected, on_gpu=False)
+    expected = np.stack([case.expected(a, b), case.expected(2 * a, b)])[..., columns]
+    options = {"scratch_types": case.scratch(), "target": "sm_100a", "on_gpu": False}
+    everywhere.run(body, [np.stack([a, 2 * a]), b], expected, **options, **mesh)
 
 
-def test_columns_of_an_accumulator_are_accumulators():
+SMALL = PairProduct(m=64, n=16, k=32, swizzle=64)
+
+
+@everywhere.tests(check_two, SMALL, cluster={"p": 2, "c": 2})
+def test_several_pairs_make_a_cluster(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
+    p = lax.axis_index("p")
+    SMALL.load(a.at[p], b, a_smem, b_smem, loaded, ready)
+    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **ONCE)
+    plgpu.barrier_wait(done)
+    store(SMALL, out.at[p], acc)
+
+
+WIDE = PairProduct(n=32, k=32, swizzle=64)
+# The first accumulator has the first 8 columns of each CTA's 16.
+COLUMNS = np.arange(32).reshape(2, 2, 8).transpose(1, 0, 2).reshape(-1)
+
+
+@everywhere.tests(check_two, WIDE, COLUMNS, grid={"g": 2}, **PAIR)
+def test_columns_of_an_accumulator_are_accumulators(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
     """Each has columns of b of both CTAs; clusters fill a grid."""
-    case = PairProduct(n=32, k=32, swizzle=64)
-
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-            g, c = lax.axis_index("g"), lax.axis_index("c")
-            case.load(a.at[g], b, a_smem, b_smem, loaded, ready)
-            for i in range(2):
-                plgpu.tcgen05_mma(
-                    acc.at[:, plgpu.ds(16 * i, 16)],
-                    a_smem,
-                    b_smem.at[plgpu.ds(8 * i, 8)].T,
-                    accumulate=False,
-                    collective_axis="c",
-                )
-            plgpu.tcgen05_commit_arrive(done, collective_axis="c")
-            plgpu.barrier_wait(done)
-            out[g, plgpu.ds(c * case.m, case.m)] = acc[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            grid=(2,),
-            grid_names=("g",),
-            **PAIR,
-        )
-
-    a, b = case.operands()
-    a = np.stack([a, 2 * a])
-    expected = np.stack([case.expected(x, b) for x in a])
-    # The first accumulator has the first 8 columns of each CTA's 16.
-    columns = np.arange(32).reshape(2, 2, 8).transpose(1, 0, 2).reshape(-1)
-    everywhere.check(make, [a, b], expected[..., columns], on_gpu=False)
+    g = lax.axis_index("g")
+    WIDE.load(a.at[g], b, a_smem, b_smem, loaded, ready)
+    for i in range(2):
+        part, right = plgpu.ds(16 * i, 16), b_smem.at[plgpu.ds(8 * i, 8)].T
+        plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, **ONCE)
+    plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+    plgpu.barrier_wait(done)
+    store(WIDE, out.at[g], acc)
 
 
 # --- instructions ---------------------------------------------------------------------

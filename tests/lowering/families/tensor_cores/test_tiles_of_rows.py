@@ -68,23 +68,19 @@ def make(case, *, loose=False, by_hand=False):
         for i in range(TILES):
             out[i] = plgpu.async_load_tmem(acc.at[i])
 
-    def kernel(interpret=None):
-        a_shape = operands(case)[0].shape
-        if loose:
-            a_shape = (TILES, case.m, case.k)
-        scratch = case.scratch()
-        transforms = () if case.inferred else storage(F16, case.swizzle)
-        scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
-        scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
-            scratch_types=scratch,
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    return kernel
+    a_shape = operands(case)[0].shape
+    if loose:
+        a_shape = (TILES, case.m, case.k)
+    scratch = case.scratch()
+    transforms = () if case.inferred else storage(F16, case.swizzle)
+    scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
+    scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
+    return everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
+        scratch_types=scratch,
+        compiler_params=BLACKWELL,
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -110,40 +106,39 @@ def test_scales_have_the_tiles_of_the_accumulator():
     args = np.concatenate([a, a[::-1]]), b, np.stack([sa, sa]), sb
     wanted = [case.expected(x, b, sa, sb) for x in (a, a[::-1])]
 
-    def make(interpret):
-        def body(
-            a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
-            loaded, done,
-        ):  # fmt: skip
-            pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-            start_copies(loaded, *pairs)
-            plgpu.barrier_wait(loaded)
-            for i in range(TILES):
-                plgpu.async_copy_scales_to_tmem(sa_smem.at[i], sa.at[i])
-            plgpu.async_copy_scales_to_tmem(sb_smem, sb)
-            plgpu.tcgen05_mma(
-                acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb, accumulate=False
-            )
-            plgpu.barrier_wait(done)
-            for i in range(TILES):
-                out[i] = acc[i]
-
-        scales = args[2].shape
-        scratch = case.scratch() | {
-            "a_smem": plgpu.SMEM(args[0].shape, E4M3, transforms=storage(E4M3)),
-            "sa_smem": plgpu.SMEM(scales, E8M0),
-            "acc": plgpu.TMEM((TILES, 128, case.n), F32),
-            "sa": plgpu.TMEM((TILES, 128, 4), E8M0, layout=TmemLayout.scales()),
-        }
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((TILES, 128, case.n), F32),
-            scratch_types=scratch,
-            compiler_params=BLACKWELL,
-            interpret=interpret,
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+        loaded, done,
+    ):  # fmt: skip
+        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+        start_copies(loaded, *pairs)
+        plgpu.barrier_wait(loaded)
+        for i in range(TILES):
+            plgpu.async_copy_scales_to_tmem(sa_smem.at[i], sa.at[i])
+        plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb, accumulate=False
         )
+        plgpu.barrier_wait(done)
+        for i in range(TILES):
+            out[i] = acc[i]
 
-    everywhere.check(make, args, np.stack(wanted), on_gpu=False)
+    scales = args[2].shape
+    scratch = case.scratch() | {
+        "a_smem": plgpu.SMEM(args[0].shape, E4M3, transforms=storage(E4M3)),
+        "sa_smem": plgpu.SMEM(scales, E8M0),
+        "acc": plgpu.TMEM((TILES, 128, case.n), F32),
+        "sa": plgpu.TMEM((TILES, 128, 4), E8M0, layout=TmemLayout.scales()),
+    }
+
+    everywhere.run(
+        body,
+        args,
+        np.stack(wanted),
+        scratch_types=scratch,
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 def instructions(kernel, args, semantics):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import jax
@@ -43,18 +44,26 @@ def kernel(body, shape, dtype, scratch, interpret, **options):
 def there_and_back(shape, dtype, declaration, layout):
     """Stores an array to TMEM and loads it again."""
 
-    def make(interpret):
-        def body(x, o, tile):
-            value = plgpu.load(x, layout=layout, optimized=False)
-            plgpu.async_store_tmem(tile, value)
-            plgpu.commit_tmem()
-            loaded = plgpu.async_load_tmem(tile, layout=layout)
-            o[...] = loaded + jnp.ones(shape, dtype)
-
-        return kernel(body, shape, dtype, [declaration], interpret)
+    def body(x, o, tile):
+        value = plgpu.load(x, layout=layout, optimized=False)
+        plgpu.async_store_tmem(tile, value)
+        plgpu.commit_tmem()
+        loaded = plgpu.async_load_tmem(tile, layout=layout)
+        o[...] = loaded + jnp.ones(shape, dtype)
 
     x = numbers(shape, dtype)
-    everywhere.check(make, [x], x + np.ones(shape, x.dtype), on_gpu=False)
+    expected = x + np.ones(shape, x.dtype)
+    everywhere.run(body, [x], expected, declaration, **ON_BLACKWELL)
+
+
+ON_BLACKWELL = {"target": "sm_100a", "on_gpu": False}
+TILE = plgpu.TMEM((128, 32), F32)
+X = numbers((128, 32), F32)
+gives = functools.partial(everywhere.gives, **ON_BLACKWELL)
+
+
+def load(x):
+    return plgpu.load(x, layout=NATIVE(2), optimized=False)
 
 
 REDUCED = {
@@ -69,27 +78,24 @@ REDUCED = {
     ("reduce", "dtype"), [*((name, F32) for name in REDUCED), ("max", jnp.uint32)]
 )
 def test_a_load_that_reduces(reduce, dtype):
-    def make(interpret):
-        def body(x, o, most, tile):
-            value = plgpu.load(x, layout=NATIVE(2), optimized=False)
-            plgpu.async_store_tmem(tile, value)
-            plgpu.commit_tmem()
-            loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
-            o[...] = loaded
-
-        shapes = (128, 32), (128,)
-        return plgpu.kernel(
-            body,
-            out_type=[jax.ShapeDtypeStruct(shape, dtype) for shape in shapes],
-            scratch_types=[plgpu.TMEM((128, 32), dtype)],
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
+    def body(x, o, most, tile):
+        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        plgpu.async_store_tmem(tile, value)
+        plgpu.commit_tmem()
+        loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
+        o[...] = loaded
 
     x = numbers((128, 32), jnp.int32).astype(jnp.dtype(dtype))
     if dtype == F32:
         x[5, 7] = np.nan
-    everywhere.check(make, [x], [x, REDUCED[reduce](x)], on_gpu=False)
+    everywhere.run(
+        body,
+        [x],
+        [x, REDUCED[reduce](x)],
+        plgpu.TMEM((128, 32), dtype),
+        compiler_params=BLACKWELL,
+        on_gpu=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,118 +124,73 @@ def test_the_layout_of_64_rows_of_two_ctas():
     there_and_back((64, 32), F32, declaration, layout)
 
 
-def test_index_expressions_wait_by_themselves():
-    def make(interpret):
-        def body(x, o, tile, other):
-            tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
-            other[...] = tile[...]
-            tile[...] = tile[...] + other[...]
-            other[:, 16:32] += tile[:, 0:16]
-            o[...] = other[...]
-
-        scratch = [plgpu.TMEM((128, 32), F32)] * 2
-        return kernel(body, (128, 32), F32, scratch, interpret)
-
-    x = numbers((128, 32), F32)
-    expected = x.copy()
-    expected[:, 16:] += 2 * x[:, :16]
-    everywhere.check(make, [x], expected, on_gpu=False)
+@gives([X], lambda x: x + np.pad(2 * x[:, :16], ((0, 0), (16, 0))), TILE, TILE)
+def test_index_expressions_wait_by_themselves(x, o, tile, other):
+    tile[...] = load(x)
+    other[...] = tile[...]
+    tile[...] = tile[...] + other[...]
+    other[:, 16:32] += tile[:, 0:16]
+    o[...] = other[...]
 
 
-def test_parts_may_start_at_a_value():
-    def make(interpret):
-        def body(x, o, tile):
-            tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+@gives([X], lambda x: 2 * x, TILE)
+def test_parts_may_start_at_a_value(x, o, tile):
+    tile[...] = load(x)
 
-            @plgpu.loop(0, 4)
-            def _(i):
-                part = plgpu.ds(8 * i, 8)
-                tile[:, part] = tile[:, part] * 2
+    @plgpu.loop(0, 4)
+    def _(i):
+        part = plgpu.ds(8 * i, 8)
+        tile[:, part] = tile[:, part] * 2
 
-            o[...] = tile[...]
-
-        return kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], interpret)
-
-    x = numbers((128, 32), F32)
-    everywhere.check(make, [x], 2 * x, on_gpu=False)
+    o[...] = tile[...]
 
 
-def test_leading_dimensions_are_columns():
-    def make(interpret):
-        def body(x, o, tiles):
-            for i in range(3):
-                part = x.at[:, plgpu.ds(16 * i, 16)]
-                tiles[i] = plgpu.load(part, layout=NATIVE(2), optimized=False)
+@gives(
+    [numbers((128, 48), F32)],
+    lambda x: x.reshape(128, 3, 16)[:, ::-1].reshape(128, 48),
+    plgpu.TMEM((3, 128, 16), F32),
+)
+def test_leading_dimensions_are_columns(x, o, tiles):
+    for i in range(3):
+        tiles[i] = load(x.at[:, plgpu.ds(16 * i, 16)])
 
-            @plgpu.loop(0, 3)
-            def _(i):
-                o[:, plgpu.ds(16 * i, 16)] = tiles[2 - i]
-
-        scratch = [plgpu.TMEM((3, 128, 16), F32)]
-        return kernel(body, (128, 48), F32, scratch, interpret)
-
-    x = numbers((128, 48), F32)
-    expected = x.reshape(128, 3, 16)[:, ::-1].reshape(128, 48)
-    everywhere.check(make, [x], expected, on_gpu=False)
+    @plgpu.loop(0, 3)
+    def _(i):
+        o[:, plgpu.ds(16 * i, 16)] = tiles[2 - i]
 
 
-def test_scopes_share_the_columns():
-    def make(interpret):
-        def body(x, o, outer):
-            value = plgpu.load(x, layout=NATIVE(2), optimized=False)
-            outer[...] = value
+@gives([X], lambda x: 3 * x, TILE)
+def test_scopes_share_the_columns(x, o, outer):
+    value = load(x)
+    outer[...] = value
 
-            def add(tile):
-                tile[...] = value
-                outer[...] = outer[...] + tile[...]
+    def add(tile):
+        tile[...] = value
+        outer[...] = outer[...] + tile[...]
 
-            plgpu.run_scoped(add, plgpu.TMEM((128, 32), F32))
-            plgpu.run_scoped(add, plgpu.TMEM((128, 32), F32))
-            o[...] = outer[...]
-
-        return kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], interpret)
-
-    x = numbers((128, 32), F32)
-    everywhere.check(make, [x], 3 * x, on_gpu=False)
+    plgpu.run_scoped(add, TILE)
+    plgpu.run_scoped(add, TILE)
+    o[...] = outer[...]
 
 
-def test_one_warpgroup_stores_what_another_loads():
-    def make(interpret):
-        def body(x, o, tile, stored):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
-                plgpu.barrier_arrive(stored)
+@gives([X], X, TILE, plgpu.Barrier(orders_tensor_core=True), threads={"wg": 2})
+def test_one_warpgroup_stores_what_another_loads(x, o, tile, stored):
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        tile[...] = load(x)
+        plgpu.barrier_arrive(stored)
 
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                plgpu.barrier_wait(stored)
-                o[...] = tile[...]
-
-        scratch = [
-            plgpu.TMEM((128, 32), F32),
-            plgpu.Barrier(orders_tensor_core=True),
-        ]
-        options = {"num_threads": 2, "thread_name": "wg"}
-        return kernel(body, (128, 32), F32, scratch, interpret, **options)
-
-    x = numbers((128, 32), F32)
-    everywhere.check(make, [x], x, on_gpu=False)
+    @plgpu.when(lax.axis_index("wg") == 1)
+    def _():
+        plgpu.barrier_wait(stored)
+        o[...] = tile[...]
 
 
-def test_several_blocks_have_tensor_memory_each():
-    def make(interpret):
-        def body(x, o, tile):
-            i = lax.axis_index("g")
-            tile[...] = plgpu.load(x.at[i], layout=NATIVE(2), optimized=False)
-            o[i] = tile[...] + 1
-
-        options = {"grid": (3,), "grid_names": ("g",)}
-        scratch = [plgpu.TMEM((128, 32), F32)]
-        return kernel(body, (3, 128, 32), F32, scratch, interpret, **options)
-
-    x = numbers((3, 128, 32), F32)
-    everywhere.check(make, [x], x + 1, on_gpu=False)
+@gives([numbers((3, 128, 32), F32)], lambda x: x + 1, TILE, grid={"g": 3})
+def test_several_blocks_have_tensor_memory_each(x, o, tile):
+    i = lax.axis_index("g")
+    tile[...] = load(x.at[i])
+    o[i] = tile[...] + 1
 
 
 @pytest.mark.offline

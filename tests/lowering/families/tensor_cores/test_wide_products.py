@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support import everywhere
-from tests.support.tensor_products import BLACKWELL, F32, Product
+from tests.support.tensor_products import Product, check_body
 
 PART = 64
 
@@ -18,25 +16,15 @@ PART = 64
 def test_all_columns_of_tensor_memory(n, b_stored):
     case = Product(n=n, k=32, b_stored=b_stored, swizzle=64)
 
-    def make(interpret):
-        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
-            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
-            plgpu.barrier_wait(loaded)
-            right = b_smem.T if b_stored else b_smem
-            plgpu.tcgen05_mma(acc, a_smem, right, done, accumulate=False)
-            plgpu.barrier_wait(done)
-            for start in range(0, n, PART):
-                part = plgpu.ds(start, PART)
-                out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        right = b_smem.T if b_stored else b_smem
+        plgpu.tcgen05_mma(acc, a_smem, right, done, accumulate=False)
+        plgpu.barrier_wait(done)
+        for start in range(0, n, PART):
+            part = plgpu.ds(start, PART)
+            out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
 
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, n), F32),
-            scratch_types=case.scratch(),
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    operands = case.operands()
-    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+    check_body(body, case)
