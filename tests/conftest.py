@@ -52,7 +52,7 @@ gc.set_threshold(300_000)
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
-from tests.support import quick  # noqa: E402
+from tests.support import golden, quick  # noqa: E402
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 # In CI the same examples run every time, so a red run is red for its change.
@@ -60,6 +60,13 @@ hypothesis.settings.register_profile(
     "ci", deadline=None, max_examples=30, derandomize=True, database=None
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds `--golden`."""
+    parser.addoption(
+        "--golden", action="store_true", help="write the texts that tests expect"
+    )
 
 
 @functools.cache
@@ -98,6 +105,7 @@ def _cuda_program(name: str) -> str | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what cannot run here, with the reason; marks cases of large tables slow."""
+    golden.collect(items)
     seen: collections.Counter[str] = collections.Counter()
     addresses = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if addresses:

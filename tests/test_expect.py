@@ -11,7 +11,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 
 class Colour(enum.Enum):
@@ -41,7 +41,7 @@ def test_a_checked_function_keeps_its_signature_and_docstring():
 
 @pytest.mark.parametrize("n", [1.0, True, "1", None, [1], np.arange(3)])
 def test_an_integer_is_static(n):
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "paint: n is not an integer",
         expected="a Python integer, 0 to 8 tiles",
@@ -50,7 +50,7 @@ def test_an_integer_is_static(n):
 
 
 def test_an_integer_is_in_its_range():
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "paint: n is out of range",
         expected="0 to 8 tiles",
@@ -60,7 +60,7 @@ def test_an_integer_is_in_its_range():
 
 
 def test_the_members_of_an_enumeration_are_listed():
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "paint: colour is not a member of Colour",
         expected="plgpu.Colour.RED or plgpu.Colour.BLUE",

@@ -14,7 +14,7 @@ from jax.scipy import linalg
 from pallas_gpu import errors
 from tests.support.entry_kernels import run
 from tests.support.functions import check
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 RNG = np.random.default_rng(0)
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -114,7 +114,7 @@ def test_a_large_matrix_is_refused():
         a = jnp.concatenate([x[...]] * 3)[:130, :1] * jnp.ones((130, 130))
         o[...] = jnp.linalg.cholesky(a)[:64, :128]  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "the Cholesky factor of a large matrix in a kernel",
         expected="at most 128 rows",

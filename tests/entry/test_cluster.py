@@ -11,7 +11,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 PAIR = {"cluster": (2,), "cluster_names": ("c",)}
 OUT = f32(2, 64, 128)
@@ -40,7 +40,7 @@ def test_a_cluster_fits_the_target(cluster):
         pass
 
     names = "abc"[: len(cluster)]
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "kernel body: the cluster exceeds the maximum cluster size of sm_90a",
         expected="at most 16 blocks",
@@ -65,7 +65,7 @@ def test_sizes_are_positive_numbers(cluster):
     def body(x, o):  # HERE
         pass
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "cluster needs positive static sizes", got=str(cluster)
     ):
         run(body, cluster=cluster, cluster_names=("c",))
@@ -75,7 +75,7 @@ def test_a_cluster_has_three_axes_at_most():
     def body(x, o):  # HERE
         pass
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "a cluster has too many axes", expected="at most 3"
     ):
         run(body, cluster=(1, 1, 1, 2), cluster_names=tuple("abcd"))
@@ -85,7 +85,7 @@ def test_every_axis_has_a_name():
     def body(x, o):  # HERE
         pass
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "cluster and cluster_names have different lengths"
     ):
         run(body, cluster=(2, 2), cluster_names=("c",))
@@ -107,7 +107,7 @@ def test_a_multicast_names_axes_of_the_cluster(options, expected):
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes="d")  # HERE
 
-    with refused(
+    with old_refused(
         errors.AxisNameError,
         "copy_gmem_to_smem: no cluster axis is named 'd'",
         expected=expected,
@@ -121,7 +121,7 @@ def test_a_multicast_names_an_axis_once():
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=("c", "c"))  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "copy_gmem_to_smem: collective_axes names an axis twice",
         got="('c', 'c')",
@@ -165,13 +165,13 @@ def test_a_cluster_barrier_names_axes_of_the_cluster():
     ],
 )
 def test_a_cluster_barrier_has_different_axes(axes, what):
-    with refused(errors.ArgumentError, f"ClusterBarrier: {what}", got=str(axes)):
+    with old_refused(errors.ArgumentError, f"ClusterBarrier: {what}", got=str(axes)):
         plgpu.ClusterBarrier(collective_axes=axes)  # HERE
 
 
 @pytest.mark.parametrize("axes", [("c", "d"), (("c",),), (("c", "d"),)])
 def test_a_leader_is_one_along_a_single_axis(axes):
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "ClusterBarrier: leader_tracked with several axes is not supported",
         expected="one cluster axis, not in a group",

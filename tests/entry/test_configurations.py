@@ -22,7 +22,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.entry import call
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
 SHIFT = np.repeat(np.arange(2, dtype=np.float32), 32)[:, None]
@@ -202,7 +202,7 @@ def test_a_position_of_upstream_is_refused(function):
     def body(x, o):
         o[...] = x[...] * getattr(upstream, function)(0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         f"{function} of JAX's Pallas is called in a kernel of this package",
         got=f"{function} of jax.experimental.pallas",

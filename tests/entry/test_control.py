@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.entry.integers import cdiv
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 
 @pytest.mark.parametrize("static", [True, False])
@@ -25,7 +25,7 @@ def test_when_takes_a_body_without_result(static):
         def _():
             return 1
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "when: the body returns a value",
         expected="None",
@@ -41,7 +41,7 @@ def test_loop_without_a_carry_takes_a_body_without_result():
         def _(i):
             return i
 
-    with refused(
+    with old_refused(
         errors.KernelError, "loop: the body returns a value", hint="init_carry"
     ):
         run(body)
@@ -52,7 +52,7 @@ def test_loop_counts_up(step):
     def body(x, o):
         plgpu.loop(0, 4, step=step)(lambda i: None)  # HERE
 
-    with refused(errors.ArgumentError, "loop: the step is not positive", got=str(step)):
+    with old_refused(errors.ArgumentError, "loop: the step is not positive", got=str(step)):
         run(body)
 
 
@@ -75,7 +75,7 @@ def test_loop_visits_a_range(lower, upper, step, dynamic):
 
 @pytest.mark.parametrize("function", [plgpu.program_id, plgpu.num_programs])
 def test_positions_are_those_of_a_kernel(function):
-    with refused(errors.KernelError, f"{function.__name__} is called outside a kernel"):
+    with old_refused(errors.KernelError, f"{function.__name__} is called outside a kernel"):
         function(0)  # HERE
 
 
@@ -85,7 +85,7 @@ def test_positions_are_those_of_a_grid_axis(function, axis):
     def body(x, o):
         function(axis)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         f"{function.__name__}: invalid grid axis",
         expected="0 to 0",

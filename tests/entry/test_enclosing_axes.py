@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 N = 128
 X = numbers(3, N)
@@ -87,7 +87,7 @@ def test_a_collective_over_an_axis_around_the_call_is_refused():
     def body(x, o):
         o[...] = lax.psum(x[...], "d")  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError, "lax.psum over ('d',) inside a kernel", hint="after"
     ):
         jax.vmap(make(body, f32(N)), axis_name="d")(X)

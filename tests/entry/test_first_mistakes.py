@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 OUT = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 X = np.zeros((64, 128), np.float32)
@@ -31,7 +31,7 @@ def test_a_decorator_without_its_at_sign_is_refused(who):
         def _(*_):
             o[...] = x[...]
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         f"{who} is called and decorates no function",
         expected=f"@plgpu.{who}(...)",
@@ -69,7 +69,7 @@ def test_the_same_tma_copy_to_a_whole_result_in_each_program_is_refused():
     scratch = [plgpu.SMEM((64, 128), jnp.float32)]
     call = plgpu.pallas_call(body, OUT, grid=(4,), scratch_shapes=scratch)
     what = "result 0 of pallas_call body: several CTAs write the same elements"
-    with refused(errors.ArgumentError, what):
+    with old_refused(errors.ArgumentError, what):
         call(X)
 
 
@@ -79,7 +79,7 @@ def test_a_loops_body_with_a_carry_needs_an_initial_one():
         def total(i, carry):
             return carry + x[i]
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "loop: the body's signature does not match its arguments",
         expected="1 positional argument",
@@ -93,7 +93,7 @@ def test_a_scan_over_a_reference_is_refused():
         total, _ = lax.scan(lambda c, row: (c + row, None), jnp.zeros(128), x)  # HERE
         o[0] = total
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "scan over a value that has no leading axis",
         hint="lax.scan(f, init, x_ref[...])",
@@ -109,7 +109,7 @@ def test_the_info_of_a_loop_is_not_its_index(use):
             (i,) = info if use == "unpack" else (info[0],)  # HERE
             o[i] = x[i]
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "the argument of a loop's body is indexed",
         hint="info.index[0]",
@@ -121,7 +121,7 @@ def test_a_value_before_its_index_is_refused():
     def body(x, o):
         plgpu.store(o, x[0], jnp.arange(128))  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "invalid index of a reference",
         hint="plgpu.store(ref, index, x)",
@@ -136,7 +136,7 @@ def double(x, o):
 @pytest.mark.parametrize("entry", [plgpu.kernel, plgpu.pallas_call])
 def test_a_kernel_is_not_launched_by_brackets(entry):
     call = entry(double, OUT)
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "double is indexed, but a kernel is called with arrays only",
         expected="double(x, ...), which returns the results",
@@ -148,7 +148,7 @@ def test_a_kernel_is_not_launched_by_brackets(entry):
 
 def test_constants_are_not_arguments_of_the_call():
     call = plgpu.kernel(double, OUT)
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "double is called with arguments by name",
         got="BLOCK=128",
@@ -173,7 +173,7 @@ def test_arguments_by_name_are_told_from_each_other(named, hint):
 
 def test_a_complex_argument_is_refused_at_the_line_of_the_call():
     call = plgpu.kernel(double, OUT)
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "kernel double: an argument is not an array of bools, integers or floats",
         got="complex64",
@@ -184,7 +184,7 @@ def test_a_complex_argument_is_refused_at_the_line_of_the_call():
 
 @pytest.mark.parametrize("given_as", ["out_type", "out_shape"])
 def test_the_types_of_results_are_called_what_the_author_called_them(given_as):
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         f"kernel <lambda>: {given_as} contains a leaf that is not a type",
     ):
@@ -192,7 +192,7 @@ def test_the_types_of_results_are_called_what_the_author_called_them(given_as):
 
 
 def test_a_pallas_call_speaks_of_its_out_shape():
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "pallas_call <lambda>: out_shape contains a leaf that is not a type",
     ):
@@ -238,7 +238,7 @@ def test_a_value_of_a_kernel_is_not_formatted():
         o[...] = x[...]
         print(f"{x[0, 0]:.3f}")  # HERE
 
-    with refused(
+    with old_refused(
         errors.TracedValueError,
         "Python formats a value that is known only when the kernel runs",
         hint="plgpu.debug_print",
@@ -252,7 +252,7 @@ def test_a_reference_is_not_a_pointer(view):
         rows = jnp.arange(64)
         o[0] = plgpu.load((x.at[0] if view else x) + rows)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "arithmetic on a reference",
         hint="plgpu.load(x_ref, offsets, mask=...)",
@@ -303,7 +303,7 @@ def test_a_store_without_an_index_is_explained():
     def body(x, o):
         plgpu.store(o, x[...])  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "store: the arguments do not fit the parameters",
         hint="plgpu.store(ref, index, x)",

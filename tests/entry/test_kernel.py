@@ -17,7 +17,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 GRID = {"grid": (2,), "grid_names": ("i",)}
 
@@ -26,7 +26,7 @@ GRID = {"grid": (2,), "grid_names": ("i",)}
 
 
 def test_num_threads_and_thread_name_belong_together():
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "num_threads and thread_name belong together",
         got="num_threads=2, thread_name=None",
@@ -36,7 +36,7 @@ def test_num_threads_and_thread_name_belong_together():
 
 @pytest.mark.parametrize("n", [0, 9])
 def test_num_threads_counts_warpgroups(n):
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "num_threads is out of range",
         expected="1 to 8 warpgroups",
@@ -47,12 +47,12 @@ def test_num_threads_counts_warpgroups(n):
 
 @pytest.mark.parametrize("size", [-1, 1.5])
 def test_a_grid_has_static_sizes(size):
-    with refused(errors.ArgumentError, "grid needs static sizes", got=f"({size},)"):
+    with old_refused(errors.ArgumentError, "grid needs static sizes", got=f"({size},)"):
         make(lambda x, o: None, grid=(size,), grid_names=("i",))  # HERE
 
 
 def test_every_grid_axis_has_a_name():
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "grid and grid_names have different lengths",
         expected="2 axes",
@@ -62,19 +62,19 @@ def test_every_grid_axis_has_a_name():
 
 
 def test_axes_have_different_names():
-    with refused(errors.ArgumentError, "two axes have the same name", got="['i', 'i']"):
+    with old_refused(errors.ArgumentError, "two axes have the same name", got="['i', 'i']"):
         make(lambda x, o: None, **GRID, num_threads=2, thread_name="i")  # HERE
 
 
 def test_the_older_spelling_is_not_given_besides_the_new_one():
-    with refused(
+    with old_refused(
         errors.ArgumentError, "kernel: out_type and out_shape are the same argument"
     ):
         plgpu.kernel(lambda x, o: None, out_type=f32(), out_shape=f32())  # HERE
 
 
 def test_an_out_type_is_a_type():
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "kernel <lambda>: out_type contains a leaf that is not a type",
         expected="jax.ShapeDtypeStruct",
@@ -85,7 +85,7 @@ def test_an_out_type_is_a_type():
 
 @pytest.mark.parametrize("missing", [{}, {"out_type": None}])
 def test_the_types_of_the_results_are_required(missing):
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "kernel: out_type is missing",
         hint="pass out_type=jax.ShapeDtypeStruct(shape, dtype)",
@@ -94,18 +94,18 @@ def test_the_types_of_the_results_are_required(missing):
 
 
 def test_interpret_has_three_values_and_parameters():
-    with refused(errors.ArgumentTypeError, "invalid value of interpret", got="'yes'"):
+    with old_refused(errors.ArgumentTypeError, "invalid value of interpret", got="'yes'"):
         make(lambda x, o: None, interpret="yes")  # HERE
 
 
 def test_scratch_is_declared():
-    with refused(errors.ArgumentTypeError, "not a scratch declaration", got="3"):
+    with old_refused(errors.ArgumentTypeError, "not a scratch declaration", got="3"):
         run(lambda x, o, s: None, scratch_types=[3])  # HERE
 
 
 def test_scopes_allocate_no_arrays_in_registers():
     scratch = plgpu.REGS((8, 128), jnp.float32)
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "scratch memory in REGS is not supported",
         expected="an array in GMEM, SMEM or TMEM, an accumulator or a barrier",
@@ -166,7 +166,7 @@ def test_a_body_returns_nothing():
     def body(x, o):  # HERE
         return x[...]
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "kernel body: the body returns a value",
         expected="None",
@@ -179,7 +179,7 @@ def test_a_body_takes_the_references_it_gets():
     def body(x, o, tile):  # HERE
         pass
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "kernel body: the body's signature does not match its references",
         expected="2 positional references",
@@ -193,7 +193,7 @@ def test_a_body_takes_named_scratch_by_name():
     def body(x, o):  # HERE
         pass
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "kernel body: the body's signature does not match its references",
         expected="['tile'] by name",
@@ -212,7 +212,7 @@ def test_a_body_does_not_close_over_a_large_array():
     def body(x, o):
         o[...] = x[...] + array  # HERE
 
-    with refused(
+    with old_refused(
         errors.ClosureError,
         CLOSURE,
         expected="arrays of at most 4096 elements",
@@ -226,7 +226,7 @@ def test_a_body_does_not_close_over_a_large_traced_array():
     def body(x, o):
         o[...] = x[...] + outer  # HERE
 
-    with refused(errors.ClosureError, CLOSURE):
+    with old_refused(errors.ClosureError, CLOSURE):
         outer = None
 
         @jax.jit
@@ -256,7 +256,7 @@ def test_a_large_closure_is_found_inside_of_control_flow(flow):
         else:
             jax.jit(step)(0)
 
-    with refused(errors.ClosureError, CLOSURE):
+    with old_refused(errors.ClosureError, CLOSURE):
         run(body)
 
 
@@ -272,7 +272,7 @@ def test_a_large_closure_of_a_jitted_function_is_found(make_array):
 
         o[...] = shifted(x[...])
 
-    with refused(errors.ClosureError, CLOSURE, got="float32[64, 128]"):
+    with old_refused(errors.ClosureError, CLOSURE, got="float32[64, 128]"):
         run(body)
 
 
@@ -283,7 +283,7 @@ def test_an_axis_index_names_an_axis_of_the_kernel():
     def body(x, o):
         o[lax.axis_index("j")] = x[0]  # HERE
 
-    with refused(
+    with old_refused(
         errors.AxisNameError,
         "the kernel has no axis named 'j'",
         expected="['i', 'wg']",
@@ -298,7 +298,7 @@ def test_a_collective_does_not_run_over_a_grid_axis(collective):
         o[...] = collective(x[...], "i")  # HERE
 
     primitive = "pmax" if collective is lax.pmax else "psum"
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         f"lax.{primitive} over ('i',) inside a kernel",
         expected="['i'] only name positions",
@@ -334,7 +334,7 @@ def test_the_refusal_of_an_operation_names_its_line_each_time():
         o[:, :64] = jnp.linalg.qr(x[:, :64])[0]  # HERE
 
     # JAX remembers how it traced it; the line has to be that of this call.
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "the operation qr is not supported in a kernel",
         expected="docs/coverage.md",
@@ -347,7 +347,7 @@ def test_a_call_of_the_host_is_refused():
     def body(x, o):
         jax.debug.callback(print, x[0, 0])  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "the operation debug_callback is not supported in a kernel",
     ):
@@ -358,7 +358,7 @@ def test_an_accuracy_is_not_chosen():
     def body(x, o):
         o[...] = lax.exp(x[...], accuracy=lax.AccuracyMode.HIGHEST)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "exp: accuracy is not supported in a kernel",
         hint="approx_math",

@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 N = 128
 X = numbers(N)
@@ -145,7 +145,7 @@ def test_instances_do_not_update_one_reference(jit):
         ref[...] = x[...]
 
     f = jax.vmap(in_place(body))
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "kernel body: under jax.vmap all instances write the same jax.Ref",
         hint="give the reference an axis for the instances",
@@ -330,7 +330,7 @@ def test_a_reference_of_a_kernel_is_no_argument_of_another():
     def body(x, o):
         in_place()(x)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "kernel double: an argument is a reference of another kernel",
         got="GMEM float32[64, 128]",
@@ -360,7 +360,7 @@ def test_run_state_around_kernels(jit):
 
 
 def test_a_function_of_run_state_returns_nothing_outside_of_kernels_either():
-    with refused(
+    with old_refused(
         errors.KernelError,
         "run_state: the function returns a value",
         got="float32[128]",

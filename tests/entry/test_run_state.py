@@ -11,7 +11,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ACC = plgpu.ACC((64, 128))
 
@@ -41,7 +41,7 @@ def test_the_leaves_of_a_state_are_accumulators():
     def body(x, o):
         plgpu.run_state(lambda ref: None)(x[...])  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "run_state: a leaf is not an accumulator",
         expected="plgpu.ACC.init(array)",
@@ -54,7 +54,7 @@ def test_a_state_is_in_registers():
     def body(x, o):
         plgpu.run_state(lambda ref: None)(TILE)  # HERE
 
-    with refused(errors.ArgumentTypeError, "run_state: a leaf is not an accumulator"):
+    with old_refused(errors.ArgumentTypeError, "run_state: a leaf is not an accumulator"):
         run(body)
 
 
@@ -64,7 +64,7 @@ def test_a_function_over_a_state_returns_nothing(result):
         update = plgpu.run_state(lambda ref: result(ref))  # HERE
         update(ACC)
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "run_state: the function returns a value",
         expected="None",
@@ -77,7 +77,7 @@ def test_a_start_value_is_an_array():
     def body(x, o):
         plgpu.run_state(lambda ref: None)(plgpu.ACC.init(x))  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "ACC.init: the initial value is a reference",
         expected="an array",
@@ -102,7 +102,7 @@ def test_a_start_value_belongs_to_run_state(where):
 
 
 def test_a_state_is_part_of_a_kernel():
-    with refused(errors.KernelError, "run_scoped is called outside a kernel"):
+    with old_refused(errors.KernelError, "run_scoped is called outside a kernel"):
         plgpu.run_state(lambda ref: None)(ACC)  # HERE
 
 
@@ -114,7 +114,7 @@ def test_an_accumulator_does_not_leave_its_scope(escape):
     def body(x, o):
         plgpu.run_scoped(lambda acc: escape(acc), ACC)  # HERE
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "run_scoped: the function returns a reference",
         expected="values",
@@ -159,7 +159,7 @@ def test_a_branch_does_not_return_an_accumulator():
 
         plgpu.run_scoped(scope, ACC)
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "cond: a branch returns a reference",
         expected="values",
@@ -179,7 +179,7 @@ def test_an_accumulator_is_not_allocated_collectively():
     def body(x, o):
         plgpu.run_scoped(lambda acc: None, ACC, collective_axes="wg")  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         TOGETHER,
         expected="a separate scope for each warpgroup",
@@ -200,7 +200,7 @@ def test_one_warpgroup_of_several_does_not_allocate_memory_beside_it():
     def body(x, o):
         plgpu.run_scoped(lambda acc, tile: None, ACC, TILE)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "run_scoped: the block has several warpgroups, and only one would allocate",
     ):

@@ -9,7 +9,7 @@ import numpy as np
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 THREADS = {"num_threads": 2, "thread_name": "wg"}
 
@@ -52,7 +52,7 @@ def test_several_warpgroups_enter_a_scope_together():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, TILE)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "run_scoped: the block has several warpgroups, and only one would allocate",
         expected="collective_axes='wg'",
@@ -65,7 +65,7 @@ def test_a_scope_is_collective_over_the_thread_axis():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, TILE, collective_axes="i")  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "run_scoped: collective_axes does not name the thread axis",
         expected="'wg'",
@@ -78,7 +78,7 @@ def test_one_warpgroup_has_no_thread_axis():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, TILE, collective_axes="wg")  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "run_scoped: collective_axes does not name the thread axis",
         expected="no axis",
@@ -90,12 +90,12 @@ def test_a_scope_declares_memory():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
 
-    with refused(errors.ArgumentTypeError, "not a scratch declaration"):
+    with old_refused(errors.ArgumentTypeError, "not a scratch declaration"):
         run(body)
 
 
 def test_a_scope_is_part_of_a_kernel():
-    with refused(errors.KernelError, "run_scoped is called outside a kernel"):
+    with old_refused(errors.KernelError, "run_scoped is called outside a kernel"):
         plgpu.run_scoped(lambda tile: None, TILE)  # HERE
 
 

@@ -10,7 +10,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, resources, types
 from pallas_gpu.entry import trace
 from tests.support.entry_kernels import f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 TILE = plgpu.TMEM((128, 64), jnp.bfloat16, packed=True)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
@@ -64,7 +64,7 @@ def test_hopper_has_no_tmem():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, TILE)  # HERE
 
-    with refused(
+    with old_refused(
         errors.TargetError,
         "scratch memory in TMEM needs tensor memory, which sm_90a does not have",
         expected="sm_100a",
@@ -79,7 +79,7 @@ def test_a_collective_array_needs_pairs_of_ctas(cluster):
 
     collective = plgpu.TMEM((128, 64), jnp.float32, collective=True)
     names = ("c",) * len(cluster)
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "TMEM: a collective array needs pairs of CTAs",
         expected="even",
@@ -99,7 +99,7 @@ def test_all_tmem_of_a_kernel_is_collective_or_none():
     plain = plgpu.TMEM((128, 64), jnp.float32)
     collective = plgpu.TMEM((128, 64), jnp.float32, collective=True)
     pair = {"cluster": (2,), "cluster_names": ("c",)}
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "TMEM: a kernel mixes collective arrays with others",
         got="default layout, collective, then TMEM float32[128, 64]",

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests import conftest
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 no_gpu = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="needs no GPU")
 
@@ -47,7 +47,7 @@ def test_a_kernel_has_no_derivative(make_kernel, jit):
     def loss(x):
         return k(x).sum()  # HERE
 
-    with refused(
+    with old_refused(
         errors.DifferentiationError,
         "kernel add_one: a kernel has no derivative",
         hint="jax.custom_vjp",
@@ -104,7 +104,7 @@ def test_the_jacobian_of_a_kernel_with_a_rule(transform):
 
 def test_the_emulator_cannot_be_exported():
     k = make(add_one)
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "kernel add_one: the emulator cannot be exported",
         hint='jax.export.export(f, platforms=["cuda"])',
@@ -125,7 +125,7 @@ def test_a_kernel_is_exported_for_gpus_without_one():
 @pytest.mark.parametrize("jit", [False, True])
 def test_interpret_false_insists_on_a_gpu(entry, jit):
     k = entry(interpret=False)
-    with refused(
+    with old_refused(
         errors.NoGpuError,
         "kernel add_one: interpret=False needs a GPU, and JAX runs on the CPU",
         expected="a CUDA device",
@@ -147,7 +147,7 @@ def test_the_environment_asks_for_the_emulator(monkeypatch):
 
 
 def test_a_target_exists():
-    with refused(
+    with old_refused(
         errors.TargetError,
         "unknown target",
         expected="sm_90a or sm_100a",
@@ -168,7 +168,7 @@ def test_smem_over_the_budget_is_refused_in_every_way(way):
         o[...] = x[...]
 
     k = make(body, scratch_types=[BIG, plgpu.Barrier()])
-    with refused(
+    with old_refused(
         errors.OutOfResources,
         "kernel body: the block needs more SMEM than sm_90a has",
         expected="232,432 bytes",
@@ -213,7 +213,7 @@ def test_blocks_over_the_budget_are_refused():
         o[...] = x[...]
 
     k = plgpu.pallas_call(body, f32(512, 256), grid=2, in_specs=[spec], out_specs=spec)
-    with refused(
+    with old_refused(
         errors.OutOfResources, "kernel body: the block needs more SMEM than sm_90a has"
     ):
         k(numbers(512, 256))
@@ -237,7 +237,7 @@ def test_a_barrier_that_nobody_completes_is_a_deadlock():
     def body(x, o, barrier):
         plgpu.barrier_wait(barrier)  # HERE
 
-    with refused(
+    with old_refused(
         errors.DeadlockError,
         "deadlock: 1 of 1 warpgroups wait, and nothing is in flight that could wake "
         "them",
@@ -383,7 +383,7 @@ def test_smem_is_undefined_until_it_is_written():
     def body(x, o, tile):
         o[...] = tile[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "SMEM float32[64, 128] (tile) is read where nothing has been written",
     ):

@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import acceptance, everywhere
 from tests.support.entry_kernels import make, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -100,7 +100,7 @@ def test_a_store_entirely_outside_is_refused(start):
         plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])  # HERE
 
     kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)], out=type_of(ROWS))
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "copy_smem_to_gmem: the destination is entirely out of bounds",
         got=f"{start} to {start + 32}",
@@ -128,7 +128,7 @@ def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
     if mode is not None:
         everywhere.check(make_call, [ROWS + 1], ROWS)
         return
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "copy_gmem_to_smem: the source is entirely out of bounds",
         hint="OOBFillMode.ZEROS",
@@ -152,7 +152,7 @@ def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
         )
         plgpu.copy_gmem_to_smem(part, tile, barrier, implementation=tma)  # HERE
 
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "copy_gmem_to_smem does not start where TMA can address GMEM",
         expected="16 bytes, 8 elements",
@@ -171,7 +171,7 @@ def test_a_store_does_not_start_before_the_array():
         plgpu.copy_smem_to_gmem(tile, o.at[ds(-8, 32)])  # HERE
 
     kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)])
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "copy_smem_to_gmem starts before the array",
         got="starts (-8, 0)",
@@ -332,7 +332,7 @@ def test_a_reference_without_elements_is_not_read():
 
     x = numbers(16, 64)
     kernel = plgpu.kernel(body, type_of(x))
-    with refused(errors.ShapeError, "a read without elements", got="shape (0, 4)"):
+    with old_refused(errors.ShapeError, "a read without elements", got="shape (0, 4)"):
         jax.make_jaxpr(kernel)(jnp.zeros((0, 4)), x)
 
 
@@ -342,7 +342,7 @@ def test_a_copy_needs_an_array_with_elements():
 
     scratch = [plgpu.SMEM((16, 64), F32), plgpu.Barrier()]
     x = numbers(16, 64)
-    with refused(
+    with old_refused(
         errors.ShapeError, "a copy of no elements", got="an array of shape (0, 64)"
     ):
         jax.make_jaxpr(plgpu.kernel(body, type_of(x), scratch_types=scratch))(x[:0], x)
@@ -390,7 +390,7 @@ def test_an_input_is_not_written_by_a_kernel_that_is_compiled():
         plgpu.copy_smem_to_gmem(tile, x)  # HERE
 
     tile = plgpu.SMEM((64, 128), F32)
-    with refused(
+    with old_refused(
         errors.KernelError,
         "input 0 (GMEM float32[64, 128]) is written, but it is an input",
         got="copy_smem_to_gmem of an input",

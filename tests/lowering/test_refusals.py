@@ -11,7 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.refusal import MARK
+from tests.support.old_refusal import MARK
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke

@@ -12,7 +12,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 
@@ -184,7 +184,7 @@ def test_a_jax_ref_in_gmem_is_updated_in_place():
 )
 def test_aliases_name_arguments_and_results(aliases, expected, got):
     call = called(double, aliases=aliases)(None)
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call double: input_output_aliases does not match the arrays",
         expected=expected,
@@ -195,7 +195,7 @@ def test_aliases_name_arguments_and_results(aliases, expected, got):
 
 def test_an_argument_has_the_type_of_its_result():
     call = called(double, f32(32, 128))(None)
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call double: input_output_aliases does not match the arrays",
         expected="float32[32, 128], as result 0",
@@ -206,7 +206,7 @@ def test_an_argument_has_the_type_of_its_result():
 
 
 def test_positions_of_aliases_are_integers():
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "pallas_call: input_output_aliases is not a dict of integers",
         got="{'x': 0}",

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 
@@ -119,7 +119,7 @@ def test_a_bounded_slice_gets_a_slice_of_its_size(index, got):
     index_map = lambda i: (index, 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((plgpu.BoundedSlice(8), 128), index_map)
     call = plgpu.pallas_call(body, f32(), grid=8, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "BlockSpec of argument 0 of pallas_call body: the index map returns no slice "
         "for a BoundedSlice",
@@ -150,7 +150,7 @@ def test_fields_without_effect_on_a_result_are_refused(fields, what, got):
     whole = {"block_shape": (8, 128), "index_map": lambda i: (i, 0)}
     spec = plgpu.BlockSpec(**(whole | fields))
     call = plgpu.pallas_call(body, f32(), grid=8, in_specs=[ROWS], out_specs=spec)
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         f"BlockSpec of result 0 of pallas_call body: {what}", got=got,
     ):  # fmt: skip
@@ -169,7 +169,7 @@ def test_fields_of_blocks_have_no_effect_on_an_array_in_gmem(field):
 
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM, **field)
     call = plgpu.pallas_call(body, f32(), grid=8, in_specs=[whole], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "BlockSpec of argument 0 of pallas_call body: an array in GMEM is not copied",
         got=next(iter(field)),

@@ -11,7 +11,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 GRID = (3, 4)
@@ -260,7 +260,7 @@ def test_all_axes_of_the_kernel_are_named(names, axes, what):
 
     says = f"dynamic_scheduling_loop: {what} does not name all axes of the kernel, "
     says += "in its order"
-    with refused(errors.ArgumentError, says, hint="the same names"):
+    with old_refused(errors.ArgumentError, says, hint="the same names"):
         run(body, **mesh(2, 2)[0])
 
 
@@ -279,7 +279,7 @@ def test_a_second_loop_would_find_no_positions():
 
     says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
     for target in ("sm_90a", "sm_100a"):
-        with refused(errors.UnsupportedError, says, got="a second one"):
+        with old_refused(errors.UnsupportedError, says, got="a second one"):
             run(body, compiler_params=plgpu.CompilerParams(target=target))
 
 
@@ -290,7 +290,7 @@ def test_a_loop_within_a_loop_would_find_no_positions():
             plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
 
     says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
-    with refused(errors.UnsupportedError, says, got="one within a loop"):
+    with old_refused(errors.UnsupportedError, says, got="one within a loop"):
         run(body)
 
 
@@ -300,5 +300,5 @@ def test_a_carry_keeps_its_type():
         loop(lambda info, carry: carry * 1.5)  # HERE
 
     says = "a loop's body returns another carry than it gets"
-    with refused(errors.KernelError, says):
+    with old_refused(errors.KernelError, says):
         run(body)

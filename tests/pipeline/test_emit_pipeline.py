@@ -16,7 +16,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -408,7 +408,7 @@ def test_a_number_of_buffers_that_is_not_positive_is_refused(depth, error):
 
 def test_delay_release_needs_more_buffers():
     spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
-    with refused(
+    with old_refused(
         errors.ArgumentError, "emit_pipeline: delay_release keeps all buffers in use",
         expected="max_concurrent_steps of 3 or more", got="delay_release=2",
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as upstream
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 _MOST_STEPS = 7 * 7
 
@@ -118,7 +118,7 @@ def test_sizes_of_a_grid_that_are_refused(error, grid, options, what):
         sizes = grid(n_ref[0])
         plgpu.nd_loop(sizes, collective_axes="sm", **options)(print)  # HERE
 
-    with refused(error, what):
+    with old_refused(error, what):
         plgpu.kernel(
             body,
             out_type=jax.ShapeDtypeStruct((2,), jnp.int32),

@@ -16,7 +16,7 @@ from benchmarks import pipelines
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -251,7 +251,7 @@ def test_an_array_that_index_maps_read_is_read_by_the_memory_warpgroup():
     ("threads", "axis"), [(2, None), (None, "wg")], ids=["no name", "no number"]
 )
 def test_the_warpgroups_have_a_name(threads, axis):
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call double: num_threads and thread_name belong together",
         hint="lax.axis_index(thread_name)",

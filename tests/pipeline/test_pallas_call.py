@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
 
@@ -248,7 +248,7 @@ def test_blocks_of_every_dtype_travel(dtype):
 
 def test_there_is_a_spec_for_each_argument():
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS, ROWS])
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call add_one: in_specs does not match the arrays",
         expected="1 BlockSpecs",
@@ -259,7 +259,7 @@ def test_there_is_a_spec_for_each_argument():
 
 def test_a_spec_is_a_block_spec():
     call = plgpu.pallas_call(add_one, f32(), grid=2, out_specs=(32, 128))
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call add_one: out_specs does not match the arrays",
         got="32",
@@ -273,7 +273,7 @@ def test_a_block_has_the_dimensions_of_its_array():
 
     spec = plgpu.BlockSpec((32,), lambda i: (i,))
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "BlockSpec of argument 0 of pallas_call body: wrong number of block dimensions",
         expected="2 for an array of shape (64, 128)",
@@ -284,7 +284,7 @@ def test_a_block_has_the_dimensions_of_its_array():
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "all"])
 def test_a_block_has_positive_sizes(size):
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "BlockSpec: a block size is not a positive integer",
         got=f"{size!r} for dimension 1",
@@ -298,7 +298,7 @@ def test_an_index_map_takes_the_grid_indices():
 
     spec = plgpu.BlockSpec((32, 128), lambda i, j: (i, j))  # HERE
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "BlockSpec of argument 0 of pallas_call body: the index map cannot be called",
         expected="a function of 1 grid indices",
@@ -312,7 +312,7 @@ def test_an_index_map_returns_an_index_for_each_dimension():
 
     spec = plgpu.BlockSpec((32, 128), lambda i: i)  # HERE
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[ROWS], out_specs=spec)
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "BlockSpec of result 0 of pallas_call body: the index map returns the wrong "
         "number of indices",
@@ -340,7 +340,7 @@ def test_a_tiled_block_is_divided_by_its_tiling():
         (30, 128), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
     )
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "the tiling does not divide the array",
         got="30 % 8 = 6",
@@ -408,7 +408,7 @@ def test_blocks_live_in_smem_or_gmem(space):
 
     spec = plgpu.BlockSpec((32, 128), lambda i: (i, 0), memory_space=space)
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.MemorySpaceError,
         "BlockSpec of argument 0 of pallas_call body: blocks must be in SMEM or GMEM",
         got=space.name,
@@ -418,7 +418,7 @@ def test_blocks_live_in_smem_or_gmem(space):
 
 def test_unknown_semantics_of_an_axis_are_refused():
     params = plgpu.CompilerParams(dimension_semantics=["serial"])
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call add_one: unknown dimension_semantics",
         expected="'parallel' or 'arbitrary'",
@@ -432,7 +432,7 @@ def test_a_body_returns_nothing():
         return x[...]
 
     call = plgpu.pallas_call(body, f32())
-    with refused(
+    with old_refused(
         errors.KernelError,
         "pallas_call body: the body returns a value",
         hint="out_ref[...] = value",
@@ -445,7 +445,7 @@ def test_a_body_takes_the_references_it_gets():
         pass
 
     call = plgpu.pallas_call(body, f32())
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "pallas_call body: the body's signature does not match its references",
         got="too many positional arguments",
@@ -461,7 +461,7 @@ def test_an_index_map_does_not_close_over_an_array(table):
     index_map = lambda i: (table[i], 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((32, 128), index_map)
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.ClosureError,
         "BlockSpec of argument 0 of pallas_call add_one: the index map uses an array "
         "from the enclosing function",

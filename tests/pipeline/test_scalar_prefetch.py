@@ -12,7 +12,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 ORDER = np.array([3, 0, 7, 1, 2, 6, 5, 4], np.int32)
 GATHERED = plgpu.BlockSpec((8, 128), lambda i, order: (order[i], 0))
@@ -138,7 +138,7 @@ def test_blocks_that_several_ctas_store_are_a_race():
 
 def test_the_first_arguments_are_arrays_of_integers():
     call = gather()
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "pallas_call copy: argument 0 is not an array of integers",
         got="float32[64, 128]",
@@ -149,7 +149,7 @@ def test_the_first_arguments_are_arrays_of_integers():
 
 def test_there_are_as_many_arguments_as_index_maps_read():
     call = gather()
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "pallas_call copy: num_scalar_prefetch exceeds the arguments",
         expected="1 or more",
@@ -165,7 +165,7 @@ def test_an_index_map_takes_the_references_too():
     index_map = lambda i: (i, 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((8, 128), index_map)
     call = called(body, in_specs=[spec], out_specs=ROWS)
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "BlockSpec of argument 1 of pallas_call body: the index map cannot be called",
         expected="a function of 1 grid indices and 1 references",

@@ -16,7 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.pipeline.division import compute_registers
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -501,7 +501,7 @@ def test_fields_of_a_spec_without_effect_are_refused(where, options):
 
 def test_the_memory_warpgroup_is_one_of_the_block():
     what = "emit_pipeline_warp_specialized: the block has no warpgroup of "
-    with refused(errors.ArgumentError, what + "memory_thread_idx", expected="0 to 2"):
+    with old_refused(errors.ArgumentError, what + "memory_thread_idx", expected="0 to 2"):
         Specialized(copy, grid=(8,), num_compute_wgs=2, memory_thread_idx=3)  # HERE
 
 

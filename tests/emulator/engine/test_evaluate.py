@@ -19,7 +19,7 @@ from pallas_gpu.emulator.engine import plan
 from pallas_gpu.emulator.engine.steps import ArithmeticStep
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 I32 = jnp.int32
@@ -243,7 +243,7 @@ def test_a_loop_without_effects_ends_with_the_budget():
         _, y = lax.while_loop(lambda c: c[0] < 10, keep, start)  # HERE
         o[...] = jnp.full(4, y)
 
-    with refused(
+    with old_refused(
         errors.LivelockError,
         "the kernel still runs after 100 steps in which no CTA has ended",
     ):

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory, Region
 from pallas_gpu.layouts.window import Window
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 
@@ -55,7 +55,7 @@ def test_elements_of_a_result_that_nobody_stores_are_an_error():
     def body(o, tile):
         o[0:2] = jnp.ones(2)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnwrittenResultError,
         "output 0 (GMEM float32[4]) has elements that no CTA stored",
         got="2 of 4 elements without a value, the first at [2]",

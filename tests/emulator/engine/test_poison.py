@@ -13,7 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, apply, poison
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 I32 = jnp.int32
@@ -159,7 +159,7 @@ def test_poison_is_reported_at_the_read_with_the_line_that_uses_it():
         value = tile[...]  # HERE
         o[...] = value + x[...]
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         READ,
         got="element [4, 0] without a value, the first of 64",
@@ -199,7 +199,7 @@ def test_poison_may_not_decide_nor_arrive(use):
     def body(x, o, tile):
         use(x, o, tile[1, 1])  # HERE
 
-    with refused(errors.UninitializedReadError, READ):
+    with old_refused(errors.UninitializedReadError, READ):
         run(body)
 
 
@@ -210,7 +210,7 @@ def test_poison_is_stored_in_smem_and_known_where_it_came_from():
         o[...] = upper(other[...])
         o[7] = other[7]
 
-    with refused(errors.UninitializedReadError, READ):
+    with old_refused(errors.UninitializedReadError, READ):
         run(body, TILE)
 
 

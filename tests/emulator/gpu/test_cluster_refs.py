@@ -11,7 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 N = 128
@@ -100,7 +100,7 @@ def test_a_cta_outside_of_the_cluster_is_reported():
         right = plgpu.cluster_ref(tile, {"c": lax.axis_index("c") + 1})
         o[lax.axis_index("c")] = right[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "cluster_ref refers to a CTA outside of the cluster",
         expected="0 to 1 along 'c'",
@@ -117,7 +117,7 @@ def test_an_index_outside_of_the_array_is_reported():
         meet(meeting)
         o[lax.axis_index("c")] = jnp.full((N,), second(tile)[i[0]])  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "SMEM float32[128] (tile of CTA (c=1)) is read out of bounds",
         expected="indices 0 to 127",
@@ -131,7 +131,7 @@ def test_what_no_cta_has_written_is_reported():
         meet(meeting)
         o[lax.axis_index("c")] = second(tile)[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "SMEM float32[128] (tile of CTA (c=1)) is read where nothing has been written",
     ):
@@ -187,7 +187,7 @@ def test_an_unknown_axis_is_refused():
     def body(o, tile):
         o[0] = plgpu.cluster_ref(tile, {"d": 0})[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.AxisNameError,
         "cluster_ref: no cluster axis is named 'd'",
         expected="one of ('c',)",
@@ -199,7 +199,7 @@ def test_a_position_beyond_the_cluster_is_refused():
     def body(o, tile):
         o[0] = plgpu.cluster_ref(tile, {"c": 2})[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "cluster_ref: the cluster has no CTA at this position",
         expected="0 to 1 along 'c'",
@@ -212,7 +212,7 @@ def test_a_kernel_without_clusters_has_no_other_cta():
     def body(o, tile):
         plgpu.atomic_add(plgpu.cluster_ref(tile, {"c": 0}), 1.0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.AxisNameError,
         "cluster_ref: no cluster axis is named 'c'",
         expected="cluster_names",
@@ -224,7 +224,7 @@ def test_only_smem_is_reached():
     def body(o):
         plgpu.cluster_ref(o, {"c": 0})  # HERE
 
-    with refused(
+    with old_refused(
         errors.MemorySpaceError,
         "cluster_ref: the reference is in the wrong memory space",
         expected="SMEM",
@@ -237,7 +237,7 @@ def test_positions_are_a_dict(positions):
     def body(o, tile):
         plgpu.cluster_ref(tile, positions)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "cluster_ref: block_id is not a position on cluster axes",
         expected="a dict",
@@ -250,7 +250,7 @@ def test_a_position_is_an_integer(position):
     def body(o, tile):
         plgpu.cluster_ref(tile, {"c": position})  # HERE
 
-    with refused(errors.ArgumentTypeError, "cluster_ref: block_id is not an integer"):
+    with old_refused(errors.ArgumentTypeError, "cluster_ref: block_id is not an integer"):
         trace(body)
 
 
@@ -258,7 +258,7 @@ def test_a_position_is_a_scalar():
     def body(o, tile):
         plgpu.cluster_ref(tile, {"c": jnp.arange(2)})  # HERE
 
-    with refused(errors.ArgumentTypeError, "cluster_ref: block_id is not a position"):
+    with old_refused(errors.ArgumentTypeError, "cluster_ref: block_id is not a position"):
         trace(body)
 
 
@@ -266,7 +266,7 @@ def test_a_copy_does_not_take_it():
     def body(x, tile, barrier):
         plgpu.copy_gmem_to_smem(x.at[0], other(tile), barrier)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "an operand is in the SMEM of another CTA",
         hint="collective_axes",

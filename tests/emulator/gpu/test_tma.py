@@ -13,7 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -292,7 +292,7 @@ def test_a_store_of_unwritten_smem_is_an_error():
         plgpu.copy_smem_to_gmem(tile, o)  # HERE
         plgpu.wait_smem_to_gmem(0)
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "SMEM float32[8, 4] (tile) is read where nothing has been written",
         got="element [6, 0] without a value, the first of 8",
@@ -309,7 +309,7 @@ def test_a_load_of_what_nobody_stored_carries_poison():
         o[6] = tile[0]
         o[7] = tile[7]
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "output 0 (GMEM float32[8, 4]) is read where nothing has been written",
         got="element [6, 0] without a value",

@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.primitives import _indices
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH
 
 WHAT = "the computation of an index overflows int32"
@@ -33,7 +33,7 @@ def test_a_flat_index_of_a_large_array_is_refused():
         row, column = start // 2**20, start % 2**20
         o_ref[row, plgpu.ds(column, 1024)] = x_ref[row, plgpu.ds(column, 1024)]
 
-    with refused(errors.OutOfBoundsError, WHAT, got="8589933568 at i=8388607"):
+    with old_refused(errors.OutOfBoundsError, WHAT, got="8589933568 at i=8388607"):
         trace(body)
 
 
@@ -43,7 +43,7 @@ def test_sums_over_several_axes_are_considered_together():
         row = (i * 2**15 - j * -(2**15)) // 2**20  # HERE
         o_ref[row, 0:1024] = x_ref[row, 0:1024]
 
-    with refused(errors.OutOfBoundsError, WHAT, got="2147483648 at i=65535, j=1"):
+    with old_refused(errors.OutOfBoundsError, WHAT, got="2147483648 at i=65535, j=1"):
         trace(body, grid=(2**16, 2), names=("i", "j"))
 
 
@@ -73,7 +73,7 @@ def test_the_counter_of_a_loop_is_a_position():
             o_ref[flat // 2**20, 0:1024] = jnp.zeros((1024,), jnp.int8)
 
     trace(body, grid=(2**10,))
-    with refused(errors.OutOfBoundsError, WHAT):
+    with old_refused(errors.OutOfBoundsError, WHAT):
         trace(body, grid=(2**10 + 1,))
 
 
@@ -144,7 +144,7 @@ def test_a_wrapped_index_is_reported_where_it_is_computed():
         flat = (x_ref[255] + 1) * 2**24  # HERE
         o_ref[flat // 2**24] = 0
 
-    with refused(errors.OutOfBoundsError, WHAT, got="4294967296"):
+    with old_refused(errors.OutOfBoundsError, WHAT, got="4294967296"):
         run(body)
 
 
@@ -158,7 +158,7 @@ def test_an_index_that_a_loop_carries_is_watched():
 
         o_ref[flat // 2**25] = 0
 
-    with refused(errors.OutOfBoundsError, WHAT):
+    with old_refused(errors.OutOfBoundsError, WHAT):
         run(body)
 
 
@@ -171,7 +171,7 @@ def test_an_index_of_a_nested_body_is_watched():
         def _():
             plgpu.loop(0, 2)(lambda i: o_ref.at[flat // 2**25 + i].set(0))
 
-    with refused(errors.OutOfBoundsError, WHAT):
+    with old_refused(errors.OutOfBoundsError, WHAT):
         run(body)
 
 

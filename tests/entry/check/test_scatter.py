@@ -12,7 +12,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 APPLIED = {
     "an index": lambda x: x.at[2].apply(jnp.square),
@@ -49,7 +49,7 @@ def test_a_function_of_indices_that_may_be_equal_is_refused():
     what = (
         "x.at[i].apply(f) with indices that may be equal is not supported in a kernel"
     )
-    with refused(errors.UnsupportedError, what, got="indices of shape (4,)"):
+    with old_refused(errors.UnsupportedError, what, got="indices of shape (4,)"):
         jax.make_jaxpr(plgpu.kernel(body, f32(8, 16)))(numbers(8, 16), indices)
 
 
@@ -59,5 +59,5 @@ def test_bools_are_neither_added_nor_multiplied(kind):
         o[...] = getattr(x[...].at[1], kind)(True)  # HERE
 
     kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((8, 16), jnp.bool_))
-    with refused(errors.DTypeError, f"{kind} has no meaning for bools", got="bool"):
+    with old_refused(errors.DTypeError, f"{kind} has no meaning for bools", got="bool"):
         jax.make_jaxpr(kernel)(numbers(8, 16) > 3)

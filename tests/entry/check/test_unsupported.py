@@ -18,7 +18,7 @@ from pallas_gpu.primitives import _registry as registry
 from tests.support import everywhere
 from tests.support.entry_kernels import make, numbers
 from tests.support.recipes import RECIPES
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 SUPPORTED = {
     p.name
@@ -73,7 +73,7 @@ def test_a_call_of_the_host_says_how_to_see_the_value():
     def body(x, o):
         jax.debug.callback(print, x[...])  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "the operation debug_callback is not supported in a kernel",
         hint="`debug_ref[...] = x`, and look at that after the call",

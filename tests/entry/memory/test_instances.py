@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -190,7 +190,7 @@ def test_what_threads_cannot_copy_is_refused(options):
 
     scratch = plgpu.SMEM((64,), F32), plgpu.Barrier()
     make = of(body, (1,), *scratch, **cluster)
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "jax.vmap: instances start where TMA cannot address them",
         expected="a multiple of 16 bytes",
@@ -208,7 +208,7 @@ def test_a_reduction_is_refused():
         plgpu.copy_smem_to_gmem(tile, part, reduction_op="add")  # HERE
 
     make = of(body, (6,), plgpu.SMEM((4,), F32))
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "jax.vmap: instances start where TMA cannot address them",
         got="24 bytes",

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
 ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
@@ -515,7 +515,7 @@ TILE = plgpu.SMEM((64, 128), F32)
 
 def test_members_are_arrays():
     for member in (plgpu.Barrier(), plgpu.ACC((64, 64)), None, F32):
-        with refused(
+        with old_refused(
             errors.ArgumentTypeError,
             "RefUnion: a member is not a declaration of an array",
         ):
@@ -524,7 +524,7 @@ def test_members_are_arrays():
 
 @pytest.mark.parametrize("trees", [(), (TILE, [])], ids=["none", "an empty one"])
 def test_each_alternative_has_arrays(trees):
-    with refused(errors.ArgumentError, "RefUnion: an alternative without arrays"):
+    with old_refused(errors.ArgumentError, "RefUnion: an alternative without arrays"):
         plgpu.RefUnion(*trees)  # HERE
 
 
@@ -534,7 +534,7 @@ def test_each_alternative_has_arrays(trees):
     ids=["two spaces", "GMEM"],
 )
 def test_members_are_all_in_smem_or_all_in_tmem(members):
-    with refused(
+    with old_refused(
         errors.MemorySpaceError,
         "RefUnion: the arrays cannot share their memory",
         expected="all in SMEM, or all in TMEM",
@@ -543,7 +543,7 @@ def test_members_are_all_in_smem_or_all_in_tmem(members):
 
 
 def test_members_in_tmem_have_one_number_of_rows():
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "RefUnion: arrays in TMEM have different numbers of rows",
         got="64, 128",
@@ -553,7 +553,7 @@ def test_members_in_tmem_have_one_number_of_rows():
 
 def test_members_in_tmem_are_of_one_cta_or_of_a_pair():
     one, pair = (plgpu.TMEM((128, 64), F32, collective=c) for c in (False, True))
-    with refused(errors.ArgumentError, "RefUnion: some arrays are collective"):
+    with old_refused(errors.ArgumentError, "RefUnion: some arrays are collective"):
         plgpu.RefUnion(one, pair)  # HERE
 
 
@@ -561,7 +561,7 @@ def test_a_union_is_not_written():
     def body(x, o, union):
         union[...] = x[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "a union of references is written as if it were an array",
         expected="2 alternatives",
@@ -574,7 +574,7 @@ def test_a_union_is_not_read():
     def body(x, o, union):
         o[...] = union[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError,
         "a union of references is read as if it were an array",
         got="an index expression",

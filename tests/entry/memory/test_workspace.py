@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 F32 = jnp.float32
 ROWS = np.arange(384, dtype=np.float32).reshape(3, 128)
@@ -206,7 +206,7 @@ def test_elements_that_nobody_stores_are_no_mistake():
     ("dtype", "init"), [(jnp.int8, 200), (jnp.uint32, -1), (jnp.int32, 0.5)]
 )
 def test_initial_contents_are_numbers_of_the_element_type(dtype, init):
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "GMEM: the element type does not have the number init",
         expected=jnp.dtype(dtype).name,
@@ -217,19 +217,19 @@ def test_initial_contents_are_numbers_of_the_element_type(dtype, init):
 
 
 def test_initial_contents_are_one_number():
-    with refused(
+    with old_refused(
         errors.ArgumentTypeError, "GMEM: init is not a number", hint="as an argument"
     ):
         plgpu.GMEM((8,), F32, init=np.zeros(8))  # HERE
 
 
 def test_other_memory_has_no_initial_contents():
-    with refused(errors.MemorySpaceError, "SMEM does not accept init"):
+    with old_refused(errors.MemorySpaceError, "SMEM does not accept init"):
         plgpu.SMEM((8,), F32, init=0)  # HERE
 
 
 def test_the_element_type_is_one_of_kernels():
-    with refused(errors.DTypeError, "GMEM: dtype is not an element type of a kernel"):
+    with old_refused(errors.DTypeError, "GMEM: dtype is not an element type of a kernel"):
         plgpu.GMEM((8,), jnp.complex64)  # HERE
 
 

@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 I32, F32 = jnp.int32, jnp.float32
@@ -293,7 +293,7 @@ def test_the_scope_of_a_cta_does_not_include_another_one():
     def body(o, s):
         plgpu.atomic_add(plgpu.cluster_ref(s, {"c": 1}), 1, scope="cta")  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "atomic_add: the scope does not include the CTA that the memory belongs to",
         expected="cluster, gpu or sys",

@@ -15,7 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu.primitives.atomics import TYPES
 from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 # 64-bit elements exist only where JAX has them.
 CASES = [
@@ -397,7 +397,7 @@ def test_there_is_an_instruction_for_the_type(name, dtype):
         value = (0, 1) if name == "atomic_cas" else (1,)
         getattr(plgpu, name)(s, *value)  # HERE
 
-    with refused(
+    with old_refused(
         errors.DTypeError,
         f"{name}: there is no such operation on these elements",
         expected=TYPES[name][0],
@@ -424,7 +424,7 @@ def test_an_input_is_not_updated():
         o[...] = x[...]
         plgpu.atomic_add(x, 1.0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.KernelError,
         "input 0 (GMEM float32[64, 128]) is written, but it is an input",
         got="atomic_add of an input",
@@ -436,7 +436,7 @@ def test_fresh_memory_is_not_updated():
     def body(x, o):
         plgpu.atomic_add(o, x[...])  # HERE
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "output 0 (GMEM float32[64, 128]) is read where nothing has been written",
         got="element [0, 0]", hint="input_output_aliases={0: 0}",
@@ -465,7 +465,7 @@ def test_an_index_out_of_bounds_is_not_updated():
         o[...] = x[...]
         plgpu.atomic_add(o.at[lax.iota(jnp.int32, 64) + 1], 1.0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "output 0 (GMEM float32[64, 128]) is updated out of bounds",
         got="index 64",

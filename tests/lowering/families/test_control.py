@@ -10,7 +10,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere, host
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -323,7 +323,7 @@ def test_code_for_other_platforms_alone_is_refused():
             x_ref[...], cpu=lambda x: x, tpu=lambda x: x
         )
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "lax.platform_dependent has no code for CUDA",
         got="cpu, tpu",

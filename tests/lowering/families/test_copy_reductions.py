@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, types
 from tests.support import everywhere
 from tests.support.entry_kernels import run
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 I32, F32 = jnp.int32, jnp.float32
@@ -277,7 +277,7 @@ def test_a_reduction_into_a_result_that_nobody_has_initialized_is_reported():
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")  # HERE
         plgpu.wait_smem_to_gmem(0)
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "output 0 (GMEM float32[16, 32]) is read where nothing has been written",
         got="element [0, 0] without a value, the first of 512",
@@ -317,7 +317,7 @@ def test_reductions_are_those_of_the_elements():
     def body(x, o, tile, full):
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="max")  # HERE
 
-    with refused(
+    with old_refused(
         errors.DTypeError,
         "copy_smem_to_gmem: no copy combines these elements by 'max'",
         expected="int32, uint32, int64, uint64, float16, bfloat16",
@@ -343,7 +343,7 @@ def test_a_reduction_has_a_name():
     def body(x, o, tile):
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="sum")  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "copy_smem_to_gmem: invalid value of reduction_op",
         expected="'add'",

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.engine import KernelError
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH
 
 X = np.arange(128, dtype=np.float32)
@@ -239,7 +239,7 @@ def test_under_lane_semantics_arrays_of_a_line_have_one_layout():
         o_ref[...] = x
 
     x = np.zeros((64, 64), np.float32)
-    with refused(errors.LayoutError, "debug_print: the arrays have different layouts"):
+    with old_refused(errors.LayoutError, "debug_print: the arrays have different layouts"):
         in_lockstep.run(kernel(body, x), [x], plgpu.LoweringSemantics.Lane)
 
 
@@ -264,7 +264,7 @@ def test_what_only_a_host_can_print_is_refused(ordered, what):
         x = x_ref[0]
         jax.debug.print("{}", x if ordered else [x, x], ordered=ordered)  # HERE
 
-    with refused(errors.UnsupportedError, f"jax.debug.print in a kernel: {what}"):
+    with old_refused(errors.UnsupportedError, f"jax.debug.print in a kernel: {what}"):
         kernel(body)(X)
 
 
@@ -289,7 +289,7 @@ def test_the_emulator_raises_where_a_condition_is_false():
         o_ref[...] = x_ref[...]
         plgpu.debug_check(x_ref[1] == 0, "an odd one")  # HERE
 
-    with refused(errors.DebugCheckError, "debug_check: an odd one"):
+    with old_refused(errors.DebugCheckError, "debug_check: an odd one"):
         kernel(body)(X)
 
 
@@ -354,7 +354,7 @@ def test_an_array_is_no_condition():
     def body(x_ref, o_ref):
         plgpu.debug_check(x_ref[...] > 0, "all")  # HERE
 
-    with refused(errors.ShapeError, "debug_check: the predicate is not a scalar bool"):
+    with old_refused(errors.ShapeError, "debug_check: the predicate is not a scalar bool"):
         kernel(body)(X)
 
 
@@ -456,7 +456,7 @@ def test_a_layout_has_one_placeholder(fmt):
     def body(x_ref, o_ref):
         plgpu.print_layout(fmt, x_ref)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "print_layout: the format does not have one placeholder"
     ):
         kernel(body)(X)
@@ -466,7 +466,7 @@ def test_a_barrier_has_no_layout():
     def body(x_ref, o_ref, barrier):
         plgpu.print_layout("{}", barrier)  # HERE
 
-    with refused(errors.MemorySpaceError, "print_layout: a barrier has no layout"):
+    with old_refused(errors.MemorySpaceError, "print_layout: a barrier has no layout"):
         kernel(body, scratch_types=[plgpu.Barrier()])(X)
 
 
@@ -499,7 +499,7 @@ def test_placeholders_that_do_not_match_the_values_are_refused(fmt):
     def body(x_ref, o_ref):
         plgpu.debug_print(fmt, x_ref[0], 1)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "debug_print: the format does not match the values"
     ):
         kernel(body)(X)
@@ -511,7 +511,7 @@ def test_a_format_that_does_not_suit_the_type_is_refused(spec):
         plgpu.debug_print(f"{{:{spec}}}", x_ref[0])  # HERE
 
     what = f"debug_print: the format {{:{spec}}} does not suit float32"
-    with refused(errors.DTypeError, what):
+    with old_refused(errors.DTypeError, what):
         kernel(body)(X)
 
 
@@ -519,7 +519,7 @@ def test_arrays_of_different_shapes_are_refused():
     def body(x_ref, o_ref):
         plgpu.debug_print("{} {}", x_ref[...], x_ref[0:64])  # HERE
 
-    with refused(errors.ShapeError, "debug_print: the arrays have different shapes"):
+    with old_refused(errors.ShapeError, "debug_print: the arrays have different shapes"):
         kernel(body)(X)
 
 

@@ -24,7 +24,7 @@ from tests.support.indexed_programs import (
     in_smem,
     kernel,
 )
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 
 # --- masks ----------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ def test_a_mask_has_the_shape_of_the_elements():
     def body(x, o):
         o[...] = plgpu.load(x, mask=lax.iota(jnp.int32, 64) < 3)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "load: the mask has another shape than the elements",
         expected="broadcasts to (64, 128)",
@@ -225,7 +225,7 @@ def test_a_mask_of_a_store_has_the_shape_of_the_elements():
     def body(x, o):
         plgpu.store(o, 0, x[0], mask=x[0:2] > 0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "store: the mask has another shape than the elements",
         got="(2, 128)",
@@ -237,7 +237,7 @@ def test_a_mask_is_bools():
     def body(x, o):
         o[...] = plgpu.load(x, mask=x[...])  # HERE
 
-    with refused(errors.DTypeError, "load: the mask is not an array of bools"):
+    with old_refused(errors.DTypeError, "load: the mask is not an array of bools"):
         run(body)
 
 
@@ -245,7 +245,7 @@ def test_other_needs_a_mask():
     def body(x, o):
         o[...] = plgpu.load(x, other=0.0)  # HERE
 
-    with refused(errors.ArgumentError, "load: `other` without a mask"):
+    with old_refused(errors.ArgumentError, "load: `other` without a mask"):
         run(body)
 
 
@@ -253,7 +253,7 @@ def test_an_index_array_is_checked_by_the_emulator():
     def body(x, o):
         o[...] = x[lax.iota(jnp.int32, 64) + lax.axis_index("i")]  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "input 0 (GMEM float32[64, 128]) is read out of bounds",
         got="index 64 in dimension 0, for element [63, 0] of the access",
@@ -266,7 +266,7 @@ def test_a_negative_traced_index_is_out_of_bounds():
     def body(x, o):
         o[lax.iota(jnp.int32, 64) - 1] = x[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "output 0 (GMEM float32[64, 128]) is written out of bounds",
         got="index -1",
@@ -278,7 +278,7 @@ def test_a_stride_beyond_the_edge_is_checked_by_the_emulator():
     def body(x, o):
         o[0:32] = x[plgpu.ds(lax.axis_index("i") * 2, 32, 2)]  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError,
         "input 0 (GMEM float32[64, 128]) is read out of bounds",
         got="index 64",
@@ -291,7 +291,7 @@ def test_one_store_has_one_value_for_an_element():
         o[...] = jnp.zeros((64, 128), jnp.float32)
         o[lax.iota(jnp.int32, 64) // 2] = x[...]  # HERE
 
-    with refused(
+    with old_refused(
         errors.RaceError,
         "output 0 (GMEM float32[64, 128]) is written with different values at one "
         "element",
@@ -315,7 +315,7 @@ def test_a_read_by_elements_of_unwritten_memory_is_found():
         s[::2] = x[::2]
         o[...] = s.reshape(32, 256)[...].reshape(64, 128)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "SMEM float32[64, 128] (s) is read where nothing has been written",
         got="element [1, 0]",
@@ -353,7 +353,7 @@ def test_poison_that_is_stored_by_elements_is_found_where_it_is_used():
         t[::2] = s[::2]  # HERE
         o[0:32] = t[::2]
 
-    with refused(
+    with old_refused(
         errors.UninitializedReadError,
         "SMEM float32[64, 128] (s) is read where nothing has been written",
         got="element [0, 0] without a value, the first of 4096",

@@ -14,7 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -268,7 +268,7 @@ def test_the_axis_of_the_ctas_is_named():
     def body(x, o, tile, full, ready):
         load(x, tile, full, leader_tracked=PARTITIONED(0), collective_axes=None)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "copy_gmem_to_smem: the axis of the two CTAs is missing",
         expected="one cluster axis of size 2",
@@ -280,7 +280,7 @@ def test_one_of_two_spellings():
     def body(x, o, tile, full, ready):
         load(x, tile, full, leader_tracked=PARTITIONED(0), partitioned_axis=0)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "copy_gmem_to_smem: leader_tracked and partitioned_axis are both given",
         got="CopyPartition.PARTITIONED(axis=0), partitioned_axis=0",
@@ -292,7 +292,7 @@ def test_a_source_is_divided_along_one_of_its_dimensions():
     def body(x, o, tile, full, ready):
         load(x.at[0:31], tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "copy_gmem_to_smem: the source cannot be divided among two CTAs",
         got="CopyPartition.PARTITIONED(axis=0) of GMEM float32[31, 32]",
@@ -304,7 +304,7 @@ def test_each_cta_has_room_for_its_half():
     def body(x, o, tile, full, ready):
         load(x.at[0:16], tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "copy_gmem_to_smem: source and destination have different shapes",
         got="GMEM float32[8, 32] (the source)",
@@ -316,7 +316,7 @@ def test_the_ctas_have_adjacent_ranks():
     def body(x, o, tile, full, ready):
         load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "copy_gmem_to_smem: the CTAs of leader_tracked are not a pair",
         got="axis 'c' of a cluster {'c': 2, 'd': 2}",
@@ -329,7 +329,7 @@ def test_hopper_has_no_pairs():
     def body(x, o, tile, full, ready):
         load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
-    with refused(
+    with old_refused(
         errors.TargetError,
         "a copy with leader_tracked needs tcgen05, which sm_90a does not have",
         expected="sm_100a",

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
 from pallas_gpu.layouts.window import Window
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -116,7 +116,7 @@ def test_a_prefetch_is_of_gmem():
     def body(x, o, tile, full):
         plgpu.async_prefetch(tile)  # HERE
 
-    with refused(
+    with old_refused(
         errors.MemorySpaceError,
         "async_prefetch: the reference is in the wrong memory space",
         expected="GMEM",
@@ -128,7 +128,7 @@ def test_rows_are_multiples_of_16_bytes():
     def body(x, o, tile, full):
         plgpu.async_prefetch(x.at[:, 0:3])  # HERE
 
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "TMA copies multiples of 16 bytes",
         got="12 bytes",
@@ -166,7 +166,7 @@ def test_a_part_starts_at_a_multiple_of_16_bytes():
     def body(x, o, tile, full):
         plgpu.async_prefetch(x.at[:, 2:18])  # HERE
 
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "async_prefetch does not start where TMA can address GMEM",
         got="8 bytes too far",
@@ -188,7 +188,7 @@ def test_the_axes_are_those_of_the_cluster():
     def body(x, o, tile, full):
         plgpu.async_prefetch(x, collective_axes="c")  # HERE
 
-    with refused(
+    with old_refused(
         errors.AxisNameError,
         "async_prefetch: no cluster axis is named 'c'",
     ):
@@ -199,7 +199,7 @@ def test_a_transposed_part_is_fetched_untransposed():
     def body(x, o, tile, full):
         plgpu.async_prefetch(x.T)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "async_prefetch: a transposed reference is not supported",
         hint="untransposed",

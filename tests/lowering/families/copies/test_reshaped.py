@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import reshaped
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
@@ -451,7 +451,7 @@ def test_what_has_no_window_is_refused_as_it_is_traced(name):
         ],
         interpret=True,
     )
-    with refused(errors.UnsupportedError, f"copy_gmem_to_smem: {what}", hint=hint):
+    with old_refused(errors.UnsupportedError, f"copy_gmem_to_smem: {what}", hint=hint):
         run(x)
 
 
@@ -468,7 +468,7 @@ def test_a_multicast_keeps_the_type_of_its_destination():
         scratch_types=[plgpu.SMEM((32, 32), F32), plgpu.Barrier()],
         interpret=True,
     )
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "copy_gmem_to_smem: a multicast to a reinterpreted array in SMEM",
         hint="reshape or bitcast the source instead",

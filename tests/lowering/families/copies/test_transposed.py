@@ -11,7 +11,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -160,7 +160,7 @@ def test_another_minor_dimension_is_refused():
         part = x.transpose((0, 2, 1))
         plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)  # HERE
 
-    with refused(
+    with old_refused(
         errors.UnsupportedError, "a copy by TMA cannot transpose", got="(0, 2, 1)"
     ):
         kernel(body, (4, 32, 8))(array((4, 8, 32), F32))

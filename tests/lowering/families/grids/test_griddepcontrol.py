@@ -14,7 +14,7 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.engine import KernelError
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 ROWS = jax.ShapeDtypeStruct((2, 128), jnp.float32)
@@ -206,7 +206,7 @@ def test_the_instructions(semantics):
     "operation", [plgpu.griddepcontrol_wait, plgpu.griddepcontrol_launch_dependents]
 )
 def test_it_is_part_of_a_kernel(operation):
-    with refused(
+    with old_refused(
         errors.KernelError, f"{operation.__name__} is called outside a kernel"
     ):
         operation()  # HERE
@@ -218,7 +218,7 @@ def test_a_position_around_the_launch_is_loaded_before_any_wait():
         o[lax.axis_index("g")] = x[0] + lax.axis_index("around")
 
     kernel = plgpu.kernel(body, out_type=ROWS, **GRID)
-    with refused(
+    with old_refused(
         errors.UnsupportedError,
         "griddepcontrol_wait in a kernel that asks for its position on an axis around "
         "the launch is not supported",

@@ -14,7 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 PARAMS = plgpu.CompilerParams(target="sm_100a")
@@ -326,7 +326,7 @@ def test_a_cluster_asks_as_a_whole():
     def body(o, answers, barriers):
         plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "try_cluster_cancel: every CTA of the cluster would make a request",
     ):
@@ -337,7 +337,7 @@ def test_hopper_has_no_cluster_launch_control():
     def body(answers, barriers):
         plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])  # HERE
 
-    with refused(
+    with old_refused(
         errors.TargetError,
         "try_cluster_cancel needs cluster launch control, which sm_90a does not have",
     ):

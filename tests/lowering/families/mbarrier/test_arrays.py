@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 OUT = jax.ShapeDtypeStruct((2, 128), jnp.float32)
@@ -97,7 +97,7 @@ def test_a_static_index_of_reshaped_barriers_is_checked():
     def body(o, barriers):
         plgpu.barrier_wait(barriers.reshape(2, 2).at[0, 2])  # HERE
 
-    with refused(
+    with old_refused(
         errors.OutOfBoundsError, "an index is out of bounds", expected="-2 to 1"
     ):
         plgpu.kernel(

@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 
 ROW = jax.ShapeDtypeStruct((2, 128), jnp.float32)
@@ -85,7 +85,7 @@ def test_a_count_is_at_most_that_of_a_phase():
     def body(o, barrier):
         plgpu.barrier_arrive(barrier, num_arrivals=3)  # HERE
 
-    with refused(
+    with old_refused(
         errors.BarrierError,
         "barrier_arrive: a phase of the barrier has fewer arrivals",
         expected="num_arrivals of 1 to 2",
@@ -237,7 +237,7 @@ def test_a_barrier_counts_less_than_a_mebibyte():
         plgpu.barrier_expect(barrier, 2**20 - 1)
         plgpu.barrier_expect(barrier, 1)  # HERE
 
-    with refused(
+    with old_refused(
         errors.BarrierError,
         "barrier barrier has more bytes pending than it can count",
         expected="at most 1,048,575 bytes",

@@ -17,7 +17,7 @@ from tests.support import everywhere
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.operand_copies import Copied, CopiedByPair
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_pairs import PAIR
 from tests.support.tensor_products import (
@@ -257,7 +257,7 @@ def refuse(error, what, source, target, **rows):
         scratch_types=[source, target],
         compiler_params=BLACKWELL,
     )
-    with refused(error, what, **rows):
+    with old_refused(error, what, **rows):
         jax.eval_shape(kernel, np.zeros((8, 128), np.float32))
 
 

@@ -13,7 +13,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.tmem.scaled_instruction import ScaledInstruction
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.scaled_pairs import ScaledPair
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
@@ -168,7 +168,7 @@ def test_what_a_pair_with_64_rows_in_each_cta_does_not_multiply(
         cluster=(2,),
         cluster_names=("c",),
     )
-    with refused(error, what):
+    with old_refused(error, what):
         jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 4)
 
 

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import E4M3, E5M2, F16, F32, start_copies
@@ -221,7 +221,7 @@ def refuse(error, what, case=None, copied=None, scratch=None, **rows):
         scratch_types={**case.scratch(), **(scratch or {})},
         compiler_params=plgpu.CompilerParams(target="sm_100a"),
     )
-    with refused(error, what, **rows):
+    with old_refused(error, what, **rows):
         jax.eval_shape(kernel, *case.operands())
 
 
@@ -288,7 +288,7 @@ def test_both_operands_have_scales():
     def body(a, b, sa_gmem, sb_gmem, out, acc, a_smem, b_smem, sa, done, **_):
         plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, a_scale=sa)  # HERE
 
-    with refused(
+    with old_refused(
         errors.ArgumentError, "tcgen05_mma: only one operand has scales", got="a_scale"
     ):
         jax.eval_shape(case.make(body=body), *case.operands())

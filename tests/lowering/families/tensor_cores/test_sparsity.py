@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere, sparse_products
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.scaled_products import E2M1
 from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
@@ -141,7 +141,7 @@ def refuse(error, what, case=None, copied=None, scratch=None, options=None, **ro
         compiler_params=plgpu.CompilerParams(target="sm_100a"),
     )
     types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
-    with refused(error, what, **rows):
+    with old_refused(error, what, **rows):
         jax.eval_shape(kernel, *types)
 
 

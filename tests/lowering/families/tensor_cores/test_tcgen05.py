@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import (
     BF16,
@@ -231,7 +231,7 @@ def refuse(error, what, case=None, scratch=None, call=None, **rows):
         scratch_types={**case.scratch(), **(scratch or {})},
         compiler_params=BLACKWELL,
     )
-    with refused(error, what, **rows):
+    with old_refused(error, what, **rows):
         jax.eval_shape(kernel, *case.operands())
 
 

@@ -14,7 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_pairs import PAIR, PairProduct
 from tests.support.tensor_products import BF16, BLACKWELL, E4M3, E5M2, F16, F32
@@ -278,7 +278,7 @@ def refuse(error, what, case=None, scratch=None, axis="c", mesh=None, **rows):
         compiler_params=BLACKWELL,
         **(mesh or PAIR),
     )
-    with refused(error, what, **rows):
+    with old_refused(error, what, **rows):
         jax.eval_shape(kernel, *case.operands())
 
 
@@ -385,7 +385,7 @@ def test_an_accumulator_of_64_rows_has_no_parts():
         compiler_params=BLACKWELL,
         **PAIR,
     )
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
         expected="M64 collective layout of 16 columns",
@@ -407,7 +407,7 @@ def test_all_operations_of_a_kernel_are_those_of_pairs():
         compiler_params=BLACKWELL,
         **PAIR,
     )
-    with refused(
+    with old_refused(
         errors.ArgumentError,
         "a kernel mixes tcgen05 operations of one CTA and of a pair",
         got="collective=True, then tcgen05_commit_arrive with collective_axis=None",

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.scaled_products import E8M0, ScaledProduct
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import (
@@ -185,7 +185,7 @@ def test_the_left_operand_has_the_tiles_of_the_accumulator(rows):
 
     case = CASES["128 rows"]
     a_smem = plgpu.SMEM((rows, case.k), F16, transforms=storage(F16, 64))
-    with refused(
+    with old_refused(
         errors.ShapeError,
         "tcgen05_mma: a does not have the tiles of the accumulator",
         expected=f"(2, 128, columns) or ({2 * 128}, K)",

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.old_refusal import old_refused
 from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import BF16, BLACKWELL, F16, F32
 
@@ -262,7 +262,7 @@ def test_a_load_has_a_layout_that_an_instruction_leaves():
         plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
 
     made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "async_load_tmem: no instruction loads the array to this register layout",
         expected="TCGEN05",
@@ -277,7 +277,7 @@ def test_lane_semantics_store_from_a_layout_of_an_instruction():
 
     made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
     lane = under(plgpu.LoweringSemantics.Lane, made)
-    with refused(
+    with old_refused(
         errors.LayoutError,
         "async_store_tmem: no instruction stores from this register layout",
         hint="layout_cast",
