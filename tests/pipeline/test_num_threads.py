@@ -16,7 +16,7 @@ from benchmarks import pipelines
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.old_refusal import old_refused
+from tests.support.refusal import refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -250,13 +250,9 @@ def test_an_array_that_index_maps_read_is_read_by_the_memory_warpgroup():
 @pytest.mark.parametrize(
     ("threads", "axis"), [(2, None), (None, "wg")], ids=["no name", "no number"]
 )
+@refused
 def test_the_warpgroups_have_a_name(threads, axis):
-    with old_refused(
-        errors.ArgumentError,
-        "pallas_call double: num_threads and thread_name belong together",
-        hint="lax.axis_index(thread_name)",
-    ):
-        plgpu.pallas_call(double, f32(), num_threads=threads, thread_name=axis)  # HERE
+    plgpu.pallas_call(double, f32(), num_threads=threads, thread_name=axis)  # HERE
 
 
 @pytest.mark.parametrize("threads", [0, 8])

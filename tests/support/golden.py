@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The texts that tests expect, in a file beside each test file.
 
-`test_x.txt` holds a text for each such test of test_x.py, and for each row of its table.
-`make golden` writes these files; what changes in them is reviewed as code is.
+`test_x.txt` has a text for each such test of test_x.py and each row of its table. `make
+golden` writes these files; what changes in them is reviewed as code is.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,10 +69,8 @@ def load(path: Path) -> dict[str, str]:
 def write(path: Path, texts: dict[str, str]) -> None:
     """Writes the text of each test; neighbours with the same text share it."""
     rows = [HEAD.format(path.with_suffix(".py").name)]
-    items = list(texts.items())
-    for (name, text), following in zip(items, [*items[1:], ("", None)], strict=True):
-        rows.append(NAME + name + "\n")
-        if text != following[1]:
-            rows.append(text + "\n\n")
-    head, *rest = rows
-    path.write_text("".join([head, "\n", *rest]).rstrip("\n") + "\n")
+    for (name, text), (_, following) in pairwise([*texts.items(), ("", None)]):
+        rows.append(NAME + name)
+        if text != following:
+            rows.append(text + "\n")
+    path.write_text("\n".join(rows).rstrip("\n") + "\n")

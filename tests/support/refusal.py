@@ -59,9 +59,9 @@ def _expecting(
         with pytest.raises(PallasGpuError) as caught:
             attempt(**row)
         text = report(caught.value, function.__code__.co_filename)
-        golden.compare(request, text)
         if MARK in inspect.getsource(function):
-            assert ":HERE" in text, "it does not name the marked line"
+            assert ":HERE" in text, f"it does not name the marked line:\n{text}"
+        golden.compare(request, text)
 
     parameters = [inspect.Parameter(x, _KEYWORD) for x in ["request", *names]]
     test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
