@@ -18,24 +18,18 @@ from tests.support.refusal import refused, refused_by
 
 
 @pytest.mark.parametrize("static", [True, False])
-@refused
-def test_when_takes_a_body_without_result(static):
-    def body(x, o):
-        @plgpu.when(True if static else x[0, 0] == 0)  # HERE
-        def _():
-            return 1
-
-    run(body)
+@refused_by(run)
+def test_when_takes_a_body_without_result(x, o, *, static):
+    @plgpu.when(True if static else x[0, 0] == 0)  # HERE
+    def _():
+        return 1
 
 
-@refused
-def test_loop_without_a_carry_takes_a_body_without_result():
-    def body(x, o):
-        @plgpu.loop(0, 4)  # HERE
-        def _(i):
-            return i
-
-    run(body)
+@refused_by(run)
+def test_loop_without_a_carry_takes_a_body_without_result(x, o):
+    @plgpu.loop(0, 4)  # HERE
+    def _(i):
+        return i
 
 
 @pytest.mark.parametrize("step", [0, -1])

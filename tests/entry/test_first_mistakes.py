@@ -43,13 +43,9 @@ def test_a_decorator_that_is_applied_later_is_one():
     np.testing.assert_array_equal(run(body), INPUT + 1)
 
 
-@refused
-def test_an_output_block_that_nothing_stores_to_names_the_body():
-    def body(x, o):
-        o = 2 * x[...]  # noqa: F841
-
-    call = plgpu.pallas_call(body, OUT)
-    call(X)
+@refused_by(lambda body: plgpu.pallas_call(body, OUT)(X))
+def test_an_output_block_that_nothing_stores_to_names_the_body(x, o):
+    o = 2 * x[...]  # noqa: F841
 
 
 @refused
@@ -65,14 +61,11 @@ def test_the_same_tma_copy_to_a_whole_result_in_each_program_is_refused():
     call(X)
 
 
-@refused
-def test_a_loops_body_with_a_carry_needs_an_initial_one():
-    def body(x, o):
-        @plgpu.loop(0, 4)  # HERE
-        def total(i, carry):
-            return carry + x[i]
-
-    run(body)
+@refused_by(run)
+def test_a_loops_body_with_a_carry_needs_an_initial_one(x, o):
+    @plgpu.loop(0, 4)  # HERE
+    def total(i, carry):
+        return carry + x[i]
 
 
 @refused_by(run)
@@ -201,12 +194,9 @@ INTS = jax.ShapeDtypeStruct((64, 128), jnp.int32)
 
 
 @pytest.mark.parametrize("view", [lambda ref: ref, lambda ref: ref.at[:32]])
-@refused
-def test_references_that_are_added_are_no_pointers(view):
-    def body(x, o):
-        o[...] = view(x) + view(x)
-
-    plgpu.kernel(body, INTS)(jnp.ones((64, 128), jnp.int32))
+@refused_by(lambda body: plgpu.kernel(body, INTS)(jnp.ones((64, 128), jnp.int32)))
+def test_references_that_are_added_are_no_pointers(x, o, *, view):
+    o[...] = view(x) + view(x)
 
 
 @refused_by(run)

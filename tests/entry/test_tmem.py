@@ -43,13 +43,11 @@ def column(tile):
 
 
 @pytest.mark.parametrize("part", [part_of, rows, column])
-@refused
-def test_parts_are_ranges_of_columns(part):
-    def body(x, o, tile):
-        plgpu.async_load_tmem(part(tile))
-
-    k = make(body, scratch_types=[TILE], compiler_params=BLACKWELL)
-    k(numbers())
+@refused_by(
+    lambda body: make(body, scratch_types=[TILE], compiler_params=BLACKWELL)(numbers())
+)
+def test_parts_are_ranges_of_columns(x, o, tile, *, part):
+    plgpu.async_load_tmem(part(tile))
 
 
 @refused_by(run, compiler_params=plgpu.CompilerParams(target="sm_90a"))

@@ -11,7 +11,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.old_refusal import old_refused
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
 
@@ -246,21 +245,16 @@ def run(body, **options):
 
 
 @pytest.mark.parametrize(
-    ("names", "axes", "what"),
+    ("names", "axes"),
     [
-        (("i",), {"thread_axis": "wg", "cluster_axes": ("c",)}, "grid_names"),
-        (("i", "j"), {"cluster_axes": ("c",)}, "thread_axis"),
-        (("i", "j"), {"thread_axis": "wg", "cluster_axes": ("i",)}, "cluster_axes"),
+        (("i",), {"thread_axis": "wg", "cluster_axes": ("c",)}),
+        (("i", "j"), {"cluster_axes": ("c",)}),
+        (("i", "j"), {"thread_axis": "wg", "cluster_axes": ("i",)}),
     ],
 )
-def test_all_axes_of_the_kernel_are_named(names, axes, what):
-    def body(o_ref):
-        plgpu.dynamic_scheduling_loop(names, **axes)  # HERE
-
-    says = f"dynamic_scheduling_loop: {what} does not name all axes of the kernel, "
-    says += "in its order"
-    with old_refused(errors.ArgumentError, says, hint="the same names"):
-        run(body, **mesh(2, 2)[0])
+@refused_by(run, **mesh(2, 2)[0])
+def test_all_axes_of_the_kernel_are_named(o_ref, *, names, axes):
+    plgpu.dynamic_scheduling_loop(names, **axes)  # HERE
 
 
 @refused_by(run)
@@ -268,31 +262,24 @@ def test_an_axis_that_the_kernel_does_not_have_is_refused(o_ref):
     plgpu.dynamic_scheduling_loop(("i", "k"))
 
 
-def test_a_second_loop_would_find_no_positions():
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@refused
+def test_a_second_loop_would_find_no_positions(target):
     def body(o_ref):
         for _ in range(2):
             plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
 
-    says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
-    for target in ("sm_90a", "sm_100a"):
-        with old_refused(errors.UnsupportedError, says, got="a second one"):
-            run(body, compiler_params=plgpu.CompilerParams(target=target))
+    run(body, compiler_params=plgpu.CompilerParams(target=target))
 
 
-@refused
-def test_a_loop_within_a_loop_would_find_no_positions():
-    def body(o_ref):
-        @plgpu.loop(0, 2)
-        def _(_):
-            plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
-
-    run(body)
+@refused_by(run)
+def test_a_loop_within_a_loop_would_find_no_positions(o_ref):
+    @plgpu.loop(0, 2)
+    def _(_):
+        plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
 
 
-@refused
-def test_a_carry_keeps_its_type():
-    def body(o_ref):
-        loop = plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
-        loop(lambda info, carry: carry * 1.5)  # HERE
-
-    run(body)
+@refused_by(run)
+def test_a_carry_keeps_its_type(o_ref):
+    loop = plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
+    loop(lambda info, carry: carry * 1.5)  # HERE

@@ -70,7 +70,7 @@ def _expecting(
 
 
 def report(error: PallasGpuError, file: str) -> str:
-    """Class and text of an error of a test file, without folders and line numbers."""
+    """Class and text of an error of a test file, without folders, numbers of lines and scopes."""
 
     def place(match: re.Match[str]) -> str:
         name, number = match.groups()
@@ -80,5 +80,6 @@ def report(error: PallasGpuError, file: str) -> str:
         return f"{name}:{'HERE' if line.endswith(MARK) else repr(line)}"
 
     text = f"{type(error).__name__}: {error}"
-    shown = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
-    return re.sub(r"[\w/.-]*?([\w<>-]+\.py):(\d+)", place, shown)
+    text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?:[\w<>]+\.<locals>\.)+", "", text)
+    return re.sub(r"[\w/.-]*?([\w<>-]+\.py):(\d+)", place, text)
