@@ -70,16 +70,16 @@ def _expecting(
 
 
 def report(error: PallasGpuError, file: str) -> str:
-    """Class and text of an error of a test file, without folders, numbers of lines and scopes."""
+    """Class and text of an error, without numbers of lines, folders and scopes."""
 
     def place(match: re.Match[str]) -> str:
-        name, number = match.groups()
+        folder, name, number = match.groups()
         if name != os.path.basename(file):
-            return f"{name}:*"
+            return f"{name}:{'*' if folder else number}"
         line = linecache.getline(file, int(number)).strip()
         return f"{name}:{'HERE' if line.endswith(MARK) else repr(line)}"
 
     text = f"{type(error).__name__}: {error}"
     text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
     text = re.sub(r"(?:[\w<>]+\.<locals>\.)+", "", text)
-    return re.sub(r"[\w/.-]*?([\w<>-]+\.py):(\d+)", place, text)
+    return re.sub(r"([\w/.-]*/)?([\w<>-]+\.py):(\d+)", place, text)
