@@ -8,173 +8,95 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from tests.support import host
+from tests.support.refusal import refused
 
 
 def zeros(*shape, dtype=jnp.float16):
     return host.zeros(shape, dtype)
 
 
-def arguments(**changes):
-    return {"q": zeros(2, 1, 4, 64), "k": zeros(2, 32, 2, 64), **changes}
-
-
-def refused(error, what, **changes):
-    """Checks the error of a call, and that it has all parts."""
-    given = arguments(**changes)
-    given.setdefault("v", given["k"])
-    with pytest.raises(error) as caught:
-        decode_attention(**given)
-    assert caught.value.what == f"decode_attention: {what}"
-    assert caught.value.expected and caught.value.got is not None and caught.value.hint
-
-
+Q, K = zeros(2, 1, 4, 64), zeros(2, 32, 2, 64)
 TABLE = host.zeros((2, 3), jnp.int32)
+BLACKWELL = plgpu.CompilerParams(target="sm_100a")
+CHANGES = {
+    # The shapes match.
+    "sequences": {"k": zeros(3, 32, 2, 64)},
+    "heads": {"k": zeros(2, 32, 3, 64)},
+    "sizes of heads": {"k": zeros(2, 32, 2, 32)},
+    "lengths of K and V": {"v": zeros(2, 48, 2, 64)},
+    "no keys": {"k": zeros(2, 0, 2, 64)},
+    "another layout": {"kv_layout": "HND"},
+    # Dimensions.
+    "two of q": {"q": zeros(4, 64)},
+    "three of k": {"k": zeros(2, 32, 64)},
+    "no v": {"v": None},
+    "five of k": {"k": zeros(2, 2, 32, 2, 64), "v": None},
+    "an axis of two arrays": {"kv_axis": 0},
+    "three in one array": {"k": zeros(2, 3, 32, 2, 64), "v": None, "kv_axis": 1},
+    # Sizes.
+    "head_dim 24": {"q": zeros(2, 1, 4, 24), "k": zeros(2, 32, 2, 24)},
+    "head_dim 272": {"q": zeros(2, 1, 4, 272), "k": zeros(2, 32, 2, 272)},
+    "80 bytes": {"q": zeros(2, 1, 4, 80), "k": zeros(2, 32, 2, 80, dtype=jnp.int8)},
+    "queries": {"q": zeros(2, 9, 4, 64)},
+    "pages of 24": {"k": zeros(9, 24, 2, 64), "page_table": TABLE},
+    "pages of 4": {"k": zeros(9, 4, 2, 64), "page_table": TABLE},
+    "a row of pages": {"k": zeros(9, 16, 2, 64), "page_table": TABLE[0]},
+    "lengths": {"lengths": host.zeros((3,), jnp.int32)},
+    "k_scale": {"k_scale": zeros(3, dtype=jnp.float32)},
+    "v_scale": {"v_scale": zeros(2)},
+    # Types.
+    "float32": {"q": zeros(2, 1, 4, 64, dtype=jnp.float32)},
+    "bfloat16": {"k": zeros(2, 32, 2, 64, dtype=jnp.bfloat16)},
+    "int8 of v": {"v": zeros(2, 32, 2, 64, dtype=jnp.int8)},
+    "uint32 lengths": {"lengths": host.zeros((2,), jnp.uint32)},
+    "int16 pages": {
+        "k": zeros(9, 16, 2, 64),
+        "page_table": TABLE.astype(jnp.int16),
+    },
+    # Factors are positive; the target has wgmma.
+    **{
+        f"{name}={value}": {name: value}
+        for name in ("sm_scale", "soft_cap", "k_scale")
+        for value in (0.0, -1.0, float("inf"), float("nan"))
+    },
+    "target": {"compiler_params": BLACKWELL},
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@refused
+def test_arguments_that_do_not_fit(changes):
+    given = {"q": Q, "k": K, **changes}
+    given.setdefault("v", given["k"])
+    decode_attention(**given)  # HERE
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"k": zeros(3, 32, 2, 64)},
-        {"k": zeros(2, 32, 3, 64)},
-        {"k": zeros(2, 32, 2, 32)},
-        {"v": zeros(2, 48, 2, 64)},
-        {"k": zeros(2, 0, 2, 64)},
-        {"kv_layout": "HND"},
+        {"block_kv": 96},
+        {"block_kv": 320},
+        {"consumers": 2},
+        {"consumers": 0},
+        {"cluster": 17},
     ],
+    ids=str,
 )
-def test_shapes_match(changes):
-    refused(errors.ShapeError, "the shapes do not match", **changes)
+@refused
+def test_configurations(changes):
+    DecodeConfig(**changes)  # HERE
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"q": zeros(4, 64)},
-        {"k": zeros(2, 32, 64)},
-        {"v": None},
-        {"k": zeros(2, 2, 32, 2, 64), "v": None},
-        {"kv_axis": 0},
-    ],
-)
-def test_dimensions(changes):
-    what = "the operands do not have these dimensions"
-    refused(errors.ShapeError, what, **changes)
-
-
-def test_keys_and_values_in_one_array():
-    what = "the cache does not consist of keys and values"
-    changes = {"k": zeros(2, 3, 32, 2, 64), "v": None, "kv_axis": 1}
-    refused(errors.ShapeError, what, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        (
-            {"q": zeros(2, 1, 4, 24), "k": zeros(2, 32, 2, 24)},
-            "this head_dim is not supported",
-        ),
-        (
-            {"q": zeros(2, 1, 4, 272), "k": zeros(2, 32, 2, 272)},
-            "this head_dim is not supported",
-        ),
-        (
-            {
-                "q": zeros(2, 1, 4, 80),
-                "k": zeros(2, 32, 2, 80, dtype=jnp.int8),
-            },
-            "this head_dim is not supported for elements of 8 bits",
-        ),
-        ({"q": zeros(2, 9, 4, 64)}, "too many queries for one launch"),
-        (
-            {"k": zeros(9, 24, 2, 64), "page_table": TABLE},
-            "this page size is not supported",
-        ),
-        (
-            {"k": zeros(9, 4, 2, 64), "page_table": TABLE},
-            "this page size is not supported",
-        ),
-        (
-            {"k": zeros(9, 16, 2, 64), "page_table": TABLE[0]},
-            "the page table does not have a row for each sequence",
-        ),
-        (
-            {"lengths": host.zeros((3,), jnp.int32)},
-            "lengths do not have one element for each sequence",
-        ),
-        ({"k_scale": zeros(3, dtype=jnp.float32)}, "invalid k_scale"),
-        ({"v_scale": zeros(2)}, "invalid v_scale"),
-    ],
-)
-def test_sizes(changes, what):
-    refused(errors.ShapeError, what, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"q": zeros(2, 1, 4, 64, dtype=jnp.float32)}, None),
-        ({"k": zeros(2, 32, 2, 64, dtype=jnp.bfloat16)}, None),
-        ({"v": zeros(2, 32, 2, 64, dtype=jnp.int8)}, None),
-        ({"lengths": host.zeros((2,), jnp.uint32)}, "lengths are not int32"),
-        (
-            {"k": zeros(9, 16, 2, 64), "page_table": TABLE.astype(jnp.int16)},
-            "the page table is not int32",
-        ),
-    ],
-)
-def test_types(changes, what):
-    what = what or "these element types are not supported"
-    refused(errors.DTypeError, what, **changes)
-
-
-@pytest.mark.parametrize("name", ["sm_scale", "soft_cap", "k_scale"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_factors_are_positive(name, value):
-    what = f"{name} is not a positive number"
-    refused(errors.ArgumentError, what, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"block_kv": 96}, "the tensor core does not support this block"),
-        ({"block_kv": 320}, "the tensor core does not support this block"),
-        ({"consumers": 2}, "the warpgroups cannot divide a block"),
-        ({"consumers": 0}, "the warpgroups cannot divide a block"),
-        ({"cluster": 17}, "invalid size of a cluster"),
-    ],
-)
-def test_configurations(changes, what):
-    with pytest.raises(errors.ArgumentError) as caught:
-        DecodeConfig(**changes)
-    assert caught.value.what == f"DecodeConfig: {what}"
-
-
+@refused
 def test_the_rings_fit_shared_memory():
     q, k = zeros(1, 1, 4, 128), zeros(1, 64, 1, 128)
-    with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
-        decode_attention(q, k, k, config=DecodeConfig(stages=8))
-
-
-def test_the_target_has_wgmma():
-    params = plgpu.CompilerParams(target="sm_100a")
-    what = "the target has no wgmma"
-    refused(errors.TargetError, what, compiler_params=params)
+    decode_attention(q, k, k, config=DecodeConfig(stages=8))
 
 
 @pytest.mark.parametrize("transform", [jax.grad, jax.value_and_grad])
+@refused
 def test_there_is_no_derivative(transform):
-    given = arguments()
-
-    def f(q):
-        return decode_attention(q, given["k"], given["k"]).astype(jnp.float32).sum()
-
-    with pytest.raises(errors.DifferentiationError) as caught:
-        transform(f)(given["q"])
-    assert caught.value.what == "decode_attention: it has no derivative"
-    assert "ops.attention" in caught.value.hint
+    transform(lambda q: decode_attention(q, K, K).astype(jnp.float32).sum())(Q)
