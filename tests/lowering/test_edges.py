@@ -10,10 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import acceptance, everywhere
 from tests.support.entry_kernels import make, numbers
-from tests.support.old_refusal import old_refused
 from tests.support.refusal import refused, refused_by
 
 pytestmark = pytest.mark.sampled(2)
@@ -108,9 +106,7 @@ def test_a_store_entirely_outside_is_refused(start):
 ROWS = np.zeros((32, 128), np.float32)
 
 
-@pytest.mark.parametrize("start", [32, -32, 100])
-@pytest.mark.parametrize("mode", [None, plgpu.OOBFillMode.ZEROS])
-def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
+def load_of(start, mode):
     def body(x, o, tile, barrier):
         part = x.at[ds(start, 32)]
         plgpu.copy_gmem_to_smem(part, tile, barrier, oob_mode=mode)  # HERE
@@ -122,15 +118,19 @@ def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
     def make_call(interpret):
         return make(body, type_of(ROWS), scratch_types=scratch, interpret=interpret)
 
-    if mode is not None:
-        everywhere.check(make_call, [ROWS + 1], ROWS)
-        return
-    with old_refused(
-        errors.OutOfBoundsError,
-        "copy_gmem_to_smem: the source is entirely out of bounds",
-        hint="OOBFillMode.ZEROS",
-    ):
-        jax.make_jaxpr(make_call(None))(ROWS)
+    return make_call
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start):
+    call = load_of(start, plgpu.OOBFillMode.ZEROS)
+    everywhere.check(call, [ROWS + 1], ROWS)
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+@refused
+def test_a_load_entirely_outside_is_refused(start):
+    jax.make_jaxpr(load_of(start, None)(None))(ROWS)
 
 
 # --- where a copy may start in GMEM: measured, elsewhere an illegal instruction -------

@@ -21,6 +21,7 @@ from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Problem
 from tests.support import everywhere, host
 from tests.support.norms import assert_close
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -503,16 +504,14 @@ def test_what_spills_at_lengths_that_are_not_powers_of_2(length, head_dim, spill
 # --- refusals -------------------------------------------------------------------------
 
 
+@refused
 def test_other_operands_have_no_derivatives():
     q, k, v, *_ = operands(Shape(64, 64))
 
     def loss(slopes):
         return jnp.sum(attention(q, k, v, alibi_slopes=slopes, interpret=QUICK))
 
-    with pytest.raises(errors.DifferentiationError) as caught:
-        jax.grad(loss)(jnp.ones((1,), jnp.float32))
-    assert caught.value.what == "attention: alibi_slopes has no derivative"
-    assert "stop_gradient" in caught.value.hint
+    jax.grad(loss)(jnp.ones((1,), jnp.float32))
 
 
 def test_the_tiles_fit_in_registers():

@@ -17,6 +17,7 @@ from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from tests.ops.flash.test_attention import ROUNDING, Shape, operands, reference
 from tests.support import everywhere
+from tests.support.refusal import refused
 from tests.support.semantics import BOTH, Warpgroup, under
 
 BLACKWELL = plgpu.CompilerParams(target="sm_100a", approx_math=True)
@@ -280,38 +281,25 @@ def test_target_and_configuration_choose_the_kernel(options, chosen):
 @pytest.mark.parametrize(
     ("c", "target"), [(SMALL, "sm_90a"), (AttentionConfig(), "sm_100a")]
 )
+@refused
 def test_the_configuration_is_for_the_target(c, target):
     params = plgpu.CompilerParams(target=target)
-    with pytest.raises(errors.ArgumentError) as caught:
-        attention(*operands(Shape()), config=c, compiler_params=params)
-    what = "attention: the configuration is for another target"
-    assert caught.value.what == what
-    assert type(c).__name__ in caught.value.got and target in caught.value.got
+    attention(*operands(Shape()), config=c, compiler_params=params)
 
 
 @pytest.mark.parametrize("head_dim", [80, 256])
+@refused
 def test_the_size_of_a_head_is_64_or_128(head_dim):
-    with pytest.raises(errors.ShapeError) as caught:
-        attention(*operands(Shape(head_dim=head_dim)), compiler_params=BLACKWELL)
-    what = "attention: this head_dim is not supported on Blackwell"
-    assert caught.value.what == what
-    assert caught.value.got == head_dim
+    attention(*operands(Shape(head_dim=head_dim)), compiler_params=BLACKWELL)
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "got"),
-    [
-        ({"block_kv": 8}, "the tensor core does not support this tile", "block_kv=8"),
-        ({"block_kv": 272}, "the tensor core does not support this tile", "272"),
-        ({"stages": 0}, "a number is not positive", "stages=0"),
-        ({"heads_together": 0}, "a number is not positive", "heads_together=0"),
-    ],
+    "changes",
+    [{"block_kv": 8}, {"block_kv": 272}, {"stages": 0}, {"heads_together": 0}],
 )
-def test_a_configuration_fits_the_tensor_core(changes, what, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        BlackwellAttentionConfig(**changes)
-    assert caught.value.what == f"BlackwellAttentionConfig: {what}"
-    assert got in str(caught.value.got)
+@refused
+def test_a_configuration_fits_the_tensor_core(changes):
+    BlackwellAttentionConfig(**changes)
 
 
 def test_the_arrays_fit_tensor_memory():

@@ -15,6 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
 from tests.support import everywhere, host
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -355,65 +356,42 @@ INT = functools.partial(jnp.zeros, dtype=jnp.int32)
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "what"),
+    "options",
     [
-        ({"window": (-1, 0)}, errors.ArgumentError, "invalid value of window"),
-        ({"window": 2**40}, errors.ArgumentError, "invalid value of window"),
-        ({"window": (1, 2, 3)}, errors.ArgumentError, "invalid value of window"),
-        ({"window": "all"}, errors.ArgumentError, "invalid value of window"),
-        ({"soft_cap": 0}, errors.ArgumentError, "soft_cap is not a positive number"),
-        ({"align": "left"}, errors.ArgumentError, "invalid value of align"),
-        ({"bias": host.zeros((150, 112))}, errors.ShapeError, "the shape of bias does"),
-        ({"bias": INT((1, 1, 1, 1))}, errors.DTypeError, "this element type of bias"),
-        (
-            {"alibi_slopes": host.ones(3)},
-            errors.ShapeError,
-            "the shape of alibi_slopes",
-        ),
-        (
-            {"q_segment_ids": INT((2, 150))},
-            errors.ArgumentError,
-            "q_segment_ids without kv_segment_ids",
-        ),
-        (
-            {"q_segment_ids": INT((2, 9)), "kv_segment_ids": INT((2, 112))},
-            errors.ShapeError,
-            "the shape of q_segment_ids does not match",
-        ),
-        ({"q_lengths": INT(3)}, errors.ShapeError, "the shape of q_lengths does not"),
-        ({"kv_lengths": host.ones(2)}, errors.DTypeError, "kv_lengths is not of type"),
-        ({"cu_seqlens_q": INT(3)}, errors.ShapeError, "the shapes do not match"),
+        {"window": (-1, 0)},
+        {"window": 2**40},
+        {"window": (1, 2, 3)},
+        {"window": "all"},
+        {"soft_cap": 0},
+        {"align": "left"},
+        {"bias": host.zeros((150, 112))},
+        {"bias": INT((1, 1, 1, 1))},
+        {"alibi_slopes": host.ones(3)},
+        {"q_segment_ids": INT((2, 150))},
+        {"q_segment_ids": INT((2, 9)), "kv_segment_ids": INT((2, 112))},
+        {"q_lengths": INT(3)},
+        {"kv_lengths": host.ones(2)},
+        {"cu_seqlens_q": INT(3)},
     ],
 )
-def test_options_that_do_not_fit(options, kind, what):
-    with pytest.raises(kind) as caught:
-        attention(*operands(), **options)
-    assert caught.value.what.startswith(f"attention: {what}")
-    assert caught.value.expected and caught.value.hint
+@refused
+def test_options_that_do_not_fit(options):
+    attention(*operands(), **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "what"),
+    "options",
     [
-        (
-            {"cu_seqlens_kv": None},
-            errors.ArgumentError,
-            "cu_seqlens_q without cu_seqlens_kv",
-        ),
-        ({"cu_seqlens_kv": INT(4)}, errors.ShapeError, "the shape of cu_seqlens_kv"),
-        (
-            {"bias": host.zeros((1, 1, 1, 1))},
-            errors.ArgumentError,
-            "bias beside cu_seq",
-        ),
-        ({"kv_lengths": INT(2)}, errors.ArgumentError, "kv_lengths beside cu_seqlens"),
+        {"cu_seqlens_kv": None},
+        {"cu_seqlens_kv": INT(4)},
+        {"bias": host.zeros((1, 1, 1, 1))},
+        {"kv_lengths": INT(2)},
     ],
 )
-def test_options_that_do_not_fit_packed_sequences(options, kind, what):
+@refused
+def test_options_that_do_not_fit_packed_sequences(options):
     given = {"cu_seqlens_q": INT(3), "cu_seqlens_kv": INT(3), **options}
-    with pytest.raises(kind) as caught:
-        attention(*(x[0] for x in operands()), **given)
-    assert caught.value.what.startswith(f"attention: {what}")
+    attention(*(x[0] for x in operands()), **given)
 
 
 @pytest.mark.parametrize(

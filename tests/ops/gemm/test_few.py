@@ -16,6 +16,7 @@ from pallas_gpu import errors, offline
 from pallas_gpu.ops import SplitMatmulConfig, matmul
 from tests.support import everywhere
 from tests.support.matmuls import ROUNDING, operands, reference
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup, under
 
 pytestmark = pytest.mark.sampled(2)
@@ -289,8 +290,6 @@ def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
     assert caught.value.expected and caught.value.hint
 
 
+@refused
 def test_every_block_has_a_part_of_k():
-    with pytest.raises(errors.ArgumentError) as caught:
-        matmul(*operands(1, 64, 192), config=config(split=4))
-    assert caught.value.what == "matmul: a block has no part of K"
-    assert "split=4" in caught.value.got
+    matmul(*operands(1, 64, 192), config=config(split=4))

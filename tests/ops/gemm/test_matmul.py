@@ -17,6 +17,7 @@ from pallas_gpu import errors, offline
 from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
 from tests.support import everywhere, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -260,37 +261,23 @@ def refuses(error, what, **rows):
         assert part in str(getattr(caught.value, row)), str(caught.value)
 
 
+@refused
 def test_the_shapes_form_a_product():
     a, _ = operands(128, 64, 64)
-    with refuses(
-        errors.ShapeError,
-        "matmul: the shapes do not form a product",
-        got="(128, 64) and (128, 64)",
-        hint="transpose_b",
-    ):
-        matmul(a, a, config=SMALL)
+    matmul(a, a, config=SMALL)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float8_e4m3fn"])
+@refused
 def test_the_types_are_those_of_the_tensor_core(dtype):
     a, b = operands(128, 64, 64, jnp.dtype(dtype))
-    with refuses(
-        errors.DTypeError,
-        "matmul: these element types are not supported",
-        expected="float16, bfloat16, float32 or int8",
-        got=dtype,
-    ):
-        matmul(a, b, config=SMALL)
+    matmul(a, b, config=SMALL)
 
 
+@refused
 def test_operands_have_one_type():
     a, b = operands(128, 64, 64)
-    with refuses(
-        errors.DTypeError,
-        "matmul: these element types are not supported",
-        got="float16 and bfloat16",
-    ):
-        matmul(a, b.astype(jnp.bfloat16), config=SMALL)
+    matmul(a, b.astype(jnp.bfloat16), config=SMALL)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
 from tests.support import everywhere, host, ragged
 from tests.support.ragged import ROUNDING, normal
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -198,28 +198,15 @@ def test_fused_products_do_not_spill(activation, gated):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "what"),
+    "changes",
     [
-        (
-            {"rows": host.zeros((4, 4), int)},
-            errors.ShapeError,
-            "rows are not one index",
-        ),
-        ({"rows": host.zeros(4)}, errors.DTypeError, "rows are not integers"),
-        (
-            {"gate": normal(2, 16, 32)},
-            errors.ShapeError,
-            "the gate is not like rhs",
-        ),
-        (
-            {"gate": normal(2, 16, 24, dtype=jnp.bfloat16)},
-            errors.DTypeError,
-            "the gate is not like rhs",
-        ),
-        ({"activation": "swish"}, errors.ArgumentError, "unknown activation"),
+        {"rows": host.zeros((4, 4), int)},
+        {"rows": host.zeros(4)},
+        {"gate": normal(2, 16, 32)},
+        {"gate": normal(2, 16, 24, dtype=jnp.bfloat16)},
+        {"activation": "swish"},
     ],
 )
-def test_operands_fit_each_other(changes, error, what):
-    with pytest.raises(error, match=what) as caught:
-        ragged_dot(normal(8, 16), normal(2, 16, 24), host.array([3, 5]), **changes)
-    assert caught.value.expected and caught.value.hint
+@refused
+def test_operands_fit_each_other(changes):
+    ragged_dot(normal(8, 16), normal(2, 16, 24), host.array([3, 5]), **changes)

@@ -16,6 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
 from tests.support import everywhere, host, ragged
 from tests.support.ragged import ROUNDING, normal
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -346,66 +347,23 @@ X, W, SIZES = normal(8, 16), normal(2, 16, 24), host.array([3, 5])
 
 
 @pytest.mark.parametrize(
-    ("args", "error", "what", "got"),
+    "args",
     [
-        ((X, W[0], SIZES), errors.ShapeError, "the shapes do not form a product", "24"),
-        ((W, W, SIZES), errors.ShapeError, "the shapes do not form a product", "16"),
-        (
-            (X, W.astype(jnp.bfloat16), SIZES),
-            errors.DTypeError,
-            "these element types are not supported",
-            "float16 and bfloat16",
-        ),
-        (
-            (X.astype(jnp.float32), W.astype(jnp.float32), SIZES),
-            errors.DTypeError,
-            "these element types are not supported",
-            "float32",
-        ),
-        (
-            (X, W, SIZES.astype(jnp.float32)),
-            errors.DTypeError,
-            "group_sizes are not integers",
-            "float32",
-        ),
-        (
-            (X, W, jnp.arange(3)),
-            errors.ShapeError,
-            "group_sizes has not one size for each group",
-            "(3,)",
-        ),
-        (
-            (X, W, SIZES, "exact"),
-            errors.ArgumentError,
-            "there is no such precision",
-            "exact",
-        ),
-        (
-            (X, W, SIZES, None, jnp.int32),
-            errors.DTypeError,
-            "the result cannot have this type",
-            "int32",
-        ),
-        (
-            (X, W, SIZES, None, None, jnp.array(1)),
-            errors.ShapeError,
-            "group_offset is not one number",
-            "()",
-        ),
-        (
-            (X, W, SIZES, None, None, host.array([1.0])),
-            errors.DTypeError,
-            "group_offset are not integers",
-            "float32",
-        ),
+        (X, W[0], SIZES),
+        (W, W, SIZES),
+        (X, W.astype(jnp.bfloat16), SIZES),
+        (X.astype(jnp.float32), W.astype(jnp.float32), SIZES),
+        (X, W, SIZES.astype(jnp.float32)),
+        (X, W, jnp.arange(3)),
+        (X, W, SIZES, "exact"),
+        (X, W, SIZES, None, jnp.int32),
+        (X, W, SIZES, None, None, jnp.array(1)),
+        (X, W, SIZES, None, None, host.array([1.0])),
     ],
 )
-def test_operands_fit_each_other(args, error, what, got):
-    with pytest.raises(error) as caught:
-        ragged_dot(*args)
-    assert caught.value.what == f"ragged_dot: {what}"
-    assert got in str(caught.value.got)
-    assert caught.value.expected and caught.value.hint
+@refused
+def test_operands_fit_each_other(args):
+    ragged_dot(*args)
 
 
 @pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.HIGH])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from pallas_gpu.ops.rows import cross_entropy
 from tests.support import everywhere, host
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -168,22 +169,15 @@ X, W = host.ones((4, 8), jnp.float16), host.ones((8, 5), jnp.float16)
 
 
 @pytest.mark.parametrize(
-    ("x", "w", "labels", "options", "error", "message"),
+    ("x", "w", "labels", "options"),
     [
-        (X, W, host.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
-        (X, W.T, host.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
-        (X, W, host.zeros(4), {}, errors.DTypeError, "not integers"),
-        (
-            X.astype(jnp.float32),
-            W,
-            host.zeros(4, int),
-            {},
-            errors.DTypeError,
-            "float32",
-        ),
-        (X[:0], W, host.zeros(0, int), {}, errors.ShapeError, "empty"),
+        (X, W, host.zeros(3, jnp.int32), {}),
+        (X, W.T, host.zeros(4, jnp.int32), {}),
+        (X, W, host.zeros(4), {}),
+        (X.astype(jnp.float32), W, host.zeros(4, int), {}),
+        (X[:0], W, host.zeros(0, int), {}),
     ],
 )
-def test_refusals(x, w, labels, options, error, message):
-    with pytest.raises(error, match=message):
-        ops.linear_cross_entropy(x, w, labels, **options)
+@refused
+def test_refusals(x, w, labels, options):
+    ops.linear_cross_entropy(x, w, labels, **options)

@@ -14,6 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.ops.rows import norms_backward
 from tests.support import everywhere, host
+from tests.support.refusal import refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -326,10 +327,6 @@ def test_refusals(operation, args, options, error, message):
 @pytest.mark.parametrize(
     "operation", [ops.softmax, ops.rms_norm, lambda x: ops.top_k(x, 1)]
 )
+@refused
 def test_a_shape_is_not_an_array(operation):
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))
-    text = str(caught.value)
-    assert "x is not an array" in text
-    assert "an array of JAX or NumPy" in text
-    assert "jax.eval_shape" in text
+    operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))

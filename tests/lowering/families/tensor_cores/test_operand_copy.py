@@ -244,8 +244,6 @@ def test_a_missing_commit_leaves_the_copy_in_flight():
 
 # --- what is refused ------------------------------------------------------------------
 
-WHO = "async_copy_smem_to_tmem"
-
 
 def attempt(source, target):
     def body(x, out, smem, tmem):
@@ -271,35 +269,21 @@ def tmem(shape=(128, 64), dtype=F16, packed=True):
     return plgpu.TMEM(shape, dtype, packed=packed)
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (tmem(), tmem()),
+        (smem(), smem()),
+        (smem(), tmem(dtype=BF16)),
+        (smem(), tmem((128, 32))),
+        (smem(), tmem(packed=False)),
+        (smem(transforms=(plgpu.TilingTransform((8, 32)),)), tmem()),
+    ],
+    ids=["source", "destination", "types", "shapes", "not packed", "not tiled"],
+)
 @refused
-def test_the_source_is_in_smem():
-    attempt(tmem(), tmem())
-
-
-@refused
-def test_the_destination_is_in_tmem():
-    attempt(smem(), smem())
-
-
-@refused
-def test_the_types_are_equal():
-    attempt(smem(), tmem(dtype=BF16))
-
-
-@refused
-def test_the_shapes_are_equal():
-    attempt(smem(), tmem((128, 32)))
-
-
-@refused
-def test_the_destination_is_packed():
-    attempt(smem(), tmem(packed=False))
-
-
-@refused
-def test_the_source_is_tiled():
-    tiling = (plgpu.TilingTransform((8, 32)),)
-    attempt(smem(transforms=tiling), tmem())
+def test_what_is_not_copied(source, target):
+    attempt(source, target)
 
 
 def test_hopper_has_no_such_copy():
