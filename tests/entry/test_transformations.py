@@ -14,7 +14,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests import conftest
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.old_refusal import old_refused
 from tests.support.refusal import refused, refused_by
 
 no_gpu = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="needs no GPU")
@@ -144,37 +143,21 @@ BIG = plgpu.SMEM((1024, 128), jnp.float32)
 
 
 @pytest.mark.parametrize("way", ["eager", "jit", "offline", "vmap"])
+@refused
 def test_smem_over_the_budget_is_refused_in_every_way(way):
     def body(x, o, big, barrier):  # HERE
         o[...] = x[...]
 
     k = make(body, scratch_types=[BIG, plgpu.Barrier()])
-    with old_refused(
-        errors.OutOfResources,
-        "kernel body: the block needs more SMEM than sm_90a has",
-        expected="232,432 bytes",
-        got="float32[1024, 128]        0  524,288",
-        hint="smaller tiles",
-    ) as info:
-        match way:
-            case "eager":
-                k(numbers())
-            case "jit":
-                jax.jit(k)(numbers())
-            case "vmap":
-                jax.vmap(k)(numbers(2, 64, 128))
-            case "offline":
-                plgpu.offline.lower(k, numbers())
-    error = info.value
-    assert (error.resource, error.limit_bytes) == ("SMEM", 232_432)
-    assert error.used_bytes == 1024 * 128 * 4 + 8
-    rows = [row.split() for row in str(error.got).splitlines()[1:]]
-    assert rows == [
-        ["allocation", "offset", "bytes"],
-        ["float32[1024,", "128]", "0", "524,288"],
-        ["1", "barrier", "524,288", "8"],
-        ["total", "524,296"],
-    ]
+    match way:
+        case "eager":
+            k(numbers())
+        case "jit":
+            jax.jit(k)(numbers())
+        case "vmap":
+            jax.vmap(k)(numbers(2, 64, 128))
+        case "offline":
+            plgpu.offline.lower(k, numbers())
 
 
 def test_the_budget_is_that_of_the_target_asked_for():

@@ -70,7 +70,7 @@ def _expecting(
 
 
 def report(error: PallasGpuError, file: str) -> str:
-    """Class and text of an error, without numbers of lines, folders and scopes."""
+    """Class, text and attributes of an error, without numbers of lines and scopes."""
 
     def place(match: re.Match[str]) -> str:
         folder, name, number = match.groups()
@@ -79,7 +79,9 @@ def report(error: PallasGpuError, file: str) -> str:
         line = linecache.getline(file, int(number)).strip()
         return f"{name}:{'HERE' if line.endswith(MARK) else repr(line)}"
 
-    text = f"{type(error).__name__}: {error}"
+    rows = vars(error).keys() - vars(PallasGpuError("")).keys()
+    own = "".join(f"\n  {x + ':':<10} {vars(error)[x]}" for x in sorted(rows))
+    text = f"{type(error).__name__}: {error}{own}"
     text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
     text = re.sub(r"(?:[\w<>]+\.<locals>\.)+", "", text)
     return re.sub(r"([\w/.-]*/)?([\w<>-]+\.py):(\d+)", place, text)
