@@ -23,24 +23,11 @@ def test_the_action_is_one_of_two(x, o):
     plgpu.set_max_registers(40, action="dec")  # HERE
 
 
-def test_the_warpgroups_of_a_block_share_its_registers():
-    def body(x, o):
-        @plgpu.when(lax.axis_index("wg") < 3)
-        def _():
-            plgpu.set_max_registers(240, action="increase")  # HERE
-
-    with pytest.raises(errors.OutOfResources) as caught:
-        run(body, num_threads=3, thread_name="wg")
-    error = caught.value
-    assert error.what == (
-        "set_max_registers: the warpgroups request more registers than the block has"
-    )
-    # Each of the three has 168 when the block starts.
-    assert error.expected.startswith("at most 504 per thread, summed over the warp")
-    # The third has not asked yet, or it was one of the two: 24 at least are its own.
-    assert "warpgroup" in error.got and "240" in error.got
-    assert error.hint and "test_set_max_registers.py" in error.where
-    assert error.used_bytes > error.limit_bytes == 4 * 128 * 504
+@refused_by(run, num_threads=3, thread_name="wg")
+def test_the_warpgroups_of_a_block_share_its_registers(x, o):
+    @plgpu.when(lax.axis_index("wg") < 3)
+    def _():
+        plgpu.set_max_registers(240, action="increase")  # HERE
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def report(error: PallasGpuError, file: str) -> str:
         line = linecache.getline(file, int(number)).strip()
         return f"{name}:{'HERE' if line.endswith(MARK) else repr(line)}"
 
-    rows = vars(error).keys() - vars(PallasGpuError("")).keys()
+    rows = vars(error).keys() - vars(PallasGpuError("")).keys() - {"__notes__"}
     own = "".join(f"\n  {x + ':':<10} {vars(error)[x]}" for x in sorted(rows))
     text = f"{type(error).__name__}: {error}{own}"
     text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
