@@ -89,7 +89,7 @@ def test_a_report_names_the_marked_line_or_the_source_of_another():
             run(body)
         texts.append(report(caught.value, __file__))
     assert texts[0].endswith("marked)") and " test_golden.py:HERE (" in texts[0]
-    assert "test_golden.py:'o[0] = x[65]' (" in texts[1]
+    assert "test_golden.py:`o[0] = x[65]` (" in texts[1]
     assert "test_golden.py:* (" in report(caught.value, "test_other.py")
 
 

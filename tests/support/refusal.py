@@ -77,11 +77,13 @@ def report(error: PallasGpuError, file: str) -> str:
         if name != os.path.basename(file):
             return f"{name}:{'*' if folder else number}"
         line = linecache.getline(file, int(number)).strip()
-        return f"{name}:{'HERE' if line.endswith(MARK) else repr(line)}"
+        return f"{name}:{'HERE' if line.endswith(MARK) else f'`{line}`'}"
 
     rows = vars(error).keys() - vars(PallasGpuError("")).keys() - {"__notes__"}
     own = "".join(f"\n  {x + ':':<10} {vars(error)[x]}" for x in sorted(rows))
     text = f"{type(error).__name__}: {error}{own}"
-    text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
     text = re.sub(r"(?:[\w<>]+\.<locals>\.)+", "", text)
-    return re.sub(r"([\w/.-]*/)?([\w<>-]+\.py):(\d+)", place, text)
+    text = re.sub(r"([\w/.-]*/)?([\w<>-]+\.py):(\d+)", place, text)
+    # The place has the line already.
+    text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
+    return re.sub(r"(\n  at: .*:`(.*)`.*)\n +\2$", r"\1", text, flags=re.MULTILINE)
