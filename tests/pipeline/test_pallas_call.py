@@ -354,19 +354,14 @@ def test_the_memory_warpgroup_copies_a_block_that_tma_cannot_carry():
     np.testing.assert_array_equal(call(x), x + 1)
 
 
+@refused
 def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
     def body(x, o):  # HERE
         pass
 
     spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
     call = several(body, spec, (7, 3), jnp.int4)
-    with pytest.raises(errors.LayoutError) as info:
-        call(jnp.zeros((7, 3), jnp.int4))
-    text = str(info.value)
-    assert text.startswith("argument 0 of pallas_call body: ")
-    line = body.__code__.co_firstlineno
-    assert f"test_pallas_call.py:{line} " in text
-    assert "expected:" in text and "got:" in text and "hint:" in text
+    call(jnp.zeros((7, 3), jnp.int4))
 
 
 @pytest.mark.parametrize("space", [plgpu.TMEM, plgpu.REGS])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, offline
+from pallas_gpu import offline
 from pallas_gpu.ops import SplitMatmulConfig, matmul
 from tests.support import everywhere
 from tests.support.matmuls import ROUNDING, operands, reference
@@ -264,30 +264,23 @@ def test_sums_that_are_sent_need_no_fence():
 
 
 @pytest.mark.parametrize(
-    ("changes", "what", "got"),
+    "changes",
     [
-        ({"tile_m": 12}, "the tensor core does not support this tile", "12"),
-        ({"tile_m": 264}, "the tensor core does not support this tile", "264"),
-        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
-        ({"tile_n": 96}, "the warpgroups do not divide the columns", "96"),
-        (
-            {"tile_n": 192, "warpgroups": 2},
-            "the warpgroups do not divide the columns",
-            "192",
-        ),
-        ({"split": 3}, "invalid division of K", "3"),
-        ({"part_m": 12}, "the parts do not divide the rows of a tile", "12"),
-        ({"stages": 1}, "there are too few stages, clusters or blocks", "stages=1"),
-        ({"clusters": 0}, "there are too few stages, clusters or blocks", "clusters=0"),
-        ({"blocks": 3, "split": 4}, "there are too few stages", "blocks=3"),
+        {"tile_m": 12},
+        {"tile_m": 264},
+        {"tile_k": 8},
+        {"tile_n": 96},
+        {"tile_n": 192, "warpgroups": 2},
+        {"split": 3},
+        {"part_m": 12},
+        {"stages": 1},
+        {"clusters": 0},
+        {"blocks": 3, "split": 4},
     ],
 )
-def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
-    with pytest.raises(errors.ArgumentError) as caught:
-        config(**changes)
-    assert caught.value.what.startswith(f"SplitMatmulConfig: {what}")
-    assert got in str(caught.value.got)
-    assert caught.value.expected and caught.value.hint
+@refused
+def test_a_configuration_fits_the_tensor_core_and_itself(changes):
+    config(**changes)
 
 
 @refused

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from tests.support import everywhere, host
+from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -314,26 +315,20 @@ def test_default_configurations_compile_without_spills(names, options):
 
 
 @pytest.mark.parametrize(
-    ("error", "what", "options"),
+    "options",
     [
-        (errors.ArgumentError, "unknown activation", {"activation": "tanh"}),
-        (errors.ArgumentTypeError, "neither a name nor", {"activation": 3}),
-        (errors.ArgumentTypeError, "not an elementwise", {"activation": jnp.sum}),
-        (errors.ShapeError, "bias does not match", {"bias": host.zeros(N + 1)}),
-        (errors.ShapeError, "residual does not", {"residual": host.zeros((N, M))}),
-        (errors.ShapeError, "gate does not", {"gate": host.zeros((N, K), "f2")}),
-        (errors.DTypeError, "bias cannot have", {"bias": host.zeros(N, "i4")}),
-        (errors.DTypeError, "these element types", {"gate": host.zeros((K, N))}),
-        (
-            errors.ArgumentError,
-            "a bias beside a gate",
-            {"bias": host.zeros(N), "gate": host.zeros((K, N), "f2")},
-        ),
+        {"activation": "tanh"},
+        {"activation": 3},
+        {"activation": jnp.sum},
+        {"bias": host.zeros(N + 1)},
+        {"residual": host.zeros((N, M))},
+        {"gate": host.zeros((N, K), "f2")},
+        {"bias": host.zeros(N, "i4")},
+        {"gate": host.zeros((K, N))},
+        {"bias": host.zeros(N), "gate": host.zeros((K, N), "f2")},
     ],
 )
-def test_an_epilogue_that_does_not_fit(error, what, options):
+@refused
+def test_an_epilogue_that_does_not_fit(options):
     a, b, _ = operands()
-    with pytest.raises(error, match=what) as caught:
-        ops.matmul(a, b, **options)
-    assert type(caught.value) is error
-    assert caught.value.expected and caught.value.hint
+    ops.matmul(a, b, **options)
