@@ -15,7 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.gpu.machine import schedules
-from tests.support.refusal import refused_by
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 
@@ -297,15 +297,13 @@ def test_elementwise_work_over_many_blocks_is_quick():
     np.testing.assert_allclose(got, x * 2 + 1, rtol=1e-6)
 
 
-@refused_by(
-    lambda body: plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((256, 256), F32)],
-    )()
-)
-def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler(o, tile):
-    o[...] = jnp.zeros(4)
+@refused
+def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
+    def body(o, tile):  # HERE
+        o[...] = jnp.zeros(4)
+
+    out = jax.ShapeDtypeStruct((4,), F32)
+    plgpu.kernel(body, out_type=out, scratch_types=[plgpu.SMEM((256, 256), F32)])()
 
 
 @refused_by(
