@@ -24,10 +24,15 @@ NAME = "== "
 COLLECTED: dict[Path, list[str]] = {}
 
 
+def has_text(item: pytest.Item) -> bool:
+    """Whether a test has a text."""
+    return hasattr(getattr(item, "function", None), "has_golden_text")
+
+
 def collect(items: Iterable[pytest.Item]) -> None:
     """Takes note of the tests that have a text."""
     for item in items:
-        if hasattr(getattr(item, "function", None), "has_golden_text"):
+        if has_text(item):
             COLLECTED.setdefault(item.path, []).append(item.name)
 
 
