@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all smoke check check-tests static tiers tiers-choose format format-check lint types \
-	composition-table coverage-table layout-drawings porting-table map clean clean-all
+	composition-table coverage-table golden layout-drawings porting-table map clean clean-all
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
@@ -81,6 +81,9 @@ lint: setup  ## ruff's rules
 
 types: setup  ## mypy
 	$(RUN) mypy
+
+golden: setup  ## rewrite the texts that tests expect; ARGS=tests/types for some
+	$(RUN) pytest -q --golden $(or $(ARGS),$(shell grep -rl support.refusal --include 'test_*.py' tests))
 
 coverage-table: setup  ## regenerate docs/coverage.md from the registry of primitives
 	$(RUN) tools.coverage_table

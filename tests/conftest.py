@@ -54,7 +54,11 @@ _GROWTH_MB = 150
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
-from tests.support import executions, tiers  # noqa: E402
+from tests.support import (  # noqa: E402
+    executions,
+    golden,
+    tiers,
+)
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 # In CI the same examples run every time, so a red run is red for its change.
@@ -99,6 +103,9 @@ def _cuda_program(name: str) -> str | None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     tiers.add_option(parser)
+    parser.addoption(
+        "--golden", action="store_true", help="write the texts that tests expect"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -137,6 +144,9 @@ def pytest_collection_modifyitems(
     if addresses:
         # They differ between pytest-xdist's processes, which then refuse to start.
         raise pytest.UsageError(f"an address in the name of a test: {addresses[0]}")
+    golden.collect(items)
+    if config.getoption("golden"):
+        items[:] = [item for item in items if golden.has_text(item)]
     tiers.deselect(config, items)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

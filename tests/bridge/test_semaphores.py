@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.bridge.test_bodies import X, call, check
+from tests.support.refusal import refused_by
 
 ROWS = 8
 SPEC = pl.BlockSpec((ROWS, 128), lambda i: (i, 0))
@@ -59,10 +58,7 @@ def test_a_delay():
     check(body, X, X)
 
 
-def test_other_devices_come_later():
-    def body(x_ref, o_ref, sem):
-        pl.semaphore_signal(sem, device_id=jnp.int32(1))
-        o_ref[...] = x_ref[...]
-
-    with pytest.raises(errors.UnsupportedError, match="device_id is not supported"):
-        call(body, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])
+@refused_by(call, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])
+def test_other_devices_come_later(x_ref, o_ref, sem):
+    pl.semaphore_signal(sem, device_id=jnp.int32(1))
+    o_ref[...] = x_ref[...]

@@ -9,9 +9,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 PAIR = {"cluster": (2,), "cluster_names": ("c",)}
 OUT = f32(2, 64, 128)
@@ -35,19 +34,13 @@ def test_a_multicast_gives_every_block_all_of_it():
 
 
 @pytest.mark.parametrize("cluster", [(17,), (3, 6), (2, 3, 3)])
+@refused
 def test_a_cluster_fits_the_target(cluster):
     def body(x, o):  # HERE
         pass
 
     names = "abc"[: len(cluster)]
-    with refused(
-        errors.ArgumentError,
-        "kernel body: the cluster exceeds the maximum cluster size of sm_90a",
-        expected="at most 16 blocks",
-        got=f"{np.prod(cluster)}, cluster={cluster}",
-        hint="smaller cluster",
-    ):
-        run(body, cluster=cluster, cluster_names=tuple(names))
+    run(body, cluster=cluster, cluster_names=tuple(names))
 
 
 def test_the_largest_cluster_runs():
@@ -61,127 +54,75 @@ def test_the_largest_cluster_runs():
 
 
 @pytest.mark.parametrize("cluster", [(0,), (2.0,), (-2,)])
+@refused
 def test_sizes_are_positive_numbers(cluster):
     def body(x, o):  # HERE
         pass
 
-    with refused(
-        errors.ArgumentError, "cluster needs positive static sizes", got=str(cluster)
-    ):
-        run(body, cluster=cluster, cluster_names=("c",))
+    run(body, cluster=cluster, cluster_names=("c",))
 
 
+@refused
 def test_a_cluster_has_three_axes_at_most():
     def body(x, o):  # HERE
         pass
 
-    with refused(
-        errors.ArgumentError, "a cluster has too many axes", expected="at most 3"
-    ):
-        run(body, cluster=(1, 1, 1, 2), cluster_names=tuple("abcd"))
+    run(body, cluster=(1, 1, 1, 2), cluster_names=tuple("abcd"))
 
 
+@refused
 def test_every_axis_has_a_name():
     def body(x, o):  # HERE
         pass
 
-    with refused(
-        errors.ArgumentError, "cluster and cluster_names have different lengths"
-    ):
-        run(body, cluster=(2, 2), cluster_names=("c",))
+    run(body, cluster=(2, 2), cluster_names=("c",))
 
 
 # --- collective axes ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (PAIR, "one of ('c',)"),
-        ({}, "a kernel with cluster=(...) and cluster_names=(...)"),
-        # The blocks of a grid do not reach each other.
-        ({"grid": (2,), "grid_names": ("d",)}, "a kernel with cluster=(...)"),
-    ],
-)
-def test_a_multicast_names_axes_of_the_cluster(options, expected):
+@pytest.mark.parametrize("options", [PAIR, {}, {"grid": (2,), "grid_names": ("d",)}])
+@refused
+def test_a_multicast_names_axes_of_the_cluster(options):
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes="d")  # HERE
 
-    with refused(
-        errors.AxisNameError,
-        "copy_gmem_to_smem: no cluster axis is named 'd'",
-        expected=expected,
-        got="('d',)",
-        hint="axes of the kernel's cluster",
-    ):
-        run(body, scratch_types=[TILE, plgpu.Barrier()], **options)
+    run(body, scratch_types=[TILE, plgpu.Barrier()], **options)
 
 
-def test_a_multicast_names_an_axis_once():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=("c", "c"))  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "copy_gmem_to_smem: collective_axes names an axis twice",
-        got="('c', 'c')",
-    ):
-        run(body, scratch_types=[TILE, plgpu.Barrier()], **PAIR)
+@refused_by(run, scratch_types=[TILE, plgpu.Barrier()], **PAIR)
+def test_a_multicast_names_an_axis_once(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=("c", "c"))  # HERE
 
 
-def test_a_multicast_has_a_part_for_every_block():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[0:1], tile.at[0:1], barrier, collective_axes="c")
-
-    with pytest.raises(errors.LayoutError) as caught:
-        run(
-            body,
-            scratch_types=[TILE, plgpu.Barrier()],
-            cluster=(7,),
-            cluster_names=("c",),
-        )
-    assert "test_cluster.py" in caught.value.where
-    assert caught.value.expected and caught.value.hint
-
-
-def test_a_cluster_barrier_names_axes_of_the_cluster():
-    def body(x, o):
-        plgpu.run_scoped(
-            lambda b: None, plgpu.ClusterBarrier(collective_axes=("c", "d"))
-        )
-
-    with pytest.raises(errors.AxisNameError) as caught:
-        run(body, **PAIR)
-    assert caught.value.what == "ClusterBarrier: no cluster axis is named 'd'"
-    assert caught.value.expected == "one of ('c',)"
-    assert "test_cluster.py" in caught.value.where
-
-
-@pytest.mark.parametrize(
-    ("axes", "what"),
-    [
-        ((), "the cluster axes are missing"),
-        (("c", "c"), "collective_axes names an axis twice"),
-    ],
+@refused_by(
+    run, scratch_types=[TILE, plgpu.Barrier()], cluster=(7,), cluster_names=("c",)
 )
-def test_a_cluster_barrier_has_different_axes(axes, what):
-    with refused(errors.ArgumentError, f"ClusterBarrier: {what}", got=str(axes)):
-        plgpu.ClusterBarrier(collective_axes=axes)  # HERE
+def test_a_multicast_has_a_part_for_every_block(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x.at[0:1], tile.at[0:1], barrier, collective_axes="c")
+
+
+@refused_by(run, **PAIR)
+def test_a_cluster_barrier_names_axes_of_the_cluster(x, o):
+    plgpu.run_scoped(lambda b: None, plgpu.ClusterBarrier(collective_axes=("c", "d")))
+
+
+@pytest.mark.parametrize("axes", [(), ("c", "c")])
+@refused
+def test_a_cluster_barrier_has_different_axes(axes):
+    plgpu.ClusterBarrier(collective_axes=axes)  # HERE
 
 
 @pytest.mark.parametrize("axes", [("c", "d"), (("c",),), (("c", "d"),)])
+@refused
 def test_a_leader_is_one_along_a_single_axis(axes):
-    with refused(
-        errors.UnsupportedError,
-        "ClusterBarrier: leader_tracked with several axes is not supported",
-        expected="one cluster axis, not in a group",
-    ):
-        plgpu.ClusterBarrier(collective_axes=axes, leader_tracked=True)  # HERE
+    plgpu.ClusterBarrier(collective_axes=axes, leader_tracked=True)  # HERE
 
 
 # --- arrivals: only a run knows -------------------------------------------------------
 
 
+@refused
 def test_a_barrier_has_an_arrival_for_each_multicast_on_it():
     def body(x, o, first, second, barrier):
         multicast(x, first, barrier)
@@ -190,16 +131,10 @@ def test_a_barrier_has_an_arrival_for_each_multicast_on_it():
         o[lax.axis_index("c")] = first[...] + second[...]
 
     scratch = [TILE, TILE, plgpu.Barrier(num_arrivals=1)]
-    with pytest.raises(errors.KernelError) as caught:
-        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
-    error = caught.value
-    assert type(error) is errors.BarrierError
-    assert "receives more arrivals than it was declared with" in error.what
-    assert "1 arrivals per phase" in error.expected
-    assert "raise num_arrivals" in error.hint
-    assert "test_cluster.py" in str(error)
+    make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
 
 
+@refused
 def test_a_cluster_barrier_waits_for_all_its_blocks():
     def body(x, o, ready):
         @plgpu.when(lax.axis_index("c") == 0)
@@ -209,12 +144,10 @@ def test_a_cluster_barrier_waits_for_all_its_blocks():
         plgpu.barrier_wait(ready)
 
     scratch = [plgpu.ClusterBarrier(collective_axes="c")]
-    with pytest.raises(errors.DeadlockError) as caught:
-        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
-    assert "1 of 2 arrivals" in str(caught.value)
-    assert "test_cluster.py" in str(caught.value)
+    make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
 
 
+@refused
 def test_a_cluster_barrier_counts_no_arrival_twice():
     def body(x, o, ready):
         plgpu.barrier_arrive(ready)
@@ -223,10 +156,7 @@ def test_a_cluster_barrier_counts_no_arrival_twice():
 
     # Four arrivals on each barrier: two phases, and only one is waited for.
     scratch = [plgpu.ClusterBarrier(collective_axes="c", num_arrivals=1)]
-    with pytest.raises(errors.BarrierError) as caught:
-        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
-    assert caught.value.expected and caught.value.hint
-    assert "test_cluster.py" in str(caught.value)
+    make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
 
 
 def test_one_dtype_of_smem_in_all_blocks_is_reached():

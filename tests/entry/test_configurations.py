@@ -18,11 +18,11 @@ from jax import lax
 from jax.experimental import pallas as upstream
 
 import pallas_gpu as plgpu
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax
 from pallas_gpu.entry import call
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 
 ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
 SHIFT = np.repeat(np.arange(2, dtype=np.float32), 32)[:, None]
@@ -198,17 +198,9 @@ def test_a_shard_map_over_two_devices():
 
 
 @pytest.mark.parametrize("function", ["program_id", "num_programs"])
-def test_a_position_of_upstream_is_refused(function):
-    def body(x, o):
-        o[...] = x[...] * getattr(upstream, function)(0)  # HERE
-
-    with refused(
-        errors.ArgumentTypeError,
-        f"{function} of JAX's Pallas is called in a kernel of this package",
-        got=f"{function} of jax.experimental.pallas",
-        hint=f"use `plgpu.{function}`",
-    ):
-        make(body, grid=(2,), grid_names=("i",))(numbers())
+@refused_by(lambda body: make(body, grid=(2,), grid_names=("i",))(numbers()))
+def test_a_position_of_upstream_is_refused(x, o, *, function):
+    o[...] = x[...] * getattr(upstream, function)(0)  # HERE
 
 
 # --- x64 ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 ACC = plgpu.ACC((64, 128))
 
@@ -37,91 +37,51 @@ def test_a_state_without_leaves_is_empty():
     np.testing.assert_array_equal(run(body), numbers())
 
 
-def test_the_leaves_of_a_state_are_accumulators():
-    def body(x, o):
-        plgpu.run_state(lambda ref: None)(x[...])  # HERE
-
-    with refused(
-        errors.ArgumentTypeError,
-        "run_state: a leaf is not an accumulator",
-        expected="plgpu.ACC.init(array)",
-        hint="lax.fori_loop",
-    ):
-        run(body)
+@refused_by(run)
+def test_the_leaves_of_a_state_are_accumulators(x, o):
+    plgpu.run_state(lambda ref: None)(x[...])  # HERE
 
 
-def test_a_state_is_in_registers():
-    def body(x, o):
-        plgpu.run_state(lambda ref: None)(TILE)  # HERE
-
-    with refused(errors.ArgumentTypeError, "run_state: a leaf is not an accumulator"):
-        run(body)
+@refused_by(run)
+def test_a_state_is_in_registers(x, o):
+    plgpu.run_state(lambda ref: None)(TILE)  # HERE
 
 
 @pytest.mark.parametrize("result", [lambda ref: ref[...], lambda ref: ref])
-def test_a_function_over_a_state_returns_nothing(result):
-    def body(x, o):
-        update = plgpu.run_state(lambda ref: result(ref))  # HERE
-        update(ACC)
-
-    with refused(
-        errors.KernelError,
-        "run_state: the function returns a value",
-        expected="None",
-        hint="store results",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_function_over_a_state_returns_nothing(x, o, *, result):
+    update = plgpu.run_state(lambda ref: result(ref))  # HERE
+    update(ACC)
 
 
-def test_a_start_value_is_an_array():
-    def body(x, o):
-        plgpu.run_state(lambda ref: None)(plgpu.ACC.init(x))  # HERE
-
-    with refused(
-        errors.ArgumentTypeError,
-        "ACC.init: the initial value is a reference",
-        expected="an array",
-        got="GMEM float32[64, 128]",
-        hint="ref[...]",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_start_value_is_an_array(x, o):
+    plgpu.run_state(lambda ref: None)(plgpu.ACC.init(x))  # HERE
 
 
 @pytest.mark.parametrize("where", ["run_scoped", "scratch_types"])
+@refused
 def test_a_start_value_belongs_to_run_state(where):
     start = plgpu.ACC.init(jnp.zeros((64, 64)))
 
     def body(x, o, *scratch):
         plgpu.run_scoped(lambda acc: None, start)
 
-    with pytest.raises(errors.ArgumentError) as caught:
-        run(body, **({} if where == "run_scoped" else {"scratch_types": [start]}))
-    assert caught.value.what == "ACC.init is passed where a declaration is expected"
-    assert "plgpu.run_state" in caught.value.hint
-    assert "test_run_state.py" in caught.value.where
+    run(body, **({} if where == "run_scoped" else {"scratch_types": [start]}))
 
 
+@refused
 def test_a_state_is_part_of_a_kernel():
-    with refused(errors.KernelError, "run_scoped is called outside a kernel"):
-        plgpu.run_state(lambda ref: None)(ACC)  # HERE
+    plgpu.run_state(lambda ref: None)(ACC)  # HERE
 
 
 # --- accumulators do not escape -------------------------------------------------------
 
 
 @pytest.mark.parametrize("escape", [lambda acc: acc, lambda acc: {"a": [acc]}])
-def test_an_accumulator_does_not_leave_its_scope(escape):
-    def body(x, o):
-        plgpu.run_scoped(lambda acc: escape(acc), ACC)  # HERE
-
-    with refused(
-        errors.KernelError,
-        "run_scoped: the function returns a reference",
-        expected="values",
-        got="REGS float32[64, 128]",
-        hint="ref[...]",
-    ):
-        run(body)
+@refused_by(run)
+def test_an_accumulator_does_not_leave_its_scope(x, o, *, escape):
+    plgpu.run_scoped(lambda acc: escape(acc), ACC)  # HERE
 
 
 def test_an_accumulator_kept_by_python_is_not_used_after_its_scope():
@@ -151,22 +111,13 @@ def test_a_loop_does_not_carry_an_accumulator():
     assert "test_run_state.py" in caught.value.where
 
 
-def test_a_branch_does_not_return_an_accumulator():
-    def body(x, o):
-        def scope(acc):
-            i = lax.axis_index("i")
-            lax.cond(i == 0, lambda: acc, lambda: acc)  # HERE
+@refused_by(run, grid=(1,), grid_names=("i",))
+def test_a_branch_does_not_return_an_accumulator(x, o):
+    def scope(acc):
+        i = lax.axis_index("i")
+        lax.cond(i == 0, lambda: acc, lambda: acc)  # HERE
 
-        plgpu.run_scoped(scope, ACC)
-
-    with refused(
-        errors.KernelError,
-        "cond: a branch returns a reference",
-        expected="values",
-        got="a reference",
-        hint="ref[...]",
-    ):
-        run(body, grid=(1,), grid_names=("i",))
+    plgpu.run_scoped(scope, ACC)
 
 
 # --- accumulators belong to one warpgroup ---------------------------------------------
@@ -175,36 +126,19 @@ THREADS = {"num_threads": 2, "thread_name": "wg"}
 TOGETHER = "an accumulator is allocated by all warpgroups together"
 
 
-def test_an_accumulator_is_not_allocated_collectively():
-    def body(x, o):
-        plgpu.run_scoped(lambda acc: None, ACC, collective_axes="wg")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        TOGETHER,
-        expected="a separate scope for each warpgroup",
-        got="collective_axes=('wg',)",
-        hint="without collective_axes",
-    ):
-        run(body, **THREADS)
+@refused_by(run, **THREADS)
+def test_an_accumulator_is_not_allocated_collectively(x, o):
+    plgpu.run_scoped(lambda acc: None, ACC, collective_axes="wg")  # HERE
 
 
+@refused
 def test_the_scratch_of_several_warpgroups_holds_no_accumulator():
-    with pytest.raises(errors.ArgumentError) as caught:
-        run(lambda x, o, acc: None, scratch_types=[ACC], **THREADS)
-    assert caught.value.what == TOGETHER
-    assert "test_run_state.py" in caught.value.where
+    run(lambda x, o, acc: None, scratch_types=[ACC], **THREADS)
 
 
-def test_one_warpgroup_of_several_does_not_allocate_memory_beside_it():
-    def body(x, o):
-        plgpu.run_scoped(lambda acc, tile: None, ACC, TILE)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "run_scoped: the block has several warpgroups, and only one would allocate",
-    ):
-        run(body, **THREADS)
+@refused_by(run, **THREADS)
+def test_one_warpgroup_of_several_does_not_allocate_memory_beside_it(x, o):
+    plgpu.run_scoped(lambda acc, tile: None, ACC, TILE)  # HERE
 
 
 def test_one_warpgroup_may_have_its_accumulator_in_the_scratch():

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 THREADS = {"num_threads": 2, "thread_name": "wg"}
 
@@ -48,55 +47,29 @@ def test_scopes_nest_and_follow_each_other():
     np.testing.assert_array_equal(run(body), numbers() * 4)
 
 
-def test_several_warpgroups_enter_a_scope_together():
-    def body(x, o):
-        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "run_scoped: the block has several warpgroups, and only one would allocate",
-        expected="collective_axes='wg'",
-        hint="scratch_types",
-    ):
-        run(body, **THREADS)
+@refused_by(run, **THREADS)
+def test_several_warpgroups_enter_a_scope_together(x, o):
+    plgpu.run_scoped(lambda tile: None, TILE)  # HERE
 
 
-def test_a_scope_is_collective_over_the_thread_axis():
-    def body(x, o):
-        plgpu.run_scoped(lambda tile: None, TILE, collective_axes="i")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "run_scoped: collective_axes does not name the thread axis",
-        expected="'wg'",
-        got="('i',)",
-    ):
-        run(body, grid=(2,), grid_names=("i",), **THREADS)
+@refused_by(run, grid=(2,), grid_names=("i",), **THREADS)
+def test_a_scope_is_collective_over_the_thread_axis(x, o):
+    plgpu.run_scoped(lambda tile: None, TILE, collective_axes="i")  # HERE
 
 
-def test_one_warpgroup_has_no_thread_axis():
-    def body(x, o):
-        plgpu.run_scoped(lambda tile: None, TILE, collective_axes="wg")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "run_scoped: collective_axes does not name the thread axis",
-        expected="no axis",
-    ):
-        run(body)
+@refused_by(run)
+def test_one_warpgroup_has_no_thread_axis(x, o):
+    plgpu.run_scoped(lambda tile: None, TILE, collective_axes="wg")  # HERE
 
 
-def test_a_scope_declares_memory():
-    def body(x, o):
-        plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
-
-    with refused(errors.ArgumentTypeError, "not a scratch declaration"):
-        run(body)
+@refused_by(run)
+def test_a_scope_declares_memory(x, o):
+    plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
 
 
+@refused
 def test_a_scope_is_part_of_a_kernel():
-    with refused(errors.KernelError, "run_scoped is called outside a kernel"):
-        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+    plgpu.run_scoped(lambda tile: None, TILE)  # HERE
 
 
 def test_none_declares_nothing():

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests import conftest
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 no_gpu = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="needs no GPU")
 
@@ -41,18 +41,14 @@ def with_a_rule(k):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("make_kernel", [lambda: make(add_one), blocked])
+@refused
 def test_a_kernel_has_no_derivative(make_kernel, jit):
     k = make_kernel()
 
     def loss(x):
         return k(x).sum()  # HERE
 
-    with refused(
-        errors.DifferentiationError,
-        "kernel add_one: a kernel has no derivative",
-        hint="jax.custom_vjp",
-    ):
-        jax.grad(jax.jit(loss) if jit else loss)(numbers())
+    jax.grad(jax.jit(loss) if jit else loss)(numbers())
 
 
 @pytest.mark.parametrize("transformation", [jax.jvp, jax.linearize, jax.vjp])
@@ -102,14 +98,10 @@ def test_the_jacobian_of_a_kernel_with_a_rule(transform):
 # --- export ---------------------------------------------------------------------------
 
 
+@refused
 def test_the_emulator_cannot_be_exported():
     k = make(add_one)
-    with refused(
-        errors.UnsupportedError,
-        "kernel add_one: the emulator cannot be exported",
-        hint='jax.export.export(f, platforms=["cuda"])',
-    ):
-        jax.export.export(jax.jit(k))(numbers())  # HERE
+    jax.export.export(jax.jit(k))(numbers())  # HERE
 
 
 def test_a_kernel_is_exported_for_gpus_without_one():
@@ -123,16 +115,10 @@ def test_a_kernel_is_exported_for_gpus_without_one():
 @no_gpu
 @pytest.mark.parametrize("entry", [lambda **kw: make(add_one, **kw), blocked])
 @pytest.mark.parametrize("jit", [False, True])
+@refused
 def test_interpret_false_insists_on_a_gpu(entry, jit):
     k = entry(interpret=False)
-    with refused(
-        errors.NoGpuError,
-        "kernel add_one: interpret=False needs a GPU, and JAX runs on the CPU",
-        expected="a CUDA device",
-        got="'cpu'",
-        hint="pallas_gpu.offline.compile",
-    ):
-        (jax.jit(k) if jit else k)(numbers())  # HERE
+    (jax.jit(k) if jit else k)(numbers())  # HERE
 
 
 @pytest.mark.parametrize("interpret", [None, True, plgpu.InterpretParams(seed=3)])
@@ -146,15 +132,9 @@ def test_the_environment_asks_for_the_emulator(monkeypatch):
     np.testing.assert_array_equal(make(add_one)(numbers()), numbers() + 1)
 
 
+@refused
 def test_a_target_exists():
-    with refused(
-        errors.TargetError,
-        "unknown target",
-        expected="sm_90a or sm_100a",
-        got="'sm_80'",
-        hint="sm_90a",
-    ):
-        plgpu.CompilerParams(target="sm_80")  # HERE
+    plgpu.CompilerParams(target="sm_80")  # HERE
 
 
 # --- budgets --------------------------------------------------------------------------
@@ -163,37 +143,21 @@ BIG = plgpu.SMEM((1024, 128), jnp.float32)
 
 
 @pytest.mark.parametrize("way", ["eager", "jit", "offline", "vmap"])
+@refused
 def test_smem_over_the_budget_is_refused_in_every_way(way):
     def body(x, o, big, barrier):  # HERE
         o[...] = x[...]
 
     k = make(body, scratch_types=[BIG, plgpu.Barrier()])
-    with refused(
-        errors.OutOfResources,
-        "kernel body: the block needs more SMEM than sm_90a has",
-        expected="232,432 bytes",
-        got="float32[1024, 128]        0  524,288",
-        hint="smaller tiles",
-    ) as info:
-        match way:
-            case "eager":
-                k(numbers())
-            case "jit":
-                jax.jit(k)(numbers())
-            case "vmap":
-                jax.vmap(k)(numbers(2, 64, 128))
-            case "offline":
-                plgpu.offline.lower(k, numbers())
-    error = info.value
-    assert (error.resource, error.limit_bytes) == ("SMEM", 232_432)
-    assert error.used_bytes == 1024 * 128 * 4 + 8
-    rows = [row.split() for row in str(error.got).splitlines()[1:]]
-    assert rows == [
-        ["allocation", "offset", "bytes"],
-        ["float32[1024,", "128]", "0", "524,288"],
-        ["1", "barrier", "524,288", "8"],
-        ["total", "524,296"],
-    ]
+    match way:
+        case "eager":
+            k(numbers())
+        case "jit":
+            jax.jit(k)(numbers())
+        case "vmap":
+            jax.vmap(k)(numbers(2, 64, 128))
+        case "offline":
+            plgpu.offline.lower(k, numbers())
 
 
 def test_the_budget_is_that_of_the_target_asked_for():
@@ -206,6 +170,7 @@ def test_the_budget_is_that_of_the_target_asked_for():
         run(body, scratch_types=[BIG], compiler_params=params)
 
 
+@refused
 def test_blocks_over_the_budget_are_refused():
     spec = plgpu.BlockSpec((256, 256), lambda i: (i, 0))
 
@@ -213,10 +178,7 @@ def test_blocks_over_the_budget_are_refused():
         o[...] = x[...]
 
     k = plgpu.pallas_call(body, f32(512, 256), grid=2, in_specs=[spec], out_specs=spec)
-    with refused(
-        errors.OutOfResources, "kernel body: the block needs more SMEM than sm_90a has"
-    ):
-        k(numbers(512, 256))
+    k(numbers(512, 256))
 
 
 def test_scopes_that_follow_each_other_share_the_budget():
@@ -233,20 +195,9 @@ def test_scopes_that_follow_each_other_share_the_budget():
 # --- mistakes that only a run shows ---------------------------------------------------
 
 
-def test_a_barrier_that_nobody_completes_is_a_deadlock():
-    def body(x, o, barrier):
-        plgpu.barrier_wait(barrier)  # HERE
-
-    with refused(
-        errors.DeadlockError,
-        "deadlock: 1 of 1 warpgroups wait, and nothing is in flight that could wake "
-        "them",
-        expected="an arrival, a signal or a copy",
-        got="0 of 2 arrivals",
-        hint="num_arrivals",
-    ) as info:
-        run(body, scratch_types=[plgpu.Barrier(num_arrivals=2)])
-    assert "test_transformations.py" in str(info.value.got)
+@refused_by(run, scratch_types=[plgpu.Barrier(num_arrivals=2)])
+def test_a_barrier_that_nobody_completes_is_a_deadlock(x, o, barrier):
+    plgpu.barrier_wait(barrier)  # HERE
 
 
 JITTED = {
@@ -379,12 +330,6 @@ def test_an_error_leaves_the_kernel_usable():
     np.testing.assert_array_equal(result[63], numbers()[0])
 
 
-def test_smem_is_undefined_until_it_is_written():
-    def body(x, o, tile):
-        o[...] = tile[...]  # HERE
-
-    with refused(
-        errors.UninitializedReadError,
-        "SMEM float32[64, 128] (tile) is read where nothing has been written",
-    ):
-        run(body, scratch_types=[TILE])
+@refused_by(run, scratch_types=[TILE])
+def test_smem_is_undefined_until_it_is_written(x, o, tile):
+    o[...] = tile[...]  # HERE

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import acceptance, everywhere
 from tests.support.entry_kernels import make, numbers
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -79,25 +78,19 @@ def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
 
 
 @pytest.mark.parametrize("start", [32, -32, 100])
+@refused
 def test_a_store_entirely_outside_is_refused(start):
     def body(x, o, tile):
         plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])  # HERE
 
     kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)], out=type_of(ROWS))
-    with refused(
-        errors.OutOfBoundsError,
-        "copy_smem_to_gmem: the destination is entirely out of bounds",
-        got=f"{start} to {start + 32}",
-    ):
-        jax.make_jaxpr(kernel)(ROWS)
+    jax.make_jaxpr(kernel)(ROWS)
 
 
 ROWS = np.zeros((32, 128), np.float32)
 
 
-@pytest.mark.parametrize("start", [32, -32, 100])
-@pytest.mark.parametrize("mode", [None, plgpu.OOBFillMode.ZEROS])
-def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
+def load_of(start, mode):
     def body(x, o, tile, barrier):
         part = x.at[ds(start, 32)]
         plgpu.copy_gmem_to_smem(part, tile, barrier, oob_mode=mode)  # HERE
@@ -109,15 +102,19 @@ def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
     def make_call(interpret):
         return make(body, type_of(ROWS), scratch_types=scratch, interpret=interpret)
 
-    if mode is not None:
-        everywhere.check(make_call, [ROWS + 1], ROWS)
-        return
-    with refused(
-        errors.OutOfBoundsError,
-        "copy_gmem_to_smem: the source is entirely out of bounds",
-        hint="OOBFillMode.ZEROS",
-    ):
-        jax.make_jaxpr(make_call(None))(ROWS)
+    return make_call
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start):
+    call = load_of(start, plgpu.OOBFillMode.ZEROS)
+    everywhere.check(call, [ROWS + 1], ROWS)
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+@refused
+def test_a_load_entirely_outside_is_refused(start):
+    jax.make_jaxpr(load_of(start, None)(None))(ROWS)
 
 
 # --- where a copy may start in GMEM: measured, elsewhere an illegal instruction -------
@@ -126,6 +123,7 @@ def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
 @pytest.mark.parametrize(
     ("shape", "starts"), [((64, 128), (0, 4)), ((64, 128), (0, -1)), ((1024,), (100,))]
 )
+@refused
 def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
     sizes = (32, 64)[-len(shape) :]
 
@@ -136,31 +134,21 @@ def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
         )
         plgpu.copy_gmem_to_smem(part, tile, barrier, implementation=tma)  # HERE
 
-    with refused(
-        errors.LayoutError,
-        "copy_gmem_to_smem does not start where TMA can address GMEM",
-        expected="16 bytes, 8 elements",
-        got=f"starts {starts}",
-    ):
-        kernel = plgpu.kernel(
-            body,
-            jax.ShapeDtypeStruct(sizes, F16),
-            scratch_types=[plgpu.SMEM(sizes, F16), plgpu.Barrier()],
-        )
-        jax.make_jaxpr(kernel)(np.zeros(shape, np.float16))
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct(sizes, F16),
+        scratch_types=[plgpu.SMEM(sizes, F16), plgpu.Barrier()],
+    )
+    jax.make_jaxpr(kernel)(np.zeros(shape, np.float16))
 
 
+@refused
 def test_a_store_does_not_start_before_the_array():
     def body(x, o, tile):
         plgpu.copy_smem_to_gmem(tile, o.at[ds(-8, 32)])  # HERE
 
     kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)])
-    with refused(
-        errors.OutOfBoundsError,
-        "copy_smem_to_gmem starts before the array",
-        got="starts (-8, 0)",
-    ):
-        jax.make_jaxpr(kernel)(ROWS)
+    jax.make_jaxpr(kernel)(ROWS)
 
 
 @pytest.mark.parametrize(("start", "store"), [(4, False), (-8, True)])
@@ -273,6 +261,7 @@ def test_an_empty_operand_that_is_not_used_may_be_passed():
         everywhere.check(make_call, [np.zeros((0, 64), np.float32), x], x * 2)
 
 
+@refused
 def test_a_reference_without_elements_is_not_read():
     def body(empty, x, o):
         empty[...]  # HERE
@@ -280,20 +269,17 @@ def test_a_reference_without_elements_is_not_read():
 
     x = numbers(16, 64)
     kernel = plgpu.kernel(body, type_of(x))
-    with refused(errors.ShapeError, "a read without elements", got="shape (0, 4)"):
-        jax.make_jaxpr(kernel)(jnp.zeros((0, 4)), x)
+    jax.make_jaxpr(kernel)(jnp.zeros((0, 4)), x)
 
 
+@refused
 def test_a_copy_needs_an_array_with_elements():
     def body(empty, x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(empty.at[ds(0, 16)], tile, barrier)  # HERE
 
     scratch = [plgpu.SMEM((16, 64), F32), plgpu.Barrier()]
     x = numbers(16, 64)
-    with refused(
-        errors.ShapeError, "a copy of no elements", got="an array of shape (0, 64)"
-    ):
-        jax.make_jaxpr(plgpu.kernel(body, type_of(x), scratch_types=scratch))(x[:0], x)
+    jax.make_jaxpr(plgpu.kernel(body, type_of(x), scratch_types=scratch))(x[:0], x)
 
 
 # --- tilings --------------------------------------------------------------------------
@@ -324,28 +310,20 @@ def test_any_tiling_that_divides_the_array_may_be_copied_and_accessed(
 # --- what is stored where -------------------------------------------------------------
 
 
+@refused
 def test_an_input_is_not_written_by_a_kernel_that_is_compiled():
     def body(x, o, tile):
         plgpu.copy_smem_to_gmem(tile, x)  # HERE
 
     tile = plgpu.SMEM((64, 128), F32)
-    with refused(
-        errors.KernelError,
-        "input 0 (GMEM float32[64, 128]) is written, but it is an input",
-        got="copy_smem_to_gmem of an input",
-        hint="declare a result for it",
-    ):
-        jax.make_jaxpr(make(body, scratch_types=[tile]))(numbers())
+    jax.make_jaxpr(make(body, scratch_types=[tile]))(numbers())
 
 
-def test_an_input_is_not_written_in_a_loop():
-    def body(x, o):
-        @plgpu.loop(0, 2)
-        def _(i):
-            x[i] = o[i]
-
-    with pytest.raises(errors.KernelError, match="it is an input"):
-        jax.make_jaxpr(make(body))(numbers())
+@refused_by(lambda body: jax.make_jaxpr(make(body))(numbers()))
+def test_an_input_is_not_written_in_a_loop(x, o):
+    @plgpu.loop(0, 2)
+    def _(i):
+        x[i] = o[i]
 
 
 @pytest.mark.parametrize("index", [(slice(None), 5), (slice(None), slice(0, 4))])

@@ -14,6 +14,7 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import mbarrier, tma
 from pallas_gpu.mosaic.smem import SmemView
+from tests.support.refusal import refused
 
 # name: (array, tile, dtype, tiling, swizzle)
 CASES = {
@@ -154,17 +155,16 @@ def test_a_stage_of_a_buffer_has_no_gaps(build, typed):
     build(body, [typed((64, 64), np.float16)], smem_bytes=1 << 15)
 
 
+@refused
 def test_the_two_sides_must_agree(build, typed):
     def body(kb, x):
         view = smem_view(kb, 0, (64, 64), "float16", (8, 64), 128)
         tma.copy_smem_to_gmem(kb, view, x)
 
-    with pytest.raises(
-        errors.ShapeError, match="Source and destination of the copy differ"
-    ):
-        build(body, [typed((64, 64), np.float32)], smem_bytes=1 << 13)
+    build(body, [typed((64, 64), np.float32)], smem_bytes=1 << 13)
 
 
+@refused
 def test_the_descriptors_of_a_kernel_fit_its_parameters(build, typed):
     def body(kb, x):
         for height in range(1, 21):
@@ -173,7 +173,4 @@ def test_the_descriptors_of_a_kernel_fit_its_parameters(build, typed):
                 view = smem_view(kb, 1024, tile, "uint8", None, 16)
                 tma.copy_smem_to_gmem(kb, view, x.slice((0, 0), tile))
 
-    with pytest.raises(errors.OutOfResources) as caught:
-        build(body, [typed((64, 512), np.uint8)], smem_bytes=1 << 14)
-    assert "at most 255" in caught.value.expected
-    assert int(caught.value.got) > 255
+    build(body, [typed((64, 512), np.uint8)], smem_bytes=1 << 14)

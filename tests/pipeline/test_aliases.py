@@ -174,41 +174,19 @@ def test_a_jax_ref_in_gmem_is_updated_in_place():
 # --- refusals -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("aliases", "expected", "got"),
-    [
-        ({1: 0}, "arguments 0 to 0", "argument 1"),
-        ({0: 1}, "results 0 to 0", "result 1"),
-        ({-1: 0}, "arguments 0 to 0", "argument -1"),
-    ],
-)
-def test_aliases_name_arguments_and_results(aliases, expected, got):
+@pytest.mark.parametrize("aliases", [{1: 0}, {0: 1}, {-1: 0}])
+@refused
+def test_aliases_name_arguments_and_results(aliases):
     call = called(double, aliases=aliases)(None)
-    with refused(
-        errors.ArgumentError,
-        "pallas_call double: input_output_aliases does not match the arrays",
-        expected=expected,
-        got=got,
-    ):
-        call(numbers())  # HERE
+    call(numbers())  # HERE
 
 
+@refused
 def test_an_argument_has_the_type_of_its_result():
     call = called(double, f32(32, 128))(None)
-    with refused(
-        errors.ArgumentError,
-        "pallas_call double: input_output_aliases does not match the arrays",
-        expected="float32[32, 128], as result 0",
-        got="float32[64, 128]",
-        hint="{i: j}",
-    ):
-        call(numbers())  # HERE
+    call(numbers())  # HERE
 
 
+@refused
 def test_positions_of_aliases_are_integers():
-    with refused(
-        errors.ArgumentTypeError,
-        "pallas_call: input_output_aliases is not a dict of integers",
-        got="{'x': 0}",
-    ):
-        plgpu.pallas_call(double, f32(), input_output_aliases={"x": 0})  # HERE
+    plgpu.pallas_call(double, f32(), input_output_aliases={"x": 0})  # HERE

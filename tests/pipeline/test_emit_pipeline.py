@@ -390,44 +390,26 @@ def test_a_buffer_released_too_early_is_a_race():
 # --- refusals -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("depth", "error"),
-    [
-        (0, errors.ArgumentError),
-        (-1, errors.ArgumentError),
-        (1.5, errors.ArgumentTypeError),
-        (True, errors.ArgumentTypeError),
-        (None, errors.ArgumentTypeError),
-    ],
-)
-def test_a_number_of_buffers_that_is_not_positive_is_refused(depth, error):
-    with pytest.raises(error, match="emit_pipeline: max_concurrent_steps") as info:
-        plgpu.emit_pipeline(double, grid=(8,), max_concurrent_steps=depth)
-    assert info.value.got in (depth, repr(depth))
+@pytest.mark.parametrize("depth", [0, -1, 1.5, True, None])
+@refused
+def test_a_number_of_buffers_that_is_not_positive_is_refused(depth):
+    plgpu.emit_pipeline(double, grid=(8,), max_concurrent_steps=depth)
 
 
+@refused
 def test_delay_release_needs_more_buffers():
     spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
-    with refused(
-        errors.ArgumentError, "emit_pipeline: delay_release keeps all buffers in use",
-        expected="max_concurrent_steps of 3 or more", got="delay_release=2",
-    ):  # fmt: skip
-        make = functools.partial(plgpu.emit_pipeline, max_concurrent_steps=2)
-        make(double, grid=(8,), in_specs=[spec])  # HERE
+    make = functools.partial(plgpu.emit_pipeline, max_concurrent_steps=2)
+    make(double, grid=(8,), in_specs=[spec])  # HERE
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "got"),
-    [
-        ({"collective_axes": ("c",)}, errors.UnsupportedError, "collective_axes"),
-        ({"memory_space": plgpu.TMEM}, errors.MemorySpaceError, "TMEM"),
-    ],
+    "options", [{"collective_axes": ("c",)}, {"memory_space": plgpu.TMEM}]
 )
-def test_fields_of_a_spec_without_effect_are_refused(options, error, got):
+@refused
+def test_fields_of_a_spec_without_effect_are_refused(options):
     spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), **options)
-    with pytest.raises(error, match="BlockSpec of input 0 of emit_pipeline") as info:
-        jax.eval_shape(pipelined(double, in_specs=[spec])(None), numbers())
-    assert got in info.value.got
+    jax.eval_shape(pipelined(double, in_specs=[spec])(None), numbers())
 
 
 def test_inputs_and_outputs_may_be_pytrees():
@@ -446,6 +428,7 @@ def test_inputs_and_outputs_may_be_pytrees():
     )
 
 
+@refused
 def test_a_missing_reference_is_refused():
     pipeline = plgpu.emit_pipeline(double, grid=(8,), in_specs=[ROWS], out_specs=[ROWS])
 
@@ -453,11 +436,7 @@ def test_a_missing_reference_is_refused():
         pipeline(x)
 
     kernel = plgpu.kernel(body, out_type=f32())
-    what = "emit_pipeline: the references do not match the block specs"
-    with pytest.raises(errors.ArgumentError, match=what) as info:
-        jax.eval_shape(kernel, numbers())
-    assert info.value.expected == "1 input(s) and 1 output(s)"
-    assert info.value.got == "1 reference(s)"
+    jax.eval_shape(kernel, numbers())
 
 
 def test_several_warpgroups_are_refused():

@@ -246,80 +246,52 @@ def test_blocks_of_every_dtype_travel(dtype):
 # --- refusals -------------------------------------------------------------------------
 
 
+@refused
 def test_there_is_a_spec_for_each_argument():
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS, ROWS])
-    with refused(
-        errors.ArgumentError,
-        "pallas_call add_one: in_specs does not match the arrays",
-        expected="1 BlockSpecs",
-        got="2 BlockSpecs",
-    ):
-        call(numbers())  # HERE
+    call(numbers())  # HERE
 
 
+@refused
 def test_a_spec_is_a_block_spec():
     call = plgpu.pallas_call(add_one, f32(), grid=2, out_specs=(32, 128))
-    with refused(
-        errors.ArgumentError,
-        "pallas_call add_one: out_specs does not match the arrays",
-        got="32",
-    ):
-        call(numbers())  # HERE
+    call(numbers())  # HERE
 
 
+@refused
 def test_a_block_has_the_dimensions_of_its_array():
     def body(x, o):  # HERE
         pass
 
     spec = plgpu.BlockSpec((32,), lambda i: (i,))
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.ShapeError,
-        "BlockSpec of argument 0 of pallas_call body: wrong number of block dimensions",
-        expected="2 for an array of shape (64, 128)",
-        got="1 (block_shape (32,))",
-    ):
-        call(numbers())
+    call(numbers())
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "all"])
+@refused
 def test_a_block_has_positive_sizes(size):
-    with refused(
-        errors.ArgumentError,
-        "BlockSpec: a block size is not a positive integer",
-        got=f"{size!r} for dimension 1",
-    ):
-        plgpu.BlockSpec((32, size))  # HERE
+    plgpu.BlockSpec((32, size))  # HERE
 
 
+@refused
 def test_an_index_map_takes_the_grid_indices():
     def body(x, o):
         pass
 
     spec = plgpu.BlockSpec((32, 128), lambda i, j: (i, j))  # HERE
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.ArgumentTypeError,
-        "BlockSpec of argument 0 of pallas_call body: the index map cannot be called",
-        expected="a function of 1 grid indices",
-    ):
-        call(numbers())
+    call(numbers())
 
 
+@refused
 def test_an_index_map_returns_an_index_for_each_dimension():
     def body(x, o):
         pass
 
     spec = plgpu.BlockSpec((32, 128), lambda i: i)  # HERE
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[ROWS], out_specs=spec)
-    with refused(
-        errors.ArgumentError,
-        "BlockSpec of result 0 of pallas_call body: the index map returns the wrong "
-        "number of indices",
-        expected="2, one per dimension",
-        got="1",
-    ):
-        call(numbers())
+    call(numbers())
 
 
 def test_an_error_of_an_index_map_is_its_own():
@@ -332,6 +304,7 @@ def test_an_error_of_an_index_map_is_its_own():
         call(numbers())
 
 
+@refused
 def test_a_tiled_block_is_divided_by_its_tiling():
     def body(x, o):  # HERE
         pass
@@ -340,12 +313,7 @@ def test_a_tiled_block_is_divided_by_its_tiling():
         (30, 128), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
     )
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.LayoutError,
-        "the tiling does not divide the array",
-        got="30 % 8 = 6",
-    ):
-        call(numbers())
+    call(numbers())
 
 
 def test_a_tiled_block_over_the_edge_travels_by_tma():
@@ -386,71 +354,49 @@ def test_the_memory_warpgroup_copies_a_block_that_tma_cannot_carry():
     np.testing.assert_array_equal(call(x), x + 1)
 
 
+@refused
 def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
     def body(x, o):  # HERE
         pass
 
     spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
     call = several(body, spec, (7, 3), jnp.int4)
-    with pytest.raises(errors.LayoutError) as info:
-        call(jnp.zeros((7, 3), jnp.int4))
-    text = str(info.value)
-    assert text.startswith("argument 0 of pallas_call body: ")
-    line = body.__code__.co_firstlineno
-    assert f"test_pallas_call.py:{line} " in text
-    assert "expected:" in text and "got:" in text and "hint:" in text
+    call(jnp.zeros((7, 3), jnp.int4))
 
 
 @pytest.mark.parametrize("space", [plgpu.TMEM, plgpu.REGS])
+@refused
 def test_blocks_live_in_smem_or_gmem(space):
     def body(x, o):  # HERE
         pass
 
     spec = plgpu.BlockSpec((32, 128), lambda i: (i, 0), memory_space=space)
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.MemorySpaceError,
-        "BlockSpec of argument 0 of pallas_call body: blocks must be in SMEM or GMEM",
-        got=space.name,
-    ):
-        call(numbers())
+    call(numbers())
 
 
+@refused
 def test_unknown_semantics_of_an_axis_are_refused():
     params = plgpu.CompilerParams(dimension_semantics=["serial"])
-    with refused(
-        errors.ArgumentError,
-        "pallas_call add_one: unknown dimension_semantics",
-        expected="'parallel' or 'arbitrary'",
-        got="serial",
-    ):
-        plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
+    plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
 
 
+@refused
 def test_a_body_returns_nothing():
     def body(x, o):  # HERE
         return x[...]
 
     call = plgpu.pallas_call(body, f32())
-    with refused(
-        errors.KernelError,
-        "pallas_call body: the body returns a value",
-        hint="out_ref[...] = value",
-    ):
-        call(numbers())
+    call(numbers())
 
 
+@refused
 def test_a_body_takes_the_references_it_gets():
     def body(x):  # HERE
         pass
 
     call = plgpu.pallas_call(body, f32())
-    with refused(
-        errors.ArgumentTypeError,
-        "pallas_call body: the body's signature does not match its references",
-        got="too many positional arguments",
-    ):
-        call(numbers())
+    call(numbers())
 
 
 TABLE = [1, 0]
@@ -459,18 +405,13 @@ TABLE = [1, 0]
 @pytest.mark.parametrize(
     "make", [np.array, jnp.array, list], ids=["table0", "table1", "table2"]
 )
+@refused
 def test_an_index_map_does_not_close_over_an_array(make):
     table = make(TABLE)
     index_map = lambda i: (table[i], 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((32, 128), index_map)
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.ClosureError,
-        "BlockSpec of argument 0 of pallas_call add_one: the index map uses an array "
-        "from the enclosing function",
-        hint="PrefetchScalarGridSpec",
-    ):
-        call(numbers())
+    call(numbers())
 
 
 def test_an_index_map_closes_over_numbers():
@@ -487,20 +428,12 @@ def only_rows(i, j):
 
 
 @pytest.mark.parametrize(
-    ("spec", "got"),
-    [
-        (None, "the same part of the array for each CTA along axis 0 of size 2, axis"),
-        (plgpu.BlockSpec((64, 128)), "the same part of the array"),
-        (plgpu.BlockSpec((32, 128), only_rows), "ignores axis 1 of size 3"),
-    ],
+    "spec", [None, plgpu.BlockSpec((64, 128)), plgpu.BlockSpec((32, 128), only_rows)]
 )
-def test_a_block_of_a_result_belongs_to_one_cta(spec, got):
+@refused
+def test_a_block_of_a_result_belongs_to_one_cta(spec):
     call = plgpu.pallas_call(add_one, f32(), grid=(2, 3), out_specs=spec)
-    with pytest.raises(errors.ArgumentError, match="several CTAs write the same") as e:
-        call(numbers())
-    assert got in str(e.value.got)
-    line = "only_rows" if "ignores" in got else "add_one"
-    assert f"({line})" in str(e.value.where)
+    call(numbers())
 
 
 def test_an_axis_of_size_one_needs_no_index():
@@ -525,6 +458,7 @@ def test_an_index_map_may_use_an_axis_in_a_call():
     check_add_one(numbers(), spec, 2)
 
 
+@refused
 def test_blocks_of_an_array_with_64_bit_indices_are_refused():
     spec = plgpu.BlockSpec((1024,), lambda i: (i,))
     array = jax.ShapeDtypeStruct((2**33,), jnp.int8)
@@ -535,7 +469,4 @@ def test_blocks_of_an_array_with_64_bit_indices_are_refused():
     call = plgpu.pallas_call(
         body, array, grid=2**23, in_specs=[spec], out_specs=spec, interpret=True
     )
-    with pytest.raises(errors.UnsupportedError, match="32-bit indices") as caught:
-        jax.eval_shape(call, array)
-    assert "8589934592 in dimension 0" in str(caught.value)
-    assert "(body)" in str(caught.value)
+    jax.eval_shape(call, array)

@@ -115,15 +115,11 @@ def test_vmap_over_arrays_that_index_maps_read(batched):
         np.testing.assert_array_equal(got[k], blocks(x)[order].reshape(64, 128))
 
 
+@refused
 def test_an_index_outside_of_the_array_is_found_with_a_line():
     order = ORDER.copy()
     order[2] = 8
-    with pytest.raises(errors.OutOfBoundsError) as caught:
-        gather()(order, numbers())
-    text = str(caught.value)
-    assert "64 to 72 in dimension 0" in text
-    line = GATHERED.index_map.__code__.co_firstlineno
-    assert f"test_scalar_prefetch.py:{line} " in text
+    gather()(order, numbers())
 
 
 def test_blocks_that_several_ctas_store_are_a_race():
@@ -136,28 +132,19 @@ def test_blocks_that_several_ctas_store_are_a_race():
 # --- refusals -------------------------------------------------------------------------
 
 
+@refused
 def test_the_first_arguments_are_arrays_of_integers():
     call = gather()
-    with refused(
-        errors.ArgumentTypeError,
-        "pallas_call copy: argument 0 is not an array of integers",
-        got="float32[64, 128]",
-        hint="num_scalar_prefetch",
-    ):
-        call(numbers(), ORDER)  # HERE
+    call(numbers(), ORDER)  # HERE
 
 
+@refused
 def test_there_are_as_many_arguments_as_index_maps_read():
     call = gather()
-    with refused(
-        errors.ArgumentError,
-        "pallas_call copy: num_scalar_prefetch exceeds the arguments",
-        expected="1 or more",
-        got="0",
-    ):
-        call()  # HERE
+    call()  # HERE
 
 
+@refused
 def test_an_index_map_takes_the_references_too():
     def body(order, x, o):
         pass
@@ -165,9 +152,4 @@ def test_an_index_map_takes_the_references_too():
     index_map = lambda i: (i, 0)  # noqa: E731  # HERE
     spec = plgpu.BlockSpec((8, 128), index_map)
     call = called(body, in_specs=[spec], out_specs=ROWS)
-    with refused(
-        errors.ArgumentTypeError,
-        "BlockSpec of argument 1 of pallas_call body: the index map cannot be called",
-        expected="a function of 1 grid indices and 1 references",
-    ):
-        call(ORDER, numbers())
+    call(ORDER, numbers())

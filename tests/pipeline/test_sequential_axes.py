@@ -156,6 +156,7 @@ def test_vmap_adds_a_parallel_axis():
 # --- refusals -------------------------------------------------------------------------
 
 
+@refused
 def test_ctas_that_write_the_same_block_are_refused():
     def body(x, o):
         o[...] = x[...]
@@ -166,12 +167,7 @@ def test_ctas_that_write_the_same_block_are_refused():
         body, f32(8, 128), grid=8, in_specs=[rows],
         out_specs=plgpu.BlockSpec((8, 128), index_map),
     )  # fmt: skip
-    with refused(
-        errors.ArgumentError,
-        "result 0 of pallas_call body: several CTAs write the same block",
-        got="ignores axis 0 of size 8", hint="'arbitrary'",
-    ):  # fmt: skip
-        call(numbers())
+    call(numbers())
 
 
 def test_delay_release_needs_more_buffers_than_its_steps():

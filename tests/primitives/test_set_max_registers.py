@@ -9,56 +9,25 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import make, numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 
 
 @pytest.mark.parametrize("n", [16, 30, 264, 40.0, "40"])
-def test_the_count_is_one_that_the_instruction_has(n):
-    def body(x, o):
-        plgpu.set_max_registers(n, action="decrease")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "set_max_registers: invalid number of registers",
-        expected="a multiple of 8 from 24 to 256",
-        got=str(n),
-        hint="65536",
-    ):
-        run(body)
+@refused_by(run)
+def test_the_count_is_one_that_the_instruction_has(x, o, *, n):
+    plgpu.set_max_registers(n, action="decrease")  # HERE
 
 
-def test_the_action_is_one_of_two():
-    def body(x, o):
-        plgpu.set_max_registers(40, action="dec")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "set_max_registers: invalid action",
-        expected="'increase' or 'decrease'",
-        got="'dec'",
-        hint="producers decrease",
-    ):
-        run(body)
+@refused_by(run)
+def test_the_action_is_one_of_two(x, o):
+    plgpu.set_max_registers(40, action="dec")  # HERE
 
 
-def test_the_warpgroups_of_a_block_share_its_registers():
-    def body(x, o):
-        @plgpu.when(lax.axis_index("wg") < 3)
-        def _():
-            plgpu.set_max_registers(240, action="increase")  # HERE
-
-    with pytest.raises(errors.OutOfResources) as caught:
-        run(body, num_threads=3, thread_name="wg")
-    error = caught.value
-    assert error.what == (
-        "set_max_registers: the warpgroups request more registers than the block has"
-    )
-    # Each of the three has 168 when the block starts.
-    assert error.expected.startswith("at most 504 per thread, summed over the warp")
-    # The third has not asked yet, or it was one of the two: 24 at least are its own.
-    assert "warpgroup" in error.got and "240" in error.got
-    assert error.hint and "test_set_max_registers.py" in error.where
-    assert error.used_bytes > error.limit_bytes == 4 * 128 * 504
+@refused_by(run, num_threads=3, thread_name="wg")
+def test_the_warpgroups_of_a_block_share_its_registers(x, o):
+    @plgpu.when(lax.axis_index("wg") < 3)
+    def _():
+        plgpu.set_max_registers(240, action="increase")  # HERE
 
 
 @pytest.mark.parametrize(
@@ -84,18 +53,10 @@ def test_a_block_of_six_warpgroups_has_480_registers_for_a_thread_of_each(
         run(body, num_threads=6, thread_name="wg")
 
 
-def test_an_increase_is_none_when_it_asks_for_less():
-    def body(x, o):
-        plgpu.set_max_registers(64, action="decrease")
-        plgpu.set_max_registers(40, action="increase")  # HERE
-
-    with refused(
-        errors.KernelError,
-        "set_max_registers: 'increase' to 40, and the warpgroup has 64",
-        got="64 to 40",
-        hint="swap the action",
-    ):
-        run(body)
+@refused_by(run)
+def test_an_increase_is_none_when_it_asks_for_less(x, o):
+    plgpu.set_max_registers(64, action="decrease")
+    plgpu.set_max_registers(40, action="increase")  # HERE
 
 
 def test_a_count_is_part_of_a_kernel():

@@ -10,10 +10,9 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
 
 ROW = plgpu.SMEM((64,), jnp.float32)
@@ -170,30 +169,19 @@ def test_each_warp_waits_for_its_own_barrier(semantics):
     assert "bar.sync" not in report.ptx[copy:wait]
 
 
-def test_a_scope_of_a_warp_is_not_left_while_a_copy_is_in_flight():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            def scope(row, full):
-                plgpu.copy_gmem_to_smem(x.at[0], row, full)  # HERE
+@refused_by(run)
+def test_a_scope_of_a_warp_is_not_left_while_a_copy_is_in_flight(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        def scope(row, full):
+            plgpu.copy_gmem_to_smem(x.at[0], row, full)  # HERE
 
-            plgpu.run_scoped(scope, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
-
-    with pytest.raises(errors.BarrierError, match="is freed while"):
-        run(body)
+        plgpu.run_scoped(scope, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier())
 
 
-def test_a_warp_declares_no_scratch_in_gmem():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            rows = plgpu.GMEM((4, 64), jnp.float32)
-            plgpu.run_scoped(lambda rows: None, rows)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "run_scoped of GMEM inside warp_map is not supported",
-        expected="SMEM(...) and Barrier(...)",
-        hint="allocate outside the warp_map",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_warp_declares_no_scratch_in_gmem(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        rows = plgpu.GMEM((4, 64), jnp.float32)
+        plgpu.run_scoped(lambda rows: None, rows)  # HERE

@@ -1,63 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tests state what an error says: class, sentence, rows, and the kernel's line.
+"""Tests of errors: the whole report is in the text file beside the test file.
 
-The offending line of a test carries the comment `# HERE`.
+    @refused_by(run)
+    def test_a_stride_is_positive(x, o):
+        o[...] = x[::-1]  # HERE
+
+A line that ends with `# HERE` is the one that the report has to name. In the text it is
+`HERE`; other lines of the test file are their source, and those of other files `*`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import linecache
 import os
-import sys
-from types import FrameType
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from pallas_gpu.errors import PallasGpuError
+from tests.support import golden
 
 MARK = "# HERE"
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def marked_line(frame: FrameType) -> str:
-    """`file:line` of the marked line in the function that runs in the frame."""
-    lines, first = inspect.getsourcelines(frame.f_code)
-    found = [first + i for i, line in enumerate(lines) if line.rstrip().endswith(MARK)]
-    assert len(found) == 1, f"{len(found)} lines end with {MARK}"
-    return f"{os.path.basename(frame.f_code.co_filename)}:{found[0]} "
+def refused(test: Callable[..., Any]) -> Callable[..., None]:
+    """Expects an error of the test."""
+    return _expecting(test, test, list(inspect.signature(test).parameters))
 
 
-class refused:  # noqa: N801 - reads as the statement it stands for
-    """Expects an error of exactly this class that says all it has to say.
+def refused_by(launch: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Expects an error of `launch(body, *args, **options)`: the function is the body.
 
-    Args:
-      error: the class.
-      what: its first sentence.
-      rows: parts of the rows expected, got, hint.
+    Its keyword-only parameters are those of the test.
     """
 
-    def __init__(self, error: type[PallasGpuError], what: str, **rows: str):
-        self._what, self._rows = what, rows
-        self._error = error
-        self._raises = pytest.raises(error)
-        self._line = marked_line(sys._getframe(1))
+    def decorate(body: Callable[..., Any]) -> Callable[..., None]:
+        def attempt(**row: Any) -> None:
+            launch(functools.partial(body, **row) if row else body, *args, **options)
 
-    def __enter__(self):
-        self._info = self._raises.__enter__()
-        return self._info
+        parameters = inspect.signature(body).parameters.values()
+        return _expecting(
+            body, attempt, [x.name for x in parameters if x.kind is _KEYWORD]
+        )
 
-    def __exit__(self, *exc):
-        suppressed = self._raises.__exit__(*exc)
-        if suppressed:
-            self._check(self._info.value)
-        return suppressed
+    return decorate
 
-    def _check(self, error: PallasGpuError) -> None:
-        assert type(error) is self._error
-        assert error.what == self._what
-        text = str(error)
-        assert text.startswith(self._what)
-        for label in ("expected:", "got:", "hint:", "at:"):
-            assert f"\n  {label}" in text, f"no row {label!r} in\n{text}"
-        assert self._line in str(error.where), text
-        for row, part in self._rows.items():
-            assert part in str(getattr(error, row)), text
+
+def _expecting(
+    function: Callable[..., Any], attempt: Callable[..., Any], names: Sequence[str]
+) -> Callable[..., None]:
+    @functools.wraps(function)
+    def test(request: pytest.FixtureRequest, **row: Any) -> None:
+        with pytest.raises(PallasGpuError) as caught:
+            attempt(**row)
+        text = report(caught.value, function.__code__.co_filename)
+        if MARK in inspect.getsource(function):
+            assert ":HERE" in text, f"it does not name the marked line:\n{text}"
+        golden.compare(request, text)
+
+    parameters = [inspect.Parameter(x, _KEYWORD) for x in ["request", *names]]
+    test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    test.has_golden_text = True  # type: ignore[attr-defined]
+    return test
+
+
+def report(error: PallasGpuError, file: str) -> str:
+    """Class, text and attributes of an error, without numbers of lines and scopes."""
+
+    def place(match: re.Match[str]) -> str:
+        folder, name, number = match.groups()
+        if name != os.path.basename(file):
+            return f"{name}:{'*' if folder else number}"
+        line = linecache.getline(file, int(number)).strip()
+        return f"{name}:{'HERE' if line.endswith(MARK) else f'`{line}`'}"
+
+    rows = vars(error).keys() - vars(PallasGpuError("")).keys() - {"__notes__"}
+    own = "".join(f"\n  {x + ':':<10} {vars(error)[x]}" for x in sorted(rows))
+    text = f"{type(error).__name__}: {error}{own}"
+    text = re.sub(r"(?:[\w<>]+\.<locals>\.)+", "", text)
+    text = re.sub(r"([\w/.-]*/)?([\w<>-]+\.py):(\d+)", place, text)
+    # The place has the line already.
+    text = re.sub(rf"\n *[^\n]*{MARK}$", "", text, flags=re.MULTILINE)
+    return re.sub(r"(\n  at: .*:`(.*)`.*)\n +\2$", r"\1", text, flags=re.MULTILINE)

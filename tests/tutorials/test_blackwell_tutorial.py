@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, offline
+from pallas_gpu import offline
+from tests.support.refusal import refused
 from tests.support.tutorial_mistakes import run_with_a_mistake
 from tools.source_tree import ROOT
 
@@ -17,55 +18,49 @@ TUTORIAL = ROOT / "tutorials" / "05_blackwell.py"
 
 
 @pytest.mark.parametrize(
-    ("function", "right", "wrong", "error"),
+    ("function", "right", "wrong"),
     [
         pytest.param(
             "with_stages",
             "accumulate=ki > 0,",
             "accumulate=True,",
-            errors.UninitializedReadError,
             id="nothing-to-accumulate-on",
         ),
         pytest.param(
             "with_stages",
             "plgpu.tcgen05_commit_arrive(done)",
             "pass",
-            errors.DeadlockError,
             id="no-commit-after-the-last-step",
         ),
         pytest.param(
             "with_roles",
             "_():\n            plgpu.barrier_wait(done)\n",
             "_():\n",
-            (errors.RaceError, errors.UninitializedReadError),
             id="a-result-before-the-products",
         ),
         pytest.param(
             "with_roles",
             "plgpu.barrier_wait(free.at[stage])",
             "pass",
-            errors.PallasGpuError,
             id="a-stage-that-is-not-free",
         ),
         pytest.param(
             "overlapping",
             "plgpu.barrier_wait(empty.at[i])",
             "pass",
-            errors.PallasGpuError,
             id="an-accumulator-that-is-not-empty",
         ),
         pytest.param(
             "overlapping",
             "plgpu.barrier_arrive(empty.at[i])",
             "pass",
-            errors.DeadlockError,
             id="an-accumulator-that-is-never-empty",
         ),
     ],
 )
-def test_a_mistake_is_found(tmp_path: Path, function, right, wrong, error):
-    with pytest.raises(error):
-        run_with_a_mistake(TUTORIAL, tmp_path, function, right, wrong)
+@refused
+def test_a_mistake_is_found(tmp_path: Path, function, right, wrong):
+    run_with_a_mistake(TUTORIAL, tmp_path, function, right, wrong)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.types import BarrierRef, describe
 from tests.support.refusal import refused
 
@@ -20,25 +19,15 @@ def test_shapes_of_barrier_arrays(given, shape, size):
 
 
 @pytest.mark.parametrize("n", [0, -1, 2**20])
+@refused
 def test_arrivals_are_those_of_the_hardware(n):
-    with refused(
-        errors.ArgumentError,
-        "Barrier: num_arrivals is out of range",
-        expected="1 to 1048575",
-        got=str(n),
-    ):
-        plgpu.Barrier(num_arrivals=n)  # HERE
+    plgpu.Barrier(num_arrivals=n)  # HERE
 
 
 @pytest.mark.parametrize("shape", [0, 1025, (32, 33), (2, 0)])
+@refused
 def test_one_declaration_holds_up_to_1024_barriers(shape):
-    with refused(
-        errors.ArgumentError,
-        "Barrier: num_barriers is out of range",
-        expected="1 to 1024",
-        hint="several",
-    ):
-        plgpu.Barrier(num_barriers=shape)  # HERE
+    plgpu.Barrier(num_barriers=shape)  # HERE
 
 
 def test_a_declaration_makes_a_fresh_reference_each_time():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, types
+from pallas_gpu import types
 from tests.support.refusal import refused
 
 F16, F32 = jnp.float16, jnp.float32
@@ -32,116 +32,66 @@ def test_find_swizzle_takes_the_widest_that_divides(chunks):
 
 
 @pytest.mark.parametrize("bits", [8, 64, 129])
+@refused
 def test_find_swizzle_refuses_what_is_no_multiple_of_16_bytes(bits):
-    with refused(
-        errors.ArgumentError,
-        "find_swizzle: no swizzle fits lhs",
-        expected="multiple of 128 bits",
-        got=f"{bits} bits",
-    ):
-        plgpu.find_swizzle(bits, "lhs")  # HERE
+    plgpu.find_swizzle(bits, "lhs")  # HERE
 
 
 # --- declarations ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tiling", [(), (0, 64), (-8, 64)])
+@refused
 def test_a_tiling_has_positive_sizes(tiling):
-    with refused(
-        errors.ArgumentError,
-        "TilingTransform: a tiling needs positive sizes",
-        got=str(tiling),
-        hint="(8, 64)",
-    ):
-        plgpu.TilingTransform(tiling)  # HERE
+    plgpu.TilingTransform(tiling)  # HERE
 
 
 @pytest.mark.parametrize("swizzle", [0, 8, 48, 256])
+@refused
 def test_a_swizzle_is_one_of_the_hardware(swizzle):
-    with refused(
-        errors.ArgumentError,
-        "SwizzleTransform: the hardware does not support this swizzle",
-        expected="16 (none), 32, 64 or 128 bytes",
-        got=str(swizzle),
-        hint="find_swizzle",
-    ):
-        plgpu.SwizzleTransform(swizzle)  # HERE
+    plgpu.SwizzleTransform(swizzle)  # HERE
 
 
+@refused
 def test_a_tiling_divides_its_array():
-    with refused(
-        errors.LayoutError,
-        "the tiling does not divide the array",
-        expected="(60, 128) to be multiples of (8, 64)",
-        got="60 % 8 = 4",
-        hint="pad the shape",
-    ):
-        plgpu.SMEM((60, 128), F16, transforms=tiled(8, 64))  # HERE
+    plgpu.SMEM((60, 128), F16, transforms=tiled(8, 64))  # HERE
 
 
+@refused
 def test_a_tiling_has_no_more_dimensions_than_its_array():
-    with refused(
-        errors.LayoutError,
-        "the tiling has more dimensions than the array",
-        got="tiling (8, 64)",
-    ):
-        plgpu.SMEM((128,), F16, transforms=tiled(8, 64))  # HERE
+    plgpu.SMEM((128,), F16, transforms=tiled(8, 64))  # HERE
 
 
+@refused
 def test_a_swizzle_is_as_wide_as_the_tile():
-    with refused(
-        errors.LayoutError,
-        "the swizzle does not fit the tile",
-        expected="128 bytes (32 elements of 32 bits)",
-        got="64 elements, 256 bytes",
-        hint="TilingTransform((8, 32))",
-    ):
-        plgpu.SMEM((64, 128), F32, transforms=tiled(8, 64, swizzle=128))  # HERE
+    plgpu.SMEM((64, 128), F32, transforms=tiled(8, 64, swizzle=128))  # HERE
 
 
+@refused
 def test_a_swizzled_tile_has_eight_rows():
-    with refused(
-        errors.LayoutError,
-        "a swizzled tile needs eight rows",
-        got="tiling (4, 64)",
-        hint="TilingTransform((8, 64))",
-    ):
-        plgpu.SMEM((64, 128), F16, transforms=tiled(4, 64, swizzle=128))  # HERE
+    plgpu.SMEM((64, 128), F16, transforms=tiled(4, 64, swizzle=128))  # HERE
 
 
+@refused
 def test_an_array_has_one_tiling():
-    with refused(
-        errors.UnsupportedError,
-        "an SMEM array has two tilings",
-        got="tiling (8, 64)",
-    ):
-        plgpu.SMEM((64, 128), F16, transforms=tiled(8, 64) * 2)  # HERE
+    plgpu.SMEM((64, 128), F16, transforms=tiled(8, 64) * 2)  # HERE
 
 
+@refused
 def test_a_transform_is_known():
-    with refused(errors.ArgumentTypeError, "unknown SMEM transform", got="'tile'"):
-        plgpu.SMEM((64, 128), F16, transforms=["tile"])  # HERE
+    plgpu.SMEM((64, 128), F16, transforms=["tile"])  # HERE
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (-1,), (1.5,), ("n",)])
+@refused
 def test_a_shape_has_positive_static_sizes(shape):
-    with refused(
-        errors.ShapeError,
-        "SMEM: a shape needs positive static sizes",
-        got=str(shape),
-    ):
-        plgpu.SMEM(shape, F16)  # HERE
+    plgpu.SMEM(shape, F16)  # HERE
 
 
 @pytest.mark.parametrize("space", [plgpu.GMEM, plgpu.TMEM, plgpu.REGS])
+@refused
 def test_transforms_belong_to_smem(space):
-    with refused(
-        errors.MemorySpaceError,
-        f"{space.name} does not accept transforms",
-        expected="declarations of SMEM arrays",
-        hint="SMEM",
-    ):
-        space((64, 128), F16, transforms=tiled(8, 64))  # HERE
+    space((64, 128), F16, transforms=tiled(8, 64))  # HERE
 
 
 # --- storage --------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory, Region
 from pallas_gpu.layouts.window import Window
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 
@@ -30,17 +30,13 @@ def scratch_kernel(body, dtype=F32, **interpret):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+@refused
 def test_reading_what_nobody_wrote_is_an_error(dtype):
     def body(o, tile):
         tile[0:2] = jnp.ones((2, 4), dtype)
         o[...] = tile[1] + tile[2]
 
-    with pytest.raises(errors.UninitializedReadError, match="SMEM") as caught:
-        scratch_kernel(body, dtype)()
-    text = str(caught.value)
-    assert "element [2, 0]" in text
-    assert "test_memory.py" in text
-    assert "warpgroup 0 of the only CTA" in text
+    scratch_kernel(body, dtype)()
 
 
 def test_uninitialized_memory_can_be_zero():
@@ -51,16 +47,9 @@ def test_uninitialized_memory_can_be_zero():
     np.testing.assert_array_equal(run(), np.ones(4))
 
 
-def test_elements_of_a_result_that_nobody_stores_are_an_error():
-    def body(o, tile):
-        o[0:2] = jnp.ones(2)  # HERE
-
-    with refused(
-        errors.UnwrittenResultError,
-        "output 0 (GMEM float32[4]) has elements that no CTA stored",
-        got="2 of 4 elements without a value, the first at [2]",
-    ):
-        scratch_kernel(body)()
+@refused_by(lambda body: scratch_kernel(body)())
+def test_elements_of_a_result_that_nobody_stores_are_an_error(o, tile):
+    o[0:2] = jnp.ones(2)  # HERE
 
 
 def test_results_may_be_partial_on_request():
@@ -72,12 +61,9 @@ def test_results_may_be_partial_on_request():
     np.testing.assert_array_equal(got, [1, np.nan, np.nan, np.nan])
 
 
-def test_reading_an_output_before_it_is_written_is_an_error():
-    def body(o, tile):
-        o[0] = o[1]
-
-    with pytest.raises(errors.UninitializedReadError, match="output 0"):
-        scratch_kernel(body)()
+@refused_by(lambda body: scratch_kernel(body)())
+def test_reading_an_output_before_it_is_written_is_an_error(o, tile):
+    o[0] = o[1]
 
 
 def test_a_store_is_not_a_read_of_what_was_there():
@@ -95,26 +81,15 @@ def dynamic(value):
     return lax.fori_loop(0, value, lambda _, i: i + 1, 0)
 
 
-def test_a_dynamic_index_out_of_bounds_is_an_error():
-    def body(o, tile):
-        tile[...] = jnp.ones((4, 4))
-        o[...] = tile[dynamic(4)]
-
-    with pytest.raises(errors.OutOfBoundsError, match="read out of bounds") as caught:
-        scratch_kernel(body)()
-    assert "index 4 in dimension 0" in str(caught.value)
-    assert "test_memory.py" in str(caught.value)
+@refused_by(lambda body: scratch_kernel(body)())
+def test_a_dynamic_index_out_of_bounds_is_an_error(o, tile):
+    tile[...] = jnp.ones((4, 4))
+    o[...] = tile[dynamic(4)]
 
 
-def test_a_dynamic_slice_out_of_bounds_is_an_error_when_written():
-    def body(o, tile):
-        tile[plgpu.ds(dynamic(3), 2)] = jnp.ones((2, 4))
-
-    with pytest.raises(
-        errors.OutOfBoundsError, match="written out of bounds"
-    ) as caught:
-        scratch_kernel(body)()
-    assert "3 to 5 in dimension 0" in str(caught.value)
+@refused_by(lambda body: scratch_kernel(body)())
+def test_a_dynamic_slice_out_of_bounds_is_an_error_when_written(o, tile):
+    tile[plgpu.ds(dynamic(3), 2)] = jnp.ones((2, 4))
 
 
 def test_reads_out_of_bounds_can_be_poison():

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, apply, poison
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 
 F32 = jnp.float32
 I32 = jnp.int32
@@ -148,19 +148,11 @@ def test_a_masked_read_of_partly_written_memory_is_no_error():
     np.testing.assert_array_equal(run(body), np.where(ROWS < 4, 2 * X + 1, 0))
 
 
-def test_poison_is_reported_at_the_read_with_the_line_that_uses_it():
-    def body(x, o, tile):
-        tile[0:4] = x[0:4]
-        value = tile[...]  # HERE
-        o[...] = value + x[...]
-
-    with refused(
-        errors.UninitializedReadError,
-        READ,
-        got="element [4, 0] without a value, the first of 64",
-    ) as caught:
-        run(body)
-    assert "used at tests/emulator/engine/test_poison.py" in str(caught.value)
+@refused_by(run)
+def test_poison_is_reported_at_the_read_with_the_line_that_uses_it(x, o, tile):
+    tile[0:4] = x[0:4]
+    value = tile[...]  # HERE
+    o[...] = value + x[...]
 
 
 def branch(x, o, value):
@@ -190,23 +182,17 @@ def update(x, o, value):
 
 
 @pytest.mark.parametrize("use", [branch, loop, address, predicate, update])
-def test_poison_may_not_decide_nor_arrive(use):
-    def body(x, o, tile):
-        use(x, o, tile[1, 1])  # HERE
-
-    with refused(errors.UninitializedReadError, READ):
-        run(body)
+@refused_by(run)
+def test_poison_may_not_decide_nor_arrive(x, o, tile, *, use):
+    use(x, o, tile[1, 1])  # HERE
 
 
-def test_poison_is_stored_in_smem_and_known_where_it_came_from():
-    def body(x, o, tile, other):
-        tile[0:4] = x[0:4]
-        other[...] = tile[...]  # HERE
-        o[...] = upper(other[...])
-        o[7] = other[7]
-
-    with refused(errors.UninitializedReadError, READ):
-        run(body, TILE)
+@refused_by(run, TILE)
+def test_poison_is_stored_in_smem_and_known_where_it_came_from(x, o, tile, other):
+    tile[0:4] = x[0:4]
+    other[...] = tile[...]  # HERE
+    o[...] = upper(other[...])
+    o[7] = other[7]
 
 
 def test_poison_passes_through_loops_and_branches_that_do_not_use_it():

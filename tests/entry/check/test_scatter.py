@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
@@ -41,23 +40,20 @@ def test_a_function_is_applied_to_the_selected_elements(name):
     everywhere.check(make, [x], np.asarray(function(jnp.asarray(x))))
 
 
+@refused
 def test_a_function_of_indices_that_may_be_equal_is_refused():
     def body(x, i, o):
         o[...] = x[...].at[i[...]].apply(jnp.square)  # HERE
 
     indices = np.array([1, 3, 3, 7], np.int32)
-    what = (
-        "x.at[i].apply(f) with indices that may be equal is not supported in a kernel"
-    )
-    with refused(errors.UnsupportedError, what, got="indices of shape (4,)"):
-        jax.make_jaxpr(plgpu.kernel(body, f32(8, 16)))(numbers(8, 16), indices)
+    jax.make_jaxpr(plgpu.kernel(body, f32(8, 16)))(numbers(8, 16), indices)
 
 
 @pytest.mark.parametrize("kind", ["add", "mul"])
+@refused
 def test_bools_are_neither_added_nor_multiplied(kind):
     def body(x, o):
         o[...] = getattr(x[...].at[1], kind)(True)  # HERE
 
     kernel = plgpu.kernel(body, jax.ShapeDtypeStruct((8, 16), jnp.bool_))
-    with refused(errors.DTypeError, f"{kind} has no meaning for bools", got="bool"):
-        jax.make_jaxpr(kernel)(numbers(8, 16) > 3)
+    jax.make_jaxpr(kernel)(numbers(8, 16) > 3)

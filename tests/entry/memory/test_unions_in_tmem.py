@@ -13,6 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
+from tests.support.refusal import refused
 from tests.support.tensor_products import BLACKWELL, start_copies, storage
 
 BF16, F16, F32, I32 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32
@@ -176,15 +177,12 @@ def test_scales_are_in_the_lanes_of_all_copies():
 
 
 @pytest.mark.parametrize("lane", [5, 70])
+@refused
 def test_copies_that_differ_have_no_value(lane):
     words = np.tile(WORDS, (4, 1))
     words[lane, 1] ^= 1
     make, operands, _ = scaled_by_a_union(words)
-    with pytest.raises(
-        errors.UninitializedReadError,
-        match=r"different values in the copies(.|\n)*all 4",
-    ):
-        make(plgpu.InterpretParams(seed=1))(*operands)
+    make(plgpu.InterpretParams(seed=1))(*operands)
 
 
 def test_a_column_with_one_narrow_element_has_no_word():

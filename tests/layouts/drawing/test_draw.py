@@ -21,6 +21,7 @@ from pallas_gpu.layouts import (
     default_layout,
     draw,
 )
+from tests.support.refusal import refused
 
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
@@ -205,17 +206,10 @@ def test_a_large_array_is_refused_with_a_part_that_can_be_drawn():
     assert len(Layout.WGMMA.draw((64, 128), part=eval(part)).rows) == 16
 
 
-@pytest.mark.parametrize(
-    ("part", "what"),
-    [
-        ((0,), "does not match the shape"),
-        ((0, 64), "out of bounds"),
-        ((slice(5, 5), 0), "too large"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(part, what):
-    with pytest.raises(LayoutError, match=what):
-        Layout.WGMMA.draw((64, 8), part=part)
+@pytest.mark.parametrize("part", [(0,), (0, 64), (slice(5, 5), 0)])
+@refused
+def test_parts_that_do_not_fit_are_refused(part):
+    Layout.WGMMA.draw((64, 8), part=part)
 
 
 @pytest.mark.parametrize("part", ["x", (slice(0, 8, 2), 0), (1.5, 0), [1, 2]])

@@ -14,6 +14,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.window import alignment_bytes, contiguous_layout
 from pallas_gpu.layouts.window import Sum, Window
+from tests.support.refusal import refused
 
 TILED = SmemLayout((64, 128), 16, (8, 64), 128)
 
@@ -96,14 +97,11 @@ def test_a_slice_drops_untiled_dimensions_that_are_indexed():
     assert (part.shape, part.tiling) == ((64, 64), (8, 64))
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "what"),
-    [(4, 128, "cuts through its tiles"), (64, 64, "not contiguous")],
-)
-def test_a_slice_that_is_copied_is_one_piece_of_whole_tiles(rows, columns, what):
+@pytest.mark.parametrize(("rows", "columns"), [(4, 128), (64, 64)])
+@refused
+def test_a_slice_that_is_copied_is_one_piece_of_whole_tiles(rows, columns):
     window = Window.whole((64, 128)).slice((0, 0), (rows, columns))
-    with pytest.raises(errors.LayoutError, match=what):
-        contiguous_layout(TILED, window)
+    contiguous_layout(TILED, window)
 
 
 def test_an_allocation_is_aligned_to_128_bytes():

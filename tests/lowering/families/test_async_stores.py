@@ -15,7 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
 
 N = 128
@@ -410,30 +410,18 @@ def trace(body, *declared, **options):
     jax.eval_shape(clustered(body, scratch, result(2, N), **options)(None))
 
 
-def test_there_are_no_sums_of_floats():
-    def body(o, inbox, full):
-        plgpu.async_store_smem(o[0], inbox, full, **TO, atomic="add")  # HERE
-
-    with refused(
-        errors.DTypeError,
-        "async_store_smem: there is no such operation on these elements",
-        expected="int32, uint32, int64, uint64",
-        hint="cluster_ref",
-    ):
-        trace(body, INBOX)
+@refused_by(trace, INBOX)
+def test_there_are_no_sums_of_floats(o, inbox, full):
+    plgpu.async_store_smem(o[0], inbox, full, **TO, atomic="add")  # HERE
 
 
 @pytest.mark.parametrize("dtype", ["int4", "bool"])
+@refused
 def test_elements_of_less_than_a_byte_are_refused(dtype):
     def body(o, inbox, full):
         plgpu.async_store_smem(jnp.zeros((N,), dtype), inbox, full, **TO)  # HERE
 
-    with refused(
-        errors.DTypeError,
-        "async_store_smem: there is no such operation on these elements",
-        expected="8, 16, 32 or 64 bits",
-    ):
-        trace(body, plgpu.SMEM((N,), dtype))
+    trace(body, plgpu.SMEM((N,), dtype))
 
 
 @pytest.mark.parametrize(
@@ -445,59 +433,28 @@ def test_elements_of_less_than_a_byte_are_refused(dtype):
         pytest.param(lambda ref: ref.at[0, ::2], id="stride"),
     ],
 )
-def test_narrow_elements_that_do_not_fill_words_are_refused(part):
-    def body(o, inbox, full):
-        there = part(inbox)
-        x = jnp.zeros(there.shape, BF16)
-        plgpu.async_store_smem(x, there, full, **TO)  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "async_store_smem: the elements do not fill words of 32 bits",
-        expected="2 adjacent elements from a multiple of 2",
-        hint="cluster_ref",
-    ):
-        trace(body, plgpu.SMEM((8, N), BF16))
+@refused_by(trace, plgpu.SMEM((8, N), BF16))
+def test_narrow_elements_that_do_not_fill_words_are_refused(o, inbox, full, *, part):
+    there = part(inbox)
+    x = jnp.zeros(there.shape, BF16)
+    plgpu.async_store_smem(x, there, full, **TO)  # HERE
 
 
-def test_each_axis_has_a_position():
-    def body(o, inbox, full):
-        to = {**TO, "cluster_idx": (0, 1)}
-        plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "async_store_smem: cluster_idx does not have a position for each axis",
-        expected="1 positions",
-        got="2",
-    ):
-        trace(body, INBOX)
+@refused_by(trace, INBOX)
+def test_each_axis_has_a_position(o, inbox, full):
+    to = {**TO, "cluster_idx": (0, 1)}
+    plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
 
 
-def test_a_position_beyond_the_cluster_is_refused():
-    def body(o, inbox, full):
-        to = {**TO, "cluster_idx": 2}
-        plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
-
-    with refused(
-        errors.OutOfBoundsError,
-        "async_store_smem: the cluster has no CTA at this position",
-        expected="0 to 1 along 'c'",
-        got="2",
-    ):
-        trace(body, INBOX)
+@refused_by(trace, INBOX)
+def test_a_position_beyond_the_cluster_is_refused(o, inbox, full):
+    to = {**TO, "cluster_idx": 2}
+    plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
 
 
-def test_an_array_of_another_shape_is_refused():
-    def body(o, inbox, full):
-        plgpu.async_store_smem(o[0, :64], inbox, full, **TO)  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "a value is stored into a reference of another shape",
-        expected="SMEM float32[128]",
-    ):
-        trace(body, INBOX)
+@refused_by(trace, INBOX)
+def test_an_array_of_another_shape_is_refused(o, inbox, full):
+    plgpu.async_store_smem(o[0, :64], inbox, full, **TO)  # HERE
 
 
 def _refused_by_the_compiler(body, *args):

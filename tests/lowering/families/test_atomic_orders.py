@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
 
 I32, F32 = jnp.int32, jnp.float32
@@ -266,14 +266,6 @@ def trace(body):
     )
 
 
-def test_the_scope_of_a_cta_does_not_include_another_one():
-    def body(o, s):
-        plgpu.atomic_add(plgpu.cluster_ref(s, {"c": 1}), 1, scope="cta")  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "atomic_add: the scope does not include the CTA that the memory belongs to",
-        expected="cluster, gpu or sys",
-        hint="leave scope out",
-    ):
-        trace(body)
+@refused_by(trace)
+def test_the_scope_of_a_cta_does_not_include_another_one(o, s):
+    plgpu.atomic_add(plgpu.cluster_ref(s, {"c": 1}), 1, scope="cta")  # HERE

@@ -25,7 +25,7 @@ from tests.support.indexed_programs import (
     in_smem,
     kernel,
 )
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 
 # --- masks ----------------------------------------------------------------------------
 
@@ -202,96 +202,45 @@ def test_dynamic_starts_are_not_taken_for_aligned(semantics):
 # --- refusals -------------------------------------------------------------------------
 
 
-def test_a_mask_has_the_shape_of_the_elements():
-    def body(x, o):
-        o[...] = plgpu.load(x, mask=lax.iota(jnp.int32, 64) < 3)  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "load: the mask has another shape than the elements",
-        expected="broadcasts to (64, 128)",
-        got="(64,)",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_mask_has_the_shape_of_the_elements(x, o):
+    o[...] = plgpu.load(x, mask=lax.iota(jnp.int32, 64) < 3)  # HERE
 
 
-def test_a_mask_of_a_store_has_the_shape_of_the_elements():
-    def body(x, o):
-        plgpu.store(o, 0, x[0], mask=x[0:2] > 0)  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "store: the mask has another shape than the elements",
-        got="(2, 128)",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_mask_of_a_store_has_the_shape_of_the_elements(x, o):
+    plgpu.store(o, 0, x[0], mask=x[0:2] > 0)  # HERE
 
 
-def test_a_mask_is_bools():
-    def body(x, o):
-        o[...] = plgpu.load(x, mask=x[...])  # HERE
-
-    with refused(errors.DTypeError, "load: the mask is not an array of bools"):
-        run(body)
+@refused_by(run)
+def test_a_mask_is_bools(x, o):
+    o[...] = plgpu.load(x, mask=x[...])  # HERE
 
 
-def test_other_needs_a_mask():
-    def body(x, o):
-        o[...] = plgpu.load(x, other=0.0)  # HERE
-
-    with refused(errors.ArgumentError, "load: `other` without a mask"):
-        run(body)
+@refused_by(run)
+def test_other_needs_a_mask(x, o):
+    o[...] = plgpu.load(x, other=0.0)  # HERE
 
 
-def test_an_index_array_is_checked_by_the_emulator():
-    def body(x, o):
-        o[...] = x[lax.iota(jnp.int32, 64) + lax.axis_index("i")]  # HERE
-
-    with refused(
-        errors.OutOfBoundsError,
-        "input 0 (GMEM float32[64, 128]) is read out of bounds",
-        got="index 64 in dimension 0, for element [63, 0] of the access",
-        where="in warpgroup 0 of CTA (i=1)",
-    ):
-        run(body, grid=(2,), grid_names=("i",))
+@refused_by(run, grid=(2,), grid_names=("i",))
+def test_an_index_array_is_checked_by_the_emulator(x, o):
+    o[...] = x[lax.iota(jnp.int32, 64) + lax.axis_index("i")]  # HERE
 
 
-def test_a_negative_traced_index_is_out_of_bounds():
-    def body(x, o):
-        o[lax.iota(jnp.int32, 64) - 1] = x[...]  # HERE
-
-    with refused(
-        errors.OutOfBoundsError,
-        "output 0 (GMEM float32[64, 128]) is written out of bounds",
-        got="index -1",
-    ):
-        run(body)
+@refused_by(run)
+def test_a_negative_traced_index_is_out_of_bounds(x, o):
+    o[lax.iota(jnp.int32, 64) - 1] = x[...]  # HERE
 
 
-def test_a_stride_beyond_the_edge_is_checked_by_the_emulator():
-    def body(x, o):
-        o[0:32] = x[plgpu.ds(lax.axis_index("i") * 2, 32, 2)]  # HERE
-
-    with refused(
-        errors.OutOfBoundsError,
-        "input 0 (GMEM float32[64, 128]) is read out of bounds",
-        got="index 64",
-    ):
-        run(body, grid=(2,), grid_names=("i",))
+@refused_by(run, grid=(2,), grid_names=("i",))
+def test_a_stride_beyond_the_edge_is_checked_by_the_emulator(x, o):
+    o[0:32] = x[plgpu.ds(lax.axis_index("i") * 2, 32, 2)]  # HERE
 
 
-def test_one_store_has_one_value_for_an_element():
-    def body(x, o):
-        o[...] = jnp.zeros((64, 128), jnp.float32)
-        o[lax.iota(jnp.int32, 64) // 2] = x[...]  # HERE
-
-    with refused(
-        errors.RaceError,
-        "output 0 (GMEM float32[64, 128]) is written with different values at one "
-        "element",
-        hint="atomic addition",
-    ):
-        run(body)
+@refused_by(run)
+def test_one_store_has_one_value_for_an_element(x, o):
+    o[...] = jnp.zeros((64, 128), jnp.float32)
+    o[lax.iota(jnp.int32, 64) // 2] = x[...]  # HERE
 
 
 @everywhere.gives(
@@ -305,33 +254,23 @@ def test_equal_values_may_be_stored_twice(o):
     o[lax.iota(jnp.int32, 64) // 2] = jnp.ones((64, 128), jnp.float32)
 
 
-def test_a_read_by_elements_of_unwritten_memory_is_found():
-    def body(x, o, s):
-        s[::2] = x[::2]
-        o[...] = s.reshape(32, 256)[...].reshape(64, 128)  # HERE
-
-    with refused(
-        errors.UninitializedReadError,
-        "SMEM float32[64, 128] (s) is read where nothing has been written",
-        got="element [1, 0]",
-    ):
-        run(body, **in_smem())
+@refused_by(lambda body: run(body, **in_smem()))
+def test_a_read_by_elements_of_unwritten_memory_is_found(x, o, s):
+    s[::2] = x[::2]
+    o[...] = s.reshape(32, 256)[...].reshape(64, 128)  # HERE
 
 
-def test_accesses_by_elements_race():
-    def body(x, o, s):
-        wg = lax.axis_index("wg")
+@refused_by(lambda body: run(body, num_threads=2, thread_name="wg", **in_smem()))
+def test_accesses_by_elements_race(x, o, s):
+    wg = lax.axis_index("wg")
 
-        @plgpu.when(wg == 0)
-        def _():
-            s[::2] = x[0:32]
+    @plgpu.when(wg == 0)
+    def _():
+        s[::2] = x[0:32]
 
-        @plgpu.when(wg == 1)
-        def _():
-            s[::3] = x[0:22]
-
-    with pytest.raises(errors.RaceError, match="without an order between"):
-        run(body, num_threads=2, thread_name="wg", **in_smem())
+    @plgpu.when(wg == 1)
+    def _():
+        s[::3] = x[0:22]
 
 
 @everywhere.gives([X], X, threads={"wg": 2})
@@ -340,17 +279,10 @@ def test_interleaved_elements_do_not_race(x, o):
     o[plgpu.ds(wg, 32, 2)] = x[plgpu.ds(wg, 32, 2)]
 
 
-def test_poison_that_is_stored_by_elements_is_found_where_it_is_used():
-    def body(x, o, s, t):
-        t[::2] = s[::2]  # HERE
-        o[0:32] = t[::2]
-
-    with refused(
-        errors.UninitializedReadError,
-        "SMEM float32[64, 128] (s) is read where nothing has been written",
-        got="element [0, 0] without a value, the first of 4096",
-    ):
-        run(body, scratch_types=2 * in_smem()["scratch_types"])
+@refused_by(lambda body: run(body, scratch_types=2 * in_smem()["scratch_types"]))
+def test_poison_that_is_stored_by_elements_is_found_where_it_is_used(x, o, s, t):
+    t[::2] = s[::2]  # HERE
+    o[0:32] = t[::2]
 
 
 @pytest.mark.parametrize("selected", [True, False])
@@ -370,17 +302,12 @@ def test_elements_out_of_bounds_may_be_read_as_if_uninitialized(selected):
         call(X)
 
 
-def test_an_accumulator_has_no_addresses():
-    def body(x, o):
-        def scoped(acc):
-            o[0:32] = acc[::2]  # HERE
+@refused_by(run)
+def test_an_accumulator_has_no_addresses(x, o):
+    def scoped(acc):
+        o[0:32] = acc[::2]  # HERE
 
-        plgpu.run_scoped(scoped, plgpu.ACC((64, 128)))
-
-    with pytest.raises(
-        errors.UnsupportedError, match="elements of a reference without addresses"
-    ):
-        run(body)
+    plgpu.run_scoped(scoped, plgpu.ACC((64, 128)))
 
 
 # --- what is emitted ------------------------------------------------------------------

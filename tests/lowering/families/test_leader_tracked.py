@@ -14,7 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -190,27 +190,21 @@ def emulate(body, x, **options):
         kernel(body, **options)(params)(x)
 
 
-def test_the_leader_has_to_wait():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0))
-        o[lax.axis_index("c")] = tile[...]
+@refused_by(lambda body: emulate(body, numbers(32, 32)))
+def test_the_leader_has_to_wait(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0))
+    o[lax.axis_index("c")] = tile[...]
 
-        @plgpu.when(lax.axis_index("c") == 0)
-        def _():
-            plgpu.barrier_wait(full)
-
-    with pytest.raises(errors.RaceError, match="has been waited for"):
-        emulate(body, numbers(32, 32))
-
-
-def test_the_barrier_of_the_other_cta_gets_no_arrival():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0))
+    @plgpu.when(lax.axis_index("c") == 0)
+    def _():
         plgpu.barrier_wait(full)
-        o[lax.axis_index("c")] = tile[...]
 
-    with pytest.raises(errors.DeadlockError, match="CTA"):
-        emulate(body, numbers(32, 32))
+
+@refused_by(lambda body: emulate(body, numbers(32, 32)))
+def test_the_barrier_of_the_other_cta_gets_no_arrival(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0))
+    plgpu.barrier_wait(full)
+    o[lax.axis_index("c")] = tile[...]
 
 
 def test_the_leader_waits_in_vain_if_the_other_cta_copies_nothing():
@@ -257,85 +251,39 @@ def trace(body, **options):
     jax.eval_shape(kernel(body, **options)(None), jax.ShapeDtypeStruct((32, 32), F32))
 
 
-def test_the_axis_of_the_ctas_is_named():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0), collective_axes=None)  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "copy_gmem_to_smem: the axis of the two CTAs is missing",
-        expected="one cluster axis of size 2",
-    ):
-        trace(body)
+@refused_by(trace)
+def test_the_axis_of_the_ctas_is_named(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0), collective_axes=None)  # HERE
 
 
-def test_one_of_two_spellings():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0), partitioned_axis=0)  # HERE
-
-    with refused(
-        errors.ArgumentError,
-        "copy_gmem_to_smem: leader_tracked and partitioned_axis are both given",
-        got="CopyPartition.PARTITIONED(axis=0), partitioned_axis=0",
-    ):
-        trace(body)
+@refused_by(trace)
+def test_one_of_two_spellings(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0), partitioned_axis=0)  # HERE
 
 
-def test_a_source_is_divided_along_one_of_its_dimensions():
-    def body(x, o, tile, full, ready):
-        load(x.at[0:31], tile, full, leader_tracked=PARTITIONED(0))  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "copy_gmem_to_smem: the source cannot be divided among two CTAs",
-        got="CopyPartition.PARTITIONED(axis=0) of GMEM float32[31, 32]",
-    ):
-        trace(body)
+@refused_by(trace)
+def test_a_source_is_divided_along_one_of_its_dimensions(x, o, tile, full, ready):
+    load(x.at[0:31], tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
 
-def test_each_cta_has_room_for_its_half():
-    def body(x, o, tile, full, ready):
-        load(x.at[0:16], tile, full, leader_tracked=PARTITIONED(0))  # HERE
-
-    with refused(
-        errors.ShapeError,
-        "copy_gmem_to_smem: source and destination have different shapes",
-        got="GMEM float32[8, 32] (the source)",
-    ):
-        trace(body)
+@refused_by(trace)
+def test_each_cta_has_room_for_its_half(x, o, tile, full, ready):
+    load(x.at[0:16], tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
 
-def test_the_ctas_have_adjacent_ranks():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "copy_gmem_to_smem: the CTAs of leader_tracked are not a pair",
-        got="axis 'c' of a cluster {'c': 2, 'd': 2}",
-        hint="the last position",
-    ):
-        trace(body, mesh={"cluster": (2, 2), "cluster_names": ("c", "d")})
+@refused_by(trace, mesh={"cluster": (2, 2), "cluster_names": ("c", "d")})
+def test_the_ctas_have_adjacent_ranks(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
 
-def test_hopper_has_no_pairs():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
-
-    with refused(
-        errors.TargetError,
-        "a copy with leader_tracked needs tcgen05, which sm_90a does not have",
-        expected="sm_100a",
-    ):
-        trace(body, target="sm_90a")
+@refused_by(trace, target="sm_90a")
+def test_hopper_has_no_pairs(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
 
 
-def test_a_partition_is_written_with_its_class():
-    def body(x, o, tile, full, ready):
-        load(x, tile, full, leader_tracked=0)
-
-    with pytest.raises(errors.ArgumentTypeError, match=r"CopyPartition\.PARTITIONED"):
-        trace(body)
+@refused_by(trace)
+def test_a_partition_is_written_with_its_class(x, o, tile, full, ready):
+    load(x, tile, full, leader_tracked=0)
 
 
 # --- what is emitted ------------------------------------------------------------------

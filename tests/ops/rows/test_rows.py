@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, ops
+from pallas_gpu import ops
 from pallas_gpu.ops.rows import norms_backward
 from tests.support import everywhere, host
+from tests.support.refusal import refused
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -295,10 +296,6 @@ def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
 @pytest.mark.parametrize(
     "operation", [ops.softmax, ops.rms_norm, lambda x: ops.top_k(x, 1)]
 )
+@refused
 def test_a_shape_is_not_an_array(operation):
-    with pytest.raises(errors.ArgumentTypeError) as caught:
-        operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))
-    text = str(caught.value)
-    assert "x is not an array" in text
-    assert "an array of JAX or NumPy" in text
-    assert "jax.eval_shape" in text
+    operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import host
+from tests.support.refusal import refused
 
 F16 = jnp.float16
 M, N, K = 256, 128, 256
@@ -110,11 +110,6 @@ def test_one_product_may_stay_in_flight(operands, seed, asynchrony):
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@refused
 def test_a_slot_given_back_before_its_product_is_done_is_a_race(operands, asynchrony):
-    with pytest.raises(errors.RaceError) as caught:
-        matmul(2, asynchrony=asynchrony)(*operands)
-    text = str(caught.value)
-    assert "is written while the wgmma may still read it" in text
-    assert "wgmma_wait" in text
-    assert "(produce.<locals>.turn)" in text
-    assert "(consume.<locals>.scope.<locals>.turn)" in text
+    matmul(2, asynchrony=asynchrony)(*operands)

@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
 
 ROW = jax.ShapeDtypeStruct((2, 128), jnp.float32)
@@ -67,28 +67,17 @@ def test_one_arrival_too_few_is_a_deadlock():
         counted(1, 3, 5)(plgpu.InterpretParams())()
 
 
+@refused
 def test_arrivals_that_a_phase_does_not_have_are_an_error():
-    with pytest.raises(errors.BarrierError) as caught:
-        counted(2, 4, 5)(plgpu.InterpretParams())()
-    assert "receives more arrivals than it was declared with" in caught.value.what
-    assert "5 arrivals per phase" in caught.value.expected
-    assert "more, after" in caught.value.got
+    counted(2, 4, 5)(plgpu.InterpretParams())()
 
 
+@refused
 def test_a_count_is_at_most_that_of_a_phase():
     def body(o, barrier):
         plgpu.barrier_arrive(barrier, num_arrivals=3)  # HERE
 
-    with refused(
-        errors.BarrierError,
-        "barrier_arrive: a phase of the barrier has fewer arrivals",
-        expected="num_arrivals of 1 to 2",
-        got="num_arrivals=3",
-        hint="declare the barrier with more arrivals",
-    ):
-        plgpu.kernel(
-            body, out_type=ROW, scratch_types=[plgpu.Barrier(num_arrivals=2)]
-        )()
+    plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier(num_arrivals=2)])()
 
 
 @pytest.mark.parametrize("count", [0, -1, 2**20])
@@ -100,6 +89,7 @@ def test_a_count_is_one_of_the_hardware(count):
         plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])()
 
 
+@refused
 def test_the_arrivals_of_all_ctas_are_counted_by_the_hardware():
     """Each CTA of the cluster has as many as a barrier can count, and one more."""
 
@@ -107,12 +97,7 @@ def test_the_arrivals_of_all_ctas_are_counted_by_the_hardware():
         o[...] = jnp.ones(ROW.shape)
 
     declared = plgpu.ClusterBarrier(collective_axes="c", num_arrivals=2**19)
-    with pytest.raises(errors.ArgumentError) as caught:
-        plgpu.kernel(body, out_type=ROW, scratch_types=[declared], **PAIR)()
-    error = caught.value
-    assert error.what == "ClusterBarrier: a phase has too many arrivals"
-    assert "at most 1048575" in error.expected
-    assert "1048576: num_arrivals=524288 from each of 2 CTAs" in error.got
+    plgpu.kernel(body, out_type=ROW, scratch_types=[declared], **PAIR)()
 
 
 # --- copies that a predicate skips ----------------------------------------------------
@@ -188,39 +173,28 @@ def test_a_predicate_skips_them():
     everywhere.check(expecting(16, predicate=False), [], ONES)
 
 
-def test_a_phase_waits_for_expected_bytes():
-    def body(o, barrier):
-        plgpu.barrier_expect(barrier, 48)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-
-    kernel = plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])
-    with pytest.raises(errors.DeadlockError) as caught:
-        kernel()
-    assert "1 of 1 arrivals, 48 bytes of copies pending" in str(caught.value)
+@refused_by(
+    lambda body: plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])()
+)
+def test_a_phase_waits_for_expected_bytes(o, barrier):
+    plgpu.barrier_expect(barrier, 48)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
 
 
+@refused
 def test_bytes_that_never_come_are_reported_at_the_end():
     kernel = expecting(32)(plgpu.InterpretParams())
-    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
-        kernel()
-    assert "32 bytes pending" in caught.value.got
-    assert "test_counts.py" in caught.value.where
+    kernel()
 
 
+@refused
 def test_a_barrier_counts_less_than_a_mebibyte():
     def body(o, barrier):
         plgpu.barrier_expect(barrier, 2**20 - 1)
         plgpu.barrier_expect(barrier, 1)  # HERE
 
-    with refused(
-        errors.BarrierError,
-        "barrier barrier has more bytes pending than it can count",
-        expected="at most 1,048,575 bytes",
-        got="1,048,576 bytes",
-        hint="several barriers",
-    ):
-        plgpu.kernel(body, out_type=ROW, scratch_types={"barrier": plgpu.Barrier()})()
+    plgpu.kernel(body, out_type=ROW, scratch_types={"barrier": plgpu.Barrier()})()
 
 
 @pytest.mark.parametrize("count", [-1, 2**20])

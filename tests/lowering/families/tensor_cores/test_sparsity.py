@@ -121,8 +121,8 @@ def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
 # --- what is refused ------------------------------------------------------------------
 
 
-def refuse(error, what, case=None, copied=None, scratch=None, options=None, **rows):
-    """The refusal of a product, or of a copy of what `copied` returns."""
+def attempt(case=None, copied=None, scratch=None, options=None):
+    """Traces a product, or of a copy of what `copied` returns."""
     case = case or SparseProduct()
 
     def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, done, **_):
@@ -142,55 +142,37 @@ def refuse(error, what, case=None, copied=None, scratch=None, options=None, **ro
         compiler_params=plgpu.CompilerParams(target="sm_100a"),
     )
     types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
-    with refused(error, what, **rows):
-        jax.eval_shape(kernel, *types)
+    jax.eval_shape(kernel, *types)
 
 
 def both(source, target):
     return source, target
 
 
+@refused
 def test_metadata_is_copied_from_smem():
-    refuse(
-        errors.MemorySpaceError,
-        "async_copy_sparse_metadata_to_tmem: the source is in the wrong memory space",
-        copied=lambda source, target: (target, target),
-        expected="SMEM",
-    )
+    attempt(copied=lambda source, target: (target, target))
 
 
+@refused
 def test_metadata_has_indices_of_two_bits():
-    refuse(
-        errors.DTypeError,
-        "async_copy_sparse_metadata_to_tmem: metadata has another type",
-        copied=both,
-        scratch={"m_smem": plgpu.SMEM((1, 1, 128, 16), jnp.uint8)},
-        expected="uint2",
-    )
+    attempt(copied=both, scratch={"m_smem": plgpu.SMEM((1, 1, 128, 16), jnp.uint8)})
 
 
+@refused
 def test_the_shapes_of_a_copy_correspond():
-    refuse(
-        errors.ShapeError,
-        "async_copy_sparse_metadata_to_tmem: the shapes do not correspond",
-        copied=both,
-        scratch={"m_smem": plgpu.SMEM((1, 2, 128, 64), jnp.uint2)},
-        got="(1, 2, 128, 64)",
-    )
+    attempt(copied=both, scratch={"m_smem": plgpu.SMEM((1, 2, 128, 64), jnp.uint2)})
 
 
+@refused
 def test_copied_metadata_has_its_layout():
-    refuse(
-        errors.LayoutError,
-        "async_copy_sparse_metadata_to_tmem: the destination does not have the layout "
-        "of metadata",
+    attempt(
         copied=both,
         scratch={
             "metadata": plgpu.TMEM(
                 (128, 64), jnp.uint2, layout=TmemLayout.default(packing=8)
             )
         },
-        hint="TmemLayout.sparse_metadata()",
     )
 
 
@@ -198,9 +180,9 @@ SHAPE = "tcgen05_mma: no sparse instruction has this shape"
 
 
 @pytest.mark.parametrize(
-    ("case", "scratch", "error", "what"),
+    ("case", "scratch"),
     [
-        (SparseProduct(n=24), {}, errors.ShapeError, SHAPE),
+        (SparseProduct(n=24), {}),
         (
             SparseProduct(a=F32, b=F32, k=192),
             {
@@ -210,8 +192,6 @@ SHAPE = "tcgen05_mma: no sparse instruction has this shape"
                 "m_smem": plgpu.SMEM((1, 3, 128, 64), jnp.uint2),
                 "a_smem": plgpu.SMEM((128, 88), F32),
             },
-            errors.ShapeError,
-            "tcgen05_mma: the shapes do not form a sparse product",
         ),
         (
             SparseProduct(),
@@ -219,32 +199,19 @@ SHAPE = "tcgen05_mma: no sparse instruction has this shape"
                 "acc": plgpu.TMEM((64, 32), F32),
                 "a_smem": plgpu.SMEM((64, 64), F16),
             },
-            errors.UnsupportedError,
-            "tcgen05_mma: a sparse product cannot have 64 rows in a CTA",
         ),
         (
             SparseProduct(),
             {"a_smem": plgpu.SMEM((128, 128), F16, transforms=storage(F16))},
-            errors.ShapeError,
-            "tcgen05_mma: the shapes do not form a sparse product",
         ),
-        (
-            SparseProduct(b_swizzle=32),
-            {},
-            errors.LayoutError,
-            "tcgen05_mma: a sparse product cannot read b in this storage",
-        ),
-        (
-            SparseProduct(),
-            {"metadata": plgpu.TMEM((128, 64), F32)},
-            errors.DTypeError,
-            "tcgen05_mma: a_sparse_metadata: metadata has another type",
-        ),
+        (SparseProduct(b_swizzle=32), {}),
+        (SparseProduct(), {"metadata": plgpu.TMEM((128, 64), F32)}),
     ],
     ids=["N", "K of a", "rows of a", "dense a", "rows of 32 bytes", "type"],
 )
-def test_what_no_instruction_multiplies(case, scratch, error, what):
-    refuse(error, what, case, scratch=scratch)
+@refused
+def test_what_no_instruction_multiplies(case, scratch):
+    attempt(case, scratch=scratch)
 
 
 def test_sparse_operands_of_16_bits_have_no_scales():
@@ -267,11 +234,7 @@ def test_sparse_operands_of_16_bits_have_no_scales():
         jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)
 
 
+@refused
 def test_operands_of_four_bits_have_scales():
     case = SparseProduct(a=E2M1, b=E2M1, k=256, a_swizzle=64)
-    refuse(
-        errors.DTypeError,
-        "tcgen05_mma: the tensor core does not support this operand type",
-        case,
-        hint="pass scales of blocks, a_scale and b_scale",
-    )
+    attempt(case)

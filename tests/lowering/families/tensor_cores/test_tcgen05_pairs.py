@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
@@ -211,8 +210,8 @@ def test_descriptors_are_upstreams(shape):
 SHAPE = "tcgen05_mma: the tensor cores of a pair have no instruction of this shape"
 
 
-def refuse(error, what, case=None, scratch=None, axis="c", mesh=None, **rows):
-    """The refusal of a product of these declarations."""
+def attempt(case=None, scratch=None, axis="c", mesh=None):
+    """Traces a product of these declarations."""
     case = case or PairProduct()
 
     def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
@@ -227,70 +226,42 @@ def refuse(error, what, case=None, scratch=None, axis="c", mesh=None, **rows):
         compiler_params=BLACKWELL,
         **(mesh or PAIR),
     )
-    with refused(error, what, **rows):
-        jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(kernel, *case.operands())
 
 
 @pytest.mark.parametrize(
-    ("case", "error", "what"),
+    "case",
     [
-        (PairProduct(n=24, inferred=True), errors.ShapeError, SHAPE),
-        (PairProduct(n=512, k=32, swizzle=64), errors.ShapeError, SHAPE),
-        (
-            PairProduct(a=I8, b=I8, acc=I32, k=128, n=48, inferred=True),
-            errors.ShapeError,
-            SHAPE,
-        ),
-        (
-            PairProduct(k=40, inferred=True),
-            errors.ShapeError,
-            "tcgen05_mma: K is not a multiple of the instruction's K",
-        ),
-        (
-            PairProduct(a=F32, b=F32, k=32, n=128, b_stored=False),
-            errors.LayoutError,
-            "tcgen05_mma: b is not stored as the tensor core reads it",
-        ),
+        PairProduct(n=24, inferred=True),
+        PairProduct(n=512, k=32, swizzle=64),
+        PairProduct(a=I8, b=I8, acc=I32, k=128, n=48, inferred=True),
+        PairProduct(k=40, inferred=True),
+        PairProduct(a=F32, b=F32, k=32, n=128, b_stored=False),
     ],
 )
-def test_shapes_and_storage_are_those_of_an_instruction(case, error, what):
-    refuse(error, what, case)
+@refused
+def test_shapes_and_storage_are_those_of_an_instruction(case):
+    attempt(case)
 
 
+@refused
 def test_each_cta_has_half_of_the_columns_of_b():
-    refuse(
-        errors.ShapeError,
-        "tcgen05_mma: the shapes do not form a product of a pair of CTAs",
-        scratch={"acc": plgpu.TMEM((128, 32), F32, collective=True)},
-        expected="b (K, N / 2)",
-    )
+    attempt(scratch={"acc": plgpu.TMEM((128, 32), F32, collective=True)})
 
 
+@refused
 def test_the_accumulator_is_that_of_a_pair():
-    refuse(
-        errors.ArgumentError,
-        "tcgen05_mma: an array in TMEM is not that of a pair of CTAs",
-        scratch={"acc": plgpu.TMEM((128, 64), F32)},
-        expected="collective=True in its declaration",
-    )
+    attempt(scratch={"acc": plgpu.TMEM((128, 64), F32)})
 
 
+@refused
 def test_one_cta_does_not_use_the_accumulator_of_a_pair():
-    refuse(
-        errors.ArgumentError,
-        "tcgen05_mma: an array in TMEM is not that of one CTA",
-        scratch={"b_smem": plgpu.SMEM((64, 64), F16)},
-        axis=None,
-        hint="collective=True",
-    )
+    attempt(scratch={"b_smem": plgpu.SMEM((64, 64), F16)}, axis=None)
 
 
+@refused
 def test_the_axis_is_one_of_the_cluster():
-    refuse(
-        errors.AxisNameError,
-        "tcgen05_mma: no cluster axis is named 'other'",
-        axis="other",
-    )
+    attempt(axis="other")
 
 
 @pytest.mark.parametrize(
@@ -302,24 +273,20 @@ def test_the_axis_is_one_of_the_cluster():
     ],
     ids=["not the last", "four CTAs", "one CTA"],
 )
+@refused
 def test_the_axis_is_that_of_a_pair(mesh):
-    refuse(
-        errors.UnsupportedError,
-        "tcgen05_mma: the CTAs of collective_axis are not a pair",
-        mesh=mesh,
-        hint="last position",
-    )
+    attempt(mesh=mesh)
 
 
+@refused
 def test_a_left_operand_of_64_rows_cannot_be_in_tmem():
-    refuse(
-        errors.UnsupportedError,
-        "tcgen05_mma: a left operand in TMEM cannot have 64 rows",
+    attempt(
         PairProduct(m=64),
         {"a_smem": plgpu.TMEM((64, 64), F16, packed=True, collective=True)},
     )
 
 
+@refused
 def test_an_accumulator_of_64_rows_has_no_parts():
     case = PairProduct(m=64, n=32, k=32, swizzle=64)
 
@@ -334,15 +301,10 @@ def test_an_accumulator_of_64_rows_has_no_parts():
         compiler_params=BLACKWELL,
         **PAIR,
     )
-    with refused(
-        errors.LayoutError,
-        "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
-        expected="M64 collective layout of 16 columns",
-        hint="of 64 rows, pass the whole array",
-    ):
-        jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(kernel, *case.operands())
 
 
+@refused
 def test_all_operations_of_a_kernel_are_those_of_pairs():
     case = PairProduct()
 
@@ -356,9 +318,4 @@ def test_all_operations_of_a_kernel_are_those_of_pairs():
         compiler_params=BLACKWELL,
         **PAIR,
     )
-    with refused(
-        errors.ArgumentError,
-        "a kernel mixes tcgen05 operations of one CTA and of a pair",
-        got="collective=True, then tcgen05_commit_arrive with collective_axis=None",
-    ):
-        jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(kernel, *case.operands())
