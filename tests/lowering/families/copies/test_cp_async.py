@@ -283,8 +283,8 @@ make_product = everywhere.kernel(
 )
 
 
-X = np.asarray(jnp.asarray(np.arange(64 * 70) % 7, BF16).reshape(64, 70))
-W = np.asarray(jnp.asarray(np.arange(64 * 64) % 5, BF16).reshape(64, 64))
+X = (np.arange(64 * 70) % 7).astype(BF16).reshape(64, 70)
+W = (np.arange(64 * 64) % 5).astype(BF16).reshape(64, 64)
 
 
 def test_the_tensor_core_reads_what_threads_have_copied():
