@@ -57,11 +57,11 @@ check-tests: setup
 
 tiers: setup  ## measure all tests, run the mutants, and choose the tiers' tests
 	rm -rf .tiers
-	$(PYTEST) -p tools.tiers.record $(ARGS)
+	$(PYTEST) -p tools.tiers.record --tier=measured $(ARGS)
 	$(RUN) tools.tiers mutants
-	$(RUN) pytest -q -p tools.tiers.kills
+	$(RUN) pytest -q -p tools.tiers.kills --tier=measured
 	$(RUN) tools.tiers clean
-	$(RUN) pytest -q -p tools.tiers.kills
+	$(RUN) pytest -q -p tools.tiers.kills --tier=measured
 	$(RUN) tools.tiers choose
 
 tiers-choose: setup  ## choose the tiers' tests again from what `make tiers` has measured

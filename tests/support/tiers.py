@@ -4,6 +4,7 @@
 A tier is a list, which `make tiers` chooses from what was measured of each test. A
 function that no list knows is new: the default tier runs it whole. `rest` is what the
 default tier, run before it, has left: other tests, and other variants of its own.
+`measured` is all tests in the variants of the default tier.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal, get_args
 
 import pytest
 
-Tier = Literal["check", "default", "rest", "all"]
+Tier = Literal["check", "default", "rest", "all", "measured"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 FOLDER = Path(__file__).resolve().parents[1] / "tiers"
 _LEFT = "- "
@@ -109,7 +110,7 @@ def deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
     files = {x.path for x in items}
     if all(path in files for path in FOLDER.parent.rglob("test_*.py")):
         config.stash[COLLECTED] = frozenset(x.nodeid for x in items)
-    if _tier == "all":
+    if _tier in ("all", "measured"):
         return
     if _tier == "rest":
         done = _done()
