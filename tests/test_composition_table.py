@@ -23,14 +23,13 @@ pytestmark = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="the emulator
 def _cells() -> list[Any]:
     found = []
     for row in ROWS:
-        marks = [pytest.mark.slow] * row.slow + [pytest.mark.offline] * row.offline
+        marks = [pytest.mark.offline] * row.offline
         for way in CELLS:
             name = f"{row.name} {way}".replace("`", "")
             found.append(pytest.param(row, way, marks=marks, id=name))
     return found
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("row", "way"), _cells())
 def test_a_cell_of_the_table(row: Row, way: Way):
     if row.devices == 1:

@@ -28,7 +28,6 @@ def test_completion_of_a_module_shows_its_public_names(module):
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-@pytest.mark.slow
 def test_ops_needs_no_import_of_its_own():
     program = "import pallas_gpu; print(pallas_gpu.ops.matmul.__name__)"
     done = subprocess.run(

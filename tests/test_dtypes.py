@@ -23,8 +23,6 @@ from tests.support.dtype_bodies import OPERATIONS, SHAPE, words
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, Traced
 
-pytestmark = pytest.mark.sampled(2)
-
 SUPPORTED = elements.ALL
 PACKED = [*elements.DTYPES["signed"][4:], *elements.DTYPES["unsigned"][4:]]
 UNSUPPORTED = words(
@@ -130,7 +128,6 @@ def whole_tracebacks():
     jax.config.update("jax_traceback_filtering", before)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("whole_tracebacks")
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_an_operation_without_a_type_is_refused_in_tracing_with_the_line(dtype):
@@ -150,7 +147,6 @@ def accepted(dtype: str) -> list[str]:
     return [name for name in OPERATIONS if name not in REFUSED[dtype] | short]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_every_other_operation_is_emulated_and_lowered(dtype):
     names, x = accepted(dtype), jnp.ones(SHAPE, dtype)

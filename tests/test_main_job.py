@@ -189,7 +189,6 @@ def test_the_emulator_and_the_gpu_agree_to_the_last_bits(job: Job, semantics: An
 # --- the demo -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_demo_passes_its_own_checks():
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

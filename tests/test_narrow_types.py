@@ -78,7 +78,6 @@ def to_each(dtypes: Sequence[str]) -> Callable[[Any], Callable[..., Any]]:
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_half_converts_to_every_narrow_float_as_in_jax(dtype):
     x = np.arange(1 << 16, dtype=np.uint16).view(dtype).reshape(512, 128)
@@ -98,7 +97,6 @@ def numbers(dtype: str) -> np.ndarray:
     return sizes.astype(dtype).reshape(64, 128)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_floats_convert_to_narrow_ones_with_one_rounding(dtype):
     x = numbers(dtype)
@@ -106,7 +104,6 @@ def test_floats_convert_to_narrow_ones_with_one_rounding(dtype):
     check(to_each(NARROW), [x], expected, executed=[Warpgroup])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_integers_convert_to_narrow_types_as_in_jax(dtype):
     rng = np.random.default_rng(0)

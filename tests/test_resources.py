@@ -368,7 +368,6 @@ def test_what_warps_exchange_needs_some_scratch_everywhere(exchange):
     assert "\nscratch " in got
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
 def test_128_bytes_are_enough_for_that(exchange):
     k = almost_full(exchange, 128)

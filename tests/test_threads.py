@@ -148,7 +148,6 @@ def in_a_forked_child(task: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.slow
 def test_kernels_lowered_and_emulated_in_threads_are_those_of_one(quick_switches):
     assert len(CASES) == 50
     results = at_once(lowered_and_emulated, CASES)

@@ -17,8 +17,6 @@ from pallas_gpu import errors
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.received import with_our_kernel
 
-pytestmark = pytest.mark.sampled(2)
-
 RNG = np.random.default_rng(0)
 # float32 is read as tf32, 10 bits of mantissa; sums of 8-bit floats have 13 bits.
 TYPES = {"bfloat16": 1e-5, "float32": 1e-2, "int8": 0.0, "float8_e4m3fn": 2e-4}

@@ -53,7 +53,6 @@ assert pl.pallas_call(double, out_shape=x, compiler_params=params)(x)[0] == 2
 """
 
 
-@pytest.mark.slow
 def test_jaxs_pallas_is_not_imported_and_may_be_imported_after_the_parameters():
     ran = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -62,7 +62,6 @@ LIBRARY = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [*ROUNDED])
 @pytest.mark.parametrize("name", [*LIBRARY])
 def test_a_function_of_the_library_is_that_of_float64_rounded(name: str, dtype: str):
@@ -83,7 +82,6 @@ COMPOSITES: dict[str, tuple[Callable, tuple[float, float], tuple[float, float]]]
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [*ROUNDED])
 @pytest.mark.parametrize("name", [*COMPOSITES])
 def test_a_special_function_is_that_of_float64_rounded(name: str, dtype: str):
@@ -125,7 +123,6 @@ def test_large_numbers_do_not_overflow_in_between():
     check(lax.cosh, [np.float32([89.0] * 128)], np.cosh([89.0] * 128), 5e-6)
 
 
-@pytest.mark.slow
 def test_zeta_and_polygamma():
     rng = np.random.default_rng(1)
     s = rng.uniform(1.1, 12, (2, 128)).astype(np.float32)
@@ -139,7 +136,6 @@ def test_zeta_and_polygamma():
     check(lax.polygamma, [n, q], expected, 2e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["igamma", "igammac", "igamma_grad_a"])
 def test_incomplete_gamma_functions(name: str):
     rng = np.random.default_rng(2)
@@ -148,7 +144,6 @@ def test_incomplete_gamma_functions(name: str):
     check(getattr(lax, name), [a, x], expected, 2e-5, 1e-6)
 
 
-@pytest.mark.slow
 def test_the_incomplete_beta_function():
     rng = np.random.default_rng(3)
     a, b = rng.uniform(0.1, 20, (2, 4, 128)).astype(np.float32)

@@ -48,14 +48,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", EXECUTED)
 def test_a_function_of_jax_computes_what_it_does_outside_of_a_kernel(name):
     function, operands = CASES[name]
     functions.check(function, *operands, rtol=2e-5, atol=4e-6)
 
 
-@pytest.mark.slow
 def test_every_other_function_is_accepted():
     refused = {}
     for name in CASES.keys() - EXECUTED:

@@ -26,7 +26,6 @@ from tests.support.value_products import (
 F32 = jnp.float32
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize("expression", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "int32"])
@@ -132,7 +131,6 @@ def attention(interpret, rows=64, columns=64, depth=64):
     return call
 
 
-@pytest.mark.slow
 def test_attention_along_a_sequential_axis(rng):
     q, k, v = (numbers(rng, "bfloat16", n, 64) for n in (128, 192, 192))
     scores = float64(q) @ float64(k).T / 8

@@ -57,13 +57,11 @@ def test_numbers_are_those_outside(name: str):
     check(lambda seed: draw(random.key(seed[0])), rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.slow
 def test_a_seed_may_be_a_constant():
     check(lambda seed: random.bits(random.key(7), SHAPE))
     check(lambda seed: random.bits(random.key(-7), SHAPE))
 
 
-@pytest.mark.slow
 def test_keys_are_split_and_folded():
     def function(seed):
         first, second, third = random.split(random.key(seed[0]), 3)
@@ -74,7 +72,6 @@ def test_keys_are_split_and_folded():
     check(function)
 
 
-@pytest.mark.slow
 def test_one_of_many_keys():
     def function(seed):
         return random.bits(random.split(random.key(seed[0]), 8)[5], SHAPE)
@@ -82,7 +79,6 @@ def test_one_of_many_keys():
     check(function)
 
 
-@pytest.mark.slow
 def test_keys_of_old_style():
     def function(seed):
         key = random.PRNGKey(seed[0])
@@ -92,7 +88,6 @@ def test_keys_of_old_style():
     check(function)
 
 
-@pytest.mark.slow
 def test_a_loop_carries_a_key():
     def function(seed):
         def step(i, state):
@@ -106,7 +101,6 @@ def test_a_loop_carries_a_key():
     check(function)
 
 
-@pytest.mark.slow
 def test_a_while_loop_and_a_branch_carry_a_key():
     def function(seed):
         def step(state):
@@ -121,7 +115,6 @@ def test_a_while_loop_and_a_branch_carry_a_key():
     check(function)
 
 
-@pytest.mark.slow
 def test_keys_are_mapped_over():
     def function(seed):
         keys = random.split(random.key(seed[0]), 16)
@@ -165,7 +158,6 @@ def test_dropout_masks_what_it_masks_outside():
     check(function, args=(SEED, x), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_key_in_a_scope():
     def body(seed_ref, out_ref):
         key = random.key(seed_ref[0])

@@ -88,7 +88,6 @@ def test_a_reduction_of_two_arrays(columns: int):
     check(largest_and_its_place, values("float32")[:16, :columns].copy())
 
 
-@pytest.mark.slow
 def test_a_reduction_that_is_not_commutative():
     """Of affine maps: the order of the elements matters."""
 
@@ -107,7 +106,6 @@ def test_a_reduction_that_is_not_commutative():
     everywhere.check(make, [x], state)
 
 
-@pytest.mark.slow
 def test_a_reduction_of_all_axes():
     x = np.random.default_rng(2).normal(size=(16, 128)).astype(np.float32)
 
@@ -118,7 +116,6 @@ def test_a_reduction_of_all_axes():
     check(function, x, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_reduction_of_bools():
     x = values("float32")
     check(lambda x: lax.reduce(x > 20, False, lambda a, b: a ^ b, (1,)), x)

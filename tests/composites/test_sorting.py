@@ -54,7 +54,6 @@ def test_a_vector():
     check(lambda x: jnp.sort(x), x)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_keys", "columns"), [(1, 64), (2, 32), (3, 32)])
 def test_several_keys_and_what_moves_with_them(num_keys: int, columns: int):
     shape = 8, columns
@@ -67,7 +66,6 @@ def test_several_keys_and_what_moves_with_them(num_keys: int, columns: int):
     check(function, x, y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize(("k", "columns"), [(1, 32), (5, 32), (64, 64)])
 def test_the_largest_elements(k: int, columns: int, dtype: str):

@@ -50,7 +50,6 @@ def described(compile_, case, semantics):
 
 
 @offline
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_narrow_products_are_those_of_the_file(name, semantics):
@@ -61,7 +60,6 @@ def test_narrow_products_are_those_of_the_file(name, semantics):
 
 @offline
 @beside_upstream
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_upstreams_narrow_products_are_those_of_the_file(name):
     assert (

@@ -72,7 +72,6 @@ def described(compile_, case, semantics):
 
 
 @offline
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("name", [*PRODUCTS, *OURS_ALONE])
 def test_products_are_those_of_the_file(name, semantics):
@@ -82,7 +81,6 @@ def test_products_are_those_of_the_file(name, semantics):
 
 @offline
 @beside_upstream
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_upstreams_products_are_those_of_the_file(name):
     assert (
@@ -214,7 +212,6 @@ def expected(text):
 
 
 @offline
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("case, text", TRANSFERS.values(), ids=TRANSFERS)
 def test_loads_and_stores_of_a_pair_of_layouts(case, text, semantics):
@@ -223,7 +220,6 @@ def test_loads_and_stores_of_a_pair_of_layouts(case, text, semantics):
 
 @offline
 @beside_upstream
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case, text", TRANSFERS.values(), ids=TRANSFERS)
 def test_upstreams_loads_and_stores_are_the_same(case, text):
     assert moved(kernels.upstreams, case, "Lane") == expected(text)

@@ -45,7 +45,6 @@ def described(compile_, case, semantics):
 
 
 @offline
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_pairs_are_those_of_the_file(name, semantics):
@@ -56,7 +55,6 @@ def test_products_of_pairs_are_those_of_the_file(name, semantics):
 
 @offline
 @beside_upstream
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_upstreams_products_of_pairs_are_those_of_the_file(name):
     assert (

@@ -173,7 +173,6 @@ def test_results_that_vary_are_not_taken_for_replicated_ones():
         jax.make_jaxpr(f)(numbers(128, 128))
 
 
-@pytest.mark.slow
 def test_a_shard_map_over_two_devices():
     program = """
         import jax, numpy as np

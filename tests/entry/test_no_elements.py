@@ -29,7 +29,6 @@ def check(function, x, **options):
     everywhere.check(make, [x], np.asarray(expected), **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "reverse"), [(1, False), (2, True), (5, False), (8, True), (13, False)]
 )
@@ -48,7 +47,6 @@ def linear(a, b):
     return a[0] * b[0], a[1] * b[0] + b[1]
 
 
-@pytest.mark.slow
 def test_an_associative_scan_of_pairs_is_that_of_jax():
     def recurrence(x):
         decay = jnp.where(x > 2, 0.5, 2.0).astype(x.dtype)

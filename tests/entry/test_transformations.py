@@ -80,7 +80,6 @@ def test_vmap_leaves_a_kernel_of_unmapped_arrays_as_it_is():
     np.testing.assert_array_equal(mapped, np.stack([x + 1, x + 2, x + 3]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.jacfwd, jax.jacrev])
 def test_the_jacobian_of_a_kernel_with_a_rule(transform):
     k = make(add_one)

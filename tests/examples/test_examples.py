@@ -39,7 +39,6 @@ def compare(case, got, expected):
         np.testing.assert_allclose(a, b, atol=case.tolerance, rtol=case.tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_an_example_computes_its_reference_in_the_emulator(case):
     args = jax.device_put(case.args)

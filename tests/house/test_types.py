@@ -124,7 +124,6 @@ def complaints(samples: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sample", ["annotated", *UNANNOTATED])
 def test_a_sample_has_the_types_that_the_package_declares(complaints, sample: str):
     assert complaints[sample] == []
@@ -140,13 +139,11 @@ def mistakes(checker: int) -> list[str]:
     ]
 
 
-@pytest.mark.slow
 def test_mistakes_are_found(complaints):
     found = [re.sub(r": .*\[(.*)\]$", r" \1", text) for text in complaints["mistakes"]]
     assert list(dict.fromkeys(found)) == mistakes(0)
 
 
-@pytest.mark.slow
 def test_pyright_agrees(samples: Path):
     pytest.importorskip("basedpyright")
     config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}

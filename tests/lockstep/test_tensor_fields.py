@@ -139,7 +139,6 @@ FORMS = {
 }
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FORMS.values(), ids=FORMS)
 def test_each_bit_of_other_forms_of_the_instruction_descriptor(case):
     assert is_right(case)

@@ -63,7 +63,6 @@ def test_without_a_fault_the_kernel_is_right(semantics):
     np.testing.assert_array_equal(result, LAUNCH.expected)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize(("fault", "error", "text"), MISSING.values(), ids=MISSING)
 def test_what_is_missing_is_reported(fault, error, text, semantics):

@@ -65,7 +65,6 @@ def products(draw):
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("semantics", BOTH)
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(case=products())
@@ -75,7 +74,6 @@ def test_a_random_product_is_numpys(semantics, case):
     np.testing.assert_array_equal(result, case.expected(*operands))
 
 
-@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(case=products(), seed=st.integers(0, 3))
 def test_the_emulator_gives_the_same(case, seed):

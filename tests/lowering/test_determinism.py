@@ -96,7 +96,6 @@ def test_the_same_kernel_lowers_to_the_same_bytes_twice(program, semantics):
     assert lowered_bytes(semantics) == lowered_bytes(semantics)
 
 
-@pytest.mark.slow
 @BOTH
 def test_directory_process_and_hash_seed_change_nothing(program, tmp_path, semantics):
     other = tmp_path / "elsewhere" / program.name

@@ -13,8 +13,6 @@ from tests.support import acceptance, everywhere
 from tests.support.entry_kernels import make, numbers
 from tests.support.refusal import refused, refused_by
 
-pytestmark = pytest.mark.sampled(2)
-
 F16, F32 = jnp.float16, jnp.float32
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 TMA = plgpu.AsyncCopyImplementation.TMA

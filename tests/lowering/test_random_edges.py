@@ -14,22 +14,13 @@ import pallas_gpu as plgpu
 from tests.support import acceptance, random_edges
 from tests.support.semantics import Lane
 
-pytestmark = pytest.mark.sampled(2)
-
 errors = plgpu.errors
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_EDGES", "0:60").split(":"))
 # Only a run shows that a start known at run time is wrong.
 AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
 
 
-# `make fast` takes the first ones.
-SEEDS = [
-    pytest.param(seed, marks=pytest.mark.slow if seed >= FIRST + 20 else ())
-    for seed in range(FIRST, LAST)
-]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_emulator_and_lowering_accept_the_same_kernels(seed):
     program = random_edges.make(seed)
     verdict = acceptance.judge(program.function, program.arguments)

@@ -20,8 +20,6 @@ from tests.support.lockstep import kernels as in_lockstep
 from tests.support.random_bodies import LIMIT
 from tests.support.semantics import Lane, Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_KERNELS", "0:24").split(":"))
 # Under Lane semantics layouts are the author's: most random kernels are refused for one
 # of these reasons, which have no meaning in the emulator. Warpgroup refuses none.
@@ -60,14 +58,7 @@ def check(got, expected) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-# `make fast` takes the first ones.
-SEEDS = [
-    pytest.param(seed, marks=pytest.mark.slow if seed >= FIRST + 10 else ())
-    for seed in range(FIRST, LAST)
-]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
 def test_a_random_kernel_gives_what_numpy_gives(seed):
     kernel = random_kernels.make(seed)
     with jax.enable_x64(kernel.wide):

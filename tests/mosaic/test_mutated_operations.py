@@ -18,8 +18,6 @@ from tests.support import movement_programs as movements
 from tests.support.mutants import mutants
 from tests.support.programs import Program
 
-pytestmark = pytest.mark.sampled(4)
-
 # A dtype of each kind, and narrow integers; their emitters are those of the others.
 # Float8 is float32 between conversions.
 OF_ROWS = ("float32", "int32", "int8", "uint32", "bool")

@@ -22,8 +22,6 @@ from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 from tests.support.programs import Program
 
-pytestmark = pytest.mark.sampled(4)
-
 # (row, kind of dtype): the mutants that are the same function there.
 _OR, _AND = ("add", "max", "or"), ("mul", "min", "and")
 _NUMBERS = ("float", "float8", "signed", "unsigned")

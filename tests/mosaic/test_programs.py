@@ -16,8 +16,6 @@ from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 from tests.support.lockstep import machine as lockstep
 
-pytestmark = pytest.mark.quick
-
 MOVES = movements.combinations() | movements.movements()
 
 

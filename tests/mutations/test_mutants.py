@@ -86,7 +86,6 @@ def test_a_correct_kernel_raises_no_alarm(subject):
     assert all(run(launch, **schedule) for schedule in SCHEDULES)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=ids)
 def test_a_correct_kernel_is_correct_as_emitted(subject, semantics):

@@ -24,8 +24,6 @@ from pallas_gpu import ops
 from pallas_gpu.ops.gemm import few_heuristic
 from tests.ops.gemm.test_few_heuristic import PROBLEMS
 
-pytestmark = pytest.mark.sampled(2)
-
 BF16, F16, F32, I32 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32
 E4M3, E2M1, E8M0 = jnp.float8_e4m3fn, jnp.float4_e2m1fn, jnp.float8_e8m0fnu
 Lane, Warpgroup = plgpu.LoweringSemantics.Lane, plgpu.LoweringSemantics.Warpgroup

@@ -21,8 +21,6 @@ from pallas_gpu import ops
 from tests.support import tiers
 from tests.support.semantics import Lane, under
 
-pytestmark = pytest.mark.sampled(2)
-
 
 def schedules():
     """As many with random as with late and with eager completion of copies."""

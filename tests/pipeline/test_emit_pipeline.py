@@ -18,8 +18,6 @@ from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
 
-pytestmark = pytest.mark.sampled(2)
-
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 
 

@@ -18,7 +18,6 @@ from tests.support.refusal import refused
 _MOST_STEPS = 7 * 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 5), (3, 8), (7, 7), (1, 4)])
 @pytest.mark.parametrize("minor_dim", [0, 1])
 @pytest.mark.parametrize("tile_width", [1, 2, 3, 8])

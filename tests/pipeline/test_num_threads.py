@@ -18,8 +18,6 @@ from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused, refused_by
 
-pytestmark = pytest.mark.sampled(2)
-
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 

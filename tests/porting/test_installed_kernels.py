@@ -155,7 +155,6 @@ def test_attention_with_a_pipeline():
     close(got, module.attention_reference(q, k, v), 5e-3)
 
 
-@pytest.mark.slow
 def test_the_derivative_of_attention():
     module = ported("attention_mgpu")
     q, k, v = (normal((1, 128, 1, 64), jnp.float16, seed) for seed in range(3))

@@ -260,7 +260,6 @@ def test_masks_indices_and_atomic_operations_of_a_warp():
     check(body, [x], expected, scratch_types=scratch)
 
 
-@pytest.mark.slow
 def test_what_an_atomic_operation_of_a_warp_returns():
     """Each warp has a counter: the old values of one warp are a permutation."""
 

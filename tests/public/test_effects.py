@@ -36,8 +36,6 @@ from tests.support import public_names as names
 from tests.support.every import every
 from tests.support.public_calls import F16, F32, OUT, SHAPE, SPEC
 
-pytestmark = pytest.mark.sampled(2)
-
 ROOT = Path(__file__).parents[2]
 CALLABLES = names.public_callables()
 SMALL = jax.ShapeDtypeStruct((8, 128), F32)

@@ -98,7 +98,6 @@ def test_the_good_call_is_good(name):
         good.then(names.call(CALLABLES[name], good.arguments(None)), None)
 
 
-@pytest.mark.slow
 def test_the_good_calls_inside_a_body_are_good():
     for name in INSIDE:
         if name == "emit_pipeline_warp_specialized":
@@ -122,7 +121,6 @@ def is_for_blackwell(name: str) -> bool:
     return good is not None and good.blackwell
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOP)
 def test_wrong_arguments_at_top_level(name):
     found = {}
@@ -151,7 +149,6 @@ def wrong_calls(name: str, env: calls.Env):
             yield (parameter, i, expect.shown(value)), call
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*INSIDE, *sorted(calls.METHODS)])
 def test_wrong_arguments_inside_a_body(name):
     found = {}
@@ -184,8 +181,6 @@ def accepted_calls(name: str) -> list[tuple[int, object]]:
     return accepted
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*INSIDE, *sorted(calls.METHODS)])
 def test_what_a_body_accepts_lowers_or_is_refused_with_a_line(name):
     found = {}

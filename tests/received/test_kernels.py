@@ -13,8 +13,6 @@ from tests.support.everywhere import has_gpu
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.received import with_our_kernel
 
-pytestmark = pytest.mark.sampled(2)
-
 CASES = {**rows.CASES, **products.CASES, **indices.CASES}
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 

@@ -33,7 +33,6 @@ def lowered_body(kernel) -> weakref.ref:
     return weakref.ref(launch.params["jaxpr"])
 
 
-@pytest.mark.slow
 def test_a_body_that_nobody_can_launch_any_more_is_not_kept():
     body = lowered_body(doubling())
     gc.collect()

@@ -66,7 +66,6 @@ def test_other_body_gives_other_hash(serialize_body):
     assert serialize_body().hash != serialize_body("math.absf %w : f32").hash
 
 
-@pytest.mark.slow
 def test_another_process_gives_equal_bytes(serialize_body):
     script = f"""
         import importlib.util

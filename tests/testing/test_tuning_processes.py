@@ -38,7 +38,6 @@ print(f.best(np.ones(8, np.float32)), len(device.launched))
 """
 
 
-@pytest.mark.slow
 def test_processes_that_tune_at_once_measure_once_and_agree(tmp_path: Path):
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.getcwd()}
     started = [
@@ -106,7 +105,6 @@ def test_what_spills_registers_is_not_run(tmp_path: Path):
     assert "compile offline" in report.steps
 
 
-@pytest.mark.slow
 def test_without_processes_nothing_is_compiled_offline(tmp_path: Path):
     report = tuned(tmp_path, processes=0)
     assert [row.outcome for row in report.rows] == ["measured", "measured"]

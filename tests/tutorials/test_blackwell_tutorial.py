@@ -68,7 +68,6 @@ def names():
     return runpy.run_path(str(TUTORIAL))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["with_stages", "with_roles", "overlapping"])
 def test_ten_orders_of_events_give_one_result(names, name):
     a, b = names["random"](256, 256, 0), names["random"](256, 512, 1)

@@ -56,7 +56,6 @@ def test_a_mistake_is_found(tmp_path: Path, function, right, wrong):
 
 
 @pytest.mark.offline
-@pytest.mark.slow
 def test_every_kernel_compiles():
     names = runpy.run_path(str(TUTORIAL))
     x = names["x"]

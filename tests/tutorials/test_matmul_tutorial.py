@@ -31,14 +31,12 @@ def test_an_early_copy_into_a_stage_is_found(tmp_path: Path, right: str, wrong: 
         run_with_a_mistake(TUTORIAL, tmp_path, "with_stages", right, wrong)
 
 
-@pytest.mark.slow
 def test_a_tile_whose_last_step_is_not_reported_deadlocks(tmp_path: Path):
     right = "plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])"
     with pytest.raises(errors.DeadlockError, match="3 of 3 warpgroups wait"):
         run_with_a_mistake(TUTORIAL, tmp_path, "persistent", right, "pass")
 
 
-@pytest.mark.slow
 def test_a_barrier_of_one_block_is_too_few_for_a_multicast(tmp_path: Path):
     right = 'scratch(plgpu.ClusterBarrier, collective_axes="pair")'
     with pytest.raises(errors.RaceError, match="of CTA"):

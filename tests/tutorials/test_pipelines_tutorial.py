@@ -15,7 +15,6 @@ from tools.source_tree import ROOT
 TUTORIAL = ROOT / "tutorials" / "03_pallas_call_and_pipelines.py"
 
 
-@pytest.mark.slow
 def test_a_block_that_the_specialised_product_releases_early_is_found(tmp_path: Path):
     right, wrong = "delay_release=1)", "delay_release=0)"
     with pytest.raises(errors.RaceError, match="the wgmma may still read it"):

@@ -28,7 +28,6 @@ def test_there_is_a_first_tutorial():
     assert "01_first_kernel" in [path.stem for path in TUTORIALS]
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 @each_tutorial
 def test_every_code_cell_runs_in_order_in_a_fresh_process(path: Path):
@@ -44,7 +43,6 @@ def test_every_code_cell_runs_in_order_in_a_fresh_process(path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_a_notebook_runs_in_jupyter(monkeypatch: pytest.MonkeyPatch):
     """Each one's cells run as a script above: the text form agrees with it."""
     pytest.importorskip("ipykernel")
@@ -58,7 +56,6 @@ def test_a_notebook_runs_in_jupyter(monkeypatch: pytest.MonkeyPatch):
     assert all(cell.execution_count for cell in code_cells(notebook))
 
 
-@pytest.mark.slow
 @each_tutorial
 def test_the_notebook_agrees_with_its_text_form(path: Path):
     jupytext = pytest.importorskip("jupytext")

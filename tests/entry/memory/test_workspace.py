@@ -123,7 +123,6 @@ def test_a_scope_declares_it_too_and_finds_its_contents_again():
     everywhere.check(over_rows(body), [ROWS], 4 * ROWS + 1)
 
 
-@pytest.mark.slow
 def test_composites_within_its_scope_leave_it_the_same():
     def body(x, o, sorted_rows):
         i = lax.axis_index("i")
@@ -135,7 +134,6 @@ def test_composites_within_its_scope_leave_it_the_same():
     everywhere.check(make, [rows], 1 + np.sort(rows)[:, ::-1])
 
 
-@pytest.mark.slow
 def test_a_function_called_twice_has_one():
     def body(x, o, kept):
         i = lax.axis_index("i")

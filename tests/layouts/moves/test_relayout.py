@@ -194,7 +194,6 @@ def test_the_way_through_smem_has_no_bank_conflicts(pair, bits, scratch):
         assert plan.store.wavefronts == plan.load.wavefronts == words
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 32])
 @pytest.mark.parametrize("layouts", [TWO_AXES, ONE_AXIS], ids=["two axes", "one"])
 def test_every_pair_of_the_catalogue(layouts, bits):

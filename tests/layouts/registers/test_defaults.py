@@ -76,7 +76,6 @@ def test_powers_of_two_are_spread_over_threads():
 # --- arrays of a single warp ----------------------------------------------------------
 
 
-@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(shapes(), st.sampled_from([8, 16, 32, 64]))
 def test_a_warp_holds_every_element_of_its_array_in_its_lanes(shape, bits):

@@ -13,8 +13,6 @@ from tests.support import element_programs as elements
 from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup, under
 
-pytestmark = pytest.mark.sampled(4)
-
 SHAPE = (64, 64)
 
 

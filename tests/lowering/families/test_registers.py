@@ -13,8 +13,6 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
-pytestmark = pytest.mark.sampled(4)
-
 pytestmark = pytest.mark.smoke
 
 RNG = np.random.default_rng(0)

@@ -21,8 +21,6 @@ from pallas_gpu import arch, compiler
 from pallas_gpu.lowering.machine import Build
 from tests.support import everywhere
 
-pytestmark = pytest.mark.sampled(4)
-
 F16, F32 = jnp.float16, jnp.float32
 M, N, K = 128, 64, 128
 # 16-bit products and tf32's are exact in float32; 128 terms lose a few of 24 bits.

@@ -14,8 +14,6 @@ from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.registers.placement import place
 from tests.support.inference_bodies import Body
 
-pytestmark = pytest.mark.sampled(3)
-
 SCRATCH = 2048
 SHAPE = (128, 64)
 

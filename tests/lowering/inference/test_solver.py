@@ -40,7 +40,6 @@ def problems(draw, most: int = 6) -> Problem:
     return problem
 
 
-@pytest.mark.slow
 @given(problems())
 @settings(max_examples=150, deadline=None)
 def test_the_solution_costs_what_the_best_of_all_choices_costs(problem: Problem):

@@ -15,8 +15,6 @@ from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from tests.support.lockstep import machine as lockstep
 
-pytestmark = pytest.mark.sampled(2)
-
 STRIDED = Layout.WG_STRIDED((64, 64), vec_size=4)
 # name: (from, to, shape, scratch)
 CASES = {

@@ -21,8 +21,6 @@ from tests.support import emulated, host
 from tests.support.attention import reference
 from tests.support.semantics import BOTH, Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = AttentionConfig(block_kv=64)
 ON_BLACKWELL = BlackwellAttentionConfig(block_kv=32)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a", approx_math=True)
@@ -42,10 +40,6 @@ class Shape:
     batch: int = 1
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
@@ -54,7 +48,7 @@ def blackwell(block_kv=32, **changes):
     return BlackwellAttentionConfig(block_kv=block_kv, **changes)
 
 
-each_target = pytest.mark.parametrize("c", [SMALL, slow(ON_BLACKWELL)])
+each_target = pytest.mark.parametrize("c", [SMALL, ON_BLACKWELL])
 
 
 def operands(s: Shape, dtype=jnp.float16, seed=0):
@@ -96,7 +90,7 @@ def check(
         (SMALL, "float16", True),
         (SMALL, "bfloat16", False),
         (ON_BLACKWELL, "float16", False),
-        slow(ON_BLACKWELL, "bfloat16", True),
+        (ON_BLACKWELL, "bfloat16", True),
     ],
 )
 def test_types_and_masks(c, dtype, causal):
@@ -112,7 +106,6 @@ def test_heads_of_k_and_v_serve_several_heads_of_q(c):
     check(Shape(100, 70, heads=6, kv_heads=2, batch=2), c, causal=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "c", [config(block_kv=48), config(block_kv=208), blackwell(16), blackwell(112)]
 )
@@ -120,7 +113,6 @@ def test_masks_meet_blocks_of_any_size(c):
     check(Shape(kv_len=256), c, causal=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "causal", "c"),
     [
@@ -134,7 +126,6 @@ def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal, c):
     check(Shape(q_len, kv_len), c, causal=causal)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "c",
     [config(stages=1), config(stages=3), blackwell(stages=1), blackwell(stages=5)],
@@ -143,17 +134,15 @@ def test_any_number_of_stages(c):
     check(Shape(128), c, causal=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("consumers", "rows", "ping_pong"),
-    [(2, 64, False), slow(2, 128, True), (3, 64, True)],
+    [(2, 64, False), (2, 128, True), (3, 64, True)],
 )
 def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
     c = config(consumers=consumers, rows=rows, ping_pong=ping_pong, block_kv=32)
     check(Shape(q_len=200, kv_len=96, head_dim=16), c, causal=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False)])
 def test_persistent_blocks_compute_several_tiles(blocks, causal):
     c = config(blocks=blocks)
@@ -178,7 +167,6 @@ def test_each_tile_has_one_worker_and_they_have_equal_work(workers):
     assert max(blocks) - min(blocks) < 16
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("heads_together", [1, 4])
 @pytest.mark.parametrize("c", [config(blocks=2), blackwell(64)])
 def test_the_order_of_tiles_covers_them_all(c, heads_together):
@@ -188,7 +176,7 @@ def test_the_order_of_tiles_covers_them_all(c, heads_together):
 
 @pytest.mark.parametrize(
     ("head_dim", "on_blackwell"),
-    [slow(64, False), (128, False), slow(256, False), (64, True), slow(128, True)],
+    [(64, False), (128, False), (256, False), (64, True), (128, True)],
 )
 def test_the_default_configurations(head_dim, on_blackwell):
     s = Shape(130, 160, head_dim=head_dim)
@@ -219,7 +207,7 @@ def test_whose_consumers_alternate(kv_len, head_dim, mask, alternate):
 
 
 @pytest.mark.parametrize(
-    ("c", "sm_scale"), [(SMALL, 0.75), (SMALL, 1e-30), slow(ON_BLACKWELL, 1e-30)]
+    ("c", "sm_scale"), [(SMALL, 0.75), (SMALL, 1e-30), (ON_BLACKWELL, 1e-30)]
 )
 def test_the_scale_of_the_scores(c, sm_scale):
     """What a mask hides stays hidden, however small the others become."""

@@ -24,8 +24,6 @@ from tests.support.attention import reference
 from tests.support.norms import assert_close
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 # Of the derivatives, relative to their norm; operands have 11 or 8 bits.
 BOUNDS = {"float16": 1e-3, "bfloat16": 8e-3}
 QUICK = plgpu.InterpretParams(detect_races=False)
@@ -42,10 +40,6 @@ class Shape:
     head_dim: int = 16
     v_dim: int = 0
     batch: int = 1
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operands(s: Shape, dtype=jnp.float16, seed=0):
@@ -87,7 +81,7 @@ def check(s: Shape, *, dtype="float16", interpret=QUICK, **options):
 
 
 @pytest.mark.parametrize(
-    ("deterministic", "executed"), [(False, [Warpgroup]), slow(True, [Warpgroup])]
+    ("deterministic", "executed"), [(False, [Warpgroup]), (True, [Warpgroup])]
 )
 def test_the_kernels_everywhere(deterministic, executed):
     args = operands(Shape(64, 64))
@@ -111,10 +105,10 @@ def test_lengths_that_the_tiles_do_not_divide(dtype, causal):
     [
         (128, 0),
         (160, 0),
-        slow(96, 0),
-        slow(256, 0),
-        slow(192, 128),
-        slow(16, 256),
+        (96, 0),
+        (256, 0),
+        (192, 128),
+        (16, 256),
     ],
 )
 def test_sizes_of_heads(head_dim, v_dim):
@@ -126,13 +120,13 @@ def test_heads_of_k_and_v_sum_over_heads_of_q(heads, kv_heads):
     check(Shape(70, 70, heads, kv_heads), causal=True)
 
 
-@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 200), slow(1, 130)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 200), (1, 130)])
 def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
     # Behind row 70 of K and V nothing is seen: the derivatives are zero.
     check(Shape(q_len, kv_len), causal=True)
 
 
-@pytest.mark.parametrize("window", [(20, 0), slow((5, 40))])
+@pytest.mark.parametrize("window", [(20, 0), (5, 40)])
 def test_windows(window):
     check(Shape(200, 200), window=window)
 
@@ -145,7 +139,7 @@ def test_rows_that_see_nothing_have_no_derivative():
     assert (np.asarray(got[0])[:, 75:] == 0).all()
 
 
-@pytest.mark.parametrize("head_dim", [16, slow(160)])
+@pytest.mark.parametrize("head_dim", [16, 160])
 def test_a_soft_cap_is_in_the_chain_rule(head_dim):
     check(Shape(head_dim=head_dim), causal=True, soft_cap=1.5)
 
@@ -154,7 +148,7 @@ def test_alibi():
     check(Shape(heads=2, kv_heads=2), alibi_slopes=jnp.asarray([0.5, 0.03]))
 
 
-@pytest.mark.parametrize("deterministic", [False, slow(True)])
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_segments(deterministic):
     s = Shape(200, 200, batch=2)
     rng = np.random.default_rng(1)
@@ -166,7 +160,7 @@ def test_segments(deterministic):
     assert_close(got, expected(args, **options), BOUNDS["float16"])
 
 
-@pytest.mark.parametrize("deterministic", [False, slow(True)])
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_lengths_of_each_sequence(deterministic):
     s = Shape(130, 150, batch=3)
     lengths = np.array([[130, 20, 0], [70, 150, 3]], np.int32)
@@ -177,7 +171,7 @@ def test_lengths_of_each_sequence(deterministic):
     assert_close(got, wanted, BOUNDS["float16"])
 
 
-@pytest.mark.parametrize("sm_scale", [0.75, slow(1e-3)])
+@pytest.mark.parametrize("sm_scale", [0.75, 1e-3])
 def test_the_scale_of_the_scores(sm_scale):
     check(Shape(), causal=True, sm_scale=sm_scale)
 
@@ -193,7 +187,7 @@ def test_scores_beyond_the_range_of_exponentials():
     "config",
     [
         AttentionBackwardConfig(block_q=64, stages=3),
-        slow(AttentionBackwardConfig(block_q=128, heads_together=1)),
+        AttentionBackwardConfig(block_q=128, heads_together=1),
     ],
 )
 def test_configurations(config):
@@ -213,8 +207,8 @@ def test_configurations(config):
             {"causal": True},
             {"blocks": 3, "block_q": 128},
         ),
-        slow(Shape(200, 300), {"window": (40, 0)}, {"blocks": 1, "stages": 3}),
-        slow(Shape(130, 256, head_dim=128), {"soft_cap": 1.5}, {"blocks": 1}),
+        (Shape(200, 300), {"window": (40, 0)}, {"blocks": 1, "stages": 3}),
+        (Shape(130, 256, head_dim=128), {"soft_cap": 1.5}, {"blocks": 1}),
     ],
 )
 def test_persistent_blocks(s, options, config):
@@ -260,8 +254,8 @@ def test_a_block_for_each_tile_does_not_add_parts():
         # A tile of K and V would have less than two steps.
         (Shape(64, 130), {}),
         # dK and dV have no buffers of one size.
-        slow(Shape(128, 200, head_dim=32, v_dim=64), {}),
-        slow(Shape(128, 100, head_dim=144), {}),
+        (Shape(128, 200, head_dim=32, v_dim=64), {}),
+        (Shape(128, 100, head_dim=144), {}),
         (Shape(128, 200), {"deterministic": True}),
     ],
 )

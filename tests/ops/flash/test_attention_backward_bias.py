@@ -17,18 +17,12 @@ from tests.support import emulated, host, norms
 from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 # Of the derivatives, relative to their norm; operands have 11 bits.
 BOUND = 1e-3
 # A result in bfloat16 has 8.
 BOUNDS = {jnp.float32: BOUND, jnp.float16: BOUND, jnp.bfloat16: 4e-3}
 QUICK = plgpu.InterpretParams(detect_races=False)
 assert_close = functools.partial(norms.assert_close, bound=BOUND)
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operands(bias, q_len=130, kv_len=70, heads=2, kv_heads=1, d=16, batch=2, **types):
@@ -68,16 +62,15 @@ def check(args, given=None, **options):
     assert_close(got[3:], wanted[3:], bound=BOUNDS[args[3].dtype.type])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
         (2, 2, 130, 70),
         (1, 1, 130, 70),
         (2, 1, 1, 70),
-        slow((1, 2, 130, 70)),
-        slow((1, 1, 1, 70)),
-        slow((2, 1, 130, 1)),
+        (1, 2, 130, 70),
+        (1, 1, 1, 70),
+        (2, 1, 130, 1),
     ],
 )
 def test_the_derivative_is_summed_over_dimensions_of_one(shape):
@@ -105,7 +98,6 @@ def test_slopes_beside_it():
     check(args, alibi_slopes=jnp.asarray([0.5, 0.03], jnp.float32))
 
 
-@pytest.mark.slow
 def test_segments_and_lengths_beside_it():
     args = operands((1, 1, 70, 70), 70, 70)
     rng = np.random.default_rng(1)
@@ -125,7 +117,7 @@ def test_minus_infinity_hides_and_has_no_derivative(shape):
     assert (np.asarray(derivatives(QUICK, *args)[3])[hidden] == 0).all()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 40, 70), slow((1, 1, 1, 70))])
+@pytest.mark.parametrize("shape", [(1, 1, 40, 70), (1, 1, 1, 70)])
 def test_wide_heads(shape):
     check(operands(shape, 40, 70, heads=1, batch=1, d=160), causal=True)
 
@@ -144,7 +136,6 @@ def test_no_derivative_of_the_bias_unless_it_is_asked_for():
     assert_close(got, whole[:3])
 
 
-@pytest.mark.slow
 def test_vmap_of_a_bias_and_of_one_that_is_shared():
     args = operands((2, 1, 70, 70), 70, 70, batch=4)
     bias = args.pop(3)
@@ -168,7 +159,6 @@ def test_a_configuration_that_adds_in_any_order_is_not_used():
     check(args, {"backward_config": config})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 1, 64, 64), (1, 1, 1, 64)])
 def test_the_kernels_everywhere(shape):
     args = operands(shape, 64, 64, heads=1, batch=1)

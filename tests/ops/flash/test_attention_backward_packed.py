@@ -17,8 +17,6 @@ from tests.support import emulated, host, norms
 from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 # Of the derivatives, relative to their norm; operands have 11 bits.
 BOUND = 1e-3
 QUICK = plgpu.InterpretParams(detect_races=False)
@@ -26,10 +24,6 @@ assert_close = functools.partial(norms.assert_close, bound=BOUND)
 # Some are empty, one is longer than a tile, and no tile divides any of them.
 Q = 0, 70, 70, 73, 210
 KV = 0, 20, 60, 60, 200
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operands(q=Q, kv=KV, heads=2, kv_heads=1, head_dim=16, v_dim=16, seed=0):
@@ -86,7 +80,6 @@ def test_masks(options, deterministic):
     check(deterministic=deterministic, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
     "starts",
@@ -101,10 +94,9 @@ def test_lengths(starts, deterministic):
     check(args, starts=starts, causal=True, deterministic=deterministic)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "v_dim", "deterministic"),
-    [(160, 160, False), slow(160, 160, True), slow(24, 40, False)],
+    [(160, 160, False), (160, 160, True), (24, 40, False)],
 )
 def test_sizes_of_heads(head_dim, v_dim, deterministic):
     starts = (0, 5, 40), (0, 30, 70)
@@ -118,7 +110,6 @@ def test_slopes_of_each_sequence(deterministic):
     check(deterministic=deterministic, alibi_slopes=jnp.asarray(slopes))
 
 
-@pytest.mark.slow
 def test_vmap_of_tokens_and_of_starts():
     starts = ((0, 30, 66), (0, 40, 70)), ((0, 66, 66), (0, 1, 70))
     args = [operands(*s, seed=i) for i, s in enumerate(starts)]
@@ -134,7 +125,6 @@ def test_vmap_of_tokens_and_of_starts():
         assert_close([x[i] for x in got], expected(args[i], starts=s, causal=True))
 
 
-@pytest.mark.slow
 def test_the_kernels_everywhere():
     starts = (0, 20, 50), (0, 30, 40)
     args = operands(*starts, heads=1)

@@ -18,17 +18,11 @@ from tests.support import attention as whole
 from tests.support import emulated, host
 from tests.support.semantics import Lane, Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 F8 = jnp.float8_e4m3fn
 # Of the norm of errors to that of the expected ones; up to 1.03 has been found.
 FACTOR = 1.08
 QUICK = plgpu.InterpretParams(detect_races=False)
 SMALL = AttentionConfig(block_kv=32)
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operands(q_len=130, kv_len=70, heads=2, kv_heads=1, d=32, v_dim=None, batch=2):
@@ -97,7 +91,7 @@ def test_the_kernel_everywhere(causal):
 
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "causal"),
-    [(1, 70, False), slow(1, 200, True), slow(200, 70, True), slow(200, 130, False)],
+    [(1, 70, False), (1, 200, True), (200, 70, True), (200, 130, False)],
 )
 def test_lengths_that_nothing_divides(q_len, kv_len, causal):
     check(operands(q_len, kv_len), causal=causal, c=SMALL)
@@ -118,14 +112,14 @@ SCALES = [
     ("scales", "options"),
     [
         *((scales, {"causal": True}) for scales in SCALES),
-        slow(SCALES[2], {"soft_cap": 1.5}),
+        (SCALES[2], {"soft_cap": 1.5}),
     ],
 )
 def test_scales_of_all_of_heads_and_of_batches(scales, options):
     check(scales=scales, **options)
 
 
-@pytest.mark.parametrize("scale", [1e-6, slow(3e5)])
+@pytest.mark.parametrize("scale", [1e-6, 3e5])
 def test_scales_far_from_one(scale):
     """Masks hide scores whatever their scale is."""
     check(scales=(scale, 1 / scale, scale), causal=True)
@@ -147,7 +141,7 @@ def test_options(options):
     check(scales=(0.5, 1.0, 2.0), **options)
 
 
-@pytest.mark.parametrize(("d", "v_dim"), [(24, 40), slow(160, 128), slow(128, 256)])
+@pytest.mark.parametrize(("d", "v_dim"), [(24, 40), (160, 128), (128, 256)])
 def test_sizes_of_heads(d, v_dim):
     check(operands(70, 70, d=d, v_dim=v_dim, heads=1), causal=True)
 

@@ -14,8 +14,6 @@ from tests.support import emulated, host
 from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = AttentionConfig(block_kv=32)
 ROUNDING = 2**-9
 

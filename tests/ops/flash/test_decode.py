@@ -18,8 +18,6 @@ from pallas_gpu.ops.flash.decode_work import Problem, default_config
 from tests.support import emulated
 from tests.support.semantics import BOTH, Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 # Three CTAs divide the blocks; two share a tile.
 GRID = DecodeConfig(stages=2, workers=3)
 CLUSTER = DecodeConfig(stages=2, cluster=2)
@@ -44,10 +42,6 @@ class Shape:
     kv_heads: int = 1
     head_dim: int = 64
     lengths: tuple[int, ...] | None = None
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def operands(s: Shape, dtype="float16", cache=None, seed=0):
@@ -167,7 +161,6 @@ def test_equal_shares_of_whole_blocks():
     check(Shape(kv_len=256), CLUSTER, dtype="bfloat16", executed=(Warpgroup,))
 
 
-@pytest.mark.slow
 def test_three_ctas_combine_dimensions_that_they_cannot_divide():
     check(Shape(kv_len=200), dataclasses.replace(CLUSTER, cluster=3))
 
@@ -190,7 +183,7 @@ def test_heads_of_a_group_share_their_keys(heads, kv_heads, q_len):
     check(Shape(q_len=q_len, kv_len=70, heads=heads, kv_heads=kv_heads))
 
 
-@pytest.mark.parametrize("head_dim", [16, 80, 128, slow(256)])
+@pytest.mark.parametrize("head_dim", [16, 80, 128, 256])
 def test_dimensions_of_a_head(head_dim):
     check(Shape(kv_len=70, head_dim=head_dim))
 
@@ -218,15 +211,14 @@ def test_blocks_and_stages(c):
     check(Shape(), c)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
         ({}, {}),
         ({"cluster": 2}, {}),
         ({"cluster": 2}, {"cache": F8}),
-        slow({}, {"cache": INT8, "k_scale": 1 / 32, "v_scale": 1 / 32}),
-        slow({}, {"window": 90}),
+        ({}, {"cache": INT8, "k_scale": 1 / 32, "v_scale": 1 / 32}),
+        ({}, {"window": 90}),
     ],
 )
 def test_two_warpgroups_share_a_block(changes, options):
@@ -245,7 +237,6 @@ def test_a_window(window):
     check(Shape(kv_len=300), window=window)
 
 
-@pytest.mark.slow
 def test_a_window_of_several_queries():
     s = Shape(batch=3, q_len=3, lengths=(150, 3, 77))
     check(s, window=30)
@@ -266,7 +257,6 @@ def test_scores_beyond_the_range_of_exponentials():
 # --- layouts of the cache -------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [8, 16, 64, 128])
 def test_pages_in_any_order(page_size):
     s = Shape(batch=2, kv_len=256, lengths=(130, 256))

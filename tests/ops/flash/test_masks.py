@@ -79,7 +79,6 @@ def test_blocks_in_common():
     assert Blocks(0, 0, 2, 2).within(Blocks(3, 3, 4, 4)) == (3, 3, 3, 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sorted", "any"])
 def test_blocks_of_segments(kind):
     rng = np.random.default_rng(0)

@@ -62,8 +62,7 @@ COMBINATIONS = [
 
 def case(options):
     given = [n for n, x in options.items() if not (x is None or x is False)]
-    marks = () if len(given) in (1, 6) else (pytest.mark.slow,)
-    return pytest.param(options, id="-".join(given) or "none", marks=marks)
+    return pytest.param(options, id="-".join(given) or "none")
 
 
 @pytest.mark.parametrize("options", [case(x) for x in COMBINATIONS])
@@ -82,7 +81,6 @@ def test_arguments_alone_in_pairs_and_together(options):
         np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
-@pytest.mark.slow
 def test_without_a_batch_dimension():
     args = [x[0] for x in operands()]
     for a, b in zip(
@@ -111,7 +109,6 @@ def test_rows_that_see_nothing_are_zero():
     assert np.asarray(got[:, 4]).all()
 
 
-@pytest.mark.slow
 def test_blackwell_is_a_target():
     params = plgpu.CompilerParams(target="sm_100a", approx_math=True)
     args = normal(1, 16, 1, 64), normal(1, 16, 1, 64, seed=1), normal(1, 16, 1, 64)

@@ -17,8 +17,6 @@ from tests.support import emulated
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup, under
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = SplitMatmulConfig(tile_m=8, tile_n=64, tile_k=64, stages=2, warpgroups=1)
 
 

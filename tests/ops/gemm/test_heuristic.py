@@ -49,7 +49,6 @@ def smem_bytes(p, c):
     return ring + part * p.out_dtype.itemsize + residual
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(SIZES, SIZES, SIZES, st.sampled_from(DTYPES), st.sampled_from(EPILOGUES))
 def test_the_buffers_fit_for_any_problem(m, n, k, dtype, epilogue):

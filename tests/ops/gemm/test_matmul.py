@@ -17,8 +17,6 @@ from tests.support import emulated, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = MatmulConfig(
     tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2
 )

@@ -14,8 +14,6 @@ from pallas_gpu import ops
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = ops.MatmulConfig(
     tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2
 )

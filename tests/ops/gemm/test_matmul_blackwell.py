@@ -33,7 +33,6 @@ def test_one_tile():
     check((128, 64, 64), SMALL, executed=BOTH)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "changes"),
     [
@@ -48,7 +47,6 @@ def test_pairs_of_blocks_share_tiles(shape, changes):
     check(shape, config(collective=True, **changes))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("collective", [False, True])
 def test_blocks_take_the_next_tile_when_they_are_free(collective):
     c = config(dynamic=True, collective=collective)

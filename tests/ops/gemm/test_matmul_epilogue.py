@@ -16,8 +16,6 @@ from pallas_gpu import ops
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 # Two parts of a tile are stored after each other, in two buffers.
 SMALL = ops.MatmulConfig(
     tile_m=64,
@@ -121,7 +119,6 @@ def test_an_epilogue_of_a_transposed_or_divided_product(changes):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("names", "options"), [CASES[2], CASES[5]])
 def test_derivatives_are_those_of_plain_jax(names, options):
     a, b, arrays = operands(*names, m=20, n=24, k=16)
@@ -178,7 +175,6 @@ def test_derivatives_of_transposed_operands_and_batches(
         np.testing.assert_allclose(x, y, atol=2**-7 * float(jnp.abs(y).max()))
 
 
-@pytest.mark.slow
 def test_a_derivative_of_float32():
     a, b, arrays = operands("bias", m=20, n=21, k=17, dtype=jnp.float32)
 
@@ -194,7 +190,6 @@ def test_a_derivative_of_float32():
         np.testing.assert_allclose(x, y, atol=2**-8 * float(jnp.abs(y).max()))
 
 
-@pytest.mark.slow
 def test_a_derivative_of_a_derivative():
     a, b, _ = operands(m=20, n=24, k=16, dtype=jnp.float32)
 
@@ -230,7 +225,6 @@ def test_an_epilogue_of_int8_is_computed_in_float32(names):
     np.testing.assert_allclose(got, reference(a, b, arrays, **options), atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_the_derivative_for_a_bias_of_int8(activation):
     a, b, arrays = operands("bias", m=20, n=24, k=32)

@@ -15,8 +15,6 @@ from tests.support import emulated, ragged
 from tests.support.ragged import ROUNDING, normal
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = RaggedDotConfig(
     tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
 )
@@ -97,7 +95,6 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_an_activation(activation):
     _check_fused(activation, gated=False)
@@ -130,7 +127,6 @@ def _check_fused(activation, gated):
     emulated.check(make, args, expected, atol=2e-2, executed=[Warpgroup])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gated", [False, True])
 def test_derivatives_of_an_activation(gated):
     x, w, gate = _operands(gated)

@@ -13,8 +13,6 @@ from tests.support import emulated, ragged
 from tests.support.ragged import normal
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = RaggedDotConfig(
     tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
 )

@@ -16,8 +16,6 @@ from tests.support import emulated, host, ragged
 from tests.support.ragged import ROUNDING, normal
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = RaggedDotConfig(
     tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
 )
@@ -190,7 +188,6 @@ def test_the_derivatives_of_a_product(dimension_numbers):
     _check_derivatives(dimension_numbers, a, b, weights)
 
 
-@pytest.mark.slow
 def test_the_derivatives_of_a_product_over_rows():
     weights = normal(len(ODD), 40, 72, dtype=jnp.float32, seed=2)
     _check_derivatives(CONTRACTED, normal(160, 40), normal(160, 72, seed=1), weights)

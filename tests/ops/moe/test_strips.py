@@ -19,8 +19,6 @@ from pallas_gpu.ops.moe.groups import Groups
 from tests.support import ragged
 from tests.support.ragged import ROUNDING, normal
 
-pytestmark = pytest.mark.sampled(2)
-
 SMALL = RaggedDotConfig(
     tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
 )

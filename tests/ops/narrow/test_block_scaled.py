@@ -81,7 +81,6 @@ def test_every_kind_of_scales(types):
     check((128, 128, 256), types)
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_several_tiles_in_each_block():
     check((256, 256, 256), c=config(blocks=1), executed=BOTH)
@@ -171,7 +170,6 @@ def test_the_order_of_tiles_covers_them_all(minor, strip):
     check((512, 256, 128), MXF8, c, executed=())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "types", "changes"),
     [
@@ -188,7 +186,6 @@ def test_pairs_and_any_size(shape):
     check(shape, MXF8, config(collective=True, tile_n=256), executed=())
 
 
-@pytest.mark.slow
 def test_blocks_take_the_next_tile_when_they_are_free():
     check((256, 384, 256), MXF8, config(dynamic=True))
 
@@ -268,7 +265,6 @@ def test_a_block_with_what_is_not_finite_is_not_a_number(dtype, bad):
     assert nan[0, 0] and not nan[0, 1:].any()
 
 
-@pytest.mark.slow
 def test_rounded_operands_multiply():
     rng = np.random.default_rng(1)
     x, w = (host.array(rng.standard_normal((s, 256)), jnp.float32) for s in (64, 96))

@@ -18,8 +18,6 @@ from tests.support import emulated, host
 from tests.support.narrow_products import scales
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 BF16, F16 = jnp.bfloat16, jnp.float16
 INTEGERS, FLOATS = ["int8", "int4"], ["float8_e4m3fn", "float8_e5m2"]
 FEW = LinearFewConfig(tokens=16, stages=2)
@@ -270,7 +268,6 @@ def test_narrow_weights_have_no_derivative():
     assert dw.dtype == jax.dtypes.float0
 
 
-@pytest.mark.slow
 def test_a_batch_by_vmap():
     x, w = random((2, 5, 32), BF16), random((2, 8, 32), "int8", 1)
     got = jax.vmap(lambda x, w: linear(x, w, transpose_w=True))(x, w)
@@ -280,7 +277,6 @@ def test_a_batch_by_vmap():
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=0.01, atol=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "w_type"),
     [(SPLIT, "int8"), (TURNS, "int4"), (MANY, "int8"), (MANY, "int4")],

@@ -18,8 +18,6 @@ from tests.support import emulated, host
 from tests.support.narrow_products import scales
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 E4M3, E5M2, I8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
 SMALL = ScaledMatmulConfig(
     tile_m=64, tile_n=64, stages=2, blocks=4, cluster=None, strip=2
@@ -252,7 +250,6 @@ def test_a_batch_by_vmap():
     np.testing.assert_allclose(np.asarray(product, np.float64), expected, rtol=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["rr", "bb"])
 def test_the_emitted_module_computes_the_product(kinds):
     check((65, 136, 160), kinds, config=BLOCKED, executed=[Warpgroup])

@@ -16,8 +16,6 @@ from pallas_gpu.ops.rows import cross_entropy
 from tests.support import emulated, host
 from tests.support.semantics import Warpgroup
 
-pytestmark = pytest.mark.sampled(2)
-
 CASES = [
     # rows, depth, classes, transpose_w
     (70, 64, 300, False),
@@ -60,7 +58,6 @@ def derivatives(function, x, w, labels):
     return jax.grad(loss, (0, 1))(x, w)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses(case):
     x, w, labels = operands(*case)
@@ -74,7 +71,6 @@ def test_losses(case):
     emulated.check(make, [x, w, labels], expected, atol=1e-5, executed=[Warpgroup])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "workspace"),
     [*zip(CASES, (70 * 2 * 128, 70 * 2 * 128, None, None), strict=True)],
@@ -100,7 +96,6 @@ def test_leading_dimensions():
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_under_vmap():
     x, w, labels = operands(10, 64, 90, False)
     x, labels = x.reshape(2, 5, 64), labels.reshape(2, 5)

@@ -16,8 +16,6 @@ from pallas_gpu.ops.rows import norms_backward
 from tests.support import everywhere, host
 from tests.support.refusal import refused
 
-pytestmark = pytest.mark.sampled(2)
-
 # Blocks of several rows, whole rows, a single row; and rows in parts.
 SHAPES = [(6, 100), (3, 1, 777), (40, 64), (5,)]
 LONG = (2, 17000)
@@ -115,7 +113,6 @@ def test_the_derivative_of_log_softmax_has_the_precision_of_the_type():
     assert np.linalg.norm(got - expected) < 2**-8 * np.linalg.norm(expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", OF_JAX.keys())
 def test_softmax_of_rows_that_exceed_the_registers(operation):
     x = normal(*LONG)
@@ -161,7 +158,6 @@ def test_the_epsilon_of_norms():
 
 
 # The last one consists of whole blocks.
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 100), (5,), (33, 130), (64, 256)])
 def test_derivatives_of_norms(shape):
     x = normal(*shape)
@@ -191,7 +187,6 @@ def test_derivatives_of_norms_in_one_pass(rows, columns, blocks, dtype, monkeypa
             )
 
 
-@pytest.mark.slow
 def test_norms_of_rows_that_exceed_the_registers():
     x, scale = normal(*LONG), normal(LONG[-1], seed=1)
     check(ops.rms_norm, rms_norm, x, scale)

@@ -143,7 +143,7 @@ ROWS = (
     Row("`lower().compile()`", ahead_of_time, _JITTED_ONLY),
     Row(
         "`lower().compile()` for a GPU topology, without a GPU",
-        for_a_topology, _JITTED_ONLY, slow=True, offline=True,
+        for_a_topology, _JITTED_ONLY, offline=True,
     ),
     Row("`jax.export` on a CPU", export_for_cpu, {"eager": _EXPORT, "jit": _EMULATOR}),
     Row(
@@ -152,6 +152,6 @@ ROWS = (
     ),
     Row(
         "a hit in JAX's persistent compilation cache, in another process",
-        cached, {"eager": _INTERPRETED}, slow=True,
+        cached, {"eager": _INTERPRETED},
     ),
 )  # fmt: skip

@@ -79,5 +79,5 @@ ROWS = (
     Row("`lax.cond`", cond),
     Row("`lax.switch`", switch),
     Row("`vmap` of `lax.cond`", vmap_of_cond),
-    Row("`lax.associative_scan`", associative_scan, slow=True),
+    Row("`lax.associative_scan`", associative_scan),
 )

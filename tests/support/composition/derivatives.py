@@ -115,7 +115,7 @@ ROWS = (
     Row("`vmap` of `grad` through `custom_vjp`", vmap_of_grad),
     Row("`grad` through `custom_jvp`", grad_jvp),
     Row("`jvp` through `custom_jvp`", jvp),
-    Row("`hessian` through `custom_jvp`", hessian, slow=True),
+    Row("`hessian` through `custom_jvp`", hessian),
     Row("`checkpoint` of a kernel with a rule", checkpoint),
     Row(
         "`grad` without a rule",

@@ -148,18 +148,17 @@ def replicated(way: Way) -> None:
 
 
 ROWS = (
-    Row("`shard_map(check_vma=True)`", shard_map, devices=2, slow=True),
-    Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2, slow=True),
+    Row("`shard_map(check_vma=True)`", shard_map, devices=2),
+    Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2),
     Row(
         "`lax.axis_index` of a `shard_map` in the body", position, devices=2, slow=True
     ),
-    Row("`lax.psum` of a result in a `shard_map`", collective, devices=2, slow=True),
-    Row("`grad` of a `shard_map`", gradient, devices=2, slow=True),
+    Row("`lax.psum` of a result in a `shard_map`", collective, devices=2),
+    Row("`grad` of a `shard_map`", gradient, devices=2),
     Row(
         "`grad` of a `shard_map`, of an operand that all devices share",
         gradient_of_shared,
         devices=2,
-        slow=True,
         note="the operand passes through `jax.lax.pcast` before the `custom_vjp`",
     ),
     Row(
@@ -173,14 +172,13 @@ ROWS = (
             )
         },
         devices=2,
-        slow=True,
     ),
-    Row("a `jax.Ref` sharded over two devices", sharded_ref, devices=2, slow=True),
-    Row("`vmap` of a `shard_map`", inside_vmap, devices=2, slow=True),
-    Row("`vmap` in a `shard_map`", inside_shard_map, devices=2, slow=True),
-    Row("`pmap`", pmap, devices=2, slow=True),
-    Row("arguments on another device", placed, devices=2, slow=True),
-    Row("arguments sharded over two devices", replicated, devices=2, slow=True),
+    Row("a `jax.Ref` sharded over two devices", sharded_ref, devices=2),
+    Row("`vmap` of a `shard_map`", inside_vmap, devices=2),
+    Row("`vmap` in a `shard_map`", inside_shard_map, devices=2),
+    Row("`pmap`", pmap, devices=2),
+    Row("arguments on another device", placed, devices=2),
+    Row("arguments sharded over two devices", replicated, devices=2),
 )
 
 

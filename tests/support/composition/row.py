@@ -91,7 +91,6 @@ class Row:
       refused: refused cells, by `str(way)`, "eager", "jit", "kernel", "pallas_call", or
         "all".
       devices: how many devices it needs. Two are those of another process.
-      slow: not a part of the fast tests.
       offline: needs the CUDA wheels.
       note: what the program shows, where the name does not say it.
     """
@@ -100,7 +99,6 @@ class Row:
     program: Callable[[Way], None]
     refused: Mapping[str, Refused] = dataclasses.field(default_factory=dict)
     devices: int = 1
-    slow: bool = False
     offline: bool = False
     note: str = ""
 

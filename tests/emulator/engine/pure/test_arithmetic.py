@@ -18,8 +18,6 @@ from pallas_gpu.primitives import _registry as registry
 from tests.support import element_programs as elements
 from tests.support import everywhere
 
-pytestmark = pytest.mark.sampled(3)
-
 F32 = np.float32
 TINY = np.float32(2.0**-149)  # the smallest denormal
 

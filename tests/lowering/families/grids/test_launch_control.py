@@ -69,7 +69,6 @@ EXPECTED = np.broadcast_to(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 def test_every_position_is_worked_on():
     everywhere.check(lambda i: kernel(rows, i), (), EXPECTED, on_gpu=False)
@@ -142,7 +141,6 @@ by_two_warpgroups = functools.partial(halves, "wg")
 FREE = plgpu.ClusterBarrier(collective_axes=("c",))
 
 
-@pytest.mark.slow
 def test_every_cta_of_a_cluster_gets_the_answer():
     everywhere.check(
         lambda i: kernel(in_cluster, i, cluster=2, more=[FREE]),
@@ -175,7 +173,6 @@ def two_warpgroups(interpret, body=by_two_warpgroups, arrivals=2):
     )
 
 
-@pytest.mark.slow
 def test_one_of_several_warpgroups_asks():
     everywhere.check(two_warpgroups, (), EXPECTED, on_gpu=False)
 

@@ -122,7 +122,6 @@ def test_every_rank(shape):
     check(lambda x, i: body(x, i).astype(x.dtype), numbers(shape), np.asarray(index))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("bytes_", "rows"), [(96, 8), (1008, 16)])
 def test_a_small_scratch_is_used_in_rounds(bytes_, rows):
     """Of fewer bytes there are more rounds, and of more rows, too."""
@@ -144,7 +143,6 @@ def test_a_small_scratch_is_used_in_rounds(bytes_, rows):
     )
 
 
-@pytest.mark.slow
 @everywhere.tests(check, numbers((32, 16), "float32"), atol=1e-5)
 def test_functions_of_jnp_on_top(x, i):
     chosen = jnp.select([x > 30, x < 10], [x, -x], 0.5)

@@ -123,7 +123,6 @@ def test_a_part_may_be_all_of_the_array(x):
     return lax.dynamic_slice(y, (i, i), (32, 16)) + x[:, 0:16]
 
 
-@pytest.mark.slow
 @pytest.mark.smoke
 @everywhere.tests(check, numbers((32, 16)))
 def test_splats_and_iotas_are_sliced_joined_and_turned(x):
@@ -167,7 +166,6 @@ def test_a_loops_array_of_one_element_is_a_scalar(x):
     return x + lax.fori_loop(0, 3, step, start)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scratch", [None, 512])
 def test_warpgroups_have_scratch_of_their_own(scratch):
     """It grows after the first use, and where it may not, there are rounds."""

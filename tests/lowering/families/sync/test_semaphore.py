@@ -237,7 +237,6 @@ def test_a_copy_reads_what_has_been_published(by):
     everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
 
 
-@pytest.mark.slow
 @everywhere.gives([ROWS], lambda rows: -4 * rows, by=over_rows)
 def test_a_function_called_twice_declares_once(x, o):
     i = lax.axis_index("i")

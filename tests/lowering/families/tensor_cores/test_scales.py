@@ -80,7 +80,6 @@ def copy_all(a, b, sa_gmem, sb_gmem, *smem, loaded, sa, sb):
 HALVES = ScaledProduct(k=256, n=256)
 
 
-@pytest.mark.slow
 @everywhere.tests(check_body, HALVES)
 def test_a_part_of_the_scales_scales_a_part_of_k(
     a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
