@@ -31,42 +31,27 @@ def of_a_list(x):
 
 
 MISUSES = {
-    "if": (first_if_positive, "a condition", "plgpu.when"),
-    "and": (
-        lambda x: jnp.where(position() > 0 and position() < 2, x[0], 0),
-        "a condition",
-        "(a > 0) & (b < c)",
-    ),
-    "a chain": (
-        lambda x: jnp.where(0 <= position() < 2, x[0], 0),
-        "a condition",
-        "for and, or and not",
-    ),
-    "range": (rows_in_python, "an integer", "plgpu.loop(0, n)"),
-    "a list": (of_a_list, "an integer", "of a list"),
-    "numpy": (lambda x: np.exp(x[0]), "an array", "jnp in place of np"),
-    "float": (lambda x: float(x[0, 0]) * x[0], "a number", "plgpu.debug_print"),
-    "arange": (lambda x: jnp.arange(position()), "a number", "Python ints"),
-    "nonzero": (lambda x: jnp.nonzero(x[0])[0], "a number", "Python ints"),
-    "bools": (lambda x: x[0][x[0] > 0], "indexed with bools", "jnp.where(mask"),
-    "slice": (
-        lambda x: x[...][position() : position() + 1],
-        "a slice of an array",
-        "dynamic_slice_in_dim",
-    ),
-    "shape": (lambda x: jnp.zeros((position(), 128)), "the shape", "a mask"),
+    "if": first_if_positive,
+    "and": lambda x: jnp.where(position() > 0 and position() < 2, x[0], 0),
+    "a chain": lambda x: jnp.where(0 <= position() < 2, x[0], 0),
+    "range": rows_in_python,
+    "a list": of_a_list,
+    "numpy": lambda x: np.exp(x[0]),
+    "float": lambda x: float(x[0, 0]) * x[0],
+    "arange": lambda x: jnp.arange(position()),
+    "nonzero": lambda x: jnp.nonzero(x[0])[0],
+    "bools": lambda x: x[0][x[0] > 0],
+    "slice": lambda x: x[...][position() : position() + 1],
+    "shape": lambda x: jnp.zeros((position(), 128)),
 }
 
 
-@pytest.mark.parametrize("name", MISUSES)
-@refused
-def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(name):
-    misuse, what, hint = MISUSES[name]
-
-    def body(x, o):
-        o[0] = misuse(x)
-
-    run(body, grid=(1,), grid_names=("i",))
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+@refused_by(run, grid=(1,), grid_names=("i",))
+def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(
+    x, o, *, misuse
+):
+    o[0] = misuse(x)
 
 
 def test_the_hints_work():
@@ -180,21 +165,16 @@ def test_values_of_the_functions_around_a_kernel_may_be_closed_over():
 
 
 CARRIES = {
-    "another shape": (lambda i, c: c + jnp.ones(128), 0.0, "jnp.zeros(shape, dtype)"),
-    "another dtype": (lambda i, c: c * 1.5, jnp.int32(1), ".astype"),
-    "nothing": (lambda i, c: None, 0.0, "return the new carry"),
+    "another shape": (lambda i, c: c + jnp.ones(128), 0.0),
+    "another dtype": (lambda i, c: c * 1.5, jnp.int32(1)),
+    "nothing": (lambda i, c: None, 0.0),
 }
 
 
 @pytest.mark.parametrize("name", CARRIES)
-@refused
-def test_a_carry_of_jaxs_loops_keeps_its_type(name):
-    step, start, hint = CARRIES[name]
-
-    def body(x, o):
-        o[0] = lax.fori_loop(0, 3, step, start) + x[0]
-
-    run(body)
+@refused_by(run)
+def test_a_carry_of_jaxs_loops_keeps_its_type(x, o, *, name):
+    o[0] = lax.fori_loop(0, 3, *CARRIES[name]) + x[0]
 
 
 def test_jaxs_messages_name_the_authors_file():
