@@ -46,13 +46,12 @@ MISUSES = {
 }
 
 
-@pytest.mark.parametrize("name", MISUSES)
-@refused
-def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(name):
-    def body(x, o):
-        o[0] = MISUSES[name](x)
-
-    run(body, grid=(1,), grid_names=("i",))
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
+@refused_by(run, grid=(1,), grid_names=("i",))
+def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(
+    x, o, *, misuse
+):
+    o[0] = misuse(x)
 
 
 def test_the_hints_work():
@@ -173,14 +172,9 @@ CARRIES = {
 
 
 @pytest.mark.parametrize("name", CARRIES)
-@refused
-def test_a_carry_of_jaxs_loops_keeps_its_type(name):
-    step, start = CARRIES[name]
-
-    def body(x, o):
-        o[0] = lax.fori_loop(0, 3, step, start) + x[0]
-
-    run(body)
+@refused_by(run)
+def test_a_carry_of_jaxs_loops_keeps_its_type(x, o, *, name):
+    o[0] = lax.fori_loop(0, 3, *CARRIES[name]) + x[0]
 
 
 def test_jaxs_messages_name_the_authors_file():

@@ -32,8 +32,7 @@ def has_text(item: pytest.Item) -> bool:
 def collect(items: Iterable[pytest.Item]) -> None:
     """Takes note of the tests that have a text."""
     for item in items:
-        if has_text(item):
-            COLLECTED.setdefault(item.path, []).append(item.name)
+        COLLECTED.setdefault(item.path, []).extend([item.name] * has_text(item))
 
 
 def compare(request: pytest.FixtureRequest, text: str) -> None:

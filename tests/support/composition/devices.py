@@ -151,7 +151,7 @@ ROWS = (
     Row("`shard_map(check_vma=True)`", shard_map, devices=2),
     Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2),
     Row(
-        "`lax.axis_index` of a `shard_map` in the body", position, devices=2, slow=True
+        "`lax.axis_index` of a `shard_map` in the body", position, devices=2
     ),
     Row("`lax.psum` of a result in a `shard_map`", collective, devices=2),
     Row("`grad` of a `shard_map`", gradient, devices=2),

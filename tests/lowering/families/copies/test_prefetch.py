@@ -106,12 +106,21 @@ def test_the_boxes_cover_the_part(array, sizes):
     np.testing.assert_array_equal(np.sort(fetched), np.sort(part.reshape(-1)))
 
 
-@refused_by(lambda body: trace(body))
+def trace(body):
+    kernel_ = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((48, 32), F32),
+        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
+    )
+    jax.eval_shape(kernel_, jax.ShapeDtypeStruct((48, 32), F32))
+
+
+@refused_by(trace)
 def test_a_prefetch_is_of_gmem(x, o, tile, full):
     plgpu.async_prefetch(tile)  # HERE
 
 
-@refused_by(lambda body: trace(body))
+@refused_by(trace)
 def test_rows_are_multiples_of_16_bytes(x, o, tile, full):
     plgpu.async_prefetch(x.at[:, 0:3])  # HERE
 
@@ -138,7 +147,7 @@ def test_adjacent_bytes_need_no_descriptor(semantics):
     assert report.ptx.count("cp.async.bulk.prefetch.L2.global [") == 2
 
 
-@refused_by(lambda body: trace(body))
+@refused_by(trace)
 def test_a_part_starts_at_a_multiple_of_16_bytes(x, o, tile, full):
     plgpu.async_prefetch(x.at[:, 2:18])  # HERE
 
@@ -153,23 +162,14 @@ def test_a_dynamic_start_is_checked_by_the_emulator():
         make(plgpu.InterpretParams())(numbers(48, 32))
 
 
-@refused_by(lambda body: trace(body))
+@refused_by(trace)
 def test_the_axes_are_those_of_the_cluster(x, o, tile, full):
     plgpu.async_prefetch(x, collective_axes="c")  # HERE
 
 
-@refused_by(lambda body: trace(body))
+@refused_by(trace)
 def test_a_transposed_part_is_fetched_untransposed(x, o, tile, full):
     plgpu.async_prefetch(x.T)  # HERE
-
-
-def trace(body):
-    kernel_ = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((48, 32), F32),
-        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
-    )
-    jax.eval_shape(kernel_, jax.ShapeDtypeStruct((48, 32), F32))
 
 
 @pytest.mark.offline
