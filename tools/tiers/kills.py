@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 from tools.tiers import source_mutants
 from tools.tiers.record import FOLDER
 
-WORKERS = int(os.environ.get("TIERS_WORKERS", "2"))
+WORKERS = len(os.sched_getaffinity(0))
 # A test that takes so much longer than a job allows hangs.
 _HANGS_SECONDS = 60.0
 
