@@ -120,7 +120,7 @@ def test_a_switch_clamps_its_index(index):
 
 @everywhere.gives(
     [X],
-    lambda x: x * np.repeat(np.array([1, -1, 1, -1]), 16)[:, None],
+    lambda x: x * np.repeat(np.array([1, -1, 1, -1], x.dtype), 16)[:, None],
     grid={"i": 4},
 )
 def test_when_runs_its_body_for_the_right_instance(x_ref, o_ref):
