@@ -19,12 +19,15 @@ import collections
 import dataclasses
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tests.support import tiers
+from tools.source_tree import ROOT
 from tools.tiers import planted, record, source_mutants
 from tools.tiers.choice import Choice, Measured
 
@@ -173,8 +176,16 @@ def _seconds(test: dict[str, Any]) -> float:
 
 def _choose(default_seconds: float, check_seconds: float) -> None:
     tests, bits, _ = record.read()
-    passed = [i for i, test in enumerate(tests) if test["outcome"] == "passed"]
-    kills = _kills()
+    collected = _collected()
+    kills = {
+        mutant: [x for x in names if x in collected]
+        for mutant, names in _kills().items()
+    }
+    passed = [
+        i
+        for i, test in enumerate(tests)
+        if test["outcome"] == "passed" and test["test"] in collected
+    ]
     measured = Measured(
         [tests[i]["test"] for i in passed],
         np.array([_seconds(tests[i]) for i in passed]),
@@ -194,7 +205,7 @@ def _choose(default_seconds: float, check_seconds: float) -> None:
     default.cheapest_cases(functions, default_seconds)
     default.cover(2, default_seconds)
     _report("default", default, measured)
-    left = tiers.functions(test["test"] for test in tests)
+    left = tiers.functions({test["test"] for test in tests} & collected)
     left -= tiers.functions(default.names)
     _write("default", tiers.Listed(default.names, frozenset(left)))
 
@@ -211,6 +222,13 @@ def _choose(default_seconds: float, check_seconds: float) -> None:
     _report("check", check, measured)
     _write("check", tiers.Listed(check.names, frozenset()))
     _write_kills(kills)
+
+
+def _collected() -> set[str]:
+    """The tests that exist: some may have gone since they were measured."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line for line in done.stdout.splitlines() if "::" in line}
 
 
 def _report(tier: str, choice: Choice, measured: Measured) -> None:

@@ -134,7 +134,7 @@ def read() -> tuple[list[dict[str, Any]], np.ndarray, list[tuple[str, int]]]:
     names = [(path, line) for path, line in _json("lines.json")]
     width = (len(names) + 7) // 8
     tests, rows = [], []
-    for path in sorted(FOLDER.glob("*.jsonl")):
+    for path in sorted(FOLDER.glob("[0-9]*.jsonl")):
         found = [json.loads(line) for line in path.read_text().splitlines()]
         bits = np.fromfile(path.with_suffix(".bits"), np.uint8)
         tests += found
