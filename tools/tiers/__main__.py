@@ -33,7 +33,7 @@ from tools.tiers.choice import Choice, Measured
 
 KILLS = tiers.FOLDER / "kills.txt"
 # Each n-th line of the package is mutated; a job stops after three kills.
-STEP = 40
+STEP = 60
 KILLERS = 3
 JOB_SECONDS = 15.0
 JOB_TESTS = 60

@@ -150,9 +150,7 @@ def replicated(way: Way) -> None:
 ROWS = (
     Row("`shard_map(check_vma=True)`", shard_map, devices=2),
     Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2),
-    Row(
-        "`lax.axis_index` of a `shard_map` in the body", position, devices=2
-    ),
+    Row("`lax.axis_index` of a `shard_map` in the body", position, devices=2),
     Row("`lax.psum` of a result in a `shard_map`", collective, devices=2),
     Row("`grad` of a `shard_map`", gradient, devices=2),
     Row(
