@@ -53,6 +53,7 @@ def test_no_file_names_a_place_on_one_machine():
         ("see /" + "Users/ada/notes", "a home folder"),
         ("https://py" + "pi.org/simple", "a host of a package registry"),
     ],
+    ids=["work", "opt", "home", "users", "registry"],
 )
 def test_a_word_of_one_machine_is_found(tmp_path: Path, line: str, what: str):
     (tmp_path / "notes.md").write_text(f"first\n{line}\n")
