@@ -129,16 +129,6 @@ def test_positions_on_several_axes(x, o, inbox, full):
     o[i, j] = inbox[...]
 
 
-@everywhere.gives(
-    [ramp(2, N)], lambda x: x, plgpu.SMEM((N,), F32), plgpu.Barrier(), cluster={"c": 2}
-)
-def test_a_cta_may_store_to_itself(x, o, inbox, full):
-    i = lax.axis_index("c")
-    send(x[i], inbox, full, to=i)
-    plgpu.barrier_wait(full)
-    o[i] = inbox[...]
-
-
 def test_a_ring_of_slots():
     """The receiver frees a slot by an arrival on a cluster barrier."""
     steps, slots = 5, 2
