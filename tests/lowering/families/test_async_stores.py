@@ -81,21 +81,6 @@ def test_an_array_arrives_in_tiles(layout):
 
 
 @everywhere.gives(
-    [ramp(2, 4, N)],
-    lambda x: x[::-1, ::-1],
-    plgpu.SMEM((4, N), F32),
-    plgpu.Barrier(num_arrivals=4),
-    cluster={"c": 2},
-)
-def test_parts_arrive_on_one_barrier(x, o, inbox, full):
-    i = lax.axis_index("c")
-    for k in range(4):
-        send(x[i, k], inbox.at[3 - k], full)
-    plgpu.barrier_wait(full)
-    o[i] = inbox[...]
-
-
-@everywhere.gives(
     [],
     lambda: np.array([8, 7], np.int32),
     plgpu.SMEM((8,), I32),
@@ -339,22 +324,6 @@ def test_a_relaxed_store_makes_no_other_stores_known(sem):
         return
     with pytest.raises(errors.RaceError):
         run(body, scratch, x)
-
-
-def test_threads_stores_need_no_fence_before_it():
-    """It uses the generic proxy, as they do."""
-
-    def body(x, o, inbox, full, meeting):
-        i = lax.axis_index("c")
-        inbox[...] = x[i]
-        meet(meeting)
-        send(x[i], inbox, full)
-        plgpu.barrier_wait(full)
-        o[i] = inbox[...]
-
-    x = ramp(2, N)
-    got = run(body, [INBOX, plgpu.Barrier(), MEETING], x)
-    np.testing.assert_array_equal(got, x[::-1])
 
 
 @pytest.mark.parametrize("fenced", [True, False])

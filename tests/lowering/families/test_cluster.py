@@ -177,23 +177,19 @@ def test_references_to_references_move_along_one_axis_after_the_other():
     everywhere.check(make, [x], x[::-1, ::-1, 32:64])
 
 
-def test_every_cta_of_every_cluster_reads_its_own_cluster():
-    x = ramp(3, 2, N)
-
-    def body(x, o, tile, meeting):
-        g, i = lax.axis_index("g"), lax.axis_index("c")
-        tile[...] = x[g, i]
-        meet(meeting)
-        o[g, i] = neighbour(tile)[...]
-
-    make = pair(
-        body,
-        [plgpu.SMEM((N,), F32)],
-        result(*x.shape),
-        grid=(3,),
-        grid_names=("g",),
-    )
-    everywhere.check(make, [x], x[:, ::-1])
+@everywhere.gives(
+    [ramp(3, 2, N)],
+    lambda x: x[:, ::-1],
+    [plgpu.SMEM((N,), F32)],
+    result(3, 2, N),
+    by=pair,
+    grid={"g": 3},
+)
+def test_every_cta_of_every_cluster_reads_its_own_cluster(x, o, tile, meeting):
+    g, i = lax.axis_index("g"), lax.axis_index("c")
+    tile[...] = x[g, i]
+    meet(meeting)
+    o[g, i] = neighbour(tile)[...]
 
 
 # --- writes ---------------------------------------------------------------------------

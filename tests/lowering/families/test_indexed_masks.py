@@ -53,12 +53,6 @@ def test_a_masked_load_has_the_other_elements(dtype, memory):
     everywhere.run(body, [x], expected, **options[memory])
 
 
-@everywhere.gives([X], lambda x: np.where(np.arange(64)[:, None] < 5, x, 0))
-def test_a_masked_load_has_zeros_by_default(x, o):
-    rows = plgpu.broadcasted_iota(jnp.int32, (64, 1), 0)
-    o[...] = plgpu.load(x, mask=rows < 5)
-
-
 @pytest.mark.parametrize("memory", ["gmem", "smem", "tiled"])
 def test_a_masked_store_leaves_the_other_elements(memory):
     def body(x, o, *smem):
@@ -128,13 +122,6 @@ def test_single_elements_in_a_warp(x, o):
     def _(warp):
         flat = x.reshape(-1)
         plgpu.store(o, warp, flat[warp * 130] + 1, mask=warp >= 0)
-
-
-@everywhere.gives([X], lambda x: np.where(np.arange(128) < 64, x, 0), **in_smem())
-def test_masked_elements_are_not_read_and_not_poisoned(x, o, s):
-    left = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1) < 64
-    plgpu.store(s, (), x[...], mask=left)
-    o[...] = plgpu.load(s, mask=left, other=0.0)
 
 
 # --- adjacent elements ----------------------------------------------------------------

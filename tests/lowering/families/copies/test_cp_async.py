@@ -136,19 +136,6 @@ def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk(x, o, tile, full):
     o[...] = tile[...]
 
 
-@everywhere.gives(
-    [array((16, 64), F32), np.array([5, 3], np.int32)],
-    lambda x, _: x[5:13, 3:35],
-    plgpu.SMEM((8, 32), F32),
-    plgpu.Barrier(),
-)
-def test_a_dynamic_start_anywhere_is_for_cp_async(x, at, o, tile, full):
-    part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
-    plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
-    plgpu.barrier_wait(full)
-    o[...] = tile[...]
-
-
 @pytest.mark.parametrize("column", [3, 4])
 def test_a_start_that_may_lie_anywhere_is_copied_by_threads(column):
     """TMA stops the launch where it cannot address a start."""

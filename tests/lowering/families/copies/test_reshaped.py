@@ -285,21 +285,6 @@ def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes(x, o, smem):
 
 
 @everywhere.gives(
-    [array((8, 32), F32)],
-    lambda x: x.reshape(256) + 1,
-    plgpu.SMEM((8, 32), F32),
-    plgpu.Barrier(),
-)
-def test_a_reduction_adds_to_a_reshaped_array(x, o, smem, full):
-    o[...] = jnp.ones((256,), F32)
-    plgpu.commit_gmem()
-    plgpu.copy_gmem_to_smem(x, smem, full)
-    plgpu.barrier_wait(full)
-    plgpu.copy_smem_to_gmem(smem, o.reshape(8, 32), reduction_op="add")
-    plgpu.wait_smem_to_gmem(0)
-
-
-@everywhere.gives(
     [array((14, 32), F32)],
     lambda x: np.pad(x[8:], ((0, 2), (0, 0))).reshape(4, 2, 32),
     plgpu.SMEM((4, 2, 32), F32),
@@ -327,28 +312,6 @@ def test_a_multicast_reshapes_its_source(x, o, smem, full, free):
                             collective_axes="c")  # fmt: skip
     plgpu.barrier_wait(full)
     o[jax.lax.axis_index("c")] = smem[...]
-
-
-def test_kernels_in_a_batch_reshape_their_parts():
-    x = array((3, 8, 32), F32)
-
-    def body(x, o, smem, full):
-        plgpu.copy_gmem_to_smem(x.reshape(4, 64).at[1:3], smem, full)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(smem, o.reshape(2, 64))
-        plgpu.wait_smem_to_gmem(0)
-
-    def make(interpret=None):
-        return jax.vmap(
-            plgpu.kernel(
-                body,
-                out_type=jax.ShapeDtypeStruct((128,), F32),
-                scratch_types=[plgpu.SMEM((2, 64), F32), plgpu.Barrier()],
-                interpret=interpret,
-            )
-        )
-
-    everywhere.check(make, [x], x.reshape(3, 4, 64)[:, 1:3].reshape(3, 128))
 
 
 # --- refusals -------------------------------------------------------------------------

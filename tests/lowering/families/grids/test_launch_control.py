@@ -98,18 +98,7 @@ def test_a_cluster_takes_over_the_work_of_several():
     @jax.jit
     def counted():
         zeros = jax.new_ref(jnp.zeros((1, 1, 128), jnp.int32))
-        make = plgpu.kernel(
-            body,
-            out_type=(),
-            grid=GRID,
-            grid_names=NAMES,
-            scratch_types=[
-                plgpu.TryClusterCancelResult(1),
-                plgpu.Barrier(num_barriers=1),
-            ],
-            compiler_params=PARAMS,
-        )
-        make(zeros)
+        kernel(body, out_type=())(zeros)
         return zeros[...]
 
     total, most = np.asarray(counted())[0, 0, :2]
@@ -142,12 +131,8 @@ FREE = plgpu.ClusterBarrier(collective_axes=("c",))
 
 
 def test_every_cta_of_a_cluster_gets_the_answer():
-    everywhere.check(
-        lambda i: kernel(in_cluster, i, cluster=2, more=[FREE]),
-        (),
-        EXPECTED,
-        on_gpu=False,
-    )
+    make = functools.partial(kernel, in_cluster, cluster=2, more=[FREE])
+    everywhere.check(make, (), EXPECTED, on_gpu=False)
 
 
 @refused
@@ -261,9 +246,6 @@ def test_positions_of_no_work_are_not_used(o, answers, barriers):
         return more
 
     lax.while_loop(lambda more: more, step, True)
-
-
-NOT_WHOLE = "try_cluster_cancel: the answer does not have 16 bytes in one piece"
 
 
 @pytest.mark.parametrize(
