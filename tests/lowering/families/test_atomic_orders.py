@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +86,13 @@ def test_less_is_a_race(order, seed):
 # --- messages -------------------------------------------------------------------------
 
 
+def emulate(body, ctas, seed):
+    """The first result of CTAs that share a flag and an array."""
+    flag, x = jax.new_ref(jnp.zeros((1,), I32)), ramp(N)
+    options = {"grid": {"i": ctas}, "seed": seed}
+    return everywhere.emulate(body, [flag, x], (x, x), **options)[0]
+
+
 def message(release, acquire, via=None):
     """One CTA stores and sets a flag, for which the other one waits in a loop."""
 
@@ -111,18 +120,7 @@ def message(release, acquire, via=None):
             )
             o[...] = y[...]
 
-    def run(seed):
-        out = jax.ShapeDtypeStruct((N,), F32)
-        kernel = plgpu.kernel(
-            body,
-            out_type=(out, out),
-            grid=(3,),
-            grid_names=("i",),
-            interpret=plgpu.InterpretParams(seed=seed),
-        )
-        return kernel(jax.new_ref(jnp.zeros((1,), I32)), ramp(N))[0]
-
-    return run
+    return functools.partial(emulate, body, 3)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -202,23 +200,11 @@ def test_a_comparison_that_fails_releases_nothing(expected, seed):
             )
             o[...] = y[...]
 
-    out = jax.ShapeDtypeStruct((N,), F32)
-    kernel = plgpu.kernel(
-        body,
-        out_type=(out, out),
-        grid=(2,),
-        grid_names=("i",),
-        interpret=plgpu.InterpretParams(seed=seed),
-    )
-
-    def run():
-        return kernel(jax.new_ref(jnp.zeros((1,), I32)), ramp(N))[0]
-
     if expected == 0:
-        np.testing.assert_array_equal(run(), ramp(N))
+        np.testing.assert_array_equal(emulate(body, 2, seed), ramp(N))
         return
     with pytest.raises(errors.RaceError):
-        run()
+        emulate(body, 2, seed)
 
 
 # --- instructions ---------------------------------------------------------------------

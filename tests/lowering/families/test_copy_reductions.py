@@ -236,12 +236,8 @@ def test_a_reduction_into_a_result_that_nobody_has_initialized_is_reported():
         plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")  # HERE
         plgpu.wait_smem_to_gmem(0)
 
-    plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(SHAPE, F32),
-        scratch_types=[plgpu.SMEM(SHAPE, F32), plgpu.Barrier()],
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )(X)
+    scratch = plgpu.SMEM(SHAPE, F32), plgpu.Barrier()
+    everywhere.emulate(body, [X], X, *scratch, partial_results=True)
 
 
 @everywhere.gives([X], lambda x: x + 2, plgpu.SMEM(SHAPE, F32), plgpu.Barrier())

@@ -13,7 +13,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
-from tests.support.everywhere import check
 from tests.support.odd_shapes import ODD_SHAPES
 from tests.support.semantics import BOTH
 
@@ -39,11 +38,8 @@ def compare(function, *args, rtol=0.0, semantics=BOTH) -> None:
 
     shape = expected.shape or (1,)
 
-    out = jax.ShapeDtypeStruct(shape, expected.dtype)
-    make = everywhere.kernel(body, out)
-
-    expected = np.broadcast_to(expected, shape)
-    check(make, args, expected, rtol=rtol, semantics=semantics, executed=semantics)
+    options = {"rtol": rtol, "semantics": semantics, "executed": semantics}
+    everywhere.run(body, args, np.broadcast_to(expected, shape), **options)
 
 
 @pytest.mark.smoke
@@ -65,10 +61,7 @@ def test_elementwise_through_smem(shape):
         held[...] = x[...]
         o[...] = held[...] + 1
 
-    out, room = jax.ShapeDtypeStruct(shape, x.dtype), plgpu.SMEM(shape, x.dtype)
-    make = everywhere.kernel(body, out, room)
-
-    check(make, [x], x + 1)
+    everywhere.run(body, [x], x + 1, plgpu.SMEM(shape, x.dtype))
 
 
 @pytest.mark.parametrize("shape", ODD_SHAPES)
@@ -118,13 +111,6 @@ def test_a_scan_includes_no_padding(shape, reverse, axis):
 
 
 @pytest.mark.parametrize("shape", [(100, 77), (65, 3), (2, 1001)])
-def test_rows_are_normalized(shape):
-    x = numbers(shape, np.float32)
-    compare(lambda x: x - x.max(axis=1, keepdims=True), x)
-    compare(lambda x: jax.nn.softmax(x, axis=-1), x, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(100, 77), (65, 3), (2, 1001)])
 def test_a_transpose_of_an_odd_shape(shape):
     compare(lambda x: x.T + 1, numbers(shape))
     compare(lambda x: (x * 2).T.sum(axis=1), numbers(shape))
@@ -167,12 +153,9 @@ def test_a_slice_of_an_even_array_may_have_an_odd_shape():
         o[...] = x[...]
         o[1:60, 3:100] = x[1:60, 3:100] * 2
 
-    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    make = everywhere.kernel(body, out)
-
     expected = x.copy()
     expected[1:60, 3:100] *= 2
-    check(make, [x], expected)
+    everywhere.run(body, [x], expected)
 
 
 @pytest.mark.parametrize(

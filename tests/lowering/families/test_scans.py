@@ -73,19 +73,6 @@ def test_nan_spreads_to_what_comes_after_it():
     check(lambda v: lax.cummax(v, axis=1), x, np.maximum.accumulate(x, 1), WGMMA)
 
 
-def test_a_scan_in_a_loop_and_of_a_splat():
-    x = np.ones((64, 8), np.float32)
-
-    expected = x + 5 * np.cumsum(x, 1)
-
-    def body(v):
-        total = lax.fori_loop(0, 3, lambda _, c: c + lax.cumsum(v, axis=1), v)
-        return total + lax.cumsum(jnp.full((64, 8), 2.0, jnp.float32), axis=1)
-
-    # Under Lane semantics a splat has the default layout, which does not meet WGMMA.
-    check(body, x, expected, WGMMA, semantics=[Warpgroup])
-
-
 def test_a_scan_of_an_array_in_an_unsuited_layout_converts_it_under_lane():
     x = np.ones((64, 24), np.float32)
     make = everywhere.elementwise(

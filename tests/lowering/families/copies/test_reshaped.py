@@ -360,27 +360,17 @@ def test_what_has_no_window_is_refused_as_it_is_traced(name):
         src, dst = part(x), within(smem, 0)
         plgpu.copy_gmem_to_smem(src, dst, full)  # HERE
 
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((1,), F32),
-        scratch_types=[
-            plgpu.SMEM(tile, F32, transforms=transforms),
-            plgpu.Barrier(),
-        ],
-        interpret=True,
-    )
-    run(x)
+    scratch = plgpu.SMEM(tile, F32, transforms=transforms), plgpu.Barrier()
+    everywhere.emulate(body, [x], jax.ShapeDtypeStruct((1,), F32), *scratch)
 
 
 @refused_by(
-    lambda body: plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((1,), F32),
-        cluster=(2,),
-        cluster_names=("c",),
-        scratch_types=[plgpu.SMEM((32, 32), F32), plgpu.Barrier()],
-        interpret=True,
-    )(array((16, 32), F32))
+    everywhere.emulate,
+    [array((16, 32), F32)],
+    jax.ShapeDtypeStruct((1,), F32),
+    plgpu.SMEM((32, 32), F32),
+    plgpu.Barrier(),
+    cluster={"c": 2},
 )
 def test_a_multicast_keeps_the_type_of_its_destination(x, o, smem, full):
     part = smem.reshape(2, 16, 32).at[0]
@@ -388,12 +378,11 @@ def test_a_multicast_keeps_the_type_of_its_destination(x, o, smem, full):
 
 
 @refused_by(
-    lambda body: plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 32), F32),
-        scratch_types=[plgpu.SMEM((8, 32), F32), plgpu.Barrier()],
-        interpret=True,
-    )(array((4, 32), F32))
+    everywhere.emulate,
+    [array((4, 32), F32)],
+    jax.ShapeDtypeStruct((8, 32), F32),
+    plgpu.SMEM((8, 32), F32),
+    plgpu.Barrier(),
 )
 def test_elements_that_no_copy_brings_have_no_value(x, o, smem, full):
     plgpu.copy_gmem_to_smem(x, smem.reshape(4, 2, 32).at[:, 1], full)

@@ -79,7 +79,7 @@ REDUCED = {
 )
 def test_a_load_that_reduces(reduce, dtype):
     def body(x, o, most, tile):
-        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        value = load(x)
         plgpu.async_store_tmem(tile, value)
         plgpu.commit_tmem()
         loaded, most[...] = plgpu.async_load_tmem(tile, reduce=reduce)
@@ -186,13 +186,6 @@ def test_one_warpgroup_stores_what_another_loads(x, o, tile, stored):
         o[...] = tile[...]
 
 
-@gives([numbers((3, 128, 32), F32)], lambda x: x + 1, TILE, grid={"g": 3})
-def test_several_blocks_have_tensor_memory_each(x, o, tile):
-    i = lax.axis_index("g")
-    tile[...] = load(x.at[i])
-    o[i] = tile[...] + 1
-
-
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize(
@@ -201,7 +194,7 @@ def test_several_blocks_have_tensor_memory_each(x, o, tile):
 )
 def test_instructions_of_a_store_and_a_load(semantics, dtype, packed, suffix):
     def body(x, o, tile):
-        tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        tile[...] = load(x)
         o[...] = plgpu.async_load_tmem(tile, layout=NATIVE(2))
 
     scratch = [plgpu.TMEM((128, 32), dtype, packed=packed)]
