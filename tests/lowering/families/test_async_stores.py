@@ -23,7 +23,6 @@ F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 INBOX = plgpu.SMEM((N,), F32)
 MEETING = plgpu.ClusterBarrier(collective_axes="c")
-SEEDS = range(4)
 
 
 def ramp(*shape, dtype=np.float32):
@@ -271,41 +270,37 @@ def run(body, scratch, *arrays, seed=0, **options):
     return make(plgpu.InterpretParams(seed=seed))(*arrays)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_missing_wait_is_reported(seed):
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        inbox_is_read = plgpu.cluster_ref(inbox, {"c": i})
-        send(x[i], inbox, full)
-        o[i] = inbox_is_read[...]
-        plgpu.barrier_wait(full)
-
-    with pytest.raises((errors.RaceError, errors.UninitializedReadError)):
-        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+def reported(body, error, match=None, arrivals=1):
+    """Expects an error of a body, whatever the schedule."""
+    scratch = [INBOX, plgpu.Barrier(num_arrivals=arrivals)]
+    for seed in range(4):
+        with pytest.raises(error, match=match):
+            run(body, scratch, ramp(2, N), seed=seed)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_store_that_nobody_waits_for_is_reported(seed):
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        send(x[i], inbox, full)
-        o[i] = x[i]
-
-    with pytest.raises(errors.BarrierError):
-        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+@everywhere.tests(reported, (errors.RaceError, errors.UninitializedReadError))
+def test_a_missing_wait_is_reported(x, o, inbox, full):
+    i = lax.axis_index("c")
+    inbox_is_read = plgpu.cluster_ref(inbox, {"c": i})
+    send(x[i], inbox, full)
+    o[i] = inbox_is_read[...]
+    plgpu.barrier_wait(full)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_store_to_memory_that_is_not_known_to_be_free_is_reported(seed):
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        inbox[...] = x[i]
-        o[i] = inbox[...]
-        send(x[i], inbox, full)
-        plgpu.barrier_wait(full)
+@everywhere.tests(reported, errors.BarrierError)
+def test_a_store_that_nobody_waits_for_is_reported(x, o, inbox, full):
+    i = lax.axis_index("c")
+    send(x[i], inbox, full)
+    o[i] = x[i]
 
-    with pytest.raises(errors.RaceError):
-        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+
+@everywhere.tests(reported, errors.RaceError)
+def test_a_store_to_memory_that_is_not_known_to_be_free_is_reported(x, o, inbox, full):
+    i = lax.axis_index("c")
+    inbox[...] = x[i]
+    o[i] = inbox[...]
+    send(x[i], inbox, full)
+    plgpu.barrier_wait(full)
 
 
 @pytest.mark.parametrize("sem", ["release", "relaxed"])
@@ -346,16 +341,12 @@ def test_a_copy_of_what_has_arrived_needs_a_fence(fenced):
         run(body, [INBOX, plgpu.Barrier()], x)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_plain_stores_of_several_ctas_to_one_place_are_a_race(seed):
-    def body(x, o, inbox, full):
-        i = lax.axis_index("c")
-        send(x[i], inbox, full, to=0)
-        plgpu.when(i == 0)(lambda: plgpu.barrier_wait(full))
-        o[i] = x[i]
-
-    with pytest.raises(errors.RaceError, match="asynchronous store"):
-        run(body, [INBOX, plgpu.Barrier(num_arrivals=2)], ramp(2, N), seed=seed)
+@everywhere.tests(reported, errors.RaceError, "asynchronous store", arrivals=2)
+def test_plain_stores_of_several_ctas_to_one_place_are_a_race(x, o, inbox, full):
+    i = lax.axis_index("c")
+    send(x[i], inbox, full, to=0)
+    plgpu.when(i == 0)(lambda: plgpu.barrier_wait(full))
+    o[i] = x[i]
 
 
 # --- refused --------------------------------------------------------------------------

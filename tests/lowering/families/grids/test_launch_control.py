@@ -141,21 +141,17 @@ def test_a_request_over_an_answer_that_another_cta_reads_is_a_race():
 
 
 def two_warpgroups(interpret, body=by_two_warpgroups, arrivals=2):
-    return plgpu.kernel(
+    make = everywhere.kernel(
         body,
-        out_type=OUT,
-        grid=GRID,
-        grid_names=NAMES,
-        num_threads=2,
-        thread_name="wg",
-        scratch_types=[
-            plgpu.TryClusterCancelResult(1),
-            plgpu.Barrier(num_arrivals=arrivals, num_barriers=1),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-        compiler_params=PARAMS,
-        interpret=interpret,
+        OUT,
+        plgpu.TryClusterCancelResult(1),
+        plgpu.Barrier(num_arrivals=arrivals, num_barriers=1),
+        plgpu.Barrier(num_arrivals=2),
+        grid=dict(zip(NAMES, GRID, strict=True)),
+        threads={"wg": 2},
+        target="sm_100a",
     )
+    return make(interpret)
 
 
 def test_one_of_several_warpgroups_asks():
@@ -272,12 +268,5 @@ def test_hopper_has_no_cluster_launch_control():
     def body(answers, barriers):
         plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])  # HERE
 
-    plgpu.kernel(
-        body,
-        out_type=(),
-        scratch_types=[
-            plgpu.TryClusterCancelResult(1),
-            plgpu.Barrier(num_barriers=1),
-        ],
-        compiler_params=plgpu.CompilerParams(target="sm_90a"),
-    )()
+    scratch = plgpu.TryClusterCancelResult(1), plgpu.Barrier(num_barriers=1)
+    everywhere.kernel(body, (), *scratch, target="sm_90a")()()

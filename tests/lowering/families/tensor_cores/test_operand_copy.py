@@ -289,11 +289,7 @@ def test_hopper_has_no_such_copy():
     def body(x, o, source, held):
         plgpu.async_copy_smem_to_tmem(source, held)
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 128), F32),
-        scratch_types=[smem(), tmem()],
-        compiler_params=plgpu.CompilerParams(target="sm_90a"),
-    )
+    x = np.zeros((8, 128), np.float32)
+    kernel = everywhere.kernel(body, x, smem(), tmem(), target="sm_90a")()
     with pytest.raises(errors.TargetError, match="sm_100a"):
-        jax.eval_shape(kernel, np.zeros((8, 128), np.float32))
+        jax.eval_shape(kernel, x)

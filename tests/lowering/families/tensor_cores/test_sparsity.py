@@ -176,9 +176,6 @@ def test_copied_metadata_has_its_layout():
     )
 
 
-SHAPE = "tcgen05_mma: no sparse instruction has this shape"
-
-
 @pytest.mark.parametrize(
     ("case", "scratch"),
     [

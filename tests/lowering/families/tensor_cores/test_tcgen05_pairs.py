@@ -207,8 +207,6 @@ def test_descriptors_are_upstreams(shape):
 
 # --- what is refused ------------------------------------------------------------------
 
-SHAPE = "tcgen05_mma: the tensor cores of a pair have no instruction of this shape"
-
 
 def attempt(case=None, scratch=None, axis="c", mesh=None):
     """Traces a product of these declarations."""
