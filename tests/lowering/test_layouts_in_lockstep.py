@@ -6,7 +6,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.mosaic import smem
@@ -36,35 +35,6 @@ def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved():
 
     repeated = np.broadcast_to(row[:, None], (64, 64))
     check(body, [row, x], repeated + x, repeated)
-
-
-@pytest.mark.parametrize("shape", [(192, 24), (64, 100), (2, 96, 24)])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_shapes_without_a_linear_default_are_reduced(shape, axis):
-    x = numbers(*shape)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].sum(axis)
-
-    check(body, [x], x.sum(axis))
-
-
-def test_a_row_is_repeated_to_a_shape_without_a_linear_default():
-    x = numbers(100)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = jnp.broadcast_to(x_ref[...], (64, 100))
-
-    check(body, [x], np.broadcast_to(x, (64, 100)))
-
-
-def test_an_array_without_a_linear_default_is_transposed():
-    x = numbers(192, 24)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].T
-
-    check(body, [x], x.T)
 
 
 def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():

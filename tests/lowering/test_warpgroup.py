@@ -60,21 +60,6 @@ def test_operands_of_a_product_get_the_tiles_that_it_needs(dtype, transposed):
     )
 
 
-def test_a_result_goes_back_through_smem_in_16_bit_tiles():
-    x = normal(64, 128, dtype=F16)
-
-    def body(x_gmem, o_gmem, x_smem, full):
-        plgpu.copy_gmem_to_smem(x_gmem, x_smem, full)
-        plgpu.barrier_wait(full)
-        x = x_smem[...].astype(F32)
-        x_smem[...] = (x * 2).astype(F16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(x_smem, o_gmem)
-        plgpu.wait_smem_to_gmem(0)
-
-    check(body, [x], x * 2, plgpu.SMEM(x.shape, F16), plgpu.Barrier())
-
-
 # --- registers ------------------------------------------------------------------------
 
 
@@ -140,6 +125,17 @@ FUNCTIONS = {
         lambda x: jnp.where((x.astype(F32) > 0).T, x.astype(F32), 0.0),
         X.astype(jnp.float8_e4m3fn),
     ),
+    # Shapes without a linear default.
+    "a row is repeated": (lambda x: jnp.broadcast_to(x, (64, 100)), normal(100)),
+    "an odd array is transposed": (lambda x: x.T, normal(192, 24)),
+    **{
+        f"axis {axis} of {shape} is reduced": (
+            functools.partial(jnp.sum, axis=axis),
+            normal(*shape),
+        )
+        for shape in [(192, 24), (64, 100), (2, 96, 24)]
+        for axis in (0, 1)
+    },
 }
 
 
