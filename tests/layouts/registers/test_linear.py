@@ -41,13 +41,6 @@ def test_registers_are_sorted_and_duplicates_dropped():
     assert again == WGMMA
 
 
-def test_reduce_over_all_axes_gives_every_thread_the_scalar():
-    scalar = WGMMA.reduce((0, 1))
-    assert scalar.shape == ()
-    assert scalar.num_registers == 1
-    assert scalar.replication_bits == tuple(range(7))
-
-
 def test_a_row_vector_broadcasts_along_the_columns():
     sources = WGMMA.broadcast_registers(WGMMA.reduce(1), (0,))
     row = WGMMA.reduce(1)
@@ -62,15 +55,17 @@ def test_a_column_vector_broadcasts_whole_registers():
 
 
 def test_a_unit_axis_broadcasts_like_a_missing_one():
-    kept = WGMMA.reduce(1).insert_axes(1)
+    row = WGMMA.reduce(1)
+    kept = row.insert_axes(1)
     assert kept.shape == (128, 1)
-    assert WGMMA.broadcast_registers(kept, (0, 1)) == WGMMA.broadcast_registers(
-        WGMMA.reduce(1), (0,)
-    )
+    sources = WGMMA.broadcast_registers(row, (0,))
+    assert WGMMA.broadcast_registers(kept, (0, 1)) == sources
 
 
-def test_a_scalar_broadcasts_to_everything():
+def test_every_thread_has_the_scalar_of_a_whole_array():
     scalar = WGMMA.reduce((0, 1))
+    assert (scalar.shape, scalar.num_registers) == ((), 1)
+    assert scalar.replication_bits == tuple(range(7))
     assert set(WGMMA.broadcast_registers(scalar, ())) == {(0, 0)}
 
 
