@@ -281,20 +281,6 @@ def test_an_input_is_not_written_in_a_loop(x, o):
         x[i] = o[i]
 
 
-@pytest.mark.parametrize("index", [(slice(None), 5), (slice(None), slice(0, 4))])
-def test_bank_conflicts_of_an_index_expression_are_no_error(index):
-    x = numbers(128, 64)
-    expected = x.copy()
-    expected[index] = 2 * x[index]
-
-    def body(x, o, tile):
-        tile[...] = x[...]
-        tile[index] = 2 * tile[index]
-        o[...] = tile[...]
-
-    everywhere.run(body, [x], expected, plgpu.SMEM(x.shape, F32))
-
-
 @pytest.mark.parametrize(
     ("shape", "index"),
     [((256, 32), (slice(None), slice(16, 18))), ((4, 32, 12), (..., slice(0, 3)))],

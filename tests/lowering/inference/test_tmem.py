@@ -182,14 +182,6 @@ def test_the_authors_layout_is_kept(b, layout):
     assert b.infer().tmem(array) == layout
 
 
-def test_halves_of_an_accumulator_are_halved_each(b):
-    """Each part is multiplied by itself, so each lies in both halves of the lanes."""
-    array = b.tmem((64, 128))
-    for start in (0, 64):
-        b.mma(b.part(array, [0, start], HALF))
-    assert b.infer().tmem(array) == TmemLayout.half_lane(64)
-
-
 def test_a_kernel_text_shows_layouts_in_tmem(b):
     b.mma(b.tmem(HALF))
     text = inference.annotate(b.block, b.infer())
