@@ -54,17 +54,6 @@ def test_a_mask_leaves_wide_what_it_does_not_cut(n, width):
     assert widths(masked(n), x) == {width}
 
 
-def test_a_range_without_a_mask_is_as_wide_as_a_slice():
-    def body(x, o):
-        offsets = line(lax.axis_index("i"))
-        o[offsets] = 2 * x[offsets]
-
-    make = kernel(body, (2 * BLOCK,), grid=(2,), grid_names=("i",))
-    x = np.arange(2 * BLOCK, dtype=np.float32)
-    check(make, [x], 2 * x)
-    assert widths(make, x) == {4}
-
-
 @pytest.mark.parametrize(("start", "width"), [(4, 4), (2, 2), (1, 1)])
 def test_a_start_that_is_not_aligned_is_not_wide(start, width):
     def body(x, o):

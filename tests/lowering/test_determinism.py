@@ -91,12 +91,6 @@ BOTH = pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 
 
 @BOTH
-def test_the_same_kernel_lowers_to_the_same_bytes_twice(program, semantics):
-    lowered_bytes = load(program)
-    assert lowered_bytes(semantics) == lowered_bytes(semantics)
-
-
-@BOTH
 def test_directory_process_and_hash_seed_change_nothing(program, tmp_path, semantics):
     other = tmp_path / "elsewhere" / program.name
     other.parent.mkdir()

@@ -22,10 +22,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from tests.support import acceptance, everywhere
 from tests.support.refusal import refused
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
-Lane = plgpu.LoweringSemantics.Lane
-Warpgroup = plgpu.LoweringSemantics.Warpgroup
 SMEM_BYTES = arch.SM_90A.smem_bytes_per_block
 EXAMPLES = hypothesis.settings(
     max_examples=10, deadline=None, derandomize=True, database=None
@@ -110,10 +108,7 @@ def test_the_emulator_refuses_what_has_no_room(name):
     assert not require_agreement(roomy, x).refusals
 
 
-ROUNDS = {
-    "reversed": (jnp.flip, 32),
-    "gathered": (lambda x: x[(jnp.arange(64) * 7) % 64], 32),
-}
+ROUNDS = {"reversed": jnp.flip, "gathered": lambda x: x[(jnp.arange(64) * 7) % 64]}
 
 
 @pytest.mark.parametrize("semantics", BOTH)
@@ -121,7 +116,7 @@ ROUNDS = {
 def test_what_would_take_thousands_of_rounds_is_refused(name, semantics):
     """The hint names a size that suffices, and with which there are at most 512."""
     x = np.zeros((64, 64), np.float32)
-    function, _ = ROUNDS[name]
+    function = ROUNDS[name]
     out = jax.eval_shape(function, x)
 
     def body(x_ref, o_ref):
@@ -137,7 +132,7 @@ def test_what_would_take_thousands_of_rounds_is_refused(name, semantics):
     while hint := hint_of_both(with_scratch(sizes[-1]), x):
         sizes.append(int(re.search(r"reduction_scratch_bytes=(\d+)", hint)[1]))
         assert len(sizes) < 6
-    assert sizes[-1] in (ROUNDS[name][1], 512)
+    assert sizes[-1] in (32, 512)
 
 
 def hint_of_both(kernel, x):
@@ -205,14 +200,10 @@ def test_words_of_narrow_elements(name, dtype, n, rank):
         o[c] = at[0]
 
     shape = (256,) if rank == 1 else (4, 256)
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((2,), jnp.int32),
-        scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
-        cluster=(2,),
-        cluster_names=("c",),
-    )
-    require_agreement(kernel, np.array([8], np.int32))
+    out = jax.ShapeDtypeStruct((2,), jnp.int32)
+    scratch = plgpu.SMEM(shape, dtype), plgpu.Barrier()
+    kernel = everywhere.kernel(body, out, *scratch, cluster={"c": 2})
+    require_agreement(kernel(), np.array([8], np.int32))
 
 
 @EXAMPLES
@@ -239,14 +230,10 @@ def test_copies_from_any_start(name, dtype, n, store, transforms, i):
             plgpu.barrier_wait(full)
             o[:, :n] = tile[...]
 
-    tile = plgpu.SMEM((8, n), dtype, transforms=transforms)
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 256), dtype),
-        scratch_types=[tile, plgpu.Barrier()],
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
     x = (np.arange(2048) % 97).reshape(8, 256).astype(jnp.dtype(dtype))
+    tile = plgpu.SMEM((8, n), dtype, transforms=transforms)
+    make = everywhere.kernel(body, x, tile, plgpu.Barrier())
+    kernel = make(plgpu.InterpretParams(partial_results=True))
     require_agreement(kernel, x, np.array([i], np.int32))
 
 
@@ -263,14 +250,9 @@ def test_kernels_have_as_many_tensor_maps_as_their_parameters_hold(copies, maps)
         o[...] = x[0, 0]
 
     tiles = [plgpu.SMEM((20, n), jnp.uint8) for n in range(16, 272, 16)]
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((), jnp.uint8),
-        scratch_types=[plgpu.Barrier(), *tiles],
-    )
-    x = np.zeros((64, 512), np.uint8)
+    kernel = everywhere.kernel(body, np.zeros((), np.uint8), plgpu.Barrier(), *tiles)
     # What is counted are the maps of the whole kernel.
-    verdict = require_agreement(kernel, x)
+    verdict = require_agreement(kernel(), np.zeros((64, 512), np.uint8))
     assert bool(verdict.refusals) is (maps > 255)
     for error in verdict.refusals:
         assert isinstance(error, errors.OutOfResources)

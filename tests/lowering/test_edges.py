@@ -75,17 +75,17 @@ def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
     everywhere.run(body, [x], expected, plgpu.SMEM((32, 64), F16), plgpu.Barrier())
 
 
-@pytest.mark.parametrize("start", [32, -32, 100])
+ROWS = np.zeros((32, 128), np.float32)
+
+
+@pytest.mark.parametrize("start", [32, -32, -8])
 @refused
-def test_a_store_entirely_outside_is_refused(start):
+def test_a_store_starts_inside_of_the_array(start):
     def body(x, o, tile):
         plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])  # HERE
 
-    kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)], out=type_of(ROWS))
-    jax.make_jaxpr(kernel)(ROWS)
-
-
-ROWS = np.zeros((32, 128), np.float32)
+    kernel = everywhere.kernel(body, ROWS, plgpu.SMEM((32, 128), F32))
+    jax.make_jaxpr(kernel())(ROWS)
 
 
 def load_of(start, mode):
@@ -95,21 +95,16 @@ def load_of(start, mode):
         plgpu.barrier_wait(barrier)
         o[...] = tile[...]
 
-    scratch = [plgpu.SMEM((32, 128), F32), plgpu.Barrier()]
-
-    def make_call(interpret):
-        return make(body, type_of(ROWS), scratch_types=scratch, interpret=interpret)
-
-    return make_call
+    return everywhere.kernel(body, ROWS, plgpu.SMEM((32, 128), F32), plgpu.Barrier())
 
 
-@pytest.mark.parametrize("start", [32, -32, 100])
+@pytest.mark.parametrize("start", [32, -32])
 def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start):
     call = load_of(start, plgpu.OOBFillMode.ZEROS)
     everywhere.check(call, [ROWS + 1], ROWS)
 
 
-@pytest.mark.parametrize("start", [32, -32, 100])
+@pytest.mark.parametrize("start", [32, -32])
 @refused
 def test_a_load_entirely_outside_is_refused(start):
     jax.make_jaxpr(load_of(start, None)(None))(ROWS)
@@ -126,27 +121,12 @@ def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
     sizes = (32, 64)[-len(shape) :]
 
     def body(x, o, tile, barrier):
-        part, tma = (
-            x.at[tuple(map(ds, starts, sizes))],
-            plgpu.AsyncCopyImplementation.TMA,
-        )
-        plgpu.copy_gmem_to_smem(part, tile, barrier, implementation=tma)  # HERE
+        part = x.at[tuple(map(ds, starts, sizes))]
+        plgpu.copy_gmem_to_smem(part, tile, barrier, implementation=TMA)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        jax.ShapeDtypeStruct(sizes, F16),
-        scratch_types=[plgpu.SMEM(sizes, F16), plgpu.Barrier()],
-    )
-    jax.make_jaxpr(kernel)(np.zeros(shape, np.float16))
-
-
-@refused
-def test_a_store_does_not_start_before_the_array():
-    def body(x, o, tile):
-        plgpu.copy_smem_to_gmem(tile, o.at[ds(-8, 32)])  # HERE
-
-    kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)])
-    jax.make_jaxpr(kernel)(ROWS)
+    tile = plgpu.SMEM(sizes, F16)
+    kernel = everywhere.kernel(body, tile, tile, plgpu.Barrier())
+    jax.make_jaxpr(kernel())(np.zeros(shape, np.float16))
 
 
 @pytest.mark.parametrize(("start", "store"), [(4, False), (-8, True)])
@@ -158,11 +138,8 @@ def test_the_emulator_checks_starts_that_are_known_at_run_time(start, store):
         plgpu.copy_smem_to_gmem(tile, o.at[ds(at[0] if store else 0, 32)])
         plgpu.wait_smem_to_gmem(0)
 
-    kernel = plgpu.kernel(
-        body,
-        jax.ShapeDtypeStruct((32, 64), F16),
-        scratch_types=[plgpu.SMEM((32, 64), F16), plgpu.Barrier()],
-    )
+    tile = plgpu.SMEM((32, 64), F16)
+    kernel = everywhere.kernel(body, tile, tile, plgpu.Barrier())()
     args = [np.zeros((32, 128), np.float16), np.array([start])]
     verdict = acceptance.judge(kernel, args, execute=False)
     assert verdict.lowered == dict.fromkeys(verdict.lowered)
@@ -170,41 +147,27 @@ def test_the_emulator_checks_starts_that_are_known_at_run_time(start, store):
     assert text in str(verdict.emulated) and "test_edges.py" in verdict.emulated.where
 
 
-def test_blocks_may_be_wider_than_the_array():
-    x = numbers(20, 100)
-    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
-
+def copy_of_blocks(block, index, x, **options):
     def body(x, o):
-        o[...] = x[...] + 1
+        o[...] = x[...]
 
-    everywhere.check(
-        lambda interpret: plgpu.pallas_call(
-            body,
-            type_of(x),
-            grid=(3,),
-            in_specs=[spec],
-            out_specs=spec,
-            interpret=interpret,
-        ),
-        [x],
-        x + 1,
-    )
+    def make_call(interpret):
+        specs = {"in_specs": [plgpu.BlockSpec(block, index)], **options}
+        return plgpu.pallas_call(body, type_of(x), interpret=interpret, **specs)
+
+    return make_call
+
+
+def test_blocks_may_be_wider_than_the_array():
+    x, block = numbers(20, 100), ((8, 128), lambda i: (i, 0))
+    options = {"grid": (3,), "out_specs": plgpu.BlockSpec(*block)}
+    everywhere.check(copy_of_blocks(*block, x, **options), [x], x)
 
 
 def test_an_element_block_may_start_before_the_array():
     x = numbers(16, 64)
-    spec = plgpu.BlockSpec((plgpu.Element(16), 64), lambda: (-1, 0))
-
-    def body(x, o):
-        o[...] = x[...]
-
-    everywhere.check(
-        lambda interpret: plgpu.pallas_call(
-            body, type_of(x), in_specs=[spec], interpret=interpret
-        ),
-        [x],
-        clipped(x, (-1, 0), x.shape),
-    )
+    call = copy_of_blocks((plgpu.Element(16), 64), lambda: (-1, 0), x)
+    everywhere.check(call, [x], clipped(x, (-1, 0), x.shape))
 
 
 # --- size 0 ---------------------------------------------------------------------------
@@ -226,9 +189,7 @@ EMPTY = {
 @pytest.mark.parametrize("call", EMPTY.values(), ids=list(EMPTY))
 def test_a_call_whose_results_are_empty_launches_nothing(call):
     x = jnp.ones((0, 128))
-    assert not jax.make_jaxpr(call)(x).eqns or "pallas_gpu" not in str(
-        jax.make_jaxpr(call)(x)
-    )
+    assert "pallas_gpu" not in str(jax.make_jaxpr(call)(x))
     result = call(x)
     assert (result.shape, result.dtype) == (x.shape, x.dtype)
 
@@ -251,11 +212,8 @@ def test_an_empty_operand_that_is_not_used_may_be_passed():
     def pallas(interpret):
         return plgpu.pallas_call(body, type_of(x), interpret=interpret)
 
-    def kernel(interpret):
-        return plgpu.kernel(body, type_of(x), interpret=interpret)
-
     x = numbers(16, 64)
-    for make_call in (kernel, pallas):
+    for make_call in (everywhere.kernel(body, x), pallas):
         everywhere.check(make_call, [np.zeros((0, 64), np.float32), x], x * 2)
 
 
@@ -266,8 +224,7 @@ def test_a_reference_without_elements_is_not_read():
         o[...] = x[...]
 
     x = numbers(16, 64)
-    kernel = plgpu.kernel(body, type_of(x))
-    jax.make_jaxpr(kernel)(jnp.zeros((0, 4)), x)
+    jax.make_jaxpr(plgpu.kernel(body, type_of(x)))(jnp.zeros((0, 4)), x)
 
 
 @refused
@@ -322,20 +279,6 @@ def test_an_input_is_not_written_in_a_loop(x, o):
     @plgpu.loop(0, 2)
     def _(i):
         x[i] = o[i]
-
-
-@pytest.mark.parametrize("index", [(slice(None), 5), (slice(None), slice(0, 4))])
-def test_bank_conflicts_of_an_index_expression_are_no_error(index):
-    x = numbers(128, 64)
-    expected = x.copy()
-    expected[index] = 2 * x[index]
-
-    def body(x, o, tile):
-        tile[...] = x[...]
-        tile[index] = 2 * tile[index]
-        o[...] = tile[...]
-
-    everywhere.run(body, [x], expected, plgpu.SMEM(x.shape, F32))
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose layouts the compiler chooses, run on the CPU after their lowering."""
+"""Kernels whose layouts the compiler chooses, run after their lowering."""
 
 from __future__ import annotations
 
-import jax
+import functools
+
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.mosaic import smem
-from tests.support.lockstep import kernels as in_lockstep
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup
 
+check = functools.partial(everywhere.run, semantics=[Warpgroup])
 RNG = np.random.default_rng(3)
 
 
 def numbers(*shape: int, dtype=np.float32) -> np.ndarray:
     return RNG.integers(-4, 5, shape).astype(dtype)
-
-
-def check(body, args, *expected, **options) -> None:
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in expected]
-    kernel = plgpu.kernel(body, out_type=types, **options)
-    for got, x in zip(in_lockstep.run(kernel, args), expected, strict=True):
-        np.testing.assert_array_equal(got, x)
 
 
 def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved():
@@ -35,36 +30,7 @@ def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved():
         moved_ref[...] = plgpu.layout_cast(repeated, plgpu.Layout.WGMMA_TRANSPOSED)
 
     repeated = np.broadcast_to(row[:, None], (64, 64))
-    check(body, [row, x], repeated + x, repeated)
-
-
-@pytest.mark.parametrize("shape", [(192, 24), (64, 100), (2, 96, 24)])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_shapes_without_a_linear_default_are_reduced(shape, axis):
-    x = numbers(*shape)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].sum(axis)
-
-    check(body, [x], x.sum(axis))
-
-
-def test_a_row_is_repeated_to_a_shape_without_a_linear_default():
-    x = numbers(100)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = jnp.broadcast_to(x_ref[...], (64, 100))
-
-    check(body, [x], np.broadcast_to(x, (64, 100)))
-
-
-def test_an_array_without_a_linear_default_is_transposed():
-    x = numbers(192, 24)
-
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...].T
-
-    check(body, [x], x.T)
+    check(body, [row, x], (repeated + x, repeated))
 
 
 def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():
@@ -75,7 +41,7 @@ def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():
         array[:16, :16] = x_ref[...]
         o_ref[...] = plgpu.load(array.at[:16, :16], optimized=False)
 
-    check(body, [x], x, scratch_types=[plgpu.SMEM((128, 128), jnp.float16)])
+    check(body, [x], x, plgpu.SMEM((128, 128), jnp.float16))
 
 
 def test_a_tiled_array_that_no_wgmma_layout_covers_is_stored_without_conflicts(
@@ -96,5 +62,5 @@ def test_a_tiled_array_that_no_wgmma_layout_covers_is_stored_without_conflicts(
 
     transforms = (plgpu.TilingTransform((8, 8)), plgpu.SwizzleTransform(32))
     scratch = plgpu.SMEM((32, 64), jnp.float32, transforms=transforms)
-    check(body, [x], 32 * x, scratch_types=[scratch])
+    check(body, [x], 32 * x, scratch)
     assert all(p.conflict_free for p in plans)

@@ -7,7 +7,6 @@ import re
 import warnings
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import ds, errors
 from tests.support import everywhere
-from tests.support.everywhere import check
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH, Warpgroup, under
 
 TRANSFORMS = {
     "swizzled": (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)),
@@ -36,11 +34,8 @@ def run(make_body, transforms, expected, *args):
         held[...] = x[...]
         make_body(held, out, *inputs)
 
-    kind = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-    make = everywhere.kernel(body, kind, array)
-
     with pytest.warns(errors.PerformanceWarning, match="cuts through its tiles"):
-        check(make, [X, *args], expected)
+        everywhere.run(body, [X, *args], expected, array)
 
 
 @pytest.mark.parametrize("kind", TRANSFORMS)
@@ -79,14 +74,10 @@ def test_a_start_that_is_a_multiple_of_the_tile_is_not_slow(recwarn):
         out[...] = held[ds(at[0] * 8, 8)]
 
     array = plgpu.SMEM(X.shape, X.dtype, transforms=TRANSFORMS["swizzled"])
-    out = jax.ShapeDtypeStruct((8, 96), X.dtype)
     at = np.array([2], np.int32)
-
-    make = everywhere.kernel(body, out, array)
-
     # Under Lane the store of the whole array has the layout of its load from GMEM.
-    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
-    check(make, [X, at], X[16:], semantics=warpgroup, executed=warpgroup)
+    options = {"semantics": [Warpgroup], "executed": [Warpgroup]}
+    everywhere.run(body, [X, at], X[16:], array, **options)
     assert not [w for w in recwarn if "cuts through" in str(w.message)]
 
 
@@ -104,13 +95,9 @@ def test_single_elements_of_a_tiled_array():
         out[...] = held[...]
 
     array = plgpu.SMEM(x.shape, x.dtype, transforms=TRANSFORMS["swizzled"])
-
-    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    make = everywhere.kernel(body, out, array)
-
     expected = x.copy()
     expected[5, 40] = x[17, 3] + x[2, 63]
-    check(make, [x], expected)
+    everywhere.run(body, [x], expected, array)
 
 
 def test_one_array_is_an_operand_of_wgmma_and_read_by_element():
@@ -123,25 +110,24 @@ def test_one_array_is_an_operand_of_wgmma_and_read_by_element():
         out[...] = acc[...] + held[3, 3].astype(jnp.float32)
 
     scratch = [plgpu.SMEM(x.shape, x.dtype), plgpu.ACC((64, 64))]
-    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
-
-    out = jax.ShapeDtypeStruct(x.shape, np.float32)
-    make = everywhere.kernel(body, out, *scratch)
-
     wide = x.astype(np.float32)
-    check(make, [x], wide @ wide + wide[3, 3], semantics=warpgroup)
+    expected = wide @ wide + wide[3, 3]
+    everywhere.run(body, [x], expected, *scratch, semantics=[Warpgroup])
 
 
 # --- warnings -------------------------------------------------------------------------
 
 
-def warnings_of(body, semantics, *scratch, shape=(64, 64)):
-    """The texts of the warnings when a body is lowered."""
+SQUARE = plgpu.SMEM((64, 64), jnp.float32)
+
+
+def warnings_of(body, semantics, *scratch, shape=(64, 64), accepted="") -> list[str]:
+    """The texts of the warnings when a body is lowered; `accepted` is run before."""
     x = np.zeros(shape, np.float32)
-    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    kernel = plgpu.kernel(body, out, scratch_types=list(scratch))
+    kernel = everywhere.kernel(body, x, *scratch)()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        exec(accepted)
         in_lockstep.lower(under(semantics, kernel), [x])
     return [str(w.message) for w in seen if w.category is errors.PerformanceWarning]
 
@@ -153,19 +139,10 @@ def test_a_store_with_bank_conflicts_is_accepted_by_what_the_hint_says():
         held[:, 0] = x[0]
         o[...] = x[...]
 
-    (text,) = warnings_of(body, BOTH[0], plgpu.SMEM((64, 64), jnp.float32))
+    (text,) = warnings_of(body, BOTH[0], SQUARE)
     assert text.startswith("a store of SMEM has bank conflicts (")
     accepted = re.search(r"accept it with (warnings\.\w+\(.*\))", text)[1]
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        exec(accepted)
-        kernel = plgpu.kernel(
-            body,
-            jax.ShapeDtypeStruct((64, 64), jnp.float32),
-            scratch_types=[plgpu.SMEM((64, 64), jnp.float32)],
-        )
-        in_lockstep.lower(under(BOTH[0], kernel), [np.zeros((64, 64), np.float32)])
-    assert not seen
+    assert warnings_of(body, BOTH[0], SQUARE, accepted=accepted) == []
 
 
 @pytest.mark.parametrize("semantics", BOTH)
@@ -174,15 +151,11 @@ def test_bank_conflicts_are_a_warning_with_the_line(semantics):
         held[...] = x[...]
         o[0] = held[:, 0]  # HERE
 
-    (text,) = warnings_of(body, semantics, plgpu.SMEM((64, 64), jnp.float32))
+    (text,) = warnings_of(body, semantics, SQUARE)
     assert text.startswith("a load of SMEM has bank conflicts (")
     assert "32 times the time" in text
-    line = (
-        Path(__file__)
-        .read_text()
-        .splitlines()
-        .index("        o[0] = held[:, 0]  # HERE")
-    )
+    lines = Path(__file__).read_text().splitlines()
+    line = lines.index("        o[0] = held[:, 0]  # HERE")
     assert re.search(rf"test_parts_of_tiles.py:{line + 1}\b", text)
 
 
@@ -204,31 +177,17 @@ def test_a_start_without_alignment_is_a_warning(semantics):
 
 
 @pytest.mark.parametrize("semantics", BOTH)
-def test_conflicts_that_the_author_accepts_are_none(semantics, recwarn):
+@pytest.mark.parametrize("optimized", [False, True])
+def test_the_author_accepts_conflicts_or_excludes_them(semantics, optimized):
     def body(x, o, held):
         held[...] = x[...]
-        o[0] = plgpu.load(held, np.s_[:, 0], optimized=False)
+        o[0] = plgpu.load(held, np.s_[:, 0], optimized=optimized)
 
-    x = np.zeros((64, 64), np.float32)
-    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    scratch = [plgpu.SMEM((64, 64), jnp.float32)]
-    kernel = plgpu.kernel(body, out, scratch_types=scratch)
-    in_lockstep.lower(under(semantics, kernel), [x])
-    assert not [w for w in recwarn if w.category is errors.PerformanceWarning]
-
-
-@pytest.mark.parametrize("semantics", BOTH)
-def test_conflicts_that_the_author_excludes_are_refused(semantics):
-    def body(x, o, held):
-        held[...] = x[...]
-        o[0] = plgpu.load(held, np.s_[:, 0], optimized=True)
-
-    x = np.zeros((64, 64), np.float32)
-    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    scratch = [plgpu.SMEM((64, 64), jnp.float32)]
-    kernel = plgpu.kernel(body, out, scratch_types=scratch)
+    if not optimized:
+        assert warnings_of(body, semantics, SQUARE) == []
+        return
     with pytest.raises(errors.LayoutError, match="bank conflicts"):
-        in_lockstep.lower(under(semantics, kernel), [x])
+        warnings_of(body, semantics, SQUARE)
 
 
 @pytest.mark.parametrize("rows, warned", [(512, True), (64, False)])
@@ -236,7 +195,7 @@ def test_an_array_of_more_registers_than_a_thread_has_is_named(rows, warned):
     def body(x, o):
         o[...] = x[...] + 1
 
-    found = warnings_of(body, plgpu.LoweringSemantics.Warpgroup, shape=(rows, 128))
+    found = warnings_of(body, Warpgroup, shape=(rows, 128))
     said = [text for text in found if "larger than the registers" in text]
     assert bool(said) is warned
     assert not warned or "512 registers of each thread, which has 255" in said[0]

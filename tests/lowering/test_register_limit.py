@@ -42,36 +42,69 @@ def normalized(x_ref, o_ref):
     o_ref[...] = x / jnp.sum(x)
 
 
-def test_the_arrays_that_are_live_across_a_reduction_set_the_limit():
-    # 64 elements in a thread and 28 others: 5 blocks.
-    assert limit_of(*on_rows(normalized)) == 96
-    # 128: 3 blocks.
-    assert limit_of(*on_rows(normalized, columns=16384)) == 168
-    # 32: 8 blocks, as for all smaller ones.
-    assert limit_of(*on_rows(normalized, columns=4096)) == 64
-    assert limit_of(*on_rows(normalized, columns=256)) == 64
-
-
-def test_half_of_an_array_that_only_a_reduction_uses_counts():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        o_ref[...] = x - jnp.sum(jnp.exp(x))
-
-    # 64 + 32 + 28: 4 blocks.
-    assert limit_of(*on_rows(body)) == 128
+def partly_reduced(x_ref, o_ref):
+    """Half of an array counts that only a reduction uses: 64 + 32 + 28, 4 blocks."""
+    x = x_ref[...]
+    o_ref[...] = x - jnp.sum(jnp.exp(x))
 
 
 def reloaded(x_ref, o_ref):
+    """Live across the barrier before the store: 64 and 28; with 64 ptxas spills."""
     total = jnp.sum(jnp.exp(x_ref[...]))
     o_ref[...] = x_ref[...] + total
 
 
-def test_what_is_live_across_the_barrier_before_a_store_counts():
-    # 64 and 28 others. With 64 registers ptxas spills.
-    assert limit_of(*on_rows(reloaded)) == 96
+def in_parts(x_ref, o_ref):
+    """A loop may carry a register, and reshape in place."""
+
+    def step(i, total):
+        x = x_ref[0, plgpu.ds(i * 2048, 2048)].reshape(-1, 128, 4)
+        return total + jnp.sum(jnp.exp(x), axis=(0, 2))
+
+    total = jax.lax.fori_loop(0, 4, step, jnp.zeros(128, jnp.float32))
+    o_ref[...] = jnp.full(x_ref.shape, jnp.sum(total))
+
+
+def in_the_layout_that_it_has(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED((1, COLUMNS), 4))
+    o_ref[...] = x / jnp.sum(x)
+
+
+def through_a_loop(x_ref, o_ref):
+    """An array is live through the loop that uses it."""
+    x = x_ref[...]
+
+    def step(_, total):
+        return total + jnp.sum(x * total)
+
+    o_ref[...] = jnp.full(x.shape, jax.lax.fori_loop(0, 4, step, jnp.float32(1)))
+
+
+def outside_of_a_loop(x_ref, o_ref):
+    """Half of 64."""
+
+    def step(_, total):
+        return total + jnp.sum(x_ref[...] * total)
+
+    total = jax.lax.fori_loop(0, 4, step, jnp.max(x_ref[...]))
+    o_ref[...] = jnp.full(x_ref.shape, total)
+
+
+def in_a_branch(x_ref, o_ref):
+    """64, half of the product's, and 28."""
+    x = x_ref[...]
+    total = jnp.sum(x)
+
+    @plgpu.when(total > 0)
+    def _():
+        o_ref[...] = x / jnp.sum(x * total)
+
+
+# --- bodies of which ptxas decides ----------------------------------------------------
 
 
 def accumulated(x_ref, o_ref):
+    """A loop carries an array."""
     x = x_ref[...]
 
     def step(_, total):
@@ -81,40 +114,52 @@ def accumulated(x_ref, o_ref):
     o_ref[...] = jnp.full(x.shape, jnp.sum(total * x))
 
 
-def test_where_a_loop_carries_an_array_ptxas_decides():
-    assert limit_of(*on_rows(accumulated)) is None
+def moved_between_threads(x_ref, o_ref):
+    x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED((1, COLUMNS), 4))
+    rows = jnp.sum(plgpu.layout_cast(x.reshape(64, 128), plgpu.Layout.WGMMA), axis=1)
+    o_ref[...] = jnp.full(x_ref.shape, jnp.max(rows))
 
 
-def in_parts(x_ref, o_ref):
-    def step(i, total):
-        x = x_ref[0, plgpu.ds(i * 2048, 2048)].reshape(-1, 128, 4)
-        return total + jnp.sum(jnp.exp(x), axis=(0, 2))
-
-    total = jax.lax.fori_loop(0, 4, step, jnp.zeros(128, jnp.float32))
-    o_ref[...] = jnp.full(x_ref.shape, jnp.sum(total))
+def not_reduced(x_ref, o_ref):
+    o_ref[...] = jnp.exp(x_ref[...])
 
 
-def test_a_loop_may_carry_a_register_and_reshape_in_place():
-    assert limit_of(*on_rows(in_parts)) == 64
+def summed_up(x_ref, o_ref):
+    x = x_ref[...]
+    o_ref[...] = jnp.cumsum(x, axis=1) / jnp.sum(x)
 
 
-def test_where_elements_move_between_threads_ptxas_decides():
-    def body(x_ref, o_ref):
-        x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED((1, COLUMNS), 4))
-        x = x.reshape(64, 128)
-        rows = jnp.sum(plgpu.layout_cast(x, plgpu.Layout.WGMMA), axis=1)
-        o_ref[...] = jnp.full(x_ref.shape, jnp.max(rows))
+LIMITS = {
+    normalized: 96,  # 64 elements in a thread and 28 others: 5 blocks
+    partly_reduced: 128,
+    reloaded: 96,
+    in_parts: 64,
+    in_the_layout_that_it_has: 96,
+    through_a_loop: 128,
+    outside_of_a_loop: 64,
+    in_a_branch: 128,
+    accumulated: None,
+    moved_between_threads: None,
+    not_reduced: None,
+    summed_up: None,
+}
 
-    assert limit_of(*on_rows(body)) is None
+
+@pytest.mark.parametrize(("body", "limit"), LIMITS.items())
+def test_what_is_live_across_a_barrier_sets_the_limit(body, limit):
+    assert limit_of(*on_rows(body)) == limit
 
 
-def test_a_layout_that_an_array_has_changes_nothing():
-    def body(x_ref, o_ref):
-        strided = plgpu.Layout.WG_STRIDED((1, COLUMNS), 4)
-        x = plgpu.load(x_ref, layout=strided)
-        o_ref[...] = x / jnp.sum(x)
-
-    assert limit_of(*on_rows(body)) == limit_of(*on_rows(normalized))
+@pytest.mark.parametrize(
+    ("columns", "limit"),
+    [
+        (16384, 168),  # 128 elements: 3 blocks
+        (4096, 64),  # 32: 8 blocks, as for all smaller ones
+        (256, 64),
+    ],
+)
+def test_the_size_of_an_array_sets_the_limit(columns, limit):
+    assert limit_of(*on_rows(normalized, columns=columns)) == limit
 
 
 def test_arrays_of_narrow_types_share_registers():
@@ -124,58 +169,6 @@ def test_arrays_of_narrow_types_share_registers():
 
     # 32 of pairs, and half of the 64 of the converted ones.
     assert limit_of(*on_rows(body, dtype=jnp.bfloat16)) == 96
-
-
-def test_an_array_is_live_through_the_loop_that_uses_it():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-
-        def step(_, total):
-            return total + jnp.sum(x * total)
-
-        o_ref[...] = jnp.full(x.shape, jax.lax.fori_loop(0, 4, step, jnp.float32(1)))
-
-    assert limit_of(*on_rows(body)) == 128
-
-    def outside(x_ref, o_ref):
-        x = x_ref[...]
-
-        def step(_, total):
-            return total + jnp.sum(x_ref[...] * total)
-
-        total = jax.lax.fori_loop(0, 4, step, jnp.max(x))
-        o_ref[...] = jnp.full(x.shape, total)
-
-    # Half of 64.
-    assert limit_of(*on_rows(outside)) == 64
-
-
-def test_branches_count():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        total = jnp.sum(x)
-
-        @plgpu.when(total > 0)
-        def _():
-            o_ref[...] = x / jnp.sum(x * total)
-
-    # 64, half of the product's, and 28.
-    assert limit_of(*on_rows(body)) == 128
-
-
-def test_without_a_reduction_ptxas_decides():
-    def body(x_ref, o_ref):
-        o_ref[...] = jnp.exp(x_ref[...])
-
-    assert limit_of(*on_rows(body)) is None
-
-
-def test_with_other_moves_of_arrays_ptxas_decides():
-    def body(x_ref, o_ref):
-        x = x_ref[...]
-        o_ref[...] = jnp.cumsum(x, axis=1) / jnp.sum(x)
-
-    assert limit_of(*on_rows(body)) is None
 
 
 def test_under_lane_semantics_ptxas_decides():
@@ -202,27 +195,20 @@ def test_smem_counts_for_the_blocks_that_share_an_sm():
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("body", [reloaded, accumulated, in_parts])
+@pytest.mark.parametrize("body", [normalized, reloaded, accumulated, in_parts])
 def test_a_limit_causes_no_spills(body):
     (report,) = plgpu.offline.compile(*on_rows(body), target="sm_90a")
     assert report.resources.spill_store_bytes == 0
-
-
-@pytest.mark.offline
-def test_ptxas_keeps_to_the_limit():
-    (report,) = plgpu.offline.compile(*on_rows(normalized), target="sm_90a")
-    assert re.search(r"\.maxnreg\s+96\b", report.ptx)
-    assert report.resources.registers_per_thread <= 96
-    assert report.resources.spill_store_bytes == 0
+    limit = LIMITS[body]
+    if limit is not None:
+        assert re.search(rf"\.maxnreg\s+{limit}\b", report.ptx)
+        assert report.resources.registers_per_thread <= limit
 
 
 def test_a_kernel_with_a_limit_computes_the_same():
+    def make(interpret):
+        return on_rows(normalized, rows=2, columns=256, interpret=interpret)[0]
+
     x = jnp.arange(2.0 * 256).reshape(2, 256)
-    everywhere.check(
-        lambda interpret: on_rows(normalized, rows=2, columns=256, interpret=interpret)[
-            0
-        ],
-        [x],
-        x / jnp.sum(x, axis=1, keepdims=True),
-        rtol=1e-6,
-    )
+    expected = x / jnp.sum(x, axis=1, keepdims=True)
+    everywhere.check(make, [x], expected, rtol=1e-6)

@@ -135,10 +135,11 @@ WITHOUT_BARRIERS = {
     "compiler_params": plgpu.CompilerParams(unsafe_no_auto_barriers=True)
 }
 COPIES = [threads_then_copy, copy_in_a_loop, a_function_called_twice]
+# What has to be emitted between their scopes.
 SHARING = [
-    *((body, {}) for body in (*COPIES, within_another_scope)),
-    (values_that_outlive_their_memory, WITHOUT_BARRIERS),
-    (of_two_warpgroups, TWO),
+    *((body, {}, "meets") for body in (*COPIES, within_another_scope)),
+    (of_two_warpgroups, TWO, "meets"),
+    (values_that_outlive_their_memory, WITHOUT_BARRIERS, "fences"),
 ]
 
 
@@ -146,20 +147,12 @@ def name(value):
     return getattr(value, "__name__", "")
 
 
-@pytest.mark.parametrize(("body", "options"), SHARING, ids=name)
-def test_scopes_take_turns(body, options):
+@pytest.mark.parametrize(("body", "options", "kept"), SHARING, ids=name)
+def test_scopes_take_turns(body, options, kept):
     everywhere.run(body, [X], (2 * X, X + 1), **options)
 
 
-@pytest.mark.parametrize(
-    ("body", "options", "kept"),
-    [
-        *((body, {}, "meets") for body in (*COPIES, within_another_scope)),
-        (of_two_warpgroups, TWO, "meets"),
-        (values_that_outlive_their_memory, WITHOUT_BARRIERS, "fences"),
-    ],
-    ids=name,
-)
+@pytest.mark.parametrize(("body", "options", "kept"), SHARING, ids=name)
 def test_the_machine_reports_what_is_not_emitted(body, options, kept, monkeypatch):
     found = reuse.Reuse.of
 

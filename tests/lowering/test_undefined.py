@@ -15,7 +15,9 @@ from pallas_gpu import errors
 
 OUT = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 TILE = plgpu.SMEM((64, 128), jnp.float32)
+POSITIONS = jax.ShapeDtypeStruct((4, 128), jnp.float32)
 GRID = {"grid": (4,), "grid_names": ("i",)}
+SCRATCH = {"scratch_types": [TILE]}
 
 
 def found(kernel) -> list[str]:
@@ -43,31 +45,12 @@ def copies_by_tma(x, o, tile):
     plgpu.wait_smem_to_gmem(0)
 
 
-def test_a_result_that_nothing_is_stored_to():
-    kernel = plgpu.kernel(renames, out_type=OUT)
-    assert found(kernel) == ["kernel renames: nothing is stored to result 0"]
+def stores_to_the_other(x, o, p):
+    p[...] = x[...]
 
 
-def test_one_of_two_results_that_nothing_is_stored_to():
-    def body(x, o, p):
-        p[...] = x[...]
-
-    kernel = plgpu.kernel(body, out_type=(OUT, OUT))
-    assert found(kernel) == ["kernel body: nothing is stored to result 0"]
-
-
-def test_a_block_of_a_result_that_nothing_is_stored_to():
-    kernel = plgpu.pallas_call(renames, OUT)
-    (text,) = found(kernel)
-    assert text == "kernel renames: SMEM float32[1, 64, 128]"
-
-
-def test_scratch_that_is_read_only():
-    def body(x, o, tile):
-        o[...] = tile[...]
-
-    kernel = plgpu.kernel(body, out_type=OUT, scratch_types=[TILE])
-    assert found(kernel) == ["kernel body: SMEM float32[64, 128]"]
+def reads_scratch(x, o, tile):
+    o[...] = tile[...]
 
 
 def sums_rows(x, o):
@@ -83,13 +66,35 @@ def fetches_rows(x, o, tile):
     plgpu.wait_smem_to_gmem(0)
 
 
-@pytest.mark.parametrize("body", [sums_rows, fetches_rows])
-def test_elements_of_a_result_that_all_ctas_overwrite(body):
-    scratch = [TILE] if body is fetches_rows else []
-    kernel = plgpu.kernel(body, out_type=OUT, scratch_types=scratch, **GRID)
-    (text,) = found(kernel)
-    what = "all CTAs store the same elements of result 0"
-    assert text == f"kernel {body.__name__}: {what}"
+def calls_a_function_with_the_position(x, o, p):
+    i = lax.axis_index("i")
+    p[i] = jnp.where(x[0] > 0, x[0], 0.0)
+    o[0] = jnp.where(x[i] > 0, x[i], 0.0)
+
+
+NOTHING = "nothing is stored to result 0"
+OVERWRITTEN = "all CTAs store the same elements of result 0"
+
+
+@pytest.mark.parametrize(
+    ("body", "out", "options", "text"),
+    [
+        (renames, OUT, {}, NOTHING),
+        (stores_to_the_other, (OUT, OUT), {}, NOTHING),
+        (reads_scratch, OUT, SCRATCH, "SMEM float32[64, 128]"),
+        (sums_rows, OUT, GRID, OVERWRITTEN),
+        (fetches_rows, OUT, GRID | SCRATCH, OVERWRITTEN),
+        (calls_a_function_with_the_position, (OUT, POSITIONS), GRID, OVERWRITTEN),
+    ],
+)
+def test_a_result_that_stays_undefined(body, out, options, text):
+    kernel = plgpu.kernel(body, out_type=out, **options)
+    assert found(kernel) == [f"kernel {body.__name__}: {text}"]
+
+
+def test_a_block_of_a_result_that_nothing_is_stored_to():
+    (text,) = found(plgpu.pallas_call(renames, OUT))
+    assert text == "kernel renames: SMEM float32[1, 64, 128]"
 
 
 # --- kernels that define their results, or may ----------------------------------------
@@ -136,11 +141,72 @@ def adds_atomically(x, o):
     plgpu.atomic_add(o, x[...])
 
 
-def test_no_warning_where_a_result_may_be_stored():
-    bodies = (stores_in_a_branch, stores_in_a_loop, stores_in_a_function,
-              stores_in_a_scope, stores_in_two_scopes, adds_atomically)  # fmt: skip
-    for body in bodies:
-        assert found(plgpu.kernel(body, out_type=OUT)) == [], body.__name__
+def fills(x, o):
+    o[0, 0] = 1.0
+
+
+def calls_a_function_elsewhere_with_the_position(x, o, p):
+    """Both calls of `jnp.where` are one jaxpr."""
+    i = lax.axis_index("i")
+    p[i] = jnp.where(x[i] > 0, x[i], 0.0)
+    o[...] = x[...]
+    o[0] = jnp.where(x[0] > 0, x[0], 0.0)
+
+
+def reads_a_position_on_an_axis_of_one_cta(x, o):
+    o[...] = x[...]
+    o[0] = x[lax.axis_index("j")]
+
+
+def stores_in_one_cta(x, o):
+    @plgpu.when(lax.axis_index("i") == 0)
+    def _():
+        o[...] = x[...]
+
+
+def copies_in_one_cta(x, o, tile, position=lambda: lax.axis_index("i")):
+    tile[...] = x[...]
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(tile, o, predicate=position() == 0)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def stores_to_the_other_member_of_a_union(x, o, both):
+    first, second = both
+    first[...] = x[...]
+    o[...] = second[...]
+
+
+@pytest.mark.parametrize(
+    ("body", "out", "options"),
+    [
+        (stores_in_a_branch, OUT, {}),
+        (stores_in_a_loop, OUT, {}),
+        (stores_in_a_function, OUT, {}),
+        (stores_in_a_scope, OUT, {}),
+        (stores_in_two_scopes, OUT, {}),
+        (adds_atomically, OUT, {}),
+        # All CTAs store the same values.
+        (copies, OUT, GRID),
+        (copies_by_tma, OUT, GRID | SCRATCH),
+        (fills, OUT, GRID),
+        (calls_a_function_elsewhere_with_the_position, (OUT, POSITIONS), GRID),
+        (
+            reads_a_position_on_an_axis_of_one_cta,
+            OUT,
+            {"grid": (4, 1), "grid_names": ("i", "j")},
+        ),
+        (stores_in_one_cta, OUT, GRID),
+        (copies_in_one_cta, OUT, GRID | SCRATCH),
+        (
+            stores_to_the_other_member_of_a_union,
+            OUT,
+            {"scratch_types": [plgpu.RefUnion(TILE, TILE)]},
+        ),
+    ],
+)
+def test_no_warning_where_a_result_may_be_defined(body, out, options):
+    assert found(plgpu.kernel(body, out_type=out, **options)) == []
 
 
 def test_no_warning_where_a_result_is_an_argument_too():
@@ -154,94 +220,9 @@ def test_no_warning_where_a_result_is_an_argument_too():
     assert found(kernel) == []
 
 
-def fills(x, o):
-    o[0, 0] = 1.0
-
-
-@pytest.mark.parametrize("body", [copies, copies_by_tma, fills])
-def test_no_warning_where_all_ctas_store_the_same_values(body):
-    scratch = [TILE] if body is copies_by_tma else []
-    kernel = plgpu.kernel(body, out_type=OUT, scratch_types=scratch, **GRID)
-    assert found(kernel) == []
-
-
-POSITIONS = jax.ShapeDtypeStruct((4, 128), jnp.float32)
-
-
-def test_no_warning_where_a_function_is_called_elsewhere_with_the_position():
-    # Both calls of `jnp.where` are one jaxpr.
-    def body(x, o, p):
-        i = lax.axis_index("i")
-        p[i] = jnp.where(x[i] > 0, x[i], 0.0)
-        o[...] = x[...]
-        o[0] = jnp.where(x[0] > 0, x[0], 0.0)
-
-    kernel = plgpu.kernel(body, out_type=(OUT, POSITIONS), **GRID)
-    assert found(kernel) == []
-
-
-def test_a_function_that_is_called_with_the_position_is_followed():
-    def body(x, o, p):
-        i = lax.axis_index("i")
-        p[i] = jnp.where(x[0] > 0, x[0], 0.0)
-        o[0] = jnp.where(x[i] > 0, x[i], 0.0)
-
-    kernel = plgpu.kernel(body, out_type=(OUT, POSITIONS), **GRID)
-    assert found(kernel) == [
-        "kernel body: all CTAs store the same elements of result 0"
-    ]
-
-
-def test_no_warning_about_a_position_on_an_axis_of_one_cta():
-    def body(x, o):
-        o[...] = x[...]
-        o[0] = x[lax.axis_index("j")]
-
-    kernel = plgpu.kernel(body, out_type=OUT, grid=(4, 1), grid_names=("i", "j"))
-    assert found(kernel) == []
-
-
-def test_no_warning_where_one_cta_stores():
-    def body(x, o):
-        @plgpu.when(lax.axis_index("i") == 0)
-        def _():
-            o[...] = x[...]
-
-    assert found(plgpu.kernel(body, out_type=OUT, **GRID)) == []
-
-
-def test_no_warning_where_a_condition_of_the_copy_chooses_the_cta():
+def test_no_warning_where_a_program_chooses_whether_to_copy_a_block():
     def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(tile, o, predicate=lax.axis_index("i") == 0)
-        plgpu.wait_smem_to_gmem(0)
+        copies_in_one_cta(x, o, tile, lambda: plgpu.program_id(0))
 
-    kernel = plgpu.kernel(body, out_type=OUT, scratch_types=[TILE], **GRID)
-    assert found(kernel) == []
-    whole = plgpu.pallas_call(
-        lambda x, o, tile: body_of_first(x, o, tile),
-        OUT,
-        grid=(4,),
-        scratch_shapes=[TILE],
-    )
-    assert found(whole) == []
-
-
-def body_of_first(x, o, tile):
-    tile[...] = x[...]
-    plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile, o, predicate=plgpu.program_id(0) == 0)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def test_no_warning_where_the_other_member_of_a_union_is_stored_to():
-    def body(x, o, both):
-        first, second = both
-        first[...] = x[...]
-        o[...] = second[...]
-
-    kernel = plgpu.kernel(
-        body, out_type=OUT, scratch_types=[plgpu.RefUnion(TILE, TILE)]
-    )
+    kernel = plgpu.pallas_call(body, OUT, grid=(4,), scratch_shapes=[TILE])
     assert found(kernel) == []

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.semantics import Warpgroup, under
 
-F16, F32 = jnp.float16, jnp.float32
+F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
 RNG = np.random.default_rng(7)
 
 
@@ -29,12 +29,13 @@ check = functools.partial(everywhere.run, semantics=[Warpgroup])
 # --- SMEM without transforms ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [F16, jnp.bfloat16, F32])
-@pytest.mark.parametrize("transposed", [False, True])
+# The tensor core transposes 16-bit types only.
+@pytest.mark.parametrize(
+    ("dtype", "transposed"),
+    [(F16, False), (F16, True), (BF16, False), (BF16, True), (F32, True)],
+)
 def test_operands_of_a_product_get_the_tiles_that_it_needs(dtype, transposed):
     """Copied by TMA, multiplied, and nothing said about how they are stored."""
-    if dtype == F32 and not transposed:
-        pytest.skip("the tensor core transposes 16-bit types only")
     a, b = normal(128, 64, dtype=dtype), normal(64, 128, dtype=dtype)
     stored = b.T if transposed else b
 
@@ -58,21 +59,6 @@ def test_operands_of_a_product_get_the_tiles_that_it_needs(dtype, transposed):
         plgpu.Barrier(num_arrivals=2),
         atol=5e-2 if dtype == F32 else 1e-4,
     )
-
-
-def test_a_result_goes_back_through_smem_in_16_bit_tiles():
-    x = normal(64, 128, dtype=F16)
-
-    def body(x_gmem, o_gmem, x_smem, full):
-        plgpu.copy_gmem_to_smem(x_gmem, x_smem, full)
-        plgpu.barrier_wait(full)
-        x = x_smem[...].astype(F32)
-        x_smem[...] = (x * 2).astype(F16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(x_smem, o_gmem)
-        plgpu.wait_smem_to_gmem(0)
-
-    check(body, [x], x * 2, plgpu.SMEM(x.shape, F16), plgpu.Barrier())
 
 
 # --- registers ------------------------------------------------------------------------
@@ -140,6 +126,17 @@ FUNCTIONS = {
         lambda x: jnp.where((x.astype(F32) > 0).T, x.astype(F32), 0.0),
         X.astype(jnp.float8_e4m3fn),
     ),
+    # Shapes without a linear default.
+    "a row is repeated": (lambda x: jnp.broadcast_to(x, (64, 100)), normal(100)),
+    "an odd array is transposed": (lambda x: x.T, normal(192, 24)),
+    **{
+        f"axis {axis} of {shape} is reduced": (
+            functools.partial(jnp.sum, axis=axis),
+            normal(*shape),
+        )
+        for shape in [(192, 24), (64, 100), (2, 96, 24)]
+        for axis in (0, 1)
+    },
 }
 
 

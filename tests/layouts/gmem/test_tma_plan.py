@@ -141,61 +141,36 @@ def test_a_store_writes_what_lies_inside_and_nothing_else(data):
     np.testing.assert_array_equal(plan.simulate_store(held, before, starts), wanted)
 
 
-def test_one_column_tile_is_one_copy_for_any_start_and_size():
-    plan = check_load(
-        (509, 520), 16, (128, 64), (), tiled((128, 64), 16, 128), (450, 3)
-    )
-    assert [d.box for d in plan.dims] == [128, 64]
-    assert len(plan.instructions) == 1
+COLUMN, SQUARE = tiled((128, 64), 16, 128), tiled((128, 128), 16, 128)
+VECTOR = SmemLayout((4096,), 32)
+STEPS = {"start_multiples": (8, 64)}
+# The array, what is in SMEM, starts, what is known; boxes, and how many of them.
+PLANS = {
+    "a column of tiles": ((509, 520), COLUMN, (450, 3), {}, [128, 64], 1),
+    "known starts": ((256, 192), SQUARE, (136, 64), STEPS, [16, 2, 8, 64], 1),
+    "inside": ((261, 200), SQUARE, (133, 72), {"inside": (True, True)}, None, 1),
+    "ragged rows": ((250, 256), SQUARE, (128, 128), STEPS, [2, 8, 64], 16),
+    "a vector": ((8192,), VECTOR, (4096,), {"start_multiples": (4096,)}, None, 1),
+    "an odd vector": ((8191,), VECTOR, (4095,), {}, None, 16),
+    "whole rows of an odd length": (
+        (100, 7),
+        SmemLayout((64, 7), 32),
+        (40, 0),
+        {"start_multiples": (1, 0)},
+        [224],
+        2,
+    ),
+    "pieces": ((512, 512), COLUMN, (64, 64), {"pieces": 4}, None, 4),
+}
 
 
-def test_tiles_in_both_dimensions_are_one_copy_when_starts_are_multiples():
-    plan = check_load(
-        (256, 192),
-        16,
-        (128, 128),
-        (),
-        tiled((128, 128), 16, 128),
-        (136, 64),
-        start_multiples=(8, 64),
-    )
-    assert [d.box for d in plan.dims] == [16, 2, 8, 64]
-    assert len(plan.instructions) == 1
-
-
-def test_tiles_in_both_dimensions_are_one_copy_when_the_slice_lies_inside():
-    plan = check_load(
-        (261, 200),
-        16,
-        (128, 128),
-        (),
-        tiled((128, 128), 16, 128),
-        (133, 72),
-        inside=(True, True),
-    )
-    assert len(plan.instructions) == 1
-
-
-def test_ragged_rows_need_a_copy_for_each_row_of_tiles():
-    plan = check_load(
-        (250, 256),
-        16,
-        (128, 128),
-        (),
-        tiled((128, 128), 16, 128),
-        (128, 128),
-        start_multiples=(8, 64),
-    )
-    assert [d.box for d in plan.dims] == [2, 8, 64]
-    assert len(plan.instructions) == 16
-
-
-def test_a_long_vector_is_one_copy_from_a_known_start():
-    smem = SmemLayout((4096,), 32)
-    one = check_load((8192,), 32, (4096,), (), smem, (4096,), start_multiples=(4096,))
-    assert len(one.instructions) == 1
-    many = check_load((8191,), 32, (4096,), (), smem, (4095,))
-    assert len(many.instructions) == 16
+@pytest.mark.parametrize("case", PLANS)
+def test_a_plan_has_few_copies(case):
+    shape, smem, starts, known, boxes, count = PLANS[case]
+    bits = smem.itemsize_bits
+    plan = check_load(shape, bits, smem.shape, (), smem, starts, **known)
+    assert len(plan.instructions) == count
+    assert boxes is None or [d.box for d in plan.dims] == boxes
 
 
 def test_integer_indexed_dimensions_share_a_view_dim_beyond_rank_five():
@@ -205,12 +180,6 @@ def test_integer_indexed_dimensions_share_a_view_dim_beyond_rank_five():
         shape, 16, (1, 1, 1, 1, 16, 64), (0, 1, 2, 3), smem, (1, 2, 3, 1, 0, 0)
     )
     assert len(plan.dims) == 5
-
-
-def test_whole_rows_of_an_odd_length_travel_together():
-    smem = SmemLayout((64, 7), 32)
-    plan = check_load((100, 7), 32, (64, 7), (), smem, (40, 0), start_multiples=(1, 0))
-    assert [len(plan.dims), len(plan.instructions)] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -233,12 +202,6 @@ def test_a_window_may_have_axes_that_the_slice_lacks():
     smem = tiled((4, 64, 64), 16, 128)
     plan = plan_copy((64, 64), 16, (64, 64), (), smem, window=(1, 64, 64))
     assert [d.box for d in plan.dims] == [64, 64]
-
-
-def test_pieces_share_the_copies_equally():
-    smem = tiled((128, 64), 16, 128)
-    plan = check_load((512, 512), 16, (128, 64), (), smem, (64, 64), pieces=4)
-    assert len(plan.instructions) == 4
 
 
 def test_a_short_minor_dimension_names_sixteen_bytes():

@@ -25,7 +25,6 @@ from pallas_gpu.layouts.moves.relayout import (
 from pallas_gpu.layouts.moves.shuffle import Network, Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.defaults import default_layout
-from pallas_gpu.layouts.registers.placement import place_registers
 
 SHAPE = (128, 64)
 THREADS = np.arange(128)
@@ -204,20 +203,21 @@ def test_every_pair_of_the_catalogue(layouts, bits):
 # --- what it takes --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "moves"), [(32, 32), (16, 16), (8, 8)])
-def test_transposed_vectors_cost_a_shuffle_for_two_words(bits, moves):
-    # 64 elements to a thread, half of which stay where they are.
-    plan = check(TWO_AXES["WGMMA"], TWO_AXES["WGMMA_TRANSPOSED"], bits)
-    assert isinstance(plan.method, Shuffle)
-    assert plan.method.moves == moves
-    assert plan.scratch_bytes == 0
-
-
-@pytest.mark.parametrize(("bits", "moves"), [(8, 8), (16, 16)])
-def test_widened_data_costs_a_shuffle_for_two_words(bits, moves):
-    plan = check(TWO_AXES["WGMMA_UPCAST_2X"], TWO_AXES["WGMMA"], bits)
-    assert isinstance(plan.method, Shuffle)
-    assert plan.method.moves == moves
+@pytest.mark.parametrize(
+    ("src", "dst", "widths"),
+    [
+        # 64 elements to a thread, half of which stay where they are.
+        ("WGMMA", "WGMMA_TRANSPOSED", (8, 16, 32)),
+        ("WGMMA_UPCAST_2X", "WGMMA", (8, 16)),
+    ],
+    ids=["transposed vectors", "widened data"],
+)
+def test_moved_vectors_cost_a_shuffle_for_two_words(src, dst, widths):
+    for bits in widths:
+        plan = check(TWO_AXES[src], TWO_AXES[dst], bits)
+        assert isinstance(plan.method, Shuffle)
+        assert plan.method.moves == bits
+        assert plan.scratch_bytes == 0
 
 
 def test_regrouping_registers_is_free():
@@ -263,13 +263,16 @@ def test_a_part_is_stored_by_some_warps_and_loaded_by_all():
     assert not any(plan.method.load.conditions)
 
 
-def test_too_little_scratch_is_reported():
+def test_the_scratch_needed_is_what_is_there_or_more():
     src, dst = TWO_AXES["WGMMA"], TWO_AXES["STRIDED 4"]
     needed = plan_relayout(src, dst, 32, 16).scratch_bytes
     assert 16 < needed <= 2048
     assert check(src, dst, 32, needed).scratch_bytes == needed
     assert costs.relayout_cost(src, dst, 32, 16) is None
     assert costs.relayout_cost(src, dst, 32, needed) > 0
+    assert scratch_bytes(src, src, 32, 0) == 0
+    assert scratch_bytes(src, dst, 32, 8192) == 8192
+    assert 0 < scratch_bytes(src, dst, 32, 0) <= 2048
 
 
 # --- shapes ---------------------------------------------------------------------------
@@ -316,11 +319,3 @@ def test_a_relayout_keeps_the_shape_and_moves_bytes():
         plan_relayout(src, catalogue.WGMMA.linear((64, 32)), 32)
     with pytest.raises(LayoutError, match="whole bytes"):
         plan_relayout(src, src, 4)
-
-
-def test_the_scratch_needed_is_what_is_there_or_more():
-    strided = Layout.WG_STRIDED((64, 64), vec_size=4)
-    src, dst = (place_registers(y, (64, 64)) for y in (Layout.WGMMA, strided))
-    assert scratch_bytes(src, src, 32, 0) == 0
-    assert scratch_bytes(src, dst, 32, 8192) == 8192
-    assert 0 < scratch_bytes(src, dst, 32, 0) <= 2048

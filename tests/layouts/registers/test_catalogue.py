@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.mosaic.gpu import fragmented_array as upstream
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import Layout, TiledLayout, element_bits, to_layout
+from pallas_gpu.layouts import Layout, TiledLayout, element_bits
 from pallas_gpu.layouts.registers import catalogue
 
 
@@ -75,14 +75,6 @@ def test_a_named_layout_is_written_as_upstream_writes_it(name):
     assert ours.vector_dim == theirs.vector_dim
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_registers_are_as_many_as_upstreams(name):
-    ours, theirs = Layout[name].to_layout(), getattr(upstream, NAMES[name])
-    shape = tuple(2 * s for s in ours.base_tile_shape)
-    count = int(np.prod(theirs.registers_shape(shape)))
-    assert ours.linear(shape).num_registers == count
-
-
 def test_mma_fragments_of_single_precision():
     """Lane g*4+i holds A's rows g, g+8 and columns i, i+4 (mma.m16n8k8, .tf32)."""
     a = catalogue.mma_lhs(jnp.float32).linear((64, 8)).all_coordinates()
@@ -136,11 +128,6 @@ def test_only_tiled_layouts_are_reduced():
     assert isinstance(Layout.WGMMA.reduce(0), TiledLayout)
     with pytest.raises(LayoutError, match="only tiled"):
         Layout.WG_SPLAT.reduce(0)
-
-
-def test_a_description_resolves_to_itself():
-    assert to_layout(catalogue.WGMMA) is catalogue.WGMMA
-    assert to_layout(Layout.WGMMA) is catalogue.WGMMA
 
 
 @pytest.mark.parametrize(

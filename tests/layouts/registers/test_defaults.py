@@ -3,7 +3,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,14 +15,6 @@ from tests.support.odd_shapes import shapes
 
 def test_a_multiple_of_128_elements_is_strided():
     assert default_layout((64, 6), 32) == WGStridedLayout.default((64, 6), 32)
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=2))
-def test_every_element_of_an_odd_shape_has_a_place(shape):
-    layout = default_layout(shape, 32)
-    if isinstance(layout, LinearLayout):
-        found = layout.all_coordinates()[layout.inside()]
-        assert len(np.unique(found, axis=0)) == np.prod(shape)
 
 
 @settings(max_examples=60, deadline=None)

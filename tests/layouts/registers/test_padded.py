@@ -14,12 +14,22 @@ from hypothesis import strategies as st
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves.binary import binary_layout
+from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
 from pallas_gpu.layouts.registers.placement import uniform_length
 from pallas_gpu.layouts.registers.reshapes import reshaped
 from tests.support.odd_shapes import shapes
 
 LAYOUT = spread_layout((100, 77))
+
+
+@st.composite
+def layouts(draw) -> LinearLayout:
+    """Layouts of odd shapes, and those of the tensor core."""
+    if draw(st.booleans()):
+        return spread_layout(draw(shapes(most=3000, rank=3)))
+    named = draw(st.sampled_from([catalogue.WGMMA, catalogue.WGMMA_TRANSPOSED]))
+    return named.linear(draw(st.sampled_from([(128, 64), (2, 64, 64)])))
 
 
 def values(layout: LinearLayout, array: np.ndarray) -> np.ndarray:
@@ -42,9 +52,9 @@ def test_every_element_has_equally_many_owners_and_padding_none(shape):
     assert layout.is_padded == (flat < 0).any()
 
 
-@given(shapes(most=3000, rank=3), st.data())
-def test_a_transpose_moves_padding_with_its_axes(shape, data):
-    layout = spread_layout(shape)
+@given(layouts(), st.data())
+def test_a_transpose_moves_registers_with_their_axes(layout, data):
+    shape = layout.shape
     order = data.draw(st.permutations(range(len(shape))))
     turned = layout.transpose(order)
     array = np.arange(layout.size).reshape(shape)
@@ -52,9 +62,9 @@ def test_a_transpose_moves_padding_with_its_axes(shape, data):
     assert (values(turned, array.transpose(order)) == moved).all()
 
 
-@given(shapes(most=3000, rank=3), st.data())
-def test_a_reduced_layout_holds_what_broadcasts_back(shape, data):
-    layout = spread_layout(shape)
+@given(layouts(), st.data())
+def test_a_reduced_layout_holds_what_broadcasts_back(layout, data):
+    shape = layout.shape
     axis = data.draw(st.integers(0, len(shape) - 1))
     reduced = layout.reduce(axis)
     dims = [a for a in range(len(shape)) if a != axis]
@@ -82,10 +92,9 @@ def _factors(n: int) -> list[int]:
 
 
 @settings(max_examples=200)
-@given(shapes(most=3000, rank=3), st.data())
-def test_a_reshape_keeps_elements_and_padding_or_is_refused(shape, data):
-    layout = spread_layout(shape)
-    new = regrouped(data, shape)
+@given(layouts(), st.data())
+def test_a_reshape_keeps_elements_and_padding_or_is_refused(layout, data):
+    new = regrouped(data, layout.shape)
     try:
         other = layout.reshape(new)
     except LayoutError:

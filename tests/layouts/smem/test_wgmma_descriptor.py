@@ -130,28 +130,26 @@ def test_only_16_bit_operands_may_lie_the_other_way(bits):
     assert "transposed view" in str(caught.value)
 
 
-def test_an_untiled_array_is_no_operand():
-    layout = SmemLayout((64, 64), 16)
-    with pytest.raises(errors.LayoutError, match=r"TilingTransform\(\(8, 8\)\)"):
-        plan_operand(layout, Window.whole((64, 64)), "a")
+SQUARE = (64, 64)
 
 
-def test_slices_consist_of_whole_tiles():
-    layout = tiled((64, 128), 16, 128)
-    with pytest.raises(errors.LayoutError, match="whole tiles"):
-        plan_operand(layout, part((64, 128), (0, 32)), "a")
-
-
-def test_an_operand_is_the_last_two_axes():
-    layout = tiled((2, 64, 64), 16, 128)
-    with pytest.raises(errors.LayoutError, match="last two axes"):
-        plan_operand(layout, Window.whole((2, 64, 64)), "a")
-
-
-def test_k_consists_of_whole_steps():
-    layout = tiled((8, 64), 16, 128)
-    with pytest.raises(errors.LayoutError, match="not a multiple of the instruction's"):
-        plan_operand(layout, Window.whole((8, 64)).transpose((1, 0)), "a")
+@pytest.mark.parametrize(
+    ("layout", "window", "text"),
+    [
+        (SmemLayout(SQUARE, 16), Window.whole(SQUARE), r"TilingTransform\(\(8, 8\)\)"),
+        (tiled((64, 128), 16, 128), part((64, 128), (0, 32)), "whole tiles"),
+        (tiled((2, 64, 64), 16, 128), Window.whole((2, 64, 64)), "last two axes"),
+        (
+            tiled((8, 64), 16, 128),
+            Window.whole((8, 64)).transpose((1, 0)),
+            "not a multiple of the instruction's",
+        ),
+    ],
+    ids=["not tiled", "parts of tiles", "three axes", "parts of steps of K"],
+)
+def test_other_arrays_are_no_operands(layout, window, text):
+    with pytest.raises(errors.LayoutError, match=text):
+        plan_operand(layout, window, "a")
 
 
 def test_blocks_start_at_atoms():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout
+from pallas_gpu.layouts import TiledLayout, Tiling, TmemLayout
 from pallas_gpu.layouts.tmem import layout as tmem
 from tests.support import tmem_layouts
 
@@ -93,47 +93,6 @@ def test_whole_tiles_lie_alike_wherever_they_start(array, start):
     assert np.array_equal(whole.positions[:, here], part.positions)
 
 
-@pytest.mark.parametrize(
-    ("layout", "tiles", "warp", "lane", "vector"),
-    [
-        (TmemLayout.default(1), [(128, 1), (32, 1)], (-4,), (-2,), -1),
-        (TmemLayout.default(4), [(128, 4), (32, 4)], (-4,), (-2,), -1),
-        (
-            TmemLayout.half_lane(64, 2),
-            [(64, 64), (16, 32), (2,)],
-            (-5,),
-            (-4, -3),
-            -1,
-        ),
-        (
-            TmemLayout.m64_collective(64, 2),
-            [(64, 64), (32, 32), (2,)],
-            (-4, -5),
-            (-3,),
-            -1,
-        ),
-        (TmemLayout.scales(), [(128, 4), (32, 1)], (Replicated(4),), (-2,), -3),
-        (
-            TmemLayout.scales_m64_collective(),
-            [(256, 4), (128, 4), (32, 4)],
-            (-6, Replicated(2)),
-            (-2,),
-            -1,
-        ),
-        (
-            TmemLayout.sparse_metadata(),
-            [(128, 16), (32, 1), (16, 1), (8, 1)],
-            (-8,),
-            (-2, -4, -6),
-            -7,
-        ),
-    ],
-    ids=str,
-)
-def test_the_kinds_are_these_tiles(layout, tiles, warp, lane, vector):
-    assert layout.tiled == TiledLayout(Tiling(tuple(tiles)), warp, lane, vector)
-
-
 def test_halves_of_scales_are_where_the_halves_of_the_accumulator_are():
     """Lanes 64 to 127 multiply the second half of N, and read its scales there."""
     scales = SCALES_OF_HALVES.places((256, 4)).lanes
@@ -156,25 +115,6 @@ def test_the_worked_examples_hold():
     for example in examples:
         runner.run(example)
     assert runner.summarize(verbose=False) == (0, 9)
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape", "columns"),
-    [
-        (TmemLayout.default(), (128, 256), 256),
-        (TmemLayout.default(2), (128, 256), 128),
-        (TmemLayout.half_lane(128), (64, 128), 64),
-        (TmemLayout.m64_collective(128, 2), (64, 128), 32),
-        # 128 rows of 16 scales: 4 columns for each 4 along K.
-        (TmemLayout.scales(), (128, 16), 16),
-        (TmemLayout.scales(), (256, 4), 8),
-        (TmemLayout.scales_m64_collective(), (256, 4), 4),
-        (TmemLayout.sparse_metadata(), (128, 64), 4),
-    ],
-    ids=str,
-)
-def test_columns_are_what_the_elements_fill(layout, shape, columns):
-    assert layout.columns(shape) == columns
 
 
 @pytest.mark.parametrize(

@@ -46,20 +46,14 @@ ARRAY = np.arange(4096).reshape(SHAPE)
 
 
 @given(layouts, st.sampled_from([(4096,), (2, 32, 64), (64, 8, 8), (1, 64, 64)]))
-def test_a_reshape_keeps_every_register(layout, shape):
-    result = Reshape(SHAPE, shape).forward(layout)
-    if result is not None:
-        np.testing.assert_array_equal(
-            held(result, ARRAY.reshape(shape)), held(layout, ARRAY)
-        )
-
-
-@given(layouts, st.sampled_from([(4096,), (2, 32, 64), (64, 8, 8)]))
-def test_a_reshape_and_back_is_no_change(layout, shape):
+def test_a_reshape_keeps_every_register_there_and_back(layout, shape):
     there = Reshape(SHAPE, shape)
     result = there.forward(layout)
     if result is not None:
         assert there.backward(result) == layout
+        np.testing.assert_array_equal(
+            held(result, ARRAY.reshape(shape)), held(layout, ARRAY)
+        )
 
 
 @given(layouts)
@@ -103,27 +97,12 @@ def test_every_slice_of_few_elements_has_a_layout_of_its_operand():
         assert any(relation.forward(layout) is not None for layout in natural)
 
 
-@given(layouts, st.sampled_from([0, 1]))
-def test_the_operand_of_a_broadcast_has_what_the_result_needs(layout, axis):
-    relation = Broadcast((64,), SHAPE, (axis,))
-    operand = relation.backward(layout)
-    if operand is not None:
-        assert layout.broadcast_matches(operand, (axis,))
-
-
 def test_an_axis_of_size_one_is_broadcast():
     layout = place(Layout.WGMMA, SHAPE)
     operand = Broadcast((1, 64), SHAPE, (0, 1)).backward(layout)
     assert operand is not None
     assert operand.shape == (1, 64)
     assert layout.broadcast_matches(operand, (0, 1))
-
-
-@given(layouts, st.sampled_from([(0,), (1,)]))
-def test_a_reduction_gives_the_reduced_layout_or_none(layout, axes):
-    result = Reduce(axes).forward(layout)
-    if result is not None:
-        assert result == layout.reduce(axes)
 
 
 def test_a_strided_layout_without_linear_form_is_reduced_only_as_a_whole():
