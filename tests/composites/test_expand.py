@@ -26,14 +26,7 @@ def body_of(function, *args):
 
 
 def kernel(body):
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(body, jax.ShapeDtypeStruct((64, 128), jnp.float32))
 
 
 def names(jaxpr):

@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere, host
+from tests.support.value_products import float64, kernel
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 WARPGROUP = plgpu.LoweringSemantics.Warpgroup
@@ -17,18 +18,6 @@ WARPGROUP = plgpu.LoweringSemantics.Warpgroup
 
 def numbers(rng, *shape):
     return host.array(rng.standard_normal(shape), BF16)
-
-
-def float64(x):
-    return np.asarray(x).astype(np.float64)
-
-
-def kernel(body, shape, **options):
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(shape, F32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
-
-    return make
 
 
 def check(make, args, expected):

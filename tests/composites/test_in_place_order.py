@@ -114,6 +114,11 @@ def test_these_kernels_show_a_load_that_is_moved(rng, name, monkeypatch):
         everywhere.check(changed(CHANGES[name]), [x, y], expected, atol=2e-3)
 
 
+def check(body, x, y, expected, *scratch, atol=2e-3, **options):
+    make = kernel(body, SHAPE, scratch_types=[TILE, TILE, *scratch], **options)
+    everywhere.check(make, [x, y], expected, atol=atol)
+
+
 def overwritten_by_tma(x_gmem, y_gmem, o_ref, a, b, barrier):
     plgpu.copy_gmem_to_smem(x_gmem, a, barrier)
     plgpu.barrier_wait(barrier)
@@ -126,10 +131,7 @@ def overwritten_by_tma(x_gmem, y_gmem, o_ref, a, b, barrier):
 
 def test_a_load_is_not_moved_past_a_copy_into_the_array(rng):
     x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    make = kernel(
-        overwritten_by_tma, SHAPE, scratch_types=[TILE, TILE, plgpu.Barrier()]
-    )
-    everywhere.check(make, [x, y], float64(x) @ float64(y), atol=2e-3)
+    check(overwritten_by_tma, x, y, float64(x) @ float64(y), plgpu.Barrier())
 
 
 def overwritten_by_another(x_ref, y_ref, o_ref, a, b, released):
@@ -149,14 +151,8 @@ def overwritten_by_another(x_ref, y_ref, o_ref, a, b, released):
 
 def test_a_load_is_not_moved_past_an_arrival_that_releases_the_array(rng):
     x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    make = kernel(
-        overwritten_by_another,
-        SHAPE,
-        scratch_types=[TILE, TILE, plgpu.Barrier()],
-        num_threads=2,
-        thread_name="wg",
-    )
-    everywhere.check(make, [x, y], float64(x) @ float64(y), atol=2e-3)
+    expected, threads = float64(x) @ float64(y), {"wg": 2}
+    check(overwritten_by_another, x, y, expected, plgpu.Barrier(), threads=threads)
 
 
 def ring(releases_first):
@@ -227,8 +223,7 @@ def test_a_load_of_the_last_step_is_not_one_of_this_step(rng):
         _, total = jax.lax.fori_loop(0, 3, step, (a[...], jnp.zeros(SHAPE, F32)))
         o_ref[...] = total
 
-    make = kernel(body, SHAPE, scratch_types=[TILE, TILE])
-    everywhere.check(make, [x, y], 4 * float64(x) @ float64(y), atol=5e-3)
+    check(body, x, y, 4 * float64(x) @ float64(y), atol=5e-3)
 
 
 def test_a_product_is_not_moved_to_its_sum_past_a_store(rng):
@@ -243,8 +238,7 @@ def test_a_product_is_not_moved_to_its_sum_past_a_store(rng):
         o_ref[...] = dot(y_ref[...], b[...]) + first
 
     expected = float64(x) @ float64(y) + float64(y) @ float64(y)
-    make = kernel(body, SHAPE, scratch_types=[TILE, TILE])
-    everywhere.check(make, [x, y], expected, atol=5e-3)
+    check(body, x, y, expected, atol=5e-3)
 
 
 def test_an_accumulator_that_is_written_before_the_sum_is_stored(rng):
@@ -264,8 +258,7 @@ def test_an_accumulator_that_is_written_before_the_sum_is_stored(rng):
 
         o_ref[...] = plgpu.run_scoped(run, plgpu.ACC(SHAPE, F32))
 
-    make = kernel(body, SHAPE, scratch_types=[TILE, TILE])
-    everywhere.check(make, [x, y], float64(x) @ float64(y) + 3, atol=2e-3)
+    check(body, x, y, float64(x) @ float64(y) + 3)
 
 
 @pytest.mark.parametrize("columns", [64, 32])

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-import pallas_gpu as plgpu
 from tests.support import everywhere, functions
 from tests.support.refusal import refused_by
 
@@ -85,11 +83,7 @@ def test_a_loop_with_references_of_the_kernel():
         (_, total), _ = lax.scan(step, start, x_ref[...])
         sum_ref[...] = total
 
-    def make(interpret):
-        outs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (X.shape, (128,))]
-        return plgpu.kernel(body, out_type=outs, interpret=interpret)
-
-    everywhere.check(make, [X], [2 * X, X.sum(0)], rtol=2e-6, atol=1e-6)
+    everywhere.run(body, [X], [2 * X, X.sum(0)], rtol=2e-6, atol=1e-6)
 
 
 def test_each_of_two_warpgroups_has_its_own_arrays():
@@ -102,18 +96,9 @@ def test_each_of_two_warpgroups_has_its_own_arrays():
         _, sums = lax.scan(step, jnp.zeros(128) + me, x_ref[me])
         o_ref[me] = sums
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 8, 128), jnp.float32),
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
     x = X.reshape(2, 8, 128)
     expected = np.cumsum(x, axis=1) - x + np.float32([0, 1])[:, None, None]
-    everywhere.check(make, [x], expected, rtol=2e-6, atol=2e-6)
+    everywhere.run(body, [x], expected, threads={"wg": 2}, rtol=2e-6, atol=2e-6)
 
 
 def test_only_the_code_for_cuda_runs():

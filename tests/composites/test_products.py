@@ -26,10 +26,13 @@ from tests.support.value_products import (
 F32 = jnp.float32
 
 
+# By wgmma; too small for it, each warp multiplies a part.
 @pytest.mark.smoke
+@pytest.mark.parametrize("sizes", [(64, 64, 128), (32, 32, 32)], ids=["64", "32"])
 @pytest.mark.parametrize("dtype", sorted(TOLERANCE))
-def test_types_of_the_tensor_core(rng, dtype):
-    a, b = numbers(rng, dtype, 64, 64), numbers(rng, dtype, 64, 128)
+def test_types_of_the_tensor_core(rng, dtype, sizes):
+    m, k, n = sizes
+    a, b = numbers(rng, dtype, m, k), numbers(rng, dtype, k, n)
 
     def body(a_ref, b_ref, o_ref):
         o_ref[...] = jnp.dot(
@@ -86,35 +89,6 @@ def test_infinities_of_a_product_with_precision_highest(rng):
 
     expected = float64(a) @ float64(b)
     everywhere.check(kernel(body, (64, 64)), [a, b], expected, atol=1e-3)
-
-
-def test_two_products_of_computed_values(rng):
-    """As in attention: the first one's result, after a softmax, is an operand."""
-    q, k = numbers(rng, "bfloat16", 64, 64), numbers(rng, "bfloat16", 128, 64)
-
-    def body(q_ref, k_ref, o_ref):
-        s = jnp.dot(q_ref[...], k_ref[...].T, preferred_element_type=F32) / 8
-        p = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
-        o = jnp.dot(p.astype(jnp.bfloat16), k_ref[...], preferred_element_type=F32)
-        o_ref[...] = o / jnp.sum(p, axis=1)[:, None]
-
-    scores = float64(q) @ float64(k).T / 8
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    expected = weights @ float64(k) / weights.sum(axis=1)[:, None]
-    everywhere.check(kernel(body, (64, 64)), [q, k], expected, atol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
-def test_small_products_of_every_type(rng, dtype):
-    """Too small for wgmma: each warp multiplies a part."""
-    a, b = numbers(rng, dtype, 32, 32), numbers(rng, dtype, 32, 32)
-
-    def body(a_ref, b_ref, o_ref):
-        o_ref[...] = jnp.dot(
-            a_ref[...], b_ref[...], preferred_element_type=sum_type(dtype)
-        )
-
-    check_product(body, a, b, "mk,kn->mn", sum_type(dtype))
 
 
 @pytest.mark.parametrize(
@@ -353,19 +327,6 @@ def test_an_operand_that_is_overwritten_before_the_product(rng):
     scratch = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILED)]
     make = kernel(body, (64, 64), scratch_types=scratch)
     everywhere.check(make, [a, b], float64(a).T @ float64(b), atol=1e-3)
-
-
-def test_an_operand_in_smem_that_threads_have_stored(rng):
-    """The stores are made visible to the tensor core first."""
-    a, b = (numbers(rng, "bfloat16", 64, 64) for _ in range(2))
-
-    def body(a_ref, b_ref, o_ref, tile):
-        tile[...] = a_ref[...] * 2
-        o_ref[...] = jnp.dot(tile[...], b_ref[...], preferred_element_type=F32)
-
-    scratch = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILED)]
-    make = kernel(body, (64, 64), scratch_types=scratch)
-    everywhere.check(make, [a, b], 2 * float64(a) @ float64(b), atol=2e-3)
 
 
 def test_an_unknown_precision_is_refused(rng):

@@ -13,6 +13,7 @@ from jax import lax, random
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.refusal import refused_by
 
 SHAPE = (16, 128)
 SEED = np.int32([1234])
@@ -29,11 +30,7 @@ def check(
         values = [ref[0] if len(ref.shape) == 1 else ref[...] for ref in inputs]
         out[...] = function(*([v] if v.shape == () else v for v in values))
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
-
-    everywhere.check(make, list(args), expected, rtol=rtol, atol=atol)
+    everywhere.run(body, list(args), expected, rtol=rtol, atol=atol)
 
 
 DRAWS: dict[str, tuple[Callable, float]] = {
@@ -126,19 +123,12 @@ def test_keys_are_mapped_over():
 def test_a_key_is_an_argument_as_its_words():
     words = np.asarray(random.key_data(random.key(99)))[None]
 
-    def function(words):
-        return random.bits(random.wrap_key_data(words[0]), SHAPE)
-
-    expected = np.asarray(function(jnp.asarray(words)))
+    expected = np.asarray(random.bits(random.key(99), SHAPE))
 
     def body(words_ref, out_ref):
         out_ref[...] = random.bits(random.wrap_key_data(words_ref[0]), SHAPE)
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(SHAPE, jnp.uint32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
-
-    everywhere.check(make, [words], expected)
+    everywhere.run(body, [words], expected)
 
 
 def test_words_of_a_key_are_an_array():
@@ -169,21 +159,11 @@ def test_a_key_in_a_scope():
         inner = plgpu.run_scoped(scoped, plgpu.SMEM(SHAPE, jnp.uint32))
         out_ref[...] = random.bits(inner, SHAPE)
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(SHAPE, jnp.uint32)
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
-
     key = random.fold_in(random.key(SEED[0]), 1)
-    everywhere.check(make, [SEED], np.asarray(random.bits(key, SHAPE)))
+    everywhere.run(body, [SEED], np.asarray(random.bits(key, SHAPE)))
 
 
-def test_another_generator_is_refused():
-    def body(seed_ref, out_ref):
-        key = random.key(seed_ref[0], impl="rbg")
-        out_ref[...] = random.bits(key, SHAPE)
-
-    out = jax.ShapeDtypeStruct(SHAPE, jnp.uint32)
-    call = plgpu.kernel(body, out_type=out, interpret=True)
-    with pytest.raises(plgpu.errors.UnsupportedError, match=r"threefry alone") as error:
-        call(SEED)
-    assert "test_random.py" in str(error.value)
+@refused_by(everywhere.emulate, [SEED], jax.ShapeDtypeStruct(SHAPE, jnp.uint32))
+def test_another_generator(seed_ref, out_ref):
+    key = random.key(seed_ref[0], impl="rbg")  # HERE
+    out_ref[...] = random.bits(key, SHAPE)

@@ -1,67 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are refused as rows of tables: the call, the class, and the text."""
+"""Calls that are refused: rows of tables, and their names in the texts.
+
+@refused
+@pytest.mark.parametrize("call", [call(ops.matmul, A, A)], ids=named)
+def test_a_call_that_does_not_fit(call):
+    call()
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from pallas_gpu.errors import PallasGpuError
+from pallas_gpu import CompilerParams
 
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A call that is refused.
-
-    Attributes:
-      error: the class of the error, exactly.
-      what: how its first sentence begins.
-      function, args, options: the call.
-      got: part of the row `got`, or of the whole text.
-      hint: part of the hint.
-    """
-
-    error: type[PallasGpuError]
-    what: str
-    function: Any
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    got: str
-    hint: str
-
-    def check(self) -> None:
-        """Calls, and looks at the error."""
-        with pytest.raises(self.error) as caught:
-            self.function(*self.args, **self.options)
-        error = caught.value
-        assert type(error) is self.error
-        assert error.what.startswith(self.what), error.what
-        assert error.expected and error.hint
-        assert self.hint in error.hint
-        assert self.got in str(error.got) or self.got in str(error)
+call = functools.partial
 
 
-def no(error, what, function, *args, got="", hint="", name=None, **options):
-    """A row; the text begins with the name of the function, or another one."""
-    name = function.__name__ if name is None else name
-    what = f"{name}: {what}" if name else what
-    return Refusal(error, what, function, args, options, got, hint)
-
-
-def each(error, what, function, *args, changes, **options):
-    """Rows of one text: calls that differ in some options."""
-    return [no(error, what, function, *args, **{**options, **c}) for c in changes]
-
-
-def named(*tables: list[Refusal]) -> dict[str, Refusal]:
-    """The rows of tables by what is said, and their numbers."""
-    rows = [row for table in tables for row in table]
-    return {f"{row.what}{row.got}-{i}": row for i, row in enumerate(rows)}
+def calls(function: Any, *args: Any, changes: Sequence[dict[str, Any]], **options: Any):
+    """Calls that differ in some options."""
+    return [call(function, *args, **{**options, **each}) for each in changes]
 
 
 def zeros(*shape: int, dtype: Any = jnp.float16) -> Any:
@@ -69,6 +33,34 @@ def zeros(*shape: int, dtype: Any = jnp.float16) -> Any:
     return np.zeros(shape, dtype)
 
 
-def total(function: Any, x: Any) -> Any:
-    """The derivative of the sum of a function."""
-    return jax.grad(lambda x: function(x).astype(jnp.float32).sum())(x)
+def derivative(function: Any, *args: Any, by: int | str, **options: Any) -> Any:
+    """The derivative of the sum of a function by an argument."""
+    given = {**dict(enumerate(args)), **options}
+
+    def total(x):
+        values = {**given, by: x}
+        positional = [values.pop(i) for i in range(len(args))]
+        return function(*positional, **values).astype(jnp.float32).sum()
+
+    return jax.grad(total)(given[by])
+
+
+def named(x: Any) -> str:
+    """A call as it would be written, with types and shapes of its arrays."""
+    if isinstance(x, functools.partial):
+        rows = [named(a) for a in x.args]
+        rows += [f"{name}={named(a)}" for name, a in x.keywords.items()]
+        return f"{x.func.__name__}({', '.join(rows)})"
+    if isinstance(x, np.ndarray):
+        return f"{x.dtype}{x.shape}".replace(",)", ")")
+    if isinstance(x, CompilerParams):
+        return str(x.target)
+    if dataclasses.is_dataclass(x):
+        own = {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+        default = vars(type(x))
+        return named(
+            functools.partial(
+                type(x), **{k: v for k, v in own.items() if default.get(k) != v}
+            )
+        )
+    return getattr(x, "__name__", None) or repr(x)
