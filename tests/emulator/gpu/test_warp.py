@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,9 @@ def in_one(body):
     def whole(*refs):
         plgpu.warp_map(lambda warp_id: body(warp_id, *refs))
 
+    # The names of the references in reports.
+    _, *refs = inspect.signature(body).parameters.values()
+    whole.__signature__ = inspect.Signature(refs)
     return whole
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,12 +57,13 @@ RACE = errors.RaceError
 def of_operands(body):
     """A body that has both operands in SMEM."""
 
-    @functools.wraps(body)
     def full(a, b, o, sa, sb, barrier, acc):
         load_both(a, b, sa, sb, barrier)
         body(acc, sa, sb, o)
 
-    return full
+    # The names of the references in reports.
+    full.__signature__ = inspect.signature(full)
+    return functools.update_wrapper(full, body)
 
 
 @refused_by(REPORTED)
