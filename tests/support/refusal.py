@@ -51,6 +51,27 @@ def refused_by(launch: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return decorate
 
 
+def in_each(launch: Callable[..., Any], **values: Sequence[Any]) -> Callable[..., Any]:
+    """A launch for `refused_by`: with each value of an option, all of which fail.
+
+    Where the reports differ, the others follow the first one in the text.
+    """
+    ((option, choices),) = values.items()
+
+    def launches(*args: Any, **options: Any) -> None:
+        errors: list[Any] = []
+        for choice in choices:
+            with pytest.raises(PallasGpuError) as caught:
+                launch(*args, **options, **{option: choice})
+            errors.append(caught.value)
+        _, *others = dict.fromkeys(f"{type(x).__name__}: {x}" for x in errors)
+        if others:
+            errors[0].otherwise = "\n".join(others)
+        raise errors[0]
+
+    return launches
+
+
 def _expecting(
     function: Callable[..., Any], attempt: Callable[..., Any], names: Sequence[str]
 ) -> Callable[..., None]:

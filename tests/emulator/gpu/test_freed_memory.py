@@ -87,8 +87,3 @@ def test_the_next_scope_may_have_the_same_memory():
     assert "wait for it before the kernel ends or another scope begins" in str(
         caught.value
     )
-
-
-def test_the_kernel_ends_after_the_copies():
-    with pytest.raises(errors.KernelError, match="is freed while the copy to"):
-        run(lambda x, o: plgpu.run_scoped(store(x, o, 0), TILE))

@@ -14,8 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
-from tests.support.refusal import refused_by
-from tests.support.reports import Reports
+from tests.support.refusal import in_each, refused_by
 
 F32 = jnp.float32
 X = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
@@ -48,91 +47,81 @@ def test_overwriting_after_a_read_only_wait_is_legal():
     np.testing.assert_array_equal(run(body, asynchrony="late"), X)
 
 
-reported = Reports()
+REPORTED = in_each(run, asynchrony=["eager", "late", "random"])
 
 
-@reported(
-    errors.OutOfBoundsError, "input 0 ", "promises", "2 to 6 in dimension 0",
-    grid=GRID, shape=(4, 4), args=[X[:4]],
-)  # fmt: skip
-def a_promise_to_be_in_bounds_that_is_broken(x, o, tile, barrier):
+@refused_by(REPORTED, grid=GRID, shape=(4, 4), args=[X[:4]])
+def test_a_promise_to_be_in_bounds_that_is_broken(x, o, tile, barrier):
     window = x.at[plgpu.ds(lax.axis_index("i") + 2, 4)]
     promise = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
     waited_copy(window, tile, barrier, oob_mode=promise)
 
 
-@reported(
-    errors.OutOfBoundsError, "entirely out of bounds",
-    grid=GRID, shape=(4, 4), args=[X[:4]],
-)  # fmt: skip
-def a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
+@refused_by(REPORTED, grid=GRID, shape=(4, 4), args=[X[:4]])
+def test_a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
-    plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(lax.axis_index("i") + 8, 4)])
+    plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(lax.axis_index("i") + 8, 4)])  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(
-    RACE, "is read before the copy from input 0", "has been waited for", "barrier_wait"
-)
-def a_read_before_the_wait(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_read_before_the_wait(x, o, tile, barrier):
     plgpu.copy_gmem_to_smem(x, tile, barrier)
-    o[...] = tile[...]
+    o[...] = tile[...]  # HERE
     plgpu.barrier_wait(barrier)
 
 
-@reported(RACE, "written while the copy to output 0")
-def a_source_that_is_overwritten(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_source_that_is_overwritten(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
     plgpu.copy_smem_to_gmem(tile, o)
-    tile[0] = tile[1]
+    tile[0] = tile[1]  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(RACE, "output 0 ", "read before the copy from SMEM")
-def a_destination_read_after_a_read_only_wait(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_destination_read_after_a_read_only_wait(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
     plgpu.copy_smem_to_gmem(tile, o)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    tile[...] = o[...]
+    tile[...] = o[...]  # HERE
 
 
-@reported(
-    RACE, "may still read it", "[1, 0:32]", shape=(8, 32), args=[np.ones((8, 32), "f4")]
-)
-def the_source_of_the_group_that_a_wait_leaves(x, o, tile, barrier):
+@refused_by(REPORTED, shape=(8, 32), args=[np.ones((8, 32), "f4")])
+def test_the_source_of_the_group_that_a_wait_leaves(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
     for row in range(2):
         plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
     plgpu.wait_smem_to_gmem(1)
     tile[0] = jnp.zeros(32)
-    tile[1] = jnp.zeros(32)
+    tile[1] = jnp.zeros(32)  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(errors.KernelError, "freed while the copy to output 0")
-def a_group_that_is_not_closed(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_group_that_is_not_closed(x, o, tile, barrier):
     waited_copy(x, tile, barrier)
-    plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
+    plgpu.copy_smem_to_gmem(tile, o, commit_group=False)  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(RACE, "not fenced", "call commit_smem()")
-def a_store_of_what_threads_wrote_without_commit_smem(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_store_of_what_threads_wrote_without_commit_smem(x, o, tile, barrier):
     tile[...] = x[...]
-    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.copy_smem_to_gmem(tile, o)  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(errors.KernelError, "may still read it", "wait_smem_to_gmem(0)")
-def a_store_that_still_reads_at_the_end(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_a_store_that_still_reads_at_the_end(x, o, tile, barrier):
     tile[...] = x[...]
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile, o)
+    plgpu.copy_smem_to_gmem(tile, o)  # HERE
 
 
-@reported(errors.BarrierError, "it has not been waited for")
-def a_load_that_nobody_waited_for(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x, tile, barrier)
+@refused_by(REPORTED)
+def test_a_load_that_nobody_waited_for(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)  # HERE
 
 
 # The start is known when the kernel runs; a GPU would report an address error.
@@ -140,31 +129,25 @@ NO_ADDRESS = "where TMA can address", "32 bytes, the element (8,)", "test_tma.py
 LINE = {"grid": {"g": 2}, "shape": (32,), "args": [np.arange(32, dtype=np.float32)]}
 
 
-@reported(errors.LayoutError, *NO_ADDRESS, **LINE)
-def a_load_to_where_tma_cannot_address_smem(x, o, tile, full):
+@refused_by(REPORTED, **LINE)
+def test_a_load_to_where_tma_cannot_address_smem(x, o, tile, full):
     eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
     waited_copy(x.at[eighth], tile.at[eighth], full)
 
 
-@reported(errors.LayoutError, *NO_ADDRESS, **LINE)
-def a_store_from_where_tma_cannot_address_smem(x, o, tile, full):
+@refused_by(REPORTED, **LINE)
+def test_a_store_from_where_tma_cannot_address_smem(x, o, tile, full):
     eighth = plgpu.ds(lax.axis_index("g") * 8, 8)
     tile[...] = x[...]
     plgpu.commit_smem()
-    plgpu.copy_smem_to_gmem(tile.at[eighth], o.at[eighth])
+    plgpu.copy_smem_to_gmem(tile.at[eighth], o.at[eighth])  # HERE
     plgpu.wait_smem_to_gmem(0)
 
 
-@reported(errors.UninitializedReadError, "nothing has been written")
-def what_nobody_wrote_copied_as_if_it_were_outside(x, o, tile, barrier):
+@refused_by(REPORTED)
+def test_what_nobody_wrote_copied_as_if_it_were_outside(x, o, tile, barrier):
     waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
     o[...] = tile[...]
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("name", reported)
-def test_a_mistake_is_reported(name, asynchrony):
-    reported.check(name, run, asynchrony=asynchrony)
 
 
 # --- poison and bounds ----------------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
-from tests.support.reports import Reports
+from tests.support.refusal import in_each, refused_by
 
 F32 = jnp.float32
 TILE, ROWS = plgpu.SMEM((4,), F32), plgpu.SMEM((128,), F32)
@@ -36,6 +37,9 @@ def in_one(body):
     def whole(*refs):
         plgpu.warp_map(lambda warp_id: body(warp_id, *refs))
 
+    # The names of the references in reports.
+    _, *refs = inspect.signature(body).parameters.values()
+    whole.__signature__ = inspect.Signature(refs)
     return whole
 
 
@@ -97,37 +101,24 @@ def test_what_a_warp_has_waited_for_the_warpgroup_may_read():
     np.testing.assert_array_equal(got, np.arange(4))
 
 
-reported = Reports()
+REPORTED = in_each(run, seed=range(4))
 
 
-@reported(
-    RACE,
-    "without an order between",
-    " of warpgroup 0",
-    "order the warps with a barrier",
-    "test_warp.py",
-    scratch=[TILE],
-)
+@refused_by(REPORTED, TILE)
 @in_one
-def two_warps_that_write_one_element(warp_id, o, tile):
+def test_two_warps_that_write_one_element(warp_id, o, tile):
     tile[0] = warp_id.astype(F32)
 
 
-@reported(RACE, scratch=[TILE])
-def a_read_of_what_another_warp_writes(o, tile):
+@refused_by(REPORTED, TILE)
+def test_a_read_of_what_another_warp_writes(o, tile):
     tile[...] = jnp.zeros(4)
     write, read = lambda: tile.at[1].set(F32(1)), lambda: o.at[0].set(tile[1])
     plgpu.warp_map(lambda w: by_warp(w, w0=write, w3=read))
 
 
-@reported(
-    RACE,
-    "warp 2 of warpgroup 0",
-    "warpgroup 1",
-    scratch=[TILE],
-    threads={"wg": 2},
-)
-def a_warpgroup_that_is_not_ordered_with_warps_of_another(o, tile):
+@refused_by(REPORTED, TILE, threads={"wg": 2})
+def test_a_warpgroup_that_is_not_ordered_with_warps_of_another(o, tile):
     @plgpu.when(lax.axis_index("wg") == 0)
     def _():
         plgpu.warp_map(lambda w: tile.at[w].set(F32(1)))
@@ -135,41 +126,27 @@ def a_warpgroup_that_is_not_ordered_with_warps_of_another(o, tile):
     plgpu.when(lax.axis_index("wg") == 1)(lambda: tile.at[2].set(F32(2)))
 
 
-@reported((RACE, errors.UninitializedReadError), scratch=[TILE, BARRIER], args=[ONES])
+@refused_by(REPORTED, TILE, BARRIER, args=[ONES])
 @in_one
-def a_copy_that_only_another_warp_has_waited_for(warp_id, x, o, tile, full):
+def test_a_copy_that_only_another_warp_has_waited_for(warp_id, x, o, tile, full):
     read = lambda: o.at[0].set(tile[0])  # noqa: E731
     by_warp(warp_id, w0=lambda: copy_and_wait(x, tile, full), w1=read)
 
 
-@reported(
-    errors.BarrierError,
-    "it has not been waited for",
-    scratch=[TILE, BARRIER],
-    args=[ONES],
-)
+@refused_by(REPORTED, TILE, BARRIER, args=[ONES])
 @in_one
-def a_copy_that_a_warp_starts_and_nobody_waits_for(warp_id, x, o, tile, full):
-    by_warp(warp_id, w1=lambda: plgpu.copy_gmem_to_smem(x, tile, full))
+def test_a_copy_that_a_warp_starts_and_nobody_waits_for(warp_id, x, o, tile, full):
+    by_warp(warp_id, w1=lambda: plgpu.copy_gmem_to_smem(x, tile, full))  # HERE
 
 
 # --- progress -------------------------------------------------------------------------
 
 
-@reported(
-    DEADLOCK,
-    "2 of 4 warpgroups and warps wait",
-    "warp 0 of warpgroup 0 of the only CTA: waits for phase 0",
-    "warp 2 of warpgroup 0 of the only CTA, warp 3 of",
-    "only CTA: has ended",
-    "waits for its four warps to end",
-    "2 of 4 warps have ended",
-    scratch=[BARRIER, BARRIER],
-)
+@refused_by(REPORTED, BARRIER, BARRIER)
 @in_one
-def warps_that_wait_for_each_other(warp_id, o, first, second):
+def test_warps_that_wait_for_each_other(warp_id, o, first, second):
     def wait_and_arrive(one, other):
-        plgpu.barrier_wait(one)
+        plgpu.barrier_wait(one)  # HERE
         plgpu.barrier_arrive(other)
 
     by_warp(
@@ -179,15 +156,10 @@ def warps_that_wait_for_each_other(warp_id, o, first, second):
     )
 
 
-@reported(
-    errors.OutOfBoundsError,
-    "in warp 2 of warpgroup 0 of the only CTA",
-    "test_warp.py",
-    scratch=[],
-)
+@refused_by(REPORTED)
 @in_one
-def an_index_out_of_bounds_of_one_warp(warp_id, o):
-    by_warp(warp_id, w2=lambda: o.at[warp_id + 2].set(F32(1)))
+def test_an_index_out_of_bounds_of_one_warp(warp_id, o):
+    by_warp(warp_id, w2=lambda: o.at[warp_id + 2].set(F32(1)))  # HERE
 
 
 @in_one
@@ -197,9 +169,9 @@ def three_arrivals(warp_id, o, ready):
     o[warp_id] = F32(0)
 
 
-reported(DEADLOCK, "3 of 4 arrivals", scratch=[plgpu.Barrier(num_arrivals=4)])(
-    three_arrivals
-)
+test_arrivals_of_warps_that_are_missing = refused_by(
+    REPORTED, plgpu.Barrier(num_arrivals=4)
+)(three_arrivals)
 
 
 def test_an_arrival_of_one_warp_counts_one():
@@ -325,9 +297,9 @@ def test_the_warpgroups_copies_are_those_of_warp_0():
         run(waiting_in(1), ROWS, args=[X])
 
 
-@reported(RACE, "in the warp that started the copy", scratch=[ROWS, BARRIER], args=[X])
+@refused_by(REPORTED, ROWS, BARRIER, args=[X])
 @then
-def a_wait_for_copies_of_another_warp(x, o, tile, copied):
+def test_a_wait_for_copies_of_another_warp(x, o, tile, copied):
     def copy():
         plgpu.copy_smem_to_gmem(tile, o)
         plgpu.barrier_arrive(copied)
@@ -339,13 +311,13 @@ def a_wait_for_copies_of_another_warp(x, o, tile, copied):
     plgpu.warp_map(lambda w: by_warp(w, w1=copy, w2=wait))
 
 
-@reported(RACE, scratch=[ROWS], args=[X])
+@refused_by(REPORTED, ROWS, args=[X])
 @then
-def a_group_of_each_warp_that_may_be_under_way(x, o, tile):
+def test_a_group_of_each_warp_that_may_be_under_way(x, o, tile):
     copy = lambda w: lambda: copy_rows(w, o, tile)  # noqa: E731
     plgpu.warp_map(lambda w: by_warp(w, w0=copy(w), w1=copy(w)))
     plgpu.wait_smem_to_gmem(1)
-    tile[32] = F32(0)
+    tile[32] = F32(0)  # HERE
 
 
 def fenced_by(who):
@@ -376,12 +348,3 @@ def test_what_a_warp_wrote_needs_a_fence_of_its_own_or_of_the_warpgroup():
     for who in ("nobody", "warp 0"):
         with pytest.raises(RACE, match="not fenced"):
             run(fenced_by(who), ROWS, args=[X])
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", reported)
-def test_a_mistake_is_reported(name, seed):
-    def with_scratch(body, scratch, **options):
-        run(body, *scratch, **options)
-
-    reported.check(name, with_scratch, seed=seed)

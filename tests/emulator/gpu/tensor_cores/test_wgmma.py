@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.products import tiles
-from tests.support.reports import Reports
+from tests.support.refusal import in_each, refused_by
 
 F16, F32 = jnp.float16, jnp.float32
 A, B = (
@@ -47,7 +50,7 @@ def test_a_register_operand_is_taken_when_the_product_is_issued():
     np.testing.assert_allclose(run(body, asynchrony="late"), expected, atol=4e-5)
 
 
-reported = Reports()
+REPORTED = in_each(run, asynchrony=["eager", "late", "random"])
 RACE = errors.RaceError
 
 
@@ -58,87 +61,78 @@ def of_operands(body):
         load_both(a, b, sa, sb, barrier)
         body(acc, sa, sb, o)
 
-    full.__name__ = body.__name__
-    return full
+    # The names of the references in reports.
+    full.__signature__ = inspect.signature(full)
+    return functools.update_wrapper(full, body)
 
 
-@reported(
-    RACE, "is written while the wgmma may still read it", "wgmma_wait", "test_wgmma.py"
-)
+@refused_by(REPORTED)
 @of_operands
-def an_operand_overwritten_before_the_wait(acc, sa, sb, o):
+def test_an_operand_overwritten_before_the_wait(acc, sa, sb, o):
     plgpu.wgmma(acc, sa, sb.T)
-    sb[...] = jnp.zeros((64, 64), F16)
+    sb[...] = jnp.zeros((64, 64), F16)  # HERE
     o[...] = acc[...]
 
 
-@reported(RACE, "the wgmma may still read it")
-def an_operand_copied_over_before_the_wait(a, b, o, sa, sb, barrier, acc):
+@refused_by(REPORTED)
+def test_an_operand_copied_over_before_the_wait(a, b, o, sa, sb, barrier, acc):
     load_both(a, b, sa, sb, barrier)
     plgpu.wgmma(acc, sa, sb.T)
     load_both(a, b, sa, sb, barrier)
     o[...] = acc[...]
 
 
-@reported(RACE, "[32:64, 0:64]", "may still read it")
+@refused_by(REPORTED)
 @of_operands
-def an_operand_of_the_group_that_a_wait_leaves(acc, sa, sb, o):
+def test_an_operand_of_the_group_that_a_wait_leaves(acc, sa, sb, o):
     upper, lower = (plgpu.ds(n, 32) for n in (0, 32))
     plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[upper].T)
     plgpu.wgmma(acc.at[:, 32:64], sa, sb.at[lower].T)
     plgpu.wgmma_wait(1)
     sb[upper] = jnp.zeros((32, 64), F16)
-    sb[lower] = jnp.zeros((32, 64), F16)
+    sb[lower] = jnp.zeros((32, 64), F16)  # HERE
 
 
-@reported(RACE, "the wgmma reads SMEM float16[64, 64]", "call commit_smem()")
+@refused_by(REPORTED)
 @of_operands
-def an_operand_that_threads_wrote_without_commit_smem(acc, sa, sb, o):
+def test_an_operand_that_threads_wrote_without_commit_smem(acc, sa, sb, o):
     sa[...] = sa[...] * 2
-    plgpu.wgmma(acc, sa, sb.T)
+    plgpu.wgmma(acc, sa, sb.T)  # HERE
 
 
-@reported(RACE, "read before the copy from input 0")
-def an_operand_whose_copy_nobody_waited_for(a, b, o, sa, sb, barrier, acc):
+@refused_by(REPORTED)
+def test_an_operand_whose_copy_nobody_waited_for(a, b, o, sa, sb, barrier, acc):
     plgpu.copy_gmem_to_smem(a, sa, barrier)
     plgpu.copy_gmem_to_smem(b, sb, barrier)
-    plgpu.wgmma(acc, sa, sb.T)
+    plgpu.wgmma(acc, sa, sb.T)  # HERE
 
 
-@reported(errors.UninitializedReadError, "nothing has been written")
-def an_operand_that_nobody_wrote(a, b, o, sa, sb, barrier, acc):
-    plgpu.wgmma(acc, sa, sa)
+@refused_by(REPORTED)
+def test_an_operand_that_nobody_wrote(a, b, o, sa, sb, barrier, acc):
+    plgpu.wgmma(acc, sa, sa)  # HERE
 
 
-@reported(
-    RACE, "is read while a wgmma may still add to it", "wgmma_wait(0)", "test_wgmma.py"
-)
+@refused_by(REPORTED)
 @of_operands
-def an_accumulator_read_in_flight(acc, sa, sb, o):
+def test_an_accumulator_read_in_flight(acc, sa, sb, o):
     plgpu.wgmma(acc, sa, sb.T)
-    o[...] = plgpu.wgmma_accumulator_load(acc, wait_n=None)
+    o[...] = plgpu.wgmma_accumulator_load(acc, wait_n=None)  # HERE
 
 
-@reported(errors.KernelError, "freed while the wgmma may still read it", "wgmma_wait")
+@refused_by(REPORTED)
 @of_operands
-def a_product_that_nobody_waited_for_at_the_end(acc, sa, sb, o):
-    plgpu.wgmma(acc, sa, sb.T)
+def test_a_product_that_nobody_waited_for_at_the_end(acc, sa, sb, o):
+    plgpu.wgmma(acc, sa, sb.T)  # HERE
 
 
-@reported(errors.LayoutError, "from inside a tile", "starts (4, 0)")
+@refused_by(REPORTED)
 @of_operands
-def a_dynamic_start_inside_of_a_tile(acc, sa, sb, o):
+def test_a_dynamic_start_inside_of_a_tile(acc, sa, sb, o):
     @plgpu.loop(0, 2)
     def _(k):
         part = plgpu.ds(k * 4, 32)
-        plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[part].T)
+        plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[part].T)  # HERE
         plgpu.wgmma_wait(0)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("name", reported)
-def test_a_mistake_is_reported(name, asynchrony):
-    reported.check(name, run, asynchrony=asynchrony)
 
 
 # --- register counts ------------------------------------------------------------------
