@@ -20,18 +20,17 @@ from tests.support.refusal import refused, refused_by
 F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
 ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 OUT = jax.ShapeDtypeStruct((64, 128), F32)
+WORDS = jax.ShapeDtypeStruct((64, 128), I32)
 SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 
 
 def of(body, *scratch, out=OUT, **options):
     """Returns `make` for a kernel with one CTA."""
+    return everywhere.kernel(body, out, *scratch, **options)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
-        )
 
-    return make
+def two(first=F32, second=I32):
+    return plgpu.RefUnion(plgpu.SMEM((64, 128), first), plgpu.SMEM((64, 128), second))
 
 
 def swizzled_bytes(x: np.ndarray) -> np.ndarray:
@@ -122,17 +121,6 @@ def test_a_race_between_members_of_an_inner_union_is_reported():
         make(plgpu.InterpretParams())(ROWS)
 
 
-def test_an_alternative_has_the_bytes_of_another():
-    def body(x, o, union):
-        floats, words = union
-        floats[...] = x[...]
-        o[...] = words[...]
-
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
-    everywhere.check(make, [ROWS], ROWS.view(np.int32))
-
-
 def test_bytes_lie_where_transforms_say():
     def body(x, o, union):
         tiled, plain = union
@@ -142,7 +130,7 @@ def test_bytes_lie_where_transforms_say():
     union = plgpu.RefUnion(
         plgpu.SMEM((64, 128), F32, transforms=SWIZZLED), plgpu.SMEM((64, 128), I32)
     )
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    make = of(body, union, out=WORDS)
     expected = swizzled_bytes(ROWS).view(np.int32).reshape(64, 128)
     everywhere.check(make, [ROWS], expected)
 
@@ -155,8 +143,7 @@ def test_a_part_that_is_written_changes_its_bytes_alone():
         floats[40:48] = floats[40:48] + 1
         o[...] = words[...]
 
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    make = of(body, two(), out=WORDS)
     expected = ROWS.copy()
     expected[8:16] = 0
     expected[40:48] += 1
@@ -322,15 +309,10 @@ def test_warpgroups_take_turns_with_alternatives():
         def _():
             o[...] = words[...]
 
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
     make = of(
-        body,
-        union,
-        plgpu.Barrier(num_arrivals=2),
-        out=jax.ShapeDtypeStruct((64, 128), I32),
-        num_threads=2,
+        body, two(), plgpu.Barrier(num_arrivals=2), out=WORDS, num_threads=2,
         thread_name="wg",
-    )
+    )  # fmt: skip
     everywhere.check(make, [ROWS], ROWS.view(np.int32))
 
 
@@ -357,10 +339,6 @@ def reported(error, *texts):
         yield
     report = str(info.value)
     assert [text for text in (*texts, "# HERE") if text not in report] == []
-
-
-def two(first=F32, second=I32):
-    return plgpu.RefUnion(plgpu.SMEM((64, 128), first), plgpu.SMEM((64, 128), second))
 
 
 @refused_by(lambda body: run(body, scratch_types=[two(F32, F32)]))
