@@ -16,6 +16,7 @@ from pallas_gpu import errors, offline
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
 from tests.support.refusal import refused, refused_by
+from tests.support.semantics import BOTH
 
 F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
 ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
@@ -207,38 +208,8 @@ def test_copies_into_one_alternative_and_out_of_another():
     everywhere.check(make, [x], (x * 2).astype(np.float16))
 
 
-def test_operands_of_a_product_make_way_for_its_result():
-    def body(a, b, o, union, barrier):
-        (left, right), result = union
-        plgpu.copy_gmem_to_smem(a, left, barrier)
-        plgpu.copy_gmem_to_smem(b, right, barrier)
-        plgpu.barrier_wait(barrier)
-
-        def multiply(acc):
-            plgpu.wgmma(acc, left, right)
-            plgpu.wgmma_wait(0)
-            return acc[...]
-
-        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
-        result[...] = product
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    tile = plgpu.SMEM(
-        (64, 64),
-        F16,
-        transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
-    )
-    union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
-    out = jax.ShapeDtypeStruct((64, 64), F32)
-    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 4, (64, 64)).astype(np.float16) for _ in "ab")
-    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
-
-
-def test_layouts_of_operands_are_inferred():
+@pytest.mark.parametrize("inferred", [False, True])
+def test_operands_of_a_product_make_way_for_its_result(inferred):
     def body(a, b, o, union, barrier):
         (left, right), result = union
         plgpu.copy_gmem_to_smem(a, left, barrier)
@@ -251,18 +222,20 @@ def test_layouts_of_operands_are_inferred():
             return acc[...]
 
         result[...] = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
-        o[...] = result[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
 
-    tile = plgpu.SMEM((64, 64), F16)
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    tile = plgpu.SMEM((64, 64), F16, transforms=() if inferred else transforms)
     union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
-    out = jax.ShapeDtypeStruct((64, 64), F32)
-    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
-    a = np.eye(64, dtype=np.float16)
-    b = np.arange(4096).reshape(64, 64).astype(np.float16)
-    semantics = [plgpu.LoweringSemantics.Warpgroup]
-    everywhere.check(
-        make, [a, b], b.astype(np.float32), semantics=semantics, executed=semantics
-    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 4, (64, 64)).astype(np.float16) for _ in "ab")
+    semantics = [plgpu.LoweringSemantics.Warpgroup] if inferred else BOTH
+    everywhere.run(
+        body, [a, b], a.astype(np.float32) @ b.astype(np.float32),
+        union, plgpu.Barrier(num_arrivals=2), semantics=semantics, executed=semantics,
+    )  # fmt: skip
 
 
 def test_unions_in_scopes_by_name_through_jit_and_loops():
