@@ -308,6 +308,21 @@ def test_a_last_axis_of_one_step_at_run_time_shares_the_block_of_the_axis_before
     everywhere.check(make, [numbers(), jnp.ones((1,), jnp.int32)], expected)
 
 
+def test_an_output_that_all_steps_share_is_stored_once():
+    def step(indices, x, o):
+        @plgpu.when(indices[0] == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...]
+
+    make = pipelined(
+        step, out=f32(8, 128), out_specs=[plgpu.BlockSpec((8, 128), lambda i: (0, 0))],
+        max_concurrent_steps=2,
+    )  # fmt: skip
+    everywhere.check(make, [numbers()], numbers().reshape(8, 8, 128).sum(0))
+
+
 def test_delay_release_keeps_a_buffer_for_products_in_flight():
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     spec = lambda m: plgpu.BlockSpec(  # noqa: E731
