@@ -20,14 +20,19 @@ def multicast(x, tile, barrier, axes="c"):
     plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=axes)
 
 
-def test_a_multicast_gives_every_block_all_of_it():
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_a_multicast_gives_every_block_all_of_it(dtype):
+    """In pieces: of a tile of 8-bit values they are half its rows."""
+
     def body(x, o, tile, barrier):
         multicast(x, tile, barrier)
         plgpu.barrier_wait(barrier)
-        o[lax.axis_index("c")] = tile[...]
+        o[lax.axis_index("c")] = tile[...].astype(jnp.float32)
 
-    got = make(body, OUT, scratch_types=[TILE, plgpu.Barrier()], **PAIR)(numbers())
-    np.testing.assert_array_equal(got, np.stack([numbers()] * 2))
+    x = numbers().astype(dtype)
+    scratch = [plgpu.SMEM(x.shape, dtype), plgpu.Barrier()]
+    got = make(body, OUT, scratch_types=scratch, **PAIR)(x)
+    np.testing.assert_array_equal(got, np.stack([x, x]).astype(np.float32))
 
 
 # --- sizes and names ------------------------------------------------------------------
@@ -157,18 +162,3 @@ def test_a_cluster_barrier_counts_no_arrival_twice():
     # Four arrivals on each barrier: two phases, and only one is waited for.
     scratch = [plgpu.ClusterBarrier(collective_axes="c", num_arrivals=1)]
     make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
-
-
-def test_one_dtype_of_smem_in_all_blocks_is_reached():
-    """The multicast of a tile of 8-bit values, whose pieces are half its rows."""
-    shape = (64, 128)
-
-    def body(x, o, tile, barrier):
-        multicast(x, tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[lax.axis_index("c")] = tile[...].astype(jnp.float32)
-
-    x = numbers(*shape).astype(np.int8)
-    scratch = [plgpu.SMEM(shape, jnp.int8), plgpu.Barrier()]
-    got = make(body, OUT, scratch_types=scratch, **PAIR)(x)
-    np.testing.assert_array_equal(got, np.stack([x, x]).astype(np.float32))

@@ -256,20 +256,15 @@ def test_a_race_under_jit_is_a_report_of_jax(transform):
         lambda k: lambda xs: k(xs[0]),
         jax.vmap,
         lambda k: jax.grad(lambda xs: with_a_rule(k)(xs[0]).sum()),
+        lambda k: jax.disable_jit()(jax.jit(lambda xs: k(xs[0]))),
     ],
-    ids=["eager", "vmap", "grad"],
+    ids=["eager", "vmap", "grad", "jit disabled"],
 )
 def test_without_jit_a_race_is_a_race_error(transform):
     f = transform(make(racing, grid=(2,), grid_names=("i",)))
     with pytest.raises(errors.RaceError) as info:
         f(numbers(1, 64, 128))
     assert "o[...] = x[...] + jax.lax.axis_index" in str(info.value)
-
-
-def test_a_race_is_a_race_error_where_jit_is_disabled():
-    f = jax.jit(make(racing, grid=(2,), grid_names=("i",)))
-    with jax.disable_jit(), pytest.raises(errors.RaceError):
-        f(numbers())
 
 
 def test_the_report_of_many_threads_that_wait_is_short():

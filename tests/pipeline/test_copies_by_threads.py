@@ -32,6 +32,13 @@ ODD_BLOCKS = {
 }
 
 
+def called(body, out, **options):
+    """Returns what `everywhere.check` takes."""
+    return lambda interpret: plgpu.pallas_call(
+        body, out, interpret=interpret, **options
+    )
+
+
 @pytest.mark.parametrize("name", ODD_BLOCKS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
 def test_threads_copy_blocks_of_rows_that_tma_cannot_address(name, dtype):
@@ -41,16 +48,14 @@ def test_threads_copy_blocks_of_rows_that_tma_cannot_address(name, dtype):
     def body(x, o):
         o[...] = x[...] * 2
 
-    def make(interpret):
-        spec = plgpu.BlockSpec(block, index_map)
-        return plgpu.pallas_call(
-            body,
-            jax.ShapeDtypeStruct(shape, dtype),
-            grid=grid,
-            in_specs=[spec],
-            out_specs=spec,
-            interpret=interpret,
-        )
+    spec = plgpu.BlockSpec(block, index_map)
+    make = called(
+        body,
+        jax.ShapeDtypeStruct(shape, dtype),
+        grid=grid,
+        in_specs=[spec],
+        out_specs=spec,
+    )
 
     everywhere.check(make, [x], x * 2)
 
@@ -89,15 +94,13 @@ def test_what_is_outside_of_the_array_is_zero_in_a_block_that_threads_copy():
     def body(x, o):
         o[...] = jnp.broadcast_to(x[...].sum(), (1, 1))
 
-    def make(interpret):
-        return plgpu.pallas_call(
-            body,
-            f32(2, 1),
-            grid=2,
-            in_specs=[plgpu.BlockSpec((4, 3), lambda i: (i, 0))],
-            out_specs=plgpu.BlockSpec((1, 1), lambda i: (i, 0)),
-            interpret=interpret,
-        )
+    make = called(
+        body,
+        f32(2, 1),
+        grid=2,
+        in_specs=[plgpu.BlockSpec((4, 3), lambda i: (i, 0))],
+        out_specs=plgpu.BlockSpec((1, 1), lambda i: (i, 0)),
+    )
 
     everywhere.check(make, [x], np.array([[x[:4].sum()], [x[4:].sum()]]))
 
@@ -114,16 +117,14 @@ def test_steps_accumulate_in_a_block_that_threads_copy():
 
     params = plgpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
 
-    def make(interpret):
-        return plgpu.pallas_call(
-            body,
-            f32(13),
-            grid=(4, 3),
-            in_specs=[plgpu.BlockSpec((4, 16), lambda i, j: (i, j))],
-            out_specs=plgpu.BlockSpec((4,), lambda i, j: (i,)),
-            compiler_params=params,
-            interpret=interpret,
-        )
+    make = called(
+        body,
+        f32(13),
+        grid=(4, 3),
+        in_specs=[plgpu.BlockSpec((4, 16), lambda i, j: (i, j))],
+        out_specs=plgpu.BlockSpec((4,), lambda i, j: (i,)),
+        compiler_params=params,
+    )
 
     # Under Lane the author would load the output in the layout of the sum.
     warpgroup = [plgpu.LoweringSemantics.Warpgroup]
@@ -165,19 +166,17 @@ def test_a_block_that_threads_copy_may_be_stored_at_its_last_step_only(name):
     def body(x, o, total):
         stores_at(plgpu.program_id(len(grid) - 1), last)(x, o, total)
 
-    def make(interpret):
-        return plgpu.pallas_call(
-            body,
-            f32(*shape),
-            grid=grid,
-            in_specs=[plgpu.BlockSpec((None, 16, 77), lambda *at: (at[-1], 0, 0))],
-            out_specs=plgpu.BlockSpec((16, 77), index_map),
-            scratch_shapes=[plgpu.SMEM((16, 77), jnp.float32)],
-            compiler_params=plgpu.CompilerParams(
-                dimension_semantics=("arbitrary",) * len(grid)
-            ),
-            interpret=interpret,
-        )
+    make = called(
+        body,
+        f32(*shape),
+        grid=grid,
+        in_specs=[plgpu.BlockSpec((None, 16, 77), lambda *at: (at[-1], 0, 0))],
+        out_specs=plgpu.BlockSpec((16, 77), index_map),
+        scratch_shapes=[plgpu.SMEM((16, 77), jnp.float32)],
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=("arbitrary",) * len(grid)
+        ),
+    )
 
     rows = np.tile(x.sum(axis=0), (-(-shape[0] // 16), 1))
     everywhere.check(make, [x], rows[: shape[0]])

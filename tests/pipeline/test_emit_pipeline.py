@@ -67,17 +67,16 @@ def test_the_last_axis_of_the_grid_runs_fastest():
 
 @pytest.mark.parametrize("count", [1, 3, 8])
 def test_a_grid_may_have_a_size_that_is_known_at_run_time_only(count):
-    def make(interpret):
-        def body(x, n, o):
-            pipeline = plgpu.emit_pipeline(
-                double, grid=(n[0],), in_specs=[ROWS], out_specs=[ROWS],
-                max_concurrent_steps=4,
-            )  # fmt: skip
-            o[...] = jnp.zeros(o.shape, o.dtype)
-            plgpu.commit_gmem()
-            pipeline(x, o)
+    def body(x, n, o):
+        pipeline = plgpu.emit_pipeline(
+            double, grid=(n[0],), in_specs=[ROWS], out_specs=[ROWS],
+            max_concurrent_steps=4,
+        )  # fmt: skip
+        o[...] = jnp.zeros(o.shape, o.dtype)
+        plgpu.commit_gmem()
+        pipeline(x, o)
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     expected = np.where(np.arange(64)[:, None] < 8 * count, numbers() * 2, 0)
     args = [numbers(), jnp.array([count], jnp.int32)]
@@ -85,30 +84,28 @@ def test_a_grid_may_have_a_size_that_is_known_at_run_time_only(count):
 
 
 def test_a_grid_without_steps_returns_the_first_carry():
-    def make(interpret):
-        def body(x, o):
-            carry = plgpu.emit_pipeline(
-                lambda _, x, carry: carry + 1, grid=(0,), in_specs=[ROWS],
-                init_carry=jnp.int32(7),
-            )(x)  # fmt: skip
-            o[...] = jnp.full((64, 128), carry, jnp.float32)
+    def body(x, o):
+        carry = plgpu.emit_pipeline(
+            lambda _, x, carry: carry + 1, grid=(0,), in_specs=[ROWS],
+            init_carry=jnp.int32(7),
+        )(x)  # fmt: skip
+        o[...] = jnp.full((64, 128), carry, jnp.float32)
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     everywhere.check(make, [numbers()], np.full((64, 128), 7, np.float32))
 
 
 def test_parts_of_arrays_are_pipelined_like_arrays():
-    def make(interpret):
-        def body(x, o):
-            half = plgpu.ds(32, 32)
-            o[plgpu.ds(0, 32)] = x[plgpu.ds(0, 32)]
-            plgpu.emit_pipeline(
-                double, grid=(4,), in_specs=[ROWS], out_specs=[ROWS],
-                max_concurrent_steps=2,
-            )(x.at[half], o.at[half])  # fmt: skip
+    def body(x, o):
+        half = plgpu.ds(32, 32)
+        o[plgpu.ds(0, 32)] = x[plgpu.ds(0, 32)]
+        plgpu.emit_pipeline(
+            double, grid=(4,), in_specs=[ROWS], out_specs=[ROWS],
+            max_concurrent_steps=2,
+        )(x.at[half], o.at[half])  # fmt: skip
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     factor = np.where(np.arange(64) < 32, 1, 2)[:, None].astype(np.float32)
     everywhere.check(make, [numbers()], numbers() * factor)
@@ -150,15 +147,14 @@ def test_blocks_over_the_edge_are_zeros_and_store_what_lies_inside():
 def test_an_index_map_reads_a_table_for_its_own_steps_only():
     """The blocks of inputs and outputs are in the order of a table in GMEM."""
 
-    def make(interpret):
-        def body(x, table, o):
-            spec = plgpu.BlockSpec((8, 128), lambda i: (table[i], 0))
-            plgpu.emit_pipeline(
-                double, grid=(8,), in_specs=[spec], out_specs=[spec],
-                max_concurrent_steps=2,
-            )(x, o)  # fmt: skip
+    def body(x, table, o):
+        spec = plgpu.BlockSpec((8, 128), lambda i: (table[i], 0))
+        plgpu.emit_pipeline(
+            double, grid=(8,), in_specs=[spec], out_specs=[spec],
+            max_concurrent_steps=2,
+        )(x, o)  # fmt: skip
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     table = np.array([3, 1, 0, 2, 7, 6, 4, 5], np.int32)
     everywhere.check(make, [numbers(), table], numbers() * 2)
@@ -167,16 +163,15 @@ def test_an_index_map_reads_a_table_for_its_own_steps_only():
 def test_an_output_of_a_grid_without_steps_keeps_its_contents():
     """The number of steps is known at run time only, and zero."""
 
-    def make(interpret):
-        def body(x, n, o):
-            o[...] = x[...]
-            plgpu.commit_gmem()
-            shared = plgpu.BlockSpec((8, 128), lambda i: (0, 0))
-            plgpu.emit_pipeline(
-                double, grid=(n[0],), in_specs=[ROWS], out_specs=[shared]
-            )(x, o)
+    def body(x, n, o):
+        o[...] = x[...]
+        plgpu.commit_gmem()
+        shared = plgpu.BlockSpec((8, 128), lambda i: (0, 0))
+        plgpu.emit_pipeline(double, grid=(n[0],), in_specs=[ROWS], out_specs=[shared])(
+            x, o
+        )
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     everywhere.check(make, [numbers(), jnp.zeros((1,), jnp.int32)], numbers())
 
@@ -190,14 +185,13 @@ def test_a_carry_passes_from_step_to_step():
         o[...] = jnp.broadcast_to(carry[None], (8, 128))
         return carry
 
-    def make(interpret):
-        def body(x, o):
-            plgpu.emit_pipeline(
-                step, grid=(8,), in_specs=[ROWS], out_specs=[ROWS],
-                max_concurrent_steps=2, init_carry=jnp.zeros((128,), jnp.float32),
-            )(x, o)  # fmt: skip
+    def body(x, o):
+        plgpu.emit_pipeline(
+            step, grid=(8,), in_specs=[ROWS], out_specs=[ROWS],
+            max_concurrent_steps=2, init_carry=jnp.zeros((128,), jnp.float32),
+        )(x, o)  # fmt: skip
 
-        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+    make = everywhere.kernel(body, f32())
 
     sums = np.cumsum(numbers().reshape(8, 8, 128).sum(1), 0)
     everywhere.check(make, [numbers()], np.repeat(sums, 8, 0))
@@ -294,22 +288,21 @@ def test_a_store_waits_for_earlier_ones_only_where_blocks_may_overlap(index, ove
 
 
 def test_a_last_axis_of_one_step_at_run_time_shares_the_block_of_the_axis_before():
-    def make(interpret):
-        def body(x, n, o):
-            def step(indices, x_block, total):
-                @plgpu.when(indices[0] == 0)
-                def _():
-                    total[...] = jnp.zeros(total.shape, total.dtype)
+    def body(x, n, o):
+        def step(indices, x_block, total):
+            @plgpu.when(indices[0] == 0)
+            def _():
+                total[...] = jnp.zeros(total.shape, total.dtype)
 
-                total[...] += x_block[...]
+            total[...] += x_block[...]
 
-            plgpu.emit_pipeline(
-                step, grid=(8, n[0]), max_concurrent_steps=2,
-                in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))],
-                out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
-            )(x, o)  # fmt: skip
+        plgpu.emit_pipeline(
+            step, grid=(8, n[0]), max_concurrent_steps=2,
+            in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))],
+            out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
+        )(x, o)  # fmt: skip
 
-        return plgpu.kernel(body, out_type=f32(8, 128), interpret=interpret)
+    make = everywhere.kernel(body, f32(8, 128))
 
     expected = numbers().reshape(8, 8, 128).sum(0)
     everywhere.check(make, [numbers(), jnp.ones((1,), jnp.int32)], expected)
@@ -336,22 +329,21 @@ def test_delay_release_keeps_a_buffer_for_products_in_flight():
         (64, 64), m, transforms=transforms, delay_release=1
     )
 
-    def make(interpret):
-        def body(a, b, o):
-            def scoped(acc):
-                def step(_, a_block, b_block):
-                    plgpu.wgmma(acc, a_block, b_block)
-                    plgpu.wgmma_wait(1)
+    def body(a, b, o):
+        def scoped(acc):
+            def step(_, a_block, b_block):
+                plgpu.wgmma(acc, a_block, b_block)
+                plgpu.wgmma_wait(1)
 
-                plgpu.emit_pipeline(
-                    step, grid=(4,), max_concurrent_steps=3,
-                    in_specs=[spec(lambda k: (0, k)), spec(lambda k: (k, 0))],
-                )(a, b)  # fmt: skip
-                o[...] = acc[...]
+            plgpu.emit_pipeline(
+                step, grid=(4,), max_concurrent_steps=3,
+                in_specs=[spec(lambda k: (0, k)), spec(lambda k: (k, 0))],
+            )(a, b)  # fmt: skip
+            o[...] = acc[...]
 
-            plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
 
-        return plgpu.kernel(body, out_type=f32(64, 64), interpret=interpret)
+    make = everywhere.kernel(body, f32(64, 64))
 
     rng = np.random.default_rng(0)
     a = rng.integers(-4, 5, (64, 256)).astype(np.float16)

@@ -44,16 +44,8 @@ def visits(grid, sms, tiling=None):
             i, j = info.index
             o_ref[i, j] = sm * 1000 + info.local_index
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(grid, jnp.int32),
-            grid=(sms,),
-            grid_names=("sm",),
-            interpret=interpret,
-        )
-
-    return make
+    out = jax.ShapeDtypeStruct(grid, jnp.int32)
+    return everywhere.kernel(body, out, grid={"sm": sms})
 
 
 @pytest.mark.parametrize(
@@ -76,17 +68,8 @@ def test_the_sizes_of_a_grid_may_be_values_of_the_kernel():
         def _():
             o_ref[3, 0] = o_ref[3, 1] = -1
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4, 2), jnp.int32),
-            grid=(4,),
-            grid_names=("sm",),
-            interpret=interpret,
-        )
-
-    expected = np.array([[0, 1000], [2000, 3000], [1, 1001], [-1, -1]])
-    everywhere.check(make, [jnp.array([3])], expected)
+    expected = np.array([[0, 1000], [2000, 3000], [1, 1001], [-1, -1]], np.int32)
+    everywhere.run(body, [jnp.array([3])], expected, grid={"sm": 4})
 
 
 @pytest.mark.parametrize(
@@ -168,14 +151,9 @@ def test_a_grid_without_steps_returns_the_initial_carry(grid):
 
         o_ref[0] = carry
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct((1,), jnp.int32),
-            grid=(1,), grid_names=("sm",), interpret=interpret,
-        )  # fmt: skip
-
     # The grid without axes has one step, at ().
-    everywhere.check(make, [], np.array([7 if grid else 8]))
+    expected = np.array([7 if grid else 8], np.int32)
+    everywhere.run(body, [], expected, grid={"sm": 1})
 
 
 def test_a_carry_reaches_the_last_step():
@@ -186,16 +164,8 @@ def test_a_carry_reaches_the_last_step():
 
         o_ref[lax.axis_index("sm")] = total
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2,), jnp.int32),
-            grid=(2,),
-            grid_names=("sm",),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [], np.array([0 + 2 + 11, 1 + 10 + 12]))
+    expected = np.array([0 + 2 + 11, 1 + 10 + 12], np.int32)
+    everywhere.run(body, [], expected, grid={"sm": 2})
 
 
 def test_a_grid_with_more_steps_than_an_index_counts_is_refused():

@@ -33,14 +33,36 @@ def check_add_one(array, spec, grid, out_spec=None):
 # --- what a body sees -----------------------------------------------------------------
 
 
-def test_whole_arrays_without_specs():
-    call = plgpu.pallas_call(add_one, f32())
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+TILED = (plgpu.TilingTransform((8, 32)),)
+SWIZZLED = (*TILED, plgpu.SwizzleTransform(128))
+
+# Of the array, then of the blocks: shape, and index map, grid, transforms.
+BLOCKS = {
+    "a squeezed dimension in the middle": (
+        (64, 3, 128), (32, None, 128), lambda i, j: (i, j, 0), (2, 3)
+    ),
+    "Blocked counts blocks": (
+        (64, 128), (plgpu.Blocked(32), 128), lambda i: (i, 0), 2
+    ),
+    "TMA cannot carry it": ((8, 3), (4, 3), lambda i: (i, 0), 2),
+    "transforms": ((64, 128), (32, 128), lambda i: (i, 0), 2, SWIZZLED),
+    "tiled, over the edge": (
+        (50, 100), (32, 64), lambda i, j: (i, j), (2, 2), SWIZZLED
+    ),
+    "tiled, and TMA cannot carry it": (
+        (8, 33), (8, 32), lambda i, j: (i, j), (1, 2), TILED
+    ),
+    "an index map with a call": (
+        (64, 128), (32, 128), lambda i: (jnp.remainder(i, 2), 0), 2
+    ),
+}  # fmt: skip
 
 
-def test_a_2d_grid_of_blocks():
-    spec = plgpu.BlockSpec((32, 64), lambda i, j: (i, j))
-    check_add_one(numbers(64, 128), spec, (2, 2))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_those_of_the_index_map(name):
+    shape, block, index_map, grid, *transforms = BLOCKS[name]
+    spec = plgpu.BlockSpec(block, index_map, transforms=sum(transforms, ()))
+    check_add_one(numbers(*shape), spec, grid)
 
 
 @settings(max_examples=10)
@@ -85,16 +107,6 @@ def test_a_squeezed_dimension_is_not_seen(gone):
     assert set(shapes) == {((64, 128), (64, 128))}
 
 
-def test_a_squeezed_dimension_may_lie_in_the_middle():
-    spec = plgpu.BlockSpec((32, None, 128), lambda i, j: (i, j, 0))
-    check_add_one(numbers(64, 3, 128), spec, (2, 3))
-
-
-def test_blocked_counts_blocks():
-    spec = plgpu.BlockSpec((plgpu.Blocked(32), 128), lambda i: (i, 0))
-    check_add_one(numbers(), spec, 2)
-
-
 def test_element_counts_elements():
     shifted = plgpu.BlockSpec((plgpu.Element(32), 128), lambda i: (i * 32 - 4, 0))
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[shifted], out_specs=ROWS)
@@ -102,12 +114,12 @@ def test_element_counts_elements():
     np.testing.assert_array_equal(call(numbers()), padded[:64] + 1)
 
 
-def test_a_gmem_spec_gives_the_whole_array():
+@pytest.mark.parametrize("spec", [None, plgpu.BlockSpec(memory_space=plgpu.GMEM)])
+def test_no_spec_and_a_gmem_spec_give_the_whole_array(spec):
     def body(x, o):
         o[...] = x[plgpu.ds(plgpu.program_id(0) * 32, 32)] + 1
 
-    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[whole], out_specs=ROWS)
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
     np.testing.assert_array_equal(call(numbers()), numbers() + 1)
 
 
@@ -153,19 +165,6 @@ def test_a_number_may_be_the_argument_of_a_grid_without_positions():
     assert call(3.0) == 3.0
 
 
-def test_a_missing_spec_gives_the_whole_array():
-    def body(x, o):
-        o[...] = x[plgpu.ds(plgpu.program_id(0) * 32, 32)] + 1
-
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[None], out_specs=ROWS)
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
-
-
-def test_a_block_that_tma_cannot_carry_stays_in_gmem():
-    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    check_add_one(numbers(8, 3), spec, 2)
-
-
 def test_a_scalar_argument_is_a_reference_without_dimensions():
     def body(x, s, o):
         o[...] = x[...] * s[...]
@@ -173,15 +172,6 @@ def test_a_scalar_argument_is_a_reference_without_dimensions():
     call = plgpu.pallas_call(body, f32())
     np.testing.assert_array_equal(call(numbers(), np.float32(2)), numbers() * 2)
     np.testing.assert_array_equal(call(numbers(), 2.0), numbers() * 2)
-
-
-def test_transforms_of_a_block_do_not_change_what_it_holds():
-    spec = plgpu.BlockSpec(
-        (32, 128),
-        lambda i: (i, 0),
-        transforms=[plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)],
-    )
-    check_add_one(numbers(), spec, 2)
 
 
 def test_program_ids_and_sizes_of_the_grid():
@@ -316,51 +306,16 @@ def test_a_tiled_block_is_divided_by_its_tiling():
     call(numbers())
 
 
-def test_a_tiled_block_over_the_edge_travels_by_tma():
-    spec = plgpu.BlockSpec(
-        (32, 64),
-        lambda i, j: (i, j),
-        transforms=[plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)],
-    )
-    check_add_one(numbers(50, 100), spec, (2, 2))
-
-
-def test_a_tiled_block_that_tma_cannot_carry_is_copied_by_threads():
-    spec = plgpu.BlockSpec(
-        (8, 32), lambda i, j: (i, j), transforms=[plgpu.TilingTransform((8, 32))]
-    )
-    check_add_one(numbers(8, 33), spec, (1, 2))
-
-
-def several(body, spec, shape, dtype=jnp.float32):
-    return plgpu.pallas_call(
-        body,
-        jax.ShapeDtypeStruct(shape, dtype),
-        in_specs=[spec],
-        out_specs=spec,
-        grid=2,
-        num_threads=2,
-        thread_name="wg",
-    )
-
-
-def test_the_memory_warpgroup_copies_a_block_that_tma_cannot_carry():
-    def body(x, o):
-        rows = plgpu.ds(jax.lax.axis_index("wg") * 2, 2)
-        o[rows] = x[rows] + 1
-
-    call = several(body, plgpu.BlockSpec((4, 3), lambda i: (i, 0)), (7, 3))
-    x = numbers(7, 3)
-    np.testing.assert_array_equal(call(x), x + 1)
-
-
 @refused
 def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
     def body(x, o):  # HERE
         pass
 
     spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    call = several(body, spec, (7, 3), jnp.int4)
+    call = plgpu.pallas_call(
+        body, jax.ShapeDtypeStruct((7, 3), jnp.int4), in_specs=[spec], out_specs=spec,
+        grid=2, num_threads=2, thread_name="wg",
+    )  # fmt: skip
     call(jnp.zeros((7, 3), jnp.int4))
 
 
@@ -451,11 +406,6 @@ def test_ctas_may_store_parts_of_a_whole_result_in_gmem():
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
     call = plgpu.pallas_call(body, f32(4, 128), grid=4, out_specs=whole)
     np.testing.assert_array_equal(call(numbers(4, 128)), 2 * numbers(4, 128))
-
-
-def test_an_index_map_may_use_an_axis_in_a_call():
-    spec = plgpu.BlockSpec((32, 128), lambda i: (jnp.remainder(i, 2), 0))
-    check_add_one(numbers(), spec, 2)
 
 
 @refused

@@ -92,13 +92,6 @@ def test_the_arguments_of_a_block_spec_in_the_old_order():
     assert "the shape is first" in info.value.hint
 
 
-def test_a_result_without_a_spec_says_how_to_give_one():
-    call = plgpu.pallas_call(add_one, f32(), grid=2)
-    with pytest.raises(errors.ArgumentError, match="several CTAs write the same") as e:
-        call(numbers())
-    assert e.value.hint.startswith("pass plgpu.BlockSpec(block_shape, index_map)")
-
-
 @refused_by(lambda body: plgpu.pallas_call(body, f32(), grid=4)(numbers()))
 def test_a_name_for_an_axis_of_the_grid(x, o):
     o[plgpu.ds(lax.axis_index("i"), 1)] = x[plgpu.ds(0, 1)]

@@ -12,7 +12,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
-from tests.support.refusal import refused
 
 ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
@@ -64,24 +63,6 @@ def test_a_product_loops_over_k(depth):
     everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
 
 
-def test_an_output_whose_map_ignores_the_sequential_axis_accumulates():
-    def add_up(x, o):
-        @plgpu.when(plgpu.program_id(1) == 0)
-        def _():
-            o[...] = jnp.zeros(o.shape, o.dtype)
-
-        o[...] += x[...]
-
-    make = called(
-        add_up, f32(16, 128), grid=(2, 4),
-        in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i * 4 + j, 0))],
-        out_specs=plgpu.BlockSpec((8, 128), lambda i, j: (i, 0)),
-        compiler_params=params("parallel", "arbitrary"),
-    )  # fmt: skip
-    expected = numbers().reshape(2, 4, 8, 128).sum(1).reshape(16, 128)
-    everywhere.check(make, [numbers()], expected)
-
-
 @pytest.mark.parametrize("semantics", ["arbitrary", "sequential"])
 def test_scratch_keeps_its_contents_from_step_to_step(semantics):
     """A cumulative sum over blocks of rows."""
@@ -122,20 +103,6 @@ def test_the_sequential_axis_may_be_the_first_one():
     assert seen[0] == [4, 2]
 
 
-def test_blocks_that_tma_cannot_copy_are_accessed_in_gmem_at_every_step():
-    """Rows of three elements: 12 bytes, which TMA does not address."""
-
-    def body(x, o):
-        o[...] = x[...] * 2
-
-    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    make = called(
-        body, f32(8, 3), grid=2, in_specs=[spec], out_specs=spec,
-        compiler_params=params("arbitrary"),
-    )  # fmt: skip
-    everywhere.check(make, [numbers(8, 3)], numbers(8, 3) * 2)
-
-
 def test_vmap_adds_a_parallel_axis():
     def add_up(x, o):
         @plgpu.when(plgpu.program_id(0) == 0)
@@ -154,20 +121,6 @@ def test_vmap_adds_a_parallel_axis():
 
 
 # --- refusals -------------------------------------------------------------------------
-
-
-@refused
-def test_ctas_that_write_the_same_block_are_refused():
-    def body(x, o):
-        o[...] = x[...]
-
-    rows = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
-    index_map = lambda i: (0, 0)  # noqa: E731  # HERE
-    call = plgpu.pallas_call(
-        body, f32(8, 128), grid=8, in_specs=[rows],
-        out_specs=plgpu.BlockSpec((8, 128), index_map),
-    )  # fmt: skip
-    call(numbers())
 
 
 def test_delay_release_needs_more_buffers_than_its_steps():

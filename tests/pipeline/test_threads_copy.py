@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
 
-F32 = jnp.float32
 SHAPES = {
     "rows of 12 bytes": ((22, 3), (4, 3), (5, 1)),
     "columns of 20 bytes": ((16, 15), (8, 5), (2, 3)),
@@ -19,76 +19,48 @@ SHAPES = {
 }
 
 
-def numbers(*shape):
-    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+def check(name, pipeline, **options):
+    """Compares twice the part of an array that the grid of a pipeline covers."""
+    shape, block, grid = SHAPES[name]
+    spec = plgpu.BlockSpec(block, lambda i, j: (i, j))
+
+    def body(x, o):
+        pipeline(grid=grid, in_specs=[spec], out_specs=[spec])(x, o)
+
+    x = numbers(*shape)
+    whole = tuple(n * g for n, g in zip(block, grid, strict=True))
+    part = tuple(slice(min(a, b)) for a, b in zip(shape, whole, strict=True))
+    make = everywhere.kernel(body, x, **options)
+
+    def partly(interpret):
+        if interpret is not None:
+            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
+        return lambda x: make(interpret)(x)[part]
+
+    everywhere.check(partly, [x], 2 * x[part])
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_emit_pipeline(name):
-    shape, block, grid = SHAPES[name]
-    spec = plgpu.BlockSpec(block, lambda i, j: (i, j))
+    def step(_, x, o):
+        o[...] = 2 * x[...]
 
-    def body(x, o):
-        def step(_, x_tile, o_tile):
-            o_tile[...] = 2 * x_tile[...]
-
-        plgpu.emit_pipeline(
-            step, grid=grid, in_specs=[spec], out_specs=[spec], max_concurrent_steps=2
-        )(x, o)
-
-    x = numbers(*shape)
-    whole = tuple(n * g for n, g in zip(block, grid, strict=True))
-    part = tuple(slice(min(a, b)) for a, b in zip(shape, whole, strict=True))
-
-    def make(interpret):
-        if interpret is not None:
-            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
-        kernel = plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct(shape, F32), interpret=interpret
-        )
-        return lambda x: kernel(x)[part]
-
-    everywhere.check(make, [x], 2 * x[part])
+    pipeline = functools.partial(plgpu.emit_pipeline, step, max_concurrent_steps=2)
+    check(name, pipeline)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_emit_pipeline_warp_specialized(name):
-    shape, block, grid = SHAPES[name]
-    spec = plgpu.BlockSpec(block, lambda i, j: (i, j))
+    def step(_, x, o):
+        @plgpu.when(jax.lax.axis_index("wg") == 0)
+        def _():
+            o[...] = 2 * x[...]
 
-    def body(x, o):
-        def step(_, x_tile, o_tile):
-            @plgpu.when(jax.lax.axis_index("wg") == 0)
-            def _():
-                o_tile[...] = 2 * x_tile[...]
-
-        plgpu.emit_pipeline_warp_specialized(
-            step,
-            grid=grid,
-            in_specs=[spec],
-            out_specs=[spec],
-            wg_axis="wg",
-            num_compute_wgs=2,
-            memory_registers=40,
-        )(x, o)
-
-    x = numbers(*shape)
-    whole = tuple(n * g for n, g in zip(block, grid, strict=True))
-    part = tuple(slice(min(a, b)) for a, b in zip(shape, whole, strict=True))
-
-    def make(interpret):
-        if interpret is not None:
-            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
-        kernel = plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, F32),
-            num_threads=3,
-            thread_name="wg",
-            interpret=interpret,
-        )
-        return lambda x: kernel(x)[part]
-
-    everywhere.check(make, [x], 2 * x[part])
+    pipeline = functools.partial(
+        plgpu.emit_pipeline_warp_specialized, step, wg_axis="wg", num_compute_wgs=2,
+        memory_registers=40,
+    )  # fmt: skip
+    check(name, pipeline, threads={"wg": 3})
 
 
 def test_pallas_call_with_several_warpgroups():
@@ -100,15 +72,9 @@ def test_pallas_call_with_several_warpgroups():
 
     def make(interpret):
         return plgpu.pallas_call(
-            body,
-            jax.ShapeDtypeStruct((7, 3), F32),
-            in_specs=[spec],
-            out_specs=spec,
-            grid=2,
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
+            body, f32(7, 3), in_specs=[spec], out_specs=spec, grid=2, num_threads=2,
+            thread_name="wg", interpret=interpret,
+        )  # fmt: skip
 
     x = numbers(7, 3)
     everywhere.check(make, [x], x + 1)

@@ -352,26 +352,6 @@ def test_their_steps_need_not_fill_the_buffers(options):
     everywhere.check(make, [numbers(), PARTS], expected)
 
 
-def test_their_blocks_may_be_constant():
-    def body(x, o):
-        def pipeline(part):
-            def step(indices, x_block):
-                o[plgpu.ds((part * 2 + indices[0]) * 8, 8)] = x_block[...]
-
-            spec = plgpu.BlockSpec((8, 128), lambda i: (part, 0))
-            return Specialized(step, grid=(2,), num_compute_wgs=1, in_specs=[spec])
-
-        def scoped(allocations):
-            @plgpu.loop(0, 4)
-            def _(part):
-                pipeline(part)(x, allocations=allocations)
-
-        plgpu.run_scoped(scoped, pipeline(0).get_allocations(x), collective_axes="wg")
-
-    expected = np.repeat(numbers().reshape(8, 8, 128)[:4], 2, axis=0).reshape(64, 128)
-    everywhere.check(launched(body, f32()), [numbers()], expected)
-
-
 def test_a_state_may_be_known_at_run_time_only():
     def body(x, o):
         def pipeline(state, part):

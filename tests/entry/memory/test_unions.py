@@ -16,22 +16,22 @@ from pallas_gpu import errors, offline
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
 from tests.support.refusal import refused, refused_by
+from tests.support.semantics import BOTH
 
 F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
 ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 OUT = jax.ShapeDtypeStruct((64, 128), F32)
+WORDS = jax.ShapeDtypeStruct((64, 128), I32)
 SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 
 
 def of(body, *scratch, out=OUT, **options):
     """Returns `make` for a kernel with one CTA."""
+    return everywhere.kernel(body, out, *scratch, **options)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
-        )
 
-    return make
+def two(first=F32, second=I32):
+    return plgpu.RefUnion(plgpu.SMEM((64, 128), first), plgpu.SMEM((64, 128), second))
 
 
 def swizzled_bytes(x: np.ndarray) -> np.ndarray:
@@ -122,17 +122,6 @@ def test_a_race_between_members_of_an_inner_union_is_reported():
         make(plgpu.InterpretParams())(ROWS)
 
 
-def test_an_alternative_has_the_bytes_of_another():
-    def body(x, o, union):
-        floats, words = union
-        floats[...] = x[...]
-        o[...] = words[...]
-
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
-    everywhere.check(make, [ROWS], ROWS.view(np.int32))
-
-
 def test_bytes_lie_where_transforms_say():
     def body(x, o, union):
         tiled, plain = union
@@ -142,7 +131,7 @@ def test_bytes_lie_where_transforms_say():
     union = plgpu.RefUnion(
         plgpu.SMEM((64, 128), F32, transforms=SWIZZLED), plgpu.SMEM((64, 128), I32)
     )
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    make = of(body, union, out=WORDS)
     expected = swizzled_bytes(ROWS).view(np.int32).reshape(64, 128)
     everywhere.check(make, [ROWS], expected)
 
@@ -155,8 +144,7 @@ def test_a_part_that_is_written_changes_its_bytes_alone():
         floats[40:48] = floats[40:48] + 1
         o[...] = words[...]
 
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
-    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    make = of(body, two(), out=WORDS)
     expected = ROWS.copy()
     expected[8:16] = 0
     expected[40:48] += 1
@@ -220,38 +208,8 @@ def test_copies_into_one_alternative_and_out_of_another():
     everywhere.check(make, [x], (x * 2).astype(np.float16))
 
 
-def test_operands_of_a_product_make_way_for_its_result():
-    def body(a, b, o, union, barrier):
-        (left, right), result = union
-        plgpu.copy_gmem_to_smem(a, left, barrier)
-        plgpu.copy_gmem_to_smem(b, right, barrier)
-        plgpu.barrier_wait(barrier)
-
-        def multiply(acc):
-            plgpu.wgmma(acc, left, right)
-            plgpu.wgmma_wait(0)
-            return acc[...]
-
-        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
-        result[...] = product
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    tile = plgpu.SMEM(
-        (64, 64),
-        F16,
-        transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
-    )
-    union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
-    out = jax.ShapeDtypeStruct((64, 64), F32)
-    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 4, (64, 64)).astype(np.float16) for _ in "ab")
-    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
-
-
-def test_layouts_of_operands_are_inferred():
+@pytest.mark.parametrize("inferred", [False, True])
+def test_operands_of_a_product_make_way_for_its_result(inferred):
     def body(a, b, o, union, barrier):
         (left, right), result = union
         plgpu.copy_gmem_to_smem(a, left, barrier)
@@ -264,18 +222,20 @@ def test_layouts_of_operands_are_inferred():
             return acc[...]
 
         result[...] = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
-        o[...] = result[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
 
-    tile = plgpu.SMEM((64, 64), F16)
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    tile = plgpu.SMEM((64, 64), F16, transforms=() if inferred else transforms)
     union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
-    out = jax.ShapeDtypeStruct((64, 64), F32)
-    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
-    a = np.eye(64, dtype=np.float16)
-    b = np.arange(4096).reshape(64, 64).astype(np.float16)
-    semantics = [plgpu.LoweringSemantics.Warpgroup]
-    everywhere.check(
-        make, [a, b], b.astype(np.float32), semantics=semantics, executed=semantics
-    )
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 4, (64, 64)).astype(np.float16) for _ in "ab")
+    semantics = [plgpu.LoweringSemantics.Warpgroup] if inferred else BOTH
+    everywhere.run(
+        body, [a, b], a.astype(np.float32) @ b.astype(np.float32),
+        union, plgpu.Barrier(num_arrivals=2), semantics=semantics, executed=semantics,
+    )  # fmt: skip
 
 
 def test_unions_in_scopes_by_name_through_jit_and_loops():
@@ -322,15 +282,10 @@ def test_warpgroups_take_turns_with_alternatives():
         def _():
             o[...] = words[...]
 
-    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
     make = of(
-        body,
-        union,
-        plgpu.Barrier(num_arrivals=2),
-        out=jax.ShapeDtypeStruct((64, 128), I32),
-        num_threads=2,
+        body, two(), plgpu.Barrier(num_arrivals=2), out=WORDS, num_threads=2,
         thread_name="wg",
-    )
+    )  # fmt: skip
     everywhere.check(make, [ROWS], ROWS.view(np.int32))
 
 
@@ -357,10 +312,6 @@ def reported(error, *texts):
         yield
     report = str(info.value)
     assert [text for text in (*texts, "# HERE") if text not in report] == []
-
-
-def two(first=F32, second=I32):
-    return plgpu.RefUnion(plgpu.SMEM((64, 128), first), plgpu.SMEM((64, 128), second))
 
 
 @refused_by(lambda body: run(body, scratch_types=[two(F32, F32)]))

@@ -23,17 +23,7 @@ NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
 
 def of(body, union, out=X):
     """Returns `make` for a kernel that has a union."""
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(out.shape, out.dtype),
-            scratch_types=[union],
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    return make
+    return everywhere.kernel(body, out, union, target="sm_100a")
 
 
 def stored(x, member, packing=2):

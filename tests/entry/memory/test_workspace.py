@@ -21,18 +21,8 @@ ROWS = np.arange(384, dtype=np.float32).reshape(3, 128)
 
 def over_rows(body, *scratch, **named):
     """Returns `make` for a kernel whose CTAs have a row each."""
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((3, 128), F32),
-            scratch_types=named or scratch,
-            grid=(3,),
-            grid_names=("i",),
-            interpret=interpret,
-        )
-
-    return make
+    options = {"scratch_types": named} if named else {}
+    return everywhere.kernel(body, ROWS, *scratch, grid={"i": 3}, **options)
 
 
 def double(x, o, doubled):
