@@ -19,7 +19,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support.everywhere import check, elementwise
+from tests.support.everywhere import check, elementwise, run
 from tests.support.semantics import Warpgroup
 
 INTEGERS = ["int4", "uint4", "int2", "uint2"]
@@ -131,14 +131,6 @@ def test_reductions_and_scans(dtype):
         low[...] = lax.reduce_min(x[...], (1,))
         sums[...] = lax.cumsum(x[...], axis=0)
 
-    def make(interpret):
-        out = [jax.ShapeDtypeStruct(s, x.dtype) for s in [(128,), (128,), (64,)]]
-        return plgpu.kernel(
-            body,
-            out_type=[*out, jax.ShapeDtypeStruct(x.shape, x.dtype)],
-            interpret=interpret,
-        )
-
     numbers = x.astype(wide)
     expected = [
         np.full(128, numbers.max()),
@@ -146,7 +138,7 @@ def test_reductions_and_scans(dtype):
         numbers.min(1),
         numbers.cumsum(0),
     ]
-    check(make, [x], [by_jax(lambda a: a.astype(dtype), e) for e in expected])
+    run(body, [x], [by_jax(lambda a: a.astype(dtype), e) for e in expected])
 
 
 # --- memory ---------------------------------------------------------------------------
@@ -165,15 +157,8 @@ def test_tma_copies_packed_arrays(dtype):
         plgpu.copy_smem_to_gmem(smem, out)
         plgpu.wait_smem_to_gmem(0)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((32, 128), x.dtype),
-            scratch_types=[plgpu.SMEM((32, 128), x.dtype), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-    check(make, [x], x[8:40, 128:])
+    tile = plgpu.SMEM((32, 128), x.dtype)
+    run(body, [x], x[8:40, 128:], tile, plgpu.Barrier())
 
 
 @pytest.mark.parametrize("dtype", ["int4", "float4_e2m1fn"])
@@ -186,18 +171,8 @@ def test_tma_tiles_and_swizzles_packed_arrays(dtype):
         plgpu.barrier_wait(barrier)
         out[...] = plgpu.load(smem, layout=plgpu.Layout.WGMMA, optimized=False)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            scratch_types=[
-                plgpu.SMEM(x.shape, x.dtype, transforms=transforms),
-                plgpu.Barrier(),
-            ],
-            interpret=interpret,
-        )
-
-    check(make, [x], x)
+    tile = plgpu.SMEM(x.shape, x.dtype, transforms=transforms)
+    run(body, [x], x, tile, plgpu.Barrier())
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint2"])
@@ -220,21 +195,11 @@ def test_parts_at_odd_starts_of_gmem_and_smem(dtype):
         out[row, 1] = x_ref[row, row]
         out[row, 31:33] = smem[0, 0:2]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            scratch_types=[plgpu.SMEM((5, 31), x.dtype)],
-            grid=(16,),
-            grid_names=("i",),
-            interpret=interpret,
-        )
-
     expected = np.zeros_like(x)
     expected[:, 2:31] = x[:, 3:32]
     expected[:, 0] = x[:, 4]
     expected[:, 1] = np.diagonal(x)
-    check(make, [x], expected)
+    run(body, [x], expected, plgpu.SMEM((5, 31), x.dtype), grid={"i": 16})
 
 
 LAYOUTS = [
@@ -254,14 +219,7 @@ def test_relayouts(dtype, layout):
         cast = plgpu.layout_cast(x_ref[...], layout)
         out[...] = plgpu.layout_cast(cast, plgpu.Layout.WGMMA).astype(out.dtype)
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            interpret=interpret,
-        )
-
-    check(make, [x], x.astype(np.float32))
+    run(body, [x], x.astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["int4", "float4_e2m1fn", "float8_e8m0fnu"])

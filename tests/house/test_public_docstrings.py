@@ -106,8 +106,6 @@ def test_a_function_without_docstring_is_found():
 
 
 def test_a_dataclass_that_only_has_its_signature_is_found():
-    import dataclasses
-
     @dataclasses.dataclass
     class Spec:
         rows: int

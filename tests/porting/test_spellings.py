@@ -52,16 +52,12 @@ def test_dslice_is_ds(arguments):
 def test_slices_transposes_and_promised_multiples_select_parts():
     index = np.array([8], np.int32)
 
-    def make(interpret):
-        def body(x, index, o, t):
-            start = plgpu.multiple_of(index[0], 8)
-            o[...] = x[plgpu.Slice(start, 8), plgpu.dslice(128)]
-            t[...] = plgpu.transpose_ref(x.at[0:64, 0:64], (1, 0))[...]
+    def body(x, index, o, t):
+        start = plgpu.multiple_of(index[0], 8)
+        o[...] = x[plgpu.Slice(start, 8), plgpu.dslice(128)]
+        t[...] = plgpu.transpose_ref(x.at[0:64, 0:64], (1, 0))[...]
 
-        out = [jax.ShapeDtypeStruct((8, 128), F32), jax.ShapeDtypeStruct((64, 64), F32)]
-        return plgpu.kernel(body, out_type=out, interpret=interpret)
-
-    everywhere.check(make, [X, index], [X[8:16], X[:, :64].T])
+    everywhere.run(body, [X, index], [X[8:16], X[:, :64].T])
 
 
 def test_a_promise_is_checked_by_the_emulator():
@@ -101,20 +97,15 @@ def test_accesses_are_wider_from_a_promised_multiple():
     assert not re.search(wide, lowered(lambda start: start))
 
 
-def test_scratch_around_a_function_follows_its_arguments():
-    def make(interpret):
-        def body(x, o):
-            @plgpu.with_scoped(TILE, barrier=plgpu.Barrier())
-            def copied(x, tile, barrier):
-                plgpu.copy_gmem_to_smem(x, tile, barrier)
-                plgpu.barrier_wait(barrier)
-                return tile[...]
+@everywhere.gives([X], X)
+def test_scratch_around_a_function_follows_its_arguments(x, o):
+    @plgpu.with_scoped(TILE, barrier=plgpu.Barrier())
+    def copied(x, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        return tile[...]
 
-            o[...] = copied(x)
-
-        return plgpu.kernel(body, out_type=OUT, interpret=interpret)
-
-    everywhere.check(make, [X], X)
+    o[...] = copied(x)
 
 
 def test_a_space_declares_an_array_like_another():
@@ -126,20 +117,15 @@ def test_a_space_declares_an_array_like_another():
 
 @pytest.mark.parametrize("shape", [1, (1,), (1, 1), ()])
 def test_an_array_of_one_barrier_needs_no_index(shape):
-    def make(interpret):
-        def body(x, o, tile, barrier, arrived):
-            plgpu.copy_gmem_to_smem(x, tile, barrier)
-            plgpu.barrier_wait(barrier)
-            plgpu.barrier_arrive(arrived)
-            plgpu.barrier_wait(arrived.at[0:1] if arrived.ndim else arrived)
-            o[...] = tile[...]
+    def body(x, o, tile, barrier, arrived):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.barrier_arrive(arrived)
+        plgpu.barrier_wait(arrived.at[0:1] if arrived.ndim else arrived)
+        o[...] = tile[...]
 
-        barriers = [plgpu.Barrier(num_barriers=shape)] * 2
-        return plgpu.kernel(
-            body, out_type=OUT, scratch_types=[TILE, *barriers], interpret=interpret
-        )
-
-    everywhere.check(make, [X], X)
+    barrier = plgpu.Barrier(num_barriers=shape)
+    everywhere.run(body, [X], X, TILE, barrier, barrier)
 
 
 def test_an_array_of_several_barriers_does():
@@ -154,30 +140,20 @@ def test_an_array_of_several_barriers_does():
 def test_accumulators_have_upstreams_older_names():
     a = np.random.default_rng(0).integers(-4, 4, (64, 64)).astype(np.float16)
 
-    def make(interpret):
-        def body(a, o, tile, barrier):
-            plgpu.copy_gmem_to_smem(a, tile, barrier)
-            plgpu.barrier_wait(barrier)
+    def body(a, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(a, tile, barrier)
+        plgpu.barrier_wait(barrier)
 
-            @plgpu.with_scoped(plgpu.WGMMAAccumulatorRef((64, 64)))
-            def product(acc):
-                plgpu.wgmma(acc, tile, tile)
-                return plgpu.wgmma_accumulator_deref(acc)
+        @plgpu.with_scoped(plgpu.WGMMAAccumulatorRef((64, 64)))
+        def product(acc):
+            plgpu.wgmma(acc, tile, tile)
+            return plgpu.wgmma_accumulator_deref(acc)
 
-            o[...] = product()
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((64, 64), F32),
-            scratch_types=[
-                plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
-                plgpu.Barrier(num_barriers=1),
-            ],
-            interpret=interpret,
-        )
+        o[...] = product()
 
     wide = a.astype(np.float32)
-    everywhere.check(make, [a], wide @ wide)
+    tile = plgpu.SMEM((64, 64), F16, transforms=SWIZZLED)
+    everywhere.run(body, [a], wide @ wide, tile, plgpu.Barrier(num_barriers=1))
 
 
 def test_block_specs_have_upstreams_names_of_constants():

@@ -18,55 +18,36 @@ from tests.support.refusal import refused, refused_by
 I32 = jnp.int32
 
 
-def check(body, args, expected, **options):
-    """Runs a body on int32 or float32 arrays everywhere."""
-    expected = np.asarray(expected)
-
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
-
-    everywhere.check(make, args, expected)
-
-
 # --- what it does ---------------------------------------------------------------------
 
 
-def test_each_warp_runs_the_function_with_its_number():
-    def body(o):
+@everywhere.gives([], np.arange(4, dtype=np.int32) * 10)
+def test_each_warp_runs_the_function_with_its_number(o):
+    @plgpu.warp_map
+    def _(warp_id):
+        o[warp_id] = warp_id * 10
+
+
+@everywhere.gives([], np.arange(8, dtype=np.int32).reshape(2, 4), threads={"wg": 2})
+def test_the_warps_of_each_warpgroup_run(o):
+    wg = lax.axis_index("wg")
+
+    @plgpu.warp_map
+    def _(warp_id):
+        o[wg, warp_id] = 4 * wg + warp_id
+
+
+@everywhere.gives([], np.array([0, 1, 2, 3, 7], np.int32), threads={"wg": 2})
+def test_one_warpgroup_alone_may_let_its_warps_run(o):
+    @plgpu.when(lax.axis_index("wg") == 1)
+    def _():
         @plgpu.warp_map
         def _(warp_id):
-            o[warp_id] = warp_id * 10
+            o[warp_id] = warp_id
 
-    check(body, [], np.arange(4, dtype=np.int32) * 10)
-
-
-def test_the_warps_of_each_warpgroup_run():
-    def body(o):
-        wg = lax.axis_index("wg")
-
-        @plgpu.warp_map
-        def _(warp_id):
-            o[wg, warp_id] = 4 * wg + warp_id
-
-    expected = np.arange(8, dtype=np.int32).reshape(2, 4)
-    check(body, [], expected, num_threads=2, thread_name="wg")
-
-
-def test_one_warpgroup_alone_may_let_its_warps_run():
-    def body(o):
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            @plgpu.warp_map
-            def _(warp_id):
-                o[warp_id] = warp_id
-
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            o[4] = jnp.int32(7)
-
-    check(body, [], np.array([0, 1, 2, 3, 7], np.int32), num_threads=2,
-          thread_name="wg")  # fmt: skip
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        o[4] = jnp.int32(7)
 
 
 def test_the_warpgroup_goes_on_when_all_warps_are_done():
@@ -82,54 +63,52 @@ def test_the_warpgroup_goes_on_when_all_warps_are_done():
     x = numbers()
     expected = x.copy()
     expected[:4, 5] = x[8:12, 6] + np.arange(4)
-    check(body, [x], expected, scratch_types=[TILE])
+    everywhere.run(body, [x], expected, scratch_types=[TILE])
 
 
-def test_warps_copy_and_the_warpgroup_waits():
+@everywhere.gives(
+    [numbers(3, 64, 128)], lambda x: x * 2, TILE, plgpu.Barrier(num_arrivals=4)
+)
+def test_warps_copy_and_the_warpgroup_waits(x, o, tile, full):
     """Four arrivals, one of each warp, and a parity that is the warpgroup's."""
 
-    def body(x, o, tile, full):
-        @plgpu.loop(0, 3)
-        def _(i):
-            @plgpu.warp_map
-            def _(warp_id):
-                rows = plgpu.ds(16 * warp_id, 16)
-                plgpu.copy_gmem_to_smem(x.at[i, rows], tile.at[rows], full)
-
-            plgpu.barrier_wait(full)
-            o[i] = tile[...] * 2
-
-    x = numbers(3, 64, 128)
-    barrier = plgpu.Barrier(num_arrivals=4)
-    check(body, [x], x * 2, scratch_types=[TILE, barrier])
-
-
-def test_each_warp_keeps_its_parity_from_one_warp_map_to_the_next():
-    """Warp 1 waits for five phases in two regions; the others for none."""
-
-    def body(x, o, tile, full):
-        def one_copy(i, warp_id):
-            @plgpu.when(warp_id == 1)
-            def _():
-                plgpu.copy_gmem_to_smem(x.at[i], tile, full)
-                plgpu.barrier_wait(full)
-                o[i] = tile[i]
-
+    @plgpu.loop(0, 3)
+    def _(i):
         @plgpu.warp_map
         def _(warp_id):
-            for i in range(2):
-                one_copy(i, warp_id)
+            rows = plgpu.ds(16 * warp_id, 16)
+            plgpu.copy_gmem_to_smem(x.at[i, rows], tile.at[rows], full)
 
-        @plgpu.loop(2, 5)
-        def _(i):
-            @plgpu.warp_map
-            def _(warp_id):
-                one_copy(i, warp_id)
+        plgpu.barrier_wait(full)
+        o[i] = tile[...] * 2
 
-    x = numbers(5, 8)
-    check(body, [x], x.diagonal(), scratch_types=[
-        plgpu.SMEM((8,), jnp.float32), plgpu.Barrier(),
-    ])  # fmt: skip
+
+@everywhere.gives(
+    [numbers(5, 8)],
+    lambda x: x.diagonal(),
+    plgpu.SMEM((8,), jnp.float32),
+    plgpu.Barrier(),
+)
+def test_each_warp_keeps_its_parity_from_one_warp_map_to_the_next(x, o, tile, full):
+    """Warp 1 waits for five phases in two regions; the others for none."""
+
+    def one_copy(i, warp_id):
+        @plgpu.when(warp_id == 1)
+        def _():
+            plgpu.copy_gmem_to_smem(x.at[i], tile, full)
+            plgpu.barrier_wait(full)
+            o[i] = tile[i]
+
+    @plgpu.warp_map
+    def _(warp_id):
+        for i in range(2):
+            one_copy(i, warp_id)
+
+    @plgpu.loop(2, 5)
+    def _(i):
+        @plgpu.warp_map
+        def _(warp_id):
+            one_copy(i, warp_id)
 
 
 def test_warps_hand_data_to_each_other():
@@ -175,115 +154,110 @@ def test_warps_hand_data_to_each_other():
     expected = x.copy()
     expected[:, 3] = expected[:, 3] * 2 + 1
     barriers = plgpu.Barrier(num_barriers=slots)
-    check(body, [x], expected, scratch_types=[
+    everywhere.run(body, [x], expected, scratch_types=[
         plgpu.SMEM((slots, 32), jnp.float32), barriers, barriers, barriers,
     ])  # fmt: skip
 
 
-def test_the_warpgroup_waits_for_the_stores_of_its_warps():
-    def body(x, o, tile):
-        tile[...] = x[...]
-        plgpu.commit_smem()
+@everywhere.gives([numbers()], numbers(), TILE)
+def test_the_warpgroup_waits_for_the_stores_of_its_warps(x, o, tile):
+    tile[...] = x[...]
+    plgpu.commit_smem()
 
-        @plgpu.warp_map
-        def _(warp_id):
-            rows = plgpu.ds(16 * warp_id, 16)
-            plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
+    @plgpu.warp_map
+    def _(warp_id):
+        rows = plgpu.ds(16 * warp_id, 16)
+        plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
 
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        tile[...] = x[...] * 2
-
-    check(body, [numbers()], numbers(), scratch_types=[TILE])
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    tile[...] = x[...] * 2
 
 
-def test_scalars_of_the_warpgroup_are_seen_inside():
-    def body(x, o):
-        start = lax.axis_index("i") * 4
-        factor = x[0]
+@everywhere.gives(
+    [np.array([5], np.int32)], np.array([0, 0, 5, 15] * 2, np.int32), grid={"i": 2}
+)
+def test_scalars_of_the_warpgroup_are_seen_inside(x, o):
+    start = lax.axis_index("i") * 4
+    factor = x[0]
 
-        @plgpu.warp_map
-        def _(warp_id):
-            def step(i, total):
-                return total + i * factor
+    @plgpu.warp_map
+    def _(warp_id):
+        def step(i, total):
+            return total + i * factor
 
-            o[start + warp_id] = lax.fori_loop(0, warp_id, step, jnp.int32(0))
-
-    x = np.array([5], np.int32)
-    check(
-        body, [x], np.array([0, 0, 5, 15] * 2, np.int32), grid=(2,), grid_names=("i",)
-    )
+        o[start + warp_id] = lax.fori_loop(0, warp_id, step, jnp.int32(0))
 
 
-def test_warps_arrive_in_every_block_of_a_cluster():
-    def body(o, ready):
-        me = lax.axis_index("c")
+@everywhere.gives(
+    [],
+    np.arange(8, dtype=np.int32).reshape(2, 4),
+    plgpu.ClusterBarrier(collective_axes=("c",), num_arrivals=4),
+    cluster={"c": 2},
+)
+def test_warps_arrive_in_every_block_of_a_cluster(o, ready):
+    me = lax.axis_index("c")
 
-        @plgpu.warp_map
-        def _(warp_id):
-            plgpu.barrier_arrive(ready)
-            plgpu.barrier_wait(ready)
-            o[me, warp_id] = 4 * me + warp_id
-
-    barrier = plgpu.ClusterBarrier(collective_axes=("c",), num_arrivals=4)
-    check(body, [], np.arange(8, dtype=np.int32).reshape(2, 4), cluster=(2,),
-          cluster_names=("c",), scratch_types=[barrier])  # fmt: skip
-
-
-def test_a_warp_multicasts():
-    def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 2)
-            def _():
-                plgpu.copy_gmem_to_smem(x, tile, full, collective_axes="c")
-
-        plgpu.barrier_wait(full)
-        o[lax.axis_index("c")] = tile[...]
-
-    x = numbers()
-    check(body, [x], np.stack([x, x]), cluster=(2,), cluster_names=("c",),
-          scratch_types=[TILE, plgpu.Barrier()])  # fmt: skip
+    @plgpu.warp_map
+    def _(warp_id):
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[me, warp_id] = 4 * me + warp_id
 
 
-def test_each_warp_waits_for_a_barrier_of_its_own():
+@everywhere.gives(
+    [numbers()], lambda x: np.stack([x, x]), TILE, plgpu.Barrier(), cluster={"c": 2}
+)
+def test_a_warp_multicasts(x, o, tile, full):
+    @plgpu.warp_map
+    def _(warp_id):
+        @plgpu.when(warp_id == 2)
+        def _():
+            plgpu.copy_gmem_to_smem(x, tile, full, collective_axes="c")
+
+    plgpu.barrier_wait(full)
+    o[lax.axis_index("c")] = tile[...]
+
+
+@everywhere.gives(
+    [numbers(3, 128)],
+    lambda x: x[:, 0::32] + x[:, 31::32],
+    plgpu.SMEM((128,), jnp.float32),
+    plgpu.Barrier(num_barriers=4),
+)
+def test_each_warp_waits_for_a_barrier_of_its_own(x, o, tile, full):
     """The warp's number chooses the barrier, and the bit of its parity."""
 
-    def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp_id):
-            mine = plgpu.ds(32 * warp_id, 32)
+    @plgpu.warp_map
+    def _(warp_id):
+        mine = plgpu.ds(32 * warp_id, 32)
 
-            @plgpu.loop(0, 3)
-            def _(i):
-                source = x.at[i, mine]
-                plgpu.copy_gmem_to_smem(source, tile.at[mine], full.at[warp_id])
-                plgpu.barrier_wait(full.at[warp_id])
-                o[i, warp_id] = tile[32 * warp_id] + tile[32 * warp_id + 31]
-
-    x = numbers(3, 128)
-    expected = x[:, 0::32] + x[:, 31::32]
-    check(body, [x], expected, scratch_types=[
-        plgpu.SMEM((128,), jnp.float32), plgpu.Barrier(num_barriers=4),
-    ])  # fmt: skip
+        @plgpu.loop(0, 3)
+        def _(i):
+            source = x.at[i, mine]
+            plgpu.copy_gmem_to_smem(source, tile.at[mine], full.at[warp_id])
+            plgpu.barrier_wait(full.at[warp_id])
+            o[i, warp_id] = tile[32 * warp_id] + tile[32 * warp_id + 31]
 
 
-def test_predicates_and_loads_of_elements_are_the_warps():
-    def body(x, o, tile, full, done):
-        @plgpu.warp_map
-        def _(warp_id):
-            last = warp_id == 3
-            plgpu.copy_gmem_to_smem(x, tile, full, predicate=last)
-            plgpu.barrier_wait(full)
-            o[warp_id] = plgpu.load(tile.at[warp_id]) * 2
-            plgpu.barrier_arrive(done, predicate=last)
+@everywhere.gives(
+    [numbers(4)],
+    lambda x: x * 2,
+    plgpu.SMEM((4,), jnp.float32),
+    plgpu.Barrier(num_arrivals=4),
+    plgpu.Barrier(),
+)
+def test_predicates_and_loads_of_elements_are_the_warps(x, o, tile, full, done):
+    """All four warps arrive for their copies, three of them with 0 bytes."""
 
-        plgpu.barrier_wait(done)
+    @plgpu.warp_map
+    def _(warp_id):
+        last = warp_id == 3
+        plgpu.copy_gmem_to_smem(x, tile, full, predicate=last)
+        plgpu.barrier_wait(full)
+        o[warp_id] = plgpu.load(tile.at[warp_id]) * 2
+        plgpu.barrier_arrive(done, predicate=last)
 
-    x = numbers(4)
-    # All four warps arrive for their copies, three of them with 0 bytes.
-    check(body, [x], x * 2, scratch_types=[
-        plgpu.SMEM((4,), jnp.float32), plgpu.Barrier(num_arrivals=4), plgpu.Barrier(),
-    ])  # fmt: skip
+    plgpu.barrier_wait(done)
 
 
 def test_a_kernel_with_it_is_vmapped():
@@ -453,18 +427,17 @@ def test_the_waits_are_found_in_loops_branches_scopes_and_calls(x, o):
     plgpu.run_scoped(scoped, plgpu.Barrier(num_barriers=2))
 
 
-def test_two_barriers_are_waited_for_one_inside_and_one_outside():
-    def body(x, o, tile, inner, outer):
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 3)
-            def _():
-                plgpu.copy_gmem_to_smem(x, tile, inner)
-                plgpu.barrier_wait(inner)
-                plgpu.copy_gmem_to_smem(x, tile, outer)
+@everywhere.gives([numbers()], numbers(), TILE, plgpu.Barrier(), plgpu.Barrier())
+def test_two_barriers_are_waited_for_one_inside_and_one_outside(
+    x, o, tile, inner, outer
+):
+    @plgpu.warp_map
+    def _(warp_id):
+        @plgpu.when(warp_id == 3)
+        def _():
+            plgpu.copy_gmem_to_smem(x, tile, inner)
+            plgpu.barrier_wait(inner)
+            plgpu.copy_gmem_to_smem(x, tile, outer)
 
-        plgpu.barrier_wait(outer)
-        o[...] = tile[...]
-
-    check(body, [numbers()], numbers(),
-          scratch_types=[TILE, plgpu.Barrier(), plgpu.Barrier()])  # fmt: skip
+    plgpu.barrier_wait(outer)
+    o[...] = tile[...]

@@ -18,17 +18,6 @@ from tests.support.refusal import refused, refused_by
 F32 = jnp.float32
 
 
-def check(body, args, expected, *, tolerance=0.0, **options):
-    """Runs a body everywhere."""
-    expected = np.asarray(expected)
-
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
-
-    everywhere.check(make, args, expected, atol=tolerance, rtol=tolerance)
-
-
 def by_each_warp(function, x, *, tolerance=0.0, in_smem=False):
     """Each warp applies a function to its part of `x`, as JAX does."""
     expected = np.stack([np.asarray(function(jnp.asarray(part))) for part in x])
@@ -46,10 +35,12 @@ def by_each_warp(function, x, *, tolerance=0.0, in_smem=False):
             o[warp_id] = result[warp_id]
 
     if not in_smem:
-        check(in_gmem, [x], expected, tolerance=tolerance)
+        everywhere.run(in_gmem, [x], expected, atol=tolerance, rtol=tolerance)
         return
     scratch = [plgpu.SMEM(a.shape, a.dtype) for a in (x, expected)]
-    check(by_smem, [x], expected, tolerance=tolerance, scratch_types=scratch)
+    everywhere.run(
+        by_smem, [x], expected, atol=tolerance, rtol=tolerance, scratch_types=scratch
+    )
 
 
 def ints(*shape):
@@ -158,61 +149,59 @@ def test_a_softmax_of_rows():
     by_each_warp(softmax, numbers(4, 6, 48) % 7, tolerance=1e-5)
 
 
-def test_warps_take_different_branches():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.when(warp_id == 1)
-            def _():
-                o[0] = jnp.broadcast_to(x[...].sum(0), (40,))
+@everywhere.gives(
+    [ints(6, 40)], lambda x: np.stack([x.sum(0, dtype=np.int32), x[0, ::-1]])
+)
+def test_warps_take_different_branches(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        @plgpu.when(warp_id == 1)
+        def _():
+            o[0] = jnp.broadcast_to(x[...].sum(0), (40,))
 
-            @plgpu.when(warp_id == 3)
-            def _():
-                o[1] = jnp.flip(x[0], 0)
-
-    x = ints(6, 40)
-    check(body, [x], np.stack([x.sum(0, dtype=np.int32), x[0, ::-1]]))
+        @plgpu.when(warp_id == 3)
+        def _():
+            o[1] = jnp.flip(x[0], 0)
 
 
-def test_the_warps_of_all_warpgroups_have_scratch_of_their_own():
+@everywhere.gives(
+    [ints(8, 9, 21)],
+    lambda x: np.concatenate([x, np.flip(x[:2], 2)]).transpose(0, 2, 1),
+    threads={"wg": 2},
+)
+def test_the_warps_of_all_warpgroups_have_scratch_of_their_own(x, o):
     """A transpose by way of scratch, at the same time in eight warps."""
 
-    def body(x, o):
-        first = 4 * lax.axis_index("wg")
+    first = 4 * lax.axis_index("wg")
 
-        @plgpu.warp_map
-        def _(warp_id):
-            o[first + warp_id] = x[first + warp_id].T
+    @plgpu.warp_map
+    def _(warp_id):
+        o[first + warp_id] = x[first + warp_id].T
 
-        i = lax.axis_index("wg")
-        o[8 + i] = jnp.flip(x[i], 1).T
-
-    x = ints(8, 9, 21)
-    expected = np.concatenate([x, np.flip(x[:2], 2)]).transpose(0, 2, 1)
-    check(body, [x], expected, num_threads=2, thread_name="wg")
+    i = lax.axis_index("wg")
+    o[8 + i] = jnp.flip(x[i], 1).T
 
 
-def test_a_warp_loads_tiled_smem():
-    tiled = plgpu.SMEM(
+@everywhere.gives(
+    [(ints(64, 64) % 32).astype(np.float16)],
+    lambda x: np.concatenate([x * 2, x[::16] + x[:, 5]]),
+    plgpu.SMEM(
         (64, 64),
         jnp.float16,
         transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
-    )
+    ),
+    plgpu.Barrier(),
+)
+def test_a_warp_loads_tiled_smem(x, o, tile, full):
+    plgpu.copy_gmem_to_smem(x, tile, full)
+    plgpu.barrier_wait(full)
 
-    def body(x, o, tile, full):
-        plgpu.copy_gmem_to_smem(x, tile, full)
-        plgpu.barrier_wait(full)
-
-        @plgpu.warp_map
-        def _(warp_id):
-            rows = plgpu.ds(16 * warp_id, 16)
-            o[rows] = tile[rows] * 2
-            column = plgpu.load(tile.at[:, 5], optimized=False)
-            o[64 + warp_id] = tile[16 * warp_id] + column
-
-    x = (ints(64, 64) % 32).astype(np.float16)
-    expected = np.concatenate([x * 2, x[::16] + x[:, 5]])
-    check(body, [x], expected, scratch_types=[tiled, plgpu.Barrier()])
+    @plgpu.warp_map
+    def _(warp_id):
+        rows = plgpu.ds(16 * warp_id, 16)
+        o[rows] = tile[rows] * 2
+        column = plgpu.load(tile.at[:, 5], optimized=False)
+        o[64 + warp_id] = tile[16 * warp_id] + column
 
 
 def test_a_layout_that_each_warp_has_as_a_whole():
@@ -234,7 +223,7 @@ def test_a_layout_that_each_warp_has_as_a_whole():
             o[warp_id] = plgpu.layout_cast(loaded + 1, of_warp).sum(1)
 
     x = ints(4, 32, 8)
-    check(body, [x], (x + 1).sum(2, dtype=np.int32))
+    everywhere.run(body, [x], (x + 1).sum(2, dtype=np.int32))
 
 
 def test_masks_indices_and_atomic_operations_of_a_warp():
@@ -257,24 +246,24 @@ def test_masks_indices_and_atomic_operations_of_a_warp():
         expected[1 + warp, :9] = np.roll(x[warp], -warp)[:9]
 
     scratch = [plgpu.SMEM((16,), jnp.int32)]
-    check(body, [x], expected, scratch_types=scratch)
+    everywhere.run(body, [x], expected, scratch_types=scratch)
 
 
-def test_what_an_atomic_operation_of_a_warp_returns():
+@everywhere.gives(
+    [ints(1)],
+    np.tile(np.arange(24, dtype=np.int32), (4, 1)),
+    plgpu.SMEM((4,), jnp.int32),
+)
+def test_what_an_atomic_operation_of_a_warp_returns(x, o, counts):
     """Each warp has a counter: the old values of one warp are a permutation."""
 
-    def body(x, o, counts):
-        counts[...] = jnp.zeros(4, jnp.int32)
+    counts[...] = jnp.zeros(4, jnp.int32)
 
-        @plgpu.warp_map
-        def _(warp_id):
-            index = jnp.full((24,), warp_id, jnp.int32)
-            old = plgpu.atomic_add(counts.at[index], jnp.ones(24, jnp.int32))
-            o[warp_id] = jnp.sort(old)
-
-    scratch = [plgpu.SMEM((4,), jnp.int32)]
-    expected = np.tile(np.arange(24, dtype=np.int32), (4, 1))
-    check(body, [ints(1)], expected, scratch_types=scratch)
+    @plgpu.warp_map
+    def _(warp_id):
+        index = jnp.full((24,), warp_id, jnp.int32)
+        old = plgpu.atomic_add(counts.at[index], jnp.ones(24, jnp.int32))
+        o[warp_id] = jnp.sort(old)
 
 
 # --- arrays from outside --------------------------------------------------------------
@@ -292,20 +281,16 @@ def test_each_warp_takes_rows_of_an_array_of_the_warpgroup():
             o[plgpu.ds(2 * warp_id, 2)] = rows + other[warp_id] + other[7, 32:33]
 
     rows = np.repeat(x[:4] - 1, 2, axis=0)
-    check(body, [x], (2 * x + rows + x[7, 32] - 1).astype(np.int32))
+    everywhere.run(body, [x], (2 * x + rows + x[7, 32] - 1).astype(np.int32))
 
 
-def test_a_start_beyond_the_array_is_clamped_as_in_jax():
-    x = ints(4, 64)
+@everywhere.gives([ints(4, 64)], lambda x: x[[0, 2, 3, 3]] + 1)
+def test_a_start_beyond_the_array_is_clamped_as_in_jax(x_ref, o):
+    values = x_ref[...] + 1
 
-    def body(x_ref, o):
-        values = x_ref[...] + 1
-
-        @plgpu.warp_map
-        def _(warp_id):
-            o[warp_id] = lax.dynamic_slice_in_dim(values, 2 * warp_id, 1)[0]
-
-    check(body, [x], x[[0, 2, 3, 3]] + 1)
+    @plgpu.warp_map
+    def _(warp_id):
+        o[warp_id] = lax.dynamic_slice_in_dim(values, 2 * warp_id, 1)[0]
 
 
 def test_warps_use_a_whole_array_in_branches_and_loops():
@@ -327,44 +312,37 @@ def test_warps_use_a_whole_array_in_branches_and_loops():
     sums = x.sum(0, dtype=np.int32)
     expected = np.stack([sums * x[1, 2]] * 4)
     expected[2] = 4 * sums
-    check(body, [x], expected)
+    everywhere.run(body, [x], expected)
 
 
-def test_a_literal_is_an_array_from_outside():
-    def body(x, o):
+@everywhere.gives([ints(4, 4)], ints(4, 4) + np.arange(1, 5, dtype=np.int32))
+def test_a_literal_is_an_array_from_outside(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        o[warp_id] = x[warp_id] + jnp.array([1, 2, 3, 4])
+
+
+@everywhere.gives([ints(4, 64)], lambda x: 3 * x + 3)
+def test_a_region_in_a_loop_sees_the_values_of_its_iteration(x, o):
+    o[...] = jnp.zeros((4, 64), jnp.int32)
+
+    def step(i, values):
         @plgpu.warp_map
         def _(warp_id):
-            o[warp_id] = x[warp_id] + jnp.array([1, 2, 3, 4])
+            o[warp_id] = o[warp_id] + values[warp_id]
 
-    check(body, [ints(4, 4)], ints(4, 4) + np.arange(1, 5, dtype=np.int32))
+        return values + 1
 
-
-def test_a_region_in_a_loop_sees_the_values_of_its_iteration():
-    def body(x, o):
-        o[...] = jnp.zeros((4, 64), jnp.int32)
-
-        def step(i, values):
-            @plgpu.warp_map
-            def _(warp_id):
-                o[warp_id] = o[warp_id] + values[warp_id]
-
-            return values + 1
-
-        lax.fori_loop(0, 3, step, x[...])
-
-    x = ints(4, 64)
-    check(body, [x], 3 * x + 3)
+    lax.fori_loop(0, 3, step, x[...])
 
 
-def test_an_empty_array_from_outside():
-    def body(x, o):
-        nothing = jnp.zeros((0, 64), jnp.int32) + x[0, 0]
+@everywhere.gives([ints(4, 64)], ints(4, 64))
+def test_an_empty_array_from_outside(x, o):
+    nothing = jnp.zeros((0, 64), jnp.int32) + x[0, 0]
 
-        @plgpu.warp_map
-        def _(warp_id):
-            o[warp_id] = x[warp_id] + nothing.sum(0)
-
-    check(body, [ints(4, 64)], ints(4, 64))
+    @plgpu.warp_map
+    def _(warp_id):
+        o[warp_id] = x[warp_id] + nothing.sum(0)
 
 
 THREE = {"num_threads": 3, "thread_name": "wg"}
@@ -382,7 +360,7 @@ def test_each_of_several_warpgroups_has_arrays_of_its_own():
     x = ints(12, 64)
     rows = [x[i : i + 4] * (i + 1) for i in (0, 4, 8)]
     expected = np.concatenate([r + r[::-1] for r in rows])
-    check(body, [x], expected, scratch_types=[plgpu.SMEM((5,), F32)], **THREE)
+    everywhere.run(body, [x], expected, scratch_types=[plgpu.SMEM((5,), F32)], **THREE)
 
 
 def test_one_of_several_warpgroups_shares_its_arrays_in_a_loop():
@@ -422,7 +400,7 @@ def test_one_of_several_warpgroups_shares_its_arrays_in_a_loop():
     expected[4:8] = sum(
         2 * (x[7:3:-1] + i) + (x[4] + i).sum(dtype=np.int32) for i in range(3)
     )
-    check(body, [x], expected, **THREE)
+    everywhere.run(body, [x], expected, **THREE)
 
 
 def test_what_does_not_fit_in_smem_is_refused_with_its_line():

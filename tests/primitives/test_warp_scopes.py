@@ -18,32 +18,18 @@ from tests.support.semantics import BOTH, under
 ROW = plgpu.SMEM((64,), jnp.float32)
 
 
-def check(body, args, expected, **options):
-    """Runs a body everywhere."""
-    expected = np.asarray(expected)
+@everywhere.gives([numbers(3, 4, 64)], lambda x: x * 2)
+def test_each_warp_has_memory_and_barriers_of_its_own(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        @plgpu.loop(0, 3)
+        def _(i):
+            def doubled(row, full):
+                plgpu.copy_gmem_to_smem(x.at[i, warp_id], row, full)
+                plgpu.barrier_wait(full)
+                o[i, warp_id] = row[...] * 2
 
-    def make(interpret):
-        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
-
-    everywhere.check(make, args, expected)
-
-
-def test_each_warp_has_memory_and_barriers_of_its_own():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            @plgpu.loop(0, 3)
-            def _(i):
-                def doubled(row, full):
-                    plgpu.copy_gmem_to_smem(x.at[i, warp_id], row, full)
-                    plgpu.barrier_wait(full)
-                    o[i, warp_id] = row[...] * 2
-
-                plgpu.run_scoped(doubled, ROW, plgpu.Barrier())
-
-    x = numbers(3, 4, 64)
-    check(body, [x], x * 2)
+            plgpu.run_scoped(doubled, ROW, plgpu.Barrier())
 
 
 def test_scopes_of_warps_are_nested_and_follow_each_other():
@@ -74,7 +60,9 @@ def test_scopes_of_warps_are_nested_and_follow_each_other():
     b = 2 * (x[:4] + 1)
     turned = b.reshape(4, 8, 8).transpose(0, 2, 1).reshape(4, 64)
     expected = np.stack([b + turned, x[:4] - x[1:]])
-    check(body, [x], expected, scratch_types=[plgpu.SMEM((5, 64), jnp.float32)])
+    everywhere.run(
+        body, [x], expected, scratch_types=[plgpu.SMEM((5, 64), jnp.float32)]
+    )
 
 
 @pytest.mark.parametrize("warpgroups", [1, 2])
@@ -105,7 +93,7 @@ def test_the_warps_of_all_warpgroups_have_their_own(warpgroups):
     x = numbers(8, 64)
     expected = np.concatenate([x * 2, x[:2]])
     if warpgroups == 2:
-        check(body, [x], expected, num_threads=2, thread_name="wg")
+        everywhere.run(body, [x], expected, num_threads=2, thread_name="wg")
         return
 
     def with_the_rest(x, o):
@@ -113,7 +101,7 @@ def test_the_warps_of_all_warpgroups_have_their_own(warpgroups):
         o[9] = x[1]
         body(x, o)
 
-    check(with_the_rest, [x], expected)
+    everywhere.run(with_the_rest, [x], expected)
 
 
 def test_a_function_allocates_for_the_warpgroup_and_for_its_warps():
@@ -135,7 +123,7 @@ def test_a_function_allocates_for_the_warpgroup_and_for_its_warps():
         def _(warp_id):
             copied(x.at[warp_id], o.at[warp_id])
 
-    check(body, [numbers(5, 64)], numbers(5, 64))
+    everywhere.run(body, [numbers(5, 64)], numbers(5, 64))
 
 
 def over_warps(x, o):
@@ -154,7 +142,7 @@ def over_warps(x, o):
 
 def test_a_kernel_over_warps_has_scratch_in_each_warp():
     x = numbers(4, 64)
-    check(over_warps, [x], x + 4)
+    everywhere.run(over_warps, [x], x + 4)
 
 
 @pytest.mark.offline

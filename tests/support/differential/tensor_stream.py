@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 _STATEMENT = re.compile(r"(?:@(!?[%\w]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _PIECES = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{}\[\]][^,]*")
-_FLOW = ("LAB_WAIT:", "DONE:")
 
 
 @dataclasses.dataclass(frozen=True)
