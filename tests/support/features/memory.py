@@ -15,7 +15,7 @@ ROWS = (
             "transforms: reshape and bitcast of references",
         ),
         ("run_scoped",),
-        "entry/memory/unions::an_alternative_has_the_bytes_of_another",
+        "entry/memory/unions::bytes_lie_where_transforms_say",
         "entry/memory/unions::it_compiles_to_shared_addresses_offline",
         "st.shared",
         {
