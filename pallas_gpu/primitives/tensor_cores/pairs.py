@@ -57,16 +57,7 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
             "the columns of b",
             where=_jax.where_now(),
         )
-    (m, n), k = shapes[0], shapes[1][1]
-    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
-    if k % step:
-        raise errors.ShapeError(
-            "tcgen05_mma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
-            got=k,
-            hint="pad K with zeros",
-            where=_jax.where_now(),
-        )
+    m, n = shapes[0]
     integer = jnp.issubdtype(a.dtype, jnp.integer)
     kind = instructions.Kind.I8 if integer else instructions.Kind.F16
     steps = instructions.n_step(kind, _CTAS)

@@ -252,10 +252,10 @@ def _require_product(
             pairs.require_allocation(array, collective=collective, who="tcgen05_mma")
     if tile.metadata is not None:
         sparsity.require(acc, a, b, tile.metadata, scaled=scaled, collective=collective)
-    elif collective:
-        pairs.require_shapes(acc, a, b)
     else:
-        _require_shapes(acc, a, b)
+        require_shapes = pairs.require_shapes if collective else _require_shapes
+        require_shapes(acc, a, b)
+        _require_depth(a)
     if scaled:
         scales.require(acc, a, b, a_scale, b_scale, collective=collective)
     _require_accumulator(acc, collective=collective)
@@ -316,16 +316,7 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             hint="pass an operand stored transposed as ref.T",
             where=_jax.where_now(),
         )
-    (m, n), k = shapes[0], shapes[1][1]
-    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
-    if k % step:
-        raise errors.ShapeError(
-            "tcgen05_mma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
-            got=k,
-            hint="pad K with zeros",
-            where=_jax.where_now(),
-        )
+    m, n = shapes[0]
     steps = 16 if _name(a) in ("int8", "uint8") and n > 32 else 8
     steps *= 2 if m == 64 else 1
     if m not in instructions.ROWS or n % steps or n > _MAX_COLUMNS:
@@ -334,6 +325,19 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             expected=f"M = 64 or 128, N a multiple of {steps} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
+            where=_jax.where_now(),
+        )
+
+
+def _require_depth(a: Any) -> None:
+    """Raises ShapeError unless K is a multiple of that of an instruction."""
+    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
+    if a.shape[1] % step:
+        raise errors.ShapeError(
+            "tcgen05_mma: K is not a multiple of the instruction's K",
+            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
+            got=a.shape[1],
+            hint="pad K with zeros",
             where=_jax.where_now(),
         )
 
