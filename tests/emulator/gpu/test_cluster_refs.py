@@ -67,19 +67,6 @@ def test_what_scratch_types_declares_exists_until_the_cluster_ends(seed):
 # --- found in the emulator ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_read_without_a_cluster_barrier_is_a_race(seed):
-    def body(o, tile, barrier):
-        tile[...] = jnp.ones((N,), F32)
-        meet(barrier)
-        o[lax.axis_index("c")] = other(tile)[...]
-
-    with pytest.raises((errors.RaceError, errors.UninitializedReadError)) as info:
-        run(body, [ARRAY, plgpu.Barrier()], seed=seed)
-    if isinstance(info.value, errors.RaceError):
-        assert "of CTA (c=" in str(info.value)
-
-
 @refused
 def test_a_cta_outside_of_the_cluster_is_reported():
     def body(o, tile):
@@ -102,22 +89,6 @@ def test_an_index_outside_of_the_array_is_reported(i, o, tile, meeting):
 def test_what_no_cta_has_written_is_reported(o, tile, meeting):
     meet(meeting)
     o[lax.axis_index("c")] = second(tile)[...]  # HERE
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_an_access_to_a_scope_that_a_cta_has_left_is_reported(seed):
-    def body(o, meeting):
-        def scoped(tile):
-            tile[...] = jnp.ones((N,), F32)
-            meet(meeting)
-            o[lax.axis_index("c")] = other(tile)[...]
-
-        plgpu.run_scoped(scoped, ARRAY)
-        # Later scopes use the same memory.
-        plgpu.run_scoped(lambda tile: tile.set(jnp.zeros((N,), F32)), ARRAY)
-
-    with pytest.raises(errors.KernelError, match=r"left the scope|freed while"):
-        run(body, [MEETING], seed=seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

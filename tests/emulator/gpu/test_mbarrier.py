@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers in the emulator: phases, counts, what is reported when they are wrong."""
+"""Barriers in the emulator: phases, counts, what is reported when they are wrong.
+
+Rings of slots are in tests/support/mutations/specialised.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.refusal import refused_by
-from tests.support.rings import DOUBLED, SLOTS, STEPS, X, ring
 
 F32 = jnp.float32
 
@@ -120,21 +122,3 @@ def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight(x, o, tile):
 def test_an_index_outside_of_the_array_of_barriers_is_an_error(o, barrier):
     i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
     plgpu.barrier_arrive(barrier.at[i])  # HERE
-
-
-def run_ring(first, **options):
-    params = plgpu.InterpretParams(**options)
-    return ring(first=first, initially_complete=False)(params)(X)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_pipeline_of_producer_and_consumer_is_exact(asynchrony, seed):
-    got = run_ring(SLOTS, seed=seed, asynchrony=asynchrony)
-    np.testing.assert_array_equal(got, DOUBLED)
-
-
-def test_a_producer_that_does_not_wait_for_the_reader_is_found():
-    for seed in range(5):
-        with pytest.raises((errors.RaceError, errors.BarrierError)):
-            run_ring(STEPS, seed=seed)

@@ -19,17 +19,12 @@ from tests.support.refusal import in_each, refused_by
 F32 = jnp.float32
 X = np.arange(32, dtype=np.float32).reshape(8, 4) + 1
 GRID = {"i": 1}
-RACE = errors.RaceError
 
 
 def run(body, args=(X,), shape=(8, 4), out=None, **options):
     """Runs a kernel with one tile in SMEM and one barrier."""
     scratch = plgpu.SMEM(shape, F32), plgpu.Barrier()
     return everywhere.emulate(body, args, f32(*(out or shape)), *scratch, **options)
-
-
-def tile_kernel(body):
-    return functools.partial(run, body, ())
 
 
 def waited_copy(src, tile, barrier, **options):
@@ -106,13 +101,6 @@ def test_a_group_that_is_not_closed(x, o, tile, barrier):
 
 
 @refused_by(REPORTED)
-def test_a_store_of_what_threads_wrote_without_commit_smem(x, o, tile, barrier):
-    tile[...] = x[...]
-    plgpu.copy_smem_to_gmem(tile, o)  # HERE
-    plgpu.wait_smem_to_gmem(0)
-
-
-@refused_by(REPORTED)
 def test_a_store_that_still_reads_at_the_end(x, o, tile, barrier):
     tile[...] = x[...]
     plgpu.commit_smem()
@@ -125,7 +113,6 @@ def test_a_load_that_nobody_waited_for(x, o, tile, barrier):
 
 
 # The start is known when the kernel runs; a GPU would report an address error.
-NO_ADDRESS = "where TMA can address", "32 bytes, the element (8,)", "test_tma.py"
 LINE = {"grid": {"g": 2}, "shape": (32,), "args": [np.arange(32, dtype=np.float32)]}
 
 
@@ -153,11 +140,7 @@ def test_what_nobody_wrote_copied_as_if_it_were_outside(x, o, tile, barrier):
 # --- poison and bounds ----------------------------------------------------------------
 
 
-def no_input(body):
-    tile_kernel(body)()
-
-
-@refused_by(no_input)
+@refused_by(run, ())
 def test_a_store_of_unwritten_smem_is_an_error(o, tile, barrier):
     tile[0:6] = jnp.ones((6, 4))
     plgpu.commit_smem()
@@ -165,7 +148,7 @@ def test_a_store_of_unwritten_smem_is_an_error(o, tile, barrier):
     plgpu.wait_smem_to_gmem(0)
 
 
-@refused_by(no_input)
+@refused_by(run, ())
 def test_a_load_of_what_nobody_stored_carries_poison(o, tile, barrier):
     o[0:6] = jnp.ones((6, 4))
     plgpu.commit_gmem()

@@ -51,7 +51,6 @@ def test_a_register_operand_is_taken_when_the_product_is_issued():
 
 
 REPORTED = in_each(run, asynchrony=["eager", "late", "random"])
-RACE = errors.RaceError
 
 
 def of_operands(body):
