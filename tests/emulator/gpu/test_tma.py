@@ -206,7 +206,8 @@ def test_a_load_that_lies_outside_as_a_whole_is_an_error_unless_it_is_meant():
 @refused_by(run, [np.zeros((3, 8, 4), np.float32)], out=(3, 8, 4), grid=GRID)
 def test_an_index_of_a_copy_stays_inside(x, o, tile, barrier, *, load):
     i = lax.axis_index("i") + 3
-    waited_copy(x.at[i if load else 0], tile, barrier)
+    zeros = plgpu.OOBFillMode.ZEROS
+    waited_copy(x.at[i if load else 0], tile, barrier, oob_mode=zeros)
     plgpu.copy_smem_to_gmem(tile, o.at[i])
 
 
