@@ -114,10 +114,8 @@ def test_an_access_to_memory_that_a_cta_uses_for_another_scope_is_reported(seed)
 
 
 def trace(body, scratch=(ARRAY,), **options):
-    options = {"cluster": (2,), "cluster_names": ("c",), **options}
-    jax.eval_shape(
-        plgpu.kernel(body, out_type=OUT, scratch_types=list(scratch), **options)
-    )
+    options = {"cluster": {"c": 2}, **options}
+    jax.eval_shape(everywhere.kernel(body, OUT, *scratch, **options)())
 
 
 @refused_by(trace)
@@ -130,7 +128,7 @@ def test_a_position_beyond_the_cluster_is_refused(o, tile):
     o[0] = plgpu.cluster_ref(tile, {"c": 2})[...]  # HERE
 
 
-@refused_by(trace, cluster=(), cluster_names=())
+@refused_by(trace, cluster={})
 def test_a_kernel_without_clusters_has_no_other_cta(o, tile):
     plgpu.atomic_add(plgpu.cluster_ref(tile, {"c": 0}), 1.0)  # HERE
 

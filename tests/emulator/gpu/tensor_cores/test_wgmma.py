@@ -15,7 +15,7 @@ from tests.support.entry_kernels import f32
 from tests.support.products import tiles
 from tests.support.refusal import in_each, refused_by
 
-F16, F32 = jnp.float16, jnp.float32
+F16 = jnp.float16
 A, B = (
     np.random.default_rng(i).standard_normal((64, 64)).astype(np.float16)
     for i in (0, 1)
