@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches: batch axes, jit, scan, seeds, budgets, and how errors arrive."""
+"""Launches: batch axes, scans, seeds, budgets, and how errors arrive."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.gpu.machine import schedules
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 
@@ -26,42 +27,24 @@ def double(x, o):
     o[i] = x[i] * 2
 
 
-def doubling(**options):
-    return plgpu.kernel(
-        double,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        grid=(4,),
-        grid_names=("i",),
-        **options,
-    )
+def doubling(**params):
+    """A launch, of which jax makes others."""
+    interpret = plgpu.InterpretParams(**params)
+    return everywhere.kernel(double, f32(4), grid={"i": 4})(interpret)
 
 
 X = np.arange(4, dtype=np.float32)
+TILE = plgpu.SMEM((4,), F32)
 
 
-def test_a_launch_runs_under_nested_vmap():
-    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    got = jax.vmap(jax.vmap(doubling()))(x)
-    np.testing.assert_array_equal(got, x * 2)
+def run(body, *scratch, args=(), **options):
+    return everywhere.emulate(body, args, f32(4), *scratch, **options)
 
 
-def test_vmap_leaves_operands_that_are_not_batched_alone():
-    def add(x, y, o):
-        o[...] = x[...] + y[...]
-
-    run = plgpu.kernel(add, out_type=jax.ShapeDtypeStruct((4,), F32))
-    ys = np.arange(12, dtype=np.float32).reshape(4, 3)
-    got = jax.vmap(run, in_axes=(None, 1))(X, ys)
-    np.testing.assert_array_equal(got, X + ys.T)
-
-
+@refused
 def test_a_result_of_a_vmapped_launch_that_is_never_written_is_an_error():
-    def nothing(x, o):
-        pass
-
-    run = plgpu.kernel(nothing, out_type=jax.ShapeDtypeStruct((4,), F32))
-    with pytest.raises(errors.UnwrittenResultError, match=r"8 of 8 .* at \[0, 0\]"):
-        jax.vmap(run)(np.stack([X, X]))
+    run = everywhere.kernel(lambda x, o: None, f32(4))()
+    jax.vmap(run)(np.stack([X, X]))
 
 
 def test_launches_survive_jit_and_scan_in_numbers():
@@ -80,50 +63,16 @@ def test_launches_survive_jit_and_scan_in_numbers():
         np.testing.assert_array_equal(ys, np.stack([X * 2] * 8))
 
 
-def test_an_error_under_jit_keeps_the_whole_report():
-    def read(x, o, tile):
-        o[...] = tile[...]
-
-    run = plgpu.kernel(
-        read,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((4,), F32)],
-    )
-    with pytest.raises(Exception, match="nothing has been written") as caught:
-        jax.block_until_ready(jax.jit(run)(X))
-    assert "UninitializedReadError" in str(caught.value)
-    assert "test_run.py" in str(caught.value)
+@refused_by(run, grid={"i": 2, "j": 3})
+def test_an_error_names_the_cta(o):
+    i, j = lax.axis_index("i"), lax.axis_index("j")
+    o[3 * i + j] = 0.0
 
 
-def test_an_error_names_the_cta():
-    def body(o):
-        i, j = lax.axis_index("i"), lax.axis_index("j")
-        o[3 * i + j] = 0.0
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        grid=(2, 3),
-        grid_names=("i", "j"),
-    )
-    with pytest.raises(errors.OutOfBoundsError, match=r"CTA \(i=1, j=1\)"):
-        run()
-
-
-def test_a_livelock_says_where_everybody_is():
-    def body(o, flag):
-        flag[...] = jnp.zeros(1)
-        lax.while_loop(lambda _: flag[0] == 0, lambda i: i + 1, 0)
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((1,), F32)],
-        interpret=plgpu.InterpretParams(max_steps=200),
-    )
-    with pytest.raises(errors.LivelockError, match="after 200 steps") as caught:
-        run()
-    assert "warpgroup 0 of the only CTA: runs at" in str(caught.value)
+@refused_by(run, plgpu.SMEM((1,), F32), max_steps=200)
+def test_a_livelock_says_where_everybody_is(o, flag):
+    flag[...] = jnp.zeros(1)
+    lax.while_loop(lambda _: flag[0] == 0, lambda i: i + 1, 0)  # HERE
 
 
 def _who_comes_last(**options):
@@ -132,28 +81,13 @@ def _who_comes_last(**options):
         o[...] = tile[...]
 
     options = {"detect_races": False, "threads": {"wg": 4}, **options}
-    return float(
-        everywhere.emulate(body, (), f32(4), plgpu.SMEM((4,), F32), **options)[0]
-    )
+    return float(run(body, TILE, **options)[0])
 
 
 def test_a_seed_repeats_a_run_and_seeds_differ():
     first = [_who_comes_last(seed=seed) for seed in range(8)]
     assert first == [_who_comes_last(seed=seed) for seed in range(8)]
     assert len(set(first)) > 1
-
-
-def test_races_are_looked_for_by_default():
-    assert plgpu.InterpretParams().detect_races
-
-    def body(o):
-        i = lax.axis_index("i")
-        o[0] = i.astype(F32)
-
-    out = jax.ShapeDtypeStruct((4,), F32)
-    run = plgpu.kernel(body, out_type=out, grid=(2,), grid_names=("i",))
-    with pytest.raises(errors.RaceError, match="by one CTA and written by another"):
-        run()
 
 
 def test_a_result_that_depends_on_the_schedule_is_reported():
@@ -184,18 +118,12 @@ def test_schedules_try_each_asynchrony_and_name_the_one_that_fails():
             plgpu.barrier_wait(full)
             o[...] = tile[...]
 
-    def run(**options):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((4,), F32),
-            scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
-            num_threads=2,
-            thread_name="wg",
-            interpret=plgpu.InterpretParams(**options),
-        )(jnp.ones(4))
+    def result(**options):
+        scratch = TILE, plgpu.Barrier()
+        return run(body, *scratch, args=[X], threads={"wg": 2}, **options)
 
     with pytest.raises(errors.KernelError) as caught:
-        run(schedules=6)
+        result(schedules=6)
     text = str(caught.value)
     again = re.search(r"schedule: +(\d) of 6; InterpretParams\((.*)\) repeats", text)
     options = dict(re.findall(r"(\w+)='?(\w+)'?", again[2]))
@@ -203,7 +131,7 @@ def test_schedules_try_each_asynchrony_and_name_the_one_that_fails():
         options["seed"] = int(options["seed"])
     assert options.get("seed", 0) == int(again[1]) - 1
     with pytest.raises(type(caught.value)) as single:
-        run(**options)
+        result(**options)
     assert str(single.value) == text[: text.index("  schedule:")].rstrip()
 
 
@@ -228,16 +156,8 @@ def test_schedules_find_a_store_that_hides_behind_a_later_one_of_the_same_values
             plgpu.barrier_wait(barrier)
             o[...] = tile[...]
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
-        num_threads=3,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(schedules=8),
-    )
     with pytest.raises(errors.RaceError):
-        kernel()
+        run(body, TILE, plgpu.Barrier(), threads={"wg": 3}, schedules=8)
 
 
 def test_an_error_of_one_schedule_keeps_its_cause():
@@ -250,21 +170,13 @@ def test_an_error_of_one_schedule_keeps_its_cause():
 
 
 def test_a_correct_kernel_has_the_same_result_in_all_schedules():
-    params = plgpu.InterpretParams(schedules=6)
-    np.testing.assert_array_equal(doubling(interpret=params)(X), X * 2)
-    np.testing.assert_array_equal(jax.jit(doubling(interpret=params))(X), X * 2)
-
-
-def test_interpret_false_is_refused_on_a_cpu():
-    with pytest.raises(errors.NoGpuError):
-        jax.jit(doubling(interpret=False))(X)
+    run = doubling(schedules=6)
+    np.testing.assert_array_equal(run(X), X * 2)
+    np.testing.assert_array_equal(jax.jit(run)(X), X * 2)
 
 
 def test_a_launch_without_results_runs():
-    def body(x):
-        pass
-
-    assert plgpu.kernel(body, out_type=())(X) == ()
+    assert everywhere.emulate(lambda x: None, [X], ()) == ()
 
 
 def test_elementwise_work_over_many_blocks_is_quick():
@@ -278,13 +190,8 @@ def test_elementwise_work_over_many_blocks_is_quick():
         plgpu.copy_smem_to_gmem(tile, o.at[window])
         plgpu.wait_smem_to_gmem(0)
 
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((512, 512), F32),
-        scratch_types=[plgpu.SMEM((64, 64), F32), plgpu.Barrier()],
-        grid=(8, 8),
-        grid_names=("i", "j"),
-    )
+    scratch = plgpu.SMEM((64, 64), F32), plgpu.Barrier()
+    run = everywhere.kernel(body, f32(512, 512), *scratch, grid={"i": 8, "j": 8})()
     x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
     run(x)
     start = time.perf_counter()
@@ -294,33 +201,12 @@ def test_elementwise_work_over_many_blocks_is_quick():
     np.testing.assert_allclose(got, x * 2 + 1, rtol=1e-6)
 
 
-def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
-    def body(o, tile):
-        o[...] = jnp.zeros(4)
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((256, 256), F32)],
-    )
-    with pytest.raises(errors.OutOfResources, match="more SMEM than sm_90a has"):
-        run()
+@refused_by(run, plgpu.SMEM((256, 256), F32))
+def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler(o, tile):
+    o[...] = jnp.zeros(4)
 
 
-def test_two_ctas_that_write_the_same_element_race():
-    def body(o):
-        i = lax.axis_index("i")
-        o[i // 2] = i.astype(F32)
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        grid=(3,),
-        grid_names=("i",),
-        interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    with pytest.raises(
-        errors.RaceError, match="by one CTA and written by another"
-    ) as e:
-        run()
-    assert "element [0], written by CTA (i=0)" in str(e.value)
+@refused_by(run, grid={"i": 3})
+def test_two_ctas_that_write_the_same_element_race(o):
+    i = lax.axis_index("i")
+    o[i // 2] = i.astype(F32)  # HERE

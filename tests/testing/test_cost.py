@@ -15,6 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler, errors, offline, ops, testing
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.testing.work import Counter, Work
+from tests.support import everywhere
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILE = plgpu.SMEM((64, 128), F32)
@@ -29,7 +30,7 @@ def work_of(kernel: Any, *avals: Any, **positions: int) -> Work:
     return counter.count(jaxpr, [None] * len(jaxpr.invars))[0]
 
 
-def copies(steps: Any, **options: Any) -> Any:
+def copies(steps: Any) -> Any:
     """A kernel that loads a tile as often as `steps(i)` says, and stores it once."""
 
     def body(x, o, tile, loaded):
@@ -41,14 +42,7 @@ def copies(steps: Any, **options: Any) -> Any:
         plgpu.copy_smem_to_gmem(tile, o)
         plgpu.wait_smem_to_gmem(0)
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, 128), F32),
-        grid=(4,),
-        grid_names=("i",),
-        scratch_types=[TILE, plgpu.Barrier()],
-        **options,
-    )
+    return everywhere.kernel(body, X, TILE, plgpu.Barrier(), grid={"i": 4})()
 
 
 X = jax.ShapeDtypeStruct((64, 128), F32)
@@ -63,14 +57,16 @@ def test_a_loop_of_known_length_counts_as_often(steps):
     assert work.waits == steps
 
 
-@pytest.mark.parametrize("position", [0, 3])
-def test_a_loop_whose_length_depends_on_the_position(position):
-    work = work_of(copies(lambda i: 10 * i + 1), X, i=position)
-    assert work.loaded_bytes == (10 * position + 1) * TILE_BYTES
+LENGTHS = {
+    "of a position": (lambda i: 10 * i + 1, {"i": 3}, 31),
+    "of position 0": (lambda i: 10 * i + 1, {"i": 0}, 1),
+    "unknown": (lambda i: i, {}, 1),
+}
 
 
-def test_a_loop_of_unknown_length_counts_once():
-    assert work_of(copies(lambda i: i), X).loaded_bytes == TILE_BYTES
+@pytest.mark.parametrize(("steps", "positions", "times"), LENGTHS.values(), ids=LENGTHS)
+def test_a_loop_counts_as_often_as_is_known_else_once(steps, positions, times):
+    assert work_of(copies(steps), X, **positions).loaded_bytes == times * TILE_BYTES
 
 
 def test_a_branch_on_an_unknown_condition_counts_as_the_most_expensive():
@@ -90,7 +86,7 @@ def test_a_branch_on_a_position_is_taken_or_not():
         def _():
             o[...] = x[...]
 
-    k = plgpu.kernel(body, out_type=X, grid=(4,), grid_names=("i",))
+    k = everywhere.kernel(body, X, grid={"i": 4})()
     assert work_of(k, X, i=1).stored_bytes == 0
     assert work_of(k, X, i=2).stored_bytes == TILE_BYTES
 

@@ -7,10 +7,12 @@ import importlib.util
 import json
 import math
 import sys
+from unittest import mock
 
 import pytest
 
 from pallas_gpu import errors, testing
+from tests.support.refusal import refused
 
 
 def benchmark(**options) -> testing.Benchmark:
@@ -100,23 +102,12 @@ def test_the_function_can_still_be_called():
     assert testing.perf_report(benchmark())(times)(3, "ours") == 3.0
 
 
-class Figure:
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        return lambda *args, **named: self.calls.append((name, args, named))
-
-
-def fake_pyplot(monkeypatch) -> Figure:
+def fake_pyplot(monkeypatch) -> mock.Mock:
     """A module that records what is drawn."""
-    figure = Figure()
-    pyplot = type(sys)("matplotlib.pyplot")
-    pyplot.subplots = lambda: (figure, figure)
-    package = type(sys)("matplotlib")
-    package.pyplot = pyplot
+    figure, package = mock.Mock(), mock.Mock()
+    package.pyplot.subplots.return_value = figure, figure
     monkeypatch.setitem(sys.modules, "matplotlib", package)
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", package.pyplot)
     return figure
 
 
@@ -125,11 +116,11 @@ def test_a_plot_has_a_line_for_each_column(monkeypatch, tmp_path):
     made = benchmark(xlabel="size", ylabel="GB/s", x_log=True, y_log=True)
     report = testing.perf_report(made)(times)
     report.run(print_data=False, show_plots=True, save_path=tmp_path)
-    names = [name for name, _, _ in figure.calls]
-    assert names.count("plot") == 4  # saved and shown
-    assert ("set_xlabel", ("size",), {}) in figure.calls
-    assert ("set", (), {"title": "speeds", "ylabel": "GB/s"}) in figure.calls
-    assert {"set_xscale", "set_yscale", "savefig", "show"} <= set(names)
+    assert figure.plot.call_count == 4  # saved and shown
+    figure.set_xlabel.assert_called_with("size")
+    figure.set.assert_called_with(title="speeds", ylabel="GB/s")
+    for called in ("set_xscale", "set_yscale", "savefig", "show"):
+        assert getattr(figure, called).called
 
 
 def test_without_matplotlib_a_plot_names_the_extra(monkeypatch, tmp_path):
@@ -150,30 +141,30 @@ def test_matplotlib_draws_the_plot(tmp_path):
     assert (tmp_path / "speeds.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"line_names": ["A"]},
-        {"x_names": ["m", "n"], "x_vals": [(1, 2, 3)]},
-        {"args": {"of": 1}},
-        {"plot_name": "a/b"},
-        {"x_names": []},
-        {"x_vals": []},
-        {"x_vals": 3},
-        {"args": 3},
-    ],
-)
+REFUSED = [
+    {"line_names": ["A"]},
+    {"x_names": ["m", "n"], "x_vals": [(1, 2, 3)]},
+    {"args": {"of": 1}},
+    {"plot_name": "a/b"},
+    {"x_names": []},
+    {"x_vals": []},
+    {"x_vals": 3},
+    {"args": 3},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=repr)
+@refused
 def test_a_benchmark_that_does_not_fit_is_refused(options):
-    with pytest.raises(errors.KernelError, match="Benchmark"):
-        benchmark(**options)
+    benchmark(**options)
 
 
-@pytest.mark.parametrize("result", ["fast", (1.0, 2.0), {}])
+@pytest.mark.parametrize("result", ["fast", (1.0, 2.0), {}], ids=repr)
+@refused
 def test_other_results_are_refused(result):
-    with pytest.raises(errors.ArgumentTypeError, match="returned"):
-        run(lambda n, of: result)
+    run(lambda n, of: result)
 
 
+@refused
 def test_a_function_of_other_arguments_is_refused():
-    with pytest.raises(errors.ArgumentTypeError, match="signature"):
-        run(lambda size: 1.0)
+    run(lambda size: 1.0)

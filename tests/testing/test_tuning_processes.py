@@ -17,6 +17,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.testing.tuning import store
+from tests.support import everywhere
 
 PROGRAM = """
 import sys
@@ -75,12 +76,7 @@ def plus_one(x, *, config):
         tile = x_ref[:, part]
         o_ref[:, part] = tile + (1 + 0 * jnp.max(tile))
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        grid=(x.shape[1] // config,),
-        grid_names=("i",),
-    )(x)
+    return everywhere.kernel(body, x, grid={"i": x.shape[1] // config})()(x)
 
 
 def tuned(folder: Path, processes: int) -> plgpu.testing.TuningReport:

@@ -19,135 +19,17 @@ from pallas_gpu.emulator.engine import plan
 from pallas_gpu.emulator.engine.steps import ArithmeticStep
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
-from tests.support.refusal import refused
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
+from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
 I32 = jnp.int32
 
 
-def run_on(body, *args, out=(4,), dtype=F32, scratch=(), **options):
+def run_on(body, *args, out=4, **options):
     """Runs a body once and returns its only result."""
-    outs = jax.ShapeDtypeStruct(out, dtype)
-    kernel = plgpu.kernel(body, out_type=outs, scratch_types=list(scratch), **options)
-    return np.asarray(kernel(*args))
-
-
-def test_a_loop_carries_values_and_writes_refs():
-    def body(x, o):
-        def step(i, total):
-            o[i] = total
-            return total + x[i]
-
-        lax.fori_loop(0, 4, step, jnp.float32(0))
-
-    got = run_on(body, jnp.asarray([1.0, 2, 3, 4]))
-    np.testing.assert_array_equal(got, [0, 1, 3, 6])
-
-
-def test_a_loop_with_a_dynamic_bound_runs_that_often():
-    def body(n, o):
-        o[...] = jnp.zeros(4)
-
-        def step(i, _):
-            o[i] = 1.0
-
-        lax.fori_loop(0, n[0], step, None)
-
-    np.testing.assert_array_equal(run_on(body, jnp.asarray([3])), [1, 1, 1, 0])
-
-
-def test_a_while_loop_may_read_refs_in_its_condition():
-    def body(o, counter):
-        counter[...] = jnp.zeros(1, I32)
-
-        def more(_):
-            return counter[0] < 3
-
-        def step(i):
-            counter[0] += 1
-            return i + 2
-
-        o[...] = jnp.full(4, lax.while_loop(more, step, jnp.int32(0)))
-
-    got = run_on(body, dtype=I32, scratch=[plgpu.SMEM((1,), I32)])
-    np.testing.assert_array_equal(got, [6] * 4)
-
-
-def test_a_switch_takes_one_branch_for_each_instance():
-    def body(o):
-        i = lax.axis_index("i")
-
-        def branch(value):
-            def store():
-                o[i] = value
-
-            return store
-
-        lax.switch(i, [branch(v) for v in (10.0, 20.0, 30.0)])
-        o[3] = 0.0
-
-    got = run_on(body, grid=(3,), grid_names=("i",))
-    np.testing.assert_array_equal(got, [10, 20, 30, 0])
-
-
-def test_calls_are_inlined_also_twice():
-    @jax.jit
-    def double(x):
-        return x * 2
-
-    def body(x, o):
-        o[...] = double(double(x[...])) + jax.nn.relu(-x[...])
-
-    x = np.asarray([1.0, -2, 3, -4], np.float32)
-    np.testing.assert_array_equal(run_on(body, x), 4 * x + np.maximum(-x, 0))
-
-
-def test_a_jitted_function_may_have_effects():
-    def body(x, o):
-        @jax.jit
-        def store(value):
-            o[...] = value
-
-        store(x[...] + 1)
-
-    np.testing.assert_array_equal(run_on(body, jnp.ones(4)), [2] * 4)
-
-
-def test_a_loop_without_effects_may_cast_layouts():
-    def body(x, o):
-        def step(_, value):
-            return plgpu.layout_cast(value, plgpu.Layout.WG_STRIDED((128,), 1)) * 2
-
-        o[...] = lax.fori_loop(0, 3, step, x[...])
-
-    np.testing.assert_array_equal(run_on(body, jnp.ones(128), out=(128,)), [8] * 128)
-
-
-def test_elements_keep_their_type():
-    def body(x, o):
-        o[...] = (x[...].astype(F32) * 3).astype(jnp.bfloat16)
-
-    x = jnp.arange(4, dtype=jnp.bfloat16)
-    got = run_on(body, x, dtype=jnp.bfloat16)
-    np.testing.assert_array_equal(got, np.asarray(x) * 3)
-
-
-def test_addition_to_a_ref_reads_and_writes():
-    def body(x, o, tile):
-        tile[...] = x[...]
-        jax.ref.addupdate(tile, (), jnp.ones(4))
-        o[...] = tile[...]
-
-    got = run_on(body, jnp.zeros(4), scratch=[plgpu.SMEM((4,), F32)])
-    np.testing.assert_array_equal(got, np.ones(4))
-
-
-def test_a_transposed_reference_is_read_transposed():
-    def body(x, o):
-        o[...] = x.T[...]
-
-    x = np.arange(12, dtype=np.float32).reshape(3, 4)
-    np.testing.assert_array_equal(run_on(body, x, out=(4, 3)), x.T)
+    return everywhere.emulate(body, args, f32(out), **options)
 
 
 @refused
@@ -211,7 +93,7 @@ def test_scalar_integers_agree_with_jax(op, a, b):
 
 
 def pure_loop(turns, rows=1):
-    """A kernel with a loop without effects."""
+    """The result of a loop without effects."""
 
     def body(n, o):
         def more(carry):
@@ -223,31 +105,23 @@ def pure_loop(turns, rows=1):
         start = (jnp.int32(0), jnp.zeros((rows, 128), F32))
         o[...] = lax.while_loop(more, step, start)[1][0]
 
-    def run(**interpret):
-        params = plgpu.InterpretParams(**interpret)
-        n = np.array([turns], np.int32)
-        return run_on(body, n, out=(128,), interpret=params)
-
-    return run
+    return run_on(body, np.array([turns], np.int32), out=128, max_steps=100)
 
 
-@refused
-def test_a_loop_without_effects_ends_with_the_budget():
-    def body(x, o):
-        def keep(carry):
-            return carry[0], jnp.sin(carry[1])
+@refused_by(run_on, np.zeros(4, np.int32), max_steps=100)
+def test_a_loop_without_effects_ends_with_the_budget(x, o):
+    def keep(carry):
+        return carry[0], jnp.sin(carry[1])
 
-        start = (x[0], jnp.float32(1))
-        _, y = lax.while_loop(lambda c: c[0] < 10, keep, start)  # HERE
-        o[...] = jnp.full(4, y)
-
-    run_on(body, jnp.zeros(4, I32), interpret=plgpu.InterpretParams(max_steps=100))
+    start = (x[0], jnp.float32(1))
+    _, y = lax.while_loop(lambda c: c[0] < 10, keep, start)  # HERE
+    o[...] = jnp.full(4, y)
 
 
 def test_large_arrays_use_the_budget_faster():
-    assert pure_loop(20)(max_steps=100)[0] == 20
+    assert pure_loop(20)[0] == 20
     with pytest.raises(errors.LivelockError):
-        pure_loop(20, rows=512)(max_steps=100)
+        pure_loop(20, rows=512)
 
 
 def test_the_budget_begins_anew_when_a_cta_has_ended():
@@ -257,6 +131,5 @@ def test_the_budget_begins_anew_when_a_cta_has_ended():
 
         lax.fori_loop(0, 20, step, None)
 
-    params = plgpu.InterpretParams(max_steps=100)
-    got = run_on(body, grid=(4,), grid_names=("i",), interpret=params)
+    got = run_on(body, grid={"i": 4}, max_steps=100)
     np.testing.assert_array_equal(got, [19] * 4)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sys
@@ -41,76 +42,115 @@ def fenced(clock):
     return clock
 
 
-# --- an order between accesses --------------------------------------------------------
+def write(actor, low=0, high=4, **options):
+    return access(actor, low, high, **options)
 
 
-def test_a_write_after_an_unknown_write_is_a_race():
+def read(actor, **options):
+    return access(actor, 0, 4, writes=False, **options)
+
+
+def copy(actor, **options):
+    return access(actor, 0, 4, by_copy=True, **options)
+
+
+ALONE = {"threads_too": False}
+UNCHANGED = {"unchanged": lambda box: True}
+UNFENCED = "not fenced"
+# What the comparison with all pairs below does not try, or not with its report:
+# accesses, each with what its actor knows, options, and how it is refused if it is.
+RULES = {
+    "a write after an unknown write is a race": (
+        (write(A), {A: 1}),
+        (write(B, 3, 5), {B: 1}, {}, "tile is written"),
+    ),
+    "each of several readers has to come before a write": (
+        (read(A), {A: 1}),
+        (read(B), {B: 1}),
+        (write(C), {A: 1, C: 1}, {}, f"actor {B} has read it"),
+        (write(C), {A: 1, B: 1, C: 1}),
+    ),
+    "threads are compared with threads on request": (
+        (write(A), {A: 1}),
+        (write(B), {A: 0, B: 1}, ALONE),
+    ),
+    "threads are compared with copies always": (
+        (write(A), {A: 1}),
+        (copy(B), {B: 1}, ALONE, "tile is"),
+    ),
+    "a store of the same values is no race with a read, and keeps the reader": (
+        (read(A), {A: 1}),
+        (write(B), {B: 1}, UNCHANGED),
+        (write(B, time=2), {B: 2}, {}, "has read it"),
+    ),
+    "one of two writers of the same values suffices for a reader: the first": (
+        (write(A), {A: 1}),
+        (write(B), {B: 1}, UNCHANGED),
+        (read(C), {A: 1, C: 1}),
+        (write(C, time=2), {A: 1, C: 2}, {}, "tile is"),
+    ),
+    "one of two writers of the same values suffices for a reader: the second": (
+        (write(A), {A: 1}),
+        (write(B), {B: 1}, UNCHANGED),
+        (read(C), {B: 1, C: 1}),
+        (write(C, time=2), {B: 1, C: 2}, {}, "tile is"),
+    ),
+    "a copy of the same values is a race": (
+        (copy(A), {B: 1}),
+        (write(B), {B: 1}, UNCHANGED, "before actor"),
+    ),
+    # Nothing has compared the values of the two stores.
+    "each writer needs a fence where threads are not compared: the first": (
+        (write(A), {A: 1}, ALONE),
+        (write(B), {B: 1}, ALONE),
+        (read(C, by_copy=True), {**fenced({A: 1}), B: 1}, ALONE, UNFENCED),
+    ),
+    "each writer needs a fence where threads are not compared: the second": (
+        (write(B), {B: 1}, ALONE),
+        (write(A), {A: 1}, ALONE),
+        (read(C, by_copy=True), {**fenced({A: 1}), B: 1}, ALONE, UNFENCED),
+    ),
+    "a copy to what was stored needs a fence": (
+        (write(A), {A: 1}),
+        (copy(C), {A: 1}, {}, UNFENCED),
+        (copy(C), fenced({A: 1})),
+    ),
+    "a copy of what was stored needs a fence": (
+        (write(A), {A: 1}),
+        (read(C, by_copy=True), {A: 1}, {}, UNFENCED),
+        (read(C, by_copy=True), fenced({A: 1})),
+    ),
+    "a copy of what was loaded needs no fence": (
+        (read(A), {A: 1}),
+        (read(C, by_copy=True), {A: 1}),
+    ),
+    "a copy to what was loaded needs no fence": (
+        (read(A), {A: 1}),
+        (copy(C), {A: 1}),
+    ),
+    "an access after a copy needs no fence": (
+        (copy(C), {A: 1}),
+        (write(A), {A: 1, C: 1}),
+    ),
+    "a copy after a copy needs no fence": (
+        (copy(C), {A: 1}),
+        (copy(C, time=2), {A: 1, C: 1}),
+    ),
+    "groups are compared on request": (
+        (write(A, viewer=CTA_0), {A: 1}),
+        (write(B, viewer=CTA_1), {B: 1}, ALONE),
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", RULES.values(), ids=RULES)
+def test_a_rule_about_accesses(steps):
     tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    with pytest.raises(errors.RaceError, match="tile is written"):
-        do(tile, access(B, 3, 5), {B: 1})
-
-
-def test_a_write_after_a_known_write_is_no_race():
-    tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    do(tile, access(B, 3, 5), {A: 1, B: 1})
-
-
-def test_two_reads_are_no_race():
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(B, 0, 4, writes=False), {B: 1})
-
-
-def test_each_of_several_readers_has_to_come_before_a_write():
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(B, 0, 4, writes=False), {B: 1})
-    with pytest.raises(errors.RaceError, match=f"actor {B} has read it"):
-        do(tile, access(C, 0, 4), {A: 1, C: 1})
-    do(tile, access(C, 0, 4), {A: 1, B: 1, C: 1})
-
-
-def test_accesses_apart_are_no_race():
-    tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    do(tile, access(B, 4, 8), {B: 1})
-
-
-def test_an_access_after_the_release_is_not_known():
-    tile = history()
-    do(tile, access(A, 0, 4, time=2), {A: 2})
-    with pytest.raises(errors.RaceError):
-        do(tile, access(B, 0, 4), {A: 1, B: 1})
-
-
-def test_a_later_read_is_not_covered_by_an_order_after_an_earlier_one():
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(A, 0, 4, writes=False, time=2), {A: 2})
-    with pytest.raises(errors.RaceError):
-        do(tile, access(B, 0, 4), {A: 1, B: 1})
-
-
-def test_an_order_after_a_write_is_an_order_after_the_reads_before_it():
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(B, 0, 4), {A: 1, B: 1})
-    do(tile, access(C, 0, 4), {A: 1, B: 1, C: 1})
-
-
-def test_threads_are_compared_with_copies_always_and_with_threads_on_request():
-    tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    do(tile, access(B, 0, 4), {A: 0, B: 1}, threads_too=False)
-    tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    with pytest.raises(errors.RaceError):
-        do(tile, access(B, 0, 4, by_copy=True), {B: 1}, threads_too=False)
-
-
-# --- stores that change nothing -------------------------------------------------------
+    for new, clock, *rest in steps:
+        options = rest[0] if rest else {}
+        refused = pytest.raises(errors.RaceError, match=rest[1]) if rest[1:] else None
+        with refused or contextlib.nullcontext():
+            do(tile, new, dict(clock), **options)
 
 
 def test_two_stores_of_the_same_values_are_no_race():
@@ -119,77 +159,6 @@ def test_two_stores_of_the_same_values_are_no_race():
     seen = []
     do(tile, access(B, 2, 8), {B: 1}, unchanged=lambda box: not seen.append(box))
     assert seen == [((2, 4),)], "only where they overlap"
-
-
-def test_a_store_of_the_same_values_is_no_race_with_a_read():
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(B, 0, 4), {B: 1}, unchanged=lambda box: True)
-    # The reader is still there.
-    with pytest.raises(errors.RaceError, match="has read it"):
-        do(tile, access(B, 0, 4, time=2), {B: 2})
-
-
-def test_one_of_two_writers_of_the_same_values_suffices_for_a_reader():
-    for first in (A, B):
-        tile = history()
-        do(tile, access(A, 0, 4), {A: 1})
-        do(tile, access(B, 0, 4), {B: 1}, unchanged=lambda box: True)
-        do(tile, access(C, 0, 4, writes=False), {first: 1, C: 1})
-        with pytest.raises(errors.RaceError):
-            do(tile, access(C, 0, 4, time=2), {first: 1, C: 2})
-
-
-def test_a_copy_of_the_same_values_is_a_race():
-    tile = history()
-    do(tile, access(A, 0, 4, by_copy=True), {B: 1})
-    with pytest.raises(errors.RaceError, match="before actor"):
-        do(tile, access(B, 0, 4), {B: 1}, unchanged=lambda box: True)
-
-
-@pytest.mark.parametrize("first", [A, B])
-def test_each_writer_needs_a_fence_where_threads_are_not_compared(first):
-    """Their values may differ: nothing has compared the two stores."""
-    second = A + B - first
-    tile = history()
-    do(tile, access(first, 0, 4), {first: 1}, threads_too=False)
-    do(tile, access(second, 0, 4), {second: 1}, threads_too=False)
-    clock = fenced({A: 1})
-    clock[B] = 1
-    with pytest.raises(errors.RaceError, match="not fenced"):
-        do(tile, access(C, 0, 4, writes=False, by_copy=True), clock, threads_too=False)
-
-
-# --- fences ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_copy_after_a_store_needs_a_fence(writes):
-    tile = history()
-    do(tile, access(A, 0, 4), {A: 1})
-    copy = access(C, 0, 4, writes=writes, by_copy=True)
-    with pytest.raises(errors.RaceError, match="not fenced"):
-        do(tile, copy, {A: 1})
-    do(tile, copy, fenced({A: 1}))
-
-
-@pytest.mark.parametrize("writes", [True, False])
-def test_a_copy_after_a_load_needs_no_fence(writes):
-    tile = history()
-    do(tile, access(A, 0, 4, writes=False), {A: 1})
-    do(tile, access(C, 0, 4, writes=writes, by_copy=True), {A: 1})
-
-
-def test_an_access_after_a_copy_needs_no_fence():
-    tile = history()
-    do(tile, access(C, 0, 4, by_copy=True), {A: 1})
-    do(tile, access(A, 0, 4), {A: 1, C: 1})
-    tile = history()
-    do(tile, access(C, 0, 4, by_copy=True), {A: 1})
-    do(tile, access(C, 0, 4, time=2, by_copy=True), {A: 1, C: 1})
-
-
-# --- groups ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -207,12 +176,6 @@ def test_accesses_of_two_groups_need_an_order(first, second, text):
         do(tile, access(B, 3, 8, writes=second, viewer=CTA_1), {B: 1})
     assert re.search(r"element \[3\], \w+ by CTA 0", str(caught.value))
     do(tile, access(B, 3, 8, writes=second, viewer=CTA_1), {A: 1, B: 1})
-
-
-def test_groups_are_compared_on_request():
-    tile = history()
-    do(tile, access(A, 0, 4, viewer=CTA_0), {A: 1})
-    do(tile, access(B, 0, 4, viewer=CTA_1), {B: 1}, threads_too=False)
 
 
 # --- costs ----------------------------------------------------------------------------
@@ -269,8 +232,6 @@ def test_what_is_superseded_is_forgotten():
     assert len(tile.live()) == 64
 
 
-# --- the same as comparing all pairs --------------------------------------------------
-
 # --- writes that are issued part by part ----------------------------------------------
 
 
@@ -312,6 +273,8 @@ def test_where_no_part_has_been_issued_the_earlier_accesses_count():
     with pytest.raises(errors.RaceError, match=f"actor {A} has written it"):
         do(tile, access(C, 4, 8, writes=False), {C: 1})
 
+
+# --- the same as comparing all pairs --------------------------------------------------
 
 ACCESSES = st.lists(
     st.tuples(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters in the emulator: barriers and copies that reach other CTAs."""
+"""Clusters in the emulator: barriers and copies that reach other CTAs.
+
+Pipelines of multicasts are in tests/support/mutations/multicast.py.
+"""
 
 from __future__ import annotations
 
@@ -49,43 +52,6 @@ def meet(barrier):
 
 
 # --- what they do ---------------------------------------------------------------------
-
-
-def pipeline(free, **options):
-    """Every CTA adds up tiles that both copy; `free` is the slots' barriers."""
-    steps, slots = 6, 2
-
-    def body(x, o, tiles, full, empty):
-        at = lax.axis_index("x")
-        o[at] = jnp.zeros(TILE, F32)
-
-        @plgpu.loop(0, steps)
-        def _(k):
-            slot = lax.rem(k, slots)
-            plgpu.when(k >= slots)(lambda: plgpu.barrier_wait(empty.at[slot]))
-            multicast(x.at[k], tiles.at[slot], full.at[slot])
-            plgpu.barrier_wait(full.at[slot])
-            o[at] += tiles[slot]
-            plgpu.barrier_arrive(empty.at[slot])
-
-    full = plgpu.Barrier(num_barriers=slots)
-    scratch = plgpu.SMEM((slots, *TILE), F32), full, free
-    return run(body, scratch, [ramp(steps, *TILE)], **options)
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_pipeline_of_multicasts_is_exact(asynchrony, seed):
-    free = plgpu.ClusterBarrier(collective_axes="x", num_barriers=2)
-    got = pipeline(free, seed=seed, asynchrony=asynchrony)
-    np.testing.assert_array_equal(got, np.stack([ramp(6, *TILE).sum(0)] * 2))
-
-
-@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
-def test_a_slot_freed_for_its_own_cta_alone_is_a_race(asynchrony):
-    for seed in range(3):
-        with pytest.raises(RACE, match=r"SMEM .* of CTA"):
-            pipeline(plgpu.Barrier(num_barriers=2), seed=seed, asynchrony=asynchrony)
 
 
 def test_the_memory_of_a_scope_is_reached_before_its_cta_enters_it():
@@ -236,12 +202,6 @@ TWO = plgpu.ClusterBarrier(collective_axes="x", num_barriers=2)
 @refused_by(run, scratch=[TWO], args=())
 def test_a_wait_for_one_of_several_barriers(o, ready):
     plgpu.barrier_wait(ready.at[1])  # HERE
-
-
-@refused_by(run, scratch=[MEETING], args=())
-def test_two_ctas_that_write_the_same_element(o, ready):
-    o[0] = jnp.full(TILE, lax.axis_index("x"), F32)  # HERE
-    meet(ready)
 
 
 def test_a_cta_may_not_end_while_another_multicasts_into_it():

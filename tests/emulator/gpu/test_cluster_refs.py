@@ -67,19 +67,6 @@ def test_what_scratch_types_declares_exists_until_the_cluster_ends(seed):
 # --- found in the emulator ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_read_without_a_cluster_barrier_is_a_race(seed):
-    def body(o, tile, barrier):
-        tile[...] = jnp.ones((N,), F32)
-        meet(barrier)
-        o[lax.axis_index("c")] = other(tile)[...]
-
-    with pytest.raises((errors.RaceError, errors.UninitializedReadError)) as info:
-        run(body, [ARRAY, plgpu.Barrier()], seed=seed)
-    if isinstance(info.value, errors.RaceError):
-        assert "of CTA (c=" in str(info.value)
-
-
 @refused
 def test_a_cta_outside_of_the_cluster_is_reported():
     def body(o, tile):
@@ -105,22 +92,6 @@ def test_what_no_cta_has_written_is_reported(o, tile, meeting):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_access_to_a_scope_that_a_cta_has_left_is_reported(seed):
-    def body(o, meeting):
-        def scoped(tile):
-            tile[...] = jnp.ones((N,), F32)
-            meet(meeting)
-            o[lax.axis_index("c")] = other(tile)[...]
-
-        plgpu.run_scoped(scoped, ARRAY)
-        # Later scopes use the same memory.
-        plgpu.run_scoped(lambda tile: tile.set(jnp.zeros((N,), F32)), ARRAY)
-
-    with pytest.raises(errors.KernelError, match=r"left the scope|freed while"):
-        run(body, [MEETING], seed=seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_an_access_to_memory_that_a_cta_uses_for_another_scope_is_reported(seed):
     def body(o, meeting):
         def first(tile):
@@ -143,10 +114,8 @@ def test_an_access_to_memory_that_a_cta_uses_for_another_scope_is_reported(seed)
 
 
 def trace(body, scratch=(ARRAY,), **options):
-    options = {"cluster": (2,), "cluster_names": ("c",), **options}
-    jax.eval_shape(
-        plgpu.kernel(body, out_type=OUT, scratch_types=list(scratch), **options)
-    )
+    options = {"cluster": {"c": 2}, **options}
+    jax.eval_shape(everywhere.kernel(body, OUT, *scratch, **options)())
 
 
 @refused_by(trace)
@@ -159,7 +128,7 @@ def test_a_position_beyond_the_cluster_is_refused(o, tile):
     o[0] = plgpu.cluster_ref(tile, {"c": 2})[...]  # HERE
 
 
-@refused_by(trace, cluster=(), cluster_names=())
+@refused_by(trace, cluster={})
 def test_a_kernel_without_clusters_has_no_other_cta(o, tile):
     plgpu.atomic_add(plgpu.cluster_ref(tile, {"c": 0}), 1.0)  # HERE
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import refused_by
 
 F32 = jnp.float32
 TILE = plgpu.SMEM((128,), F32)
@@ -61,29 +60,8 @@ def test_all_warpgroups_wait_before_the_next_scope():
     np.testing.assert_array_equal(got, np.arange(256).reshape(2, 128) + 1)
 
 
-def test_a_wait_may_follow_the_only_scope():
-    def body(x, o):
-        def scope(tile):
-            for row in range(2):
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                store(x, o, row)(tile)
-
-        plgpu.run_scoped(scope, TILE)
-        plgpu.wait_smem_to_gmem(0)
-
-    np.testing.assert_array_equal(run(body), np.arange(256).reshape(2, 128) + 1)
-
-
-def test_the_next_scope_may_have_the_same_memory():
-    def body(x, o):
-        plgpu.run_scoped(store(x, o, 0), TILE)
-        plgpu.run_scoped(store(x, o, 1), TILE)
-        plgpu.wait_smem_to_gmem(0)
-
-    with pytest.raises(
-        errors.KernelError, match="is freed while the copy to"
-    ) as caught:
-        run(body)
-    assert "wait for it before the kernel ends or another scope begins" in str(
-        caught.value
-    )
+@refused_by(run)
+def test_the_next_scope_may_have_the_same_memory(x, o):
+    plgpu.run_scoped(store(x, o, 0), TILE)
+    plgpu.run_scoped(store(x, o, 1), TILE)
+    plgpu.wait_smem_to_gmem(0)

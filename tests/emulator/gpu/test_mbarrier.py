@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers in the emulator: phases, counts, what is reported when they are wrong."""
+"""Barriers in the emulator: phases, counts, what is reported when they are wrong.
+
+Rings of slots are in tests/support/mutations/specialised.py.
+"""
 
 from __future__ import annotations
 
 import inspect
-import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,64 +15,41 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.rings import DOUBLED, SLOTS, STEPS, X, ring
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
+from tests.support.refusal import refused_by
 
 F32 = jnp.float32
 
 
-def barrier_kernel(body, barrier, *, num_threads=1, interpret=None, **scratch):
-    """A kernel without inputs over one barrier and an output of four numbers."""
-    threads = {}
-    if num_threads > 1:
-        threads = {"num_threads": num_threads, "thread_name": "wg"}
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types={"barrier": barrier, **scratch},
-        interpret=interpret,
-        **threads,
-    )
+BARRIER, TWO_ARRIVALS = plgpu.Barrier(), plgpu.Barrier(num_arrivals=2)
+TWO_BARRIERS = plgpu.Barrier(num_barriers=2)
+TILE = plgpu.SMEM((4,), F32)
+ONES = np.ones(4, np.float32)
 
 
-def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier():
-    def body(o, barrier):
-        plgpu.barrier_wait(barrier)
-
-    with pytest.raises(errors.DeadlockError) as caught:
-        barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
-    text = str(caught.value)
-    assert "warpgroup 0" in text
-    assert "waits for phase 0 of barrier barrier at" in text
-    assert "0 of 2 arrivals, 0 bytes of copies pending" in text
-    assert "test_mbarrier.py" in text
+def run(body, *scratch, args=(), **options):
+    """Runs a kernel whose result is four numbers."""
+    return everywhere.emulate(body, args, f32(4), *scratch, **options)
 
 
-def test_a_deadlock_says_where_every_warpgroup_is():
-    def body(o, barrier):
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            plgpu.barrier_arrive(barrier)
-
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            plgpu.barrier_wait(barrier)
-
-    with pytest.raises(errors.DeadlockError) as caught:
-        barrier_kernel(body, plgpu.Barrier(num_arrivals=2), num_threads=2)()
-    text = str(caught.value)
-    assert "1 of 2 arrivals" in text
-    assert "warpgroup 1 of the only CTA: has ended" in text
+@refused_by(run, TWO_ARRIVALS)
+def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier(o, barrier):
+    plgpu.barrier_wait(barrier)  # HERE
 
 
-def test_a_wait_two_phases_behind_is_an_error():
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
+@refused_by(run, TWO_ARRIVALS, threads={"wg": 2})
+def test_a_deadlock_says_where_every_warpgroup_is(o, barrier):
+    wg = lax.axis_index("wg")
+    plgpu.when(wg == 1)(lambda: plgpu.barrier_arrive(barrier))
+    plgpu.when(wg == 0)(lambda: plgpu.barrier_wait(barrier))  # HERE
 
-    with pytest.raises(errors.BarrierError, match="missed its phase") as caught:
-        barrier_kernel(body, plgpu.Barrier())()
-    assert "2 phases are complete" in str(caught.value)
+
+@refused_by(run, BARRIER)
+def test_a_wait_two_phases_behind_is_an_error(o, barrier):
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)  # HERE
 
 
 def unordered_phases(handshake):
@@ -94,24 +72,7 @@ def unordered_phases(handshake):
             plgpu.barrier_wait(barrier)
             o[...] = jnp.ones(4)
 
-    def run(seed):
-        return barrier_kernel(
-            body,
-            plgpu.Barrier(),
-            waited=plgpu.Barrier(),
-            num_threads=2,
-            interpret=plgpu.InterpretParams(seed=seed),
-        )()
-
-    return run
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_wait_that_can_miss_its_phase_is_an_error_in_every_schedule(seed):
-    with pytest.raises(
-        errors.BarrierError, match=r"a wait (can miss|missed) its phase"
-    ):
-        unordered_phases(handshake=False)(seed=seed)
+    return lambda seed: run(body, BARRIER, BARRIER, threads={"wg": 2}, seed=seed)
 
 
 def test_the_wait_that_can_miss_its_phase_is_named():
@@ -134,21 +95,11 @@ def test_a_phase_that_waits_for_the_waits_before_is_no_error(seed):
     np.testing.assert_array_equal(unordered_phases(handshake=True)(seed=seed), 1)
 
 
-def test_more_arrivals_than_declared_is_an_error():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier)
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
-        interpret=plgpu.InterpretParams(asynchrony="late"),
-    )
-    with pytest.raises(errors.BarrierError, match="more arrivals than") as caught:
-        run(jnp.ones(4))
-    assert "16 bytes" in str(caught.value)
+@refused_by(run, TILE, BARRIER, args=[ONES], asynchrony="late")
+def test_more_arrivals_than_declared_is_an_error(x, o, tile, barrier):
+    plgpu.copy_gmem_to_smem(x, tile, barrier)
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
 
 
 def test_an_arrival_that_nobody_waits_for_is_legal_at_the_end():
@@ -156,75 +107,18 @@ def test_an_arrival_that_nobody_waits_for_is_legal_at_the_end():
         plgpu.barrier_arrive(barrier)
         o[...] = jnp.ones(4)
 
-    run = barrier_kernel(body, plgpu.Barrier(num_arrivals=2))
-    np.testing.assert_array_equal(run(), np.ones(4))
+    np.testing.assert_array_equal(run(body, TWO_ARRIVALS), ONES)
 
 
-def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight():
-    def body(x, o, tile):
-        def scope(full):
-            plgpu.copy_gmem_to_smem(x, tile, full.at[1])  # the line of the report
+@refused_by(run, TILE, args=[ONES], asynchrony="late")
+def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight(x, o, tile):
+    def scope(full):
+        plgpu.copy_gmem_to_smem(x, tile, full.at[1])
 
-        plgpu.run_scoped(scope, plgpu.Barrier(num_barriers=2))
-
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-        scratch_types=[plgpu.SMEM((4,), F32)],
-        interpret=plgpu.InterpretParams(asynchrony="late"),
-    )
-    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
-        run(jnp.ones(4))
-    text = str(caught.value)
-    assert "barrier full[1] ends" in text
-    assert "16 bytes pending in phase 0, and 1 of 1 arrivals" in text
-    assert re.search(r"at: +\S*test_mbarrier.py:\d+ \(.*\.scope\)", text)
+    plgpu.run_scoped(scope, TWO_BARRIERS)
 
 
-def test_an_index_outside_of_the_array_of_barriers_is_an_error():
-    def body(o, barrier):
-        i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
-        plgpu.barrier_arrive(barrier.at[i])
-
-    with pytest.raises(errors.OutOfBoundsError, match="barrier"):
-        barrier_kernel(body, plgpu.Barrier(num_barriers=2))()
-
-
-def run_ring(first, **options):
-    params = plgpu.InterpretParams(**options)
-    return ring(first=first, initially_complete=False)(params)(X)
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_pipeline_of_producer_and_consumer_is_exact(asynchrony, seed):
-    got = run_ring(SLOTS, seed=seed, asynchrony=asynchrony)
-    np.testing.assert_array_equal(got, DOUBLED)
-
-
-def test_a_producer_that_does_not_wait_for_the_reader_is_found():
-    for seed in range(5):
-        with pytest.raises((errors.RaceError, errors.BarrierError)):
-            run_ring(STEPS, seed=seed)
-
-
-def test_threads_race_without_a_barrier():
-    def body(o, barrier, tile):
-        @plgpu.when(lax.axis_index("wg") == 0)
-        def _():
-            tile[...] = jnp.full(4, 7.0)
-
-        @plgpu.when(lax.axis_index("wg") == 1)
-        def _():
-            tile[...] = jnp.full(4, 8.0)
-
-    run = barrier_kernel(
-        body,
-        plgpu.Barrier(),
-        num_threads=2,
-        tile=plgpu.SMEM((4,), F32),
-        interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    with pytest.raises(errors.RaceError, match="without an order between") as caught:
-        run()
-    assert "warpgroup 0" in str(caught.value) and "warpgroup 1" in str(caught.value)
+@refused_by(run, TWO_BARRIERS)
+def test_an_index_outside_of_the_array_of_barriers_is_an_error(o, barrier):
+    i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
+    plgpu.barrier_arrive(barrier.at[i])  # HERE

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import arch
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.waits import Wait
 from pallas_gpu.emulator.gpu.machine.device import Machine
@@ -20,6 +20,8 @@ from pallas_gpu.emulator.gpu.machine.launch import Launch
 from pallas_gpu.entry import call
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
+from tests.support import everywhere
+from tests.support.entry_kernels import f32
 from tests.support.refusal import refused
 
 F32 = jnp.float32
@@ -31,26 +33,25 @@ LARGE = plgpu.SMEM((50_000,), F32)
 def all_ctas_meet(monkeypatch):
     """Makes `commit_smem` a barrier of all warpgroups of a run.
 
-    There is no primitive yet by which CTAs of different clusters wait for one another.
-    The fixture is a function of the number of warpgroups.
+    CTAs of different devices have no other one; those of one device wait for another
+    in tests/emulator/gpu/sync/test_semaphore.py, too. The fixture is a function of the
+    number of warpgroups.
     """
 
-    def install(count, ordered=True):
+    def install(count):
         arrived = []
         known: ordering.Clock = {}
 
         def meet(wg, *_, **__):
             arrived.append(wg)
-            if ordered:
-                ordering.join(known, wg.release())
+            ordering.join(known, wg.release())
             yield Wait(
                 lambda: len(arrived) == count,
                 "all CTAs",
                 lambda: f"{len(arrived)} of {count} have come",
                 across_groups=True,
             )
-            if ordered:
-                ordering.join(wg.clock, known)
+            ordering.join(wg.clock, known)
 
         rules = registry.rules(registry.RuleKind.EMULATE)
         monkeypatch.setitem(rules, tma.commit_smem_p, meet)
@@ -90,12 +91,6 @@ def small(sm_count):
     return dataclasses.replace(arch.SM_90A, gpc_sms=(sm_count,))
 
 
-def test_as_many_ctas_as_the_target_holds_can_wait_for_one_another(all_ctas_meet):
-    all_ctas_meet(132)
-    _, got = neighbours(132)()
-    np.testing.assert_array_equal(got, np.roll(np.arange(132), -1))
-
-
 def test_clusters_can_wait_for_one_another(all_ctas_meet):
     all_ctas_meet(132)
     run = neighbours(132, grid=(66,), cluster=(2,), cluster_names=("x",))
@@ -109,98 +104,25 @@ def test_ctas_share_an_sm_where_their_smem_allows_it(all_ctas_meet):
 
 
 @refused
-def test_one_cta_too_many_deadlocks_and_the_report_says_how_many_fit(all_ctas_meet):
-    all_ctas_meet(5)
-    machine = Machine(plgpu.InterpretParams(), small(4))
-    machine.run([launch(neighbours(5), machine.devices[0]).pool()])
-
-
 def test_a_cluster_too_many_deadlocks_and_the_report_counts_clusters(all_ctas_meet):
     all_ctas_meet(6)
     machine = Machine(plgpu.InterpretParams(), small(5))
     kernel = neighbours(6, grid=(3,), cluster=(2,), cluster_names=("x",))
-    with pytest.raises(errors.DeadlockError, match="2 of 3 clusters fit at once"):
-        machine.run([launch(kernel, machine.devices[0]).pool()])
-
-
-def _write_own_number(o):
-    i = lax.axis_index("i")
-    o[i] = i.astype(F32)
+    machine.run([launch(kernel, machine.devices[0]).pool()])
 
 
 def test_ctas_that_do_not_wait_run_on_one_sm():
     machine = Machine(plgpu.InterpretParams(), small(1))
-    run = plgpu.kernel(
-        _write_own_number,
-        out_type=jax.ShapeDtypeStruct((20,), F32),
-        grid=(20,),
-        grid_names=("i",),
-        scratch_types=[],
-    )
+
+    def body(o):
+        i = lax.axis_index("i")
+        o[i] = i.astype(F32)
+
+    run = everywhere.kernel(body, f32(20), grid={"i": 20})()
     one = launch(run, machine.devices[0])
     machine.run([one.pool()])
     np.testing.assert_array_equal(one.outputs[0].data, np.arange(20))
     assert not machine.execution.resident
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_loop_that_polls_lets_the_ctas_run_that_it_waits_for(monkeypatch, seed):
-    started = set()
-
-    def get(wg, *_, **__):
-        """Reads 0 until all CTAs have started."""
-        started.add(wg)
-        return np.float32(len(started) == 6)
-
-    def body(x, o):
-        lax.while_loop(lambda _: x[0] == 0, lambda n: n + 1, 0)
-        _write_own_number(o)
-
-    rules = registry.rules(registry.RuleKind.EMULATE)
-    monkeypatch.setitem(rules, _jax.get_p, get)
-    machine = Machine(plgpu.InterpretParams(seed=seed), small(6))
-    run = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((6,), F32),
-        grid=(6,),
-        grid_names=("i",),
-        scratch_types=[],
-    )
-    one = launch(run, machine.devices[0], np.zeros(1, np.float32))
-    machine.run([one.pool()])
-    np.testing.assert_array_equal(one.outputs[0].data, np.arange(6))
-
-
-# --- races between CTAs ---------------------------------------------------------------
-
-
-@refused
-def test_reading_what_another_cta_wrote_without_an_order_is_a_race(all_ctas_meet):
-    all_ctas_meet(6, ordered=False)
-    neighbours(6)()
-
-
-def test_overwriting_what_another_cta_has_read_without_an_order_is_a_race(
-    all_ctas_meet,
-):
-    all_ctas_meet(6)
-
-    def body(mine, next_one):
-        i = lax.axis_index("i")
-        mine[i] = i.astype(F32)
-        plgpu.commit_smem()
-        next_one[i] = mine[lax.rem(i + 1, 6)]
-        mine[i] = -1.0
-
-    run = plgpu.kernel(
-        body,
-        out_type=[jax.ShapeDtypeStruct((6,), F32)] * 2,
-        grid=(6,),
-        grid_names=("i",),
-        interpret=plgpu.InterpretParams(detect_races=True),
-    )
-    with pytest.raises(errors.RaceError, match=r"by one CTA and (read|written) by"):
-        run()
 
 
 # --- devices --------------------------------------------------------------------------
@@ -208,10 +130,7 @@ def test_overwriting_what_another_cta_has_read_without_an_order_is_a_race(
 
 def test_two_devices_have_separate_memories():
     machine = Machine(plgpu.InterpretParams(), arch.SM_90A, devices=2)
-    kernel = plgpu.kernel(
-        lambda x, o: o.__setitem__(..., x[...] * 2),
-        out_type=jax.ShapeDtypeStruct((4,), F32),
-    )
+    kernel = everywhere.kernel(lambda x, o: o.set(x[...] * 2), f32(4))()
     xs = [np.full(4, value, np.float32) for value in (1, 5)]
     launches = [launch(kernel, d, x) for d, x in zip(machine.devices, xs, strict=True)]
     machine.run([one.pool() for one in launches])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semaphores in the emulator: order, deadlocks, residency, what is left at the end."""
+"""Semaphores in the emulator: order, deadlocks, residency, what is left at the end.
+
+What a missing signal, wait or fence is reported as is in
+tests/support/mutations/grid_handover.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.grid_barrier import GridBarrier
-from tests.support.refusal import refused_by
+from tests.support.refusal import in_each, refused_by
 
 F32 = jnp.float32
 REGULAR = plgpu.SemaphoreType.REGULAR
@@ -114,25 +118,12 @@ def test_a_semaphore_of_a_cta_is_signalled_by_no_other(x, o, mine):
     o[i] = x[i]
 
 
-@pytest.mark.parametrize(("signalled", "left"), [(3, 1), (2, 0)])
-def test_a_semaphore_is_zero_at_the_end(signalled, left):
-    def body(x, o, mine):
-        i = lax.axis_index("i")
-        plgpu.semaphore_signal(mine.at[0], signalled)
-        plgpu.semaphore_wait(mine.at[0], 2)
-        o[i] = x[i]
-
-    if not left:
-        run(body, REGULAR((1,)))
-        return
-    with pytest.raises(errors.SemaphoreError) as info:
-        run(body, REGULAR((1,)))
-    assert (
-        info.value.what
-        == "semaphore mine[0] of CTA (i=0) is not zero when the kernel ends"
-    )
-    assert info.value.got == left
-    assert "semaphore_signal(mine.at[0], signalled)" in str(info.value)
+@refused_by(run, REGULAR((1,)))
+def test_a_semaphore_is_zero_at_the_end(x, o, mine):
+    plgpu.semaphore_signal(mine.at[0], 3)
+    plgpu.semaphore_wait(mine.at[0], 2)
+    i = lax.axis_index("i")
+    o[i] = x[i]
 
 
 @refused_by(run)
@@ -157,49 +148,14 @@ def test_an_increment_without_a_value_is_reported(x, o, s, n):
 # --- order ----------------------------------------------------------------------------
 
 
-def exchange(signal=True, wait=True):
-    """Each CTA stores a row, and reads the next one's."""
-
-    def body(x, o):
-        i = lax.axis_index("i")
-        rows = shared()
-        ready = plgpu.get_global(REGULAR((CTAS,)))
-        rows[i] = x[i]
-        other = (i + 1) % CTAS
-        if signal:
-            plgpu.semaphore_signal(ready.at[i])
-        if wait:
-            plgpu.semaphore_wait(ready.at[other])
-        o[i] = rows[other]
-        if signal and not wait:
-            plgpu.semaphore_wait(ready.at[other])
-
-    return body
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("left_out", ["signal", "wait"])
-def test_without_one_of_them_it_is_a_race(left_out, seed):
-    parts = {"signal": True, "wait": True, left_out: False}
-    if left_out == "signal":
-        parts["wait"] = False
-    with pytest.raises(errors.RaceError, match="by one CTA") as info:
-        run(exchange(**parts), seed=seed)
-    assert "semaphore_signal after the first access" in str(info.value.hint)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_stored_after_the_signal_is_a_race(seed):
-    def body(x, o):
-        i = lax.axis_index("i")
-        rows, ready = shared(), plgpu.get_global(REGULAR((CTAS,)))
-        plgpu.semaphore_signal(ready.at[i])
-        rows[i] = x[i]
-        plgpu.semaphore_wait(ready.at[(i + 1) % CTAS])
-        o[i] = rows[(i + 1) % CTAS]
-
-    with pytest.raises(errors.RaceError, match="by one CTA"):
-        run(body, seed=seed)
+@refused_by(in_each(run, seed=SEEDS))
+def test_what_is_stored_after_the_signal_is_a_race(x, o):
+    i = lax.axis_index("i")
+    rows, ready = shared(), plgpu.get_global(REGULAR((CTAS,)))
+    plgpu.semaphore_signal(ready.at[i])
+    rows[i] = x[i]
+    plgpu.semaphore_wait(ready.at[(i + 1) % CTAS])
+    o[i] = rows[(i + 1) % CTAS]
 
 
 def test_a_signal_passes_on_what_its_thread_has_waited_for():
@@ -237,88 +193,33 @@ def test_reads_of_a_semaphore_acquire():
         np.testing.assert_array_equal(result, np.roll(x, -1, 0))
 
 
-def test_a_poll_of_plain_loads_is_a_race():
-    def body(x, o):
-        i = lax.axis_index("i")
-        flags = plgpu.get_global(plgpu.GMEM((CTAS,), jnp.int32, init=0))
-        flags[i] = 1
-        lax.while_loop(
-            lambda seen: seen == 0, lambda _: flags[(i + 1) % CTAS], jnp.int32(0)
-        )
-        o[i] = x[i]
-
-    for seed in SEEDS:
-        with pytest.raises(errors.RaceError) as info:
-            run(body, seed=seed)
-        assert "semaphore_signal" in str(info.value.hint)
+POLLS = {
+    "loads": (
+        lambda flag: flag.set(1),
+        lambda flag: flag[...],
+        "semaphore_signal",
+    ),
+    "atomics": (
+        lambda flag: plgpu.atomic_add(flag, 1),
+        lambda flag: plgpu.atomic_add(flag, 0),
+        "relaxed atomic operations order no other accesses",
+    ),
+}
 
 
-def test_atomic_operations_order_nothing_else():
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("store", "read", "hint"), POLLS.values(), ids=POLLS)
+def test_neither_loads_nor_atomic_operations_order_accesses(store, read, hint, seed):
     def body(x, o):
         i = lax.axis_index("i")
         rows = shared()
         flags = plgpu.get_global(plgpu.GMEM((CTAS,), jnp.int32, init=0))
         rows[i] = x[i]
-        plgpu.atomic_add(flags.at[i], 1)
-        lax.while_loop(
-            lambda seen: seen == 0,
-            lambda _: plgpu.atomic_add(flags.at[(i + 1) % CTAS], 0),
-            jnp.int32(0),
-        )
+        store(flags.at[i])
+        other = flags.at[(i + 1) % CTAS]
+        lax.while_loop(lambda seen: seen == 0, lambda _: read(other), jnp.int32(0))
         o[i] = rows[(i + 1) % CTAS]
 
-    for seed in SEEDS:
-        with pytest.raises(errors.RaceError) as info:
-            run(body, seed=seed)
-        assert "relaxed atomic operations order no other accesses" in str(
-            info.value.hint
-        )
-
-
-# --- copies ---------------------------------------------------------------------------
-
-
-def copied(complete=True, fence=True, threads=False):
-    """Each CTA stores a row, by TMA or by threads, and the next one copies it."""
-
-    def body(x, o, tile, barrier):
-        i = lax.axis_index("i")
-        rows, ready = shared(), plgpu.get_global(REGULAR((CTAS,)))
-        if threads:
-            rows[i] = x[i]
-            if fence:
-                plgpu.commit_gmem()
-        else:
-            tile[...] = x[i]
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(tile, rows.at[i])
-            plgpu.wait_smem_to_gmem(0, wait_read_only=not complete)
-        plgpu.semaphore_signal(ready.at[i])
-        other = (i + 1) % CTAS
-        plgpu.semaphore_wait(ready.at[other])
-        plgpu.copy_gmem_to_smem(rows.at[other], tile, barrier)
-        plgpu.barrier_wait(barrier)
-        o[i] = tile[...]
-
-    return body
-
-
-COPY = plgpu.SMEM((128,), F32), plgpu.Barrier()
-
-
-@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-def test_a_signal_before_a_copy_is_complete_is_a_race(asynchrony):
-    for seed in SEEDS:
-        with pytest.raises(errors.RaceError):
-            run(copied(complete=False), *COPY, seed=seed, asynchrony=asynchrony)
-
-
-def test_a_copy_of_what_threads_store_needs_a_fence():
-    for seed in SEEDS:
-        with pytest.raises(errors.RaceError, match="not fenced"):
-            run(copied(threads=True, fence=False), *COPY, seed=seed)
-
-
-def test_schedules_give_one_result():
-    x, result = run(exchange(), schedules=4)
-    np.testing.assert_array_equal(result, np.roll(x, -1, 0))
+    with pytest.raises(errors.RaceError) as info:
+        run(body, seed=seed)
+    assert hint in str(info.value.hint)

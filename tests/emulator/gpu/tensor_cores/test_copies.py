@@ -73,51 +73,42 @@ def test_a_missing_line_is_reported_in_every_run(mistake, seed):
 def test_another_warpgroup_needs_a_commit_of_the_copy(ordered, seed):
     def body(
         a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
-        loaded, done,
+        loaded, done, copied, plain,
     ):  # fmt: skip
-        def exchange(copied, plain):
-            @plgpu.when(lax.axis_index("wg") == 0)
-            def _():
-                pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
-                start_copies(loaded, *pairs)
-                plgpu.barrier_wait(loaded)
-                plgpu.async_copy_scales_to_tmem(sa_smem, sa)
-                plgpu.async_copy_scales_to_tmem(sb_smem, sb)
-                if ordered:
-                    plgpu.tcgen05_commit_arrive(copied)
-                else:
-                    plgpu.barrier_arrive(copied)
-                plgpu.barrier_arrive(plain)
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+            start_copies(loaded, *pairs)
+            plgpu.barrier_wait(loaded)
+            plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+            plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+            arrive = plgpu.tcgen05_commit_arrive if ordered else plgpu.barrier_arrive
+            arrive(copied)
+            plgpu.barrier_arrive(plain)
 
-            @plgpu.when(lax.axis_index("wg") == 1)
-            def _():
-                plgpu.barrier_wait(plain)
-                plgpu.barrier_wait(copied)
-                right = b_smem.T
-                plgpu.tcgen05_mma(
-                    acc, a_smem, right, done, a_scale=sa, b_scale=sb, accumulate=False
-                )
-                plgpu.barrier_wait(done)
-                out[...] = plgpu.async_load_tmem(acc)
-
-        plgpu.run_scoped(
-            exchange,
-            plgpu.Barrier(orders_tensor_core=True),
-            plgpu.Barrier(),
-            collective_axes="wg",
-        )
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_wait(plain)
+            plgpu.barrier_wait(copied)
+            scales = {"a_scale": sa, "b_scale": sb}
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False, **scales)
+            plgpu.barrier_wait(done)
+            out[...] = plgpu.async_load_tmem(acc)
 
     kernel = CASE.make(
-        plgpu.InterpretParams(seed=seed), body, num_threads=2, thread_name="wg"
+        plgpu.InterpretParams(seed=seed),
+        body,
+        copied=plgpu.Barrier(orders_tensor_core=True),
+        plain=plgpu.Barrier(),
+        num_threads=2,
+        thread_name="wg",
     )
     operands = CASE.operands()
     if not ordered:
         with pytest.raises(errors.RaceError, match="async_copy_scales_to_tmem"):
             kernel(*operands)
         return
-    np.testing.assert_array_equal(
-        np.asarray(kernel(*operands)), CASE.expected(*operands)
-    )
+    np.testing.assert_array_equal(kernel(*operands), CASE.expected(*operands))
 
 
 # --- metadata -------------------------------------------------------------------------
@@ -156,9 +147,9 @@ def test_a_mistake_with_metadata_is_reported_in_every_run(mistake, seed):
     multiply_sparse(seed, mistake=mistake)
 
 
+@refused
 def test_metadata_that_does_not_ascend_is_reported():
     a, _ = SPARSE.dense()
     _, meta = plgpu.compress_2_of_4(a)
     reversed_ = plgpu.format_tcgen05_sparse_metadata(meta[..., ::-1], a.dtype)
-    with pytest.raises(errors.KernelError, match="metadata of a sparse operand"):
-        multiply_sparse(0, reversed_)
+    multiply_sparse(0, reversed_)

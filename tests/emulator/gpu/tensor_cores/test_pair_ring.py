@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.support.tensor_pairs import PAIR, PARTITIONED, PairProduct
-from tests.support.tensor_products import BLACKWELL, F32
+from tests.support.tensor_pairs import PARTITIONED, PairProduct
 
 CASE = PairProduct()
 ROUNDS = 4
@@ -23,48 +21,33 @@ def ring(waits, seed):
     def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done, free):
         rank = lax.axis_index("c")
 
+        pair = {"collective_axes": "c", "leader_tracked": PARTITIONED(0)}
+
+        def load(i):
+            plgpu.when((i > 0) & waits(rank))(lambda: plgpu.barrier_wait(free))
+            plgpu.copy_gmem_to_smem(a, a_smem, loaded, **pair)
+            plgpu.copy_gmem_to_smem(b, b_smem, loaded, **pair)
+
+        def multiply(i):
+            plgpu.barrier_wait(loaded)
+            options = {"accumulate": i > 0, "collective_axis": "c"}
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, free, **options)
+
         @plgpu.warp_map
         def _(warp):
-            @plgpu.when(warp == 0)
-            def _():
-                @plgpu.loop(0, ROUNDS)
-                def _(i):
-                    @plgpu.when((i > 0) & waits(rank))
-                    def _():
-                        plgpu.barrier_wait(free)
-
-                    for source, buffer in ((a, a_smem), (b, b_smem)):
-                        plgpu.copy_gmem_to_smem(
-                            source,
-                            buffer,
-                            loaded,
-                            collective_axes="c",
-                            leader_tracked=PARTITIONED(0),
-                        )
+            plgpu.when(warp == 0)(lambda: plgpu.loop(0, ROUNDS)(load))
 
             @plgpu.when((warp == 1) & (rank == 0))
             def _():
-                @plgpu.loop(0, ROUNDS)
-                def _(i):
-                    plgpu.barrier_wait(loaded)
-                    options = {"accumulate": i > 0, "collective_axis": "c"}
-                    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, free, **options)
-
+                plgpu.loop(0, ROUNDS)(multiply)
                 plgpu.tcgen05_commit_arrive(done, collective_axis="c")
 
         plgpu.barrier_wait(done)
         out[plgpu.ds(rank * CASE.m, CASE.m)] = acc[...]
 
     free = plgpu.Barrier(orders_tensor_core=True)
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((2 * CASE.m, CASE.n), F32),
-        scratch_types={**CASE.scratch(), "free": free},
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(seed=seed),
-        **PAIR,
-    )
-    return np.asarray(kernel(*CASE.operands()))
+    kernel = CASE.make(plgpu.InterpretParams(seed=seed), body, free=free)
+    return kernel(*CASE.operands())
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,7 +7,6 @@ tests/support/mutations/tensor_cores/pair_product.py.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
@@ -15,8 +14,9 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import in_each, refused_by
 from tests.support.tensor_pairs import PAIR, PairProduct
-from tests.support.tensor_products import F16, F32, storage
+from tests.support.tensor_products import F16, storage
 
 SEEDS = range(4)
 CASE = PairProduct(n=16, k=32, swizzle=64, tracked=False)
@@ -28,6 +28,11 @@ def run(body, seed=0, scratch=None):
     operands = CASE.operands()
     out = CASE.expected(*operands)
     return everywhere.emulate(body, operands, out, seed=seed, **options)
+
+
+def multiply(a_smem, b_smem, acc, done):
+    options = {"accumulate": False, "collective_axis": "c"}
+    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **options)
 
 
 def store(out, acc):
@@ -48,9 +53,7 @@ def test_operands_of_both_live_until_the_product_is_complete(waits, seed):
             CASE.load(a, b, a_smem, b_smem, loaded, ready)
             plgpu.barrier_arrive(ready)
             plgpu.barrier_wait(ready)
-            plgpu.tcgen05_mma(
-                acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
-            )
+            multiply(a_smem, b_smem, acc, done)
             if waits:
                 plgpu.barrier_wait(done)
             else:
@@ -72,64 +75,29 @@ def test_operands_of_both_live_until_the_product_is_complete(waits, seed):
         run(body, seed, scratch)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_other_cta_does_not_end_before_its_loads_are_known_to_be_used(seed):
+@refused_by(in_each(run, seed=SEEDS))
+def test_the_other_cta_does_not_end_before_its_loads_are_known_to_be_used(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
     tracked = PairProduct(n=16, k=32, swizzle=64)
+    tracked.load(a, b, a_smem, b_smem, loaded, ready)
+    multiply(a_smem, b_smem, acc, done)
 
-    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-        tracked.load(a, b, a_smem, b_smem, loaded, ready)
-        plgpu.tcgen05_mma(
-            acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
-        )
-
-        @plgpu.when(lax.axis_index("c") == 0)
-        def _():
-            plgpu.barrier_wait(done)
-            store(out, acc)
-
-    with pytest.raises(errors.PallasGpuError, match=r"CTA \(c=1\)\) is freed while"):
-        run(body, seed)
+    @plgpu.when(lax.axis_index("c") == 0)
+    def _():
+        plgpu.barrier_wait(done)
+        store(out, acc)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_leader_needs_the_loads_of_the_other_cta(seed):
+@refused_by(in_each(run, seed=SEEDS))
+def test_the_leader_needs_the_loads_of_the_other_cta(
+    a, b, out, a_smem, b_smem, acc, loaded, ready, done
+):
     """Each CTA waits for its own loads, and the leader does not ask for the others."""
-
-    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-        CASE.load(a, b, a_smem, b_smem, loaded, ready)
-        plgpu.tcgen05_mma(  # HERE
-            acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
-        )
-        plgpu.barrier_wait(done)
-        store(out, acc)
-
-    with pytest.raises(
-        (errors.RaceError, errors.UninitializedReadError), match=r"CTA \(c=1\)"
-    ):
-        run(body, seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("orders", [True, False])
-def test_stores_to_tmem_of_the_other_cta_are_ordered_by_some_barriers(orders, seed):
-    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-        plgpu.async_store_tmem(acc, jnp.ones((CASE.m, CASE.n), F32))
-        plgpu.commit_tmem()
-        CASE.load(a, b, a_smem, b_smem, loaded, ready)
-        plgpu.barrier_arrive(ready)
-        plgpu.barrier_wait(ready)
-        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, collective_axis="c")
-        plgpu.barrier_wait(done)
-        store(out, acc)
-
-    ready = plgpu.ClusterBarrier(collective_axes="c", orders_tensor_core=orders)
-    scratch = {**CASE.scratch(), "ready": ready}
-    if not orders:
-        with pytest.raises(errors.RaceError, match=r"CTA \(c=1\)"):
-            run(body, seed, scratch)
-        return
-    expected = CASE.expected(*CASE.operands()) + 1
-    np.testing.assert_array_equal(run(body, seed, scratch), expected)
+    CASE.load(a, b, a_smem, b_smem, loaded, ready)
+    multiply(a_smem, b_smem, acc, done)
+    plgpu.barrier_wait(done)
+    store(out, acc)
 
 
 def test_what_the_other_cta_passes_has_no_effect():
@@ -140,14 +108,9 @@ def test_what_the_other_cta_passes_has_no_effect():
         plgpu.barrier_arrive(ready)
         plgpu.barrier_wait(ready)
 
-        def multiply(left):
-            plgpu.tcgen05_mma(
-                acc, left, b_smem.T, done, accumulate=False, collective_axis="c"
-            )
-
         leads = lax.axis_index("c") == 0
-        plgpu.when(leads)(lambda: multiply(a_smem))
-        plgpu.when(~leads)(lambda: multiply(other))
+        plgpu.when(leads)(lambda: multiply(a_smem, b_smem, acc, done))
+        plgpu.when(~leads)(lambda: multiply(other, b_smem, acc, done))
         plgpu.barrier_wait(done)
         store(out, acc)
 

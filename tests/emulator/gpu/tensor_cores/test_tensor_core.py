@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
 from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
+from tests.support import everywhere
+from tests.support.products import tiles
 
 
 def accumulated(a, b, acc_dtype=np.float32):
@@ -175,26 +177,7 @@ def test_settings_of_jax_do_not_reach_the_emulator():
     np.testing.assert_array_equal(out, want)
 
 
-def test_nans_inside_of_a_kernel_are_no_concern_of_debug_nans():
-    """It checks results."""
-
-    def body(x, o):
-        o[...] = jnp.where(jnp.isnan(x[...] * 2), 0.0, x[...])
-
-    x = jnp.asarray(np.array([1, np.nan] * 64, np.float32))
-    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    kernel = plgpu.kernel(body, out_type=out_type, interpret=True)
-    with jax.debug_nans(True):
-        np.testing.assert_array_equal(kernel(x), np.array([1, 0] * 64))
-
-
 # --- beside a GPU ---------------------------------------------------------------------
-
-
-def tiles(shape, dtype):
-    elements = 128 // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128))
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def product(a, b, acc_dtype, interpret):
@@ -212,16 +195,9 @@ def product(a, b, acc_dtype, interpret):
 
         o[...] = plgpu.run_scoped(scope, plgpu.ACC(shape, acc_dtype))
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, acc_dtype),
-        scratch_types=[
-            tiles(a.shape, a.dtype),
-            tiles(b.shape, b.dtype),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-        interpret=interpret,
-    )(a, b)
+    scratch = tiles(a.shape, a.dtype), tiles(b.shape, b.dtype)
+    barrier, out = plgpu.Barrier(num_arrivals=2), jax.ShapeDtypeStruct(shape, acc_dtype)
+    return everywhere.kernel(body, out, *scratch, barrier)(interpret)(a, b)
 
 
 # The unit of the last place of a sum of 256 terms, which stays below 64: what float32

@@ -8,17 +8,14 @@ import inspect
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.products import tiles
 from tests.support.refusal import in_each, refused_by
 
-F16, F32 = jnp.float16, jnp.float32
+F16 = jnp.float16
 A, B = (
     np.random.default_rng(i).standard_normal((64, 64)).astype(np.float16)
     for i in (0, 1)
@@ -51,7 +48,6 @@ def test_a_register_operand_is_taken_when_the_product_is_issued():
 
 
 REPORTED = in_each(run, asynchrony=["eager", "late", "random"])
-RACE = errors.RaceError
 
 
 def of_operands(body):
@@ -133,29 +129,3 @@ def test_a_dynamic_start_inside_of_a_tile(acc, sa, sb, o):
         part = plgpu.ds(k * 4, 32)
         plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[part].T)  # HERE
         plgpu.wgmma_wait(0)
-
-
-# --- register counts ------------------------------------------------------------------
-
-
-def with_registers(*counts):
-    def body(o):
-        for i, (n, action) in enumerate(counts):
-
-            @plgpu.when(lax.axis_index("wg") == i)
-            def _(n=n, action=action):
-                plgpu.set_max_registers(n, action=action)
-                o[...] = jnp.zeros(4)
-
-    everywhere.emulate(body, (), f32(4), threads={"wg": len(counts)})
-
-
-def test_registers_that_fit_have_no_effect():
-    with_registers((40, "decrease"), (232, "increase"), (232, "increase"))
-
-
-def test_registers_of_all_warpgroups_have_to_fit_the_file():
-    with pytest.raises(errors.OutOfResources, match="more registers than") as caught:
-        with_registers((56, "decrease"), (240, "increase"), (240, "increase"))
-    assert caught.value.resource == "registers"
-    assert "at most 504" in str(caught.value)
