@@ -17,7 +17,6 @@ from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 ROW = jax.ShapeDtypeStruct((128,), jnp.float32)
-PAIR = {"cluster": (2,), "cluster_names": ("c",)}
 DECLARATIONS = {
     "barrier": (plgpu.Barrier, {}),
     "cluster": (plgpu.ClusterBarrier, {"collective_axes": "c"}),
@@ -46,7 +45,7 @@ def handover(kind, orders=True, target="sm_100a"):
         declare(orders_tensor_core=orders, **options),
         threads={"wg": 2},
         target=target,
-        **PAIR,
+        cluster={"c": 2},
     )
 
 
