@@ -15,6 +15,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.positions import Positions
 from tests.support.semantics import BOTH
 
 F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
@@ -72,37 +73,6 @@ REFUSED_IN_SMEM = {
 }
 
 
-class Positions:
-    """The bytes at which elements of a view start, with a reference's attributes."""
-
-    def __init__(self, starts, size=4):
-        self.starts, self.size = starts, size
-
-    @property
-    def at(self):
-        return self
-
-    @property
-    def T(self):  # noqa: N802 - numpy's name
-        return self.transpose(None)
-
-    def __getitem__(self, idx):
-        return Positions(self.starts[idx], self.size)
-
-    def reshape(self, *shape):
-        return Positions(self.starts.reshape(*shape), self.size)
-
-    def transpose(self, order):
-        return Positions(self.starts.transpose(order), self.size)
-
-    def bitcast(self, dtype):
-        size = jnp.dtype(dtype).itemsize
-        lead = self.starts.shape[:-1]
-        narrow = self.starts[..., None] + np.arange(0, self.size, min(size, self.size))
-        flat = narrow.reshape(*lead, -1)
-        return Positions(flat[..., :: max(size // self.size, 1)], size)
-
-
 def cell(name, load, in_smem):
     """A copy of a view to an array of its own shape, or of such an array to the view.
 
@@ -151,7 +121,7 @@ def cell(name, load, in_smem):
 
 def expected_of(name, x, from_view):
     view = VIEWS[name][0]
-    places = view(Positions(np.arange(1024).reshape(16, 64) * 4)).starts // 4
+    places = view(Positions.of(np.zeros((16, 64), F32))).starts // 4
     if from_view:
         return x.reshape(-1)[places].view(I32 if "bitcast" in name else F32)
     result = np.zeros((16, 64), F32)
