@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
-from tests.support.host import counted as array
+from tests.support.round_trips import through_smem
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -19,39 +18,19 @@ LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 
-def through_smem(shape, dtype, part, transforms=(), **options):
-    """A part of an array goes to SMEM, and from there to that part of the result."""
-    x, n = array(shape, dtype), np.array([2], np.int32)
-    expected = np.zeros_like(x)
-    part(expected, 2)[...] = part(x, 2)
-
-    def body(x, n, o, tile, full):
-        o[...] = jnp.zeros(shape, dtype)
-        plgpu.commit_gmem()
-        which = n[0]
-        plgpu.copy_gmem_to_smem(part(x.at, which), tile, full, **options)
-        plgpu.barrier_wait(full)
-        plgpu.copy_smem_to_gmem(tile, part(o.at, which))
-        plgpu.wait_smem_to_gmem(0)
-
-    tile = plgpu.SMEM(part(x, 2).shape, dtype, transforms=transforms)
-    return everywhere.kernel(body, x, tile, plgpu.Barrier()), [x, n], expected
-
-
 def rows(x, n):
     """Two rows from a start that is known at run time."""
-    return x[plgpu.ds(n, 2)] if hasattr(n, "aval") else x[n : n + 2]
-
-
-def part_of_part(x, n):
-    """A part that does not start at a multiple of 16 bytes; its part does."""
-    part = x[3:]
-    return getattr(part, "at", part)[1:97]
+    return x[plgpu.ds(n, 2)]
 
 
 def odd_rows(x, n):
     """Four rows from a multiple of four that is known at run time."""
-    return x[plgpu.ds(n * 4, 4)] if hasattr(n, "aval") else x[n * 4 : n * 4 + 4]
+    return x[plgpu.ds(n * 4, 4)]
+
+
+def part_of_part(x, n):
+    """A part that does not start at a multiple of 16 bytes; its part does."""
+    return x[3:].at[1:97]
 
 
 SWIZZLED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
@@ -104,8 +83,9 @@ CASES = {
 
 
 def case(name, **options):
-    *of_part, mode = CASES[name]
-    return through_smem(*of_part, oob_mode=mode, **options)
+    shape, dtype, part, transforms, mode = CASES[name]
+    options |= {"transforms": transforms, "oob_mode": mode}
+    return through_smem(shape, dtype, lambda x, n: part(x.at, n), **options)
 
 
 @pytest.mark.parametrize("name", CASES)

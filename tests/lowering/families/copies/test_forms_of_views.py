@@ -16,8 +16,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.host import counted
-from tests.support.positions import Positions
 from tests.support.refusal import refused
+from tests.support.round_trips import Positions
 from tests.support.semantics import BOTH
 
 F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16

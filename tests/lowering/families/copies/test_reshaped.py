@@ -13,48 +13,13 @@ from pallas_gpu import errors, types
 from pallas_gpu.layouts import reshaped
 from tests.support import everywhere
 from tests.support.host import counted as array
-from tests.support.positions import Positions
 from tests.support.refusal import refused, refused_by
+from tests.support.round_trips import itself, through_smem
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
 TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
 ds = plgpu.ds
-
-
-def itself(ref, n):
-    return ref
-
-
-def through_smem(
-    shape, dtype, part, tile, within=itself, transforms=(), other=None, by=None
-):
-    """A part of an array goes to a part of an array in SMEM, and back again.
-
-    The results are what SMEM has, of zeros at first, and the array with the part alone.
-    """
-    x, n = array(shape, dtype), np.array([1], np.int32)
-    seen, back = np.zeros(tile, dtype if other is None else other), np.zeros_like(x)
-    chosen, placed = part(Positions.of(x), 1), within(Positions.of(seen), 1)
-    chosen.copy(x, placed, seen)
-    chosen.copy(x, chosen, back)
-    options = {} if by is None else {"implementation": by}
-
-    def body(x, n, o, back, smem, full):
-        back[...] = jnp.zeros(shape, dtype)
-        smem[...] = jnp.zeros(tile, seen.dtype)
-        plgpu.commit_smem()
-        plgpu.commit_gmem()
-        i = n[0]
-        plgpu.copy_gmem_to_smem(part(x, i), within(smem, i), full, **options)
-        plgpu.barrier_wait(full)
-        o[...] = smem[...]
-        plgpu.copy_smem_to_gmem(within(smem, i), part(back, i))
-        plgpu.wait_smem_to_gmem(0)
-
-    smem = plgpu.SMEM(tile, seen.dtype, transforms=transforms)
-    make = everywhere.kernel(body, (seen, back), smem, plgpu.Barrier())
-    return make, [x, n], (seen, back)
 
 
 GMEM = {
@@ -162,7 +127,7 @@ def test_a_reshaped_part_travels_through_smem(name):
 
 @pytest.mark.parametrize("name", ["indices before and after", "rows of split SMEM"])
 def test_threads_copy_reshaped_parts(name):
-    everywhere.check(*through_smem(*CASES[name], by=BY_THREADS))
+    everywhere.check(*through_smem(*CASES[name], implementation=BY_THREADS))
 
 
 # --- other copies ---------------------------------------------------------------------

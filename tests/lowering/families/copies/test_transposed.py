@@ -12,6 +12,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.host import counted as array
 from tests.support.refusal import refused_by
+from tests.support.round_trips import through_smem
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -19,32 +20,13 @@ TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
 BY_TMA = {"implementation": plgpu.AsyncCopyImplementation.TMA}
 
 
-def through_smem(shape, dtype, part, order=None, transforms=()):
-    """A part of an array goes to SMEM in another order of axes, and back again.
+def case(shape, dtype, part, order=None, transforms=()):
+    """A part of an array goes to SMEM in another order of axes, and back again."""
 
-    The result is the part as SMEM has it, and the array with that part alone.
-    """
-    x, n = array(shape, dtype), np.array([1], np.int32)
-    chosen = part(x, 1)
-    order = order or tuple(range(chosen.ndim))
-    turned = chosen.transpose(order)
-    back = np.zeros_like(x)
-    part(back, 1)[...] = chosen
+    def turned(ref, n):
+        return part(ref.at, n) if order is None else part(ref.at, n).transpose(order)
 
-    def body(x, n, seen, back, tile, full):
-        back[...] = jnp.zeros(shape, dtype)
-        plgpu.commit_gmem()
-        which = n[0]
-        source = part(x.at, which).transpose(order)
-        plgpu.copy_gmem_to_smem(source, tile, full, **BY_TMA)
-        plgpu.barrier_wait(full)
-        seen[...] = tile[...]
-        plgpu.copy_smem_to_gmem(tile, part(back.at, which).transpose(order))
-        plgpu.wait_smem_to_gmem(0)
-
-    tile = plgpu.SMEM(turned.shape, dtype, transforms=transforms)
-    make = everywhere.kernel(body, (turned, back), tile, plgpu.Barrier())
-    return make, [x, n], (turned, back)
+    return through_smem(shape, dtype, turned, transforms=transforms, **BY_TMA)
 
 
 TRANSPOSED = {
@@ -82,13 +64,13 @@ CASES = {**TRANSPOSED, **MANY}
 
 @pytest.mark.parametrize("name", CASES)
 def test_parts_travel_through_smem(name):
-    everywhere.check(*through_smem(*CASES[name]))
+    everywhere.check(*case(*CASES[name]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_checks_of_jax_change_nothing(name):
     with jax.enable_checks(True):
-        make, args, expected = through_smem(*CASES[name])
+        make, args, expected = case(*CASES[name])
         got = make(True)(*args)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), b)
@@ -111,7 +93,7 @@ def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros(x, o, tile, 
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize("name", ["the outer axes change places", "swizzled"])
 def test_ptx_has_one_copy_of_a_box(name, semantics):
-    make, args, _ = through_smem(*CASES[name])
+    make, args, _ = case(*CASES[name])
     (report,) = plgpu.offline.compile(under(semantics, make()), *args)
     lines = report.ptx.splitlines()
     loads = [x for x in lines if "bulk.tensor" in x and "cluster.global" in x]
