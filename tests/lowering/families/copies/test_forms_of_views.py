@@ -49,9 +49,7 @@ VIEWS = {
         lambda x: x.bitcast(jnp.int16).T.bitcast(I32).at[0:8], (8, 8),
     ),
     "rows by an array": (lambda x: x.at[np.array(ROWS)], (8, 64)),
-    "rows of a reshaped": (
-        lambda x: x.reshape(32, 32).at[np.array(ROWS)], (8, 32),
-    ),
+    "rows of a reshaped": (lambda x: x.reshape(32, 32).at[np.array(ROWS)], (8, 32)),
     "columns by an array": (lambda x: x.at[:, np.array(ROWS)], (16, 8)),
     "a new axis": (lambda x: x.at[:, None], (16, 1, 64)),
 }  # fmt: skip

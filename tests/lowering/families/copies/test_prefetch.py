@@ -46,10 +46,7 @@ CASES = {
     "predicate": ({"predicate": np.bool_(True)}, {}),
     "skipped": ({"predicate": np.bool_(False)}, {}),
     "shared": ({"collective_axes": "c"}, CLUSTER),
-    "halves": (
-        {"collective_axes": "c", "leader_tracked": PARTITIONED(1)},
-        CLUSTER,
-    ),
+    "halves": ({"collective_axes": "c", "leader_tracked": PARTITIONED(1)}, CLUSTER),
     "replicated": (
         {"collective_axes": "c", "leader_tracked": plgpu.CopyPartition.REPLICATED},
         CLUSTER,
@@ -90,16 +87,6 @@ def test_the_boxes_cover_the_part(array, sizes):
 TRACED = [numbers(48, 32)], numbers(48, 32), *SCRATCH
 
 
-@refused_by(everywhere.emulate, *TRACED)
-def test_a_prefetch_is_of_gmem(x, o, tile, full):
-    plgpu.async_prefetch(tile)  # HERE
-
-
-@refused_by(everywhere.emulate, *TRACED)
-def test_rows_are_multiples_of_16_bytes(x, o, tile, full):
-    plgpu.async_prefetch(x.at[:, 0:3])  # HERE
-
-
 def odd_rows(x, y, o):
     plgpu.async_prefetch(x.at[4, :64])
     plgpu.async_prefetch(y)
@@ -120,20 +107,24 @@ def test_adjacent_bytes_need_no_descriptor(semantics):
     assert report.ptx.count("cp.async.bulk.prefetch.L2.global [") == 2
 
 
-@refused_by(everywhere.emulate, *TRACED)
-def test_a_part_starts_at_a_multiple_of_16_bytes(x, o, tile, full):
-    plgpu.async_prefetch(x.at[:, 2:18])  # HERE
-
-
 @refused_by(everywhere.emulate, *TRACED, grid={"i": 1})
 def test_a_dynamic_start_is_checked_by_the_emulator(x, o, tile, full):
     first = 2 * lax.axis_index("i") + 2
     plgpu.async_prefetch(x.at[:, plgpu.ds(first, 16)])  # HERE
 
 
+WRONG = {
+    "SMEM": lambda x, tile: plgpu.async_prefetch(tile),
+    "rows of 12 bytes": lambda x, _: plgpu.async_prefetch(x.at[:, 0:3]),
+    "a start at 8 bytes": lambda x, _: plgpu.async_prefetch(x.at[:, 2:18]),
+    "axes of no cluster": lambda x, _: plgpu.async_prefetch(x, collective_axes="c"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
 @refused_by(everywhere.emulate, *TRACED)
-def test_the_axes_are_those_of_the_cluster(x, o, tile, full):
-    plgpu.async_prefetch(x, collective_axes="c")  # HERE
+def test_what_cannot_be_fetched_is_refused(x, o, tile, full, *, name):
+    WRONG[name](x, tile)
 
 
 @refused_by(everywhere.emulate, *TRACED)

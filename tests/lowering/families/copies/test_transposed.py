@@ -30,12 +30,8 @@ def case(shape, dtype, part, order=None, transforms=()):
 
 
 TRANSPOSED = {
-    "the outer axes change places": (
-        (6, 4, 32), F32, lambda x, n: x[...], (1, 0, 2),
-    ),
-    "three outer axes": (
-        (2, 3, 4, 32), BF16, lambda x, n: x[...], (2, 0, 1, 3),
-    ),
+    "the outer axes change places": ((6, 4, 32), F32, lambda x, n: x[...], (1, 0, 2)),
+    "three outer axes": ((2, 3, 4, 32), BF16, lambda x, n: x[...], (2, 0, 1, 3)),
     "a part": ((6, 8, 64), F32, lambda x, n: x[2:5, 1:5, 16:48], (1, 0, 2)),
     "a part of an array of more axes": (
         (3, 6, 8, 64), F32, lambda x, n: x[n, 2:5, 1:5, 16:48], (1, 0, 2),
