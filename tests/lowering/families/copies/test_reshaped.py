@@ -148,9 +148,8 @@ def test_cp_async_without_a_barrier_and_a_prefetch_take_reshapes(x, o, smem):
 def test_a_multicast_reshapes_its_source(x, o, smem, full, free):
     plgpu.barrier_arrive(free)
     plgpu.barrier_wait(free)
-    part = smem.reshape(2, 16, 32)
-    plgpu.copy_gmem_to_smem(x.at[0:32].reshape(2, 16, 32), part, full,
-                            collective_axes="c")  # fmt: skip
+    source, part = (ref.reshape(2, 16, 32) for ref in (x.at[0:32], smem))
+    plgpu.copy_gmem_to_smem(source, part, full, collective_axes="c")
     plgpu.barrier_wait(full)
     o[jax.lax.axis_index("c")] = smem[...]
 
@@ -159,18 +158,17 @@ def test_a_multicast_reshapes_its_source(x, o, smem, full, free):
 
 REFUSED = {
     "an index into columns that are merged": (
-        lambda x: x.at[:, 0:32].reshape(512).at[0:256], (256,), (), itself,
+        lambda x, n: x.at[:, 0:32].reshape(512).at[0:256],
     ),
     "tiles": (
-        lambda x: x.reshape(8, 128).at[:, 0:64], (16, 32),
-        (plgpu.TilingTransform((8, 16)),), lambda s, n: s.reshape(8, 64),
+        lambda x, n: x.reshape(8, 128).at[:, 0:64], (16, 32),
+        lambda s, n: s.reshape(8, 64), (plgpu.TilingTransform((8, 16)),),
     ),
     "columns as a wider type": (
-        lambda x: x.bitcast(BF16).at[:, 1:33].bitcast(F32).at[:, 0:8], (16, 8), (),
-        itself,
+        lambda x, n: x.bitcast(BF16).at[:, 1:33].bitcast(F32).at[:, 0:8],
     ),
     "both sides": (
-        lambda x: x.at[:, 0:32].reshape(512), (16, 64), (),
+        lambda x, n: x.at[:, 0:32].reshape(512), (16, 64),
         lambda s, n: s.at[:, 0:32].reshape(512),
     ),
 }  # fmt: skip
@@ -179,21 +177,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 @refused
 def test_what_has_no_window_is_refused_as_it_is_traced(name):
-    part, tile, transforms, within = REFUSED[name]
-    x = array((16, 64), F32)
-
-    def body(x, o, smem, full):
-        src, dst = part(x), within(smem, 0)
-        plgpu.copy_gmem_to_smem(src, dst, full)  # HERE
-
-    scratch = plgpu.SMEM(tile, F32, transforms=transforms), plgpu.Barrier()
-    everywhere.emulate(body, [x], jax.ShapeDtypeStruct((1,), F32), *scratch)
+    make, args, _ = through_smem((16, 64), F32, *REFUSED[name])
+    jax.make_jaxpr(make())(*args)
 
 
 @refused_by(
     everywhere.emulate,
     [array((16, 32), F32)],
-    jax.ShapeDtypeStruct((1,), F32),
+    np.zeros(1, F32),
     plgpu.SMEM((32, 32), F32),
     plgpu.Barrier(),
     cluster={"c": 2},
@@ -206,7 +197,7 @@ def test_a_multicast_keeps_the_type_of_its_destination(x, o, smem, full):
 @refused_by(
     everywhere.emulate,
     [array((4, 32), F32)],
-    jax.ShapeDtypeStruct((8, 32), F32),
+    np.zeros((8, 32), F32),
     plgpu.SMEM((8, 32), F32),
     plgpu.Barrier(),
 )
