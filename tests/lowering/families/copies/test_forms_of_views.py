@@ -15,6 +15,9 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.host import counted
+from tests.support.refusal import refused
+from tests.support.round_trips import Positions
 from tests.support.semantics import BOTH
 
 F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
@@ -46,61 +49,19 @@ VIEWS = {
         lambda x: x.bitcast(jnp.int16).T.bitcast(I32).at[0:8], (8, 8),
     ),
     "rows by an array": (lambda x: x.at[np.array(ROWS)], (8, 64)),
-    "rows of a reshaped": (
-        lambda x: x.reshape(32, 32).at[np.array(ROWS)], (8, 32),
-    ),
+    "rows of a reshaped": (lambda x: x.reshape(32, 32).at[np.array(ROWS)], (8, 32)),
     "columns by an array": (lambda x: x.at[:, np.array(ROWS)], (16, 8)),
     "a new axis": (lambda x: x.at[:, None], (16, 1, 64)),
 }  # fmt: skip
+STRIDE = "a slice of a reference has a stride"
 REFUSED = {
-    "stride": (errors.UnsupportedError, "a slice of a reference has a stride"),
-    "stride of columns": (
-        errors.UnsupportedError, "a slice of a reference has a stride",
-    ),
-    "transposed, bitcast, indexed": (
-        errors.UnsupportedError, "elements are not adjacent along the last dimension",
-    ),
-    "columns by an array": (
-        errors.UnsupportedError, "these indices do not name rows",
-    ),
-}  # fmt: skip
-REFUSED_IN_SMEM = {
-    **REFUSED,
-    "rows by an array": (errors.UnsupportedError, "is indexed with an array"),
-    "rows of a reshaped": (errors.UnsupportedError, "is indexed with an array"),
-    "columns by an array": (errors.UnsupportedError, "is indexed with an array"),
+    "stride": STRIDE,
+    "stride of columns": STRIDE,
+    "transposed, bitcast, indexed": "not adjacent along the last dimension",
+    "columns by an array": "these indices do not name rows",
 }
-
-
-class Positions:
-    """The bytes at which elements of a view start, with a reference's attributes."""
-
-    def __init__(self, starts, size=4):
-        self.starts, self.size = starts, size
-
-    @property
-    def at(self):
-        return self
-
-    @property
-    def T(self):  # noqa: N802 - numpy's name
-        return self.transpose(None)
-
-    def __getitem__(self, idx):
-        return Positions(self.starts[idx], self.size)
-
-    def reshape(self, *shape):
-        return Positions(self.starts.reshape(*shape), self.size)
-
-    def transpose(self, order):
-        return Positions(self.starts.transpose(order), self.size)
-
-    def bitcast(self, dtype):
-        size = jnp.dtype(dtype).itemsize
-        lead = self.starts.shape[:-1]
-        narrow = self.starts[..., None] + np.arange(0, self.size, min(size, self.size))
-        flat = narrow.reshape(*lead, -1)
-        return Positions(flat[..., :: max(size // self.size, 1)], size)
+BY_AN_ARRAY = ("rows by an array", "rows of a reshaped", "columns by an array")
+REFUSED_IN_SMEM = REFUSED | dict.fromkeys(BY_AN_ARRAY, "is indexed with an array")
 
 
 def cell(name, load, in_smem):
@@ -112,18 +73,18 @@ def cell(name, load, in_smem):
       in_smem: whether the view is that of the array in SMEM.
     """
     view, shape = VIEWS[name]
-    dtype = I32 if "bitcast" in name else F32
+    whole, part = np.zeros((16, 64), F32), np.zeros(shape, I32)
+    if "bitcast" not in name:
+        part = part.astype(F32)
     from_view = load != in_smem
-    x = np.arange(1024 if from_view else np.prod(shape)).astype(
-        F32 if from_view else dtype
-    )
-    x = x.reshape((16, 64) if from_view else shape)
-    sides = (((16, 64), F32), (shape, dtype))
-    near = sides[0 if in_smem else 1]
-    result = (shape, dtype) if from_view else ((16, 64), F32)
+    given, expected = (whole, part) if from_view else (part, whole)
+    x = np.arange(given.size).astype(given.dtype).reshape(given.shape)
+    if name not in (REFUSED_IN_SMEM if in_smem else REFUSED):
+        places = view(Positions.of(whole)), Positions.of(part)
+        first, second = places if from_view else places[::-1]
+        first.copy(x, second, expected)
 
-    def body(x, o, *refs):
-        smem, full = refs
+    def body(x, o, smem, full):
         if load:
             src, dst = (x, view(smem)) if in_smem else (view(x), smem)
             if in_smem:
@@ -142,21 +103,9 @@ def cell(name, load, in_smem):
         plgpu.copy_smem_to_gmem(src, dst)
         plgpu.wait_smem_to_gmem(0)
 
-    make = everywhere.kernel(
-        body, jax.ShapeDtypeStruct(*result), plgpu.SMEM(*near), plgpu.Barrier()
-    )
-
-    return make, x, from_view
-
-
-def expected_of(name, x, from_view):
-    view = VIEWS[name][0]
-    places = view(Positions(np.arange(1024).reshape(16, 64) * 4)).starts // 4
-    if from_view:
-        return x.reshape(-1)[places].view(I32 if "bitcast" in name else F32)
-    result = np.zeros((16, 64), F32)
-    result.reshape(-1)[places] = x.view(F32)
-    return result
+    near = whole if in_smem else part
+    smem = plgpu.SMEM(near.shape, near.dtype)
+    return everywhere.kernel(body, expected, smem, plgpu.Barrier()), [x], expected
 
 
 CELLS = [
@@ -169,14 +118,13 @@ CELLS = [
 
 @pytest.mark.parametrize(("name", "load", "in_smem"), CELLS)
 def test_a_view_is_copied_or_refused(name, load, in_smem):
-    make, x, from_view = cell(name, load, in_smem)
+    make, args, expected = cell(name, load, in_smem)
     refusal = (REFUSED_IN_SMEM if in_smem else REFUSED).get(name)
-    if refusal is not None:
-        error, what = refusal
-        with pytest.raises(error, match=what):
-            jax.make_jaxpr(make())(x)
+    if refusal is None:
+        everywhere.check(make, args, expected)
         return
-    everywhere.check(make, [x], expected_of(name, x, from_view))
+    with pytest.raises(errors.UnsupportedError, match=refusal):
+        jax.make_jaxpr(make())(*args)
 
 
 @everywhere.gives(
@@ -199,20 +147,18 @@ SAMPLE = [("reshaped, then indexed", True, False), ("columns", True, True)]
 @pytest.mark.offline
 @pytest.mark.parametrize(("name", "load", "in_smem"), SAMPLE)
 def test_it_compiles_offline(name, load, in_smem):
-    make, x, _ = cell(name, load, in_smem)
-    (report,) = plgpu.offline.compile(make(), x)
+    make, args, _ = cell(name, load, in_smem)
+    (report,) = plgpu.offline.compile(make(), *args)
     assert report.resources.spill_store_bytes == 0
 
 
 # --- beside products, whose tiles the compiler chooses --------------------------------
 
 
-def numbers(shape):
-    x = np.arange(np.prod(shape)).reshape(shape) % 113
-    return np.asarray(jnp.asarray(x, BF16))
+Y = np.eye(64, dtype=BF16)
 
 
-def product_of_a_reshaped_operand(shape, interpret=None):
+def product_of_a_reshaped_operand(shape):
     def body(x, y, o, a, b, full):
         plgpu.copy_gmem_to_smem(x, a.reshape(shape), full)
         plgpu.copy_gmem_to_smem(y, b, full)
@@ -224,33 +170,24 @@ def product_of_a_reshaped_operand(shape, interpret=None):
 
         o[...] = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, 64), F32),
-        scratch_types=[
-            plgpu.SMEM((2, 64, 64), BF16),
-            plgpu.SMEM((64, 64), BF16),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-        interpret=interpret,
-    )
+    x = counted(shape, BF16)
+    expected = x.reshape(128, 64)[:64].astype(F32)
+    tiles = plgpu.SMEM((2, 64, 64), BF16), plgpu.SMEM((64, 64), BF16)
+    full = plgpu.Barrier(num_arrivals=2)
+    return everywhere.kernel(body, expected, *tiles, full), [x, Y], expected
 
 
 def test_rows_are_merged_in_tiles_that_the_compiler_chooses():
-    x, y = numbers((128, 64)), np.asarray(jnp.eye(64, dtype=BF16))
-
-    def make(interpret):
-        return product_of_a_reshaped_operand((128, 64), interpret)
-
     semantics = [BOTH[1]]  # Lane has no layouts but the author's
-    everywhere.check(make, [x, y], x[:64].astype(np.float32), semantics=semantics)
+    everywhere.check(*product_of_a_reshaped_operand((128, 64)), semantics=semantics)
 
 
-def test_an_operand_of_a_product_is_not_flat():
+@pytest.mark.parametrize("emulated", [False, True])
+@refused
+def test_an_operand_of_a_product_is_not_flat(emulated):
     """The emulator, which chooses no tiles, refuses it as the compiler does."""
-    x, y = numbers((8192,)), np.asarray(jnp.eye(64, dtype=BF16))
-    what = "need different layouts of one SMEM array"
-    for interpret in (None, True):
-        kernel = product_of_a_reshaped_operand((8192,), interpret)
-        with pytest.raises(errors.LayoutError, match=what):
-            plgpu.offline.lower(kernel, x, y) if interpret is None else kernel(x, y)
+    make, args, _ = product_of_a_reshaped_operand((8192,))
+    if emulated:
+        make(True)(*args)
+    else:
+        plgpu.offline.lower(make(), *args)

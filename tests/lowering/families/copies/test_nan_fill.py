@@ -34,14 +34,8 @@ def over_the_edge(dtype, mode=NAN, transforms=(), rows=20, columns=48, **options
         plgpu.barrier_wait(full)
         o[...] = tile[...]
 
-    make = everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((32, 64), dtype),
-        plgpu.SMEM((32, 64), dtype, transforms=transforms),
-        plgpu.Barrier(),
-    )
-
-    return make, [x], expected
+    tile = plgpu.SMEM((32, 64), dtype, transforms=transforms)
+    return everywhere.kernel(body, expected, tile, plgpu.Barrier()), [x], expected
 
 
 @pytest.mark.parametrize("tiled", [False, True])
@@ -69,27 +63,23 @@ def test_the_driver_encodes_the_map_with_its_fill(semantics):
     assert "cuTensorMapEncodeTiled" not in report.mlir
 
 
-def test_maps_of_both_fills_are_two():
-    x = np.ones((20, 64), np.float32)
+TILE = plgpu.SMEM((8, 64), jnp.float32)
+HALF = np.arange(8)[:, None] + np.zeros((8, 64), np.float32)
 
-    def body(x, o, a, b, full):
-        part = x.at[plgpu.ds(16, 8)]
-        plgpu.copy_gmem_to_smem(part, a, full, oob_mode=NAN)
-        plgpu.copy_gmem_to_smem(part, b, full, oob_mode=ZEROS)
-        plgpu.barrier_wait(full)
-        o[...] = jnp.where(jnp.isnan(a[...]), 7.0, a[...]) + b[...]
 
-    tile = plgpu.SMEM((8, 64), jnp.float32)
-
-    expected = np.where(np.arange(8)[:, None] < 4, 2.0, 7.0) * np.ones((8, 64))
-    everywhere.run(
-        body,
-        [x],
-        expected.astype(np.float32),
-        tile,
-        tile,
-        plgpu.Barrier(num_arrivals=2),
-    )
+@everywhere.gives(
+    [np.ones((20, 64), np.float32)],
+    np.where(HALF < 4, np.float32(2), np.float32(7)),
+    TILE,
+    TILE,
+    plgpu.Barrier(num_arrivals=2),
+)
+def test_maps_of_both_fills_are_two(x, o, a, b, full):
+    part = x.at[plgpu.ds(16, 8)]
+    plgpu.copy_gmem_to_smem(part, a, full, oob_mode=NAN)
+    plgpu.copy_gmem_to_smem(part, b, full, oob_mode=ZEROS)
+    plgpu.barrier_wait(full)
+    o[...] = jnp.where(jnp.isnan(a[...]), 7.0, a[...]) + b[...]
 
 
 def test_a_block_over_the_edge_holds_nan():

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 PACKED = [jnp.int4, jnp.uint4, jnp.float4_e2m1fn, jnp.int2]
@@ -31,14 +30,8 @@ def copied(dtype, shape, start, tile):
         plgpu.copy_smem_to_gmem(t, o)
         plgpu.wait_smem_to_gmem(0)
 
-    make = everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct(tile, dtype),
-        plgpu.SMEM(tile, dtype),
-        plgpu.Barrier(),
-    )
-
-    return make, [x], expected
+    scratch = plgpu.SMEM(tile, dtype), plgpu.Barrier()
+    return everywhere.kernel(body, expected, *scratch), [x], expected
 
 
 @pytest.mark.parametrize("dtype", PACKED)
@@ -57,15 +50,15 @@ def test_the_map_is_one_of_bytes(semantics):
 
 
 @pytest.mark.parametrize(
-    ("shape", "start", "tile", "what", "got"),
+    ("shape", "start", "tile"),
     [
-        ((64, 128), (8, 1), (32, 64), "does not start where TMA", "0.5 bytes too far"),
-        ((64, 130), (8, 0), (32, 64), "cannot address the rows", "65 bytes"),
-        ((64, 128), (8, 0), (32, 33), "copies multiples of 16", "16.5 bytes"),
+        ((64, 128), (8, 1), (32, 64)),
+        ((64, 130), (8, 0), (32, 64)),
+        ((64, 128), (8, 0), (32, 33)),
     ],
+    ids=["start", "rows", "tile"],
 )
-def test_bytes_are_not_divided(shape, start, tile, what, got):
+@refused
+def test_bytes_are_not_divided(shape, start, tile):
     make, args, _ = copied(jnp.int4, shape, start, tile)
-    with pytest.raises(errors.LayoutError, match=what) as info:
-        make(True)(*args)
-    assert got in str(info.value)
+    make(True)(*args)

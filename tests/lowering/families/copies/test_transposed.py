@@ -12,6 +12,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.host import counted as array
 from tests.support.refusal import refused_by
+from tests.support.round_trips import through_smem
 from tests.support.semantics import BOTH, under
 
 F32, BF16, I8 = jnp.float32, jnp.bfloat16, jnp.int8
@@ -19,49 +20,18 @@ TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(64))
 BY_TMA = {"implementation": plgpu.AsyncCopyImplementation.TMA}
 
 
-def through_smem(shape, dtype, part, order=None, transforms=()):
-    """A part of an array goes to SMEM in another order of axes, and back again.
+def case(shape, dtype, part, order=None, transforms=()):
+    """A part of an array goes to SMEM in another order of axes, and back again."""
 
-    The result is the part as SMEM has it, and the array with that part alone.
-    """
-    x, n = array(shape, dtype), np.array([1], np.int32)
-    chosen = part(x, 1)
-    order = order or tuple(range(chosen.ndim))
-    turned = chosen.transpose(order)
-    back = np.zeros_like(x)
-    part(back, 1)[...] = chosen
+    def turned(ref, n):
+        return part(ref.at, n) if order is None else part(ref.at, n).transpose(order)
 
-    def body(x, n, seen, back, tile, full):
-        back[...] = jnp.zeros(shape, dtype)
-        plgpu.commit_gmem()
-        which = n[0]
-        source = part(x.at, which).transpose(order)
-        plgpu.copy_gmem_to_smem(source, tile, full, **BY_TMA)
-        plgpu.barrier_wait(full)
-        seen[...] = tile[...]
-        plgpu.copy_smem_to_gmem(tile, part(back.at, which).transpose(order))
-        plgpu.wait_smem_to_gmem(0)
-
-    make = everywhere.kernel(
-        body,
-        (
-            jax.ShapeDtypeStruct(turned.shape, dtype),
-            jax.ShapeDtypeStruct(shape, dtype),
-        ),
-        plgpu.SMEM(turned.shape, dtype, transforms=transforms),
-        plgpu.Barrier(),
-    )
-
-    return make, [x, n], (turned, back)
+    return through_smem(shape, dtype, turned, transforms=transforms, **BY_TMA)
 
 
 TRANSPOSED = {
-    "the outer axes change places": (
-        (6, 4, 32), F32, lambda x, n: x[...], (1, 0, 2),
-    ),
-    "three outer axes": (
-        (2, 3, 4, 32), BF16, lambda x, n: x[...], (2, 0, 1, 3),
-    ),
+    "the outer axes change places": ((6, 4, 32), F32, lambda x, n: x[...], (1, 0, 2)),
+    "three outer axes": ((2, 3, 4, 32), BF16, lambda x, n: x[...], (2, 0, 1, 3)),
     "a part": ((6, 8, 64), F32, lambda x, n: x[2:5, 1:5, 16:48], (1, 0, 2)),
     "a part of an array of more axes": (
         (3, 6, 8, 64), F32, lambda x, n: x[n, 2:5, 1:5, 16:48], (1, 0, 2),
@@ -90,13 +60,13 @@ CASES = {**TRANSPOSED, **MANY}
 
 @pytest.mark.parametrize("name", CASES)
 def test_parts_travel_through_smem(name):
-    everywhere.check(*through_smem(*CASES[name]))
+    everywhere.check(*case(*CASES[name]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_checks_of_jax_change_nothing(name):
     with jax.enable_checks(True):
-        make, args, expected = through_smem(*CASES[name])
+        make, args, expected = case(*CASES[name])
         got = make(True)(*args)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(a), b)
@@ -117,35 +87,29 @@ def test_a_part_that_exceeds_a_transposed_view_is_filled_with_zeros(x, o, tile, 
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("name", "copies"), [("the outer axes change places", 1), ("swizzled", 1)]
-)
-def test_ptx_has_one_copy_of_a_box(name, copies, semantics):
-    make, args, _ = through_smem(*CASES[name])
+@pytest.mark.parametrize("name", ["the outer axes change places", "swizzled"])
+def test_ptx_has_one_copy_of_a_box(name, semantics):
+    make, args, _ = case(*CASES[name])
     (report,) = plgpu.offline.compile(under(semantics, make()), *args)
     lines = report.ptx.splitlines()
     loads = [x for x in lines if "bulk.tensor" in x and "cluster.global" in x]
     stores = [x for x in lines if "bulk.tensor" in x and "global.shared" in x]
-    assert [len(loads), len(stores)] == [copies, copies]
+    assert [len(loads), len(stores)] == [1, 1]
     assert "cp.async.cg" not in report.ptx
 
 
-def kernel(body, tile):
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(tile, F32),
-        scratch_types=[plgpu.SMEM(tile, F32), plgpu.Barrier()],
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
+def emulate(body, shape, tile):
+    scratch = plgpu.SMEM(tile, F32), plgpu.Barrier()
+    everywhere.emulate(body, [array(shape, F32)], array(tile, F32), *scratch)
 
 
-@refused_by(lambda body: kernel(body, (4, 32, 8))(array((4, 8, 32), F32)))
+@refused_by(emulate, (4, 8, 32), (4, 32, 8))
 def test_another_minor_dimension_is_refused(x, o, tile, full):
     part = x.transpose((0, 2, 1))
     plgpu.copy_gmem_to_smem(part, tile, full, **BY_TMA)  # HERE
 
 
-@refused_by(lambda body: kernel(body, (4, 6, 32))(array((6, 4, 32), F32)))
+@refused_by(emulate, (6, 4, 32), (4, 6, 32))
 def test_without_the_wait_a_transposed_copy_is_a_race(x, o, tile, full):
     plgpu.copy_gmem_to_smem(x.transpose((1, 0, 2)), tile, full, **BY_TMA)
     o[...] = tile[...]

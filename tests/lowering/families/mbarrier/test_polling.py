@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,10 +11,10 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import refused_by
 from tests.support.rings import DOUBLED, STEPS, X, ring
 from tests.support.semantics import BOTH, under
 
-ROWS = jax.ShapeDtypeStruct((STEPS, 128), jnp.float32)
 SCHEDULES = [
     plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
     for asynchrony in ("eager", "late", "random")
@@ -38,28 +37,18 @@ def copies(poll=until):
             poll(barrier)
             o[i] = row[...] * 2
 
-    return everywhere.kernel(
-        body, ROWS, plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()
-    )
+    row = plgpu.SMEM((128,), jnp.float32)
+    return everywhere.kernel(body, X, row, plgpu.Barrier())
 
 
 def test_a_loop_of_tests_waits_for_a_copy():
     everywhere.check(copies(), [X], DOUBLED)
 
 
-@pytest.mark.parametrize("interpret", SCHEDULES)
-def test_it_does_in_every_schedule(interpret):
-    np.testing.assert_array_equal(copies()(interpret)(X), DOUBLED)
-
-
-def test_a_wait_after_a_test_that_failed_waits_for_the_same_phase():
-    def poll(barrier):
-        done = plgpu.barrier_test(barrier)
-        plgpu.when(~done)(lambda: plgpu.barrier_wait(barrier))
-
-    everywhere.check(copies(poll), [X], DOUBLED)
-    for interpret in SCHEDULES:
-        np.testing.assert_array_equal(copies(poll)(interpret)(X), DOUBLED)
+def wait_after_a_test(barrier):
+    """Waits for the phase that a test did not find complete."""
+    done = plgpu.barrier_test(barrier)
+    plgpu.when(~done)(lambda: plgpu.barrier_wait(barrier))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -83,32 +72,14 @@ def test_one_success_is_one_phase(o, barrier):
     o[...] = jnp.full(128, second.astype(jnp.float32))
 
 
-def test_a_warpgroup_polls_for_another_one():
-    everywhere.check(ring(until, copies=False), [X], DOUBLED)
-
-
-@pytest.mark.parametrize("interpret", SCHEDULES)
-def test_a_test_orders_as_a_wait_does(interpret):
-    got = ring(until, copies=False)(interpret)(X)
-    np.testing.assert_array_equal(got, DOUBLED)
-
-
 def clusters():
     def body(o, barrier):
         plgpu.barrier_arrive(barrier)
         until(barrier)
         o[lax.axis_index("c")] = jnp.ones(128)
 
-    return everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((4, 128), jnp.float32),
-        plgpu.ClusterBarrier(collective_axes="c"),
-        cluster={"c": 4},
-    )
-
-
-def test_a_cta_polls_for_the_others():
-    everywhere.check(clusters(), [], np.ones((4, 128), np.float32))
+    barrier = plgpu.ClusterBarrier(collective_axes="c")
+    return everywhere.kernel(body, X[:4], barrier, cluster={"c": 4})
 
 
 def warps():
@@ -122,42 +93,43 @@ def warps():
 
         o[...] = rows[...]
 
-    return everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((4, 128), jnp.float32),
-        plgpu.SMEM((4, 128), jnp.float32),
-        plgpu.Barrier(num_barriers=4),
-    )
+    rows = plgpu.SMEM((4, 128), jnp.float32)
+    return everywhere.kernel(body, X[:4], rows, plgpu.Barrier(num_barriers=4))
 
 
-def test_warps_poll_by_themselves():
-    everywhere.check(warps(), [X[:4]], X[:4])
+POLLS = {
+    "a warpgroup for another one": (ring(until, copies=False), [X], DOUBLED),
+    "a wait after a test": (copies(wait_after_a_test), [X], DOUBLED),
+    "a CTA for the others": (clusters(), [], np.ones((4, 128), np.float32)),
+    "each warp": (warps(), [X[:4]], X[:4]),
+}
 
 
-def test_polling_for_what_never_comes_ends_with_a_report():
-    def body(o, barrier):
-        until(barrier)
-        o[...] = jnp.ones(128)
+@pytest.mark.parametrize("name", POLLS)
+def test_a_test_orders_as_a_wait_does(name):
+    everywhere.check(*POLLS[name])
 
-    kernel = plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
-        scratch_types=[plgpu.Barrier()],
-        interpret=plgpu.InterpretParams(max_steps=2000),
-    )  # fmt: skip
-    with pytest.raises(errors.PallasGpuError, match="max_steps"):
-        kernel()
+
+@pytest.mark.parametrize("interpret", SCHEDULES)
+@pytest.mark.parametrize("name", ["a copy", *POLLS])
+def test_it_does_in_every_schedule(name, interpret):
+    make, args, expected = POLLS.get(name, (copies(), [X], DOUBLED))
+    np.testing.assert_array_equal(make(interpret)(*args), expected)
+
+
+@refused_by(everywhere.emulate, [], X[0], plgpu.Barrier(), max_steps=2000)
+def test_polling_for_what_never_comes_ends_with_a_report(o, barrier):
+    until(barrier)
+    o[...] = jnp.ones(128)
 
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
 def test_the_instructions_of_a_test(semantics):
-    x = jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype)
-    (report,) = plgpu.offline.compile(under(semantics, copies()(None)), x)
+    (report,) = plgpu.offline.compile(under(semantics, copies()(None)), X)
     assert "mbarrier.test_wait.parity" in report.ptx
     assert "barrier.cta.red.and.pred" in report.ptx
-    (report,) = plgpu.offline.compile(
-        under(semantics, warps()(None)), jax.ShapeDtypeStruct((4, 128), jnp.float32)
-    )
+    (report,) = plgpu.offline.compile(under(semantics, warps()(None)), X[:4])
     assert "vote.sync.all.pred" in report.ptx
     (report,) = plgpu.offline.compile(under(semantics, clusters()(None)))
     assert "mbarrier.test_wait.parity.acquire.cluster" in report.ptx

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,17 +16,16 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
-ROW = jax.ShapeDtypeStruct((128,), jnp.float32)
-PAIR = {"cluster": (2,), "cluster_names": ("c",)}
+X = np.arange(128, dtype=np.float32)
+DOUBLED = np.stack([X * 2] * 2)
 DECLARATIONS = {
-    "barrier": (plgpu.Barrier, {}),
-    "cluster": (plgpu.ClusterBarrier, {"collective_axes": "c"}),
+    "barrier": plgpu.Barrier,
+    "cluster": functools.partial(plgpu.ClusterBarrier, collective_axes="c"),
 }
 
 
 def handover(kind, orders=True, target="sm_100a"):
     """One warpgroup stores a row, another one, which has waited for it, reads it."""
-    declare, options = DECLARATIONS[kind]
 
     def body(x, o, row, barrier):
         @plgpu.when(lax.axis_index("wg") == 0)
@@ -39,27 +38,21 @@ def handover(kind, orders=True, target="sm_100a"):
             plgpu.barrier_wait(barrier)
             o[lax.axis_index("c")] = row[...]
 
-    return everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((2, 128), jnp.float32),
-        plgpu.SMEM((128,), jnp.float32),
-        declare(orders_tensor_core=orders, **options),
-        threads={"wg": 2},
-        target=target,
-        **PAIR,
-    )
+    row = plgpu.SMEM((128,), jnp.float32)
+    barrier = DECLARATIONS[kind](orders_tensor_core=orders)
+    options = {"threads": {"wg": 2}, "cluster": {"c": 2}, "target": target}
+    return everywhere.kernel(body, DOUBLED, row, barrier, **options)
 
 
 def ptx(kind, orders, semantics):
     kernel = under(semantics, handover(kind, orders)(None))
-    (report,) = plgpu.offline.compile(kernel, ROW, target="sm_100a")
+    (report,) = plgpu.offline.compile(kernel, X, target="sm_100a")
     return report.ptx
 
 
 @pytest.mark.parametrize("kind", DECLARATIONS)
 def test_they_hand_over_values_as_others_do(kind):
-    x = np.arange(128, dtype=np.float32)
-    everywhere.check(handover(kind), [x], np.stack([x * 2] * 2), on_gpu=False)
+    everywhere.check(handover(kind), [X], DOUBLED, on_gpu=False)
 
 
 @pytest.mark.offline
@@ -94,5 +87,4 @@ def test_other_barriers_have_no_fences(kind):
 @pytest.mark.parametrize("kind", DECLARATIONS)
 @refused
 def test_a_target_without_tcgen05_has_nothing_to_order(kind):
-    kernel = handover(kind, target="sm_90a")(plgpu.InterpretParams())
-    kernel(np.zeros(128, np.float32))
+    handover(kind, target="sm_90a")(plgpu.InterpretParams())(X)

@@ -43,7 +43,7 @@ GATHERS = {
     "along columns": lambda x, i: jnp.take_along_axis(x, x.astype(I32) % 16, 0),
     "one row": lambda x, i: x[i[3]],
     "a row that is a value": lambda x, i: jnp.take(x, i[:1] % 16, axis=0),
-    "diagonal": jnp.diagonal,
+    "diagonal": lambda x, i: jnp.diagonal(x),
     "window": lambda x, i: lax.gather(
         x,
         jnp.stack([i, i[::-1]], 1),
@@ -56,14 +56,14 @@ GATHERS = {
 
 @pytest.mark.parametrize("name", GATHERS)
 def test_a_gather_agrees_with_jax(name):
-    body = GATHERS[name]
-    check(body if name != "diagonal" else lambda x, i: body(x), numbers((32, 16)))
+    check(GATHERS[name], numbers((32, 16)))
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "int64"])
-def test_every_width_is_gathered_and_filled(dtype):
+def test_every_width(dtype):
     check(lambda x, i: x.at[i, i].get(mode="fill"), numbers((32, 16), dtype))
+    check(lambda x, i: x.at[i].set(x[:8]), numbers((32, 16), dtype))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32"])
@@ -94,11 +94,6 @@ def test_a_scatter_agrees_with_jax(name):
     check(SCATTERS[name], numbers((32, 16)))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "int64"])
-def test_every_width_is_scattered(dtype):
-    check(lambda x, i: x.at[i].set(x[:8]), numbers((32, 16), dtype))
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_sums_are_in_order_to_the_last_bit(dtype, rng):
     x = rng.standard_normal(512).astype(jnp.dtype(dtype))
@@ -118,8 +113,7 @@ def test_every_rank(shape):
         rows = x.at[i[:3] % 5].get(mode="clip")
         return x.at[i].add(1, mode="drop").at[jnp.array(0)].set(rows[0])
 
-    index = jnp.asarray(INDEX[:3])
-    check(lambda x, i: body(x, i).astype(x.dtype), numbers(shape), np.asarray(index))
+    check(body, numbers(shape), INDEX[:3])
 
 
 @pytest.mark.parametrize(("bytes_", "rows"), [(96, 8), (1008, 16)])
