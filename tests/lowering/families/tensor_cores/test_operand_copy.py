@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -154,19 +153,6 @@ def test_a_commit_makes_a_copy_readable(body, source):
         return copy_to_registers(body, source, interpret)
 
     everywhere.check(make, [VALUES], expected, on_gpu=False)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("source", "shape", "count"),
-    [("64", "128x256b", 4), ("none", "128x128b", 8)],
-)
-def test_instructions_of_a_copy(source, shape, count, semantics):
-    kernel = under(semantics, copy_to_registers(whole, SOURCES[source]))
-    (report,) = plgpu.offline.compile(kernel, VALUES, target="sm_100a")
-    found = re.findall(r"tcgen05\.cp\.cta_group::1\.(\w+)", report.ptx)
-    assert found == [shape] * count
 
 
 # --- mistakes -------------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from tests.support import sparse_products
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
-from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import (
     BF16,
@@ -67,55 +64,6 @@ def test_a_sparse_product(case):
 )
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
     check_inferred(dataclasses.replace(case, inferred=True))
-
-
-# --- instructions ---------------------------------------------------------------------
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("case", "kind", "words", "columns"),
-    [
-        (SparseProduct(n=128), "f16", [0x08200014, 0x08200015] * 2, [0, 0, 2, 2]),
-        (
-            SparseProduct(a=I8, b=I8, acc=I32, n=128, k=256),
-            "i8",
-            [0x082004A4] * 4,
-            [0, 2, 4, 6],
-        ),
-        (
-            SparseProduct(a=F32, b=F32, n=128, k=64),
-            "tf32",
-            [0x08200914, 0x08200915] * 2,
-            [0, 0, 2, 2],
-        ),
-    ],
-    ids=["f16", "i8", "tf32"],
-)
-def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
-    """Descriptors, selectors and columns of upstream's kernels of the same shapes.
-
-    Upstream has none of tf32: its words are those of the PTX ISA's tables.
-    """
-    kernel = under(semantics, case.make())
-    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
-    assert report.resources.spill_store_bytes == 0
-    text = report.ptx
-    found = re.findall(
-        r"tcgen05\.mma\.sp\.cta_group::1\.kind::(\w+) \[d\], a, b, \[m\]", text
-    )
-    assert found == [kind] * 4
-    assert (
-        text.count("tcgen05.cp.cta_group::1.128x128b ")
-        == sparse_products.indices(case.k, case.a) // 64
-    )
-    register, *_ = re.findall(r"add\.u32 i, (%r\d+), \d+;", text)
-    word = int(re.search(rf"mov\.b32 +\t?{register}, (\d+);", text)[1])
-    selectors = re.findall(rf"add\.u32 i, {register}, (\d+);", text)
-    assert [word + int(x) for x in selectors] == words
-    added = re.findall(r"add\.u32 m, %r\d+, (\d+);", text)
-    assert [int(x) for x in added] == columns
 
 
 # --- what is refused ------------------------------------------------------------------

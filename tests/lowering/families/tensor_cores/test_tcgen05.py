@@ -61,11 +61,6 @@ def test_a_product(case):
     check(case)
 
 
-@pytest.mark.smoke
-def test_a_product_of_a_tile():
-    check(Product(k=32, n=16, b_stored=True, swizzle=64))
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -155,21 +150,6 @@ def test_instructions_of_a_product(semantics):
         "tcgen05.fence::after_thread_sync",
         "tcgen05.dealloc",
     ]
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        (KERNELS["tf32"], "tf32"),
-        (KERNELS["two kinds of float8"], "f8f6f4"),
-        (KERNELS["int8 and uint8"], "i8"),
-    ],
-    ids=["tf32", "float8", "int8"],
-)
-def test_the_kind_of_the_instruction_is_that_of_the_operands(case, kind):
-    lane = plgpu.LoweringSemantics.Lane
-    assert f"tcgen05.mma.cta_group::1.kind::{kind} " in ptx(case, lane)
 
 
 # --- what is refused ------------------------------------------------------------------

@@ -59,11 +59,6 @@ def test_a_product_of_a_pair(case):
     check(case)
 
 
-@pytest.mark.smoke
-def test_a_pair_multiplies_a_tile():
-    check(TILE)
-
-
 def test_warpgroup_semantics_infer_how_operands_are_stored():
     check_inferred(PairProduct(inferred=True))
 
@@ -182,27 +177,6 @@ def test_instructions_of_a_pair(m, semantics):
         "barrier.cluster.wait.aligned",
         "tcgen05.dealloc.cta_group::2.sync.aligned.b32",
     ]
-
-
-# What upstream's compiler gives for the same kernels: M and N are those of the pair.
-DESCRIPTORS = {
-    (128, 64): 0x10100010,
-    (64, 64): 0x8100010,
-    (128, 256): 0x10400010,
-    (64, 256): 0x8400010,
-}
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("shape", DESCRIPTORS)
-def test_descriptors_are_upstreams(shape):
-    m, n = shape
-    text = ptx(PairProduct(m=m, n=n), plgpu.LoweringSemantics.Lane)
-    (register,) = set(re.findall(r"kind::f16 \[d\], a, b, (%r\d+),", text))
-    (value,) = re.findall(rf"mov\.b32\s+{register}, (\d+);", text)
-    assert int(value) == DESCRIPTORS[shape]
-    # Both CTAs.
-    assert re.search(r"mov\.b16\s+%rs1, 3;", text)
 
 
 # --- what is refused ------------------------------------------------------------------

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
 from tests.support.refusal import refused
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import under
 from tests.support.tensor_products import BF16, BLACKWELL, F16, F32
 
 NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
@@ -184,28 +183,6 @@ def test_one_warpgroup_stores_what_another_loads(x, o, tile, stored):
     def _():
         plgpu.barrier_wait(stored)
         o[...] = tile[...]
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("dtype", "packed", "suffix"),
-    [(F32, None, "32x32b.x32"), (F16, False, "32x32b.x16.{}pack::16b")],
-)
-def test_instructions_of_a_store_and_a_load(semantics, dtype, packed, suffix):
-    def body(x, o, tile):
-        tile[...] = load(x)
-        o[...] = plgpu.async_load_tmem(tile, layout=NATIVE(2))
-
-    scratch = [plgpu.TMEM((128, 32), dtype, packed=packed)]
-    made = under(semantics, kernel(body, (128, 32), dtype, scratch, None))
-    (report,) = plgpu.offline.compile(made, numbers((128, 32), dtype), target="sm_100a")
-    found = re.findall(r"tcgen05\.(?:ld|st|wait)[\w:.]+", report.ptx)
-    assert found[:3] == [
-        f"tcgen05.st.sync.aligned.{suffix.format('un')}.b32",
-        "tcgen05.wait::st.sync.aligned",
-        f"tcgen05.ld.sync.aligned.{suffix.format('')}.b32",
-    ]
 
 
 # --- what is refused ------------------------------------------------------------------
