@@ -101,9 +101,8 @@ def test_a_part_of_the_scales_scales_a_part_of_k(
 SCALES = TmemLayout.scales()
 
 
-def attempt(case=None, copied=None, scratch=None):
+def attempt(case=KERNELS["mxf8"], copied=None, scratch=None):
     """Traces a product, or of a copy of what `copied` returns."""
-    case = case or ScaledProduct()
 
     def body(
         a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, acc, sa, sb, done, **_
@@ -116,13 +115,7 @@ def attempt(case=None, copied=None, scratch=None):
             options = {"a_scale": sa, "b_scale": sb}
         call(*args, **options)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types={**case.scratch(), **(scratch or {})},
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
-    jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(body=body, **(scratch or {})), *case.operands())
 
 
 def both(source, target):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
+from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
 from tests.support.sparse_pairs import SparseTile
 from tests.support.sparse_products import SparseProduct
@@ -69,44 +69,20 @@ def test_ptxas_takes_products_of_tf32(ctas):
 # --- what is refused ------------------------------------------------------------------
 
 
-def refused(case, error, what, **scratch):
-    with pytest.raises(error, match=what):
-        jax.eval_shape(case.make(**scratch), *case.operands())
+ONE = plgpu.TMEM((128, 64), jnp.uint2, layout=TmemLayout.sparse_metadata())
+WIDE = plgpu.TMEM((128, 64), F32, collective=True)
+INTEGERS = SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, n=48)
 
 
-def test_the_metadata_of_a_pair_is_allocated_by_it():
-    one = plgpu.TMEM((128, 64), jnp.uint2, layout=TmemLayout.sparse_metadata())
-    acc = plgpu.TMEM((128, 32), jnp.float32)
-    refused(
-        KERNELS["a pair"],
-        errors.ArgumentError,
-        "not that of a pair of CTAs",
-        metadata=one,
-        acc=acc,
-    )
-
-
-def test_a_pair_has_half_of_the_columns_of_b_in_each_cta():
-    case = SparseTile(SparseProduct(n=32), 2)
-    refused(
-        case,
-        errors.ShapeError,
-        "do not form a sparse product",
-        acc=plgpu.TMEM((128, 64), jnp.float32, collective=True),
-    )
-
-
-def test_integers_of_a_pair_have_multiples_of_32_columns():
-    product = SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, n=48)
-    refused(SparseTile(product, 2), errors.ShapeError, "no sparse instruction")
-
-
-def test_a_scale_is_that_of_64_elements():
-    sa = plgpu.TMEM((128, 8), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
-    refused(
-        SparseTile(MXF8, scaled=True),
-        errors.PallasGpuError,
-        "scales|shapes",
-        sa=sa,
-        sa_smem=plgpu.SMEM((1, 2, 32, 16), jnp.float8_e8m0fnu),
-    )
+@pytest.mark.parametrize(
+    ("case", "scratch"),
+    [
+        (KERNELS["a pair"], {"metadata": ONE, "acc": plgpu.TMEM((128, 32), F32)}),
+        (SparseTile(SparseProduct(n=32), 2), {"acc": WIDE}),
+        (SparseTile(INTEGERS, 2), {}),
+    ],
+    ids=["metadata of one CTA", "columns of b", "N of integers"],
+)
+@refused
+def test_what_is_not_multiplied(case, scratch):
+    jax.eval_shape(case.make(**scratch), *case.operands())

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
@@ -69,9 +68,8 @@ def test_warpgroup_semantics_infer_how_operands_are_stored(case):
 # --- what is refused ------------------------------------------------------------------
 
 
-def attempt(case=None, copied=None, scratch=None, options=None):
+def attempt(case=KERNELS["f16"], copied=None, scratch=None):
     """Traces a product, or of a copy of what `copied` returns."""
-    case = case or SparseProduct()
 
     def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, done, **_):
         right = b_smem.T if case.b_stored else b_smem
@@ -82,15 +80,8 @@ def attempt(case=None, copied=None, scratch=None, options=None):
             args = copied(m_smem, metadata)
         call(*args, **given)  # HERE
 
-    declared = {**case.scratch(), **(scratch or {})}
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types=declared,
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
     types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
-    jax.eval_shape(kernel, *types)
+    jax.eval_shape(case.make(body=body, **(scratch or {})), *types)
 
 
 def both(source, target):
@@ -114,14 +105,9 @@ def test_the_shapes_of_a_copy_correspond():
 
 @refused
 def test_copied_metadata_has_its_layout():
-    attempt(
-        copied=both,
-        scratch={
-            "metadata": plgpu.TMEM(
-                (128, 64), jnp.uint2, layout=TmemLayout.default(packing=8)
-            )
-        },
-    )
+    default = TmemLayout.default(packing=8)
+    metadata = plgpu.TMEM((128, 64), jnp.uint2, layout=default)
+    attempt(copied=both, scratch={"metadata": metadata})
 
 
 @pytest.mark.parametrize(
@@ -159,24 +145,17 @@ def test_what_no_instruction_multiplies(case, scratch):
     attempt(case, scratch=scratch)
 
 
+@refused
 def test_sparse_operands_of_16_bits_have_no_scales():
     case = SparseProduct()
     scales = plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
 
     def body(a, b, meta, out, a_smem, b_smem, acc, metadata, done, sa, sb, **_):
-        plgpu.tcgen05_mma(
-            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb,
-            a_sparse_metadata=metadata,
-        )  # fmt: skip
+        given = {"a_scale": sa, "b_scale": sb, "a_sparse_metadata": metadata}
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **given)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types={**case.scratch(), "sa": scales, "sb": scales},
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
-    with pytest.raises(errors.UnsupportedError, match="float16 with scales"):
-        jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)
+    types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
+    jax.eval_shape(case.make(body=body, sa=scales, sb=scales), *types)
 
 
 @refused

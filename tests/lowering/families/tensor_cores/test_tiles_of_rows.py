@@ -16,7 +16,6 @@ from tests.support.refusal import refused
 from tests.support.scaled_products import E8M0, ScaledProduct
 from tests.support.semantics import BOTH
 from tests.support.tensor_products import (
-    BLACKWELL,
     E4M3,
     F16,
     F32,
@@ -67,12 +66,8 @@ def make(case, *, loose=False):
     transforms = () if case.inferred else storage(F16, case.swizzle)
     scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
     scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
-    return everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-    )
+    out = jax.ShapeDtypeStruct((TILES, case.m, case.n), F32)
+    return everywhere.kernel(body, out, scratch_types=scratch, target="sm_100a")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -122,15 +117,8 @@ def test_scales_have_the_tiles_of_the_accumulator():
         "acc": plgpu.TMEM((TILES, 128, case.n), F32),
         "sa": plgpu.TMEM((TILES, 128, 4), E8M0, layout=TmemLayout.scales()),
     }
-
-    everywhere.run(
-        body,
-        args,
-        np.stack(wanted),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-        on_gpu=False,
-    )
+    options = {"scratch_types": scratch, "target": "sm_100a", "on_gpu": False}
+    everywhere.run(body, args, np.stack(wanted), **options)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -138,14 +126,8 @@ def test_scales_have_the_tiles_of_the_accumulator():
 
 def mistaken(body, **scratch):
     case = CASES["128 rows"]
-    declared = case.scratch() | {"acc": plgpu.TMEM((TILES, 128, case.n), F32)}
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types=declared | scratch,
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
+    scratch["acc"] = plgpu.TMEM((TILES, 128, case.n), F32)
+    return case.make(plgpu.InterpretParams(partial_results=True), body, **scratch)
 
 
 @pytest.mark.parametrize("rows", [128, 192, 384])

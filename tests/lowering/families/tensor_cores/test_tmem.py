@@ -12,12 +12,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
+from tests.support.refusal import refused, refused_by
 from tests.support.semantics import under
-from tests.support.tensor_products import BF16, BLACKWELL, F16, F32
+from tests.support.tensor_products import BF16, F16, F32
 
 NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
 TCGEN05, WGMMA = plgpu.Layout.TCGEN05, plgpu.Layout.WGMMA
@@ -26,18 +25,6 @@ I8 = jnp.int8
 
 def numbers(shape, dtype):
     return np.random.default_rng(0).integers(-8, 8, shape).astype(jnp.dtype(dtype))
-
-
-def kernel(body, shape, dtype, scratch, interpret, **options):
-    """A kernel of one array to another of the same type."""
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-        interpret=interpret,
-        **options,
-    )
 
 
 def there_and_back(shape, dtype, declaration, layout):
@@ -92,8 +79,7 @@ def test_a_load_that_reduces(reduce, dtype):
         [x],
         [x, REDUCED[reduce](x)],
         plgpu.TMEM((128, 32), dtype),
-        compiler_params=BLACKWELL,
-        on_gpu=False,
+        **ON_BLACKWELL,
     )
 
 
@@ -188,13 +174,13 @@ def test_one_warpgroup_stores_what_another_loads(x, o, tile, stored):
 # --- what is refused ------------------------------------------------------------------
 
 
-@refused
-def test_a_load_has_a_layout_that_an_instruction_leaves():
-    def body(x, o, tile):
-        plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
+def trace(body):
+    jax.eval_shape(everywhere.kernel(body, X, TILE, target="sm_100a")(), X)
 
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
-    jax.eval_shape(made, numbers((128, 32), F32))
+
+@refused_by(trace)
+def test_a_load_has_a_layout_that_an_instruction_leaves(x, o, tile):
+    plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
 
 
 @refused
@@ -202,15 +188,11 @@ def test_lane_semantics_store_from_a_layout_of_an_instruction():
     def body(x, o, tile):
         plgpu.async_store_tmem(tile, plgpu.load(x, layout=WGMMA))  # HERE
 
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
+    made = everywhere.kernel(body, X, TILE, target="sm_100a")()
     lane = under(plgpu.LoweringSemantics.Lane, made)
-    plgpu.offline.lower(lane, numbers((128, 32), F32), target="sm_100a")
+    plgpu.offline.lower(lane, X, target="sm_100a")
 
 
-def test_a_stored_value_has_the_shape_of_the_reference():
-    def body(x, o, tile):
-        plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))
-
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
-    with pytest.raises(errors.ShapeError):
-        jax.eval_shape(made, numbers((128, 32), F32))
+@refused_by(trace)
+def test_a_stored_value_has_the_shape_of_the_reference(x, o, tile):
+    plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))  # HERE
