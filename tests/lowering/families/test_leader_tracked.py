@@ -100,28 +100,6 @@ def test_the_axis_counts_dimensions_that_are_not_indexed(x, o, tile, full, ready
     then(x, o, tile, full, ready)
 
 
-@everywhere.gives(
-    [numbers(2, 32, 32)],
-    lambda x: x.reshape(2, 2, *TILE),
-    plgpu.SMEM(TILE, F32),
-    plgpu.Barrier(),
-    plgpu.ClusterBarrier(collective_axes="c"),
-    cluster={"p": 2, "c": 2},
-    target="sm_100a",
-    on_gpu=False,
-)
-def test_several_pairs_make_a_cluster(x, o, tile, full, ready):
-    load(x.at[lax.axis_index("p")], tile, full, leader_tracked=PARTITIONED(0))
-
-    @plgpu.when(lax.axis_index("c") == 0)
-    def _():
-        plgpu.barrier_wait(full)
-
-    plgpu.barrier_arrive(ready)
-    plgpu.barrier_wait(ready)
-    o[lax.axis_index("p"), lax.axis_index("c")] = tile[...]
-
-
 @pytest.mark.parametrize("case", ["rows", "replicated"])
 def test_a_warp_fetches_and_copies(case):
     shape, options = CASES[case]

@@ -150,11 +150,6 @@ def test_an_access_before_the_wait_is_a_race_with_the_kernel_before(body, what):
     assert "test_griddepcontrol.py" in error.where
 
 
-def test_without_detection_of_races_it_is_not_looked_for():
-    quick = plgpu.InterpretParams(detect_races=False)
-    np.testing.assert_array_equal(early(reads, quick)(X), X)
-
-
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize(("body", "what"), EARLY)
 def test_it_is_seen_in_what_was_emitted(body, what, semantics):
