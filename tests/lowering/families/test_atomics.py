@@ -287,14 +287,9 @@ def in_two(first, second):
             plgpu.barrier_wait(b)
             second(s, o)
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
-        scratch_types=[plgpu.SMEM((128,), jnp.int32), plgpu.Barrier()],
-        num_threads=2,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
+    out, scratch = np.zeros(128, np.int32), plgpu.SMEM((128,), jnp.int32)
+    options = {"threads": {"wg": 2}, "partial_results": True}
+    return everywhere.emulate(body, [], out, scratch, plgpu.Barrier(), **options)
 
 
 def add(s, o):
@@ -310,7 +305,7 @@ def write(s, o):
 
 
 def test_two_atomics_do_not_race():
-    in_two(add, add)()
+    in_two(add, add)
 
 
 @pytest.mark.parametrize("other", [read, write])
@@ -318,7 +313,7 @@ def test_two_atomics_do_not_race():
 def test_an_atomic_races_with_a_plain_access(other, atomic_first):
     pair = (add, other) if atomic_first else (other, add)
     with pytest.raises(errors.RaceError, match="without an order between"):
-        in_two(*pair)()
+        in_two(*pair)
 
 
 def test_the_order_of_a_sum_depends_on_the_seed():

@@ -9,7 +9,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere, host
-from tests.support.refusal import refused_by
+from tests.support.refusal import refused, refused_by
 from tests.support.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -132,17 +132,15 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
     everywhere.run(body, [x], expected, atol=1e-5)
 
 
+@refused
 def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
     def body(x_ref, o_ref):
         x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED(SHAPE, 1))
         start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)
+        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)  # HERE
 
-    with pytest.raises(plgpu.errors.LayoutError) as info:
-        plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
-    assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
-    assert "test_control.py" in str(info.value)
     everywhere.run(body, [X], X, semantics=[Warpgroup])
+    plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
 
 
 @everywhere.gives([X], lambda x: np.flip(x))
