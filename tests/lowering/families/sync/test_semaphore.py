@@ -233,8 +233,8 @@ def test_a_delay_changes_nothing(x, o):
 # --- instructions ---------------------------------------------------------------------
 
 
-def instructions(body, semantics, **options):
-    kernel = under(semantics, over_rows(body, **options)(False))
+def instructions(body, semantics):
+    kernel = under(semantics, over_rows(body)())
     (report,) = offline.compile(kernel, ROWS, target="sm_90a")
     return report.ptx
 
