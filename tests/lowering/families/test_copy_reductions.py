@@ -330,7 +330,7 @@ def float64_sum(start, sizes):
     ids=["columns", "rows beyond the edge", "a start that is not known"],
 )
 @refused
-def test_float64_is_added_to_adjacent_elements_in_bounds(start, sizes):
+def test_float64_is_added_to_adjacent_elements_alone(start, sizes):
     with jax.enable_x64(True):
         make, *args = float64_sum(start, sizes)
         make(True)(*args)
