@@ -31,17 +31,9 @@ def meet(barrier):
 
 def of(cluster, names, body, arrays, out, **options):
     """`make` of a kernel of one cluster: body(*inputs, output, *arrays, meeting)."""
-    axes = (tuple(names),)
-
-    return everywhere.kernel(
-        body,
-        out,
-        *arrays,
-        plgpu.ClusterBarrier(collective_axes=axes),
-        cluster=cluster,
-        cluster_names=tuple(names),
-        **options,
-    )
+    meeting = plgpu.ClusterBarrier(collective_axes=(tuple(names),))
+    options["cluster"] = dict(zip(names, cluster, strict=True))
+    return everywhere.kernel(body, out, *arrays, meeting, **options)
 
 
 def pair(body, arrays, out, **options):
@@ -221,22 +213,21 @@ def test_packed_elements_are_written_one_by_one():
     everywhere.check(make, [x], want)
 
 
-def test_an_update_adds_to_the_other_ctas_elements():
-    x = ramp(2, N)
-
-    def body(x, o, tile, meeting):
-        i = lax.axis_index("c")
-        tile[...] = x[i]
-        meet(meeting)
-        neighbour(tile).addupdate(x[i])
-        neighbour(tile)[:32] += 1
-        meet(meeting)
-        o[i] = tile[...]
-
-    want = np.tile(x.sum(axis=0), (2, 1))
-    want[:, :32] += 1
-    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N))
-    everywhere.check(make, [x], want)
+@everywhere.gives(
+    [ramp(2, N)],
+    lambda x: np.tile(x.sum(axis=0), (2, 1)) + (np.arange(N) < 32),
+    [plgpu.SMEM((N,), F32)],
+    result(2, N),
+    by=pair,
+)
+def test_an_update_adds_to_the_other_ctas_elements(x, o, tile, meeting):
+    i = lax.axis_index("c")
+    tile[...] = x[i]
+    meet(meeting)
+    neighbour(tile).addupdate(x[i])
+    neighbour(tile)[:32] += 1
+    meet(meeting)
+    o[i] = tile[...]
 
 
 def test_all_warpgroups_of_all_ctas_add_to_one_array():
