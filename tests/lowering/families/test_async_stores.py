@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import jax
@@ -15,7 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from tests.support import everywhere
-from tests.support.refusal import refused, refused_by
+from tests.support.refusal import in_each, refused, refused_by
 from tests.support.semantics import BOTH, under
 
 N = 128
@@ -35,9 +34,7 @@ def meet(barrier):
 
 
 def clustered(body, scratch, out, ctas=2, **options):
-    options = {"cluster": (ctas,), "cluster_names": ("c",), **options}
-
-    return everywhere.kernel(body, out, *scratch, **options)
+    return everywhere.kernel(body, out, *scratch, cluster={"c": ctas}, **options)
 
 
 def result(*shape, dtype=F32):
@@ -113,34 +110,26 @@ def test_positions_on_several_axes(x, o, inbox, full):
     o[i, j] = inbox[...]
 
 
-def test_a_ring_of_slots():
+@everywhere.gives(
+    [ramp(2, 5, N)],
+    lambda x: x[::-1] + np.arange(5, dtype=np.float32)[:, None],
+    plgpu.SMEM((2, N), F32),
+    plgpu.Barrier(num_barriers=2),
+    plgpu.ClusterBarrier(collective_axes="c", num_barriers=2),
+    cluster={"c": 2},
+)
+def test_a_ring_of_slots(x, o, inbox, full, empty):
     """The receiver frees a slot by an arrival on a cluster barrier."""
-    steps, slots = 5, 2
-    x = ramp(2, steps, N)
+    i = lax.axis_index("c")
 
-    def body(x, o, inbox, full, empty):
-        i = lax.axis_index("c")
-
-        @functools.partial(lax.fori_loop, 0, steps, init_val=None)
-        def _(k, _):
-            slot = k % slots
-
-            @plgpu.when(k >= slots)
-            def _():
-                plgpu.barrier_wait(empty.at[slot])
-
-            send(x[i, k], inbox.at[slot], full.at[slot])
-            plgpu.barrier_wait(full.at[slot])
-            o[i, k] = inbox[slot] + k
-            plgpu.barrier_arrive(empty.at[slot])
-
-    scratch = [
-        plgpu.SMEM((slots, N), F32),
-        plgpu.Barrier(num_barriers=slots),
-        plgpu.ClusterBarrier(collective_axes="c", num_barriers=slots),
-    ]
-    want = x[::-1] + np.arange(steps, dtype=np.float32)[:, None]
-    everywhere.check(clustered(body, scratch, result(2, steps, N)), [x], want)
+    @plgpu.loop(0, 5)
+    def _(k):
+        slot = k % 2
+        plgpu.when(k >= 2)(lambda: plgpu.barrier_wait(empty.at[slot]))
+        send(x[i, k], inbox.at[slot], full.at[slot])
+        plgpu.barrier_wait(full.at[slot])
+        o[i, k] = inbox[slot] + k
+        plgpu.barrier_arrive(empty.at[slot])
 
 
 REDUCTIONS = {
@@ -174,13 +163,16 @@ def test_the_arrays_of_all_ctas_are_combined(atomic):
     everywhere.check(make, [x.astype(np.int32)], reduce(x).astype(np.int32))
 
 
+def compiled(make, x, target="sm_90a"):
+    """The PTX under each semantics."""
+    for semantics in BOTH:
+        (report,) = offline.compile(under(semantics, make(None)), x, target=target)
+        yield report.ptx
+
+
 @pytest.mark.offline
 def test_stores_are_wide_and_counted_on_the_other_ctas_barrier():
-    x = ramp(2, 8 * N)
-    for semantics in BOTH:
-        function = under(semantics, exchange((8 * N,), F32)(None))
-        (report,) = offline.compile(function, x, target="sm_90a")
-        ptx = report.ptx
+    for ptx in compiled(exchange((8 * N,), F32), ramp(2, 8 * N)):
         assert "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4" in ptx
         assert "expect_tx.release.cluster.shared::cluster" in ptx
         assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
@@ -205,18 +197,16 @@ def test_only_waits_for_the_stores_acquire_from_the_cluster():
     make = clustered(body, scratch, result(2, N))
     x = ramp(2, N)
     everywhere.check(make, [x], x[::-1])
-    for semantics in BOTH:
-        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
-        waits = re.findall(r"mbarrier\.try_wait\.parity\S*", report.ptx)
+    for ptx in compiled(make, x):
+        waits = re.findall(r"mbarrier\.try_wait\.parity\S*", ptx)
         assert sorted("acquire.cluster" in wait for wait in waits) == [False, True]
 
 
 def exit_barriers(make, x, target="sm_90a"):
     """Returns the semantics of the arrivals before CTAs exit, under Lane, Warpgroup."""
     found = []
-    for semantics in BOTH:
-        (report,) = offline.compile(under(semantics, make(None)), x, target=target)
-        *_, arrival = re.findall(r"barrier\.cluster\.arrive\S*", report.ptx)
+    for ptx in compiled(make, x, target):
+        *_, arrival = re.findall(r"barrier\.cluster\.arrive\S*", ptx)
         found.append("relaxed" if "relaxed" in arrival else "release")
     return found
 
@@ -256,10 +246,9 @@ def test_a_relaxed_arrival_has_no_fence():
     x = ramp(2, 64, 64)
     make = exchange((64, 64), F32, sem="relaxed")
     everywhere.check(make, [x], x[::-1])
-    for semantics in BOTH:
-        (report,) = offline.compile(under(semantics, make(None)), x, target="sm_90a")
-        assert "expect_tx.relaxed.cluster.shared::cluster" in report.ptx
-        assert "release.cluster.shared" not in report.ptx
+    for ptx in compiled(make, x):
+        assert "expect_tx.relaxed.cluster.shared::cluster" in ptx
+        assert "release.cluster.shared" not in ptx
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -407,20 +396,15 @@ def test_an_array_of_another_shape_is_refused(o, inbox, full):
     plgpu.async_store_smem(o[0, :64], inbox, full, **TO)  # HERE
 
 
-def _refused_by_the_compiler(body, *args):
+def lower(body, semantics):
     scratch = [plgpu.SMEM((8, N), BF16), plgpu.Barrier()]
-    make = clustered(body, scratch, result(2, N, dtype=BF16))
-    for semantics in BOTH:
-        with pytest.raises(errors.LayoutError, match="fill words") as info:
-            offline.compile(under(semantics, make(None)), *args, target="sm_90a")
-        assert "multiple_of" in str(info.value)
+    kernel = clustered(body, scratch, result(2, N, dtype=BF16))()
+    offline.lower(under(semantics, kernel), np.array([2], np.int32), target="sm_90a")
 
 
-def test_a_start_that_is_not_known_to_fill_words_is_refused():
-    def body(k, o, inbox, full):
-        part = inbox.at[0, plgpu.ds(k[0], 64)]
-        send(jnp.zeros((64,), BF16), part, full)
-        plgpu.barrier_wait(full)
-        o[lax.axis_index("c")] = inbox[0]
-
-    _refused_by_the_compiler(body, np.array([2], np.int32))
+@refused_by(in_each(lower, semantics=BOTH))
+def test_a_start_that_is_not_known_to_fill_words_is_refused(k, o, inbox, full):
+    part = inbox.at[0, plgpu.ds(k[0], 64)]
+    plgpu.async_store_smem(jnp.zeros((64,), BF16), part, full, **TO)  # HERE
+    plgpu.barrier_wait(full)
+    o[lax.axis_index("c")] = inbox[0]

@@ -18,13 +18,7 @@ from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
 from tests.support.refusal import refused, refused_by
 
-# 64-bit elements exist only where JAX has them.
-CASES = [
-    (name, dtype)
-    for name, dtypes in TYPES.items()
-    for dtype in dtypes
-    if not dtype.endswith("64")
-]
+CASES = [(name, dtype) for name, dtypes in TYPES.items() for dtype in dtypes]
 FUNCTIONS = {
     "atomic_add": lambda old, x: (old + x).astype(old.dtype),
     "atomic_max": np.maximum,
@@ -78,8 +72,9 @@ def test_elements_are_updated_and_the_old_ones_returned(name, dtype):
         old[...] = call(name, ref, (), value, mask=mask[...])
 
     expected = np.where(mask, updated(name, state, values), state)
-    make = in_gmem(body, [(SHAPE, dtype)])
-    check(make, [state, x, compare, mask], (expected, np.where(mask, state, 0)))
+    with jax.enable_x64(True):
+        make = in_gmem(body, [(SHAPE, dtype)])
+        check(make, [state, x, compare, mask], (expected, np.where(mask, state, 0)))
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -95,11 +90,9 @@ def test_smem_is_updated_without_old_elements(name, dtype):
         call(name, s, (), value)
         o[...] = s[...]
 
-    make = everywhere.kernel(
-        body, jax.ShapeDtypeStruct(SHAPE, dtype), plgpu.SMEM(SHAPE, dtype)
-    )
-
-    check(make, [state, x, compare], updated(name, state, values))
+    with jax.enable_x64(True):
+        expected = updated(name, state, values)
+        everywhere.run(body, [state, x, compare], expected, plgpu.SMEM(SHAPE, dtype))
 
 
 def test_a_histogram_in_a_swizzled_array():
@@ -264,19 +257,6 @@ def test_floats_are_ordered_as_integers(name):
     check(in_gmem(body), [x, y], (expected,))
 
 
-def test_64_bit_elements():
-    with jax.enable_x64(True):
-        for dtype in (np.int64, np.uint64, np.float64):
-            state, x = numbers(dtype), numbers(dtype)
-
-            def body(ref, x, o):
-                o[...] = plgpu.atomic_add(ref, x[...])
-                plgpu.atomic_max(ref, x[...] * 3)
-
-            make = in_gmem(body, [(SHAPE, dtype)])
-            check(make, [state, x], (np.maximum(state + x, x * 3), state))
-
-
 # --- order ----------------------------------------------------------------------------
 
 
@@ -307,14 +287,9 @@ def in_two(first, second):
             plgpu.barrier_wait(b)
             second(s, o)
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
-        scratch_types=[plgpu.SMEM((128,), jnp.int32), plgpu.Barrier()],
-        num_threads=2,
-        thread_name="wg",
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
+    out, scratch = np.zeros(128, np.int32), plgpu.SMEM((128,), jnp.int32)
+    options = {"threads": {"wg": 2}, "partial_results": True}
+    return everywhere.emulate(body, [], out, scratch, plgpu.Barrier(), **options)
 
 
 def add(s, o):
@@ -330,7 +305,7 @@ def write(s, o):
 
 
 def test_two_atomics_do_not_race():
-    in_two(add, add)()
+    in_two(add, add)
 
 
 @pytest.mark.parametrize("other", [read, write])
@@ -338,7 +313,7 @@ def test_two_atomics_do_not_race():
 def test_an_atomic_races_with_a_plain_access(other, atomic_first):
     pair = (add, other) if atomic_first else (other, add)
     with pytest.raises(errors.RaceError, match="without an order between"):
-        in_two(*pair)()
+        in_two(*pair)
 
 
 def test_the_order_of_a_sum_depends_on_the_seed():

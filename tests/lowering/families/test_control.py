@@ -9,7 +9,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere, host
-from tests.support.refusal import refused_by
+from tests.support.refusal import refused, refused_by
 from tests.support.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -111,35 +111,6 @@ def test_loop_passes_its_index_in_steps(o_ref):
     o_ref[...] = jnp.broadcast_to(total, SHAPE)
 
 
-def test_barrier_parities_survive_loops_and_branches():
-    """A two-stage pipeline of copies: each barrier completes phase after phase."""
-    x = host.array(np.random.default_rng(1).standard_normal((512, 64)), jnp.float32)
-
-    def body(x_ref, o_ref, tiles, barriers):
-        def start(i):
-            slot = lax.rem(i, 2)
-            plgpu.copy_gmem_to_smem(
-                x_ref.at[plgpu.ds(i * 64, 64)], tiles.at[slot], barriers.at[slot]
-            )
-
-        start(jnp.int32(0))
-
-        def step(i, acc):
-            @plgpu.when(i + 1 < 8)
-            def _():
-                start(i + 1)
-
-            slot = lax.rem(i, 2)
-            plgpu.barrier_wait(barriers.at[slot])
-            return acc + tiles[slot]
-
-        o_ref[...] = lax.fori_loop(0, 8, step, jnp.zeros((64, 64)))
-
-    scratch = plgpu.SMEM((2, 64, 64), jnp.float32), plgpu.Barrier(num_barriers=2)
-    expected = np.asarray(x).reshape(8, 64, 64).sum(0)
-    everywhere.run(body, [x], expected, *scratch, atol=1e-5)
-
-
 def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
     x = host.array(np.random.default_rng(2).standard_normal((256, 64)), jnp.float32)
 
@@ -161,17 +132,15 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
     everywhere.run(body, [x], expected, atol=1e-5)
 
 
+@refused
 def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
     def body(x_ref, o_ref):
         x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED(SHAPE, 1))
         start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
-        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)
+        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)  # HERE
 
-    with pytest.raises(plgpu.errors.LayoutError) as info:
-        plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
-    assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
-    assert "test_control.py" in str(info.value)
     everywhere.run(body, [X], X, semantics=[Warpgroup])
+    plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
 
 
 @everywhere.gives([X], lambda x: np.flip(x))

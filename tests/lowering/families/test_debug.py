@@ -148,14 +148,6 @@ def test_each_warp_prints_each_element_of_its_array_once(capsys):
 # --- arrays ---------------------------------------------------------------------------
 
 
-def test_of_an_array_each_element_is_printed_once_with_its_position(capsys):
-    x = np.arange(64 * 8, dtype=np.float32).reshape(64, 8) / 4
-    expected = sorted(
-        f"x is [{i}, {j}]: {x[i, j]:.2f}" for i in range(64) for j in range(8)
-    )
-    assert everywhere(printing("x is {:.2f}", ...), capsys, x) == expected
-
-
 @pytest.mark.parametrize(
     ("shape", "layout"),
     [
@@ -177,10 +169,10 @@ def test_elements_of_replicated_and_strided_arrays_are_printed_once(
 
     def body(x_ref, o_ref):
         value = plgpu.load(x_ref, layout=layout, optimized=False)
-        plgpu.debug_print("{}", value)
+        plgpu.debug_print("x is {:3d}", value)
         o_ref[...] = value
 
-    expected = sorted(f"{list(i)}: {x[i]}" for i in np.ndindex(shape))
+    expected = sorted(f"x is {list(i)}: {x[i]:3d}" for i in np.ndindex(shape))
     assert everywhere(body, capsys, x) == expected
 
 
@@ -302,13 +294,6 @@ def test_the_environment_enables_checks(monkeypatch):
     monkeypatch.setenv("PALLAS_GPU_DEBUG_CHECKS", "1")
     (report,) = plgpu.offline.lower(checked(X), X)
     assert "100%% of the weights" in report.mlir
-
-
-@pytest.mark.offline
-def test_a_check_compiles_to_vprintf_and_trap():
-    (report,) = plgpu.offline.compile(checked(X, debug_checks=True), X)
-    assert "vprintf" in report.ptx
-    assert "trap;" in report.ptx
 
 
 @refused_by(lambda body: kernel(body)(X))
@@ -465,11 +450,15 @@ def test_poison_is_not_printed(x_ref, o_ref):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("array", [False, True])
-def test_it_compiles_to_calls_of_vprintf(array):
-    if array:
-        made = kernel(printing("{}", ...))
-    else:
-        made = kernel(show, grid=(2,), grid_names=("i",))
+@pytest.mark.parametrize(
+    ("made", "traps"),
+    [
+        (kernel(printing("{}", ...)), False),
+        (kernel(show, grid=(2,), grid_names=("i",)), False),
+        (checked(X, debug_checks=True), True),
+    ],
+    ids=["array", "scalars", "check"],
+)
+def test_it_compiles_to_calls_of_vprintf(made, traps):
     (report,) = plgpu.offline.compile(made, X)
-    assert "vprintf" in report.ptx
+    assert "vprintf" in report.ptx and ("trap;" in report.ptx) == traps

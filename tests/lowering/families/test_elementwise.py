@@ -191,16 +191,6 @@ def test_words_are_extended_once_where_a_factor_is_float32():
     assert "shl.b32" in report.ptx and "cvt.f32.bf16" not in report.ptx
 
 
-def test_scalars_and_their_arithmetic_are_broadcast():
-    x = numbers(jnp.float32)
-
-    def body(x_ref, o_ref):
-        i = lax.axis_index("x")
-        o_ref[...] = x_ref[...] * (i.astype(jnp.float32) + 2.5) + 1
-
-    everywhere.run(body, [x], x * 2.5 + 1, rtol=1e-6, atol=1e-6, grid={"x": 1})
-
-
 @pytest.mark.offline
 def test_every_function_of_floats_compiles():
     """One kernel with all of them: what the pipeline has no form of, fails in it."""
@@ -220,23 +210,6 @@ def test_every_function_of_floats_compiles():
     make = everywhere.elementwise(body, jnp.bfloat16, shape=(128,))
     (report,) = plgpu.offline.compile(make(None), jnp.ones(128, jnp.bfloat16))
     assert "call.uni" not in report.ptx  # no function of libdevice is left unresolved
-
-
-def test_scales_are_copied_and_widened():
-    """float8_e8m0fnu is a power of two: it moves as a byte, and becomes any float."""
-    bits = np.resize(np.arange(1, 255, dtype=np.uint8), SHAPE)
-    scales = bits.view(jnp.float8_e8m0fnu)
-
-    def body(x, same, wide, array, barrier):
-        plgpu.copy_gmem_to_smem(x, array, barrier)
-        plgpu.barrier_wait(barrier)
-        wide[...] = array[...].astype(jnp.float32)
-        plgpu.copy_smem_to_gmem(array, same)
-        plgpu.wait_smem_to_gmem(0)
-
-    expected = [scales, 2.0 ** (bits.astype(np.float32) - 127)]
-    scratch = plgpu.SMEM(SHAPE, scales.dtype), plgpu.Barrier()
-    everywhere.run(body, [jnp.asarray(scales)], expected, *scratch)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.extend.core import primitives
 from jaxlib.mlir import ir
 
-import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.families import elementwise as family
-from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic.elements import arithmetic, table
 from pallas_gpu.mosaic.elements.row import Case, Row
 from pallas_gpu.primitives import _registry as registry
 from tests.support.inference_bodies import Body
-from tests.support.lockstep import kernels as in_lockstep
-from tests.support.semantics import Warpgroup
 
 CASE = Case(arithmetic.identity)
 SQUARE = (64, 64)
@@ -87,36 +79,3 @@ def test_a_rows_cost_decides_where_the_work_is_done(monkeypatch):
 
 def infer_rule(row: Row):
     return lambda network, op, key: family._infer(row, network, op, key)
-
-
-def test_a_family_may_have_an_operation_of_ours_that_is_not_elementwise(monkeypatch):
-    """`flip`: an array in WGMMA layout with its sign changed, for the sake of it."""
-    name = logical.OWN + "flip"
-
-    def emit(ctx, x):
-        op = ir.Operation.create(name, [x.value.type], [x.value])
-        return vals.Vector(op.result, x.dtype)
-
-    def infer(network, op, key):
-        wgmma = place(Layout.WGMMA, SQUARE)
-        variable = network.variable(op, op.results[0].type, key, fixed=wgmma)
-        network.consume(op, 0, variable)
-        network.produce(op.results[0], variable)
-
-    def expand(state, op):
-        x = state.placed(op, 0, np.dtype(np.float32))
-        assert x.layout == place(Layout.WGMMA, SQUARE)
-        state.set(op.result, elementwise.apply("neg", x))
-        state.dead.append(op.operation)
-
-    warpgroup = registry.rules(registry.RuleKind.WARPGROUP)
-    monkeypatch.setitem(warpgroup, primitives.sin_p, emit)
-    monkeypatch.setitem(registry.rules(registry.RuleKind.INFER), name, infer)
-    monkeypatch.setitem(registry.rules(registry.RuleKind.EXPAND), name, expand)
-    kernel = plgpu.kernel(
-        lambda x, o: o.__setitem__(..., jnp.sin(x[...])),
-        out_type=jnp.zeros(SQUARE, jnp.float32),
-    )
-    x = np.arange(64 * 64, dtype=np.float32).reshape(SQUARE)
-    (out,) = in_lockstep.run(kernel, [x], Warpgroup)
-    np.testing.assert_array_equal(out, -x)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
-from tests.support.everywhere import check
 from tests.support.indexed_programs import (
     COLUMNS,
     ROWS,
@@ -19,7 +17,6 @@ from tests.support.indexed_programs import (
     WARPGROUP,
     X,
     in_smem,
-    kernel,
 )
 
 # --- index expressions ----------------------------------------------------------------
@@ -75,25 +72,25 @@ def test_a_write_means_what_numpy_means(name, memory):
 
 
 GATHERS = {
-    "rows": (lambda r, c: (r,), lambda: np.s_[ROWS]),
-    "rows and all columns": (lambda r, c: (r, slice(None)), lambda: np.s_[ROWS, :]),
-    "columns": (lambda r, c: (slice(None), c), lambda: np.s_[:, COLUMNS]),
+    "rows": (lambda r, c: (r,), np.s_[ROWS]),
+    "rows and all columns": (lambda r, c: (r, slice(None)), np.s_[ROWS, :]),
+    "columns": (lambda r, c: (slice(None), c), np.s_[:, COLUMNS]),
     "columns of a range": (
         lambda r, c: (slice(8, 40), c),
-        lambda: np.s_[8:40, COLUMNS],
+        np.s_[8:40, COLUMNS],
     ),
     "columns of a stride": (
         lambda r, c: (slice(0, 64, 4), c),
-        lambda: np.s_[::4, COLUMNS],
+        np.s_[::4, COLUMNS],
     ),
-    "columns of a row": (lambda r, c: (7, c), lambda: np.s_[7, COLUMNS]),
+    "columns of a row": (lambda r, c: (7, c), np.s_[7, COLUMNS]),
     "a grid": (
         lambda r, c: (r[:, None], c[None]),
-        lambda: np.s_[ROWS[:, None], COLUMNS[None]],
+        np.s_[ROWS[:, None], COLUMNS[None]],
     ),
     "a transposed grid": (
         lambda r, c: (r[None], c[:, None]),
-        lambda: np.s_[ROWS[None], COLUMNS[:, None]],
+        np.s_[ROWS[None], COLUMNS[:, None]],
     ),
 }
 
@@ -110,17 +107,15 @@ def test_index_arrays_gather(name, memory):
         o[...] = x[traced(rows[...], columns[...])]
 
     options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
-    expected = X[known()]
-    make = kernel(body, expected.shape, **options)
-    check(make, [X, ROWS, COLUMNS], expected)
+    everywhere.run(body, [X, ROWS, COLUMNS], X[known], **options)
 
 
 @pytest.mark.parametrize("name", GATHERS)
 def test_index_arrays_scatter(name):
     traced, known = GATHERS[name]
     expected = np.zeros_like(X)
-    values = np.arange(X[known()].size, dtype=np.float32).reshape(X[known()].shape)
-    expected[known()] = values
+    values = np.arange(X[known].size, dtype=np.float32).reshape(X[known].shape)
+    expected[known] = values
 
     def body(v, rows, columns, o):
         o[...] = jnp.zeros((64, 128), jnp.float32)
@@ -143,10 +138,6 @@ def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
         sums[...] = jnp.zeros(shape, jnp.float32)
         plgpu.atomic_add(sums.at[rows[...]], x[0:3], mask=mask[...])
 
-    shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
-    out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
-    make = everywhere.kernel(body, out)
-
     x = np.random.default_rng(3).integers(1, 99, shape).astype(np.float32)
     stored = np.zeros_like(x)
     stored[rows] = x[0:3]
@@ -158,17 +149,14 @@ def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
         stored * mask,
     ]
     arguments = [x, rows.astype(np.int32), columns.astype(np.int16), mask]
-    check(make, arguments, expected)
+    everywhere.run(body, arguments, expected)
 
 
-def test_under_lane_index_arrays_have_the_layout_of_the_result():
+@everywhere.gives([X, ROWS], X[ROWS])
+def test_under_lane_index_arrays_have_the_layout_of_the_result(x, index, o):
     rows = plgpu.Layout.WGMMA.reduce(1)
-
-    def body(x, index, o):
-        found = plgpu.load(index, layout=rows, optimized=False)
-        o[...] = plgpu.load(x, (found,), layout=plgpu.Layout.WGMMA)
-
-    everywhere.run(body, [X, ROWS], X[ROWS])
+    found = plgpu.load(index, layout=rows, optimized=False)
+    o[...] = plgpu.load(x, (found,), layout=plgpu.Layout.WGMMA)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -182,11 +170,8 @@ def test_under_lane_repeated_indices_are_converted_to_a_default_layout(axis):
         sums[...] = jnp.zeros((64, 128), jnp.float32)
         plgpu.atomic_add(sums.at[found], 1.0)
 
-    out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
-    make = everywhere.kernel(body, out)
-
     expected = [X[ROWS], X[np.ix_(ROWS, COLUMNS)], np.ones_like(X)]
-    check(make, [X, ROWS, COLUMNS], expected)
+    everywhere.run(body, [X, ROWS, COLUMNS], expected)
 
 
 def test_under_lane_an_index_array_of_its_own_layout_gathers():
@@ -220,16 +205,16 @@ def test_a_dynamic_start_and_a_stride(x, o):
     lax.fori_loop(0, 4, step, None)
 
 
-def test_an_update_by_elements_adds():
-    expected = X.copy()
-    expected[ROWS[:16]] += 1.5
-
-    def body(x, rows, o):
-        o[...] = x[...]
-        o[rows[0:16]] += 1.5
-
-    make = kernel(body, (64, 128))
-    check(make, [X, ROWS], expected, semantics=WARPGROUP, executed=WARPGROUP)
+@everywhere.gives(
+    [X, ROWS],
+    lambda x, rows: x + 1.5 * np.isin(np.arange(64), rows[:16])[:, None],
+    semantics=WARPGROUP,
+    executed=WARPGROUP,
+    out=X,
+)
+def test_an_update_by_elements_adds(x, rows, o):
+    o[...] = x[...]
+    o[rows[0:16]] += 1.5
 
 
 def test_methods_of_views_read_and_write():

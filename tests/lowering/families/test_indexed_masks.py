@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.runtime import ptx_stats
 from tests.support import everywhere
 from tests.support.entry_kernels import run
@@ -67,30 +66,21 @@ def test_a_masked_store_leaves_the_other_elements(memory):
     everywhere.run(body, [X], np.where(X > 1000, -X, X), **options)
 
 
-def test_a_masked_range_may_exceed_the_array():
-    n = 1000
-    x = np.arange(n, dtype=np.float32)
-
-    def body(x, o):
-        i = lax.axis_index("i")
-        position = i * 256 + lax.iota(jnp.int32, 256)
-        inside = position < n
-        part = plgpu.load(x, plgpu.ds(i * 256, 256), mask=inside, other=1.0)
-        plgpu.store(o, plgpu.ds(i * 256, 256), part + 1, mask=inside)
-
-    everywhere.run(body, [x], x + 1, grid={"i": 4})
+@everywhere.gives([np.arange(1000, dtype=np.float32)], lambda x: x + 1, grid={"i": 4})
+def test_a_masked_range_may_exceed_the_array(x, o):
+    start = 256 * lax.axis_index("i")
+    inside = start + lax.iota(jnp.int32, 256) < 1000
+    part = plgpu.load(x, plgpu.ds(start, 256), mask=inside, other=1.0)
+    plgpu.store(o, plgpu.ds(start, 256), part + 1, mask=inside)
 
 
-def test_a_known_masked_range_may_exceed_the_array():
-    x = np.arange(100, dtype=np.float32)
-
-    def body(x, o):
-        inside = lax.iota(jnp.int32, 128) < 100
-        o[...] = plgpu.load(x, plgpu.ds(0, 128), mask=inside, other=-1)
-
-    expected = np.full(128, -1, np.float32)
-    expected[:100] = x
-    everywhere.run(body, [x], expected)
+@everywhere.gives(
+    [np.arange(100, dtype=np.float32)],
+    lambda x: np.concatenate([x, np.full(28, -1, np.float32)]),
+)
+def test_a_known_masked_range_may_exceed_the_array(x, o):
+    inside = lax.iota(jnp.int32, 128) < 100
+    o[...] = plgpu.load(x, plgpu.ds(0, 128), mask=inside, other=-1)
 
 
 @everywhere.gives(
@@ -272,21 +262,22 @@ def test_poison_that_is_stored_by_elements_is_found_where_it_is_used(x, o, s, t)
     o[0:32] = t[::2]
 
 
-@pytest.mark.parametrize("selected", [True, False])
-def test_elements_out_of_bounds_may_be_read_as_if_uninitialized(selected):
+def beyond(body):
+    return everywhere.emulate(body, [X], X, out_of_bounds_reads="uninitialized")
+
+
+def test_elements_out_of_bounds_may_be_read_as_if_uninitialized():
     def body(x, o):
         rows = lax.iota(jnp.int32, 64) + 1
-        value = x[rows]
-        o[...] = jnp.where((rows < 64)[:, None], value, 0.0) if selected else value
+        o[...] = jnp.where((rows < 64)[:, None], x[rows], 0.0)
 
-    params = plgpu.InterpretParams(out_of_bounds_reads="uninitialized")
-    call = kernel(body, (64, 128))(params)
-    if selected:
-        expected = np.concatenate([X[1:], np.zeros((1, 128), np.float32)])
-        np.testing.assert_array_equal(call(X), expected)
-        return
-    with pytest.raises(errors.UninitializedReadError, match="is read out of bounds"):
-        call(X)
+    expected = np.concatenate([X[1:], np.zeros((1, 128), np.float32)])
+    np.testing.assert_array_equal(beyond(body), expected)
+
+
+@refused_by(beyond)
+def test_elements_out_of_bounds_may_not_be_used(x, o):
+    o[...] = x[lax.iota(jnp.int32, 64) + 1]  # HERE
 
 
 @refused_by(run)

@@ -85,16 +85,7 @@ def test_a_multicast_of_any_shape_reaches_all_ctas(shape, dtype, cluster, transf
     everywhere.check(make, [x], result)
 
 
-AXES = [
-    axes
-    for count in (1, 2, 3)
-    for axes in itertools.permutations(NAMES, count)
-    # The order of three axes changes nothing that that of two does not.
-    if count < 3 or axes == ("a", "b", "c")
-]
-
-
-@pytest.mark.parametrize("axes", AXES, ids="".join)
+@pytest.mark.parametrize("axes", ["a", "c", "ba", "ac", "cb", "abc"])
 def test_a_multicast_along_any_axes_reaches_the_ctas_along_them(axes):
     make, x, result = multicast((16, 128), F32, (2, 2, 2), axes)
     everywhere.check(make, [x], result)

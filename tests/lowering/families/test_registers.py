@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.refusal import refused
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -23,6 +24,8 @@ LAYOUTS = [None, WGMMA]
 
 
 def tiled(dtype, swizzle=128):
+    if swizzle is None:
+        return ()
     columns = swizzle * 8 // (jnp.dtype(dtype).itemsize * 8)
     return (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle))
 
@@ -35,8 +38,14 @@ def loaded(ref, layout=WGMMA):
     return plgpu.load(ref, layout=layout, optimized=False)
 
 
-def through_smem(dtype, transforms, layout, shape=SHAPE):
+@pytest.mark.parametrize("swizzle", [128, 64, 32, None])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32])
+def test_a_tile_survives_the_way_through_smem(dtype, swizzle):
     """x -> SMEM by TMA -> registers -> SMEM -> GMEM by TMA."""
+    x = (X * 10).astype(dtype)
+    layout = None
+    if swizzle is not None:
+        layout = WGMMA_8BIT if dtype == jnp.int8 else WGMMA
 
     def body(x_ref, o_ref, a, b, barrier):
         plgpu.copy_gmem_to_smem(x_ref, a, barrier)
@@ -46,22 +55,8 @@ def through_smem(dtype, transforms, layout, shape=SHAPE):
         plgpu.copy_smem_to_gmem(b, o_ref)
         plgpu.wait_smem_to_gmem(0)
 
-    tiles = [plgpu.SMEM(shape, dtype, transforms=transforms)] * 2
-    return make_kernel(body, shape, dtype, scratch_types=[*tiles, plgpu.Barrier()])
-
-
-@pytest.mark.parametrize("swizzle", [128, 64, 32])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32])
-def test_a_tile_survives_the_way_through_swizzled_smem(dtype, swizzle):
-    x = (X * 10).astype(dtype)
-    layout = WGMMA_8BIT if dtype == jnp.int8 else WGMMA
-    everywhere.check(through_smem(dtype, tiled(dtype, swizzle), layout), [x], x)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
-def test_a_tile_survives_the_way_through_plain_smem(dtype):
-    x = (X * 10).astype(dtype)
-    everywhere.check(through_smem(dtype, (), None), [x], x)
+    tile = plgpu.SMEM(SHAPE, dtype, transforms=tiled(dtype, swizzle))
+    everywhere.run(body, [x], x, tile, tile, plgpu.Barrier())
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
@@ -99,30 +94,6 @@ def test_a_full_reduction_gives_a_scalar(op, layout):
     everywhere.run(body, [X], expected, atol=2e-4)
 
 
-def test_reductions_of_integers_are_exact():
-    x = jnp.asarray(RNG.integers(-1000, 1000, SHAPE), jnp.int32)
-
-    def body(x_ref, o_ref):
-        x = loaded(x_ref)
-        o_ref[...] = x - x.sum(axis=1)[:, None] + x.max(axis=0)[None, :]
-
-    expected = x - x.sum(1)[:, None] + x.max(0)[None, :]
-    everywhere.run(body, [x], expected)
-
-
-def test_a_max_carries_nan():
-    x = X.copy()
-    x[5, 70] = np.nan
-
-    def body(x_ref, o_ref):
-        x = loaded(x_ref)
-        o_ref[...] = x.max(axis=1, keepdims=True) + 0 * x
-
-    # NumPy: XLA's CPU backend drops NaN from a reduction.
-    expected = np.broadcast_to(np.asarray(x).max(1, keepdims=True), SHAPE) + 0 * x
-    everywhere.run(body, [x], expected)
-
-
 def test_row_vectors_are_stored_and_loaded():
     def body(x_ref, rows_ref, scaled_ref):
         x = loaded(x_ref)
@@ -144,21 +115,6 @@ def test_iota_counts_along_its_dimension(dimension, dtype, layout):
 
     expected = lax.broadcasted_iota(dtype, SHAPE, dimension)
     everywhere.run(body, [], expected)
-
-
-@everywhere.gives(
-    [X],
-    lambda x: 2 * np.asarray(x)[:8, 3][::-1],
-    scratch_types=[plgpu.SMEM((8,), jnp.float32)],
-)
-def test_one_element_is_read_and_written(x_ref, o_ref, s_ref):
-    @plgpu.loop(0, 8)
-    def _(i):
-        s_ref[i] = x_ref[i, 3] * 2.0
-
-    @plgpu.loop(0, 8)
-    def _(i):
-        o_ref[i] = s_ref[7 - i]
 
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
@@ -185,26 +141,14 @@ def test_parts_of_references_nest(x_ref, o_ref):
     o_ref[plgpu.ds(i * 16, 16)] = part[...]
 
 
-@everywhere.gives(
-    [X], lambda x: 4 * x, scratch_types=[plgpu.SMEM(SHAPE, jnp.float32)], rtol=1e-6
-)
-def test_swap_returns_what_was_there(x_ref, o_ref, s_ref):
-    s_ref[...] = x_ref[...]
-    old = jax.ref.swap(s_ref, ..., x_ref[...] * 3)
-    o_ref[...] = old + s_ref[...]
-
-
+@refused
 def test_mixed_layouts_are_an_error_that_names_both_under_lane():
     def body(x_ref, o_ref):
         strided = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED(SHAPE, vec_size=1))
-        o_ref[...] = strided + plgpu.load(x_ref, layout=WGMMA, optimized=False)
+        o_ref[...] = strided + loaded(x_ref)  # HERE
 
-    with pytest.raises(plgpu.errors.LayoutError) as info:
-        plgpu.offline.lower(under(Lane, make_kernel(body, SHAPE)(None)), X)
-    text = str(info.value)
-    assert "Layout.WGMMA" in text and "STRIDED" in text and "layout_cast" in text
-    assert "test_registers.py" in text
     everywhere.run(body, [X], X + X, semantics=[Warpgroup])
+    plgpu.offline.lower(under(Lane, make_kernel(body, SHAPE)(None)), X)
 
 
 STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4)

@@ -352,19 +352,17 @@ def test_a_store_of_a_constant_resets_an_accumulator(acc, sa, sb):
 
 
 def test_a_store_waits_for_no_product_of_another_accumulator():
-    def body(sa, sb, o):
-        def scope(first, second):
-            plgpu.wgmma(first, sa, sb)
-            plgpu.wgmma(second, sa, sb)
-            early = plgpu.wgmma_accumulator_load(first, wait_n=1)
-            first[...] = jnp.zeros((M, N), F32)
-            plgpu.wgmma(first, sa, sb)
-            early += plgpu.wgmma_accumulator_load(second, wait_n=1)
-            return early + first[...]
+    def scope(accumulators, sa, sb):
+        first, second = accumulators
+        plgpu.wgmma(first, sa, sb)
+        plgpu.wgmma(second, sa, sb)
+        early = plgpu.wgmma_accumulator_load(first, wait_n=1)
+        first[...] = jnp.zeros((M, N), F32)
+        plgpu.wgmma(first, sa, sb)
+        early += plgpu.wgmma_accumulator_load(second, wait_n=1)
+        return early + first[...]
 
-        o[...] = plgpu.run_scoped(scope, *[plgpu.ACC((M, N))] * 2)
-
-    make = make_kernel(body, A, B)
+    make = with_accumulator(scope, acc=[plgpu.ACC((M, N))] * 2)
     check(make, 3 * AB, 3 * EXACT)
     (report,) = plgpu.offline.lower(make(None), A, B)
     assert report.mlir.count("wgmma.wait.group.sync.aligned") == 3

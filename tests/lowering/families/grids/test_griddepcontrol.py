@@ -19,7 +19,6 @@ from tests.support.semantics import BOTH, under
 
 ROWS = jax.ShapeDtypeStruct((2, 128), jnp.float32)
 X = np.arange(256, dtype=np.float32).reshape(ROWS.shape)
-GRID = {"grid": (2,), "grid_names": ("g",)}
 TILE = {"row": plgpu.SMEM((128,), jnp.float32), "barrier": plgpu.Barrier()}
 
 
@@ -29,10 +28,8 @@ def early(body, interpret=None, **options):
     def with_position(x, o, **scratch):
         body(lax.axis_index("g"), x, o, **scratch)
 
-    return plgpu.kernel(
-        with_position, out_type=ROWS, scratch_types=TILE, interpret=interpret,
-        **GRID, **options,
-    )  # fmt: skip
+    options = {"scratch_types": TILE, "grid": {"g": 2}, **options}
+    return everywhere.kernel(with_position, ROWS, **options)(interpret)
 
 
 def chain(interpret):
@@ -73,7 +70,7 @@ def of_warpgroups(ordered=True):
                     plgpu.barrier_wait(barrier)
                 o[i] = x[i] + 1
 
-        return early(body, interpret, num_threads=2, thread_name="wg")
+        return early(body, interpret, threads={"wg": 2})
 
     return make
 
@@ -131,33 +128,18 @@ def copies_back(i, x, o, row, barrier):
     plgpu.wait_smem_to_gmem(0)
 
 
-EARLY = [
-    pytest.param(reads, "x is read", id="reads"),
-    pytest.param(copies, "x is read", id="copies"),
-    pytest.param(writes, "the result is written", id="writes"),
-    pytest.param(copies_back, "the result is written", id="copies_back"),
-]
+EARLY = pytest.mark.parametrize("body", [reads, copies, writes, copies_back])
 
 
-@pytest.mark.parametrize(("body", "what"), EARLY)
-def test_an_access_before_the_wait_is_a_race_with_the_kernel_before(body, what):
-    with pytest.raises(errors.RaceError) as caught:
-        early(body, plgpu.InterpretParams())(X)
-    error = caught.value
-    assert error.what.endswith("before the kernel before this one has been waited for")
-    assert what.partition(" is ")[2] in error.what
-    assert "griddepcontrol_wait() before this access" in error.expected
-    assert "test_griddepcontrol.py" in error.where
-
-
-def test_without_detection_of_races_it_is_not_looked_for():
-    quick = plgpu.InterpretParams(detect_races=False)
-    np.testing.assert_array_equal(early(reads, quick)(X), X)
+@EARLY
+@refused
+def test_an_access_before_the_wait_is_a_race_with_the_kernel_before(body):
+    early(body, plgpu.InterpretParams())(X)
 
 
 @pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(("body", "what"), EARLY)
-def test_it_is_seen_in_what_was_emitted(body, what, semantics):
+@EARLY
+def test_it_is_seen_in_what_was_emitted(body, semantics):
     with pytest.raises(KernelError, match="before the threads have met"):
         in_lockstep.lower(under(semantics, early(body)), [X]).run()
 
@@ -216,5 +198,5 @@ def test_a_position_around_the_launch_is_loaded_before_any_wait():
         plgpu.griddepcontrol_wait()  # HERE
         o[lax.axis_index("g")] = x[0] + lax.axis_index("around")
 
-    kernel = plgpu.kernel(body, out_type=ROWS, **GRID)
+    kernel = everywhere.kernel(body, ROWS, grid={"g": 2})()
     jax.vmap(lambda x: kernel(x), axis_name="around")(np.stack([X, X]))

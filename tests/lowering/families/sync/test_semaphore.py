@@ -47,25 +47,6 @@ def test_ctas_meet_at_a_barrier_of_the_grid():
     everywhere.check(over_rows(exchange), [ROWS], 2 * np.roll(ROWS, -1, 0))
 
 
-def test_a_barrier_of_the_grid_is_used_again():
-    def body(x, o):
-        i = lax.axis_index("i")
-        sums = plgpu.get_global(plgpu.GMEM((2, CTAS, 128), F32))
-        barrier = GridBarrier.of(CTAS)
-
-        def step(turn, value):
-            sums[turn % 2, i] = value
-            barrier.meet(i)
-            return value + sums[turn % 2, (i + 1) % CTAS]
-
-        o[i] = lax.fori_loop(0, 3, step, x[i])
-
-    expected = ROWS
-    for _ in range(3):
-        expected = expected + np.roll(expected, -1, 0)
-    everywhere.check(over_rows(body), [ROWS], expected)
-
-
 @pytest.mark.parametrize("amount", [1, 3])
 def test_sums_in_the_order_of_the_ctas(amount):
     def body(x, o):
@@ -230,20 +211,6 @@ def test_a_copy_reads_what_has_been_published(by):
     everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
 
 
-@everywhere.gives([ROWS], lambda rows: -4 * rows, by=over_rows)
-def test_a_function_called_twice_declares_once(x, o):
-    i = lax.axis_index("i")
-
-    @jax.jit
-    def through(value):
-        own = plgpu.get_global(REGULAR((CTAS,)))
-        plgpu.semaphore_signal(own.at[i])
-        plgpu.semaphore_wait(own.at[i])
-        return 2 * value
-
-    o[i] = through(-through(x[i]))
-
-
 @everywhere.gives([ROWS[:4]], lambda *_: ROWS[3::-1], grid={"i": 2}, cluster={"c": 2})
 def test_clusters_meet_at_a_barrier_of_the_grid(x, o):
     i, c = lax.axis_index("i"), lax.axis_index("c")
@@ -266,8 +233,8 @@ def test_a_delay_changes_nothing(x, o):
 # --- instructions ---------------------------------------------------------------------
 
 
-def instructions(body, semantics, **options):
-    kernel = under(semantics, over_rows(body, **options)(False))
+def instructions(body, semantics):
+    kernel = under(semantics, over_rows(body)())
     (report,) = offline.compile(kernel, ROWS, target="sm_90a")
     return report.ptx
 

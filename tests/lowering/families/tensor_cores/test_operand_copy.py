@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +18,14 @@ from tests.support.lockstep.engine import KernelError
 from tests.support.operand_copies import Copied, CopiedByPair
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
-from tests.support.tensor_pairs import PAIR
 from tests.support.tensor_products import (
     BF16,
-    BLACKWELL,
     E4M3,
     E5M2,
     F16,
     F32,
     check,
+    check_inferred,
     storage,
 )
 
@@ -68,42 +66,27 @@ def test_the_leader_knows_that_the_operands_of_both_are_there(seed):
         kernel(*case.operands())
 
 
+@refused
 def test_the_copy_of_a_pair_has_a_target_of_a_pair():
     one, acc = plgpu.TMEM((128, 64), F16, packed=True), plgpu.TMEM((128, 32), F32)
     case = CopiedByPair(n=32)
-    kernel = plgpu.kernel(
-        case.body,
-        out_type=jax.ShapeDtypeStruct((256, 32), F32),
-        scratch_types={**case.scratch(), "a_tmem": one, "acc": acc},
-        compiler_params=BLACKWELL,
-        **PAIR,
-    )
-    with pytest.raises(errors.ArgumentError, match="not that of a pair of CTAs"):
-        jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(a_tmem=one, acc=acc), *case.operands())
 
 
 def test_warpgroup_semantics_infer_how_the_source_is_stored():
-    case, only = Copied(inferred=True), [plgpu.LoweringSemantics.Warpgroup]
-    operands = case.operands()
-    expected = case.expected(*operands)
-    everywhere.check(
-        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
-    )
+    check_inferred(Copied(inferred=True))
 
 
-def copy_to_registers(body, source, interpret=None, k=64, dtype=F16):
-    """A kernel that copies to TMEM and loads what is there."""
-    return plgpu.kernel(
+def copy_to_registers(body, source):
+    """`make` for a kernel that copies to TMEM and loads what is there."""
+    return everywhere.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((128, k), dtype),
-        scratch_types={
-            "a_smem": source,
-            "held": plgpu.TMEM((128, k), dtype, packed=True),
-            "loaded": plgpu.Barrier(),
-            "done": plgpu.Barrier(orders_tensor_core=True),
-        },
-        compiler_params=BLACKWELL,
-        interpret=interpret,
+        VALUES,
+        source,
+        plgpu.TMEM(VALUES.shape, F16, packed=True),
+        plgpu.Barrier(),
+        plgpu.Barrier(orders_tensor_core=True),
+        target="sm_100a",
     )
 
 
@@ -149,24 +132,7 @@ def test_a_commit_makes_a_copy_readable(body, source):
     expected = VALUES
     if body is in_parts:
         expected = np.concatenate([VALUES[:, 32:], VALUES[:, :32]], axis=1)
-
-    def make(interpret):
-        return copy_to_registers(body, source, interpret)
-
-    everywhere.check(make, [VALUES], expected, on_gpu=False)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("source", "shape", "count"),
-    [("64", "128x256b", 4), ("none", "128x128b", 8)],
-)
-def test_instructions_of_a_copy(source, shape, count, semantics):
-    kernel = under(semantics, copy_to_registers(whole, SOURCES[source]))
-    (report,) = plgpu.offline.compile(kernel, VALUES, target="sm_100a")
-    found = re.findall(r"tcgen05\.cp\.cta_group::1\.(\w+)", report.ptx)
-    assert found == [shape] * count
+    everywhere.check(copy_to_registers(body, source), [VALUES], expected, on_gpu=False)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -197,24 +163,14 @@ def test_a_copy_is_not_ordered_after_a_product_into_its_target(seed):
         plgpu.copy_gmem_to_smem(b, b_smem, loaded)
         plgpu.barrier_wait(loaded)
         plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=False)
-        plgpu.async_copy_smem_to_tmem(b_smem_as_rows(a_smem), acc)
+        plgpu.async_copy_smem_to_tmem(a_smem.at[:, plgpu.ds(0, 16)], acc)
         plgpu.tcgen05_commit_arrive(done)
         plgpu.barrier_wait(done)
         out[...] = acc[...]
 
-    def b_smem_as_rows(ref):
-        return ref.at[:, plgpu.ds(0, 16)]
-
     case = Copied(a=F32, b=F32, n=16, k=32, b_stored=True, swizzle=64)
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, 16), F32),
-        scratch_types=case.scratch(),
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(seed=seed),
-    )
     with pytest.raises(errors.RaceError, match="tcgen05_mma"):
-        kernel(*case.operands())
+        case.make(plgpu.InterpretParams(seed=seed), body)(*case.operands())
 
 
 FAULTS = {
@@ -236,7 +192,7 @@ def test_a_wrong_address_is_found_out(pattern, text):
 
 
 def test_a_missing_commit_leaves_the_copy_in_flight():
-    kernel = under(BOTH[0], copy_to_registers(whole, SOURCES["64"]))
+    kernel = under(BOTH[0], copy_to_registers(whole, SOURCES["64"])())
     with pytest.raises(Exception, match="deadlock"):
         faults.run(kernel, [VALUES], faults.drop("nvvm.tcgen05.commit"))
 
@@ -244,17 +200,11 @@ def test_a_missing_commit_leaves_the_copy_in_flight():
 # --- what is refused ------------------------------------------------------------------
 
 
-def attempt(source, target):
-    def body(x, out, smem, tmem):
+def attempt(source, target, on="sm_100a"):
+    def body(smem, tmem):
         plgpu.async_copy_smem_to_tmem(smem, tmem)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((8, 128), F32),
-        scratch_types=[source, target],
-        compiler_params=BLACKWELL,
-    )
-    jax.eval_shape(kernel, np.zeros((8, 128), np.float32))
+    jax.eval_shape(everywhere.kernel(body, (), source, target, target=on)())
 
 
 TILES = storage(F16)
@@ -285,11 +235,6 @@ def test_what_is_not_copied(source, target):
     attempt(source, target)
 
 
+@refused
 def test_hopper_has_no_such_copy():
-    def body(x, o, source, held):
-        plgpu.async_copy_smem_to_tmem(source, held)
-
-    x = np.zeros((8, 128), np.float32)
-    kernel = everywhere.kernel(body, x, smem(), tmem(), target="sm_90a")()
-    with pytest.raises(errors.TargetError, match="sm_100a"):
-        jax.eval_shape(kernel, x)
+    attempt(smem(), tmem(), "sm_90a")

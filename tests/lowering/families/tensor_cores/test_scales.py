@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +13,6 @@ from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
-from tests.support.semantics import BOTH, under
 from tests.support.tensor_products import (
     E4M3,
     E5M2,
@@ -99,68 +96,13 @@ def test_a_part_of_the_scales_scales_a_part_of_k(
         out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
 
 
-# --- instructions ---------------------------------------------------------------------
-
-
-def instructions(case, semantics):
-    """The copies and products of the PTX, and the constants that they add."""
-    kernel = under(semantics, case.make())
-    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
-    assert report.resources.spill_store_bytes == 0
-    return report.ptx
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("case", "opcode", "ids", "columns"),
-    [
-        (MXF8, "mxf8f6f4.block_scale.scale_vec::1X",
-         [0, 1, 2, 3] * 2, [(0, 0)] * 4 + [(4, 8)] * 4),
-        (FP4, "mxf4nvf4.block_scale.scale_vec::2X", [0, 2] * 2,
-         [(0, 0)] * 2 + [(4, 4)] * 2),
-        (KERNELS["nvf4, 256 columns"], "mxf4nvf4.block_scale.scale_vec::4X",
-         [0] * 4, [(4 * i, 8 * i) for i in range(4)]),
-    ],
-    ids=["mxf8", "mxf4", "nvf4"],
-)  # fmt: skip
-def test_each_step_of_k_reads_its_scales(case, opcode, ids, columns, semantics):
-    """The ids and columns are those of upstream's kernels of the same shapes."""
-    text = instructions(case, semantics)
-    found = re.findall(r"tcgen05\.mma\.cta_group::1\.kind::([\w.:]+)", text)
-    assert found == [opcode] * len(ids)
-    assert text.count("tcgen05.cp.cta_group::1.32x128b.warpx4 ") == sum(
-        np.prod(x.shape[:2]) for x in case.operands()[2:]
-    )
-    bits = re.findall(r"add\.u32 i, %r\d+, (\d+);", text)
-    assert [int(x) for x in bits] == [i << 4 | i << 29 for i in ids]
-    offsets = [
-        [int(x) for x in re.findall(rf"add\.u32 s{side}, %r\d+, (\d+);", text)]
-        for side in "ab"
-    ]
-    assert list(zip(*offsets, strict=True)) == columns
-
-
-@pytest.mark.offline
-def test_tiles_of_scales_along_the_rows_are_neighbours_in_tmem():
-    """As in upstream's kernels; in SMEM those along K are."""
-    case = MXF8
-    text = instructions(case, plgpu.LoweringSemantics.Lane)
-    found = re.findall(r"add\.u64 s, %rd\d+, (\d+); add\.u32 d, %r\d+, (\d+);", text)
-    assert [(int(a), int(b)) for a, b in found] == [
-        *((0, 0), (32, 4)),
-        *((0, 0), (32, 8), (64, 4), (96, 12)),
-    ]
-
-
 # --- what is refused ------------------------------------------------------------------
 
 SCALES = TmemLayout.scales()
 
 
-def attempt(case=None, copied=None, scratch=None):
+def attempt(case=KERNELS["mxf8"], copied=None, scratch=None):
     """Traces a product, or of a copy of what `copied` returns."""
-    case = case or ScaledProduct()
 
     def body(
         a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, acc, sa, sb, done, **_
@@ -173,13 +115,7 @@ def attempt(case=None, copied=None, scratch=None):
             options = {"a_scale": sa, "b_scale": sb}
         call(*args, **options)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types={**case.scratch(), **(scratch or {})},
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
-    jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(body=body, **(scratch or {})), *case.operands())
 
 
 def both(source, target):

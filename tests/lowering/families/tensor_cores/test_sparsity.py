@@ -4,19 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from tests.support import sparse_products
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
-from tests.support.semantics import BOTH, under
 from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import (
     BF16,
@@ -69,61 +65,11 @@ def test_warpgroup_semantics_infer_how_operands_are_stored(case):
     check_inferred(dataclasses.replace(case, inferred=True))
 
 
-# --- instructions ---------------------------------------------------------------------
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("case", "kind", "words", "columns"),
-    [
-        (SparseProduct(n=128), "f16", [0x08200014, 0x08200015] * 2, [0, 0, 2, 2]),
-        (
-            SparseProduct(a=I8, b=I8, acc=I32, n=128, k=256),
-            "i8",
-            [0x082004A4] * 4,
-            [0, 2, 4, 6],
-        ),
-        (
-            SparseProduct(a=F32, b=F32, n=128, k=64),
-            "tf32",
-            [0x08200914, 0x08200915] * 2,
-            [0, 0, 2, 2],
-        ),
-    ],
-    ids=["f16", "i8", "tf32"],
-)
-def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
-    """Descriptors, selectors and columns of upstream's kernels of the same shapes.
-
-    Upstream has none of tf32: its words are those of the PTX ISA's tables.
-    """
-    kernel = under(semantics, case.make())
-    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
-    assert report.resources.spill_store_bytes == 0
-    text = report.ptx
-    found = re.findall(
-        r"tcgen05\.mma\.sp\.cta_group::1\.kind::(\w+) \[d\], a, b, \[m\]", text
-    )
-    assert found == [kind] * 4
-    assert (
-        text.count("tcgen05.cp.cta_group::1.128x128b ")
-        == sparse_products.indices(case.k, case.a) // 64
-    )
-    register, *_ = re.findall(r"add\.u32 i, (%r\d+), \d+;", text)
-    word = int(re.search(rf"mov\.b32 +\t?{register}, (\d+);", text)[1])
-    selectors = re.findall(rf"add\.u32 i, {register}, (\d+);", text)
-    assert [word + int(x) for x in selectors] == words
-    added = re.findall(r"add\.u32 m, %r\d+, (\d+);", text)
-    assert [int(x) for x in added] == columns
-
-
 # --- what is refused ------------------------------------------------------------------
 
 
-def attempt(case=None, copied=None, scratch=None, options=None):
+def attempt(case=KERNELS["f16"], copied=None, scratch=None):
     """Traces a product, or of a copy of what `copied` returns."""
-    case = case or SparseProduct()
 
     def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, done, **_):
         right = b_smem.T if case.b_stored else b_smem
@@ -134,15 +80,8 @@ def attempt(case=None, copied=None, scratch=None, options=None):
             args = copied(m_smem, metadata)
         call(*args, **given)  # HERE
 
-    declared = {**case.scratch(), **(scratch or {})}
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types=declared,
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
     types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
-    jax.eval_shape(kernel, *types)
+    jax.eval_shape(case.make(body=body, **(scratch or {})), *types)
 
 
 def both(source, target):
@@ -166,14 +105,9 @@ def test_the_shapes_of_a_copy_correspond():
 
 @refused
 def test_copied_metadata_has_its_layout():
-    attempt(
-        copied=both,
-        scratch={
-            "metadata": plgpu.TMEM(
-                (128, 64), jnp.uint2, layout=TmemLayout.default(packing=8)
-            )
-        },
-    )
+    default = TmemLayout.default(packing=8)
+    metadata = plgpu.TMEM((128, 64), jnp.uint2, layout=default)
+    attempt(copied=both, scratch={"metadata": metadata})
 
 
 @pytest.mark.parametrize(
@@ -211,24 +145,17 @@ def test_what_no_instruction_multiplies(case, scratch):
     attempt(case, scratch=scratch)
 
 
+@refused
 def test_sparse_operands_of_16_bits_have_no_scales():
     case = SparseProduct()
     scales = plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
 
     def body(a, b, meta, out, a_smem, b_smem, acc, metadata, done, sa, sb, **_):
-        plgpu.tcgen05_mma(
-            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb,
-            a_sparse_metadata=metadata,
-        )  # fmt: skip
+        given = {"a_scale": sa, "b_scale": sb, "a_sparse_metadata": metadata}
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **given)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types={**case.scratch(), "sa": scales, "sb": scales},
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-    )
-    with pytest.raises(errors.UnsupportedError, match="float16 with scales"):
-        jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)
+    types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
+    jax.eval_shape(case.make(body=body, sa=scales, sb=scales), *types)
 
 
 @refused

@@ -7,17 +7,14 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH, Lane, under
 from tests.support.tensor_products import (
     BF16,
-    BLACKWELL,
     E4M3,
     E5M2,
     F16,
@@ -61,11 +58,6 @@ def test_a_product(case):
     check(case)
 
 
-@pytest.mark.smoke
-def test_a_product_of_a_tile():
-    check(Product(k=32, n=16, b_stored=True, swizzle=64))
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -86,6 +78,7 @@ def load(a, b, a_smem, b_smem, loaded):
     plgpu.barrier_wait(loaded)
 
 
+@pytest.mark.smoke
 @everywhere.tests(check_body, TILE, lambda a, b: 3 * TILE.expected(a, b))
 def test_accumulate_may_be_a_value(a, b, out, a_smem, b_smem, acc, loaded, done):
     load(a, b, a_smem, b_smem, loaded)
@@ -128,20 +121,31 @@ def test_a_warp_multiplies_and_the_warpgroup_reads(
     out[...] = acc[...]
 
 
+@pytest.mark.parametrize("b_stored", [False, True], ids=["along N", "along K"])
+@pytest.mark.parametrize("n", [256, 512])
+def test_all_columns_of_tensor_memory(n, b_stored):
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        load(a, b, a_smem, b_smem, loaded)
+        right = b_smem.T if b_stored else b_smem
+        plgpu.tcgen05_mma(acc, a_smem, right, done, accumulate=False)
+        plgpu.barrier_wait(done)
+        for start in range(0, n, 64):
+            part = plgpu.ds(start, 64)
+            out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
+
+    check_body(body, Product(n=n, k=32, b_stored=b_stored, swizzle=64))
+
+
 # --- instructions ---------------------------------------------------------------------
-
-
-def ptx(case, semantics):
-    kernel = under(semantics, case.make())
-    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
-    return report.ptx
 
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
 def test_instructions_of_a_product(semantics):
-    text = ptx(Product(), semantics)
-    found = re.findall(r"tcgen05\.[\w:.]+", text)
+    case = Product()
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    found = re.findall(r"tcgen05\.[\w:.]+", report.ptx)
     assert found.count("tcgen05.mma.cta_group::1.kind::f16") == 4
     assert [x.split(".cta_group")[0] for x in found if ".mma" not in x] == [
         "tcgen05.alloc",
@@ -157,39 +161,16 @@ def test_instructions_of_a_product(semantics):
     ]
 
 
-@pytest.mark.offline
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        (KERNELS["tf32"], "tf32"),
-        (KERNELS["two kinds of float8"], "f8f6f4"),
-        (KERNELS["int8 and uint8"], "i8"),
-    ],
-    ids=["tf32", "float8", "int8"],
-)
-def test_the_kind_of_the_instruction_is_that_of_the_operands(case, kind):
-    lane = plgpu.LoweringSemantics.Lane
-    assert f"tcgen05.mma.cta_group::1.kind::{kind} " in ptx(case, lane)
-
-
 # --- what is refused ------------------------------------------------------------------
 
 
-def attempt(case=None, scratch=None, call=None):
+def attempt(case=KERNELS["f16"], scratch=None):
     """Traces a product of these declarations."""
-    case = case or Product()
 
     def body(a, b, out, a_smem, b_smem, acc, loaded, done):
-        multiply = call or plgpu.tcgen05_mma
-        multiply(acc, a_smem, b_smem, done)  # HERE
+        plgpu.tcgen05_mma(acc, a_smem, b_smem, done)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((case.m, case.n), F32),
-        scratch_types={**case.scratch(), **(scratch or {})},
-        compiler_params=BLACKWELL,
-    )
-    jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(body=body, **(scratch or {})), *case.operands())
 
 
 @pytest.mark.parametrize("rows", [192, 256])
@@ -236,16 +217,13 @@ def test_shapes_and_storage_are_those_of_an_instruction(case):
     attempt(case)
 
 
+@refused
 def test_lane_semantics_need_the_storage_of_operands():
-    case, lane = Product(inferred=True), plgpu.LoweringSemantics.Lane
-    kernel = plgpu.kernel(
-        case.body,
-        out_type=jax.ShapeDtypeStruct((128, 64), F32),
-        scratch_types=case.scratch(),
-        compiler_params=plgpu.CompilerParams(target="sm_100a", lowering_semantics=lane),
-    )
-    with pytest.raises(errors.LayoutError, match="tcgen05_mma: a is not stored in"):
-        jax.eval_shape(kernel, *case.operands())
+    case = Product(inferred=True)
+    lane = plgpu.CompilerParams(target="sm_100a", lowering_semantics=Lane)
+    options = {"scratch_types": case.scratch(), "compiler_params": lane}
+    kernel = everywhere.kernel(case.body, jnp.zeros(case.result[0]), **options)()
+    jax.eval_shape(kernel, *case.operands())
 
 
 @refused
@@ -253,11 +231,10 @@ def test_a_packed_accumulator_is_refused():
     attempt(Product(acc=F16), {"acc": plgpu.TMEM((128, 64), F16, packed=True)})
 
 
+@refused
 def test_hopper_has_no_tcgen05():
-    def body(x, o, barrier):
-        plgpu.tcgen05_commit_arrive(barrier)
+    def body(done):
+        plgpu.tcgen05_commit_arrive(done)
 
-    x, done = np.zeros((8, 128), np.float32), plgpu.Barrier(orders_tensor_core=True)
-    kernel = everywhere.kernel(body, x, done, target="sm_90a")()
-    with pytest.raises(errors.TargetError, match="sm_100a"):
-        jax.eval_shape(kernel, x)
+    done = plgpu.Barrier(orders_tensor_core=True)
+    jax.eval_shape(everywhere.kernel(body, (), done, target="sm_90a")())

@@ -59,11 +59,6 @@ def test_a_product_of_a_pair(case):
     check(case)
 
 
-@pytest.mark.smoke
-def test_a_pair_multiplies_a_tile():
-    check(TILE)
-
-
 def test_warpgroup_semantics_infer_how_operands_are_stored():
     check_inferred(PairProduct(inferred=True))
 
@@ -94,6 +89,7 @@ def test_the_leader_alone_may_issue_and_accumulate(
 ONCE = {"accumulate": False, "collective_axis": "c"}
 
 
+@pytest.mark.smoke
 @everywhere.tests(check_body, TILE, **PAIR)
 def test_a_warp_of_the_leader_multiplies(
     a, b, out, a_smem, b_smem, acc, loaded, ready, done
@@ -154,19 +150,13 @@ def test_columns_of_an_accumulator_are_accumulators(
 # --- instructions ---------------------------------------------------------------------
 
 
-def ptx(case, semantics):
-    kernel = under(semantics, case.make())
-    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
-    assert report.resources.spill_store_bytes == 0
-    return report.ptx
-
-
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize("m", [64, 128])
-def test_instructions_of_a_pair(m, semantics):
-    text = ptx(PairProduct(m=m), semantics)
-    found = re.findall(r"(?:tcgen05|barrier\.cluster)\.[\w:.]+", text)
+def test_instructions_of_a_pair(semantics):
+    case = PairProduct()
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    found = re.findall(r"(?:tcgen05|barrier\.cluster)\.[\w:.]+", report.ptx)
     assert found.count("tcgen05.mma.cta_group::2.kind::f16") == 4
     other = ("tcgen05.mma", "tcgen05.ld", "tcgen05.fence")
     # As upstream's, whose last barrier is relaxed.
@@ -184,38 +174,15 @@ def test_instructions_of_a_pair(m, semantics):
     ]
 
 
-# What upstream's compiler gives for the same kernels: M and N are those of the pair.
-DESCRIPTORS = {
-    (128, 64): 0x10100010,
-    (64, 64): 0x8100010,
-    (128, 256): 0x10400010,
-    (64, 256): 0x8400010,
-}
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("shape", DESCRIPTORS)
-def test_descriptors_are_upstreams(shape):
-    m, n = shape
-    text = ptx(PairProduct(m=m, n=n), plgpu.LoweringSemantics.Lane)
-    (register,) = set(re.findall(r"kind::f16 \[d\], a, b, (%r\d+),", text))
-    (value,) = re.findall(rf"mov\.b32\s+{register}, (\d+);", text)
-    assert int(value) == DESCRIPTORS[shape]
-    # Both CTAs.
-    assert re.search(r"mov\.b16\s+%rs1, 3;", text)
-
-
 # --- what is refused ------------------------------------------------------------------
 
 
-def attempt(case=None, scratch=None, axis="c", mesh=None):
+def attempt(case=KERNELS["256 rows"], scratch=None, axis="c", mesh=None):
     """Traces a product of these declarations."""
-    case = case or PairProduct()
 
     def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
-        left = a_smem.T if case.a_stored else a_smem
         right = b_smem.T if case.b_stored else b_smem
-        plgpu.tcgen05_mma(acc, left, right, done, collective_axis=axis)  # HERE
+        plgpu.tcgen05_mma(acc, a_smem, right, done, collective_axis=axis)  # HERE
 
     kernel = plgpu.kernel(
         body,
@@ -292,14 +259,7 @@ def test_an_accumulator_of_64_rows_has_no_parts():
         part, right = acc.at[:, plgpu.ds(0, 16)], b_smem.at[plgpu.ds(0, 8)].T
         plgpu.tcgen05_mma(part, a_smem, right, done, collective_axis="c")  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, 32), F32),
-        scratch_types=case.scratch(),
-        compiler_params=BLACKWELL,
-        **PAIR,
-    )
-    jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(body=body), *case.operands())
 
 
 @refused
@@ -309,11 +269,4 @@ def test_all_operations_of_a_kernel_are_those_of_pairs():
     def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
         plgpu.tcgen05_commit_arrive(done)  # HERE
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((256, 64), F32),
-        scratch_types=case.scratch(),
-        compiler_params=BLACKWELL,
-        **PAIR,
-    )
-    jax.eval_shape(kernel, *case.operands())
+    jax.eval_shape(case.make(body=body), *case.operands())

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +14,8 @@ from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E8M0, ScaledProduct
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH
 from tests.support.tensor_products import (
-    BLACKWELL,
     E4M3,
     F16,
     F32,
@@ -49,21 +46,15 @@ def expected(case, a, b):
     return product.reshape(TILES, case.m, case.n)
 
 
-def make(case, *, loose=False, by_hand=False):
-    """The kernel; `loose`: a is stored tile by tile; `by_hand`: a call for each."""
+def make(case, *, loose=False):
+    """The kernel; `loose`: a is stored tile by tile."""
 
     def body(a, b, out, a_smem, b_smem, acc, loaded, done):
         plgpu.copy_gmem_to_smem(a, a_smem, loaded)
         plgpu.copy_gmem_to_smem(b, b_smem, loaded)
         plgpu.barrier_wait(loaded)
         left = a_smem.T if case.a_stored else a_smem
-        if by_hand:
-            for i in range(TILES):
-                rows = left.at[i * case.m : (i + 1) * case.m]
-                plgpu.tcgen05_mma(acc.at[i], rows, b_smem, accumulate=False)
-            plgpu.tcgen05_commit_arrive(done)
-        else:
-            plgpu.tcgen05_mma(acc, left, b_smem, done, accumulate=False)
+        plgpu.tcgen05_mma(acc, left, b_smem, done, accumulate=False)
         plgpu.barrier_wait(done)
         for i in range(TILES):
             out[i] = plgpu.async_load_tmem(acc.at[i])
@@ -75,12 +66,8 @@ def make(case, *, loose=False, by_hand=False):
     transforms = () if case.inferred else storage(F16, case.swizzle)
     scratch["a_smem"] = plgpu.SMEM(a_shape, F16, transforms=transforms)
     scratch["acc"] = plgpu.TMEM((TILES, case.m, case.n), F32)
-    return everywhere.kernel(
-        body,
-        jax.ShapeDtypeStruct((TILES, case.m, case.n), F32),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-    )
+    out = jax.ShapeDtypeStruct((TILES, case.m, case.n), F32)
+    return everywhere.kernel(body, out, scratch_types=scratch, target="sm_100a")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -130,32 +117,8 @@ def test_scales_have_the_tiles_of_the_accumulator():
         "acc": plgpu.TMEM((TILES, 128, case.n), F32),
         "sa": plgpu.TMEM((TILES, 128, 4), E8M0, layout=TmemLayout.scales()),
     }
-
-    everywhere.run(
-        body,
-        args,
-        np.stack(wanted),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-        on_gpu=False,
-    )
-
-
-def instructions(kernel, args, semantics):
-    (report,) = plgpu.offline.compile(under(semantics, kernel), *args, target="sm_100a")
-    assert report.resources.spill_store_bytes == 0
-    return re.findall(r"tcgen05\.[\w:.]+", report.ptx)
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-def test_the_instructions_are_those_of_a_call_for_each_tile(semantics):
-    case = CASES["128 rows"]
-    args = operands(case)
-    found = instructions(make(case)(), args, semantics)
-    assert found == instructions(make(case, by_hand=True)(), args, semantics)
-    assert found.count("tcgen05.mma.cta_group::1.kind::f16") == TILES * case.k // 16
-    assert len([x for x in found if "commit" in x]) == 1
+    options = {"scratch_types": scratch, "target": "sm_100a", "on_gpu": False}
+    everywhere.run(body, args, np.stack(wanted), **options)
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -163,14 +126,8 @@ def test_the_instructions_are_those_of_a_call_for_each_tile(semantics):
 
 def mistaken(body, **scratch):
     case = CASES["128 rows"]
-    declared = case.scratch() | {"acc": plgpu.TMEM((TILES, 128, case.n), F32)}
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types=declared | scratch,
-        compiler_params=BLACKWELL,
-        interpret=plgpu.InterpretParams(partial_results=True),
-    )
+    scratch["acc"] = plgpu.TMEM((TILES, 128, case.n), F32)
+    return case.make(plgpu.InterpretParams(partial_results=True), body, **scratch)
 
 
 @pytest.mark.parametrize("rows", [128, 192, 384])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
-from tests.support.semantics import BOTH, under
-from tests.support.tensor_products import BF16, BLACKWELL, F16, F32
+from tests.support.refusal import refused, refused_by
+from tests.support.semantics import under
+from tests.support.tensor_products import BF16, F16, F32
 
 NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
 TCGEN05, WGMMA = plgpu.Layout.TCGEN05, plgpu.Layout.WGMMA
@@ -27,18 +25,6 @@ I8 = jnp.int8
 
 def numbers(shape, dtype):
     return np.random.default_rng(0).integers(-8, 8, shape).astype(jnp.dtype(dtype))
-
-
-def kernel(body, shape, dtype, scratch, interpret, **options):
-    """A kernel of one array to another of the same type."""
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(shape, dtype),
-        scratch_types=scratch,
-        compiler_params=BLACKWELL,
-        interpret=interpret,
-        **options,
-    )
 
 
 def there_and_back(shape, dtype, declaration, layout):
@@ -93,8 +79,7 @@ def test_a_load_that_reduces(reduce, dtype):
         [x],
         [x, REDUCED[reduce](x)],
         plgpu.TMEM((128, 32), dtype),
-        compiler_params=BLACKWELL,
-        on_gpu=False,
+        **ON_BLACKWELL,
     )
 
 
@@ -186,38 +171,16 @@ def test_one_warpgroup_stores_what_another_loads(x, o, tile, stored):
         o[...] = tile[...]
 
 
-@pytest.mark.offline
-@pytest.mark.parametrize("semantics", BOTH)
-@pytest.mark.parametrize(
-    ("dtype", "packed", "suffix"),
-    [(F32, None, "32x32b.x32"), (F16, False, "32x32b.x16.{}pack::16b")],
-)
-def test_instructions_of_a_store_and_a_load(semantics, dtype, packed, suffix):
-    def body(x, o, tile):
-        tile[...] = load(x)
-        o[...] = plgpu.async_load_tmem(tile, layout=NATIVE(2))
-
-    scratch = [plgpu.TMEM((128, 32), dtype, packed=packed)]
-    made = under(semantics, kernel(body, (128, 32), dtype, scratch, None))
-    (report,) = plgpu.offline.compile(made, numbers((128, 32), dtype), target="sm_100a")
-    found = re.findall(r"tcgen05\.(?:ld|st|wait)[\w:.]+", report.ptx)
-    assert found[:3] == [
-        f"tcgen05.st.sync.aligned.{suffix.format('un')}.b32",
-        "tcgen05.wait::st.sync.aligned",
-        f"tcgen05.ld.sync.aligned.{suffix.format('')}.b32",
-    ]
-
-
 # --- what is refused ------------------------------------------------------------------
 
 
-@refused
-def test_a_load_has_a_layout_that_an_instruction_leaves():
-    def body(x, o, tile):
-        plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
+def trace(body):
+    jax.eval_shape(everywhere.kernel(body, X, TILE, target="sm_100a")(), X)
 
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
-    jax.eval_shape(made, numbers((128, 32), F32))
+
+@refused_by(trace)
+def test_a_load_has_a_layout_that_an_instruction_leaves(x, o, tile):
+    plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
 
 
 @refused
@@ -225,15 +188,11 @@ def test_lane_semantics_store_from_a_layout_of_an_instruction():
     def body(x, o, tile):
         plgpu.async_store_tmem(tile, plgpu.load(x, layout=WGMMA))  # HERE
 
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
+    made = everywhere.kernel(body, X, TILE, target="sm_100a")()
     lane = under(plgpu.LoweringSemantics.Lane, made)
-    plgpu.offline.lower(lane, numbers((128, 32), F32), target="sm_100a")
+    plgpu.offline.lower(lane, X, target="sm_100a")
 
 
-def test_a_stored_value_has_the_shape_of_the_reference():
-    def body(x, o, tile):
-        plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))
-
-    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
-    with pytest.raises(errors.ShapeError):
-        jax.eval_shape(made, numbers((128, 32), F32))
+@refused_by(trace)
+def test_a_stored_value_has_the_shape_of_the_reference(x, o, tile):
+    plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))  # HERE
