@@ -37,12 +37,6 @@ def test_integers_are_those_of_upstream(name, calls):
         assert getattr(plgpu, name)(*arguments) == getattr(pl, name)(*arguments)
 
 
-def test_a_negative_number_has_no_next_power_of_two():
-    for module in (plgpu, pl):
-        with pytest.raises(ValueError):
-            module.next_power_of_2(-1)
-
-
 @pytest.mark.parametrize("arguments", [(None,), (3,), (1, 2), (1, 2, 3)])
 def test_dslice_is_ds(arguments):
     assert plgpu.dslice(*arguments) == pl.dslice(*arguments)
@@ -126,15 +120,6 @@ def test_an_array_of_one_barrier_needs_no_index(shape):
 
     barrier = plgpu.Barrier(num_barriers=shape)
     everywhere.run(body, [X], X, TILE, barrier, barrier)
-
-
-def test_an_array_of_several_barriers_does():
-    def body(x, o, barriers):
-        plgpu.barrier_wait(barriers)
-
-    scratch = [plgpu.Barrier(num_barriers=3)]
-    with pytest.raises(ValueError, match="an array of barriers"):
-        plgpu.kernel(body, out_type=OUT, scratch_types=scratch, interpret=True)(X)
 
 
 def test_accumulators_have_upstreams_older_names():
