@@ -164,6 +164,7 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
             transforms=(m.gpu.TilingTransform((8, 32)), m.gpu.SwizzleTransform(128)),
         ),
     ),
+    "a power of two after -1": lambda m: m.pl.next_power_of_2(-1),
     "no swizzle that fits": lambda m: m.gpu.find_swizzle(100),
     "TMEM of a narrow type": lambda m: m.gpu.TMEM((128, 64), F16),
     "TMEM with transforms": lambda m: m.gpu.TMEM(
