@@ -33,14 +33,6 @@ def test_registers_are_sorted_and_duplicates_dropped():
     assert again == WGMMA
 
 
-def test_a_row_vector_broadcasts_along_the_columns():
-    sources = WGMMA.broadcast_registers(WGMMA.reduce(1), (0,))
-    row = WGMMA.reduce(1)
-    for register, (source, element) in enumerate(sources):
-        assert element == 0
-        assert row.origins[source] == (WGMMA.origins[register][0],)
-
-
 def test_a_column_vector_broadcasts_whole_registers():
     sources = WGMMA.broadcast_registers(WGMMA.reduce(0), (1,))
     assert all(element is None for _, element in sources)
