@@ -71,6 +71,11 @@ def loops(make, **good):
     )
 
 
+def bodies(use, *values):
+    """Kernels whose bodies use values."""
+    return see.bodies(*(lambda e, v=v: use(e, v) for v in values))
+
+
 def options(option, *values, body=calls.nothing, **others):
     """Kernels that differ in one option."""
     return see.kernels(body, *({option: value, **others} for value in values))
@@ -128,6 +133,7 @@ VALUES = {
     "debug_print.args": [(1,), (2,)],
     "run_scoped.scratch_types": [(TILE,), (SMALL_TILE,)],
     "run_scoped.collective_axes": [(), "other"],
+    "offline.compile.target": ["sm_90a", "sm_80"],
     "loop.step": [1, 2],
     "loop.unroll": [1, 2],
     "ds.size": [8, 16],
@@ -201,40 +207,25 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.kernel_name": lambda: options("kernel_name", "a", "b", name=None),
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
-    "run_scoped.named_scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.run_scoped(lambda tile: None, tile=t)
-            for t in (TILE, SMALL_TILE)
-        )
+    "run_scoped.named_scratch_types": lambda: bodies(
+        lambda e, t: plgpu.run_scoped(lambda tile: None, tile=t), TILE, SMALL_TILE
     ),
-    "with_scoped.scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.with_scoped(t)(calls.nothing)()
-            for t in (TILE, SMALL_TILE)
-        )
+    "with_scoped.scratch_types": lambda: bodies(
+        lambda e, t: plgpu.with_scoped(t)(calls.nothing)(), TILE, SMALL_TILE
     ),
-    "with_scoped.named_scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.with_scoped(tile=t)(lambda tile: None)()
-            for t in (TILE, SMALL_TILE)
-        )
+    "with_scoped.named_scratch_types": lambda: bodies(
+        lambda e, t: plgpu.with_scoped(tile=t)(lambda tile: None)(), TILE, SMALL_TILE
     ),
-    "with_scoped.collective_axes": lambda: see.bodies(
-        *(
-            lambda e, a=a: plgpu.with_scoped(TILE, collective_axes=a)(calls.nothing)()
-            for a in ((), "other")
-        )
+    "with_scoped.collective_axes": lambda: bodies(
+        lambda e, a: plgpu.with_scoped(TILE, collective_axes=a)(calls.nothing)(),
+        (),
+        "other",
     ),
     "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "set_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "offline.compile.args": lambda: (
         see.values(lambda *a: plgpu.offline.compile(lambda *_: 0, *a), {})
         + see.values(lambda: plgpu.offline.compile(lambda: 0, object()), {})
-    ),
-    "offline.compile.target": lambda: see.values(
-        lambda target: plgpu.offline.compile(lambda: 0, target=target),
-        {"target": "sm_90a"},
-        {"target": "sm_80"},
     ),
     "offline.lower.args": lambda: [
         plgpu.offline.lower(K(), x)[0].jaxpr
@@ -252,32 +243,25 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "dynamic_scheduling_loop.thread_axis": "tests/pipeline/test_dynamic.py",
     "dynamic_scheduling_loop.cluster_axes": "tests/pipeline/test_dynamic.py",
     "nd_loop.init_carry": lambda: loops(plgpu.nd_loop, grid=(4,), collective_axes="g"),
-    "nd_loop.tiling": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.nd_loop((4, 4), collective_axes="g", tiling=t)(
-                lambda info: e.o.__setitem__(info.index, 1.0)
-            )
-            for t in (None, (2, 2))
-        )
+    "nd_loop.tiling": lambda: bodies(
+        lambda e, t: plgpu.nd_loop((4, 4), collective_axes="g", tiling=t)(
+            lambda info: e.o.__setitem__(info.index, 1.0)
+        ),
+        None,
+        (2, 2),
     ),
     "find_swizzle.what": lambda: see.values(
         plgpu.find_swizzle, *({"minor_dim_bits": 8, "what": w} for w in ("a", "b"))
     ),
     "barrier_arrive.num_arrivals": f"{MBARRIER}/test_counts.py",
     "barrier_expect.predicate": f"{MBARRIER}/test_counts.py",
-    "load.other": lambda: see.bodies(
-        *(
-            lambda e, n=n: e.o.__setitem__(
-                ..., plgpu.load(e.x, mask=e.x[...] > 0, other=n)
-            )
-            for n in (0.0, 1.0)
-        )
+    "load.other": lambda: bodies(
+        lambda e, n: e.o.set(plgpu.load(e.x, mask=e.x[...] > 0, other=n)), 0.0, 1.0
     ),
-    "wait_smem_to_gmem.wait_read_only": lambda: see.bodies(
-        *(
-            lambda e, r=r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0))
-            for r in (False, True)
-        )
+    "wait_smem_to_gmem.wait_read_only": lambda: bodies(
+        lambda e, r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0)),
+        False,
+        True,
     ),
     "copy_gmem_to_smem.implementation": "tests/primitives/test_tma.py",
     "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
@@ -313,11 +297,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: tmem({}, {"collective": True}),
     "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),
-    "ACC.dtype": lambda: see.values(
-        lambda dtype: plgpu.ACC((64, 64), dtype).to_ref(),
-        {"dtype": F32},
-        {"dtype": F16},
-    ),
+    "ACC.dtype": lambda: [str(plgpu.ACC((64, 64), t).to_ref()) for t in (F32, F16)],
     "Barrier.num_arrivals": lambda: see.scratch(
         plgpu.Barrier(), plgpu.Barrier(num_arrivals=2)
     ),
@@ -355,16 +335,12 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         )
     },
     "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
-    "layouts.TmemLayout.packing": lambda: see.values(
-        lambda packing: TMEM(layouts.TmemKind.DEFAULT, packing).columns((128, 64)),
-        {"packing": 1},
-        {"packing": 2},
-    ),
-    "layouts.TmemLayout.tile_columns": lambda: see.values(
-        lambda tile_columns: TMEM(layouts.TmemKind.HALF_LANE, 1, tile_columns).tiled,
-        {"tile_columns": 32},
-        {"tile_columns": 64},
-    ),
+    "layouts.TmemLayout.packing": lambda: [
+        TMEM(layouts.TmemKind.DEFAULT, n).columns((128, 64)) for n in (1, 2)
+    ],
+    "layouts.TmemLayout.tile_columns": lambda: [
+        TMEM(layouts.TmemKind.HALF_LANE, 1, n).tiled for n in (32, 64)
+    ],
     # Parameters
     "CompilerParams.approx_math": lambda: see.kernels(
         see.exp, see.params(), see.params(approx_math=True)
