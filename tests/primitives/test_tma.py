@@ -63,29 +63,27 @@ def test_a_load_by_tma_needs_a_barrier(x, o, tile):
     plgpu.copy_gmem_to_smem(x, tile, **BY_TMA)  # HERE
 
 
-@refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_of_a_tiled_array_takes_whole_tiles(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x.at[0:4], tile.at[0:4], barrier, **BY_TMA)  # HERE
+# Parts of the source and of a tiled destination.
+PARTS = {
+    "half of a tile": (slice(0, 4), slice(0, 4)),
+    "from the middle of a tile": (slice(0, 8), slice(4, 12)),
+    "from an odd row": (slice(0, 8), slice(3, 11)),
+    "several pieces": ((..., slice(0, 32)), (..., slice(0, 32))),
+}
 
 
-@pytest.mark.parametrize("row", [4, 3])
+@pytest.mark.parametrize("parts", PARTS)
 @refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_starts_with_a_tile(x, o, tile, barrier, *, row):
+def test_a_copy_takes_one_piece_of_whole_tiles(x, o, tile, barrier, *, parts):
+    source, destination = PARTS[parts]
     plgpu.copy_gmem_to_smem(  # HERE
-        x.at[0:8], tile.at[row : row + 8], barrier, **BY_TMA
+        x.at[source], tile.at[destination], barrier, **BY_TMA
     )
 
 
 @refused_by(run, scratch_types=(plgpu.SMEM((4, 16), jnp.float32), BARRIER))
 def test_a_copy_starts_at_128_bytes_of_smem(x, o, rows, barrier):
     plgpu.copy_gmem_to_smem(x.at[0, 0:16], rows.at[1], barrier, **BY_TMA)  # HERE
-
-
-@refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_to_smem_fills_one_piece(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(  # HERE
-        x.at[:, 0:32], tile.at[:, 0:32], barrier, **BY_TMA
-    )
 
 
 def test_a_copy_may_reach_over_the_edge_of_gmem():
