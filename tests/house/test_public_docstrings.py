@@ -90,89 +90,40 @@ def test_the_public_names_are_there_once():
     assert [n for n in pallas_gpu.__all__ if not hasattr(pallas_gpu, n)] == []
 
 
-def _package_with(name: str, value: object, module: str = "p") -> ModuleType:
+# A function, its docstring and what is missing in it.
+DOCSTRINGS = {
+    "nothing is said": ("f()", "", ["no docstring"]),
+    "a primitive without PTX": (
+        "copy()",
+        "Copies. Since: sm_90. Issued by a warp. Raises: ShapeError",
+        ["its docstring has no `PTX:`"],
+    ),
+    "no primitive": ("f()", "Compiles. Raises: CompilationError", []),
+    "parameters and results": (
+        "f(x, factor) -> int",
+        "Multiplies. Args: x: a number. Raises: ArgumentError",
+        ["its docstring has no `factor`", "its docstring has no `Returns`"],
+    ),
+    "errors": ("f(n)", "Stops. Args: n: when.", ["its docstring has no `Raises:`"]),
+    "a class without a docstring": ("Spec", "", ["no docstring"]),
+    "a field": ("Spec", "A shape.", ["its docstring has no `rows`"]),
+}
+
+
+@pytest.mark.parametrize("case", DOCSTRINGS)
+def test_what_a_docstring_lacks_is_found(case):
+    signature, text, found = DOCSTRINGS[case]
+    name, *parameters = signature.partition("(")
+    if any(parameters):
+        names: dict = {}
+        exec(f"def {signature}: {text!r}", names)
+        value = names[name]
+    else:
+        value = dataclasses.make_dataclass(
+            name, [("rows", int)], namespace={"__doc__": text} if text else {}
+        )
+    value.__module__ = "p.primitives.tma" if name == "copy" else "p"
     package = ModuleType("p")
     package.__all__ = [name]  # type: ignore[attr-defined]
-    value.__module__ = module
     setattr(package, name, value)
-    return package
-
-
-def test_a_function_without_docstring_is_found():
-    def bare(): ...
-
-    found = docstring_complaints(_package_with("bare", bare))
-    assert found == ["bare: no docstring"]
-
-
-def test_a_dataclass_that_only_has_its_signature_is_found():
-    @dataclasses.dataclass
-    class Spec:
-        rows: int
-
-    found = docstring_complaints(_package_with("Spec", Spec))
-    assert found == ["Spec: no docstring"]
-
-
-def test_a_primitive_that_names_no_ptx_is_found():
-    def copy():
-        """Copies. Since: sm_90. Issued by a warp.
-
-        Raises:
-          ShapeError: the shapes differ.
-        """
-
-    package = _package_with("copy", copy, "p.primitives.tma")
-    assert docstring_complaints(package) == ["copy: its docstring has no `PTX:`"]
-
-
-def test_a_function_that_is_no_primitive_needs_no_ptx():
-    def compile_offline():
-        """Compiles.
-
-        Raises:
-          CompilationError: it does not.
-        """
-
-    assert docstring_complaints(_package_with("compile_offline", compile_offline)) == []
-
-
-def test_a_parameter_that_is_not_described_is_found():
-    def scale(x, factor) -> int:
-        """Multiplies.
-
-        Args:
-          x: a number.
-
-        Raises:
-          ArgumentError: it is not.
-        """
-        return x * factor
-
-    assert docstring_complaints(_package_with("scale", scale)) == [
-        "scale: its docstring has no `factor`",
-        "scale: its docstring has no `Returns`",
-    ]
-
-
-def test_a_function_that_names_no_errors_is_found():
-    def stop(n):
-        """Stops.
-
-        Args:
-          n: when.
-        """
-
-    found = docstring_complaints(_package_with("stop", stop))
-    assert found == ["stop: its docstring has no `Raises:`"]
-
-
-def test_a_field_that_is_not_described_is_found():
-    @dataclasses.dataclass
-    class Spec:
-        """A shape."""
-
-        rows: int
-
-    found = docstring_complaints(_package_with("Spec", Spec))
-    assert found == ["Spec: its docstring has no `rows`"]
+    assert docstring_complaints(package) == [f"{name}: {x}" for x in found]

@@ -6,11 +6,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_gpu import errors
 from pallas_gpu.layouts.window import Sum, Window, is_contiguous
 
 
@@ -176,8 +174,3 @@ def test_the_whole_is_the_whole():
     assert not window.transpose((1, 0)).is_whole
     assert not window.slice([0, 0], [32, 8]).is_whole
     assert not Window.whole((1, 8)).slice([0, 0], [None, 8]).is_whole
-
-
-def test_a_window_has_one_range_for_each_axis():
-    with pytest.raises(errors.InternalError, match="one range per axis"):
-        Window((64, 8), (0,), (64, 8), (0, 1), (0, 0))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,26 +15,20 @@ F32 = jnp.float32
 X = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
 
 
-def test_a_copy_that_a_predicate_skips_still_arrives():
-    def make(interpret):
-        def body(x, o, tile, barrier):
-            i = lax.axis_index("i")
-            tile[...] = jnp.full((32, 128), -1.0)
-            plgpu.commit_smem()
-            plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=i > 0)
-            plgpu.barrier_wait(barrier)
-            o[i] = tile[...]
-
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, 32, 128), F32),
-            scratch_types=[plgpu.SMEM((32, 128), F32), plgpu.Barrier()],
-            grid=(2,),
-            grid_names=("i",),
-            interpret=interpret,
-        )
-
-    everywhere.check(make, [X], np.stack([np.full_like(X, -1), X]))
+@everywhere.gives(
+    [X],
+    np.stack([np.full_like(X, -1), X]),
+    plgpu.SMEM((32, 128), F32),
+    plgpu.Barrier(),
+    grid={"i": 2},
+)
+def test_a_copy_that_a_predicate_skips_still_arrives(x, o, tile, barrier):
+    i = lax.axis_index("i")
+    tile[...] = jnp.full((32, 128), -1.0)
+    plgpu.commit_smem()
+    plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=i > 0)
+    plgpu.barrier_wait(barrier)
+    o[i] = tile[...]
 
 
 # The CTAs that each of the four CTAs of a 2 x 2 cluster hears from.
@@ -51,30 +44,19 @@ def test_arrivals_reach_the_ctas_along_each_axis_or_group_of_axes(axes):
     # A CTA reads what the CTAs that it hears from have stored: a race for any other.
     listeners = [sum(1 << i for i in range(4) if j in HEARD[axes][i]) for j in range(4)]
 
-    def make(interpret):
-        def body(given, read, barrier):
-            cta = 2 * lax.axis_index("x") + lax.axis_index("y")
-            given[cta] = cta + 1
-            plgpu.barrier_arrive(barrier)
-            plgpu.barrier_wait(barrier)
-            for j, mask in enumerate(listeners):
-                hears = (mask >> cta) & 1 == 1
-                read[cta, j] = lax.cond(hears, lambda j=j: given[j], lambda: 0)
-
-        return plgpu.kernel(
-            body,
-            out_type=[
-                jax.ShapeDtypeStruct((4,), jnp.int32),
-                jax.ShapeDtypeStruct((4, 4), jnp.int32),
-            ],
-            scratch_types=[plgpu.ClusterBarrier(collective_axes=axes)],
-            cluster=(2, 2),
-            cluster_names=("x", "y"),
-            interpret=interpret,
-        )
+    def body(given, read, barrier):
+        cta = 2 * lax.axis_index("x") + lax.axis_index("y")
+        given[cta] = cta + 1
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+        for j, mask in enumerate(listeners):
+            hears = (mask >> cta) & 1 == 1
+            read[cta, j] = lax.cond(hears, lambda j=j: given[j], lambda: 0)
 
     read = [[j + 1 if j in heard else 0 for j in range(4)] for heard in HEARD[axes]]
-    everywhere.check(make, [], [np.arange(1, 5), np.array(read)])
+    expected = [np.arange(1, 5, dtype=np.int32), np.array(read, np.int32)]
+    barrier = plgpu.ClusterBarrier(collective_axes=axes)
+    everywhere.run(body, [], expected, barrier, cluster={"x": 2, "y": 2})
 
 
 @pytest.mark.parametrize("axes", HEARD)

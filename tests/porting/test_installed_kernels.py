@@ -137,22 +137,20 @@ def test_a_pipeline_that_does_not_wait_for_its_products_is_a_race():
         transposed(steps=2)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention(causal):
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    [
+        ("attention", False),
+        ("attention", True),
+        ("attention_with_pipeline_emitter", False),
+    ],
+)
+def test_attention(name, causal):
     module = ported("attention_mgpu")
     q, k, v = (normal((1, 128, 2, 64), jnp.float16, seed) for seed in range(3))
     config = module.TuningConfig(64, 64, 2, causal=causal)
     expected = module.attention_reference(q, k, v, causal=causal)
-    close(module.attention(q, k, v, config), expected, 5e-3)
-
-
-def test_attention_with_a_pipeline():
-    module = ported("attention_mgpu")
-    q, k, v = (normal((1, 128, 2, 64), jnp.float16, seed) for seed in range(3))
-    got = module.attention_with_pipeline_emitter(
-        q, k, v, module.TuningConfig(64, 64, 2)
-    )
-    close(got, module.attention_reference(q, k, v), 5e-3)
+    close(getattr(module, name)(q, k, v, config), expected, 5e-3)
 
 
 def test_the_derivative_of_attention():

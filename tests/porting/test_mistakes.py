@@ -45,6 +45,10 @@ class Modules:
     def tile(self) -> Any:
         return self.gpu.SMEM(SHAPE, F32)
 
+    @property
+    def tile_and_barrier(self) -> Any:
+        return self.tile, self.gpu.Barrier()
+
     def product(self, acc: Any, a: Any, b: Any) -> None:
         """A product of SMEM arrays, given as (shape, dtype)."""
         tiled = (self.gpu.TilingTransform((8, 64)), self.gpu.SwizzleTransform(128))
@@ -77,13 +81,41 @@ def _square(dtype=F16):
     return (64, 64), dtype
 
 
-MISTAKES: dict[str, Callable[[Modules], Any]] = {
-    # References
-    "a store of another type": lambda m: m.kernel(
-        lambda x, o: _set(o, ..., x[...].astype(F16))
+# Bodies of a kernel without scratch.
+BODIES: dict[str, Callable[[Modules, Any, Any], Any]] = {
+    "a store of another type": lambda m, x, o: _set(o, ..., x[...].astype(F16)),
+    "a negative number of copies": lambda m, x, o: m.gpu.wait_smem_to_gmem(-1),
+    "a fraction of a copy": lambda m, x, o: m.gpu.wait_smem_to_gmem(1.5),
+    "a negative number of products": lambda m, x, o: m.gpu.wgmma_wait(-1),
+    "a store to a part of an accumulator": lambda m, x, o: m.pl.run_scoped(
+        lambda acc: _set(acc, slice(0, 8), jnp.zeros((8, 64))), m.gpu.ACC((64, 64))
     ),
-    "a store of another shape": lambda m: m.kernel(lambda x, o: _set(o, ..., x[0:32])),
-    "too many indices": lambda m: m.kernel(lambda x, o: x[0, 0, 0]),
+    "an initial value outside of run_state": lambda m, x, o: m.pl.run_scoped(
+        lambda acc: None, m.gpu.ACC.init(jnp.zeros((64, 64)))
+    ),
+    "33 registers": lambda m, x, o: m.gpu.set_max_registers(33, action="increase"),
+    "an unknown action": lambda m, x, o: m.gpu.set_max_registers(32, action="up"),
+    "an iota of dimension 3": lambda m, x, o: m.gpu.broadcasted_iota(I32, SHAPE, 3),
+    "a condition for each element": lambda m, x, o: m.pl.when(x[...] > 0)(lambda: None),
+    "an unrolled rest": lambda m, x, o: m.pl.loop(0, 7, unroll=2)(lambda i: None),
+    "Python's if": lambda m, x, o: _set(o, 0, 1.0) if x[0, 0] > 0 else None,
+    "a store of another shape": lambda m, x, o: _set(o, ..., x[0:32]),
+    "too many indices": lambda m, x, o: x[0, 0, 0],
+    "an array as a barrier": lambda m, x, o: m.gpu.barrier_wait(x),
+    "an unknown axis": lambda m, x, o: lax.axis_index("zz") and None,
+}
+
+MISTAKES: dict[str, Callable[[Modules], Any]] = {
+    **{
+        name: lambda m, body=body: m.kernel(lambda x, o: body(m, x, o))
+        for name, body in BODIES.items()
+    },
+    "a cluster of four axes": lambda m: m.kernel(
+        lambda x, o: None, cluster=(1,) * 4, cluster_names=tuple("abcd")
+    ),
+    "17 warpgroups": lambda m: m.kernel(
+        lambda x, o: None, num_threads=17, thread_name="w"
+    ),
     "a closed-over array": lambda m: _add(m, jnp.ones(SHAPE, F32)),
     # Copies and barriers
     "a copy to another type": lambda m: m.kernel(
@@ -92,36 +124,24 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
         m.gpu.Barrier(),
     ),
     "a copy to another shape": lambda m: m.kernel(
-        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x.at[0:8], s, b),
-        m.tile,
-        m.gpu.Barrier(),
+        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x.at[0:8], s, b), *m.tile_and_barrier
     ),
     "a copy out of another type": lambda m: m.kernel(
         lambda x, o, s: m.gpu.copy_smem_to_gmem(s, o), m.gpu.SMEM(SHAPE, I32)
     ),
     "a copy in the wrong direction": lambda m: m.kernel(
-        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(s, o, b), m.tile, m.gpu.Barrier()
+        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(s, o, b), *m.tile_and_barrier
     ),
     "a copy of a value": lambda m: m.kernel(
-        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x[...], s, b),
-        m.tile,
-        m.gpu.Barrier(),
+        lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x[...], s, b), *m.tile_and_barrier
     ),
     "a multicast along an unknown axis": lambda m: m.kernel(
         lambda x, o, s, b: m.gpu.copy_gmem_to_smem(x, s, b, collective_axes="zz"),
-        m.tile,
-        m.gpu.Barrier(),
-    ),
-    "a negative number of copies": lambda m: m.kernel(
-        lambda x, o: m.gpu.wait_smem_to_gmem(-1)
-    ),
-    "a fraction of a copy": lambda m: m.kernel(
-        lambda x, o: m.gpu.wait_smem_to_gmem(1.5)
+        *m.tile_and_barrier,
     ),
     "several barriers": lambda m: m.kernel(
         lambda x, o, b: m.gpu.barrier_wait(b), m.gpu.Barrier(num_barriers=3)
     ),
-    "an array as a barrier": lambda m: m.kernel(lambda x, o: m.gpu.barrier_wait(x)),
     "no arrivals": lambda m: m.gpu.Barrier(num_arrivals=0),
     # Tensor cores
     "shapes that form no product": lambda m: m.product(
@@ -142,19 +162,6 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     "memory read as an accumulator": lambda m: m.kernel(
         lambda x, o, s: m.gpu.wgmma_accumulator_load(s), m.tile
     ),
-    "a negative number of products": lambda m: m.kernel(
-        lambda x, o: m.gpu.wgmma_wait(-1)
-    ),
-    "a store to a part of an accumulator": lambda m: m.kernel(
-        lambda x, o: m.pl.run_scoped(
-            lambda acc: _set(acc, slice(0, 8), jnp.zeros((8, 64))), m.gpu.ACC((64, 64))
-        )
-    ),
-    "an initial value outside of run_state": lambda m: m.kernel(
-        lambda x, o: m.pl.run_scoped(
-            lambda acc: None, m.gpu.ACC.init(jnp.zeros((64, 64)))
-        )
-    ),
     # Declarations
     "a swizzle of 48 bytes": lambda m: m.gpu.SwizzleTransform(48),
     "a swizzle wider than the tile": lambda m: m.kernel(
@@ -164,6 +171,7 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
             transforms=(m.gpu.TilingTransform((8, 32)), m.gpu.SwizzleTransform(128)),
         ),
     ),
+    "a power of two after -1": lambda m: m.pl.next_power_of_2(-1),
     "no swizzle that fits": lambda m: m.gpu.find_swizzle(100),
     "TMEM of a narrow type": lambda m: m.gpu.TMEM((128, 64), F16),
     "TMEM with transforms": lambda m: m.gpu.TMEM(
@@ -173,13 +181,6 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     # Launches
     "an axis without a name": lambda m: m.kernel(lambda x, o: None, grid=(2,)),
     "threads without a name": lambda m: m.kernel(lambda x, o: None, num_threads=2),
-    "a cluster of four axes": lambda m: m.kernel(
-        lambda x, o: None, cluster=(1,) * 4, cluster_names=tuple("abcd")
-    ),
-    "17 warpgroups": lambda m: m.kernel(
-        lambda x, o: None, num_threads=17, thread_name="w"
-    ),
-    "an unknown axis": lambda m: m.kernel(lambda x, o: lax.axis_index("zz") and None),
     "a body of fewer references": lambda m: m.kernel(lambda x: None),
     "a type that is none": lambda m: m.gpu.kernel(lambda o: None, out_type="f32")(),
     "a scope of one warpgroup of two": lambda m: m.kernel(
@@ -191,25 +192,6 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     "a derivative": lambda m: jax.grad(
         lambda x: m.gpu.kernel(lambda x, o: None, out_type=OUT)(x).sum()
     )(jnp.ones(SHAPE, F32)),
-    # Registers and control flow
-    "registers that are no multiple of 8": lambda m: m.kernel(
-        lambda x, o: m.gpu.set_max_registers(33, action="increase")
-    ),
-    "an unknown action": lambda m: m.kernel(
-        lambda x, o: m.gpu.set_max_registers(32, action="up")
-    ),
-    "an iota of a missing dimension": lambda m: m.kernel(
-        lambda x, o: m.gpu.broadcasted_iota(I32, SHAPE, 3) is None
-    ),
-    "a condition for each element": lambda m: m.kernel(
-        lambda x, o: m.pl.when(x[...] > 0)(lambda: None)
-    ),
-    "an unrolling that leaves a rest": lambda m: m.kernel(
-        lambda x, o: m.pl.loop(0, 7, unroll=2)(lambda i: None)
-    ),
-    "Python's if": lambda m: m.kernel(
-        lambda x, o: _set(o, 0, 1.0) if x[0, 0] > 0 else None
-    ),
     # Pipelines
     "a negative grid": lambda m: m.pipeline((8, 128), lambda i: (i, 0), grid=(-1,)),
     "a block of fewer dimensions": lambda m: m.pipeline((8,), lambda i: (i, 0)),

@@ -36,29 +36,18 @@ def test_a_barrier_of_an_array_exists(x, o, barriers):
     plgpu.barrier_wait(barriers.at[2])  # HERE
 
 
+CALLS = {
+    "it is not read as an array": lambda barrier: barrier[...],
+    "it has no index": lambda barrier: plgpu.barrier_wait(barrier.at[0]),
+    "it is not loaded": lambda barrier: plgpu.load(barrier),
+    "a predicate is a bool": lambda barrier: plgpu.barrier_arrive(barrier, predicate=1),
+    "vmap does not reach it": lambda barrier: jax.vmap(
+        lambda on: plgpu.barrier_arrive(barrier, predicate=on)
+    )(jnp.array([True, False])),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @refused_by(run, scratch_types=[plgpu.Barrier()])
-def test_a_barrier_is_not_read_as_an_array(x, o, barrier):
-    o[...] = barrier[...]  # HERE
-
-
-@refused_by(run, scratch_types=[plgpu.Barrier()])
-def test_a_single_barrier_has_no_index(x, o, barrier):
-    plgpu.barrier_wait(barrier.at[0])  # HERE
-
-
-@refused_by(run, scratch_types=[plgpu.Barrier()])
-def test_a_barrier_is_not_loaded(x, o, barrier):
-    plgpu.load(barrier)  # HERE
-
-
-@refused_by(run, scratch_types=[plgpu.Barrier()])
-def test_the_predicate_of_an_arrival_is_a_bool(x, o, barrier):
-    plgpu.barrier_arrive(barrier, predicate=1)  # HERE
-
-
-@refused_by(run, scratch_types=[plgpu.Barrier()])
-def test_vmap_inside_a_body_does_not_reach_an_arrival(x, o, barrier):
-    def arrive(on):
-        plgpu.barrier_arrive(barrier, predicate=on)  # HERE
-
-    jax.vmap(arrive)(jnp.array([True, False]))
+def test_the_call_of_a_single_barrier_is_refused(x, o, barrier, *, call):
+    CALLS[call](barrier)

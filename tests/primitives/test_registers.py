@@ -21,19 +21,21 @@ def test_load_takes_an_index():
     np.testing.assert_array_equal(run(body, out=f32(8, 128)), numbers()[8:16])
 
 
+CALLS = {
+    "a load outside": lambda x: plgpu.load(x.at[plgpu.ds(60, 8)]),
+    "a layout by its name": lambda x: plgpu.load(x, layout="wgmma"),
+    "a cast to no layout": lambda x: plgpu.layout_cast(x[...], None),
+    "an iota of dimension 2": lambda x: plgpu.broadcasted_iota("f4", (64, 128), 2),
+    "a load under vmap": lambda x: jax.vmap(lambda i: plgpu.load(x.at[i]))(
+        lax.iota(jnp.int32, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @refused_by(run)
-def test_a_load_stays_inside(x, o):
-    o[0:8] = plgpu.load(x.at[plgpu.ds(60, 8)])  # HERE
-
-
-@refused_by(run)
-def test_a_layout_is_a_layout(x, o):
-    plgpu.load(x, layout="wgmma")  # HERE
-
-
-@refused_by(run)
-def test_a_layout_cast_names_a_layout(x, o):
-    plgpu.layout_cast(x[...], None)  # HERE
+def test_the_call_is_refused(x, o, *, call):
+    CALLS[call](x)
 
 
 @pytest.mark.parametrize("dimension", [0, 1, -1])
@@ -43,19 +45,6 @@ def test_an_iota_counts_along_its_dimension(dimension):
 
     expected = lax.broadcasted_iota(jnp.float32, (64, 128), dimension % 2)
     np.testing.assert_array_equal(run(body), expected)
-
-
-@refused_by(run)
-def test_an_iota_has_its_dimension(x, o):
-    plgpu.broadcasted_iota(jnp.float32, (64, 128), 2)  # HERE
-
-
-@refused_by(run)
-def test_vmap_inside_a_body_does_not_reach_a_load(x, o):
-    def load(i):
-        return plgpu.load(x.at[i])  # HERE
-
-    jax.vmap(load)(lax.iota(jnp.int32, 4))
 
 
 def test_vmap_of_pure_operations_works_inside_a_body():

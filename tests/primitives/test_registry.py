@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, types
+from pallas_gpu import types
 from pallas_gpu.entry import trace
 from pallas_gpu.primitives import _accesses
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.walk import walk
+from tests.support.refusal import refused
 
 
 @pytest.fixture
@@ -24,60 +25,35 @@ def define(monkeypatch):
     return registry.define
 
 
-@pytest.mark.parametrize(
-    ("facts", "message"),
-    [
-        ({"issuers": ("thread",)}, "invalid issuers"),
-        ({"issuers": ()}, "invalid issuers"),
-        ({"reads": ("src", "src")}, "not a list of operands"),
-        ({"reads": "src"}, "not a list of operands"),
-        ({"asynchronous": True}, "accesses nothing"),
-        ({"atomic": True, "reads": ("src",)}, "it is atomic and writes nothing"),
-    ],
-    ids=["scope", "no scope", "twice", "a string", "asynchronous", "atomic"],
-)
-def test_facts_that_contradict_each_other_are_refused(define, facts, message):
-    with pytest.raises(errors.InternalError, match=f"define probe: .*{message}"):
-        define("probe", "tma", **facts)
+MISTAKES = {
+    "an unknown issuer": lambda define: define("probe", "tma", issuers=("thread",)),
+    "no issuer": lambda define: define("probe", "tma", issuers=()),
+    "an operand twice": lambda define: define("probe", "tma", reads=("src", "src")),
+    "a string": lambda define: define("probe", "tma", reads="src"),
+    "asynchronous": lambda define: define("probe", "tma", asynchronous=True),
+    "atomic": lambda define: define("probe", "tma", atomic=True, reads=("src",)),
+    "a family that is no stem": lambda define: define("probe", "two words"),
+    "a name twice": lambda define: [define("probe", "tma") for _ in range(2)],
+    "a primitive of jax twice": lambda _: registry.describe(
+        registry.JAX_PRIMITIVES["get"].primitive, "elementwise"
+    ),
+    "two checks": lambda _: registry.checks(registry.PRIMITIVES["load"].primitive)(
+        print
+    ),
+    "another operand": lambda define: ops.bind(
+        define("probe", "tma", reads=("src",)), {"source": jnp.zeros(())}
+    ),
+    "a reference that is neither read nor written": lambda define: ops.bind(
+        define("probe", "tma", reads=("src",)),
+        {"src": jnp.zeros(()), "dst": ops.RefOperand(jnp.zeros(()))},
+    ),
+}
 
 
-def test_a_family_is_the_stem_of_a_file(define):
-    with pytest.raises(errors.InternalError, match="its family is not a module's name"):
-        define("probe", "two words")
-
-
-def test_a_name_is_defined_once(define):
-    define("probe", "tma")
-    with pytest.raises(errors.InternalError, match="probe is defined twice"):
-        define("probe", "tma")
-
-
-def test_a_primitive_of_jax_is_described_once():
-    known = next(iter(registry.JAX_PRIMITIVES.values()))
-    with pytest.raises(errors.InternalError, match="is described twice"):
-        registry.describe(known.primitive, "elementwise")
-
-
-def test_a_primitive_is_checked_by_one_function():
-    with pytest.raises(errors.InternalError, match="two checks for the primitive load"):
-        registry.checks(registry.PRIMITIVES["load"].primitive)(print)
-
-
-def operands(**named):
-    return {name: jnp.zeros(()) if x is None else x for name, x in named.items()}
-
-
-def test_an_access_names_an_operand(define):
-    probe = define("probe", "tma", reads=("src",))
-    with pytest.raises(errors.InternalError, match="operands that it does not have"):
-        ops.bind(probe, operands(source=None))
-
-
-def test_a_reference_is_read_or_written(define):
-    probe = define("probe", "tma", reads=("src",))
-    ref = ops.RefOperand(jnp.zeros(()))
-    with pytest.raises(errors.InternalError, match="neither reads nor writes"):
-        ops.bind(probe, operands(src=None, dst=ref))
+@pytest.mark.parametrize("mistake", MISTAKES)
+@refused
+def test_what_contradicts_itself_is_refused(define, mistake):
+    MISTAKES[mistake](define)
 
 
 def test_only_an_operation_that_computes_its_result_and_no_more_can_be_dropped():

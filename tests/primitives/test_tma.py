@@ -21,34 +21,32 @@ TILED = plgpu.SMEM(
 )
 
 
+load = plgpu.copy_gmem_to_smem
+COPIES = {
+    "a load takes its source from GMEM": lambda x, o, tile, full: load(tile, x, full),
+    "a load goes to SMEM": lambda x, o, tile, full: load(x, o, full),
+    "a store takes its source from SMEM": lambda x, o, tile, full: (
+        plgpu.copy_smem_to_gmem(x, o)
+    ),
+    "references, not values": lambda x, o, tile, full: load(x[...], tile, full),
+    "a barrier is no place": lambda x, o, tile, full: load(x, full, full),
+    "shapes agree": lambda x, o, tile, full: load(x.at[0:32], tile, full),
+    "inside of SMEM": lambda x, o, tile, full: load(
+        x.at[0:8], tile.at[plgpu.ds(60, 8)], full
+    ),
+    "a predicate is one truth value": lambda x, o, tile, full: load(
+        x, tile, full, predicate=jnp.array([True, False])
+    ),
+    "vmap does not reach it": lambda x, o, tile, full: jax.vmap(
+        lambda on: load(x, tile, full, predicate=on)
+    )(jnp.array([True, False])),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES)
 @refused_by(run, scratch_types=SCRATCH)
-def test_a_load_takes_its_source_from_gmem(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(tile, x, barrier)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_load_goes_to_smem(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x, o, barrier)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_store_takes_its_source_from_smem(x, o, tile, barrier):
-    plgpu.copy_smem_to_gmem(x, o)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_copy_moves_references_not_values(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x[...], tile, barrier)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_barrier_is_no_place_to_copy_to(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x, barrier, barrier)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_shapes_of_a_copy_agree(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x.at[0:32], tile, barrier)  # HERE
+def test_a_copy_is_refused(x, o, tile, barrier, *, copy):
+    COPIES[copy](x, o, tile, barrier)
 
 
 @refused_by(run, scratch_types=(plgpu.SMEM((64, 128), jnp.int32), BARRIER))
@@ -65,35 +63,27 @@ def test_a_load_by_tma_needs_a_barrier(x, o, tile):
     plgpu.copy_gmem_to_smem(x, tile, **BY_TMA)  # HERE
 
 
-@refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_of_a_tiled_array_takes_whole_tiles(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(x.at[0:4], tile.at[0:4], barrier, **BY_TMA)  # HERE
+# Parts of the source and of a tiled destination.
+PARTS = {
+    "half of a tile": (slice(0, 4), slice(0, 4)),
+    "from the middle of a tile": (slice(0, 8), slice(4, 12)),
+    "from an odd row": (slice(0, 8), slice(3, 11)),
+    "several pieces": ((..., slice(0, 32)), (..., slice(0, 32))),
+}
 
 
-@pytest.mark.parametrize("row", [4, 3])
+@pytest.mark.parametrize("parts", PARTS)
 @refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_starts_with_a_tile(x, o, tile, barrier, *, row):
+def test_a_copy_takes_one_piece_of_whole_tiles(x, o, tile, barrier, *, parts):
+    source, destination = PARTS[parts]
     plgpu.copy_gmem_to_smem(  # HERE
-        x.at[0:8], tile.at[row : row + 8], barrier, **BY_TMA
+        x.at[source], tile.at[destination], barrier, **BY_TMA
     )
 
 
 @refused_by(run, scratch_types=(plgpu.SMEM((4, 16), jnp.float32), BARRIER))
 def test_a_copy_starts_at_128_bytes_of_smem(x, o, rows, barrier):
     plgpu.copy_gmem_to_smem(x.at[0, 0:16], rows.at[1], barrier, **BY_TMA)  # HERE
-
-
-@refused_by(run, scratch_types=(TILED, BARRIER))
-def test_a_copy_to_smem_fills_one_piece(x, o, tile, barrier):
-    plgpu.copy_gmem_to_smem(  # HERE
-        x.at[:, 0:32], tile.at[:, 0:32], barrier, **BY_TMA
-    )
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_copy_stays_inside_of_smem(x, o, tile, barrier):
-    part = tile.at[plgpu.ds(60, 8)]
-    plgpu.copy_gmem_to_smem(x.at[0:8], part, barrier)  # HERE
 
 
 def test_a_copy_may_reach_over_the_edge_of_gmem():
@@ -132,22 +122,11 @@ def test_threads_cannot_copy_a_multicast(x, o, tile, barrier):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [-1, True, "1", 1.0])
+@pytest.mark.parametrize("n", [-1, True, 1.0, "1", None])
+@pytest.mark.parametrize("wait", [plgpu.wait_gmem_to_smem, plgpu.wait_smem_to_gmem])
 @refused_by(run)
-def test_the_number_of_copies_in_flight_is_an_integer(x, o, *, n):
-    plgpu.wait_gmem_to_smem(n)  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_a_predicate_is_one_truth_value(x, o, tile, barrier):
-    many = jnp.array([True, False])
-    plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=many)  # HERE
-
-
-@pytest.mark.parametrize("n", [-1, 1.0, True, None])
-@refused_by(run)
-def test_a_wait_counts_groups(x, o, *, n):
-    plgpu.wait_smem_to_gmem(n)  # HERE
+def test_a_wait_names_a_number_of_copies_or_groups(x, o, *, wait, n):
+    wait(n)  # HERE
 
 
 @pytest.mark.parametrize("name", ["commit_smem", "commit_gmem"])
@@ -155,11 +134,3 @@ def test_a_wait_counts_groups(x, o, *, n):
 def test_a_fence_outside_of_a_kernel_is_refused(name):
     fence = getattr(plgpu, name)
     fence()  # HERE
-
-
-@refused_by(run, scratch_types=SCRATCH)
-def test_vmap_inside_a_body_does_not_reach_a_copy(x, o, tile, barrier):
-    def copy(on):
-        plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=on)  # HERE
-
-    jax.vmap(copy)(jnp.array([True, False]))

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import TILE, numbers, run
 from tests.support.refusal import refused, refused_by
@@ -19,13 +18,6 @@ I32 = jnp.int32
 
 
 # --- what it does ---------------------------------------------------------------------
-
-
-@everywhere.gives([], np.arange(4, dtype=np.int32) * 10)
-def test_each_warp_runs_the_function_with_its_number(o):
-    @plgpu.warp_map
-    def _(warp_id):
-        o[warp_id] = warp_id * 10
 
 
 @everywhere.gives([], np.arange(8, dtype=np.int32).reshape(2, 4), threads={"wg": 2})
@@ -48,39 +40,6 @@ def test_one_warpgroup_alone_may_let_its_warps_run(o):
     @plgpu.when(lax.axis_index("wg") == 0)
     def _():
         o[4] = jnp.int32(7)
-
-
-def test_the_warpgroup_goes_on_when_all_warps_are_done():
-    def body(x, o, tile):
-        tile[...] = x[...]
-
-        @plgpu.warp_map
-        def _(warp_id):
-            tile[warp_id, 5] = tile[warp_id + 8, 6] + warp_id.astype(jnp.float32)
-
-        o[...] = tile[...]
-
-    x = numbers()
-    expected = x.copy()
-    expected[:4, 5] = x[8:12, 6] + np.arange(4)
-    everywhere.run(body, [x], expected, scratch_types=[TILE])
-
-
-@everywhere.gives(
-    [numbers(3, 64, 128)], lambda x: x * 2, TILE, plgpu.Barrier(num_arrivals=4)
-)
-def test_warps_copy_and_the_warpgroup_waits(x, o, tile, full):
-    """Four arrivals, one of each warp, and a parity that is the warpgroup's."""
-
-    @plgpu.loop(0, 3)
-    def _(i):
-        @plgpu.warp_map
-        def _(warp_id):
-            rows = plgpu.ds(16 * warp_id, 16)
-            plgpu.copy_gmem_to_smem(x.at[i, rows], tile.at[rows], full)
-
-        plgpu.barrier_wait(full)
-        o[i] = tile[...] * 2
 
 
 @everywhere.gives(
@@ -109,54 +68,6 @@ def test_each_warp_keeps_its_parity_from_one_warp_map_to_the_next(x, o, tile, fu
         @plgpu.warp_map
         def _(warp_id):
             one_copy(i, warp_id)
-
-
-def test_warps_hand_data_to_each_other():
-    """A producer warp, a warp that computes, one that stores: a ring of two slots."""
-    steps, slots = 6, 2
-
-    def body(x, o, ring, full, computed, free):
-        def produce():
-            @plgpu.loop(0, steps)
-            def _(i):
-                slot = lax.rem(i, slots)
-
-                @plgpu.when(i >= slots)
-                def _():
-                    plgpu.barrier_wait(free.at[slot])
-
-                plgpu.copy_gmem_to_smem(x.at[i], ring.at[slot], full.at[slot])
-
-        def compute():
-            @plgpu.loop(0, steps)
-            def _(i):
-                slot = lax.rem(i, slots)
-                plgpu.barrier_wait(full.at[slot])
-                ring[slot, 3] = ring[slot, 3] * 2 + 1
-                plgpu.commit_smem()
-                plgpu.barrier_arrive(computed.at[slot])
-
-        def store():
-            @plgpu.loop(0, steps)
-            def _(i):
-                slot = lax.rem(i, slots)
-                plgpu.barrier_wait(computed.at[slot])
-                plgpu.copy_smem_to_gmem(ring.at[slot], o.at[i])
-                plgpu.wait_smem_to_gmem(0)
-                plgpu.barrier_arrive(free.at[slot])
-
-        @plgpu.warp_map
-        def _(warp_id):
-            for number, role in enumerate([produce, compute, store]):
-                plgpu.when(warp_id == number)(role)
-
-    x = numbers(steps, 32)
-    expected = x.copy()
-    expected[:, 3] = expected[:, 3] * 2 + 1
-    barriers = plgpu.Barrier(num_barriers=slots)
-    everywhere.run(body, [x], expected, scratch_types=[
-        plgpu.SMEM((slots, 32), jnp.float32), barriers, barriers, barriers,
-    ])  # fmt: skip
 
 
 @everywhere.gives([numbers()], numbers(), TILE)
@@ -260,33 +171,20 @@ def test_predicates_and_loads_of_elements_are_the_warps(x, o, tile, full, done):
     plgpu.barrier_wait(done)
 
 
-def test_a_kernel_with_it_is_vmapped():
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            o[warp_id] = x[warp_id] + warp_id
-
-    run_one = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4,), I32))
-    x = numbers(3, 4, dtype=np.int32)
-    np.testing.assert_array_equal(jax.vmap(run_one)(x), x + np.arange(4))
-
-
 # --- what it refuses ------------------------------------------------------------------
 
 
-@refused
-def test_wgmma_is_refused():
-    f16 = plgpu.SMEM((64, 64), jnp.float16)
+F16_TILE = plgpu.SMEM((64, 64), jnp.float16)
 
-    def body(x, o, a, b):
-        def multiply(acc):
-            @plgpu.warp_map
-            def _(warp_id):
-                plgpu.wgmma(acc, a, b)  # HERE
 
-        plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+@refused_by(run, scratch_types=[F16_TILE, F16_TILE])
+def test_wgmma_is_refused(x, o, a, b):
+    def multiply(acc):
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.wgmma(acc, a, b)  # HERE
 
-    run(body, scratch_types=[f16, f16])
+    plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
 
 
 @refused_by(run)
@@ -299,25 +197,25 @@ def test_an_accumulator_is_refused(x, o):
     plgpu.run_scoped(read, plgpu.ACC((64, 64)))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: plgpu.set_max_registers(40, action="decrease"),
-        lambda x: plgpu.wgmma_wait(0),
-    ],
-)
+CALLS = {
+    "a count of registers": lambda x: plgpu.set_max_registers(40, action="decrease"),
+    "a wait for products": lambda x: plgpu.wgmma_wait(0),
+    "an accumulator": lambda x: plgpu.run_scoped(lambda _: None, plgpu.ACC((64, 64))),
+    "another warp_map": lambda x: plgpu.warp_map(lambda inner: None),
+    "a product": lambda x: x[:8, :8] @ x[:8, :8],
+    "a layout over warps": lambda x: plgpu.layout_cast(x[...], plgpu.Layout.WGMMA),
+    "a load in one": lambda x: plgpu.load(
+        x.at[0], layout=plgpu.Layout.WG_STRIDED((128,), 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @refused_by(run)
 def test_what_takes_a_warpgroup_is_refused(x, o, *, call):
     @plgpu.warp_map
     def _(warp_id):
-        call(x)
-
-
-@refused_by(run)
-def test_an_accumulator_is_not_allocated_by_a_warp(x, o):
-    @plgpu.warp_map
-    def _(warp_id):
-        plgpu.run_scoped(lambda ref: None, plgpu.ACC((64, 64)))  # HERE
+        CALLS[call](x)
 
 
 @refused_by(run, num_threads=2, thread_name="wg")
@@ -329,30 +227,18 @@ def test_warps_do_not_allocate_together(x, o):
 
 
 @refused_by(run)
-def test_a_warp_map_inside_of_another_is_refused(x, o):
-    @plgpu.warp_map
-    def _(warp_id):
-        @plgpu.when(warp_id == 0)
-        def _():
-            plgpu.warp_map(lambda inner: None)  # HERE
-
-
-def test_it_is_refused_in_a_function_that_jax_has_traced_before():
+def test_it_is_refused_in_a_function_that_jax_has_traced_before(x, o):
     """JAX keeps the jaxpr of a jitted function: its checks must not depend on that."""
 
     @jax.jit
     def total(ref):
         return (ref[:16, :16] @ ref[:16, :16]).sum()  # HERE
 
-    def body(x, o):
-        o[0, 0] = total(x)
+    o[0, 0] = total(x)
 
-        @plgpu.warp_map
-        def _(warp_id):
-            o[1, 0] = total(x)
-
-    with pytest.raises(errors.UnsupportedError, match="product inside warp_map"):
-        run(body)
+    @plgpu.warp_map
+    def _(warp_id):
+        o[1, 0] = total(x)
 
 
 @refused_by(run)
@@ -425,19 +311,3 @@ def test_the_waits_are_found_in_loops_branches_scopes_and_calls(x, o):
                 plgpu.run_scoped(lambda tile: plgpu.barrier_wait(barriers.at[0]), TILE)
 
     plgpu.run_scoped(scoped, plgpu.Barrier(num_barriers=2))
-
-
-@everywhere.gives([numbers()], numbers(), TILE, plgpu.Barrier(), plgpu.Barrier())
-def test_two_barriers_are_waited_for_one_inside_and_one_outside(
-    x, o, tile, inner, outer
-):
-    @plgpu.warp_map
-    def _(warp_id):
-        @plgpu.when(warp_id == 3)
-        def _():
-            plgpu.copy_gmem_to_smem(x, tile, inner)
-            plgpu.barrier_wait(inner)
-            plgpu.copy_gmem_to_smem(x, tile, outer)
-
-    plgpu.barrier_wait(outer)
-    o[...] = tile[...]

@@ -10,10 +10,9 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.entry_kernels import numbers, run
-from tests.support.refusal import refused, refused_by
+from tests.support.entry_kernels import numbers
+from tests.support.refusal import refused_by
 
 F32 = jnp.float32
 
@@ -49,26 +48,16 @@ def ints(*shape):
 
 # --- what a warp computes -------------------------------------------------------------
 
-ELEMENTWISE = {
+FUNCTIONS = {
     "whole vectors": ((256,), lambda x: x * 2 + 1),
-    "odd rows": ((7, 13), lambda x: x * 2 + 1),
+    "an odd shape": ((7, 13), lambda x: x * 2 + 1),
     "fewer than lanes": ((3,), lambda x: x - 1),
     "one element": ((1, 1), lambda x: x - 1),
     "48 columns": ((2, 48), lambda x: x * x),
     "select": ((3, 40), lambda x: jnp.where(x > 40, x, -x)),
     "iota": ((8, 40), lambda x: x + lax.broadcasted_iota(jnp.int32, x.shape, 1)),
     "arange": ((40,), lambda x: jnp.arange(40) - x),
-}
-
-
-@pytest.mark.parametrize("in_smem", [False, True], ids=["gmem", "smem"])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elementwise(name, in_smem):
-    shape, function = ELEMENTWISE[name]
-    by_each_warp(function, ints(4, *shape), in_smem=in_smem)
-
-
-REDUCTIONS = {
+    # Reductions
     "all": ((8, 64), lambda x: x.sum()[None]),
     "rows": ((8, 64), lambda x: x.max(1)),
     "columns": ((8, 64), lambda x: x.min(0)),
@@ -78,16 +67,7 @@ REDUCTIONS = {
     "any": ((8, 24), lambda x: (x > 90).any(1).astype(jnp.int32)),
     "prefix": ((64,), jnp.cumsum),
     "prefix of odd rows": ((5, 24), lambda x: jnp.cumsum(x, axis=1)),
-}
-
-
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_reductions_are_those_of_a_warp(name):
-    shape, function = REDUCTIONS[name]
-    by_each_warp(function, ints(4, *shape))
-
-
-MOVES = {
+    # Moves between lanes
     "transpose": ((16, 32), lambda x: x.T),
     "odd transpose": ((5, 9), lambda x: x.T),
     "reshape": ((16, 32), lambda x: x.reshape(64, 8)),
@@ -98,41 +78,38 @@ MOVES = {
     "padding": ((5, 8), lambda x: jnp.pad(x, ((1, 2), (0, 3)))),
     "outer product": ((24,), lambda x: x[:, None] * x[None, :]),
     "dynamic slice": ((64,), lambda x: lax.dynamic_slice(x, (x[0] % 30,), (16,))),
+    # Positions that are values
+    "sort": ((64,), jnp.sort),
+    "gather": ((64,), lambda x: x[(x + 3) % 64]),
+    "updates": ((64,), lambda x: jnp.zeros(64, jnp.int32).at[x % 16].add(x)),
+    # Loops and branches
+    "for": ((50,), lambda x: lax.fori_loop(0, 5, lambda i, c: c * 2 + x, x)),
+    "while": (
+        (50,),
+        lambda x: lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x)
+        )[1],
+    ),
+    "cond": ((50,), lambda x: lax.cond(x[0] > 40, lambda y: y + 1, lambda y: -y, x)),
+    "trips of each warp": (
+        (50,),
+        lambda x: lax.fori_loop(0, x[0] % 4, lambda i, c: c + x, x),
+    ),
+    "scan": (
+        (50,),
+        lambda x: lax.scan(lambda c, y: (c + y, c * y), jnp.int32(0), x)[1],
+    ),
 }
+IN_SMEM = list(FUNCTIONS)[:8]
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_elements_move_between_the_lanes_of_a_warp(name):
-    shape, function = MOVES[name]
-    by_each_warp(function, ints(4, *shape))
-
-
-POSITIONS = {
-    "sort": jnp.sort,
-    "gather": lambda x: x[(x + 3) % 64],
-    "updates": lambda x: jnp.zeros(64, jnp.int32).at[x % 16].add(x),
-}
-
-
-@pytest.mark.parametrize("name", POSITIONS)
-def test_elements_at_positions_that_are_values(name):
-    by_each_warp(POSITIONS[name], ints(4, 64))
-
-
-CONTROL = {
-    "for": lambda x: lax.fori_loop(0, 5, lambda i, c: c * 2 + x, x),
-    "while": lambda x: lax.while_loop(
-        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x)
-    )[1],
-    "cond": lambda x: lax.cond(x[0] > 40, lambda y: y + 1, lambda y: -y, x),
-    "trips of each warp": lambda x: lax.fori_loop(0, x[0] % 4, lambda i, c: c + x, x),
-    "scan": lambda x: lax.scan(lambda c, y: (c + y, c * y), jnp.int32(0), x)[1],
-}
-
-
-@pytest.mark.parametrize("name", CONTROL)
-def test_loops_and_branches_carry_arrays(name):
-    by_each_warp(CONTROL[name], ints(4, 50))
+@pytest.mark.parametrize(
+    ("name", "in_smem"),
+    [(name, False) for name in FUNCTIONS] + [(name, True) for name in IN_SMEM],
+)
+def test_functions_of_arrays(name, in_smem):
+    shape, function = FUNCTIONS[name]
+    by_each_warp(function, ints(4, *shape), in_smem=in_smem)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.int8, jnp.float32])
@@ -403,48 +380,19 @@ def test_one_of_several_warpgroups_shares_its_arrays_in_a_loop():
     everywhere.run(body, [x], expected, **THREE)
 
 
-def test_what_does_not_fit_in_smem_is_refused_with_its_line():
-    def body(x, o):
-        values = x[...]
-
-        @plgpu.warp_map  # HERE
-        def _(warp_id):
-            o[warp_id, :64] = values[warp_id, :64]
-
-    with pytest.raises(errors.OutOfResources, match="SMEM") as info:
-        plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4, 64), F32), interpret=True)(
-            np.zeros((256, 256), np.float32)
-        )
-    assert "test_warp_arrays.py" in str(info.value)
+def large(body):
+    """Runs a kernel on an array that is larger than SMEM."""
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4, 64), F32))
+    kernel(np.zeros((256, 256), np.float32))
 
 
-# --- what it refuses ------------------------------------------------------------------
+@refused_by(large)
+def test_what_does_not_fit_in_smem_is_refused(x, o):
+    values = x[...]
 
-
-@refused_by(run)
-def test_a_layout_over_several_warps_is_refused(x, o):
     @plgpu.warp_map
     def _(warp_id):
-        plgpu.layout_cast(x[...], plgpu.Layout.WGMMA)  # HERE
-
-
-@refused
-def test_a_load_in_a_layout_over_several_warps_is_refused():
-    layout = plgpu.Layout.WG_STRIDED((128,), 1)
-
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            o[warp_id] = plgpu.load(x.at[0], layout=layout)  # HERE
-
-    run(body)
-
-
-@refused_by(run)
-def test_a_matrix_product_is_refused(x, o):
-    @plgpu.warp_map
-    def _(warp_id):
-        o[warp_id, :8] = (x[:8, :8] @ x[:8, :8])[0]  # HERE
+        o[warp_id, :64] = values[warp_id, :64]
 
 
 def test_the_hint_for_a_matrix_product_works():

@@ -65,43 +65,29 @@ def test_scopes_of_warps_are_nested_and_follow_each_other():
     )
 
 
-@pytest.mark.parametrize("warpgroups", [1, 2])
-def test_the_warps_of_all_warpgroups_have_their_own(warpgroups):
+@everywhere.gives(
+    [numbers(8, 64)], lambda x: np.concatenate([x * 2, x[:2]]), threads={"wg": 2}
+)
+def test_the_warps_of_all_warpgroups_have_their_own(x, o):
     """One warpgroup is in a shared scope while warps of the other are in theirs."""
+    wg = lax.axis_index("wg")
 
-    def body(x, o):
-        wg = lax.axis_index("wg") if warpgroups > 1 else 0
+    def shared(tile):
+        tile[wg] = x[wg]
 
-        def shared(tile):
-            tile[wg] = x[wg]
+        @plgpu.warp_map
+        def _(warp_id):
+            def doubled(row, full):
+                plgpu.copy_gmem_to_smem(x.at[4 * wg + warp_id], row, full)
+                plgpu.barrier_wait(full)
+                o[4 * wg + warp_id] = row[...] * 2
 
-            @plgpu.warp_map
-            def _(warp_id):
-                def doubled(row, full):
-                    plgpu.copy_gmem_to_smem(x.at[4 * wg + warp_id], row, full)
-                    plgpu.barrier_wait(full)
-                    o[4 * wg + warp_id] = row[...] * 2
+            plgpu.run_scoped(doubled, ROW, plgpu.Barrier())
 
-                plgpu.run_scoped(doubled, ROW, plgpu.Barrier())
+        o[8 + wg] = tile[wg]
 
-            o[8 + wg] = tile[wg]
-
-        axes = "wg" if warpgroups > 1 else ()
-        two_rows = plgpu.SMEM((2, 64), jnp.float32)
-        plgpu.run_scoped(shared, two_rows, collective_axes=axes)
-
-    x = numbers(8, 64)
-    expected = np.concatenate([x * 2, x[:2]])
-    if warpgroups == 2:
-        everywhere.run(body, [x], expected, num_threads=2, thread_name="wg")
-        return
-
-    def with_the_rest(x, o):
-        o[4:8] = x[4:8] * 2
-        o[9] = x[1]
-        body(x, o)
-
-    everywhere.run(with_the_rest, [x], expected)
+    two_rows = plgpu.SMEM((2, 64), jnp.float32)
+    plgpu.run_scoped(shared, two_rows, collective_axes="wg")
 
 
 def test_a_function_allocates_for_the_warpgroup_and_for_its_warps():

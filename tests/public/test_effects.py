@@ -20,16 +20,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
-from tests.support import (
-    atomic_effects,
-    block_effects,
-    copy_effects,
-    drawing_effects,
-    ops_effects,
-    semaphore_effects,
-    tensor_effects,
-    testing_effects,
-)
+from tests.support import block_effects, ops_effects, testing_effects
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -47,6 +38,9 @@ IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
 LAUNCH_CONTROL = "tests/lowering/families/grids/test_launch_control.py"
 MBARRIER = "tests/lowering/families/mbarrier"
+COPIES = "tests/lowering/families/copies"
+LEADER = "tests/lowering/families/test_leader_tracked.py"
+TENSOR_CORES = "tests/lowering/families/tensor_cores"
 UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
@@ -77,106 +71,161 @@ def loops(make, **good):
     )
 
 
-def with_predicate(call):
-    """A call without and with a predicate."""
-    return see.bodies(call, lambda e: call(e, predicate=e.i == 0))
+def bodies(use, *values):
+    """Kernels whose bodies use values."""
+    return see.bodies(*(lambda e, v=v: use(e, v) for v in values))
 
 
+def options(option, *values, body=calls.nothing, **others):
+    """Kernels that differ in one option."""
+    return see.kernels(body, *({option: value, **others} for value in values))
+
+
+def tmem(*options, dtype=F32):
+    """Declarations of arrays in TMEM."""
+    return see.values(lambda **o: plgpu.TMEM((128, 64), dtype, **o).storage, *options)
+
+
+def if_first(e):
+    """A predicate."""
+    return e.i == 0
+
+
+def signals(*increments):
+    """Signals of one semaphore at once."""
+    return lambda e: tuple(plgpu.SemaphoreSignal(e.q, inc=n) for n in increments)
+
+
+STRIDED = [plgpu.Layout.WG_STRIDED(SHAPE, vec_size=n) for n in (1, 4)]
+FLOAT_ATOMICS = ("atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas")
+INTEGER_ATOMICS = ("atomic_and", "atomic_or", "atomic_xor")
+# The argument of a good call: two values, or one and none; functions get its Env.
+VALUES = {
+    # Copies, barriers, semaphores
+    "copy_gmem_to_smem.barrier": [lambda e: e.b],
+    "copy_gmem_to_smem.collective_axes": ["g"],
+    "copy_smem_to_gmem.commit_group": [True, False],
+    **{
+        f"{name}.predicate": [if_first]
+        for name in (
+            *("copy_gmem_to_smem", "copy_smem_to_gmem"),
+            *("async_prefetch", "barrier_arrive"),
+        )
+    },
+    "semaphore_signal.inc": [1, 2],
+    "semaphore_signal.memory_scope": ["sys", "gpu"],
+    "semaphore_wait.value": [1, 2],
+    "semaphore_wait.decrement": [True, False],
+    "semaphore_wait.memory_scope": ["sys", "gpu"],
+    "semaphore_signal_parallel.signals": [signals(1), signals(1, 1)],
+    # Atomic operations
+    **{
+        f"{name}.mask": [lambda e: e.o[...] > 0, lambda e: e.o[...] > 1]
+        for name in FLOAT_ATOMICS
+    },
+    **{
+        f"{name}.mask": [lambda e: e.n[...] > 0, lambda e: e.n[...] > 1]
+        for name in INTEGER_ATOMICS
+    },
+    **{f"{name}.sem": ["acq_rel"] for name in FLOAT_ATOMICS + INTEGER_ATOMICS},
+    **{f"{name}.scope": ["sys"] for name in FLOAT_ATOMICS + INTEGER_ATOMICS},
+    # Control flow and registers
+    "debug_print.args": [(1,), (2,)],
+    "run_scoped.scratch_types": [(TILE,), (SMALL_TILE,)],
+    "run_scoped.collective_axes": [(), "other"],
+    "offline.compile.target": ["sm_90a", "sm_80"],
+    "loop.step": [1, 2],
+    "loop.unroll": [1, 2],
+    "ds.size": [8, 16],
+    "ds.stride": [1, 2],
+    "load.idx": [0, 1],
+    "load.layout": STRIDED,
+    "load.mask": [lambda e: e.x[...] > 0, lambda e: e.x[...] > 1],
+    "store.mask": [lambda e: e.x[...] > 0],
+    "broadcasted_iota.layout": STRIDED,
+    # Tensor cores
+    "wgmma_accumulator_load.wait_n": [0, 1],
+    "tcgen05_mma.barrier": [lambda e: e.b],
+    "tcgen05_mma.accumulate": [True, False],
+    **{
+        f"tcgen05_mma.{name}": [lambda e: e.t]
+        for name in ("a_scale", "b_scale", "a_sparse_metadata")
+    },
+    "async_load_tmem.reduce": [None, "max"],
+    "async_load_tmem.layout": [TMEM.half_lane(64).tiled],
+    # Layouts: values, compared as a whole
+    **{
+        f"{name}.draw.shape": [(64, 8), (64, 16)] for name in ("layouts", "TiledLayout")
+    },
+    **{
+        f"{name}.draw.part": [(slice(0, 2), slice(0, 4))]
+        for name in ("layouts", "TiledLayout")
+    },
+    "Layout.WG_SPLAT.shape": [(2,)],
+    "layouts.WGSplatLayout.shape": [(2,)],
+    "Layout.TCGEN05_TMEM_NATIVE.vector_length": [4],
+    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE.vector_length": [4],
+    **{f"Layout.MMA_{name}.m_warps": [2] for name in ("LHS", "RHS", "ACC")},
+    **{
+        f"layouts.TmemLayout.{kind}.packing": [2]
+        for kind in ("default", "half_lane", "m64_collective")
+    },
+}
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
-    **copy_effects.EFFECTS,
-    **drawing_effects.EFFECTS,
-    **semaphore_effects.EFFECTS,
-    **atomic_effects.EFFECTS,
-    **tensor_effects.EFFECTS,
     **testing_effects.EFFECTS,
+    **{n: functools.partial(see.argument, n, *VALUES[n]) for n in VALUES},
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
     "kernel.out_shape": lambda: shapes({"out_shape": OUT}, {"out_shape": SMALL}),
     "kernel.scratch_types": lambda: see.scratch(TILE, SMALL_TILE),
-    "kernel.scratch_shapes": lambda: see.kernels(
-        calls.nothing, *({"scratch_shapes": [t]} for t in (TILE, SMALL_TILE))
+    "kernel.scratch_shapes": lambda: options("scratch_shapes", [TILE], [SMALL_TILE]),
+    "kernel.grid": lambda: options("grid", (1,), (2,), grid_names=("g",)),
+    "kernel.grid_names": lambda: options(
+        "grid_names", ("g",), ("h",), body=see.at_axis("g"), grid=(2,)
     ),
-    "kernel.grid": lambda: see.kernels(
-        calls.nothing, *({"grid": (n,), "grid_names": ("g",)} for n in (1, 2))
+    "kernel.cluster": lambda: options("cluster", (1,), (2,), cluster_names=("c",)),
+    "kernel.cluster_names": lambda: options(
+        "cluster_names", ("c",), ("d",), body=see.at_axis("c"), cluster=(2,)
     ),
-    "kernel.grid_names": lambda: see.kernels(
-        see.at_axis("g"), *({"grid": (2,), "grid_names": (n,)} for n in "gh")
+    "kernel.num_threads": lambda: options("num_threads", 1, 2, thread_name="w"),
+    "kernel.thread_name": lambda: options(
+        "thread_name", "w", "t", body=see.at_axis("w"), num_threads=2
     ),
-    "kernel.cluster": lambda: see.kernels(
-        calls.nothing, *({"cluster": (n,), "cluster_names": ("c",)} for n in (1, 2))
-    ),
-    "kernel.cluster_names": lambda: see.kernels(
-        see.at_axis("c"), *({"cluster": (2,), "cluster_names": (n,)} for n in "cd")
-    ),
-    "kernel.num_threads": lambda: see.kernels(
-        calls.nothing, *({"num_threads": n, "thread_name": "w"} for n in (1, 2))
-    ),
-    "kernel.thread_name": lambda: see.kernels(
-        see.at_axis("w"), *({"num_threads": 2, "thread_name": n} for n in "wt")
-    ),
-    "kernel.mesh": lambda: see.kernels(
-        see.at_axis("g"),
-        *({"mesh": plgpu.Mesh(grid=(2,), grid_names=(n,))} for n in "gh"),
+    "kernel.mesh": lambda: options(
+        "mesh",
+        *(plgpu.Mesh(grid=(2,), grid_names=(n,)) for n in "gh"),
+        body=see.at_axis("g"),
     ),
     "kernel.compiler_params": lambda: see.kernels(
         see.exp, {}, see.params(approx_math=True)
     ),
     "kernel.interpret": lambda: see.interpreted(K),
     "kernel.debug": lambda: see.printed(K),
-    "kernel.name": lambda: see.kernels(calls.nothing, {"name": "a"}, {"name": "b"}),
-    "kernel.kernel_name": lambda: see.kernels(
-        calls.nothing, *({"name": None, "kernel_name": n} for n in "ab")
-    ),
-    "debug_print.args": lambda: see.bodies(
-        *(lambda e, v=v: plgpu.debug_print("{}", v) for v in (1, 2))
-    ),
+    "kernel.name": lambda: options("name", "a", "b"),
+    "kernel.kernel_name": lambda: options("kernel_name", "a", "b", name=None),
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
-    "run_scoped.scratch_types": lambda: see.bodies(
-        *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
+    "run_scoped.named_scratch_types": lambda: bodies(
+        lambda e, t: plgpu.run_scoped(lambda tile: None, tile=t), TILE, SMALL_TILE
     ),
-    "run_scoped.named_scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.run_scoped(lambda tile: None, tile=t)
-            for t in (TILE, SMALL_TILE)
-        )
+    "with_scoped.scratch_types": lambda: bodies(
+        lambda e, t: plgpu.with_scoped(t)(calls.nothing)(), TILE, SMALL_TILE
     ),
-    "run_scoped.collective_axes": lambda: see.bodies(
-        *(
-            lambda e, a=a: plgpu.run_scoped(calls.nothing, TILE, collective_axes=a)
-            for a in ((), "other")
-        )
+    "with_scoped.named_scratch_types": lambda: bodies(
+        lambda e, t: plgpu.with_scoped(tile=t)(lambda tile: None)(), TILE, SMALL_TILE
     ),
-    "with_scoped.scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.with_scoped(t)(calls.nothing)()
-            for t in (TILE, SMALL_TILE)
-        )
-    ),
-    "with_scoped.named_scratch_types": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.with_scoped(tile=t)(lambda tile: None)()
-            for t in (TILE, SMALL_TILE)
-        )
-    ),
-    "with_scoped.collective_axes": lambda: see.bodies(
-        *(
-            lambda e, a=a: plgpu.with_scoped(TILE, collective_axes=a)(calls.nothing)()
-            for a in ((), "other")
-        )
+    "with_scoped.collective_axes": lambda: bodies(
+        lambda e, a: plgpu.with_scoped(TILE, collective_axes=a)(calls.nothing)(),
+        (),
+        "other",
     ),
     "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "set_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "offline.compile.args": lambda: (
         see.values(lambda *a: plgpu.offline.compile(lambda *_: 0, *a), {})
         + see.values(lambda: plgpu.offline.compile(lambda: 0, object()), {})
-    ),
-    "offline.compile.target": lambda: see.values(
-        lambda target: plgpu.offline.compile(lambda: 0, target=target),
-        {"target": "sm_90a"},
-        {"target": "sm_80"},
     ),
     "offline.lower.args": lambda: [
         plgpu.offline.lower(K(), x)[0].jaxpr
@@ -188,96 +237,67 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ],
     # Control flow, copies, barriers, registers
     "loop.init_carry": lambda: loops(plgpu.loop, lower=0, upper=4),
-    "loop.step": lambda: see.bodies(
-        *(
-            lambda e, s=s: plgpu.loop(0, 4, step=s)(
-                lambda i: e.o.__setitem__((0, i), 1.0)
-            )
-            for s in (1, 2)
-        )
-    ),
-    "loop.unroll": lambda: see.bodies(
-        *(
-            lambda e, u=u: plgpu.loop(0, 4, unroll=u)(
-                lambda i: e.o.__setitem__((0, i), 1.0)
-            )
-            for u in (1, 2)
-        )
-    ),
     "dynamic_scheduling_loop.init_carry": lambda: loops(
         plgpu.dynamic_scheduling_loop, grid_names="g", cluster_axes="c"
     ),
     "dynamic_scheduling_loop.thread_axis": "tests/pipeline/test_dynamic.py",
     "dynamic_scheduling_loop.cluster_axes": "tests/pipeline/test_dynamic.py",
     "nd_loop.init_carry": lambda: loops(plgpu.nd_loop, grid=(4,), collective_axes="g"),
-    "nd_loop.tiling": lambda: see.bodies(
-        *(
-            lambda e, t=t: plgpu.nd_loop((4, 4), collective_axes="g", tiling=t)(
-                lambda info: e.o.__setitem__(info.index, 1.0)
-            )
-            for t in (None, (2, 2))
-        )
-    ),
-    "ds.size": lambda: see.values(plgpu.ds, {"start": 8}, {"start": 8, "size": 2}),
-    "ds.stride": lambda: see.values(
-        plgpu.ds, *({"start": 0, "size": 2, "stride": s} for s in (1, 2))
+    "nd_loop.tiling": lambda: bodies(
+        lambda e, t: plgpu.nd_loop((4, 4), collective_axes="g", tiling=t)(
+            lambda info: e.o.__setitem__(info.index, 1.0)
+        ),
+        None,
+        (2, 2),
     ),
     "find_swizzle.what": lambda: see.values(
         plgpu.find_swizzle, *({"minor_dim_bits": 8, "what": w} for w in ("a", "b"))
     ),
     "barrier_arrive.num_arrivals": f"{MBARRIER}/test_counts.py",
     "barrier_expect.predicate": f"{MBARRIER}/test_counts.py",
-    "barrier_arrive.predicate": lambda: with_predicate(
-        lambda e, **o: plgpu.barrier_arrive(e.b, **o)
+    "load.other": lambda: bodies(
+        lambda e, n: e.o.set(plgpu.load(e.x, mask=e.x[...] > 0, other=n)), 0.0, 1.0
     ),
-    "load.idx": lambda: see.bodies(
-        lambda e: e.o.__setitem__(0, plgpu.load(e.x, 0)),
-        lambda e: e.o.__setitem__(0, plgpu.load(e.x, 1)),
+    "wait_smem_to_gmem.wait_read_only": lambda: bodies(
+        lambda e, r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0)),
+        False,
+        True,
     ),
-    "load.layout": lambda: see.bodies(
-        *(
-            lambda e, v=v: e.o.__setitem__(
-                ..., plgpu.load(e.x, layout=plgpu.Layout.WG_STRIDED(SHAPE, vec_size=v))
-            )
-            for v in (1, 4)
+    "copy_gmem_to_smem.implementation": "tests/primitives/test_tma.py",
+    "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
+    "copy_smem_to_gmem.reduction_op": "tests/lowering/families/test_copy_reductions.py",
+    "copy_gmem_to_smem.cache_hint": f"{COPIES}/test_cache_hints.py",
+    "copy_smem_to_gmem.cache_hint": f"{COPIES}/test_cache_hints.py",
+    **{
+        f"{name}.{option}": file
+        for name, file in (
+            ("copy_gmem_to_smem", LEADER),
+            ("async_prefetch", f"{COPIES}/test_prefetch.py"),
         )
-    ),
-    "load.mask": lambda: see.bodies(
-        *(
-            lambda e, n=n: e.o.__setitem__(..., plgpu.load(e.x, mask=e.x[...] > n))
-            for n in (0, 1)
-        )
-    ),
-    "load.other": lambda: see.bodies(
-        *(
-            lambda e, n=n: e.o.__setitem__(
-                ..., plgpu.load(e.x, mask=e.x[...] > 0, other=n)
-            )
-            for n in (0.0, 1.0)
-        )
-    ),
-    "store.mask": lambda: see.bodies(
-        lambda e: plgpu.store(e.o, (), e.x[...], mask=e.x[...] > 0),
-        lambda e: plgpu.store(e.o, (), e.x[...]),
+        for option in ("leader_tracked", "partitioned_axis")
+    },
+    "async_prefetch.collective_axes": f"{COPIES}/test_prefetch.py",
+    "SemaphoreSignal.inc": lambda: see.argument(
+        "semaphore_signal_parallel.signals", signals(1), signals(2)
     ),
     "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
     "async_store_smem.sem": "tests/lowering/families/test_async_stores.py",
     "load.optimized": "tests/lowering/test_warpgroup.py",
-    "broadcasted_iota.layout": lambda: see.bodies(
-        *(
-            lambda e, v=v: plgpu.broadcasted_iota(jnp.int32, SHAPE, 0, layout=v)
-            for v in (plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4))
-        )
+    "tcgen05_mma.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
+    "tcgen05_commit_arrive.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
+    "async_copy_scales_to_tmem.collective_axis": f"{TENSOR_CORES}/test_scaled_pairs.py",
+    "async_copy_sparse_metadata_to_tmem.collective_axis": (
+        f"{TENSOR_CORES}/test_sparse_pairs.py"
+        "::test_the_metadata_of_a_pair_is_allocated_by_it"
     ),
-    "wgmma_accumulator_load.wait_n": lambda: see.bodies(
-        *(lambda e, n=n: plgpu.wgmma_accumulator_load(e.acc, wait_n=n) for n in (0, 1))
+    "async_copy_smem_to_tmem.collective_axis": (
+        f"{TENSOR_CORES}/test_operand_copy.py::test_a_pair_copies_operands"
     ),
     # Declarations
-    "ACC.dtype": lambda: see.values(
-        lambda dtype: plgpu.ACC((64, 64), dtype).to_ref(),
-        {"dtype": F32},
-        {"dtype": F16},
-    ),
+    "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
+    "TMEM.collective": lambda: tmem({}, {"collective": True}),
+    "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),
+    "ACC.dtype": lambda: [str(plgpu.ACC((64, 64), t).to_ref()) for t in (F32, F16)],
     "Barrier.num_arrivals": lambda: see.scratch(
         plgpu.Barrier(), plgpu.Barrier(num_arrivals=2)
     ),
@@ -315,50 +335,12 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         )
     },
     "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
-    # Layouts: values, compared as a whole
-    "Layout.WG_SPLAT.shape": lambda: see.values(
-        plgpu.Layout.WG_SPLAT, {}, {"shape": (2,)}
-    ),
-    "layouts.WGSplatLayout.shape": lambda: see.values(
-        layouts.WGSplatLayout, {}, {"shape": (2,)}
-    ),
-    "Layout.TCGEN05_TMEM_NATIVE.vector_length": lambda: see.values(
-        plgpu.Layout.TCGEN05_TMEM_NATIVE, {}, {"vector_length": 4}
-    ),
-    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE.vector_length": lambda: see.values(
-        functools.partial(plgpu.Layout.TCGEN05_M64_COLLECTIVE_NATIVE, columns=32),
-        {},
-        {"vector_length": 4},
-    ),
-    **{
-        f"Layout.{name}.m_warps": lambda name=name, good=good: see.values(
-            functools.partial(plgpu.Layout[name], **good), {}, {"m_warps": 2}
-        )
-        for name, good in (
-            ("MMA_LHS", {"dtype": F16}),
-            ("MMA_RHS", {"dtype": F16}),
-            ("MMA_ACC", {}),
-        )
-    },
-    "layouts.TmemLayout.packing": lambda: see.values(
-        lambda packing: TMEM(layouts.TmemKind.DEFAULT, packing).columns((128, 64)),
-        {"packing": 1},
-        {"packing": 2},
-    ),
-    "layouts.TmemLayout.tile_columns": lambda: see.values(
-        lambda tile_columns: TMEM(layouts.TmemKind.HALF_LANE, 1, tile_columns).tiled,
-        {"tile_columns": 32},
-        {"tile_columns": 64},
-    ),
-    "layouts.TmemLayout.default.packing": lambda: see.values(
-        TMEM.default, {}, {"packing": 2}
-    ),
-    **{
-        f"layouts.TmemLayout.{kind}.packing": lambda kind=kind: see.values(
-            functools.partial(getattr(TMEM, kind), 32), {}, {"packing": 2}
-        )
-        for kind in ("half_lane", "m64_collective")
-    },
+    "layouts.TmemLayout.packing": lambda: [
+        TMEM(layouts.TmemKind.DEFAULT, n).columns((128, 64)) for n in (1, 2)
+    ],
+    "layouts.TmemLayout.tile_columns": lambda: [
+        TMEM(layouts.TmemKind.HALF_LANE, 1, n).tiled for n in (32, 64)
+    ],
     # Parameters
     "CompilerParams.approx_math": lambda: see.kernels(
         see.exp, see.params(), see.params(approx_math=True)

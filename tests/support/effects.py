@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import public_calls as calls
+from tests.support import public_names as names
 from tests.support.public_calls import F16, F32, OUT, SHAPE, SWIZZLED
 
 
@@ -82,6 +84,34 @@ def bodies(*inside: Callable[[calls.Env], Any], blackwell: bool = False) -> list
         )
         for call in inside
     ]
+
+
+def argument(name: str, *given: Any) -> list[str]:
+    """How a good call ends with two values of an argument, or without and with one.
+
+    Args:
+      name: of the callable and of the argument, as "load.idx".
+      given: the values, or functions that make them of the `Env` of a body.
+    """
+    owner, _, parameter = name.rpartition(".")
+    good, function = calls.GOOD[owner], names.public_callables()[owner]
+
+    def call(env: Any, changed: dict[str, Any]) -> Any:
+        arguments = {k: v for k, v in good.arguments(env).items() if k != parameter}
+        for key, value in changed.items():
+            made = isinstance(value, types.FunctionType)
+            arguments[key] = value(env) if made else value
+        result = names.call(function, arguments)
+        good.then(result, env)
+        return result
+
+    changes = [{parameter: value} for value in given]
+    if len(changes) == 1:
+        changes.insert(0, {})
+    each = [functools.partial(call, changed=change) for change in changes]
+    if good.inside:
+        return bodies(*each, blackwell=good.blackwell)
+    return [outcome(functools.partial(one, None)) for one in each]
 
 
 def scratch(*declarations: Any) -> list[str]:

@@ -17,46 +17,28 @@ from tools.source_tree import ROOT
 TUTORIAL = ROOT / "tutorials" / "05_blackwell.py"
 
 
+WAIT, NEXT = "plgpu.barrier_wait", "_():\n            "
+# The function, what is right in it, and the mistake.
+MISTAKES = {
+    "nothing-to-accumulate-on": ("with_stages", "=ki > 0,", "=True,"),
+    "no-commit-after-the-last-step": (
+        "with_stages",
+        "plgpu.tcgen05_commit_arrive(done)",
+        "pass",
+    ),
+    "a-result-before-the-products": ("with_roles", f"{NEXT}{WAIT}(done)\n", "_():\n"),
+    "a-stage-that-is-not-free": ("with_roles", f"{WAIT}(free.at[stage])", "pass"),
+    "an-accumulator-that-is-not-empty": ("overlapping", f"{WAIT}(empty.at[i])", "pass"),
+    "an-accumulator-that-is-never-empty": (
+        "overlapping",
+        "plgpu.barrier_arrive(empty.at[i])",
+        "pass",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("function", "right", "wrong"),
-    [
-        pytest.param(
-            "with_stages",
-            "accumulate=ki > 0,",
-            "accumulate=True,",
-            id="nothing-to-accumulate-on",
-        ),
-        pytest.param(
-            "with_stages",
-            "plgpu.tcgen05_commit_arrive(done)",
-            "pass",
-            id="no-commit-after-the-last-step",
-        ),
-        pytest.param(
-            "with_roles",
-            "_():\n            plgpu.barrier_wait(done)\n",
-            "_():\n",
-            id="a-result-before-the-products",
-        ),
-        pytest.param(
-            "with_roles",
-            "plgpu.barrier_wait(free.at[stage])",
-            "pass",
-            id="a-stage-that-is-not-free",
-        ),
-        pytest.param(
-            "overlapping",
-            "plgpu.barrier_wait(empty.at[i])",
-            "pass",
-            id="an-accumulator-that-is-not-empty",
-        ),
-        pytest.param(
-            "overlapping",
-            "plgpu.barrier_arrive(empty.at[i])",
-            "pass",
-            id="an-accumulator-that-is-never-empty",
-        ),
-    ],
+    ("function", "right", "wrong"), MISTAKES.values(), ids=MISTAKES
 )
 @refused
 def test_a_mistake_is_found(tmp_path: Path, function, right, wrong):

@@ -17,38 +17,32 @@ TUTORIAL = ROOT / "tutorials" / "04_copies_and_barriers.py"
 SUM = ', reduction_op="add"'
 
 
+PAIR = 'tile, full, collective_axes="pair"'
+# The function, what is right in it, and the mistake.
+MISTAKES = {
+    "a-plain-copy-of-each-cta": ("add_all", SUM, ""),
+    "a-smaller-result": (
+        "add_all",
+        "(TILE, F32))\nadd_all",
+        "(TILE, F32)[:32])\nadd_all",
+    ),
+    "other-tiles-in-each-cta": (
+        "multicast",
+        f"x_gmem.at[k], {PAIR}",
+        f"x_gmem.at[(k + cta) % 4], {PAIR}",
+    ),
+    "beyond-the-cluster": ("normalized", '{"part": k}', '{"part": k + 1}'),
+    "no-wait-for-the-sender": (
+        "ring",
+        "    plgpu.barrier_wait(full)\n    o_gmem[part]",
+        "    o_gmem[part]",
+    ),
+    "all-send-to-one": ("ring", "idx=(part + 1) % 4", "idx=0 * part"),
+}
+
+
 @pytest.mark.parametrize(
-    ("function", "right", "wrong"),
-    [
-        pytest.param("add_all", SUM, "", id="a-plain-copy-of-each-cta"),
-        pytest.param(
-            "add_all",
-            "jnp.zeros(TILE, F32))\nadd_all",
-            "jnp.zeros(TILE, F32)[:32])\nadd_all",
-            id="a-smaller-result",
-        ),
-        pytest.param(
-            "multicast",
-            'x_gmem.at[k], tile, full, collective_axes="pair"',
-            'x_gmem.at[(k + cta) % 4], tile, full, collective_axes="pair"',
-            id="other-tiles-in-each-cta",
-        ),
-        pytest.param(
-            "normalized", '{"part": k}', '{"part": k + 1}', id="beyond-the-cluster"
-        ),
-        pytest.param(
-            "ring",
-            "    plgpu.barrier_wait(full)\n    o_gmem[part]",
-            "    o_gmem[part]",
-            id="no-wait-for-the-sender",
-        ),
-        pytest.param(
-            "ring",
-            "cluster_idx=(part + 1) % 4",
-            "cluster_idx=0 * part",
-            id="all-send-to-one",
-        ),
-    ],
+    ("function", "right", "wrong"), MISTAKES.values(), ids=MISTAKES
 )
 @refused
 def test_a_mistake_is_found(tmp_path: Path, function, right, wrong):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.errors import ArgumentTypeError, LayoutError
+from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import (
     Layout,
     SmemLayout,
@@ -21,7 +21,6 @@ from pallas_gpu.layouts import (
     default_layout,
     draw,
 )
-from tests.support.refusal import refused
 
 SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
@@ -204,27 +203,3 @@ def test_a_large_array_is_refused_with_a_part_that_can_be_drawn():
         Layout.WGMMA.draw((64, 128))
     part = re.search(r"part=(\(.*\))$", caught.value.hint)[1]
     assert len(Layout.WGMMA.draw((64, 128), part=eval(part)).rows) == 16
-
-
-@pytest.mark.parametrize("part", [(0,), (0, 64), (slice(5, 5), 0)])
-@refused
-def test_parts_that_do_not_fit_are_refused(part):
-    Layout.WGMMA.draw((64, 8), part=part)
-
-
-@pytest.mark.parametrize("part", ["x", (slice(0, 8, 2), 0), (1.5, 0), [1, 2]])
-def test_parts_are_integers_and_slices(part):
-    with pytest.raises(ArgumentTypeError, match="draw: part is not a part"):
-        Layout.WGMMA.draw((64, 8), part=part)
-
-
-def test_a_layout_without_a_shape_needs_one():
-    with pytest.raises(LayoutError, match="does not have a shape of its own"):
-        Layout.WGMMA.draw()
-    with pytest.raises(LayoutError, match="for a different shape"):
-        WGStridedLayout((128,), 1).draw((256,))
-
-
-def test_an_array_in_gmem_has_no_drawing():
-    with pytest.raises(LayoutError, match="GMEM has no layout to draw"):
-        plgpu.GMEM((8, 128), jnp.float32).draw()

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.gmem.thread_copy import plan_threads
 from pallas_gpu.layouts.window import Window
@@ -102,9 +101,3 @@ def test_a_store_over_the_edge_has_whole_chunks():
     layout, smem = SmemLayout((16,), 16), Window.whole((16,))
     assert plan_threads(gmem, layout, smem, store=False).chunk_bytes == 16
     assert plan_threads(gmem, layout, smem, store=True).chunk_bytes == 4
-
-
-def test_elements_that_share_bytes_with_others_are_refused():
-    gmem = Window.whole((8, 9)).slice((0, 1), (8, 3))
-    with pytest.raises(LayoutError, match="share bytes with others"):
-        plan_threads(gmem, SmemLayout((8, 3), 4), Window.whole((8, 3)), store=False)

@@ -202,20 +202,3 @@ def test_a_window_may_have_axes_that_the_slice_lacks():
     smem = tiled((4, 64, 64), 16, 128)
     plan = plan_copy((64, 64), 16, (64, 64), (), smem, window=(1, 64, 64))
     assert [d.box for d in plan.dims] == [64, 64]
-
-
-def test_a_short_minor_dimension_names_sixteen_bytes():
-    with pytest.raises(LayoutError, match="multiples of 16 bytes") as caught:
-        plan_copy((64, 64), 16, (64, 4), (), SmemLayout((64, 4), 16))
-    assert "pad" in str(caught.value)
-
-
-def test_an_odd_row_stride_names_the_row_stride():
-    with pytest.raises(LayoutError, match="cannot address the rows") as caught:
-        plan_copy((64, 100), 8, (64, 64), (), SmemLayout((64, 64), 8))
-    assert "100 bytes" in str(caught.value)
-
-
-def test_the_slice_must_have_the_shape_of_its_place_in_smem():
-    with pytest.raises(LayoutError, match="differ"):
-        plan_copy((64, 64), 16, (32, 64), (), SmemLayout((64, 64), 16))

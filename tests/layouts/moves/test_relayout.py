@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout, WGStridedLayout
 from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.moves.binary import binary_layout
@@ -311,11 +310,3 @@ def test_other_layouts_go_through_rows_in_smem():
         plan = plan_relayout(*pair, 32)
         assert isinstance(plan.method, RowMajor)
         assert plan.scratch_bytes == 64 * 24 * 4
-
-
-def test_a_relayout_keeps_the_shape_and_moves_bytes():
-    src = catalogue.WGMMA.linear((64, 64))
-    with pytest.raises(LayoutError, match="must keep the shape"):
-        plan_relayout(src, catalogue.WGMMA.linear((64, 32)), 32)
-    with pytest.raises(LayoutError, match="whole bytes"):
-        plan_relayout(src, src, 4)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.mosaic.gpu import fragmented_array as upstream
 
-from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import Layout, TiledLayout, element_bits
+from pallas_gpu.layouts import Layout, element_bits
 from pallas_gpu.layouts.registers import catalogue
 
 
@@ -86,13 +85,6 @@ def test_mma_fragments_of_single_precision():
         assert b[lane].reshape(2, 2).tolist() == [[i, g], [i + 4, g]]
 
 
-@pytest.mark.parametrize("layout", [Layout.MMA_LHS, Layout.MMA_RHS])
-def test_no_mma_fragment_holds_64_bit_elements(layout):
-    with pytest.raises(LayoutError, match="no fragment of 32-bit registers") as info:
-        layout(jnp.float64)
-    assert "4, 8, 16 or 32" in str(info.value)
-
-
 @pytest.mark.parametrize("m_warps", [1, 2, 4])
 @pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_mma_layouts_cover_their_tiles(m_warps, bits):
@@ -115,19 +107,6 @@ def test_parameters_are_given_by_calling():
     assert Layout.WG_STRIDED((256,), vec_size=2) == catalogue.wg_strided((256,), 2)
     assert Layout.WG_SPLAT((8, 8)).shape == (8, 8)
     assert Layout.TILED(catalogue.WGMMA.tiling, (-7,), (-3, -2), -1) == catalogue.WGMMA
-
-
-def test_wrong_parameters_are_an_error_that_names_the_layout():
-    with pytest.raises(LayoutError, match=r"Layout\.WGMMA has no parameters"):
-        Layout.WGMMA(3)
-    with pytest.raises(LayoutError, match=r"Layout\.WG_STRIDED"):
-        Layout.WG_STRIDED.to_layout()
-
-
-def test_only_tiled_layouts_are_reduced():
-    assert isinstance(Layout.WGMMA.reduce(0), TiledLayout)
-    with pytest.raises(LayoutError, match="only tiled"):
-        Layout.WG_SPLAT.reduce(0)
 
 
 @pytest.mark.parametrize(

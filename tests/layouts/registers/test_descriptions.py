@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import (
     Replicated,
     TiledLayout,
@@ -17,7 +16,6 @@ from pallas_gpu.layouts import (
     WGStridedLayout,
 )
 from pallas_gpu.layouts.registers import catalogue
-from tests.support.refusal import refused
 
 
 def test_tiles_apply_in_order_to_the_minor_dimensions():
@@ -86,41 +84,6 @@ def test_reduced_layouts_drop_the_tiles_that_do_nothing():
     )
 
 
-def test_reducing_every_axis_is_refused():
-    with pytest.raises(LayoutError, match="at least one of its axes"):
-        catalogue.WGMMA.reduce((0, 1))
-
-
-def test_the_shape_must_be_whole_tiles():
-    with pytest.raises(LayoutError, match="does not divide the shape") as caught:
-        catalogue.WGMMA.linear((63, 8))
-    assert "(64, 8)" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "tiles", [(), ((),), ((8,), (8, 8)), ((8, 0),), ((8, 8), (3, 8))]
-)
-@refused
-def test_a_bad_tiling_is_refused(tiles):
-    Tiling(tiles)
-
-
-@pytest.mark.parametrize(
-    "warp, lane, vector, message",
-    [
-        ((-7,), (-3, -3), -1, "distinct"),
-        ((-7,), (0, -2), -1, "negative"),
-        ((-8,), (-3, -2), -1, "inside the tiles"),
-        ((-5,), (-3, -2), -1, "cover all 4 warps"),
-        ((-7,), (-3,), -1, "cover all 32 lanes"),
-        ((-7,), (-3, -1, Replicated(2)), -2, "adjacent"),
-    ],
-)
-def test_a_bad_partition_is_refused(warp, lane, vector, message):
-    with pytest.raises(LayoutError, match=message):
-        TiledLayout(catalogue.WGMMA.tiling, warp, lane, vector)
-
-
 @pytest.mark.parametrize("shape", [(128, 96), (5, 128), (256,), (2, 3, 64)])
 def test_a_strided_layout_deals_vectors_in_turn(shape):
     layout = WGStridedLayout.default(shape, 32)
@@ -149,20 +112,5 @@ def test_the_default_vector_is_the_same_for_all_types_of_up_to_32_bits(
     assert WGStridedLayout.default(shape, bits).vec_size == vec
 
 
-def test_a_size_that_is_no_multiple_of_128_is_refused_with_a_hint():
-    with pytest.raises(LayoutError, match="equally many elements") as caught:
-        WGStridedLayout.default((100,), 32)
-    assert "pad" in str(caught.value)
-
-
-def test_a_strided_layout_without_linear_form_says_so():
-    layout = WGStridedLayout.default((128, 96), 32)
-    assert not layout.is_linear
-    with pytest.raises(LayoutError, match="no linear form"):
-        layout.linear()
-
-
 def test_a_splat_of_one_element_is_a_replicated_register():
     assert WGSplatLayout((1, 1)).linear().replication_bits == tuple(range(7))
-    with pytest.raises(LayoutError, match="does not have a placement"):
-        WGSplatLayout((8,)).linear()

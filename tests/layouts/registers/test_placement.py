@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, WGSplatLayout
 from pallas_gpu.layouts.registers.placement import (
     default_placement,
     describe,
     place,
-    place_registers,
     reshape_placement,
 )
 
@@ -19,20 +17,14 @@ from pallas_gpu.layouts.registers.placement import (
 def test_a_placement_is_its_own_placement():
     linear = place(Layout.WGMMA, (64, 64))
     assert place(linear, (64, 64)) is linear
-    with pytest.raises(errors.LayoutError, match="for a different shape"):
-        place(linear, (64, 128))
 
 
 def test_a_strided_layout_stays_strided_only_where_it_is_not_linear():
     assert place(Layout.WG_STRIDED((384, 3), vec_size=1), (384, 3)).shape == (384, 3)
-    with pytest.raises(errors.LayoutError):
-        place(Layout.WG_STRIDED((384, 3), vec_size=1), (3, 384))
 
 
 def test_only_a_splat_has_a_splat_layout():
     assert isinstance(place(Layout.WG_SPLAT, (64, 64)), WGSplatLayout)
-    with pytest.raises(errors.LayoutError, match="Only a splat"):
-        place_registers(Layout.WG_SPLAT, (64, 64))
 
 
 def test_by_default_a_bool_is_spread_as_the_byte_that_it_is_in_memory():
@@ -56,9 +48,3 @@ def test_a_strided_array_has_every_shape_of_its_size(shape):
     layout = default_placement((96, 64), 32)
     reshaped = reshape_placement(layout, shape)
     assert reshaped == default_placement(shape, 32)
-
-
-def test_a_tiled_array_has_no_shape_that_cuts_its_tiles():
-    layout = place_registers(Layout.WGMMA, (64, 24))
-    with pytest.raises(errors.LayoutError, match="not linear"):
-        reshape_placement(layout, (48, 32))

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import swizzle_bytes
 from pallas_gpu.layouts.smem.wgmma_descriptor import (
@@ -121,40 +120,6 @@ def test_a_slice_keeps_the_strides_of_its_array():
 def test_addresses_lose_their_lowest_bits():
     assert encode_address(1024) == 64
     assert encode_address((1 << 18) + 32) == 2
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-def test_only_16_bit_operands_may_lie_the_other_way(bits):
-    with pytest.raises(errors.LayoutError, match="only along K") as caught:
-        plan((64, 128), bits, side="b")
-    assert "transposed view" in str(caught.value)
-
-
-SQUARE = (64, 64)
-
-
-@pytest.mark.parametrize(
-    ("layout", "window", "text"),
-    [
-        (SmemLayout(SQUARE, 16), Window.whole(SQUARE), r"TilingTransform\(\(8, 8\)\)"),
-        (tiled((64, 128), 16, 128), part((64, 128), (0, 32)), "whole tiles"),
-        (tiled((2, 64, 64), 16, 128), Window.whole((2, 64, 64)), "last two axes"),
-        (
-            tiled((8, 64), 16, 128),
-            Window.whole((8, 64)).transpose((1, 0)),
-            "not a multiple of the instruction's",
-        ),
-    ],
-    ids=["not tiled", "parts of tiles", "three axes", "parts of steps of K"],
-)
-def test_other_arrays_are_no_operands(layout, window, text):
-    with pytest.raises(errors.LayoutError, match=text):
-        plan_operand(layout, window, "a")
-
-
-def test_blocks_start_at_atoms():
-    with pytest.raises(errors.LayoutError, match="inside an atom"):
-        plan((64, 128), side="b").offset_bytes(32, 0)
 
 
 # (shape, bits, swizzle, order of a left operand, upstream's constant of jax 0.11.2)

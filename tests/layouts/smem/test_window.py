@@ -90,13 +90,6 @@ def test_a_slice_of_whole_leading_tiles_keeps_its_tiling():
     assert (part.shape, part.tiling, part.swizzle) == ((32, 128), (8, 64), 128)
 
 
-def test_a_slice_drops_untiled_dimensions_that_are_indexed():
-    layout = SmemLayout((4, 64, 64), 16, (8, 64), 128)
-    window = Window.whole((4, 64, 64)).slice((2, 0, 0), (None, 64, 64))
-    part = contiguous_layout(layout, window)
-    assert (part.shape, part.tiling) == ((64, 64), (8, 64))
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(4, 128), (64, 64)])
 @refused
 def test_a_slice_that_is_copied_is_one_piece_of_whole_tiles(rows, columns):

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import TiledLayout, Tiling, TmemLayout
 from pallas_gpu.layouts.tmem import layout as tmem
 from tests.support import tmem_layouts
@@ -129,39 +128,6 @@ def test_tiles_may_be_written_in_other_ways():
     tiles = Tiling(((128, 2), (32, 2), (16, 2)))
     layout = TiledLayout(tiles, (-6,), (-4, -2), -1)
     assert TmemLayout.from_tiled(layout) == TmemLayout.default(2)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: TmemLayout.default(3), "a power of two up to 8"),
-        (lambda: TmemLayout.default(16), "does not support this many"),
-        (lambda: TmemLayout(tmem.TmemKind.SCALES, 2), "expected:  4"),
-        (lambda: TmemLayout(tmem.TmemKind.DEFAULT, 1, 32), "has a fixed tile width"),
-        (lambda: TmemLayout.half_lane(24), "a multiple of 16 columns"),
-        (lambda: TmemLayout.m64_collective(0), "a multiple of 16 columns"),
-        (lambda: TmemLayout.default().columns((64, 32)), "128 rows and a multiple"),
-        (lambda: TmemLayout.default().columns((256, 32)), "128 rows and a multiple"),
-        (lambda: TmemLayout.default(4).columns((128, 6)), "a multiple of 4 columns"),
-        (
-            lambda: TmemLayout.default().columns((128,)),
-            "the default layout of TMEM does not support this shape",
-        ),
-        (lambda: TmemLayout.half_lane(32).columns((64, 48)), "of 32 columns"),
-        (lambda: TmemLayout.scales().columns((64, 4)), "a multiple of 128 rows"),
-        (lambda: TmemLayout.default().columns((128, 1024)), "more columns than TMEM"),
-    ],
-)
-def test_mistakes_are_explained(make, message):
-    with pytest.raises(LayoutError) as info:
-        make()
-    assert message in str(info.value)
-
-
-def test_tiles_of_registers_are_no_layout_of_tmem():
-    wgmma = TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1)
-    with pytest.raises(LayoutError, match="do not describe a layout of TMEM"):
-        TmemLayout.from_tiled(wgmma)
 
 
 @pytest.mark.parametrize("rows", [128, 256, 384])

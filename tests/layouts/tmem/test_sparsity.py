@@ -40,22 +40,15 @@ def test_32_bit_metadata_lies_as_ptx_says():
         assert order[lane, index] == m * 64 + k // 2 * 2
 
 
-def test_4_bit_metadata_lies_in_the_lane_of_its_row():
-    order = order_of_tile(4)
-    for m, k in ((0, 0), (5, 120), (127, 248)):
-        step, within = divmod(k, 128)
-        first, selector = metadata_of(step, 4)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_narrow_metadata_lies_in_the_lane_of_its_row(bits):
+    order, group = order_of_tile(bits), 32 // bits
+    for m, last in ((0, 0), (5, 15), (127, 31)):
+        k = last * group
+        step, within = divmod(k, 16 * group)
+        first, selector = metadata_of(step, bits)
         assert selector == 0
-        assert order[m, 16 * first + within // 8 * 2] == m * 64 + k // 8 * 2
-
-
-def test_8_bit_metadata_lies_in_the_lane_of_its_row():
-    order = order_of_tile(8)
-    for m, k in ((0, 0), (5, 60), (127, 124)):
-        step, within = divmod(k, 64)
-        first, selector = metadata_of(step, 8)
-        assert selector == 0
-        assert order[m, 16 * first + within // 4 * 2] == m * 64 + k // 4 * 2
+        assert order[m, 16 * first + within // group * 2] == m * 64 + k // group * 2
 
 
 def test_a_sparse_instruction_has_its_bit_and_mnemonic():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, TmemLayout
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.layouts.tmem.access import register_layouts
@@ -52,12 +51,6 @@ def test_each_register_transfers_the_cells_of_its_elements(tmem, shape, bits):
                         assert columns[row, col] == part.column + first + offset
                         assert positions[row, col] == (0 if plan.access.paired else j)
         assert sorted(seen) == list(range(words.shape[1]))
-
-
-def test_other_layouts_have_no_instruction():
-    wgmma = place_registers(Layout.WGMMA, (128, 64))
-    with pytest.raises(errors.LayoutError, match="no instruction transfers"):
-        plan_transfer(wgmma, TmemLayout.default(), 32)
 
 
 def test_repetitions_are_powers_of_two():

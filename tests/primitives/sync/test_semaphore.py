@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support.refusal import refused, refused_by
 
 F32 = jnp.float32
@@ -50,37 +49,33 @@ def test_amounts_are_integer_scalars(call, amount):
     traced(lambda x, o, s: call(s, amount), REGULAR)  # HERE
 
 
-@refused
-def test_other_devices_come_later():
-    traced(lambda x, o, s: plgpu.semaphore_signal(s, device_id=1), REGULAR)  # HERE
+USES = {
+    "another device": lambda o, s: plgpu.semaphore_signal(s, device_id=1),
+    "another scope": lambda o, s: plgpu.semaphore_wait(s, memory_scope="cta"),
+    "no signals": lambda o, s: plgpu.semaphore_signal_parallel(),
+    "no signal": lambda o, s: plgpu.semaphore_signal_parallel(s),
+    "a read": lambda o, s: o.set(s),
+    "a write": lambda o, s: s.set(0),
+    "an atomic operation": lambda o, s: plgpu.atomic_add(s, 1),
+    "SMEM of all CTAs": lambda o, s: plgpu.get_global(plgpu.SMEM((8,), F32)),
+    "a barrier of all CTAs": lambda o, s: plgpu.get_global(plgpu.Barrier()),
+    "an accumulator of all CTAs": lambda o, s: plgpu.get_global(plgpu.ACC((64, 8))),
+    "no declaration": lambda o, s: plgpu.get_global((8,)),
+    "a negative delay": lambda o, s: plgpu.delay(-1),
+    "a long delay": lambda o, s: plgpu.delay(1_000_001),
+}
 
 
-@refused
-def test_scopes_are_those_of_a_device_and_of_the_system():
-    wait = plgpu.semaphore_wait
-    traced(lambda x, o, s: wait(s, memory_scope="cta"), REGULAR)  # HERE
-
-
-@pytest.mark.parametrize(
-    "use",
-    [lambda o, s: o.set(s), lambda o, s: s.set(0), lambda o, s: plgpu.atomic_add(s, 1)],
-    ids=["read", "write", "atomic"],
-)
-@refused
-def test_a_semaphore_is_no_array(use):
-    traced(lambda x, o, s: use(o, s.at[0]), REGULAR((2,)))
+@pytest.mark.parametrize("use", USES)
+@refused_by(traced, REGULAR)
+def test_the_use_is_refused(x, o, s, *, use):
+    USES[use](o, s)
 
 
 @pytest.mark.parametrize("call", CALLS)
+@refused
 def test_a_static_index_is_in_bounds(call):
-    with pytest.raises(errors.OutOfBoundsError, match="an index is out of bounds"):
-        traced(lambda x, o, s: call(s.at[4]), REGULAR((4,)))
-
-
-@pytest.mark.parametrize("given", [(), ("s",)], ids=["none", "a semaphore"])
-@refused_by(traced, REGULAR)
-def test_parallel_signals_are_signals(x, o, s, *, given):
-    plgpu.semaphore_signal_parallel(*[s for _ in given])  # HERE
+    traced(lambda x, o, s: call(s.at[4]), REGULAR((4,)))  # HERE
 
 
 @pytest.mark.parametrize("shape", [0, (2, -1)])
@@ -97,31 +92,6 @@ def test_declarations_are_values():
     assert str(one.str_short()) == "Semaphore[4]"
 
 
-# --- get_global -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "what", [plgpu.SMEM((8,), F32), plgpu.Barrier(), plgpu.ACC((64, 8))]
-)
 @refused
-def test_what_ctas_do_not_share_is_refused(what):
-    traced(lambda x, o: plgpu.get_global(what))  # HERE
-
-
-@refused
-def test_get_global_takes_a_declaration():
-    traced(lambda x, o: plgpu.get_global((8,)))  # HERE
-
-
 def test_get_global_is_called_in_a_kernel():
-    with pytest.raises(errors.KernelError, match="get_global"):
-        plgpu.get_global(REGULAR)
-
-
-# --- delay ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nanos", [-1, 1_000_001])
-@refused
-def test_delays_are_those_of_the_hardware(nanos):
-    traced(lambda x, o: plgpu.delay(nanos))  # HERE
+    plgpu.get_global(REGULAR)  # HERE

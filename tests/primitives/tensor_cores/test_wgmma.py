@@ -17,39 +17,73 @@ from tests.support.refusal import refused, refused_by
 # --- what is multiplied ---------------------------------------------------------------
 
 
+CALLS = {
+    "the accumulator is one": lambda acc, a, b, x: plgpu.wgmma(a, a, b),
+    "an accumulator, not its value": lambda acc, a, b, x: plgpu.wgmma(acc[...], a, b),
+    "the right operand is a reference": lambda acc, a, b, x: plgpu.wgmma(
+        acc, a, b[...]
+    ),
+    "the left one is not in GMEM": lambda acc, a, b, x: plgpu.wgmma(
+        acc, x.at[:, :64], b
+    ),
+    "nor is the right one": lambda acc, a, b, x: plgpu.wgmma(acc, a, x.at[:, :64]),
+    "an accumulator is no operand": lambda acc, a, b, x: plgpu.wgmma(acc, acc, b),
+    "k comes in steps of an instruction": lambda acc, a, b, x: plgpu.wgmma(
+        acc, a.at[:, :8], b.at[:8]
+    ),
+    "parts of operands are whole tiles": lambda acc, a, b, x: plgpu.wgmma(
+        acc, a.at[:, 32:64], b.at[32:64]
+    ),
+    "a part of an accumulator stays inside": lambda acc, a, b, x: plgpu.wgmma(
+        acc.at[:, plgpu.ds(32, 64)], a, b
+    ),
+    "no transpose is read": lambda acc, a, b, x: acc.T[...],
+    "no row is read": lambda acc, a, b, x: acc.at[3][...],
+    "parts are made of tiles": lambda acc, a, b, x: acc[:, 4:12],
+    "no part is stored into": lambda acc, a, b, x: acc.at[:, :32].set(
+        jnp.zeros((64, 32))
+    ),
+    "no part is added to": lambda acc, a, b, x: jax.ref.addupdate(
+        acc, (slice(None), slice(0, 32)), jnp.zeros((64, 32))
+    ),
+    "a store has the accumulator's type": lambda acc, a, b, x: acc.set(
+        jnp.zeros((64, 64), F16)
+    ),
+    "load is for memory": lambda acc, a, b, x: plgpu.load(acc),
+    "a copy takes no accumulator": lambda acc, a, b, x: plgpu.copy_smem_to_gmem(
+        acc, x.at[:, 0:64]
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @refused_by(attempt)
-def test_the_accumulator_is_one(acc, sa, sb, x):
-    plgpu.wgmma(sa, sa, sb)  # HERE
+def test_the_call_is_refused(acc, sa, sb, x, *, call):
+    CALLS[call](acc, sa, sb, x)
 
 
-@refused_by(attempt)
-def test_the_accumulator_is_a_reference_not_its_value(acc, sa, sb, x):
-    plgpu.wgmma(acc[...], sa, sb)  # HERE
+OPERANDS = {
+    "two types": {"b": tiles(dtype=jnp.bfloat16)},
+    "another k": {"b": tiles((128, 64))},
+    "more rows": {"a": tiles((128, 64))},
+    "more columns": {"b": tiles((64, 128))},
+    "three dimensions": {"a": tiles((2, 64, 64))},
+    "more than 256 columns": {"b": tiles((64, 320)), "acc": plgpu.ACC((64, 320))},
+    # Some storage fits where it is inferred.
+    "8 columns": {"b": plgpu.SMEM((64, 8), F16), "acc": plgpu.ACC((64, 8))},
+}
 
 
-@refused_by(attempt)
-def test_the_right_operand_is_a_reference(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa, sb[...])  # HERE
+@pytest.mark.parametrize("operands", OPERANDS)
+@refused
+def test_the_operands_form_no_product(operands):
+    def multiply(acc, sa, sb, x):
+        plgpu.wgmma(acc, sa, sb)  # HERE
 
-
-@pytest.mark.parametrize("side", ["a", "b"])
-@refused_by(attempt)
-def test_operands_in_memory_lie_in_smem(acc, sa, sb, x, *, side):
-    part = x.at[:, 0:64]
-    plgpu.wgmma(acc, *((part, sb) if side == "a" else (sa, part)))  # HERE
-
-
-@refused_by(attempt)
-def test_an_accumulator_is_no_operand(acc, sa, sb, x):
-    plgpu.wgmma(acc, acc, sb)  # HERE
+    attempt(multiply, **OPERANDS[operands])
 
 
 # --- element types --------------------------------------------------------------------
-
-
-@refused_by(attempt, b=tiles(dtype=jnp.bfloat16))
-def test_both_operands_have_one_type(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa, sb)  # HERE
 
 
 @refused_by(attempt, *([tiles((64, 128), t) for t in (jnp.float8_e4m3fn, jnp.int8)]))
@@ -86,39 +120,8 @@ def test_the_accumulator_has_a_type_of_the_operands(dtype, acc):
     attempt(multiply, *operands, acc=plgpu.ACC((64, 64), acc))
 
 
-# --- shapes ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "acc"),
-    [
-        ((64, 64), (128, 64), (64, 64)),
-        ((128, 64), (64, 64), (64, 64)),
-        ((64, 64), (64, 128), (64, 64)),
-        ((2, 64, 64), (64, 64), (64, 64)),
-    ],
-)
-@refused
-def test_the_shapes_form_a_product(a, b, acc):
-    def multiply(acc, sa, sb, x):
-        plgpu.wgmma(acc, sa, sb)  # HERE
-
-    attempt(multiply, tiles(a), tiles(b), plgpu.ACC(acc))
-
-
-@refused_by(attempt)
-def test_k_comes_in_steps_of_an_instruction(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa.at[:, 0:8], sb.at[0:8])  # HERE
-
-
-@refused_by(attempt, b=tiles((64, 320)), acc=plgpu.ACC((64, 320)))
-def test_n_is_at_most_256(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa, sb)  # HERE
-
-
 # --- storage --------------------------------------------------------------------------
 
-PLAIN = plgpu.SMEM((64, 64), F16)
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
@@ -148,40 +151,18 @@ def test_a_narrower_swizzle_is_read_too(side):
     attempt(lambda acc, sa, sb, x: plgpu.wgmma(acc, sa, sb), **narrow)
 
 
+@pytest.mark.parametrize("stored", [tiles, plgpu.SMEM], ids=["tiled", "inferred"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e5m2])
 @pytest.mark.parametrize("side", ["a", "b"])
 @refused
-def test_only_16_bit_operands_may_lie_either_way(side, dtype):
+def test_only_16_bit_operands_may_lie_either_way(side, dtype, stored):
     def multiply(acc, sa, sb, x):
         left = sa.T if side == "a" else sa
         plgpu.wgmma(acc, left, sb.T if side == "a" else sb)  # HERE
 
-    n = 128
-    acc = plgpu.ACC((n, n), jnp.int32 if dtype == jnp.int8 else F32)
-    attempt(multiply, tiles((n, n), dtype), tiles((n, n), dtype), acc)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e5m2])
-@pytest.mark.parametrize("side", ["a", "b"])
-@refused
-def test_so_may_those_whose_storage_is_inferred(side, dtype):
-    def multiply(acc, sa, sb, x):
-        left = sa.T if side == "a" else sa
-        plgpu.wgmma(acc, left, sb.T if side == "a" else sb)  # HERE
-
-    plain = plgpu.SMEM((128, 128), dtype)
+    operand = stored((128, 128), dtype)
     acc = plgpu.ACC((128, 128), jnp.int32 if dtype == jnp.int8 else F32)
-    attempt(multiply, plain, plain, acc)
-
-
-@refused_by(attempt, b=plgpu.SMEM((64, 8), F16), acc=plgpu.ACC((64, 8)))
-def test_some_storage_fits_where_it_is_inferred(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa, sb)  # HERE
-
-
-@refused_by(attempt)
-def test_parts_of_operands_are_whole_tiles(acc, sa, sb, x):
-    plgpu.wgmma(acc, sa.at[:, 32:64], sb.at[32:64])  # HERE
+    attempt(multiply, operand, operand, acc)
 
 
 @refused_by(attempt)
@@ -202,11 +183,6 @@ def test_operands_are_the_last_two_dimensions_of_their_array(acc, sa, sb, x):
 # --- parts of accumulators ------------------------------------------------------------
 
 
-@refused_by(attempt)
-def test_a_part_of_an_accumulator_stays_inside(acc, sa, sb, x):
-    plgpu.wgmma(acc.at[:, plgpu.ds(32, 64)], sa, sb)  # HERE
-
-
 @pytest.mark.parametrize("use", ["wgmma", "load", "get"])
 @refused_by(attempt, acc=plgpu.ACC((64, 128)), grid=(2,), grid_names=("i",))
 def test_an_accumulator_is_not_indexed_with_a_value(acc, sa, sb, x, *, use):
@@ -217,42 +193,6 @@ def test_an_accumulator_is_not_indexed_with_a_value(acc, sa, sb, x, *, use):
         "get": lambda: part[...],
     }
     uses[use]()
-
-
-@pytest.mark.parametrize("part", [lambda acc: acc.T, lambda acc: acc.at[3]])
-@refused_by(attempt)
-def test_an_accumulator_is_not_transposed_or_read_row_by_row(acc, sa, sb, x, *, part):
-    part(acc)[...]  # HERE
-
-
-@refused_by(attempt)
-def test_a_part_of_an_accumulator_is_made_of_tiles(acc, sa, sb, x):
-    acc[:, 4:12]  # HERE
-
-
-@refused_by(attempt)
-def test_a_part_of_an_accumulator_is_not_stored_into(acc, sa, sb, x):
-    acc[:, 0:32] = jnp.zeros((64, 32))  # HERE
-
-
-@refused_by(attempt)
-def test_a_part_of_an_accumulator_is_not_added_to(acc, sa, sb, x):
-    jax.ref.addupdate(acc, (slice(None), slice(0, 32)), jnp.zeros((64, 32)))
-
-
-@refused_by(attempt)
-def test_a_store_has_the_accumulators_type(acc, sa, sb, x):
-    acc[...] = jnp.zeros((64, 64), F16)  # HERE
-
-
-@refused_by(attempt)
-def test_load_is_for_memory(acc, sa, sb, x):
-    plgpu.load(acc)  # HERE
-
-
-@refused_by(attempt)
-def test_a_copy_does_not_take_an_accumulator(acc, sa, sb, x):
-    plgpu.copy_smem_to_gmem(acc, x.at[:, 0:64])  # HERE
 
 
 # --- targets --------------------------------------------------------------------------
