@@ -43,7 +43,6 @@ def by_pallas_call():
     return plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS], out_specs=ROWS)
 
 
-both = pytest.mark.parametrize("entry", [by_kernel, by_pallas_call])
 X = numbers()
 XS = np.stack([X, X * 2, X * 3])
 
@@ -51,47 +50,7 @@ XS = np.stack([X, X * 2, X * 3])
 # --- transformations ------------------------------------------------------------------
 
 
-@both
-def test_an_eager_call(entry):
-    check(entry(), X, expected=X + 1)
-
-
-@both
-def test_jit(entry):
-    check(jax.jit(entry()), X, expected=X + 1)
-
-
-@both
-def test_inside_of_a_scan(entry):
-    k = entry()
-
-    def steps(x):
-        return lax.scan(lambda c, _: (k(c), c[0, 0]), x, length=3)
-
-    check(jax.jit(steps), X, expected=(X + 3, np.arange(3, dtype=np.float32)))
-
-
-@both
-def test_over_the_slices_of_a_scan(entry):
-    k = entry()
-    check(lambda xs: lax.scan(lambda c, x: (c, k(x)), 0, xs)[1], XS, expected=XS + 1)
-
-
-@both
-@pytest.mark.parametrize("taken", [True, False])
-def test_inside_of_a_cond(entry, taken):
-    k = entry()
-    choose = jax.jit(lambda p, x: lax.cond(p, k, lambda y: -y, x))
-    check(choose, taken, X, expected=X + 1 if taken else -X)
-
-
-@both
-def test_inside_of_a_while_loop(entry):
-    k = entry()
-    check(lambda x: lax.while_loop(lambda c: c[0, 0] < 3, k, x), X, expected=X + 3)
-
-
-@both
+@pytest.mark.parametrize("entry", [by_kernel, by_pallas_call])
 @pytest.mark.parametrize(
     "order",
     [jax.vmap, lambda k: jax.jit(jax.vmap(k)), lambda k: jax.vmap(jax.jit(k))],
@@ -99,20 +58,6 @@ def test_inside_of_a_while_loop(entry):
 )
 def test_vmap(entry, order):
     check(order(entry()), XS, expected=XS + 1)
-
-
-@both
-def test_vmap_over_another_axis(entry):
-    xs = np.moveaxis(XS, 0, 1)
-    check(
-        jax.vmap(entry(), in_axes=1, out_axes=2), xs, expected=np.moveaxis(XS, 0, 2) + 1
-    )
-
-
-@both
-def test_nested_vmap(entry):
-    xs = XS[None] * np.arange(1, 3, dtype=np.float32)[:, None, None, None]
-    check(jax.vmap(jax.vmap(entry())), xs, expected=xs + 1)
 
 
 @pytest.mark.parametrize("entry", ["kernel", "pallas_call"])
@@ -126,12 +71,6 @@ def test_vmap_with_an_operand_that_all_share(entry):
     check(jax.vmap(k, in_axes=(None, 0)), X, XS, expected=X + 2 * XS)
 
 
-def test_nested_vmap_over_different_operands():
-    k = make(add_twice)
-    outer = jax.vmap(jax.vmap(k, in_axes=(None, 0)), in_axes=(0, None))
-    check(outer, XS[:2], XS, expected=XS[:2, None] + 2 * XS[None])
-
-
 def test_vmap_of_a_grid_with_positions():
     def body(x, o):
         i = lax.axis_index("i")
@@ -143,30 +82,12 @@ def test_vmap_of_a_grid_with_positions():
     check(jax.vmap(k), XS, expected=XS + shift)
 
 
-def test_a_vmap_of_nothing():
-    assert jax.vmap(by_kernel())(np.zeros((0, 64, 128), np.float32)).shape == (
-        0,
-        64,
-        128,
-    )
-
-
 def test_several_kernels_in_one_program():
     plus = make(add_one)
     times = make(lambda x, o: o.set(x[...] * 2))
     program = jax.jit(lambda x: (times(plus(x)), plus(times(x))))
     check(program, X, expected=((X + 1) * 2, X * 2 + 1))
     assert len(plgpu.offline.lower(program, X)) == 2
-
-
-@both
-def test_a_checkpointed_kernel(entry):
-    check(jax.checkpoint(entry()), X, expected=X + 1)
-
-
-@both
-def test_shapes_without_a_run(entry):
-    assert jax.eval_shape(entry(), X).shape == SHAPE
 
 
 def test_one_kernel_for_several_shapes():
@@ -256,21 +177,6 @@ def test_a_closed_over_scalar_of_jax():
     check(
         make(lambda x, o: o.set(jnp.where(flag, x[...] * scalar, 0))), X, expected=X * 3
     )
-
-
-def scaled(x, s):
-    return make(lambda x, o: o.set(x[...] * s))(x)
-
-
-def test_a_closed_over_traced_scalar():
-    check(jax.jit(scaled), X, 3.0, expected=X * 3)
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_a_closed_over_scalar_is_batched(batched):
-    s = np.array([1, 2, 3], np.float32)
-    in_axes, x = ((0, 0), XS) if batched else ((None, 0), X)
-    check(jax.vmap(scaled, in_axes=in_axes), x, s, expected=x * s[:, None, None])
 
 
 def test_a_closed_over_traced_scalar_decides_a_branch_and_an_index():
@@ -411,13 +317,6 @@ def test_loops_nest_with_carries_and_dynamic_bounds():
     expected = sum(X[i, : i + 1].sum() for i in range(4))
     check(make(body, out=f32(1, 128)), X, np.array([4], np.int32),
           expected=np.full((1, 128), expected, np.float32))  # fmt: skip
-
-
-def test_vmap_inside_a_body():
-    def body(x, o):
-        o[...] = jax.vmap(lambda row: row - row.max())(x[...])
-
-    check(make(body), X, expected=X - X.max(1, keepdims=True))
 
 
 # --- several warpgroups ---------------------------------------------------------------
