@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
@@ -20,6 +21,7 @@ from tests.support.tensor_products import BLACKWELL, F32, Product
 
 # Columns of float32 that fit the registers of a warpgroup.
 _MOST_LOADED = 128
+SEMANTICS = ("Lane", "Warpgroup")
 Make = Callable[[Any, Any], Callable[..., Any]]
 
 
@@ -37,6 +39,29 @@ def upstreams(make: Make, *args: Any, semantics: str) -> list[Instruction]:
     """Upstream's instructions, of the same kernel."""
     side = sides.upstream(arch.SM_100A)
     return stream(side.ptx(make(side.names, side.params(semantics)), *args))
+
+
+_OURS = {name: functools.partial(ours, semantics=name) for name in SEMANTICS}
+_THEIRS = {
+    f"upstream {s}": functools.partial(upstreams, semantics=s) for s in SEMANTICS
+}
+beside_upstream = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
+)
+
+
+def compiled_by(*names: str) -> Any:
+    """Gives a test what compiles: `ours` or `upstreams`, under one semantics."""
+    found = [
+        pytest.param(compile_, id=name, marks=[beside_upstream] * (name in _THEIRS))
+        for name, compile_ in (_OURS | _THEIRS).items()
+        if name in names
+    ]
+    return pytest.mark.parametrize("compiled", found)
+
+
+by_ours, by_upstream = compiled_by(*_OURS), compiled_by(*_THEIRS)
+by_each = compiled_by(*_OURS, "upstream Lane")
 
 
 def product(case: Product) -> tuple[Any, ...]:
