@@ -11,7 +11,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from tests.support.differential import golden, pair_kernels
+from tests.support.differential import golden
 from tests.support.differential import tensor_facts as facts
 from tests.support.differential import tensor_kernels as kernels
 from tests.support.tensor_pairs import PairProduct
@@ -39,7 +39,7 @@ GOLDEN = pathlib.Path(__file__).with_name("tensor_pairs.txt")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_pairs_are_those_of_the_file(name, compiled):
     case = PRODUCTS[name]
-    stream = compiled(*pair_kernels.product(case))
+    stream = compiled(*kernels.product(case))
     text = facts.describe(stream, jnp.dtype(case.a).itemsize)
     assert text == golden.lines(GOLDEN)[name]
 
