@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -27,19 +28,7 @@ def copied(fault=None):
 
 
 def product(fault=None, cluster=None):
-    config = (
-        TILES
-        if cluster is None
-        else MatmulConfig(
-            tile_m=64,
-            tile_n=64,
-            tile_k=64,
-            stages=2,
-            blocks=2,
-            cluster=cluster,
-            strip=1,
-        )
-    )
+    config = dataclasses.replace(TILES, cluster=cluster)
     return faults.run(functools.partial(matmul, config=config), [A, B], fault)
 
 
