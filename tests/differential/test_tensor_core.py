@@ -167,10 +167,7 @@ TRANSFERS = {
         Transfer(("TCGEN05_TMEM_NATIVE", 4), dtype=I8, packed=True),
         "32x32b.x16 0+0",
     ),
-    "64 rows": (
-        Transfer(("WGMMA",), rows=64),
-        "16x256b.x4 0+0, 16x256b.x4 16+0",
-    ),
+    "64 rows": (Transfer(("WGMMA",), rows=64), "16x256b.x4 0+0, 16x256b.x4 16+0"),
     "64 rows of f16": (
         Transfer(("WGMMA",), rows=64, dtype=F16),
         "16x128b.x4.pack 0+0, 16x128b.x4.pack 16+0",

@@ -147,10 +147,7 @@ LOST_IN_A_CLUSTER = {
         faults.drop("nvvm.cluster.wait", 0),
         "before its mbarrier.init is known|arrives twice",
     ),
-    "the other blocks' arrivals": (
-        faults.drop_text("shared::cluster"),
-        "deadlock",
-    ),
+    "the other blocks' arrivals": (faults.drop_text("shared::cluster"), "deadlock"),
 }
 
 

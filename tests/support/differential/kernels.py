@@ -340,11 +340,7 @@ def inferred_wgmma(plgpu, a, b, o, a_smem, b_smem, result, arrived):
     "inferred softmax",
     array((64, 128)),
     out=array((64, 128), BF16),
-    scratch=lambda p: [
-        p.SMEM((64, 128), F32),
-        p.SMEM((64, 128), BF16),
-        p.Barrier(),
-    ],
+    scratch=lambda p: [p.SMEM((64, 128), F32), p.SMEM((64, 128), BF16), p.Barrier()],
     semantics=("Warpgroup",),
 )
 def inferred_softmax(plgpu, x, o, source, result, arrived):

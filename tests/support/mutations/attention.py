@@ -97,9 +97,7 @@ SUBJECT = Subject(
             ("no wait for v", errors.RaceError, "fetch v", "wgmma"),
         ),
         *rows(
-            "axes",
-            ("keys not transposed", Wrong),
-            ("maximum along the queries", Wrong),
+            "axes", ("keys not transposed", Wrong), ("maximum along the queries", Wrong)
         ),
         *rows(
             "initialisation",
