@@ -27,42 +27,38 @@ def plan(body, target=arch.SM_90A, warpgroups=1, **options) -> resources.Plan:
     return resources.plan(eqn.params["jaxpr"], target, "k", 2048, warpgroups)
 
 
+def copied(x, o, *scratch):
+    """A body that ignores its scratch."""
+    o[...] = x[...]
+
+
 def offsets(result: resources.Plan | resources.Stack) -> list[tuple[int, int]]:
     return [(a.offset, a.size) for a in result.allocations]
 
 
 def test_a_kernel_without_scratch_needs_no_smem():
-    result = plan(lambda x, o: o.set(x[...]))
+    result = plan(copied)
     assert (result.smem_bytes, result.allocations, result.barriers) == (0, (), 0)
 
 
 def test_arrays_are_aligned_for_the_widest_swizzle():
-    def body(x, o, a, b):
-        o[...] = x[...]
-
     small = plgpu.SMEM((10,), jnp.int8)
-    result = plan(body, scratch_types=[small, tile(1)])
+    result = plan(copied, scratch_types=[small, tile(1)])
     assert offsets(result) == [(0, 10), (1024, 1024)]
 
 
 def test_barriers_lie_behind_the_arrays():
-    def body(x, o, a, one, many):
-        o[...] = x[...]
-
     scratch = [tile(1), plgpu.Barrier(), plgpu.Barrier(num_barriers=(2, 3))]
-    result = plan(body, scratch_types=scratch)
+    result = plan(copied, scratch_types=scratch)
     assert (result.barriers, result.barrier_offset_bytes) == (7, 1024)
     assert result.smem_bytes == 1024 + 7 * 8
     assert sorted(result.barrier_slots.values()) == [0, 1]
 
 
 def test_alternatives_of_a_union_start_at_one_offset():
-    def body(x, o, before, union, after):
-        o[...] = x[...]
-
     small = plgpu.SMEM((10,), jnp.int8)
     union = plgpu.RefUnion([small, tile(1), small], tile(2), small)
-    result = plan(body, scratch_types=[small, union, tile(1)])
+    result = plan(copied, scratch_types=[small, union, tile(1)])
     assert offsets(result) == [
         (0, 10), (1024, 10), (2048, 1024), (3072, 10), (1024, 2048), (1024, 10),
         (4096, 1024),
@@ -184,7 +180,7 @@ def test_a_scope_in_a_loop_is_planned_once():
 
 @pytest.mark.parametrize("warpgroups", [1, 2])
 def test_every_warpgroup_has_scratch_once_the_kernel_uses_it(warpgroups):
-    result = plan(lambda x, o: o.set(x[...]), warpgroups=warpgroups)
+    result = plan(copied, warpgroups=warpgroups)
     assert (result.scratch_bytes, result.smem_bytes) == (0, 0)
     used = result.with_scratch()
     assert used.scratch_bytes == used.smem_bytes == 2048 * warpgroups
@@ -196,22 +192,16 @@ def test_every_warpgroup_has_scratch_once_the_kernel_uses_it(warpgroups):
     ids=["room", "little", "none"],
 )
 def test_scratch_takes_what_arrays_leave(size, each):
-    def body(x, o, a, b):
-        o[...] = x[...]
-
     array = plgpu.SMEM((size,), jnp.int8) if size else tile(1)
     options = {"warpgroups": 2, "num_threads": 2, "thread_name": "wg"}
-    result = plan(body, scratch_types=[array, plgpu.Barrier()], **options)
+    result = plan(copied, scratch_types=[array, plgpu.Barrier()], **options)
     assert result.scratch_room_bytes == 2 * each
     assert result.with_scratch().smem_bytes <= arch.SM_90A.smem_bytes_per_block
 
 
 def test_scratch_that_the_author_has_not_set_may_grow():
-    def body(x, o):
-        o[...] = x[...]
-
-    assert plan(body, warpgroups=2).scratch_rooms_bytes == (4 * KIB,)
-    jaxpr = jax.make_jaxpr(make(body))(numbers())
+    assert plan(copied, warpgroups=2).scratch_rooms_bytes == (4 * KIB,)
+    jaxpr = jax.make_jaxpr(make(copied))(numbers())
     (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
     free = resources.plan(eqn.params["jaxpr"], arch.SM_90A, "k", None, 2)
     # Each warpgroup has a multiple of 16 bytes.
@@ -234,23 +224,17 @@ def test_a_kernel_has_scratch_only_if_its_code_uses_it(semantics):
 
 
 def test_the_budget_is_met_to_the_byte():
-    def body(x, o, a, b):
-        o[...] = x[...]
-
     # 16 bytes are those of the static variable by which dynamic SMEM is addressed.
     fits = plgpu.SMEM((227 * KIB - 16 - 8,), jnp.int8)
-    result = plan(body, scratch_types=[fits, plgpu.Barrier()])
+    result = plan(copied, scratch_types=[fits, plgpu.Barrier()])
     assert result.smem_bytes == arch.SM_90A.smem_bytes_per_block
     with pytest.raises(errors.OutOfResources):
-        plan(body, scratch_types=[fits, plgpu.Barrier(num_barriers=2)])
+        plan(copied, scratch_types=[fits, plgpu.Barrier(num_barriers=2)])
 
 
 def test_barriers_are_aligned_words():
-    def body(x, o, a, b):
-        o[...] = x[...]
-
     odd = plgpu.SMEM((13,), jnp.int8)
-    assert plan(body, scratch_types=[odd, plgpu.Barrier()]).barrier_offset_bytes == 16
+    assert plan(copied, scratch_types=[odd, plgpu.Barrier()]).barrier_offset_bytes == 16
 
 
 def test_the_table_lists_every_allocation_in_bytes():
@@ -267,11 +251,8 @@ def test_the_table_lists_every_allocation_in_bytes():
 
 
 def test_over_the_budget_is_an_error_with_the_table():
-    def body(x, o, a, b):
-        o[...] = x[...]
-
     with pytest.raises(errors.OutOfResources) as info:
-        plan(body, scratch_types=[tile(100), tile(200)])
+        plan(copied, scratch_types=[tile(100), tile(200)])
     error = info.value
     assert error.used_bytes == 300 * KIB
     assert error.limit_bytes == arch.SM_90A.smem_bytes_per_block

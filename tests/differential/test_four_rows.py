@@ -9,10 +9,6 @@ import pytest
 
 from tests.support.differential import tensor_kernels as kernels
 
-SEMANTICS = ["Lane", "Warpgroup"]
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
 GATHER = (
     "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
     ".mbarrier::complete_tx::bytes"
@@ -56,9 +52,8 @@ def kernel(rows, columns, dtype, swizzle, scatters):
     return make, x, jax.ShapeDtypeStruct((rows,), jnp.uint32)
 
 
-def described(compile_, case, semantics, scatters=False):
+def described(stream, scatters):
     """The copies of the first warp's elected thread."""
-    stream = compile_(*kernel(*case, scatters), semantics=semantics)
     wanted = SCATTER if scatters else GATHER
     chosen = [x.operands for x in stream if x.opcode == wanted]
     if scatters:
@@ -70,28 +65,9 @@ def described(compile_, case, semantics, scatters=False):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
+@kernels.by_each
+@pytest.mark.parametrize("scatters", [False, True], ids=["from GMEM", "to GMEM"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_copies_of_four_rows(case, semantics):
-    assert described(kernels.ours, case[:4], semantics) == case[4]
-
-
-@pytest.mark.offline
-@beside_upstream
-@pytest.mark.parametrize("semantics", SEMANTICS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_upstreams_copies_of_four_rows_are_the_same(case, semantics):
-    assert described(kernels.upstreams, case[:4], semantics) == case[4]
-
-
-@pytest.mark.offline
-def test_copies_of_four_rows_to_gmem():
-    case = CASES["several tiles"]
-    assert described(kernels.ours, case[:4], "Lane", scatters=True) == case[4]
-
-
-@pytest.mark.offline
-@beside_upstream
-def test_upstreams_copies_of_four_rows_to_gmem_are_the_same():
-    case = CASES["several tiles"]
-    assert described(kernels.upstreams, case[:4], "Lane", scatters=True) == case[4]
+def test_copies_of_four_rows(case, scatters, compiled):
+    *sizes, expected = case
+    assert described(compiled(*kernel(*sizes, scatters)), scatters) == expected

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -17,10 +16,6 @@ from tests.support.differential import tensor_kernels as kernels
 from tests.support.differential.narrow_kernels import E2M1, E4M3, Narrow, describe
 
 E5M2, F16, BF16 = jnp.float8_e5m2, jnp.float16, jnp.bfloat16
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
-offline = pytest.mark.offline
 
 PRODUCTS = {
     "mxf8": Narrow(128, 256),
@@ -45,27 +40,12 @@ PRODUCTS = {
 GOLDEN = pathlib.Path(__file__).with_name("narrow_products.txt")
 
 
-def described(compile_, case, semantics):
-    return describe(case, compile_(*case.kernel(), semantics=semantics))
-
-
-@offline
-@pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
+@pytest.mark.offline
+@kernels.by_each
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_narrow_products_are_those_of_the_file(name, semantics):
-    assert (
-        described(kernels.ours, PRODUCTS[name], semantics) == golden.lines(GOLDEN)[name]
-    )
-
-
-@offline
-@beside_upstream
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_upstreams_narrow_products_are_those_of_the_file(name):
-    assert (
-        described(kernels.upstreams, PRODUCTS[name], "Lane")
-        == golden.lines(GOLDEN)[name]
-    )
+def test_narrow_products_are_those_of_the_file(name, compiled):
+    case = PRODUCTS[name]
+    assert describe(case, compiled(*case.kernel())) == golden.lines(GOLDEN)[name]
 
 
 def test_each_line_of_the_file_is_of_a_product():

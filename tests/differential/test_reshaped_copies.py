@@ -9,9 +9,6 @@ import pytest
 
 from tests.support.differential import tensor_kernels as kernels
 
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
 # Shape of the array, shape of SMEM, and the part of which another shape is copied.
 CASES = {
     "dimensions are merged": (
@@ -49,7 +46,7 @@ def loads(compile_, case, semantics):
 
 
 @pytest.mark.offline
-@beside_upstream
+@kernels.beside_upstream
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_copies_to_reshaped_smem_are_upstreams(case, semantics):

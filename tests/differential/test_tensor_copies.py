@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -11,10 +10,6 @@ from tests.support.differential import tensor_facts as facts
 from tests.support.differential import tensor_kernels as kernels
 from tests.support.tensor_products import E4M3, F16, F32
 
-SEMANTICS = ["Lane", "Warpgroup"]
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
 WIDE = "cta_group::1.128x256b"
 # Columns, dtype and swizzle; what both packages emit: of each instruction the column of
 # the target and the start of the source, in units of 16 bytes and hexadecimal.
@@ -42,26 +37,15 @@ COPIES = {
 ORDER = "alloc, relinquish, expect, tma, wait, cp, commit, wait, after"
 
 
-def copied(compile_, case, semantics):
-    return facts.copies(compile_(*kernels.copy(*case), semantics=semantics))
-
-
 @pytest.mark.offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
+@kernels.by_each
 @pytest.mark.parametrize("case", COPIES.values(), ids=COPIES)
-def test_instructions_of_a_copy(case, semantics):
-    assert copied(kernels.ours, case[:-1], semantics) == case[-1]
+def test_instructions_of_a_copy(case, compiled):
+    assert facts.copies(compiled(*kernels.copy(*case[:-1]))) == case[-1]
 
 
 @pytest.mark.offline
-@beside_upstream
-@pytest.mark.parametrize("case", COPIES.values(), ids=COPIES)
-def test_upstreams_instructions_of_a_copy_are_the_same(case):
-    assert copied(kernels.upstreams, case[:-1], "Lane") == case[-1]
-
-
-@pytest.mark.offline
-@beside_upstream
+@kernels.beside_upstream
 def test_a_copy_stands_between_the_same_instructions():
     kernel = kernels.copy(64, jnp.float16, 128)
     ours, theirs = (

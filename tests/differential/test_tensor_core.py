@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -22,10 +21,6 @@ from tests.support.differential.tensor_stream import products
 from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, Product
 
 I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
-SEMANTICS = ["Lane", "Warpgroup"]
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
 offline = pytest.mark.offline
 
 PRODUCTS = {
@@ -66,27 +61,25 @@ OURS_ALONE = {
 GOLDEN = pathlib.Path(__file__).with_name("tensor_core.txt")
 
 
-def described(compile_, case, semantics):
-    stream = compile_(*kernels.product(case), semantics=semantics)
-    return facts.describe(stream, jnp.dtype(case.a).itemsize)
-
-
-@offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
-@pytest.mark.parametrize("name", [*PRODUCTS, *OURS_ALONE])
-def test_products_are_those_of_the_file(name, semantics):
+def check(name, compiled):
     case = {**PRODUCTS, **OURS_ALONE}[name]
-    assert described(kernels.ours, case, semantics) == golden.lines(GOLDEN)[name]
+    stream = compiled(*kernels.product(case))
+    text = facts.describe(stream, jnp.dtype(case.a).itemsize)
+    assert text == golden.lines(GOLDEN)[name]
 
 
 @offline
-@beside_upstream
+@kernels.by_each
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_upstreams_products_are_those_of_the_file(name):
-    assert (
-        described(kernels.upstreams, PRODUCTS[name], "Lane")
-        == golden.lines(GOLDEN)[name]
-    )
+def test_products_are_those_of_the_file(name, compiled):
+    check(name, compiled)
+
+
+@offline
+@kernels.by_ours
+@pytest.mark.parametrize("name", OURS_ALONE)
+def test_products_of_ours_alone_are_those_of_the_file(name, compiled):
+    check(name, compiled)
 
 
 def test_each_line_of_the_file_is_of_a_product():
@@ -94,17 +87,13 @@ def test_each_line_of_the_file_is_of_a_product():
 
 
 @offline
-@beside_upstream
-def test_both_semantics_of_upstream_agree():
-    case = PRODUCTS["a along M"]
-    assert (
-        described(kernels.upstreams, case, "Warpgroup")
-        == golden.lines(GOLDEN)["a along M"]
-    )
+@kernels.by_upstream
+def test_both_semantics_of_upstream_agree(compiled):
+    check("a along M", compiled)
 
 
 @offline
-@beside_upstream
+@kernels.beside_upstream
 def test_upstream_omits_the_constant_of_shared_memory_descriptors():
     """Bits 46-48 are 0b001 in the PTX ISA, "Shared memory descriptor"."""
     versions = [
@@ -114,7 +103,7 @@ def test_upstream_omits_the_constant_of_shared_memory_descriptors():
             for descriptor in (product.a, product.b)
         }
         for compile_ in (kernels.ours, kernels.upstreams)
-        for s in SEMANTICS
+        for s in kernels.SEMANTICS
     ]
     assert versions == [{1}, {1}, {0}, {0}]
 
@@ -129,23 +118,20 @@ PRODUCT = (
 HANDOVER = "alloc, relinquish, st, wait st, before, arrive, wait, after, ld, wait ld"
 
 
-def order(compile_, kernel, semantics):
-    return ", ".join(facts.order(compile_(*kernel, semantics=semantics)))
+def order(stream):
+    return ", ".join(facts.order(stream))
 
 
 @offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_order_of_a_product(semantics):
-    kernel = kernels.product(Product())
-    assert order(kernels.ours, kernel, semantics) == f"{PRODUCT}, {FREED}"
+@kernels.by_ours
+def test_order_of_a_product(compiled):
+    assert order(compiled(*kernels.product(Product()))) == f"{PRODUCT}, {FREED}"
 
 
 @offline
-@beside_upstream
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_upstreams_order_of_a_product_is_the_same_but_for_the_end(semantics):
-    kernel = kernels.product(Product())
-    assert order(kernels.upstreams, kernel, semantics) == f"{PRODUCT}, free"
+@kernels.by_upstream
+def test_upstreams_order_of_a_product_is_the_same_but_for_the_end(compiled):
+    assert order(compiled(*kernels.product(Product()))) == f"{PRODUCT}, free"
 
 
 # --- loads and stores -----------------------------------------------------------------
@@ -181,10 +167,7 @@ TRANSFERS = {
         Transfer(("TCGEN05_TMEM_NATIVE", 4), dtype=I8, packed=True),
         "32x32b.x16 0+0",
     ),
-    "64 rows": (
-        Transfer(("WGMMA",), rows=64),
-        "16x256b.x4 0+0, 16x256b.x4 16+0",
-    ),
+    "64 rows": (Transfer(("WGMMA",), rows=64), "16x256b.x4 0+0, 16x256b.x4 16+0"),
     "64 rows of f16": (
         Transfer(("WGMMA",), rows=64, dtype=F16),
         "16x128b.x4.pack 0+0, 16x128b.x4.pack 16+0",
@@ -200,10 +183,6 @@ TRANSFERS = {
 }
 
 
-def moved(compile_, case, semantics):
-    return facts.transfers(compile_(*case.kernel(), semantics=semantics))
-
-
 def expected(text):
     """A store of each, then a load; the qualifier is `unpack` in stores."""
     loads = [part.replace("pack", "pack::16b") for part in text.split(", ")]
@@ -212,31 +191,22 @@ def expected(text):
 
 
 @offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
+@kernels.by_each
 @pytest.mark.parametrize("case, text", TRANSFERS.values(), ids=TRANSFERS)
-def test_loads_and_stores_of_a_pair_of_layouts(case, text, semantics):
-    assert moved(kernels.ours, case, semantics) == expected(text)
+def test_loads_and_stores_of_a_pair_of_layouts(case, text, compiled):
+    assert facts.transfers(compiled(*case.kernel())) == expected(text)
 
 
 @offline
-@beside_upstream
-@pytest.mark.parametrize("case, text", TRANSFERS.values(), ids=TRANSFERS)
-def test_upstreams_loads_and_stores_are_the_same(case, text):
-    assert moved(kernels.upstreams, case, "Lane") == expected(text)
-
-
-@offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_order_of_a_handover(semantics):
+@kernels.by_ours
+def test_order_of_a_handover(compiled):
     """Each wait ends with a barrier of the warpgroup between two fences."""
-    text = order(kernels.ours, kernels.handover(), semantics)
+    text = order(compiled(*kernels.handover()))
     waited = HANDOVER.replace("wait st, before", "wait st, before, after, before")
     assert text == f"{waited}, before, after, {FREED}"
 
 
 @offline
-@beside_upstream
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_upstreams_order_of_a_handover_lacks_the_fences_of_waits(semantics):
-    text = order(kernels.upstreams, kernels.handover(), semantics)
-    assert text == f"{HANDOVER}, free"
+@kernels.by_upstream
+def test_upstreams_order_of_a_handover_lacks_the_fences_of_waits(compiled):
+    assert order(compiled(*kernels.handover())) == f"{HANDOVER}, free"

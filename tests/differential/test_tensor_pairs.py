@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import pathlib
 
-import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support.differential import golden, pair_kernels
+from tests.support.differential import golden
 from tests.support.differential import tensor_facts as facts
 from tests.support.differential import tensor_kernels as kernels
 from tests.support.tensor_pairs import PairProduct
 from tests.support.tensor_products import BF16, E4M3, E5M2
 
 I8, I32 = jnp.int8, jnp.int32
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
-)
-offline = pytest.mark.offline
 
 PRODUCTS = {
     "f16": PairProduct(),
@@ -39,28 +34,14 @@ PRODUCTS = {
 GOLDEN = pathlib.Path(__file__).with_name("tensor_pairs.txt")
 
 
-def described(compile_, case, semantics):
-    stream = compile_(*pair_kernels.product(case), semantics=semantics)
-    return facts.describe(stream, jnp.dtype(case.a).itemsize)
-
-
-@offline
-@pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
+@pytest.mark.offline
+@kernels.by_each
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_of_pairs_are_those_of_the_file(name, semantics):
-    assert (
-        described(kernels.ours, PRODUCTS[name], semantics) == golden.lines(GOLDEN)[name]
-    )
-
-
-@offline
-@beside_upstream
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_upstreams_products_of_pairs_are_those_of_the_file(name):
-    assert (
-        described(kernels.upstreams, PRODUCTS[name], "Lane")
-        == golden.lines(GOLDEN)[name]
-    )
+def test_products_of_pairs_are_those_of_the_file(name, compiled):
+    case = PRODUCTS[name]
+    stream = compiled(*kernels.product(case))
+    text = facts.describe(stream, jnp.dtype(case.a).itemsize)
+    assert text == golden.lines(GOLDEN)[name]
 
 
 def test_each_line_of_the_file_is_of_a_product():

@@ -12,14 +12,10 @@ from tests.support.differential import tensor_facts as facts
 from tests.support.differential import tensor_kernels as kernels
 
 TILES, N, K = 2, 64, 64
-SEMANTICS = ["Lane", "Warpgroup"]
 # Of each product the column of the accumulator, and the starts of a and b.
 GOLDEN = (
     "cta_group::1.kind::f16 0x08110010; sw128 sbo64 lbo-; sw128 sbo64 lbo-; "
     "0:0:0 0:2:80+ 0:4:100+ 0:6:180+ 40:400:0 40:402:80+ 40:404:100+ 40:406:180+"
-)
-beside_upstream = pytest.mark.skipif(
-    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
 )
 
 
@@ -62,14 +58,6 @@ def kernel(rows):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("semantics", SEMANTICS)
-def test_products_of_one_call(semantics):
-    stream = kernels.ours(*kernel(128), semantics=semantics)
-    assert facts.describe(stream, 2) == GOLDEN
-
-
-@pytest.mark.offline
-@beside_upstream
-def test_upstreams_products_of_a_call_for_each_tile_are_the_same():
-    stream = kernels.upstreams(*kernel(128), semantics="Lane")
-    assert facts.describe(stream, 2) == GOLDEN
+@kernels.by_each
+def test_products_of_one_call_are_upstreams_of_a_call_for_each_tile(compiled):
+    assert facts.describe(compiled(*kernel(128)), 2) == GOLDEN

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -27,19 +28,7 @@ def copied(fault=None):
 
 
 def product(fault=None, cluster=None):
-    config = (
-        TILES
-        if cluster is None
-        else MatmulConfig(
-            tile_m=64,
-            tile_n=64,
-            tile_k=64,
-            stages=2,
-            blocks=2,
-            cluster=cluster,
-            strip=1,
-        )
-    )
+    config = dataclasses.replace(TILES, cluster=cluster)
     return faults.run(functools.partial(matmul, config=config), [A, B], fault)
 
 
@@ -158,10 +147,7 @@ LOST_IN_A_CLUSTER = {
         faults.drop("nvvm.cluster.wait", 0),
         "before its mbarrier.init is known|arrives twice",
     ),
-    "the other blocks' arrivals": (
-        faults.drop_text("shared::cluster"),
-        "deadlock",
-    ),
+    "the other blocks' arrivals": (faults.drop_text("shared::cluster"), "deadlock"),
 }
 
 

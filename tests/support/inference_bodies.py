@@ -280,10 +280,7 @@ class Body:
     ) -> list[ir.Value]:
         with self.at():
             branch = scf.IfOp(self.arguments["condition"], list(types), has_else=True)
-        for block, make in (
-            (branch.then_block, then),
-            (branch.else_block, other),
-        ):
+        for block, make in ((branch.then_block, then), (branch.else_block, other)):
             with ir.InsertionPoint(block):
                 scf.yield_(list(make()))
         return list(branch.results)

@@ -45,11 +45,7 @@ _OF_ARRAYS: list[tuple[Any, tuple[np.ndarray, ...], str]] = [
         "diff ediff1d trapezoid unwrap gradient diagonal trace tril triu diag "
         "ones_like zeros_like",
     ),
-    (
-        jnp,
-        (HOLES,),
-        "nansum nanprod nanmax nanmin nanmean nanvar nanstd nancumsum",
-    ),
+    (jnp, (HOLES,), "nansum nanprod nanmax nanmin nanmean nanvar nanstd nancumsum"),
     (jnp, (HOLES,), "nancumprod nanmedian nan_to_num isnan"),
     (jnp, (ABOVE_1,), "log log10 log2 log1p sqrt arccosh acosh"),
     (jnp, (BELOW_1,), "arcsin asin arccos acos arctanh atanh"),
@@ -101,11 +97,7 @@ _OF_ARRAYS: list[tuple[Any, tuple[np.ndarray, ...], str]] = [
         "erf erfc digamma gammaln i0 i0e i1 i1e expit ndtr log_ndtr entr spence expi",
     ),
     (special, (FRACTION,), "erfinv logit"),
-    (
-        special,
-        (POSITIVE, ABOVE_1),
-        "betaln xlogy xlog1py gammainc gammaincc rel_entr",
-    ),
+    (special, (POSITIVE, ABOVE_1), "betaln xlogy xlog1py gammainc gammaincc rel_entr"),
     (special, (ABOVE_1, POSITIVE), "zeta"),
     (special, (POSITIVE, ABOVE_1, FRACTION), "betainc"),
 ]
@@ -175,10 +167,7 @@ _EXPRESSIONS: list[tuple[tuple[np.ndarray, ...], dict[str, Callable[..., Any]]]]
     ((SHORT, X), {"polyval": jnp.polyval}),
     ((POSITIVE,), {"polygamma": lambda x: special.polygamma(1, x)}),
     ((ABOVE_1,), {"multigammaln": lambda x: special.multigammaln(x, 2)}),
-    (
-        (X, COUNTS),
-        {"take_along_axis": lambda x, i: jnp.take_along_axis(x, i % 8, 0)},
-    ),
+    ((X, COUNTS), {"take_along_axis": lambda x, i: jnp.take_along_axis(x, i % 8, 0)}),
     ((COUNTS, X, Y), {"choose": lambda i, x, y: jnp.choose(i, [x, y], mode="wrap")}),
     ((ROW, OTHER_ROW), {"lexsort": lambda x, y: jnp.lexsort((x, y))}),
     (

@@ -15,10 +15,7 @@ F16, F32 = jnp.float16, jnp.float32
 def tiles(shape=(64, 64), dtype=F16, swizzle=128, columns=None):
     """SMEM stored as the tensor core reads it; `columns` spoils the tiling."""
     elements = columns or swizzle // jnp.dtype(dtype).itemsize
-    transforms = (
-        plgpu.TilingTransform((8, elements)),
-        plgpu.SwizzleTransform(swizzle),
-    )
+    transforms = (plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 

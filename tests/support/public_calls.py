@@ -145,8 +145,7 @@ def _top(then: Callable[[Any, Any], Any] = _none, **arguments: Any) -> Good:
 
 
 def _in(
-    arguments: Callable[[Env], dict[str, Any]],
-    then: Callable[[Any, Any], Any] = _none,
+    arguments: Callable[[Env], dict[str, Any]], then: Callable[[Any, Any], Any] = _none
 ) -> Good:
     return Good(arguments, then, inside=True)
 
@@ -216,13 +215,11 @@ GOOD: dict[str, Good] = {
     "testing.perf_report": _top(
         benchmarks=plgpu.testing.Benchmark(
             x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
-        ),
+        )
     ),
     "testing.rank": _top(f=lambda x, config: x, configs=[1], args=(OUT,)),
     "autotune": _top(
-        lambda decorate, _: decorate(_tunable)(jnp.zeros((8,))),
-        configs=[1],
-        key="x",
+        lambda decorate, _: decorate(_tunable)(jnp.zeros((8,))), configs=[1], key="x"
     ),
     # Control flow and positions
     "when": _in(lambda e: {"condition": e.i == 0}, _run),

@@ -154,9 +154,13 @@ def _fitting(rng: random.Random, shape: Shape) -> tuple[Shape, Part]:
     return (lead * shape[0], *shape[1:]), part
 
 
-def _kernel(body: Any, out: Any, scratch: list[Any], **options: Any) -> Any:
+def _kernel(
+    body: Any, shape: Shape, dtype: Any, scratch: Callable[[], list[Any]], **options
+) -> Any:
+    """A function that declares the kernel, which may raise, and calls it."""
+    out = jax.ShapeDtypeStruct(shape, dtype)
     return lambda *args: plgpu.kernel(
-        body, out_type=out, scratch_types=scratch, **options
+        body, out_type=out, scratch_types=scratch(), **options
     )(*args)
 
 
@@ -176,11 +180,10 @@ def copy_in(rng: random.Random) -> Program:
         plgpu.barrier_wait(barrier)
         o[...] = target.of(s, n)[...]
 
-    def function(*args):
-        scratch = [plgpu.SMEM(smem, dtype, transforms=transforms), plgpu.Barrier()]
-        out = jax.ShapeDtypeStruct(source.shape, dtype)
-        return plgpu.kernel(body, out_type=out, scratch_types=scratch)(*args)
+    def scratch():
+        return [plgpu.SMEM(smem, dtype, transforms=transforms), plgpu.Barrier()]
 
+    function = _kernel(body, source.shape, dtype, scratch)
     arguments = _array(shape, dtype), _scalars(source, target)
     return Program("copy_in", function, arguments, _dynamic(source, target))
 
@@ -202,14 +205,11 @@ def copy_out(rng: random.Random) -> Program:
         plgpu.copy_smem_to_gmem(source.of(s, n), target.of(o, n))
         plgpu.wait_smem_to_gmem(0)
 
-    def function(*args):
-        scratch = [
-            plgpu.SMEM(smem, dtype, transforms=transforms),
-            plgpu.SMEM(shape, dtype),
-        ]
-        out = jax.ShapeDtypeStruct(shape, dtype)
-        return plgpu.kernel(body, out_type=out, scratch_types=scratch)(*args)
+    def scratch():
+        source = plgpu.SMEM(smem, dtype, transforms=transforms)
+        return [source, plgpu.SMEM(shape, dtype)]
 
+    function = _kernel(body, shape, dtype, scratch)
     arguments = _array(smem, dtype), _scalars(target, source)
     return Program("copy_out", function, arguments, _dynamic(source, target))
 
@@ -230,11 +230,10 @@ def access(rng: random.Random) -> Program:
             source = s
         place.of(o, n)[...] = part.of(source, n)[...]
 
-    def function(*args):
-        scratch = [plgpu.SMEM(shape, dtype, transforms=transforms if in_smem else ())]
-        out = jax.ShapeDtypeStruct(target, dtype)
-        return plgpu.kernel(body, out_type=out, scratch_types=scratch)(*args)
+    def scratch():
+        return [plgpu.SMEM(shape, dtype, transforms=transforms if in_smem else ())]
 
+    function = _kernel(body, target, dtype, scratch)
     arguments = _array(shape, dtype), _scalars(part, place)
     return Program("access", function, arguments, _dynamic(part, place))
 
@@ -251,21 +250,12 @@ def multicast(rng: random.Random) -> Program:
         plgpu.barrier_wait(barrier)
         o[lax.axis_index("c")] = s[...]
 
-    def function(*args):
-        scratch = [
-            plgpu.SMEM(shape, dtype, transforms=transforms),
-            plgpu.Barrier(),
-            plgpu.ClusterBarrier(collective_axes=("c",)),
-        ]
-        out = jax.ShapeDtypeStruct((count, *shape), dtype)
-        return plgpu.kernel(
-            body,
-            out_type=out,
-            scratch_types=scratch,
-            cluster=(count,),
-            cluster_names=("c",),
-        )(*args)
+    def scratch():
+        tile = plgpu.SMEM(shape, dtype, transforms=transforms)
+        return [tile, plgpu.Barrier(), plgpu.ClusterBarrier(collective_axes=("c",))]
 
+    cluster = {"cluster": (count,), "cluster_names": ("c",)}
+    function = _kernel(body, (count, *shape), dtype, scratch, **cluster)
     return Program("multicast", function, (_array(shape, dtype),))
 
 
@@ -319,16 +309,14 @@ def product(rng: random.Random) -> Program:
         plgpu.wgmma(total, sa.T if turned[0] else sa, sb.T if turned[1] else sb)
         o[...] = total[...]
 
-    def function(*args):
-        scratch = [
-            plgpu.SMEM(shapes[0], dtype, transforms=storage[0]),
-            plgpu.SMEM(shapes[1], dtype, transforms=storage[1]),
-            plgpu.Barrier(num_arrivals=2),
-            plgpu.ACC((m, n), acc),
-        ]
-        out = jax.ShapeDtypeStruct((m, n), acc)
-        return plgpu.kernel(body, out_type=out, scratch_types=scratch)(*args)
+    def scratch():
+        operands = (
+            plgpu.SMEM(shape, dtype, transforms=transforms)
+            for shape, transforms in zip(shapes, storage, strict=True)
+        )
+        return [*operands, plgpu.Barrier(num_arrivals=2), plgpu.ACC((m, n), acc)]
 
+    function = _kernel(body, (m, n), acc, scratch)
     return Program("product", function, tuple(jnp.ones(s, dtype) for s in shapes))
 
 

@@ -14,17 +14,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from tests.support.random_bodies import (
-    BF16,
-    BOOL,
-    F16,
-    F32,
-    I8,
-    I32,
-    U32,
-    Body,
-    step,
-)
+from tests.support.random_bodies import BF16, BOOL, F16, F32, I8, I32, U32, Body, step
 from tests.support.random_steps import element
 
 SCANS = {

@@ -11,9 +11,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.scaled_products import ROWS, ScaledProduct, storage
+from tests.support.scaled_products import ROWS, ScaledProduct
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import F32, Case, start_copies
+from tests.support.tensor_products import F32, Case, start_copies, storage
 
 
 @dataclasses.dataclass(frozen=True)

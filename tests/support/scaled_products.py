@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu import types
 from pallas_gpu.layouts import TmemLayout
-from tests.support.tensor_products import E4M3, F32, Case, start_copies
+from tests.support.tensor_products import E4M3, F32, Case, start_copies, storage
 
 E8M0, E2M1 = jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 ROWS = 128
-
-
-def storage(dtype: Any, swizzle: int = 128) -> tuple[Any, ...]:
-    """The transforms of an SMEM operand."""
-    columns = swizzle * 8 // types.itemsize_bits(dtype)
-    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
 
 
 def tiles(scales: np.ndarray) -> np.ndarray:

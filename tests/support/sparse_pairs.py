@@ -12,11 +12,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.scaled_products import E8M0, storage
+from tests.support.scaled_products import E8M0
 from tests.support.scaled_products import tiles as tiles_of_scales
 from tests.support.sparse_products import M, SparseProduct, compressed, indices
 from tests.support.tensor_pairs import PAIR
-from tests.support.tensor_products import Case, start_copies
+from tests.support.tensor_products import Case, start_copies, storage
 
 
 @dataclasses.dataclass(frozen=True)

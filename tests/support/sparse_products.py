@@ -11,8 +11,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
-from tests.support.scaled_products import storage
-from tests.support.tensor_products import F16, F32, Case, in_tmem, start_copies
+from tests.support.tensor_products import F16, F32, Case, in_tmem, start_copies, storage
 
 M = 128
 

@@ -6,68 +6,43 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support.tensor_products import F16, F32, Case, Product, in_tmem, storage
+from tests.support.tensor_products import Product, in_tmem
 
 PAIR: dict[str, Any] = {"cluster": (2,), "cluster_names": ("c",)}
 PARTITIONED = plgpu.CopyPartition.PARTITIONED
 
 
 @dataclasses.dataclass(frozen=True)
-class PairProduct(Case):
+class PairProduct(Product):
     """One product of a tile by two CTAs.
 
+    Its `m` is the rows of the accumulator in each CTA, `n` and `k` are of the whole
+    product, of which there is one round; a left operand in TMEM needs not `tracked`.
+
     Attributes:
-      m: rows of the accumulator in each CTA.
-      n, k: of the whole product.
-      a, b, acc: element types.
-      swizzle: of both operands, in bytes.
-      a_stored, b_stored: whether the operand is stored transposed: (K, M) and (N, K).
       tracked: whether the leader's barrier tracks the loads of both; else each CTA
         waits for its own and tells the leader.
-      a_in_tmem: whether the left operand is copied to TMEM first; needs not `tracked`.
-      inferred: whether the operands are declared without transforms.
     """
 
-    m: int = 128
-    n: int = 64
-    k: int = 64
-    a: Any = F16
-    b: Any = F16
-    acc: Any = F32
-    swizzle: int = 128
-    a_stored: bool = False
     b_stored: bool = True
     tracked: bool = True
-    a_in_tmem: bool = False
-    inferred: bool = False
     mesh = PAIR
+    collective = True
 
     @property
     def whole(self) -> Product:
         """The product of both CTAs."""
-        return Product(
-            m=2 * self.m,
-            n=self.n,
-            k=self.k,
-            a=self.a,
-            b=self.b,
-            acc=self.acc,
-            a_stored=self.a_stored,
-            b_stored=self.b_stored,
-        )
+        names = (field.name for field in dataclasses.fields(Product))
+        fields = {name: getattr(self, name) for name in names}
+        return Product(**{**fields, "m": 2 * self.m})
 
     def operands(self, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Small operands, as they are stored."""
         return self.whole.operands(seed)
-
-    def expected(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The product of operands as they are stored."""
-        return self.whole.expected(a, b)
 
     @property
     def result(self) -> tuple[tuple[int, int], Any]:
@@ -76,37 +51,16 @@ class PairProduct(Case):
     @property
     def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Of the operands of one CTA, as they are stored."""
-        a, b = (self.m, self.k), (self.k, self.n // 2)
-        return a[::-1] if self.a_stored else a, b[::-1] if self.b_stored else b
+        return dataclasses.replace(self.whole, m=self.m, n=self.n // 2).shapes
 
     def scratch(self) -> dict[str, Any]:
         """The declarations of the kernel."""
-        (a_shape, b_shape), narrow = self.shapes, jnp.dtype(self.acc).itemsize < 4
-        stored = [
-            () if self.inferred else storage(dtype, self.swizzle)
-            for dtype in (self.a, self.b)
-        ]
-        declared = {
-            "a_smem": plgpu.SMEM(a_shape, self.a, transforms=stored[0]),
-            "b_smem": plgpu.SMEM(b_shape, self.b, transforms=stored[1]),
-            "acc": plgpu.TMEM(
-                (self.m, self.n),
-                self.acc,
-                packed=False if narrow else None,
-                collective=True,
-            ),
-            "loaded": plgpu.Barrier(num_arrivals=2),
-            "ready": plgpu.ClusterBarrier(
-                collective_axes="c", orders_tensor_core=self.a_in_tmem
-            ),
-            "done": plgpu.Barrier(orders_tensor_core=True),
-        }
-        if self.a_in_tmem:
-            packed = True if jnp.dtype(self.a).itemsize < 4 else None
-            declared["a_tmem"] = plgpu.TMEM(
-                (self.m, self.k), self.a, packed=packed, collective=True
-            )
-        return declared
+        declared = super().scratch()
+        last = {x: declared.pop(x) for x in ("done", "a_tmem") if x in declared}
+        ready = plgpu.ClusterBarrier(
+            collective_axes="c", orders_tensor_core=self.a_in_tmem
+        )
+        return {**declared, "ready": ready, **last}
 
     def load(self, a, b, a_smem, b_smem, loaded, ready) -> None:
         """Loads the CTA's parts; the leader knows then that all have arrived."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from pallas_gpu import types
 from tests.support import everywhere
 
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
@@ -27,7 +28,7 @@ def start_copies(loaded: Any, *pairs: tuple[Any, Any]) -> None:
 
 def storage(dtype: Any, swizzle: int = 128) -> tuple[Any, ...]:
     """The transforms of an SMEM operand."""
-    columns = swizzle // jnp.dtype(dtype).itemsize
+    columns = swizzle * 8 // types.itemsize_bits(dtype)
     return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle)
 
 
@@ -68,9 +69,11 @@ class Case:
 
     Attributes:
       mesh: options of the kernel that give it several CTAs.
+      collective: whether they are a pair.
     """
 
     mesh: Any = {}  # noqa: RUF012 - nobody changes it
+    collective: Any = False
 
     @property
     def result(self) -> tuple[tuple[int, int], Any]:
@@ -160,14 +163,19 @@ class Product(Case):
             "a_smem": plgpu.SMEM(a_shape, self.a, transforms=stored[0]),
             "b_smem": plgpu.SMEM(b_shape, self.b, transforms=stored[1]),
             "acc": plgpu.TMEM(
-                (self.m, self.n), self.acc, packed=False if narrow else None
+                (self.m, self.n),
+                self.acc,
+                packed=False if narrow else None,
+                collective=self.collective,
             ),
             "loaded": plgpu.Barrier(num_arrivals=2),
             "done": plgpu.Barrier(orders_tensor_core=True),
         }
         if self.a_in_tmem:
             packed = True if jnp.dtype(self.a).itemsize < 4 else None
-            declared["a_tmem"] = plgpu.TMEM((self.m, self.k), self.a, packed=packed)
+            declared["a_tmem"] = plgpu.TMEM(
+                (self.m, self.k), self.a, packed=packed, collective=self.collective
+            )
         return declared
 
     def body(self, a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem=None) -> None:

@@ -78,7 +78,7 @@ def axis_name(way: Way) -> None:
 
 
 def nothing(way: Way) -> None:
-    way.check(jax.vmap(way.make()), XS[:0], expected=XS[:0])
+    assert way.run(jax.vmap(way.make()), XS[:0]).shape == XS[:0].shape
 
 
 def in_a_body(way: Way) -> None:

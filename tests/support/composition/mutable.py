@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -20,7 +21,7 @@ def twice(r: Any) -> None:
 def argument(way: Way) -> None:
     ref = jax.new_ref(X)
     way.run(way.in_place(twice), ref)
-    way.check(lambda: ref[...], expected=2 * X)
+    np.testing.assert_array_equal(ref[...], 2 * X)
 
 
 def captured(way: Way) -> None:
@@ -31,7 +32,7 @@ def captured(way: Way) -> None:
         ref[...] = x[...] * 4
 
     way.check(way.make(body), X, expected=2 * X)
-    way.check(lambda: ref[...], expected=4 * X)
+    np.testing.assert_array_equal(ref[...], 4 * X)
 
 
 def in_loops(way: Way) -> None:

@@ -53,8 +53,10 @@ class Way:
         return jax.block_until_ready((jax.jit(f) if self.jit else f)(*args))
 
     def check(self, f: Callable[..., Any], *args: Any, expected: Any) -> None:
-        """Calls a function, and compares its results."""
+        """Calls a function, compares its results, and lowers the jitted `kernel`."""
         jax.tree.map(np.testing.assert_array_equal, self.run(f, *args), expected)
+        if self.jit and self.entry == "kernel":
+            plgpu.offline.lower(f, *args)
 
     def __str__(self) -> str:
         return f"{'jit' if self.jit else 'eager'} {self.entry}"

@@ -52,13 +52,33 @@ KERNELS: dict[str, Kernel] = {}
 def _kernel(
     name: str,
     *args: jax.ShapeDtypeStruct,
+    out: Any = None,
+    scratch: Callable[[Any], Any] = lambda plgpu: (),
     semantics: tuple[str, ...] = SEMANTICS,
-) -> Callable[[Build], Build]:
-    """Enters a function into the table."""
+    **options: Any,
+) -> Callable[[Callable[..., None]], None]:
+    """Enters a body into the table: one of the names to write with, and references.
 
-    def enter(build: Build) -> Build:
+    Args:
+      name: in the table.
+      args: types of the arguments.
+      out: that of the result, if not the first argument's.
+      scratch: its declarations, of the names.
+      semantics: as of `Kernel`.
+      options: of the kernel.
+    """
+
+    def enter(body: Callable[..., None]) -> None:
+        def build(plgpu, params):
+            return plgpu.kernel(
+                functools.partial(body, plgpu),
+                out_type=args[0] if out is None else out,
+                scratch_types=scratch(plgpu),
+                compiler_params=params,
+                **options,
+            )
+
         KERNELS[name] = Kernel(build, build, args, semantics)
-        return build
 
     return enter
 
@@ -75,334 +95,260 @@ def _tiled(plgpu: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=_transforms(plgpu, shape[-1], dtype))
 
 
+def _fetch(plgpu: Any, arrived: Any, *pairs: tuple[Any, Any]) -> None:
+    for source, target in pairs:
+        plgpu.copy_gmem_to_smem(source, target, arrived)
+    plgpu.barrier_wait(arrived)
+
+
+def _store(plgpu: Any, value: Any, result: Any, o: Any) -> None:
+    """Stores a value by way of SMEM."""
+    result[...] = value
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(result, o)
+    plgpu.wait_smem_to_gmem(0)
+
+
 # --- registers and GMEM ---------------------------------------------------------------
 
 
 @_kernel("elementwise", array((128, 128)), array((128, 128)))
-def elementwise(plgpu, params):
-    def body(x, y, o):
-        o[...] = jnp.exp(x[...] * 2 + 1) + jnp.maximum(y[...], 0)
-
-    return plgpu.kernel(body, out_type=array((128, 128)), compiler_params=params)
+def elementwise(plgpu, x, y, o):
+    o[...] = jnp.exp(x[...] * 2 + 1) + jnp.maximum(y[...], 0)
 
 
-@_kernel("elementwise on a grid", array((512, 128), BF16))
-def elementwise_on_a_grid(plgpu, params):
-    def body(x, o):
-        rows = plgpu.ds(lax.axis_index("i") * 64, 64)
-        o[rows] = (x[rows].astype(F32) * 0.5).astype(BF16)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((512, 128), BF16),
-        grid=(8,),
-        grid_names=("i",),
-        compiler_params=params,
-    )
+@_kernel("elementwise on a grid", array((512, 128), BF16), grid=(8,), grid_names=("i",))
+def elementwise_on_a_grid(plgpu, x, o):
+    rows = plgpu.ds(lax.axis_index("i") * 64, 64)
+    o[rows] = (x[rows].astype(F32) * 0.5).astype(BF16)
 
 
 @_kernel("polynomial", array((64, 128)), array((64, 128)))
-def polynomial(plgpu, params):
-    def body(x, y, o):
-        value = x[...]
-        o[...] = ((value * 0.5 + 1) * value - 3) * value + y[...] * y[...]
-
-    return plgpu.kernel(body, out_type=array((64, 128)), compiler_params=params)
+def polynomial(plgpu, x, y, o):
+    value = x[...]
+    o[...] = ((value * 0.5 + 1) * value - 3) * value + y[...] * y[...]
 
 
 @_kernel("softmax", array((64, 128)))
-def softmax(plgpu, params):
-    def body(x, o):
-        row = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
-        spread = lambda v: lax.broadcast_in_dim(v, row.shape, [0])  # noqa: E731
-        power = jnp.exp(row - spread(jnp.max(row, axis=1)))
-        o[...] = power / spread(jnp.sum(power, axis=1))
-
-    return plgpu.kernel(body, out_type=array((64, 128)), compiler_params=params)
+def softmax(plgpu, x, o):
+    row = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
+    spread = lambda v: lax.broadcast_in_dim(v, row.shape, [0])  # noqa: E731
+    power = jnp.exp(row - spread(jnp.max(row, axis=1)))
+    o[...] = power / spread(jnp.sum(power, axis=1))
 
 
 @_kernel("mask", array((64, 128)))
-def mask(plgpu, params):
-    def body(x, o):
-        wgmma = plgpu.Layout.WGMMA
-        value = plgpu.load(x, layout=wgmma, optimized=False)
-        rows = plgpu.broadcasted_iota(jnp.int32, (64, 128), 0, layout=wgmma)
-        columns = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1, layout=wgmma)
-        o[...] = jnp.where(rows >= columns, value, -1e30)
-
-    return plgpu.kernel(body, out_type=array((64, 128)), compiler_params=params)
+def mask(plgpu, x, o):
+    wgmma = plgpu.Layout.WGMMA
+    value = plgpu.load(x, layout=wgmma, optimized=False)
+    rows = plgpu.broadcasted_iota(jnp.int32, (64, 128), 0, layout=wgmma)
+    columns = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1, layout=wgmma)
+    o[...] = jnp.where(rows >= columns, value, -1e30)
 
 
-@_kernel("loop over arrays", array((8, 64, 128)))
-def loop_over_arrays(plgpu, params):
-    def body(x, o):
-        first = x[0]
+@_kernel("loop over arrays", array((8, 64, 128)), out=array((64, 128)))
+def loop_over_arrays(plgpu, x, o):
+    first = x[0]
 
-        def turn(i, carry):
-            total, largest = carry
-            value = x[i]
-            return total + value, jnp.maximum(largest, value)
+    def turn(i, carry):
+        total, largest = carry
+        value = x[i]
+        return total + value, jnp.maximum(largest, value)
 
-        total, largest = lax.fori_loop(1, 8, turn, (first, first))
-        o[...] = total * largest
-
-    return plgpu.kernel(body, out_type=array((64, 128)), compiler_params=params)
+    total, largest = lax.fori_loop(1, 8, turn, (first, first))
+    o[...] = total * largest
 
 
 # --- SMEM and copies ------------------------------------------------------------------
 
 
-@_kernel("copy", array((512, 128), F16))
-def copy(plgpu, params):
-    def body(x, o, buffer, arrived):
-        rows = plgpu.ds(lax.axis_index("i") * 64, 64)
-        plgpu.copy_gmem_to_smem(x.at[rows], buffer, arrived)
-        plgpu.barrier_wait(arrived)
-        plgpu.copy_smem_to_gmem(buffer, o.at[rows])
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((512, 128), F16),
-        grid=(8,),
-        grid_names=("i",),
-        scratch_types=[_tiled(plgpu, (64, 128), F16), plgpu.Barrier()],
-        compiler_params=params,
-    )
+@_kernel(
+    "copy",
+    array((512, 128), F16),
+    scratch=lambda p: [_tiled(p, (64, 128), F16), p.Barrier()],
+    grid=(8,),
+    grid_names=("i",),
+)
+def copy(plgpu, x, o, buffer, arrived):
+    rows = plgpu.ds(lax.axis_index("i") * 64, 64)
+    plgpu.copy_gmem_to_smem(x.at[rows], buffer, arrived)
+    plgpu.barrier_wait(arrived)
+    plgpu.copy_smem_to_gmem(buffer, o.at[rows])
+    plgpu.wait_smem_to_gmem(0)
 
 
-@_kernel("multicast", array((128, 128), F16))
-def multicast(plgpu, params):
-    def body(x, o, buffer, arrived):
-        plgpu.copy_gmem_to_smem(x, buffer, arrived, collective_axes="pair")
-        plgpu.barrier_wait(arrived)
-        plgpu.copy_smem_to_gmem(buffer, o.at[lax.axis_index("pair")])
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((2, 128, 128), F16),
-        cluster=(2,),
-        cluster_names=("pair",),
-        scratch_types=[_tiled(plgpu, (128, 128), F16), plgpu.Barrier()],
-        compiler_params=params,
-    )
+@_kernel(
+    "multicast",
+    array((128, 128), F16),
+    out=array((2, 128, 128), F16),
+    scratch=lambda p: [_tiled(p, (128, 128), F16), p.Barrier()],
+    cluster=(2,),
+    cluster_names=("pair",),
+)
+def multicast(plgpu, x, o, buffer, arrived):
+    plgpu.copy_gmem_to_smem(x, buffer, arrived, collective_axes="pair")
+    plgpu.barrier_wait(arrived)
+    plgpu.copy_smem_to_gmem(buffer, o.at[lax.axis_index("pair")])
+    plgpu.wait_smem_to_gmem(0)
 
 
-@_kernel("plain SMEM", array((64, 128)))
-def plain_smem(plgpu, params):
-    def body(x, o, source, result, arrived):
-        plgpu.copy_gmem_to_smem(x, source, arrived)
-        plgpu.barrier_wait(arrived)
-        value = plgpu.load(source, layout=plgpu.Layout.WGMMA, optimized=False)
-        result[...] = value + 1
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    plain = plgpu.SMEM((64, 128), F32)
-    return plgpu.kernel(
-        body,
-        out_type=array((64, 128)),
-        scratch_types=[plain, plain, plgpu.Barrier()],
-        compiler_params=params,
-    )
+@_kernel(
+    "plain SMEM",
+    array((64, 128)),
+    scratch=lambda p: [*[p.SMEM((64, 128), F32)] * 2, p.Barrier()],
+)
+def plain_smem(plgpu, x, o, source, result, arrived):
+    _fetch(plgpu, arrived, (x, source))
+    value = plgpu.load(source, layout=plgpu.Layout.WGMMA, optimized=False)
+    _store(plgpu, value + 1, result, o)
 
 
-@_kernel("swizzled SMEM", array((64, 128), F16))
-def swizzled_smem(plgpu, params):
-    def body(x, o, source, result, arrived):
-        plgpu.copy_gmem_to_smem(x, source, arrived)
-        plgpu.barrier_wait(arrived)
-        value = plgpu.load(source, layout=plgpu.Layout.WGMMA)
-        result[...] = value * 2
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    tiled = _tiled(plgpu, (64, 128), F16)
-    return plgpu.kernel(
-        body,
-        out_type=array((64, 128), F16),
-        scratch_types=[tiled, tiled, plgpu.Barrier()],
-        compiler_params=params,
-    )
+@_kernel(
+    "swizzled SMEM",
+    array((64, 128), F16),
+    scratch=lambda p: [*[_tiled(p, (64, 128), F16)] * 2, p.Barrier()],
+)
+def swizzled_smem(plgpu, x, o, source, result, arrived):
+    _fetch(plgpu, arrived, (x, source))
+    value = plgpu.load(source, layout=plgpu.Layout.WGMMA)
+    _store(plgpu, value * 2, result, o)
 
 
-@_kernel("convert and store", array((64, 128)))
-def convert_and_store(plgpu, params):
-    def body(x, o, result):
-        value = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
-        result[...] = value.astype(BF16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((64, 128), BF16),
-        scratch_types=[_tiled(plgpu, (64, 128), BF16)],
-        compiler_params=params,
-    )
+@_kernel(
+    "convert and store",
+    array((64, 128)),
+    out=array((64, 128), BF16),
+    scratch=lambda p: [_tiled(p, (64, 128), BF16)],
+)
+def convert_and_store(plgpu, x, o, result):
+    value = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
+    _store(plgpu, value.astype(BF16), result, o)
 
 
 # --- tensor core ----------------------------------------------------------------------
 
 
-def _product(dtype: Any, transposed: bool = False, from_registers: bool = False):
+def _product(name: str, dtype: Any, transposed=False, from_registers=False) -> None:
     """One tile: 64 x 128 of a product of depth 64."""
+    b_shape = (128, 64) if transposed else (64, 128)
+    shapes = (64, 64), b_shape, (64, 128)
 
-    def build(plgpu, params):
-        def body(a, b, o, a_smem, b_smem, result, arrived):
-            plgpu.copy_gmem_to_smem(a, a_smem, arrived)
-            plgpu.copy_gmem_to_smem(b, b_smem, arrived)
-            plgpu.barrier_wait(arrived)
+    @_kernel(
+        name,
+        *(array(shape, dtype) for shape in shapes[:2]),
+        out=array((64, 128), dtype),
+        scratch=lambda p: [
+            *(_tiled(p, shape, dtype) for shape in shapes),
+            p.Barrier(num_arrivals=2),
+        ],
+    )
+    def body(plgpu, a, b, o, a_smem, b_smem, result, arrived):
+        _fetch(plgpu, arrived, (a, a_smem), (b, b_smem))
 
-            def multiply(acc):
-                left = a_smem
-                if from_registers:
-                    left = plgpu.load(a_smem, layout=plgpu.Layout.WGMMA) * 2
-                plgpu.wgmma(acc, left, b_smem.T if transposed else b_smem)
-                return acc[...]
-
-            product = plgpu.run_scoped(multiply, plgpu.ACC((64, 128), F32))
-            result[...] = product.astype(dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(result, o)
-            plgpu.wait_smem_to_gmem(0)
-
-        b_shape = (128, 64) if transposed else (64, 128)
-        return plgpu.kernel(
-            body,
-            out_type=array((64, 128), dtype),
-            scratch_types=[
-                _tiled(plgpu, (64, 64), dtype),
-                _tiled(plgpu, b_shape, dtype),
-                _tiled(plgpu, (64, 128), dtype),
-                plgpu.Barrier(num_arrivals=2),
-            ],
-            compiler_params=params,
-        )
-
-    return build
-
-
-_A, _B = array((64, 64), F16), array((64, 128), F16)
-_kernel("wgmma f16", _A, _B)(_product(F16))
-_kernel("wgmma bf16", array((64, 64), BF16), array((64, 128), BF16))(_product(BF16))
-_kernel("wgmma transposed b", _A, array((128, 64), F16))(_product(F16, transposed=True))
-_kernel("wgmma A in registers", _A, _B)(_product(F16, from_registers=True))
-
-
-@_kernel("matmul with a ring", array((256, 512), F16), array((512, 256), F16))
-def matmul_with_a_ring(plgpu, params, tile_m=128, tile_n=128, tile_k=64, stages=2):
-    m, n, k = 256, 256, 512
-
-    def body(a, b, o, a_ring, b_ring, result, full):
-        rows = plgpu.ds(lax.axis_index("i") * tile_m, tile_m)
-        columns = plgpu.ds(lax.axis_index("j") * tile_n, tile_n)
-
-        def fetch(step, slot):
-            depth = plgpu.ds(step * tile_k, tile_k)
-            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_ring.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(
-                b.at[depth, columns], b_ring.at[slot], full.at[slot]
-            )
-
-        for slot in range(stages):
-            fetch(slot, slot)
-
-        def accumulate(acc):
-            def turn(step, _):
-                slot = lax.rem(step, jnp.int32(stages))
-                plgpu.barrier_wait(full.at[slot])
-                plgpu.wgmma(acc, a_ring.at[slot], b_ring.at[slot])
-                plgpu.wgmma_wait(0)
-
-                @plgpu.when(step + stages < k // tile_k)
-                def _():
-                    fetch(step + stages, slot)
-
-            lax.fori_loop(0, k // tile_k, turn, None)
+        def multiply(acc):
+            left = a_smem
+            if from_registers:
+                left = plgpu.load(a_smem, layout=plgpu.Layout.WGMMA) * 2
+            plgpu.wgmma(acc, left, b_smem.T if transposed else b_smem)
             return acc[...]
 
-        product = plgpu.run_scoped(accumulate, plgpu.ACC((tile_m, tile_n), F32))
-        result[...] = product.astype(F16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o.at[rows, columns])
-        plgpu.wait_smem_to_gmem(0)
+        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 128), F32))
+        _store(plgpu, product.astype(dtype), result, o)
 
-    return plgpu.kernel(
-        body,
-        out_type=array((m, n), F16),
-        grid=(m // tile_m, n // tile_n),
-        grid_names=("i", "j"),
-        scratch_types=[
-            _tiled(plgpu, (stages, tile_m, tile_k), F16),
-            _tiled(plgpu, (stages, tile_k, tile_n), F16),
-            _tiled(plgpu, (tile_m, tile_n), F16),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        ],
-        compiler_params=params,
-    )
+
+_product("wgmma f16", F16)
+_product("wgmma bf16", BF16)
+_product("wgmma transposed b", F16, transposed=True)
+_product("wgmma A in registers", F16, from_registers=True)
+_TILE_K, _STAGES = 64, 2
+
+
+@_kernel(
+    "matmul with a ring",
+    array((256, 512), F16),
+    array((512, 256), F16),
+    out=array((256, 256), F16),
+    scratch=lambda p: [
+        _tiled(p, (_STAGES, 128, _TILE_K), F16),
+        _tiled(p, (_STAGES, _TILE_K, 128), F16),
+        _tiled(p, (128, 128), F16),
+        p.Barrier(num_arrivals=2, num_barriers=_STAGES),
+    ],
+    grid=(2, 2),
+    grid_names=("i", "j"),
+)
+def matmul_with_a_ring(plgpu, a, b, o, a_ring, b_ring, result, full):
+    rows = plgpu.ds(lax.axis_index("i") * 128, 128)
+    columns = plgpu.ds(lax.axis_index("j") * 128, 128)
+
+    def fetch(step, slot):
+        depth = plgpu.ds(step * _TILE_K, _TILE_K)
+        plgpu.copy_gmem_to_smem(a.at[rows, depth], a_ring.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(b.at[depth, columns], b_ring.at[slot], full.at[slot])
+
+    for slot in range(_STAGES):
+        fetch(slot, slot)
+
+    def accumulate(acc):
+        steps = a.shape[1] // _TILE_K
+
+        def turn(step, _):
+            slot = lax.rem(step, jnp.int32(_STAGES))
+            plgpu.barrier_wait(full.at[slot])
+            plgpu.wgmma(acc, a_ring.at[slot], b_ring.at[slot])
+            plgpu.wgmma_wait(0)
+
+            @plgpu.when(step + _STAGES < steps)
+            def _():
+                fetch(step + _STAGES, slot)
+
+        lax.fori_loop(0, steps, turn, None)
+        return acc[...]
+
+    product = plgpu.run_scoped(accumulate, plgpu.ACC((128, 128), F32))
+    _store(plgpu, product.astype(F16), result, o.at[rows, columns])
 
 
 # --- layouts and transforms inferred --------------------------------------------------
 
 
-@_kernel("inferred wgmma", _A, _B, semantics=("Warpgroup",))
-def inferred_wgmma(plgpu, params):
-    def body(a, b, o, a_smem, b_smem, result, arrived):
-        plgpu.copy_gmem_to_smem(a, a_smem, arrived)
-        plgpu.copy_gmem_to_smem(b, b_smem, arrived)
-        plgpu.barrier_wait(arrived)
+@_kernel(
+    "inferred wgmma",
+    array((64, 64), F16),
+    array((64, 128), F16),
+    out=array((64, 128), F16),
+    scratch=lambda p: [
+        p.SMEM((64, 64), F16),
+        p.SMEM((64, 128), F16),
+        p.SMEM((64, 128), F16),
+        p.Barrier(num_arrivals=2),
+    ],
+    semantics=("Warpgroup",),
+)
+def inferred_wgmma(plgpu, a, b, o, a_smem, b_smem, result, arrived):
+    _fetch(plgpu, arrived, (a, a_smem), (b, b_smem))
 
-        def multiply(acc):
-            plgpu.wgmma(acc, a_smem, b_smem)
-            return acc[...]
+    def multiply(acc):
+        plgpu.wgmma(acc, a_smem, b_smem)
+        return acc[...]
 
-        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 128), F32))
-        result[...] = jnp.maximum(product, 0).astype(F16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((64, 128), F16),
-        scratch_types=[
-            plgpu.SMEM((64, 64), F16),
-            plgpu.SMEM((64, 128), F16),
-            plgpu.SMEM((64, 128), F16),
-            plgpu.Barrier(num_arrivals=2),
-        ],
-        compiler_params=params,
-    )
+    product = plgpu.run_scoped(multiply, plgpu.ACC((64, 128), F32))
+    _store(plgpu, jnp.maximum(product, 0).astype(F16), result, o)
 
 
-@_kernel("inferred softmax", array((64, 128)), semantics=("Warpgroup",))
-def inferred_softmax(plgpu, params):
-    def body(x, o, source, result, arrived):
-        plgpu.copy_gmem_to_smem(x, source, arrived)
-        plgpu.barrier_wait(arrived)
-        row = plgpu.layout_cast(source[...], plgpu.Layout.WGMMA)
-        spread = lambda v: lax.broadcast_in_dim(v, row.shape, [0])  # noqa: E731
-        power = jnp.exp(row - spread(jnp.max(row, axis=1)))
-        result[...] = (power / spread(jnp.sum(power, axis=1))).astype(BF16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(result, o)
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body,
-        out_type=array((64, 128), BF16),
-        scratch_types=[
-            plgpu.SMEM((64, 128), F32),
-            plgpu.SMEM((64, 128), BF16),
-            plgpu.Barrier(),
-        ],
-        compiler_params=params,
-    )
+@_kernel(
+    "inferred softmax",
+    array((64, 128)),
+    out=array((64, 128), BF16),
+    scratch=lambda p: [p.SMEM((64, 128), F32), p.SMEM((64, 128), BF16), p.Barrier()],
+    semantics=("Warpgroup",),
+)
+def inferred_softmax(plgpu, x, o, source, result, arrived):
+    _fetch(plgpu, arrived, (x, source))
+    row = plgpu.layout_cast(source[...], plgpu.Layout.WGMMA)
+    spread = lambda v: lax.broadcast_in_dim(v, row.shape, [0])  # noqa: E731
+    power = jnp.exp(row - spread(jnp.max(row, axis=1)))
+    _store(plgpu, (power / spread(jnp.sum(power, axis=1))).astype(BF16), result, o)
 
 
 # --- ready kernels --------------------------------------------------------------------

@@ -10,16 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from tests.support.differential import sides
 from tests.support.differential.tensor_stream import Instruction, stream
-from tests.support.tensor_pairs import PAIR
+from tests.support.tensor_pairs import PAIR, PairProduct
 from tests.support.tensor_products import BLACKWELL, F32, Product
 
 # Columns of float32 that fit the registers of a warpgroup.
 _MOST_LOADED = 128
+SEMANTICS = ("Lane", "Warpgroup")
 Make = Callable[[Any, Any], Callable[..., Any]]
 
 
@@ -39,11 +42,35 @@ def upstreams(make: Make, *args: Any, semantics: str) -> list[Instruction]:
     return stream(side.ptx(make(side.names, side.params(semantics)), *args))
 
 
+_OURS = {name: functools.partial(ours, semantics=name) for name in SEMANTICS}
+_THEIRS = {
+    f"upstream {s}": functools.partial(upstreams, semantics=s) for s in SEMANTICS
+}
+beside_upstream = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
+)
+
+
+def compiled_by(*names: str) -> Any:
+    """Gives a test what compiles: `ours` or `upstreams`, under one semantics."""
+    found = [
+        pytest.param(compile_, id=name, marks=[beside_upstream] * (name in _THEIRS))
+        for name, compile_ in (_OURS | _THEIRS).items()
+        if name in names
+    ]
+    return pytest.mark.parametrize("compiled", found)
+
+
+by_ours, by_upstream = compiled_by(*_OURS), compiled_by(*_THEIRS)
+by_each = compiled_by(*_OURS, "upstream Lane")
+
+
 def product(case: Product) -> tuple[Any, ...]:
-    """How a product of one tile is made, and the types of its operands."""
+    """How a product of one tile is made, maybe by a pair, and its operands' types."""
+    whole = case.whole if isinstance(case, PairProduct) else case
     args = [
         jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in zip(case.shapes, (case.a, case.b), strict=True)
+        for shape, dtype in zip(whole.shapes, (case.a, case.b), strict=True)
     ]
     return functools.partial(_product, case), *args
 
@@ -56,37 +83,53 @@ def _product(case: Product, names: Any, params: Any) -> Callable[..., Any]:
     def turned(ref: Any, stored: bool) -> Any:
         return names.transpose_ref(ref, (1, 0)) if stored else ref
 
+    pair = case.collective
+    axis = {"collective_axis": "c"} if pair else {}
+
+    def load(src, dst, loaded, split):
+        options = {}
+        if pair:
+            partition = names.CopyPartition.PARTITIONED(int(split))
+            options = {"collective_axes": "c", "leader_tracked": partition}
+        names.copy_gmem_to_smem(src, dst, loaded, **options)
+
     def body(a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem=None):
-        names.copy_gmem_to_smem(a, a_smem, loaded)
-        names.copy_gmem_to_smem(b, b_smem, loaded)
-        names.barrier_wait(loaded)
-        left = turned(a_smem, case.a_stored)
-        if a_tmem is not None:
-            # Only the addresses of the product matter here.
-            left = a_tmem
+        load(a, a_smem, loaded, case.a_stored)
+        load(b, b_smem, loaded, not case.b_stored)
+        if pair:
+            leads = lax.axis_index("c") == 0
+            names.when(leads)(lambda: names.barrier_wait(loaded))
+        else:
+            names.barrier_wait(loaded)
+        # Only the addresses of the product matter of a left operand in TMEM.
+        left = turned(a_smem, case.a_stored) if a_tmem is None else a_tmem
         right = turned(b_smem, case.b_stored)
         for i in range(case.rounds):
             last = done if i == case.rounds - 1 else None
-            names.tcgen05_mma(acc, left, right, last, accumulate=i > 0)
+            names.tcgen05_mma(acc, left, right, last, accumulate=i > 0, **axis)
         names.barrier_wait(done)
         if case.n <= _MOST_LOADED:
-            out[...] = names.async_load_tmem(acc)
+            rows = names.ds(lax.axis_index("c") * case.m, case.m) if pair else ...
+            out[rows] = names.async_load_tmem(acc)
 
     a_shape, b_shape = case.shapes
     scratch = {
         "a_smem": names.SMEM(a_shape, case.a, transforms=storage(case.a)),
         "b_smem": names.SMEM(b_shape, case.b, transforms=storage(case.b)),
-        "acc": tmem(names, (case.m, case.n), case.acc, packed=False),
+        "acc": tmem(names, (case.m, case.n), case.acc, packed=False, collective=pair),
         "loaded": names.Barrier(num_arrivals=2),
         "done": names.Barrier(orders_tensor_core=True),
     }
     if case.a_in_tmem:
-        scratch["a_tmem"] = tmem(names, (case.m, case.k), case.a, packed=True)
+        scratch["a_tmem"] = tmem(
+            names, (case.m, case.k), case.a, packed=True, collective=pair
+        )
     return names.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((case.m, case.n), case.acc),
+        out_type=jax.ShapeDtypeStruct(*case.result),
         scratch_types=scratch,
         compiler_params=params,
+        **case.mesh,
     )
 
 

@@ -20,10 +20,7 @@ ROWS = (
         f"{MBARRIER}/counts::an_arrival_may_count_as_several",
         f"{MBARRIER}/counts::the_instruction_has_the_count",
         "mbarrier.arrive.",
-        {
-            "wait": "smem_handover: no wait for the other",
-            "count": "lines: one arrival",
-        },
+        {"wait": "smem_handover: no wait for the other", "count": "lines: one arrival"},
     ),
     Row(
         "bytes that somebody else completes",
@@ -146,15 +143,12 @@ ROWS = (
         "griddepcontrol.launch_dependents;",
         {
             "wait": "lowering/families/grids/griddepcontrol::"
-            "an_access_before_the_wait_is_a_race_with_the_kernel_before",
+            "an_access_before_the_wait_is_a_race_with_the_kernel_before"
         },
     ),
     Row(
         "semaphores of a launch and of a CTA; barriers of a grid",
-        (
-            "scratch: semaphores in GMEM",
-            "primitives: semaphore_signal_parallel",
-        ),
+        ("scratch: semaphores in GMEM", "primitives: semaphore_signal_parallel"),
         (
             "semaphore_read",
             "semaphore_signal",

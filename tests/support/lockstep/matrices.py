@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import ml_dtypes
 import numpy as np
 
 from tests.support.lockstep import accesses
@@ -18,8 +19,28 @@ from tests.support.lockstep.engine import LANES
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.tensor_map import swizzled
 
+# Elements of matrices in registers, those of mma.sync too.
+DTYPES = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "tf32": np.dtype(np.float32),
+    "f32": np.dtype(np.float32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "s8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+    "s32": np.dtype(np.int32),
+}
 WARP_ROWS = 16  # rows of D that a warp has
 _SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # the descriptor's code: span in bytes
+
+
+def exact(x: np.ndarray, kind: str) -> np.ndarray:
+    """What the tensor core reads: of tf32 the low 13 bits are cut."""
+    if kind != "tf32":
+        return x
+    cut = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)
+    return cut.view(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

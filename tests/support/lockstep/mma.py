@@ -12,26 +12,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from tests.support.lockstep import values
+from tests.support.lockstep import matrices, values
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import LANES, KernelError
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
-_DTYPES = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "tf32": np.dtype(np.float32),
-    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "s8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8),
-}
-_SUMS = {"f32": np.dtype(np.float32), "s32": np.dtype(np.int32)}
 # Kinds of A and B, K of the instruction, kind of C and D.
 _SHAPES = (
     ({"f16"}, 16, "f32"),
@@ -71,13 +60,6 @@ def _matrix(
     return result
 
 
-def _exact(x: np.ndarray, kind: str, wide: Any) -> np.ndarray:
-    """What the tensor core reads: of tf32 the low 13 bits are cut."""
-    if kind == "tf32":
-        x = (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return x.astype(wide)
-
-
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
     """The step of a text that is one mma.sync."""
     (statement,) = parse(text)
@@ -97,7 +79,7 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         raise KernelError(f"{statement.opcode}: wrong numbers of registers")
     inputs = program.inputs(op)
     (out,) = program.outputs(op)
-    sums = _SUMS[kind_d]
+    sums = matrices.DTYPES[kind_d]
     wide: Any = np.int64 if kind_d == "s32" else np.float64
 
     def run(strand: Any) -> None:
@@ -106,12 +88,13 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         def held(names: tuple[str, ...]) -> list[Any]:
             return [strand.env[inputs[int(name[1:]) - 4]] for name in names]
 
-        left = _matrix(strand, held(a), _DTYPES[kind_a], (16, k), "a")
-        right = _matrix(strand, held(b), _DTYPES[kind_b], (k, 8), "b")
+        left = _matrix(strand, held(a), matrices.DTYPES[kind_a], (16, k), "a")
+        right = _matrix(strand, held(b), matrices.DTYPES[kind_b], (k, 8), "b")
         old = _matrix(strand, held(c), sums, (16, 8), "c")
         with np.errstate(all="ignore"):
-            product = _exact(left, kind_a, wide) @ _exact(right, kind_b, wide)
-            total = (product + old.astype(wide)).astype(sums)
+            left = matrices.exact(left, kind_a).astype(wide)
+            right = matrices.exact(right, kind_b).astype(wide)
+            total = (left @ right + old.astype(wide)).astype(sums)
         row, column = _places(4, 1, "c")
         result = total[:, row, column].reshape(-1, 4)
         strand.env[out] = tuple(np.ascontiguousarray(result[:, i]) for i in range(4))

@@ -61,12 +61,7 @@ class SparseRows:
             columns = column + first // 32 + 0 * m
         self._cells = np.broadcast_arrays(lane, columns)
         self._tmem.begin(
-            row,
-            agent,
-            self._cells,
-            writes=False,
-            what="tcgen05.mma",
-            pipelined=True,
+            row, agent, self._cells, writes=False, what="tcgen05.mma", pipelined=True
         )
 
     @staticmethod

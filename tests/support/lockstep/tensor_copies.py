@@ -172,12 +172,7 @@ class Scales:
         columns = column + np.arange(-(-self._held // 32))[None]
         self._cells = np.broadcast_arrays(lane, columns)
         self._tmem.begin(
-            row,
-            agent,
-            self._cells,
-            writes=False,
-            what="tcgen05.mma",
-            pipelined=True,
+            row, agent, self._cells, writes=False, what="tcgen05.mma", pipelined=True
         )
 
     def complete(self, agent: int, epoch: int) -> np.ndarray:

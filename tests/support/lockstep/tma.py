@@ -76,11 +76,7 @@ def _in_gmem(issue: _Issue) -> tuple[Any, np.ndarray, np.ndarray]:
 # --- hints to the L2 cache ------------------------------------------------------------
 
 # Policies are opaque: these numbers are those of the model alone.
-_POLICIES = {
-    "evict_normal": 0x51,
-    "evict_first": 0x52,
-    "evict_last": 0x53,
-}
+_POLICIES = {"evict_normal": 0x51, "evict_first": 0x52, "evict_last": 0x53}
 _POLICY = re.compile(r"createpolicy\.fractional\.L2::(\w+)\.b64")
 
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -24,17 +23,6 @@ from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
 _GROUP_WARPS = 4
-_DTYPES = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "tf32": np.dtype(np.float32),
-    "f32": np.dtype(np.float32),
-    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
-    "s8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8),
-    "s32": np.dtype(np.int32),
-}
 # (kinds of A and B) -> K of an instruction, kinds of D.
 _SHAPES: tuple[tuple[set[str], int, set[str]], ...] = (
     ({"f16"}, 16, {"f16", "f32"}),
@@ -84,7 +72,7 @@ class _SmemOperand:
     """A matrix in SMEM: read when the product completes."""
 
     def __init__(self, strand: Any, word: int, rows, k, kind: str, transposed: bool):
-        self._kind = _DTYPES[kind]
+        self._kind = matrices.DTYPES[kind]
         self._smem = strand.cta.smem
         size = self._kind.itemsize
         self._places, self._flat = matrices.smem_places(rows, k, size, word, transposed)
@@ -126,13 +114,16 @@ class Product:
         if isinstance(self._a, _SmemOperand):
             a = self._a.read(agent, epoch)
         else:
-            kind, warps = _DTYPES[spec.a], len(self._strand.warps)
+            kind, warps = matrices.DTYPES[spec.a], len(self._strand.warps)
             row, column = matrices.a_places(warps, spec.k)
             a = np.empty((matrices.WARP_ROWS * warps, spec.k), kind)
             a[row, column] = _pieces(self._strand, self._a, kind)
         b = self._b.read(agent, epoch)
         wide = np.int64 if spec.d == "s32" else np.float64
-        a, b = (_exact(x, kind).astype(wide) for x, kind in ((a, spec.a), (b, spec.b)))
+        a, b = (
+            matrices.exact(x, kind).astype(wide)
+            for x, kind in ((a, spec.a), (b, spec.b))
+        )
         with np.errstate(all="ignore"):
             a, b = a * spec.signs[0], b * spec.signs[1]
             old = self._old().astype(wide) if self._d else wide(0)
@@ -140,7 +131,7 @@ class Product:
                 total = _float8_sum(a, b, old)
             else:
                 total = a @ b.T + old
-            self.matrix = total.astype(_DTYPES[spec.d])
+            self.matrix = total.astype(matrices.DTYPES[spec.d])
         self._d = []
 
     def _old(self) -> np.ndarray:
@@ -148,7 +139,7 @@ class Product:
         if isinstance(first, _Register) and first.product.registers_are(self._d):
             assert first.product.matrix is not None
             return first.product.matrix
-        warps, kind = len(self._strand.warps), _DTYPES[self._spec.d]
+        warps, kind = len(self._strand.warps), matrices.DTYPES[self._spec.d]
         matrix = np.empty((matrices.WARP_ROWS * warps, self._spec.n), kind)
         matrix[matrices.d_places(warps, self._spec.n)] = _pieces(
             self._strand, self._d, kind
@@ -196,14 +187,6 @@ def _float8_sum(a: np.ndarray, b: np.ndarray, old: np.ndarray) -> np.ndarray:
     unit = np.ldexp(1.0, exponent - 1 - _FLOAT8_KEPT_BITS)
     total = (np.trunc(terms / unit) * unit).sum(axis=2)
     return np.where(np.isfinite(total), total, terms.sum(axis=2))
-
-
-def _exact(x: np.ndarray, kind: str) -> np.ndarray:
-    """What the tensor core reads: of tf32 the low 13 bits are cut."""
-    if kind != "tf32":
-        return x
-    cut = np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)
-    return cut.view(np.float32)
 
 
 class _Register(values.Lazy):

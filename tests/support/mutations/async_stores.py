@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -55,18 +54,15 @@ def make(m: Switches) -> Launch:
     if m("empty is the CTA's own"):
         empty = plgpu.Barrier(num_barriers=SLOTS)
     x = np.arange(CTAS * STEPS * N, dtype=np.float32).reshape(CTAS, STEPS, N)
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, F32),
-            scratch_types=[plgpu.SMEM((SLOTS, N), F32), full, empty],
-            cluster=(CTAS,),
-            cluster_names=("c",),
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], np.roll(x, 1, 0))
+    return Launch.of(
+        body,
+        [x],
+        np.roll(x, 1, 0),
+        plgpu.SMEM((SLOTS, N), F32),
+        full,
+        empty,
+        cluster={"c": CTAS},
+    )
 
 
 RACE, LOST = errors.RaceError, errors.BarrierError

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,25 +61,20 @@ def make(m: Switches) -> Launch:
 
     rng = np.random.default_rng(0)
     q, k, v = (rng.integers(-1, 2, (SIZE, SIZE)).astype(np.float16) for _ in range(3))
-    scratch = [
-        *[plgpu.SMEM((SIZE, SIZE), F16, transforms=TILED) for _ in range(4)],
-        plgpu.Barrier(num_arrivals=3 if m("three copies expected") else 2),
-        plgpu.Barrier(num_arrivals=2 if m("two copies expected") else 1),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((SIZE, SIZE), F32),
-            scratch_types=scratch,
-            interpret=interpret,
-        )
 
     scores = q.astype(np.float32) @ k.T.astype(np.float32)
     weights = np.exp(scores - scores.max(1, keepdims=True)).astype(np.float16)
     weights = weights.astype(np.float32)
     expected = weights @ v.astype(np.float32) / weights.sum(1, keepdims=True)
-    return Launch(call, [q, k, v], expected, tolerance=1e-3)
+    return Launch.of(
+        body,
+        [q, k, v],
+        expected,
+        *[plgpu.SMEM((SIZE, SIZE), F16, transforms=TILED) for _ in range(4)],
+        plgpu.Barrier(num_arrivals=3 if m("three copies expected") else 2),
+        plgpu.Barrier(num_arrivals=2 if m("two copies expected") else 1),
+        tolerance=1e-3,
+    )
 
 
 SUBJECT = Subject(
@@ -103,21 +97,15 @@ SUBJECT = Subject(
             ("no wait for v", errors.RaceError, "fetch v", "wgmma"),
         ),
         *rows(
-            "axes",
-            ("keys not transposed", Wrong),
-            ("maximum along the queries", Wrong),
+            "axes", ("keys not transposed", Wrong), ("maximum along the queries", Wrong)
         ),
         *rows(
             "initialisation",
             ("half of the weights", errors.UninitializedReadError, "wgmma"),
         ),
+        *rows("commits", ("no commit", errors.RaceError, "weights", "wgmma")),
         *rows(
-            "commits",
-            ("no commit", errors.RaceError, "weights", "wgmma"),
-        ),
-        *rows(
-            "phases",
-            ("wait for the first again", errors.DeadlockError, "wait second"),
+            "phases", ("wait for the first again", errors.DeadlockError, "wait second")
         ),
         *rows(
             "counts",

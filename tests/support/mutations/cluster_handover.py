@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -59,25 +58,16 @@ def make(m: Switches) -> Launch:
     )
     if m("a barrier of each CTA"):
         ready = plgpu.Barrier()
-    scratch = [
+    total = 2 * x.sum(0)
+    return Launch.of(
+        body,
+        [x],
+        [np.stack([total, total + 1]), 2 * x],
         plgpu.SMEM((CTAS, *PART), jnp.float32),
         ready,
         plgpu.Barrier(num_arrivals=2 if m("two copies expected") else 1),
-    ]
-
-    def call(interpret):
-        types = [jax.ShapeDtypeStruct(x.shape, jnp.float32)] * 2
-        return plgpu.kernel(
-            body,
-            out_type=types,
-            scratch_types=scratch,
-            cluster=(CTAS,),
-            cluster_names=("x",),
-            interpret=interpret,
-        )
-
-    total = 2 * x.sum(0)
-    return Launch(call, [x], [np.stack([total, total + 1]), 2 * x])
+        cluster={"x": CTAS},
+    )
 
 
 SUBJECT = Subject(
@@ -89,10 +79,7 @@ SUBJECT = Subject(
             ("sum of the inputs", Wrong),
             ("one part twice", Wrong),
         ),
-        *rows(
-            "axes",
-            ("sum of the rows", Wrong),
-        ),
+        *rows("axes", ("sum of the rows", Wrong)),
         *rows(
             "two writers",
             ("partial sums in one place", errors.RaceError, "partial"),
@@ -104,10 +91,7 @@ SUBJECT = Subject(
             ("half of a partial sum", errors.UninitializedReadError, "copy", "result"),
             ("no partial sum", errors.UninitializedReadError, "copy", "result"),
         ),
-        *rows(
-            "fences",
-            ("no fence", errors.RaceError, "copy", "partial"),
-        ),
+        *rows("fences", ("no fence", errors.RaceError, "copy", "partial")),
         *rows(
             "arrivals",
             ("one CTA arrives", errors.DeadlockError, "wait ready"),
@@ -120,8 +104,7 @@ SUBJECT = Subject(
             ("no wait for the copy", errors.RaceError, "copy", "read"),
         ),
         *rows(
-            "divergence",
-            ("one CTA stores", errors.UnwrittenResultError, "one result"),
+            "divergence", ("one CTA stores", errors.UnwrittenResultError, "one result")
         ),
         *rows(
             "counts",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -78,23 +77,16 @@ def make(m: Switches) -> Launch:
 
     x = np.arange(CTAS * N, dtype=np.float32).reshape(CTAS, N)
     names = ("ready", "sent", "done", "added")
-    scratch = [plgpu.SMEM((N,), jnp.float32), *map(barrier, names)]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=[
-                jax.ShapeDtypeStruct((CTAS, N), jnp.float32),
-                jax.ShapeDtypeStruct((N,), jnp.float32),
-            ],
-            scratch_types=scratch,
-            cluster=(CTAS,),
-            cluster_names=("x",),
-            interpret=interpret,
-        )
 
     inboxes = 2 * np.roll(x, 1, axis=0)
-    return Launch(call, [x], [inboxes + np.roll(inboxes, 1, axis=0), 2 * x.sum(0)])
+    return Launch.of(
+        body,
+        [x],
+        [inboxes + np.roll(inboxes, 1, axis=0), 2 * x.sum(0)],
+        plgpu.SMEM((N,), jnp.float32),
+        *map(barrier, names),
+        cluster={"x": CTAS},
+    )
 
 
 def _each(kind, text, error, **marks):

@@ -11,12 +11,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 
 ROWS, COLUMNS = 8, 64
 F32 = jnp.float32
@@ -156,24 +156,18 @@ def load(form: Form, omitted: str | None) -> tuple[Any, Any, Any]:
             plgpu.barrier_arrive_and_wait(ready)
         o[cta] = tile[...]
 
-    met = plgpu.ClusterBarrier(collective_axes="c") if ctas > 1 else plgpu.Barrier()
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((ctas, *shape), F32),
-            scratch_types=[
-                plgpu.GMEM(shape, F32),
-                plgpu.SMEM(shape, F32, transforms=form.transforms),
-                plgpu.Barrier(num_arrivals=2 if omitted == "count" else 1),
-                met,
-            ],
-            interpret=interpret,
-            **form.options,
-        )
-
     x = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(shape)
-    return make, [x], np.stack([form.expected(x)] * ctas)
+    expected = np.stack([form.expected(x)] * ctas)
+    make = everywhere.kernel(
+        body,
+        expected,
+        plgpu.GMEM(shape, F32),
+        plgpu.SMEM(shape, F32, transforms=form.transforms),
+        plgpu.Barrier(num_arrivals=2 if omitted == "count" else 1),
+        plgpu.ClusterBarrier(collective_axes="c") if ctas > 1 else plgpu.Barrier(),
+        **form.options,
+    )
+    return make, [x], expected
 
 
 def store(form: Form, omitted: str | None) -> tuple[Any, Any, Any]:
@@ -192,17 +186,7 @@ def store(form: Form, omitted: str | None) -> tuple[Any, Any, Any]:
             plgpu.wait_smem_to_gmem(1 if omitted == "count" else 0)
         o[...] = work[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, F32),
-            scratch_types=[
-                plgpu.GMEM(shape, F32),
-                plgpu.SMEM(shape, F32, transforms=form.transforms),
-            ],
-            interpret=interpret,
-            **form.options,
-        )
-
     x = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(shape)
+    tile = plgpu.SMEM(shape, F32, transforms=form.transforms)
+    make = everywhere.kernel(body, x, plgpu.GMEM(shape, F32), tile, **form.options)
     return make, [x], form.expected(x)

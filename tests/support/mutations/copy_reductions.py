@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.mutations.mutant import Launch, Subject, Switches, Wrong, rows
 
 CTAS, STEPS = 3, 2
@@ -44,23 +44,8 @@ def make(m: Switches) -> Launch:
     x = np.arange(CTAS * STEPS * 1024, dtype=np.int32).reshape(CTAS, STEPS, *shape)
     start = np.full(shape, 5, np.int32)
 
-    def call(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=(),
-            grid=(CTAS,),
-            grid_names=("i",),
-            scratch_types=[plgpu.SMEM((STEPS, *shape), jnp.int32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-
-        def update(start, x):
-            total = jax.new_ref(start)
-            kernel(total, x)
-            return total[...]
-
-        return update
-
+    tiles = plgpu.SMEM((STEPS, *shape), jnp.int32)
+    call = everywhere.in_place(body, (), tiles, plgpu.Barrier(), grid={"i": CTAS})
     return Launch(call, [start, x], start + 2 * x.sum((0, 1)))
 
 

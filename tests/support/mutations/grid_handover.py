@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -58,41 +57,24 @@ def make(m: Switches) -> Launch:
         o[i] = tile[...] + by_copies[other]  # at: result
 
     x = np.arange(CTAS * 128, dtype=np.float32).reshape(CTAS, *ROW)
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        3 * np.roll(x, -1, 0),
         plgpu.GMEM((CTAS, *ROW), F32, init=0),
         plgpu.GMEM((CTAS, *ROW), F32, init=0),
         plgpu.SMEM(ROW, F32),
         plgpu.Barrier(),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, F32),
-            scratch_types=scratch,
-            grid=(CTAS,),
-            grid_names=("i",),
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], 3 * np.roll(x, -1, 0))
+        grid={"i": CTAS},
+    )
 
 
 SUBJECT = Subject(
     make,
     (
-        *rows(
-            "offsets",
-            ("own rows again", Wrong),
-        ),
-        *rows(
-            "two writers",
-            ("one row for all", errors.RaceError, "threads"),
-        ),
-        *rows(
-            "fences",
-            ("no fence", errors.RaceError, "load", "threads"),
-        ),
+        *rows("offsets", ("own rows again", Wrong)),
+        *rows("two writers", ("one row for all", errors.RaceError, "threads")),
+        *rows("fences", ("no fence", errors.RaceError, "load", "threads")),
         *rows(
             "commits",
             ("no wait for the store", errors.RaceError, "store"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -53,22 +52,16 @@ def make(m: Switches) -> Launch:
 
     x = np.arange(2 * N, dtype=np.float32).reshape(2, N)
     two = 2 if m("two copies expected") else 1
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((1, N), F32),
-            scratch_types=[
-                plgpu.SMEM((N,), F32),
-                plgpu.SMEM((N,), F32),
-                plgpu.Barrier(num_arrivals=3),
-                plgpu.Barrier(),
-                plgpu.Barrier(num_arrivals=two),
-            ],
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], x.sum(0, keepdims=True))
+    return Launch.of(
+        body,
+        [x],
+        x.sum(0, keepdims=True),
+        plgpu.SMEM((N,), F32),
+        plgpu.SMEM((N,), F32),
+        plgpu.Barrier(num_arrivals=3),
+        plgpu.Barrier(),
+        plgpu.Barrier(num_arrivals=two),
+    )
 
 
 RACE = errors.RaceError

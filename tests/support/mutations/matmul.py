@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -70,22 +69,15 @@ def make(m: Switches) -> Launch:
     b = rng.integers(-2, 3, (STEPS * DEPTH, SIZE)).astype(np.float16)
     count = 1 if m("one arrival for two copies") else 2
     count = 3 if m("three arrivals for two copies") else count
-    scratch = [
+    return Launch.of(
+        body,
+        [a, b],
+        a.astype(np.float32) @ b.astype(np.float32),
         plgpu.SMEM((SLOTS, SIZE, DEPTH), F16, transforms=TILED),
         plgpu.SMEM((SLOTS, DEPTH, SIZE), F16, transforms=TILED),
         plgpu.SMEM((SIZE, SIZE), F32),
         plgpu.Barrier(num_barriers=SLOTS, num_arrivals=count),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((SIZE, SIZE), F32),
-            scratch_types=scratch,
-            interpret=interpret,
-        )
-
-    return Launch(call, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+    )
 
 
 SUBJECT = Subject(
@@ -107,10 +99,7 @@ SUBJECT = Subject(
             ("operands of two slots", errors.RaceError, "fetch b", "wgmma"),
             ("refill the slot in use", errors.RaceError, "fetch a"),
         ),
-        *rows(
-            "axes",
-            ("right operand transposed", Wrong),
-        ),
+        *rows("axes", ("right operand transposed", Wrong)),
         *rows(
             "counts",
             ("wait leaves a product", errors.RaceError, "fetch a", "wgmma"),
@@ -120,14 +109,8 @@ SUBJECT = Subject(
             ("one arrival for two copies", errors.BarrierError, "wait"),
             ("three arrivals for two copies", errors.DeadlockError, "wait"),
         ),
-        *rows(
-            "initialisation",
-            ("stage half", errors.UninitializedReadError, "store"),
-        ),
-        *rows(
-            "commits",
-            ("no commit", errors.RaceError, "stage", "store"),
-        ),
+        *rows("initialisation", ("stage half", errors.UninitializedReadError, "store")),
+        *rows("commits", ("no commit", errors.RaceError, "stage", "store")),
         *rows(
             "two writers",
             ("reuse before the store has read", errors.RaceError, "reuse", "store"),

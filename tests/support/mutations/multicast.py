@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -68,26 +67,18 @@ def make(m: Switches) -> Launch:
         empty = plgpu.ClusterBarrier(
             collective_axes="x", num_barriers=SLOTS, num_arrivals=2
         )
-    scratch = [
+    return Launch.of(
+        body,
+        [x, y],
+        np.einsum("kij,kcij->cij", x, y),
         plgpu.SMEM((SLOTS, *TILE), jnp.float32),
         plgpu.SMEM((SLOTS, *TILE), jnp.float32),
         plgpu.Barrier(
             num_barriers=SLOTS, num_arrivals=1 if m("full counts one copy") else 2
         ),
         empty,
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, *TILE), jnp.float32),
-            scratch_types=scratch,
-            cluster=(2,),
-            cluster_names=("x",),
-            interpret=interpret,
-        )
-
-    return Launch(call, [x, y], np.einsum("kij,kcij->cij", x, y))
+        cluster={"x": 2},
+    )
 
 
 SUBJECT = Subject(
@@ -98,30 +89,21 @@ SUBJECT = Subject(
             ("no wait for empty", errors.RaceError, "multicast"),
             ("no wait for full", errors.RaceError, "multicast", "read"),
         ),
-        *rows(
-            "phases",
-            ("empty awaited a round late", errors.RaceError, "multicast"),
-        ),
+        *rows("phases", ("empty awaited a round late", errors.RaceError, "multicast")),
         *rows(
             "divergence",
             ("other steps in each CTA", errors.KernelError, "multicast"),
             ("one CTA issues", errors.DeadlockError, "wait full"),
             ("one CTA goes on", errors.OutOfBoundsError, "multicast"),
         ),
-        *rows(
-            "offsets",
-            ("one row for both", Wrong),
-        ),
+        *rows("offsets", ("one row for both", Wrong)),
         *rows(
             "arrivals",
             ("one CTA arrives", errors.DeadlockError, "wait empty"),
             ("no arrival", errors.DeadlockError, "wait empty"),
             ("empty is the CTA's own", errors.RaceError, "multicast"),
         ),
-        *rows(
-            "two writers",
-            ("both results in one place", errors.RaceError, "result"),
-        ),
+        *rows("two writers", ("both results in one place", errors.RaceError, "result")),
         *rows(
             "counts",
             ("empty counts twice", errors.DeadlockError, "wait empty"),

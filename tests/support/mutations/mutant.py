@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu.errors import PallasGpuError
+from tests.support import everywhere
 
 
 class Wrong:
@@ -64,6 +65,20 @@ class Launch:
     arguments: Sequence[Any]
     expected: Any
     tolerance: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        body: Callable[..., None],
+        arguments: Sequence[Any],
+        expected: Any,
+        *scratch: Any,
+        tolerance: float = 0.0,
+        **options: Any,
+    ) -> Launch:
+        """Of `everywhere.kernel`, whose results have the types of `expected`."""
+        call = everywhere.kernel(body, expected, *scratch, **options)
+        return cls(call, arguments, expected, tolerance)
 
 
 class Switches:

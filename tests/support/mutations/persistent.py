@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -60,31 +59,22 @@ def make(m: Switches) -> Launch:
     shape = (GRID[0] * TILE[0], GRID[1] * TILE[1])
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     ctas = CTAS - 1 if m("one CTA") else CTAS
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        x + 1,
         plgpu.SMEM(TILE, jnp.float32),
         plgpu.SMEM((SLOTS, *TILE), jnp.float32),
         plgpu.Barrier(num_arrivals=2 if m("two arrivals expected") else 1),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(shape, jnp.float32),
-            scratch_types=scratch,
-            grid=(ctas,),
-            grid_names=("i",),
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], x + 1)
+        grid={"i": ctas},
+    )
 
 
 SUBJECT = Subject(
     make,
     (
         *rows(
-            "bounds",
-            ("a tile too many in each row", errors.OutOfBoundsError, "copy"),
+            "bounds", ("a tile too many in each row", errors.OutOfBoundsError, "copy")
         ),
         *rows(
             "counts",
@@ -92,10 +82,7 @@ SUBJECT = Subject(
             ("two stores in flight", errors.RaceError, "stage", "store"),
             ("two arrivals expected", errors.DeadlockError, "wait"),
         ),
-        *rows(
-            "axes",
-            ("rows and columns exchanged", errors.OutOfBoundsError, "copy"),
-        ),
+        *rows("axes", ("rows and columns exchanged", errors.OutOfBoundsError, "copy")),
         *rows(
             "waits",
             ("no wait for the tile", errors.RaceError, "copy", "read"),

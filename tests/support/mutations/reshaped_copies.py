@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -60,20 +59,14 @@ def make(m: Switches) -> Launch:
         plgpu.wait_smem_to_gmem(0)
 
     x = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            scratch_types=[
-                plgpu.SMEM((ROWS, WIDTH), jnp.float32),
-                plgpu.SMEM((GROUP, WIDTH), jnp.float32),
-                plgpu.Barrier(num_barriers=PARTS),
-            ],
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], 2 * x)
+    return Launch.of(
+        body,
+        [x],
+        2 * x,
+        plgpu.SMEM((ROWS, WIDTH), jnp.float32),
+        plgpu.SMEM((GROUP, WIDTH), jnp.float32),
+        plgpu.Barrier(num_barriers=PARTS),
+    )
 
 
 SUBJECT = Subject(
@@ -92,10 +85,7 @@ SUBJECT = Subject(
             ("no wait for the store", errors.RaceError, "stage", "store"),
             ("second load missing", errors.DeadlockError, "wait"),
         ),
-        *rows(
-            "counts",
-            ("wait leaves one store", errors.RaceError, "stage", "store"),
-        ),
+        *rows("counts", ("wait leaves one store", errors.RaceError, "stage", "store")),
         *rows("commits", ("no commit", errors.RaceError, "stage", "store")),
         *rows(
             "initialisation",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -61,20 +60,14 @@ def make(m: Switches) -> Launch:
 
     x = np.arange(ALL * 32, dtype=np.float32).reshape(ALL, 32)
     arrivals = 2 if m("two arrivals expected") else 1
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            scratch_types=[
-                plgpu.SMEM(TILE, jnp.float32),
-                plgpu.SMEM(TILE, jnp.float32),
-                plgpu.Barrier(num_arrivals=arrivals),
-            ],
-            interpret=interpret,
-        )
-
-    return Launch(call, [x, PERMUTATION], 2 * x)
+    return Launch.of(
+        body,
+        [x, PERMUTATION],
+        2 * x,
+        plgpu.SMEM(TILE, jnp.float32),
+        plgpu.SMEM(TILE, jnp.float32),
+        plgpu.Barrier(num_arrivals=arrivals),
+    )
 
 
 def half(part: int):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -69,23 +68,15 @@ def make(m: Switches) -> Launch:
         plgpu.wait_smem_to_gmem(0)
 
     x = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        x.T,
         plgpu.SMEM((SIZE, SIZE), jnp.float32),
         plgpu.Barrier(num_arrivals=1 if m("one arrival expected") else 2),
         plgpu.Barrier(num_arrivals=3 if m("three readers expected") else 2),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            scratch_types=scratch,
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], x.T)
+        threads={"wg": 2},
+    )
 
 
 SUBJECT = Subject(
@@ -121,10 +112,7 @@ SUBJECT = Subject(
             ("no wait for the other", errors.RaceError, "read", "write"),
             ("no wait before writing back", errors.RaceError, "read", "write back"),
         ),
-        *rows(
-            "axes",
-            ("rows for columns", Wrong),
-        ),
+        *rows("axes", ("rows for columns", Wrong)),
         *rows(
             "divergence",
             ("one warpgroup has read", errors.DeadlockError, "wait read"),
@@ -134,10 +122,7 @@ SUBJECT = Subject(
             "phases",
             ("wait for the first barrier again", errors.DeadlockError, "wait read"),
         ),
-        *rows(
-            "commits",
-            ("no commit", errors.RaceError, "store", "write back"),
-        ),
+        *rows("commits", ("no commit", errors.RaceError, "store", "write back")),
         *rows(
             "counts",
             ("one arrival expected", errors.RaceError, "read", "write"),

@@ -70,10 +70,7 @@ def make(m: Switches) -> Launch:
 SUBJECT = Subject(
     make,
     (
-        *rows(
-            "axes",
-            ("along the columns", Wrong),
-        ),
+        *rows("axes", ("along the columns", Wrong)),
         *rows(
             "offsets",
             ("not shifted", Wrong),
@@ -96,11 +93,7 @@ SUBJECT = Subject(
         *rows(
             "bounds",
             ("a row beyond the block", errors.OutOfBoundsError, "beyond"),
-            (
-                "input of the next block",
-                errors.OutOfBoundsError,
-                "map of the argument",
-            ),
+            ("input of the next block", errors.OutOfBoundsError, "map of the argument"),
             ("result of the next block", errors.OutOfBoundsError, "next block"),
         ),
         *rows(
@@ -108,10 +101,7 @@ SUBJECT = Subject(
             ("one block of the result", errors.ArgumentError, "map of the result"),
             ("two CTAs for a block", errors.RaceError, "half the blocks"),
         ),
-        *rows(
-            "counts",
-            ("one block too few", errors.UnwrittenResultError, "store"),
-        ),
+        *rows("counts", ("one block too few", errors.UnwrittenResultError, "store")),
     ),
     variants=("largest of the first row",),
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -103,7 +102,10 @@ def make(m: Switches) -> Launch:
     x, y = (rng.integers(-4, 5, shape).astype(np.float32) for _ in range(2))
     full_count = 1 if m("full counts one copy") else 3 if m("full counts three") else 2
     empty_count = CONSUMERS - 1 if m("empty counts one") else CONSUMERS
-    scratch = [
+    return Launch.of(
+        body,
+        [x, y],
+        (x * y).reshape(STEPS, ROWS, 128).sum(0),
         plgpu.SMEM((SLOTS, ROWS, 128), jnp.float32),
         plgpu.SMEM((SLOTS, ROWS, 128), jnp.float32),
         plgpu.Barrier(num_barriers=SLOTS, num_arrivals=full_count),
@@ -111,19 +113,8 @@ def make(m: Switches) -> Launch:
             num_barriers=SLOTS,
             num_arrivals=CONSUMERS + 1 if m("empty counts three") else empty_count,
         ),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((ROWS, 128), jnp.float32),
-            scratch_types=scratch,
-            num_threads=CONSUMERS + 1,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
-    return Launch(call, [x, y], (x * y).reshape(STEPS, ROWS, 128).sum(0))
+        threads={"wg": CONSUMERS + 1},
+    )
 
 
 SUBJECT = Subject(
@@ -175,10 +166,7 @@ SUBJECT = Subject(
             ("empty counts one", errors.BarrierError, "wait empty"),
             ("empty counts three", errors.DeadlockError, "wait empty", "wait full"),
         ),
-        *rows(
-            "bounds",
-            ("producer goes on", errors.OutOfBoundsError, "x"),
-        ),
+        *rows("bounds", ("producer goes on", errors.OutOfBoundsError, "x")),
         *rows(
             "divergence",
             ("the producer consumes, too", errors.BarrierError, "wait full"),

@@ -27,11 +27,7 @@ from tests.support.mutations import (
     warps,
     workspace,
 )
-from tests.support.mutations.tensor_cores import (
-    leader_loads,
-    pair_product,
-    tensor_core,
-)
+from tests.support.mutations.tensor_cores import leader_loads, pair_product, tensor_core
 
 SUBJECTS = tuple(
     module.SUBJECT

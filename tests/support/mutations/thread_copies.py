@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,16 +37,7 @@ def make(m: Switches) -> Launch:
             o[plgpu.ds(row, ROWS)] = value
 
     x = np.arange(STEPS * ROWS * 35, dtype=np.float32).reshape(-1, 35)
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((STEPS * ROWS, 33), jnp.float32),
-            scratch_types=[plgpu.SMEM((SLOTS, *TILE), jnp.float32)],
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], 2 * x[:, 1:34])
+    return Launch.of(body, [x], 2 * x[:, 1:34], plgpu.SMEM((SLOTS, *TILE), jnp.float32))
 
 
 SUBJECT = Subject(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -70,23 +69,16 @@ def make(m: Switches) -> Launch:
         plgpu.wait_smem_to_gmem(0)
 
     x = np.arange(STEPS * ROWS * 128, dtype=np.float32).reshape(-1, 128)
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        2 * x,
         plgpu.SMEM((SLOTS, *TILE), jnp.float32),
         plgpu.SMEM(TILE, jnp.float32),
         plgpu.Barrier(
             num_barriers=SLOTS, num_arrivals=2 if m("two arrivals expected") else 1
         ),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            scratch_types=scratch,
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], 2 * x)
+    )
 
 
 SUBJECT = Subject(
@@ -113,10 +105,7 @@ SUBJECT = Subject(
             ("no wait for the store", errors.RaceError, "stage", "store"),
             ("no refetch", errors.DeadlockError, "wait"),
         ),
-        *rows(
-            "phases",
-            ("wait twice", errors.DeadlockError, "second wait"),
-        ),
+        *rows("phases", ("wait twice", errors.DeadlockError, "second wait")),
         *rows(
             "counts",
             ("wait leaves one store", errors.RaceError, "stage", "store"),
@@ -134,13 +123,7 @@ SUBJECT = Subject(
             ("stage half a tile", errors.UninitializedReadError, "store"),
             ("nothing staged", errors.UninitializedReadError, "store"),
         ),
-        *rows(
-            "two writers",
-            ("stage again", errors.RaceError, "stage again", "store"),
-        ),
-        *rows(
-            "bounds",
-            ("fetch one too many", errors.OutOfBoundsError, "fetch"),
-        ),
+        *rows("two writers", ("stage again", errors.RaceError, "stage again", "store")),
+        *rows("bounds", ("fetch one too many", errors.OutOfBoundsError, "fetch")),
     ),
 )

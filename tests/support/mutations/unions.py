@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -56,23 +55,15 @@ def make(m: Switches) -> Launch:
     x = np.arange(STEPS * ROWS * COLUMNS, dtype=np.float32)
     x = x.reshape(STEPS, ROWS, COLUMNS)
     tile = plgpu.SMEM((ROWS, COLUMNS), jnp.float32)
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        x.astype(np.int16),
         plgpu.RefUnion((tile, tile), plgpu.SMEM((ROWS, COLUMNS), jnp.int16)),
         plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=2),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.int16),
-            scratch_types=scratch,
-            num_threads=2,
-            thread_name="wg",
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], x.astype(np.int16))
+        threads={"wg": 2},
+    )
 
 
 SUBJECT = Subject(
@@ -93,9 +84,6 @@ SUBJECT = Subject(
             "two writers",
             ("added to the old member", errors.RaceError, "write", "write old"),
         ),
-        *rows(
-            "axes",
-            ("one half", Wrong),
-        ),
+        *rows("axes", ("one half", Wrong)),
     ),
 )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,30 +49,20 @@ def make(m: Switches) -> Launch:
     x = x.reshape(ROUNDS, SIZE, SIZE)
     arrivals = 3 if m("three arrivals expected") else WARPS
     arrivals = 5 if m("five arrivals expected") else arrivals
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        (x + 1).transpose(0, 2, 1),
         plgpu.SMEM((SIZE, SIZE), jnp.float32),
         plgpu.Barrier(num_arrivals=arrivals),
         plgpu.Barrier(num_arrivals=WARPS),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(x.shape, jnp.float32),
-            scratch_types=scratch,
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], (x + 1).transpose(0, 2, 1))
+    )
 
 
 SUBJECT = Subject(
     make,
     (
-        *rows(
-            "two writers",
-            ("one place for all", errors.RaceError, "write"),
-        ),
+        *rows("two writers", ("one place for all", errors.RaceError, "write")),
         *rows(
             "arrivals",
             ("three warps arrive", errors.DeadlockError, "wait"),
@@ -86,10 +75,7 @@ SUBJECT = Subject(
             ("no wait for the others", errors.UninitializedReadError, "read"),
             ("no wait for the readers", errors.RaceError, "read", "write"),
         ),
-        *rows(
-            "axes",
-            ("not turned", Wrong),
-        ),
+        *rows("axes", ("not turned", Wrong)),
         *rows(
             "counts",
             ("three arrivals expected", errors.RaceError, "read", "write"),

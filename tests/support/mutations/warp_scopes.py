@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -44,13 +43,7 @@ def make(m: Switches) -> Launch:
         )()
 
     x = np.arange(4 * N, dtype=np.float32).reshape(4, N)
-
-    def call(interpret):
-        return plgpu.kernel(
-            body, out_type=jax.ShapeDtypeStruct(x.shape, F32), interpret=interpret
-        )
-
-    return Launch(call, [x], x + 1)
+    return Launch.of(body, [x], x + 1)
 
 
 SUBJECT = Subject(

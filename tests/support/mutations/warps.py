@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -54,21 +53,14 @@ def make(m: Switches) -> Launch:
     x = np.arange(STEPS * WARPS * 1024, dtype=np.float32).reshape(STEPS, WARPS, *PART)
     count = WARPS + 1 if m("five copies expected") else WARPS
     count = 1 if m("one copy expected") else count
-    scratch = [
+    return Launch.of(
+        body,
+        [x],
+        x.sum((0, 1)) + np.float32(3),
         plgpu.SMEM((WARPS, *PART), jnp.float32),
         plgpu.SMEM((WARPS,), jnp.int32),
         plgpu.Barrier(num_arrivals=count),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct(PART, jnp.float32),
-            scratch_types=scratch,
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], x.sum((0, 1)) + np.float32(3))
+    )
 
 
 SUBJECT = Subject(
@@ -86,14 +78,8 @@ SUBJECT = Subject(
             ("one place for all", errors.RaceError, "copy"),
             ("the first warp copies twice", errors.RaceError, "copy"),
         ),
-        *rows(
-            "bounds",
-            ("the next step's parts", errors.OutOfBoundsError, "copy"),
-        ),
-        *rows(
-            "divergence",
-            ("three warps copy", errors.DeadlockError, "wait"),
-        ),
+        *rows("bounds", ("the next step's parts", errors.OutOfBoundsError, "copy")),
+        *rows("divergence", ("three warps copy", errors.DeadlockError, "wait")),
         *rows(
             "initialisation",
             (
@@ -103,14 +89,8 @@ SUBJECT = Subject(
                 "result",
             ),
         ),
-        *rows(
-            "waits",
-            ("no wait", errors.RaceError, "copy", "read"),
-        ),
-        *rows(
-            "phases",
-            ("waited for twice", errors.DeadlockError, "second wait"),
-        ),
+        *rows("waits", ("no wait", errors.RaceError, "copy", "read")),
+        *rows("phases", ("waited for twice", errors.DeadlockError, "second wait")),
         *rows(
             "counts",
             ("five copies expected", errors.DeadlockError, "wait"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -45,26 +44,18 @@ def make(m: Switches) -> Launch:
     x = np.arange(CTAS * N, dtype=np.float32).reshape(CTAS, N)
     twice = m("two arrivals of each CTA")
 
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * CTAS, N), F32),
-            scratch_types=[
-                plgpu.GMEM((CTAS, N), F32),
-                plgpu.GMEM((N,), F32, init=None if m("no initial sum") else 0),
-                plgpu.SMEM((N,), F32),
-                plgpu.Barrier(),
-                plgpu.ClusterBarrier(
-                    collective_axes="c", num_arrivals=2 if twice else 1
-                ),
-            ],
-            cluster=(CTAS,),
-            cluster_names=("c",),
-            interpret=interpret,
-        )
-
     total = np.broadcast_to(x.sum(0), x.shape)
-    return Launch(call, [x], np.concatenate([x[::-1], total]))
+    return Launch.of(
+        body,
+        [x],
+        np.concatenate([x[::-1], total]),
+        plgpu.GMEM((CTAS, N), F32),
+        plgpu.GMEM((N,), F32, init=None if m("no initial sum") else 0),
+        plgpu.SMEM((N,), F32),
+        plgpu.Barrier(),
+        plgpu.ClusterBarrier(collective_axes="c", num_arrivals=2 if twice else 1),
+        cluster={"c": CTAS},
+    )
 
 
 RACE, UNDEFINED = errors.RaceError, errors.UninitializedReadError

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -65,23 +64,16 @@ def make(m: Switches) -> Launch:
     x = np.arange(STEPS * np.prod(shape), dtype=np.float32).reshape(STEPS, *shape)
     halves = np.stack([x, x] if axis is None else np.split(x, 2, axis))
     arrivals = 2 if m("two arrivals expected") else 1
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2, STEPS, ROWS, COLUMNS), F32),
-            scratch_types=[
-                plgpu.SMEM((2, ROWS, COLUMNS), F32),
-                plgpu.Barrier(num_barriers=2, num_arrivals=arrivals),
-                plgpu.ClusterBarrier(collective_axes="c"),
-            ],
-            cluster=(2,),
-            cluster_names=("c",),
-            compiler_params=plgpu.CompilerParams(target="sm_100a"),
-            interpret=interpret,
-        )
-
-    return Launch(call, [x], halves)
+    return Launch.of(
+        body,
+        [x],
+        halves,
+        plgpu.SMEM((2, ROWS, COLUMNS), F32),
+        plgpu.Barrier(num_barriers=2, num_arrivals=arrivals),
+        plgpu.ClusterBarrier(collective_axes="c"),
+        cluster={"c": 2},
+        target="sm_100a",
+    )
 
 
 RACE, STUCK = errors.RaceError, errors.DeadlockError

@@ -8,7 +8,6 @@ accumulator, which each CTA reads in between.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -17,7 +16,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.mutations.mutant import Launch, Subject, Switches, Wrong, rows
 from tests.support.tensor_pairs import PAIR, PARTITIONED, PairProduct
-from tests.support.tensor_products import BLACKWELL, F16, F32
+from tests.support.tensor_products import BLACKWELL, F16
 
 CASE = PairProduct(n=16, k=32, swizzle=64)
 
@@ -79,19 +78,11 @@ def make(m: Switches) -> Launch:
         "ready": plgpu.ClusterBarrier(collective_axes="c", orders_tensor_core=orders),
     }
 
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((2 * CASE.m, CASE.n), F32),
-            scratch_types=scratch,
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-            **PAIR,
-        )
-
     a, b = CASE.operands()
     expected = 2 * CASE.expected(a, b) + CASE.expected(np.full_like(a, 2), b)
-    return Launch(call, [a, b], expected)
+    return Launch.of(
+        body, [a, b], expected, scratch_types=scratch, compiler_params=BLACKWELL, **PAIR
+    )
 
 
 SUBJECT = Subject(
@@ -112,14 +103,8 @@ SUBJECT = Subject(
             ("the other has no fence", errors.RaceError, "store"),
             ("the barrier does not order the tensor core", errors.RaceError, "read"),
         ),
-        *rows(
-            "arrivals",
-            ("the other does not arrive", errors.DeadlockError, "ready"),
-        ),
-        *rows(
-            "commits",
-            ("no commit", errors.DeadlockError, "first wait"),
-        ),
+        *rows("arrivals", ("the other does not arrive", errors.DeadlockError, "ready")),
+        *rows("commits", ("no commit", errors.DeadlockError, "first wait")),
         *rows(
             "initialisation",
             ("an accumulator of nothing", errors.UninitializedReadError, "product"),

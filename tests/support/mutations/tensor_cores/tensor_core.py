@@ -6,7 +6,6 @@ The first tile is added to values stored in TMEM, the second one overwrites it.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -96,27 +95,19 @@ def make(m: Switches) -> Launch:
     orders = not m("ready does not order the tensor core")
     arrivals = 2 if m("two arrivals expected") else 1
     transforms = storage(F16, SWIZZLE)
-    scratch = [
+    return Launch.of(
+        body,
+        [x, y],
+        products + np.array([1, 0], np.float32)[:, None, None],
         plgpu.SMEM((M, K), F16, transforms=transforms),
         plgpu.SMEM((2 * N, K), F16, transforms=transforms),
         plgpu.TMEM((M, N), F32),
         plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=arrivals, orders_tensor_core=orders),
         plgpu.Barrier(orders_tensor_core=True),
-    ]
-
-    def call(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((TILES, M, N), F32),
-            scratch_types=scratch,
-            num_threads=2,
-            thread_name="wg",
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
-    return Launch(call, [x, y], products + np.array([1, 0])[:, None, None])
+        threads={"wg": 2},
+        compiler_params=BLACKWELL,
+    )
 
 
 SUBJECT = Subject(
@@ -146,30 +137,21 @@ SUBJECT = Subject(
             ("arrive before the store", errors.RaceError, "mma", "store"),
         ),
         *rows(
-            "fences",
-            ("ready does not order the tensor core", errors.RaceError, "mma"),
+            "fences", ("ready does not order the tensor core", errors.RaceError, "mma")
         ),
-        *rows(
-            "counts",
-            ("two arrivals expected", errors.DeadlockError, "wait ready"),
-        ),
+        *rows("counts", ("two arrivals expected", errors.DeadlockError, "wait ready")),
         *rows(
             "two writers",
             ("stage again", errors.RaceError, "mma", "stage again"),
             ("store again", errors.RaceError, "mma", "store again"),
         ),
         *rows(
-            "initialisation",
-            ("no values stored", errors.UninitializedReadError, "mma"),
+            "initialisation", ("no values stored", errors.UninitializedReadError, "mma")
         ),
         *rows(
             "offsets",
             ("stage the first tile again", Wrong),
-            (
-                "result of the first tile again",
-                errors.UnwrittenResultError,
-                "result",
-            ),
+            ("result of the first tile again", errors.UnwrittenResultError, "result"),
             ("adds to the tile before", Wrong),
             ("overwrites the values", Wrong),
             ("other columns of b", Wrong),
