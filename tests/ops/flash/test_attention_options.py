@@ -10,7 +10,7 @@ import pytest
 
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
-from tests.support import emulated, host
+from tests.support import emulated
 from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
@@ -33,7 +33,9 @@ def operands(q_len=150, kv_len=112, heads=2, kv_heads=1, d=16, batch=2, v_dim=No
 def check(args=None, c=SMALL, *, atol=2**-8, executed=(), logsumexp=True, **options):
     """Compares in the emulator; `executed`: as of `emulated`."""
     args = operands() if args is None else args
-    arrays = {n: x for n, x in options.items() if isinstance(x, jax.Array)}
+    arrays = {
+        n: x for n, x in options.items() if isinstance(x, (jax.Array, np.ndarray))
+    }
     static = {n: x for n, x in options.items() if n not in arrays}
 
     def make(interpret):
