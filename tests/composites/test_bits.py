@@ -36,12 +36,8 @@ def random_bits(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("float32", "int32"),
-        ("uint16", "bfloat16"),
-        ("bfloat16", "float16"),
-        ("float64", "uint64"),
-        ("float8_e5m2", "uint8"),
-        ("int8", "float8_e4m3fn"),
+        *(("float32", "int32"), ("uint16", "bfloat16"), ("bfloat16", "float16")),
+        *(("float64", "uint64"), ("float8_e5m2", "uint8"), ("int8", "float8_e4m3fn")),
     ],
 )
 def test_bits_as_elements_of_the_same_width(before: str, after: str):
@@ -55,12 +51,8 @@ def test_bits_as_elements_of_the_same_width(before: str, after: str):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("float32", "int16"),
-        ("float32", "uint8"),
-        ("int32", "int8"),
-        ("uint64", "uint32"),
-        ("bfloat16", "uint8"),
-        ("float64", "int16"),
+        *(("float32", "int16"), ("float32", "uint8"), ("int32", "int8")),
+        *(("uint64", "uint32"), ("bfloat16", "uint8"), ("float64", "int16")),
     ],
 )
 def test_an_element_as_several_narrower_ones(before: str, after: str):

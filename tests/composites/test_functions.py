@@ -182,24 +182,19 @@ def check_bits(function: Callable, args: list, expected: np.ndarray) -> None:
     everywhere.check(make, args, expected.view(raw))
 
 
+@pytest.mark.parametrize("name", ["nextafter", "copysign"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_nextafter_of_all_pairs(dtype: str):
+def test_bits_of_a_function_of_all_pairs(dtype: str, name: str):
     with jax.enable_x64(dtype == "float64"):
         x, y = pairs(dtype)
-        y = np.where(np.isnan(y), 0, y).astype(x.dtype)
-        check_bits(lax.nextafter, [x, y], np.nextafter(x, y))
+        if name == "nextafter":
+            y = np.where(np.isnan(y), 0, y).astype(x.dtype)
+        check_bits(getattr(jnp, name), [x, y], getattr(np, name)(x, y))
 
 
 def test_nextafter_of_nan_is_nan():
     x = np.float32([1.0, np.nan] * 64)
     check(lax.nextafter, [x, x[::-1].copy()], np.full(128, np.nan), 0)
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_copysign_of_all_pairs(dtype: str):
-    with jax.enable_x64(dtype == "float64"):
-        x, y = pairs(dtype)
-        check_bits(jnp.copysign, [x, y], np.copysign(x, y))
 
 
 @pytest.mark.parametrize("width", [(5, 2), (8, 7), (3, 20), (4, 1), (11, 52), (5, 10)])

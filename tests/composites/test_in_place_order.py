@@ -98,20 +98,23 @@ def changed(change):
     return kernel(body, SHAPE, scratch_types=[tile, TILE])
 
 
+@pytest.fixture
+def pair(rng):
+    return [numbers(rng, "bfloat16", *SHAPE) for _ in range(2)]
+
+
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_load_is_not_moved_past_a_change(rng, name):
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    expected = float64(x) @ float64(y)
-    everywhere.check(changed(CHANGES[name]), [x, y], expected, atol=2e-3)
+def test_a_load_is_not_moved_past_a_change(pair, name):
+    x, y = pair
+    everywhere.check(changed(CHANGES[name]), pair, float64(x) @ float64(y), atol=2e-3)
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES.keys() - {"by_a_store_to_a_view"}))
-def test_these_kernels_show_a_load_that_is_moved(rng, name, monkeypatch):
+def test_these_kernels_show_a_load_that_is_moved(pair, name, monkeypatch):
     monkeypatch.setattr(in_place._Body, "_is_quiet", lambda *_: True)
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    expected = float64(x) @ float64(y)
+    expected = float64(pair[0]) @ float64(pair[1])
     with pytest.raises(AssertionError):
-        everywhere.check(changed(CHANGES[name]), [x, y], expected, atol=2e-3)
+        everywhere.check(changed(CHANGES[name]), pair, expected, atol=2e-3)
 
 
 def check(body, x, y, expected, *scratch, atol=2e-3, **options):
@@ -129,11 +132,6 @@ def overwritten_by_tma(x_gmem, y_gmem, o_ref, a, b, barrier):
     o_ref[...] = dot(before, b[...])
 
 
-def test_a_load_is_not_moved_past_a_copy_into_the_array(rng):
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    check(overwritten_by_tma, x, y, float64(x) @ float64(y), plgpu.Barrier())
-
-
 def overwritten_by_another(x_ref, y_ref, o_ref, a, b, released):
     @plgpu.when(jax.lax.axis_index("wg") == 0)
     def _():
@@ -149,10 +147,13 @@ def overwritten_by_another(x_ref, y_ref, o_ref, a, b, released):
         a[...] = jnp.zeros(SHAPE, BF16)
 
 
-def test_a_load_is_not_moved_past_an_arrival_that_releases_the_array(rng):
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
-    expected, threads = float64(x) @ float64(y), {"wg": 2}
-    check(overwritten_by_another, x, y, expected, plgpu.Barrier(), threads=threads)
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [(overwritten_by_tma, {}), (overwritten_by_another, {"threads": {"wg": 2}})],
+)
+def test_a_load_is_not_moved_past_what_lets_another_write(pair, body, options):
+    x, y = pair
+    check(body, x, y, float64(x) @ float64(y), plgpu.Barrier(), **options)
 
 
 def ring(releases_first):
@@ -187,14 +188,8 @@ def ring(releases_first):
         def _():
             o_ref[...] = jax.lax.fori_loop(0, 4, multiply, jnp.zeros(SHAPE, F32))
 
-    barriers = [plgpu.Barrier(num_arrivals=2), plgpu.Barrier()]
-    return kernel(
-        body,
-        SHAPE,
-        scratch_types=[TILE, TILE, *barriers],
-        num_threads=2,
-        thread_name="wg",
-    )
+    scratch = [TILE, TILE, plgpu.Barrier(num_arrivals=2), plgpu.Barrier()]
+    return kernel(body, SHAPE, scratch_types=scratch, threads={"wg": 2})
 
 
 @pytest.mark.parametrize("releases_first", [True, False])
@@ -205,9 +200,9 @@ def test_an_operand_is_released_after_the_product_that_reads_it(rng, releases_fi
     everywhere.check(ring(releases_first), [x, y], expected, atol=5e-3)
 
 
-def test_a_load_of_the_last_step_is_not_one_of_this_step(rng):
+def test_a_load_of_the_last_step_is_not_one_of_this_step(pair):
     """A loop carries what was loaded, not the array."""
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
+    x, y = pair
 
     def body(x_ref, y_ref, o_ref, a, b):
         a[...] = x_ref[...]
@@ -226,9 +221,9 @@ def test_a_load_of_the_last_step_is_not_one_of_this_step(rng):
     check(body, x, y, 4 * float64(x) @ float64(y), atol=5e-3)
 
 
-def test_a_product_is_not_moved_to_its_sum_past_a_store(rng):
+def test_a_product_is_not_moved_to_its_sum_past_a_store(pair):
     """It is fused with a later sum only if its operands are still there."""
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
+    x, y = pair
 
     def body(x_ref, y_ref, o_ref, a, b):
         a[...] = x_ref[...]
@@ -241,8 +236,8 @@ def test_a_product_is_not_moved_to_its_sum_past_a_store(rng):
     check(body, x, y, expected, atol=5e-3)
 
 
-def test_an_accumulator_that_is_written_before_the_sum_is_stored(rng):
-    x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
+def test_an_accumulator_that_is_written_before_the_sum_is_stored(pair):
+    x, y = pair
 
     def body(x_ref, y_ref, o_ref, a, b):
         a[...] = x_ref[...]

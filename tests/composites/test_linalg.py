@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax.numpy as jnp
@@ -51,36 +52,19 @@ def test_triangular_systems(left, lower, transposed):
     a = well_conditioned(6, 6) / (8 if unit else 1)
     b = general(6, 3) if left else general(3, 6)
 
-    def solve(a, b):
-        return lax.linalg.triangular_solve(
-            a,
-            b,
-            left_side=left,
-            lower=lower,
-            transpose_a=transposed,
-            unit_diagonal=unit,
-        )
-
+    options = {"left_side": left, "lower": lower, "transpose_a": transposed}
+    solve = functools.partial(
+        lax.linalg.triangular_solve, unit_diagonal=unit, **options
+    )
     check(solve, a, b, **CLOSE)
 
 
 def test_a_triangular_system_does_not_read_the_other_triangle():
+    solve = functools.partial(linalg.solve_triangular, lower=True)
     a = np.where(np.tri(5, dtype=bool), well_conditioned(5, 5), np.nan)
-    check(
-        lambda a, b: linalg.solve_triangular(a, b, lower=True),
-        a.astype(np.float32),
-        general(5, 2),
-        **CLOSE,
-    )
-
-
-def test_a_batch_of_systems_with_one_right_hand_side_each():
-    check(
-        lambda a, b: linalg.solve_triangular(a, b, lower=True),
-        well_conditioned(3, 4, 4),
-        general(3, 4, 1),
-        **CLOSE,
-    )
+    check(solve, a.astype(np.float32), general(5, 2), **CLOSE)
+    # A batch with one right hand side each.
+    check(solve, well_conditioned(3, 4, 4), general(3, 4, 1), **CLOSE)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 4), (6, 4), (4, 6)], ids=str)

@@ -21,24 +21,17 @@ def check(function: Callable, *args: np.ndarray, **options) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_loop_slices_and_stacks(reverse: bool):
+@pytest.mark.parametrize(
+    ("reverse", "unroll"),
+    # Which need not divide the length.
+    [(False, 1), (True, 1), (True, 2), (True, 5), (True, 16), (True, 20)],
+)
+def test_a_loop_slices_and_stacks(reverse: bool, unroll: int):
     def function(x):
         def step(carry, row):
             return carry + row, carry * 2
 
-        return lax.scan(step, jnp.zeros(128), x, reverse=reverse)
-
-    check(function, X)
-
-
-@pytest.mark.parametrize("unroll", [2, 5, 16, 20])
-def test_an_unrolling_need_not_divide_the_length(unroll: int):
-    def function(x):
-        def step(carry, row):
-            return carry + row, carry * 2
-
-        return lax.scan(step, jnp.zeros(128), x, unroll=unroll, reverse=True)
+        return lax.scan(step, jnp.zeros(128), x, reverse=reverse, unroll=unroll)
 
     check(function, X)
 

@@ -44,6 +44,8 @@ DRAWS: dict[str, tuple[Callable, float]] = {
     "randint": (lambda key: random.randint(key, SHAPE, -5, 100), 0),
     "exponential": (lambda key: random.exponential(key, SHAPE), 1e-5),
     "gumbel": (lambda key: random.gumbel(key, SHAPE), 1e-5),
+    "one of many": (lambda key: random.bits(random.split(key, 8)[5], SHAPE), 0),
+    "words of a key": (lambda key: random.key_data(random.split(key, 4)), 0),
     "rademacher": (lambda key: random.rademacher(key, SHAPE), 0),
 }
 
@@ -65,13 +67,6 @@ def test_keys_are_split_and_folded():
         folded = random.fold_in(second, seed[0])
         total = random.bits(first, SHAPE) ^ random.bits(folded, SHAPE)
         return total ^ random.bits(random.clone(third), SHAPE)
-
-    check(function)
-
-
-def test_one_of_many_keys():
-    def function(seed):
-        return random.bits(random.split(random.key(seed[0]), 8)[5], SHAPE)
 
     check(function)
 
@@ -129,13 +124,6 @@ def test_a_key_is_an_argument_as_its_words():
         out_ref[...] = random.bits(random.wrap_key_data(words_ref[0]), SHAPE)
 
     everywhere.run(body, [words], expected)
-
-
-def test_words_of_a_key_are_an_array():
-    def function(seed):
-        return random.key_data(random.split(random.key(seed[0]), 4))
-
-    check(function)
 
 
 def test_dropout_masks_what_it_masks_outside():

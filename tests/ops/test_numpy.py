@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu import errors, ops
+from tests.support.refusal import refused
 
 ROWS = np.random.default_rng(0).standard_normal((4, 16))
 
@@ -46,25 +47,13 @@ def test_64_bits_stay_where_jax_has_them():
 
 
 @pytest.mark.parametrize(
-    ("value", "hint"),
+    "value",
     [
-        (np.array(["1"]), "astype"),
-        (np.str_("1"), "astype"),
-        (np.array([None]), "astype"),
-        (np.ones(3, "datetime64[s]"), "astype"),
-        (np.ones(3, np.longdouble), "astype"),
-        (np.ndarray, "jnp.asarray"),
-        ([[1.0, 2.0]], "jnp.asarray"),
-        (jax.ShapeDtypeStruct((2, 8), jnp.float32), "jax.eval_shape"),
+        *(np.array(["1"]), np.str_("1"), np.array([None])),
+        *(np.ones(3, "datetime64[s]"), np.ones(3, np.longdouble), np.ndarray),
+        *([[1.0, 2.0]], jax.ShapeDtypeStruct((2, 8), jnp.float32)),
     ],
 )
-def test_other_values_are_refused(value, hint):
-    with pytest.raises(errors.ArgumentTypeError, match="x is not an array") as caught:
-        ops.softmax(value)
-    assert hint in str(caught.value)
-
-
-def test_the_shape_of_a_product_is_not_an_operand():
-    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    with pytest.raises(errors.ArgumentTypeError, match="matmul: a is not an array"):
-        ops.matmul(x, x)
+@refused
+def test_other_values_are_refused(value):
+    ops.softmax(value)

@@ -84,103 +84,93 @@ def check(
     emulated.check(make, args, expected, executed, atol=atol, on_gpu=on_gpu)
 
 
-@pytest.mark.parametrize(
-    ("c", "dtype", "causal"),
-    [
-        (SMALL, "float16", True),
-        (SMALL, "bfloat16", False),
-        (ON_BLACKWELL, "float16", False),
-        (ON_BLACKWELL, "bfloat16", True),
-    ],
+def cases(name, s, *configs, **options):
+    """Calls with each configuration: sizes and options of `check`."""
+    return [
+        pytest.param(s, c, options, id=f"{name}, {i}") for i, c in enumerate(configs)
+    ]
+
+
+TARGETS = SMALL, ON_BLACKWELL
+BLOCKS = config(block_kv=48), config(block_kv=208), blackwell(16), blackwell(112)
+STAGES = config(stages=1), config(stages=3), blackwell(stages=1), blackwell(stages=5)
+# Without turns, and with them.
+CONSUMERS = (
+    config(consumers=2, rows=64, ping_pong=False, block_kv=32),
+    config(consumers=2, rows=128, ping_pong=True, block_kv=32),
+    config(consumers=3, rows=64, ping_pong=True, block_kv=32),
 )
-def test_types_and_masks(c, dtype, causal):
-    check(Shape(kv_len=100), c, dtype=dtype, causal=causal, executed=BOTH)
+ORDERS = [
+    dataclasses.replace(c, heads_together=heads)
+    for c in (config(blocks=2), blackwell(64))
+    for heads in (1, 4)
+]
+CASES = [
+    *cases("float16, mask", Shape(kv_len=100), SMALL, causal=True, executed=BOTH),
+    *cases("float16", Shape(kv_len=100), ON_BLACKWELL, executed=BOTH),
+    *cases("bfloat16", Shape(kv_len=100), SMALL, dtype="bfloat16", executed=BOTH),
+    *cases(
+        *("bfloat16, mask", Shape(kv_len=100), ON_BLACKWELL),
+        **{"dtype": "bfloat16", "causal": True, "executed": BOTH},
+    ),
+    *cases("narrow swizzle", Shape(kv_len=128, head_dim=80), SMALL),
+    *cases("shared heads", Shape(100, 70, 6, 2, batch=2), *TARGETS, causal=True),
+    *cases("blocks of any size", Shape(kv_len=256), *BLOCKS, causal=True),
+    *cases("rows that no tile divides", Shape(200, 130), *TARGETS),
+    *cases("one row", Shape(1, 130), *TARGETS),
+    *cases("one column", Shape(300, 1), *TARGETS, causal=True),
+    *cases("fewer rows than columns", Shape(100, 200), SMALL, causal=True),
+    *cases("stages", Shape(128), *STAGES, causal=True),
+    *cases("consumers", Shape(200, 96, head_dim=16), *CONSUMERS, causal=True),
+    *cases("one block", Shape(300, 200, 3, head_dim=16), config(blocks=1), causal=True),
+    *cases("persistent blocks", Shape(300, 200, 3, head_dim=16), config(blocks=3)),
+    *cases("order of tiles", Shape(130, 64, heads=3, kv_heads=3), *ORDERS),
+    *cases("a scale", Shape(128, 128), SMALL, causal=True, sm_scale=0.75),
+    # What a mask hides stays hidden, however small the others become.
+    *cases("a small scale", Shape(128, 128), *TARGETS, causal=True, sm_scale=1e-30),
+    *(
+        case
+        for d in (64, 128, 256)
+        for case in cases(
+            f"default, {d}", Shape(130, 160, head_dim=d), None, causal=True
+        )
+    ),
+    *(
+        case
+        for d in (64, 128)
+        for case in cases(
+            *(f"default on Blackwell, {d}", Shape(130, 160, head_dim=d), None),
+            **{"causal": True, "on_blackwell": True},
+        )
+    ),
+]
 
 
-def test_a_head_of_a_narrow_swizzle():
-    check(Shape(kv_len=128, head_dim=80))
+@pytest.mark.parametrize(("s", "c", "options"), CASES)
+def test_sizes_configurations_and_options(s, c, options):
+    check(s, c, **options)
 
 
-@each_target
-def test_heads_of_k_and_v_serve_several_heads_of_q(c):
-    check(Shape(100, 70, heads=6, kv_heads=2, batch=2), c, causal=True)
+def problem(length, kv_len, head_dim, mask, config):
+    sizes = 2, length, kv_len, 4, 4, head_dim, head_dim
+    others = {"mask": mask, "scores": Scores(1.0), "config": config}
+    return Problem(*sizes, dtype=jnp.dtype(jnp.float16), **others)
 
 
-@pytest.mark.parametrize(
-    "c", [config(block_kv=48), config(block_kv=208), blackwell(16), blackwell(112)]
-)
-def test_masks_meet_blocks_of_any_size(c):
-    check(Shape(kv_len=256), c, causal=True)
-
-
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "causal", "c"),
-    [
-        *((200, 130, False, c) for c in (SMALL, ON_BLACKWELL)),
-        *((1, 130, False, c) for c in (SMALL, ON_BLACKWELL)),
-        *((300, 1, True, c) for c in (SMALL, ON_BLACKWELL)),
-        (100, 200, True, SMALL),
-    ],
-)
-def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal, c):
-    check(Shape(q_len, kv_len), c, causal=causal)
-
-
-@pytest.mark.parametrize(
-    "c",
-    [config(stages=1), config(stages=3), blackwell(stages=1), blackwell(stages=5)],
-)
-def test_any_number_of_stages(c):
-    check(Shape(128), c, causal=True)
-
-
-@pytest.mark.parametrize(
-    ("consumers", "rows", "ping_pong"),
-    [(2, 64, False), (2, 128, True), (3, 64, True)],
-)
-def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
-    c = config(consumers=consumers, rows=rows, ping_pong=ping_pong, block_kv=32)
-    check(Shape(q_len=200, kv_len=96, head_dim=16), c, causal=True)
-
-
-@pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False)])
-def test_persistent_blocks_compute_several_tiles(blocks, causal):
-    c = config(blocks=blocks)
-    check(Shape(300, 200, heads=3, head_dim=16), c, causal=causal)
+def tiles_of_workers(p):
+    """Those of each one; each tile has one."""
+    tiles = [row[1 : row[0] + 1] for row in schedule(p)]
+    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    return tiles
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7])
 def test_each_tile_has_one_worker_and_they_have_equal_work(workers):
-    c = config(blocks=workers, block_kv=64)
-    p = Problem(
-        *(2, 1024, 1024, 4, 4, 64, 64),
-        dtype=jnp.dtype(jnp.float16),
-        mask=Mask(right=0),
-        scores=Scores(1.0),
-        config=c,
-    )
-    table = schedule(p)
-    assert table.shape[0] == workers
-    tiles = [row[1 : row[0] + 1] for row in table]
-    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    p = problem(1024, 1024, 64, Mask(right=0), config(blocks=workers))
+    tiles = tiles_of_workers(p)
+    assert len(tiles) == workers
     blocks = [sum(2 * (p.place(int(i))[2] + 1) for i in own) for own in tiles]
     assert max(blocks) - min(blocks) < 16
-
-
-@pytest.mark.parametrize("heads_together", [1, 4])
-@pytest.mark.parametrize("c", [config(blocks=2), blackwell(64)])
-def test_the_order_of_tiles_covers_them_all(c, heads_together):
-    c = dataclasses.replace(c, heads_together=heads_together)
-    check(Shape(130, 64, heads=3, kv_heads=3), c)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "on_blackwell"),
-    [(64, False), (128, False), (256, False), (64, True), (128, True)],
-)
-def test_the_default_configurations(head_dim, on_blackwell):
-    s = Shape(130, 160, head_dim=head_dim)
-    check(s, None, causal=True, on_blackwell=on_blackwell)
 
 
 @pytest.mark.parametrize(
@@ -196,22 +186,8 @@ def test_the_default_configurations(head_dim, on_blackwell):
     ],
 )
 def test_whose_consumers_alternate(kv_len, head_dim, mask, alternate):
-    p = Problem(
-        *(2, 130, kv_len, 4, 4, head_dim, head_dim),
-        dtype=jnp.dtype(jnp.float16),
-        mask=mask,
-        scores=Scores(1.0),
-        config=SMALL,
-    )
+    p = problem(130, kv_len, head_dim, mask, SMALL)
     assert heuristic.configured(p).ping_pong == alternate
-
-
-@pytest.mark.parametrize(
-    ("c", "sm_scale"), [(SMALL, 0.75), (SMALL, 1e-30), (ON_BLACKWELL, 1e-30)]
-)
-def test_the_scale_of_the_scores(c, sm_scale):
-    """What a mask hides stays hidden, however small the others become."""
-    check(Shape(128, 128), c, causal=True, sm_scale=sm_scale)
 
 
 @each_target
@@ -262,17 +238,10 @@ def test_consumers_without_rows_take_part_in_steps(options):
 
 
 def test_tiles_with_few_rows_count_less_in_the_schedule():
-    p = Problem(
-        *(2, 192 * 5 + 64, 1024, 4, 4, 64, 64),
-        dtype=jnp.dtype(jnp.float16),
-        mask=Mask(),
-        scores=Scores(1.0),
-        config=config(consumers=3, blocks=7),
-    )
+    c = config(consumers=3, blocks=7)
+    p = problem(192 * 5 + 64, 1024, 64, Mask(), c)
     assert p.idles and p.uneven and p.cost(5) == p.cost(0) / 2
-    table = schedule(p)
-    tiles = [row[1 : row[0] + 1] for row in table]
-    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    tiles = tiles_of_workers(p)
     costs = [sum(p.cost(p.place(int(i))[2]) for i in own) for own in tiles]
     assert max(costs) - min(costs) <= p.cost(0)
 

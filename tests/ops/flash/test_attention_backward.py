@@ -93,32 +93,57 @@ def test_the_kernels_everywhere(deterministic):
     emulated.check(make, args, wanted, atol=8e-3, executed=[Warpgroup])
 
 
-@pytest.mark.parametrize(("dtype", "causal"), [("float16", True), ("bfloat16", False)])
-def test_lengths_that_the_tiles_do_not_divide(dtype, causal):
-    check(Shape(), dtype=dtype, causal=causal, with_sums=True)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "v_dim"),
-    [(128, 0), (160, 0), (96, 0), (256, 0), (192, 128), (16, 256)],
-)
-def test_sizes_of_heads(head_dim, v_dim):
-    check(Shape(70, 100, head_dim=head_dim, v_dim=v_dim), causal=True)
-
-
-def test_heads_of_k_and_v_sum_over_heads_of_q():
-    check(Shape(70, 70, heads=6, kv_heads=2), causal=True)
-
-
-@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 200), (1, 130)])
-def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
+IDS = np.sort(np.random.default_rng(1).integers(0, 3, (2, 200)), axis=1).astype("i4")
+SEGMENTS = {"q_segment_ids": IDS, "kv_segment_ids": IDS}
+LENGTHS = {
+    "q_lengths": np.array([130, 20, 0], np.int32),
+    "kv_lengths": np.array([70, 150, 3], np.int32),
+}
+SLOPES = np.array([0.5, 0.03], np.float32)
+CAUSAL = {"causal": True}
+SIZES_OF_HEADS = (128, 0), (160, 0), (96, 0), (256, 0), (192, 128), (16, 256)
+CASES = {
+    "lengths that no tile divides": (Shape(), CAUSAL | {"with_sums": True}),
+    "bfloat16": (Shape(), {"dtype": "bfloat16", "with_sums": True}),
+    **{
+        f"heads of {d} and {v_dim}": (Shape(70, 100, head_dim=d, v_dim=v_dim), CAUSAL)
+        for d, v_dim in SIZES_OF_HEADS
+    },
+    "shared heads": (Shape(70, 70, heads=6, kv_heads=2), CAUSAL),
     # Behind row 70 of K and V nothing is seen: the derivatives are zero.
-    check(Shape(q_len, kv_len), causal=True)
+    "a mask from the first rows": (Shape(70, 200), CAUSAL),
+    "one row": (Shape(1, 130), CAUSAL),
+    "rows before": (Shape(200, 200), {"window": (20, 0)}),
+    "rows on both sides": (Shape(200, 200), {"window": (5, 40)}),
+    "soft cap": (Shape(head_dim=16), CAUSAL | {"soft_cap": 1.5}),
+    "soft cap, wide heads": (Shape(head_dim=160), CAUSAL | {"soft_cap": 1.5}),
+    "alibi": (Shape(heads=2, kv_heads=2), {"alibi_slopes": SLOPES}),
+    "a scale": (Shape(), CAUSAL | {"sm_scale": 0.75}),
+    "a small scale": (Shape(), CAUSAL | {"sm_scale": 1e-3}),
+    **{
+        f"{name}, deterministic {value}": (s, options | {"deterministic": value})
+        for name, s, options in (
+            ("segments", Shape(200, 200, batch=2), SEGMENTS | CAUSAL),
+            ("lengths", Shape(130, 150, batch=3), LENGTHS | CAUSAL),
+        )
+        for value in (False, True)
+    },
+    **{
+        f"{config}": (
+            Shape(200, 200, heads=2, kv_heads=2, head_dim=32),
+            CAUSAL | {"backward_config": AttentionBackwardConfig(**config)},
+        )
+        for config in (
+            {"block_q": 64, "stages": 3},
+            {"block_q": 128, "heads_together": 1},
+        )
+    },
+}
 
 
-@pytest.mark.parametrize("window", [(20, 0), (5, 40)])
-def test_windows(window):
-    check(Shape(200, 200), window=window)
+@pytest.mark.parametrize(("s", "options"), CASES.values(), ids=CASES)
+def test_sizes_and_options(s, options):
+    check(s, **options)
 
 
 def test_rows_that_see_nothing_have_no_derivative():
@@ -129,43 +154,6 @@ def test_rows_that_see_nothing_have_no_derivative():
     assert (np.asarray(got[0])[:, 75:] == 0).all()
 
 
-@pytest.mark.parametrize("head_dim", [16, 160])
-def test_a_soft_cap_is_in_the_chain_rule(head_dim):
-    check(Shape(head_dim=head_dim), causal=True, soft_cap=1.5)
-
-
-def test_alibi():
-    check(Shape(heads=2, kv_heads=2), alibi_slopes=jnp.asarray([0.5, 0.03]))
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_segments(deterministic):
-    s = Shape(200, 200, batch=2)
-    rng = np.random.default_rng(1)
-    ids = np.sort(rng.integers(0, 3, (2, 200)), axis=1).astype(np.int32)
-    args = operands(s)
-    options = {"causal": True, "with_sums": True}
-    options |= {"q_segment_ids": ids, "kv_segment_ids": ids}
-    got = derivatives(QUICK, *args, deterministic=deterministic, **options)
-    assert_close(got, expected(args, **options), BOUNDS["float16"])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_lengths_of_each_sequence(deterministic):
-    s = Shape(130, 150, batch=3)
-    lengths = np.array([[130, 20, 0], [70, 150, 3]], np.int32)
-    given = {"q_lengths": lengths[0], "kv_lengths": lengths[1]}
-    args = operands(s)
-    got = derivatives(QUICK, *args, deterministic=deterministic, causal=True, **given)
-    wanted = expected(args, causal=True, **given)
-    assert_close(got, wanted, BOUNDS["float16"])
-
-
-@pytest.mark.parametrize("sm_scale", [0.75, 1e-3])
-def test_the_scale_of_the_scores(sm_scale):
-    check(Shape(), causal=True, sm_scale=sm_scale)
-
-
 def test_scores_beyond_the_range_of_exponentials():
     q, k, v, do, dlse = operands(Shape(64, 64))
     args = q * 16, k * 16, v, do, dlse
@@ -174,50 +162,24 @@ def test_scores_beyond_the_range_of_exponentials():
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        AttentionBackwardConfig(block_q=64, stages=3),
-        AttentionBackwardConfig(block_q=128, heads_together=1),
-    ],
-)
-def test_configurations(config):
-    s = Shape(200, 200, heads=2, kv_heads=2, head_dim=32)
-    check(s, causal=True, backward_config=config)
-
-
-@pytest.mark.parametrize(
     ("s", "options", "config"),
     [
         # Behind row 130 of K and V nothing is seen.
-        (Shape(130, 300, batch=2), {"causal": True}, {"blocks": 2}),
+        (Shape(130, 300, batch=2), CAUSAL, {"blocks": 2}),
         (Shape(128, 200, heads=2, kv_heads=2), {}, {"blocks": 1}),
         # One step of a tile of K and V is beyond those that it needs.
-        (
-            Shape(200, 200, heads=2, kv_heads=2),
-            {"causal": True},
-            {"blocks": 3, "block_q": 128},
-        ),
+        (Shape(200, 200, 2, 2), CAUSAL, {"blocks": 3, "block_q": 128}),
         (Shape(200, 300), {"window": (40, 0)}, {"blocks": 1, "stages": 3}),
         (Shape(130, 256, head_dim=128), {"soft_cap": 1.5}, {"blocks": 1}),
+        # Parts of the heads that share a head of K and V.
+        (Shape(130, 150, heads=4), CAUSAL, {"kv_parts": 2, "blocks": 3}),
+        # Six heads have a divisor of 4 parts in common: 2.
+        (Shape(130, 150, 6), CAUSAL, {"kv_parts": 4, "blocks": 3, "block_q": 128}),
     ],
 )
 def test_persistent_blocks(s, options, config):
     given = {"backward_config": AttentionBackwardConfig(**config)}
     check(s, interpret=plgpu.InterpretParams(asynchrony="late"), **given, **options)
-
-
-@pytest.mark.parametrize(
-    ("heads", "config"),
-    [
-        (4, {"kv_parts": 2, "blocks": 3}),
-        # Six heads have a divisor of 4 parts in common: 2.
-        (6, {"kv_parts": 4, "blocks": 3, "block_q": 128}),
-    ],
-)
-def test_parts_of_the_heads_that_share_a_head_of_kv(heads, config):
-    given = {"backward_config": AttentionBackwardConfig(**config)}
-    interpret = plgpu.InterpretParams(asynchrony="late")
-    check(Shape(130, 150, heads=heads), causal=True, interpret=interpret, **given)
 
 
 def test_parts_are_added_before_they_are_rounded():

@@ -13,6 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
+from tests.ops.flash import test_attention_backward as padded
 from tests.support import emulated, host, norms
 from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
@@ -62,50 +63,38 @@ def check(args, given=None, **options):
     assert_close(got[3:], wanted[3:], bound=BOUNDS[args[3].dtype.type])
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (2, 2, 130, 70),
-        (1, 1, 130, 70),
-        (2, 1, 1, 70),
-        (1, 2, 130, 70),
-        (1, 1, 1, 70),
-        (2, 1, 130, 1),
-    ],
-)
-def test_the_derivative_is_summed_over_dimensions_of_one(shape):
-    check(operands(shape), causal=shape[0] == 1)
+CAUSAL = {"causal": True}
+WIDE = {"q_len": 40, "heads": 1, "batch": 1, "d": 160}
+IDS = np.sort(np.random.default_rng(1).integers(0, 3, (2, 70)), axis=1).astype("i4")
+SEGMENTS_AND_LENGTHS = {
+    **{"q_segment_ids": IDS, "kv_segment_ids": IDS},
+    "q_lengths": np.array([70, 20], np.int32),
+    "kv_lengths": np.array([33, 70], np.int32),
+}
+# The shape of the bias, sizes of operands, and options.
+CASES = {
+    # The derivative is summed over dimensions of one.
+    "whole": ((2, 2, 130, 70), {}, {}),
+    "of all heads and sequences": ((1, 1, 130, 70), {}, CAUSAL),
+    "of columns of sequences": ((2, 1, 1, 70), {}, {}),
+    "of heads": ((1, 2, 130, 70), {}, CAUSAL),
+    "of columns": ((1, 1, 1, 70), {}, CAUSAL),
+    "of rows": ((2, 1, 130, 1), {}, {}),
+    "float16": ((1, 2, 130, 70), {"dtype": jnp.float16}, CAUSAL),
+    "bfloat16": ((1, 1, 1, 70), {"dtype": jnp.bfloat16}, CAUSAL),
+    "window": ((1, 2, 130, 70), {}, {"window": (20, 5)}),
+    "soft cap": ((2, 1, 1, 70), {}, {"soft_cap": 1.5}),
+    # ALiBi is a bias of its own.
+    "slopes": ((1, 1, 70, 70), {"q_len": 70}, {"alibi_slopes": padded.SLOPES}),
+    "segments and lengths": ((1, 1, 70, 70), {"q_len": 70}, SEGMENTS_AND_LENGTHS),
+    "wide heads": ((1, 1, 40, 70), WIDE, CAUSAL),
+    "of columns, wide heads": ((1, 1, 1, 70), WIDE, CAUSAL),
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [(jnp.float16, (1, 2, 130, 70)), (jnp.bfloat16, (1, 1, 1, 70))]
-)
-def test_types_of_the_bias(shape, dtype):
-    check(operands(shape, dtype=dtype), causal=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "shape"),
-    [({"window": (20, 5)}, (1, 2, 130, 70)), ({"soft_cap": 1.5}, (2, 1, 1, 70))],
-)
-def test_other_options_beside_it(options, shape):
-    check(operands(shape), **options)
-
-
-def test_slopes_beside_it():
-    """ALiBi is a bias of its own."""
-    args = operands((1, 1, 70, 70), 70, 70)
-    check(args, alibi_slopes=jnp.asarray([0.5, 0.03], jnp.float32))
-
-
-def test_segments_and_lengths_beside_it():
-    args = operands((1, 1, 70, 70), 70, 70)
-    rng = np.random.default_rng(1)
-    ids = np.sort(rng.integers(0, 3, (2, 70)), axis=1).astype(np.int32)
-    lengths = np.array([[70, 20], [33, 70]], np.int32)
-    given = {"q_segment_ids": ids, "kv_segment_ids": ids}
-    given |= {"q_lengths": lengths[0], "kv_lengths": lengths[1]}
-    check(args, **given)
+@pytest.mark.parametrize(("shape", "sizes", "options"), CASES.values(), ids=CASES)
+def test_shapes_types_and_options(shape, sizes, options):
+    check(operands(shape, **sizes), **options)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 70, 70), (1, 1, 1, 70)])
@@ -115,11 +104,6 @@ def test_minus_infinity_hides_and_has_no_derivative(shape):
     args[3] = jnp.where(hidden, -jnp.inf, args[3])
     check(args)
     assert (np.asarray(derivatives(QUICK, *args)[3])[hidden] == 0).all()
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 40, 70), (1, 1, 1, 70)])
-def test_wide_heads(shape):
-    check(operands(shape, 40, 70, heads=1, batch=1, d=160), causal=True)
 
 
 def test_no_derivative_of_the_bias_unless_it_is_asked_for():
@@ -142,15 +126,12 @@ def test_vmap_of_a_bias_and_of_one_that_is_shared():
     split = [x.reshape(2, 2, *x.shape[1:]) for x in args]
     split.insert(3, bias[:, None])
     got = jax.jit(jax.vmap(functools.partial(derivatives, QUICK)))(*split)
-    shared = jax.vmap(
-        functools.partial(derivatives, QUICK), in_axes=(0, 0, 0, None, 0, 0)
-    )(*split[:3], bias[:1], *split[4:])
+    axes, one = (0, 0, 0, None, 0, 0), [*split[:3], bias[:1], *split[4:]]
+    shared = jax.vmap(functools.partial(derivatives, QUICK), in_axes=axes)(*one)
     for i in range(2):
         assert_close([x[i] for x in got], expected([x[i] for x in split]))
-        mine = expected(
-            [*(x[i] for x in split[:3]), bias[:1], *(x[i] for x in split[4:])]
-        )
-        assert_close([x[i] for x in shared], mine)
+        mine = [x if axis is None else x[i] for x, axis in zip(one, axes, strict=True)]
+        assert_close([x[i] for x in shared], expected(mine))
 
 
 def test_a_configuration_that_adds_in_any_order_is_not_used():

@@ -13,8 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
+from tests.ops.flash import test_attention_backward as padded
 from tests.support import emulated, host, norms
-from tests.support.attention import reference
 from tests.support.semantics import Warpgroup
 
 # Of the derivatives, relative to their norm; operands have 11 bits.
@@ -39,75 +39,50 @@ def operands(q=Q, kv=KV, heads=2, kv_heads=1, head_dim=16, v_dim=16, seed=0):
     return [*arrays, host.array(rng.standard_normal((heads, q[-1])), jnp.float32)]
 
 
-def derivatives(interpret, *args, starts=(Q, KV), with_sums=True, **options):
-    q, k, v, do, dlse = args
-    q_starts, kv_starts = (jnp.asarray(x, jnp.int32) for x in starts)
-    f = functools.partial(
-        attention,
-        cu_seqlens_q=q_starts,
-        cu_seqlens_kv=kv_starts,
-        return_logsumexp=with_sums,
-        interpret=interpret,
-        **options,
-    )
-    _, vjp = jax.vjp(f, q, k, v)
-    return vjp((do, dlse) if with_sums else do)
+def packed(starts):
+    names = "cu_seqlens_q", "cu_seqlens_kv"
+    values = (jnp.asarray(x, jnp.int32) for x in starts)
+    return dict(zip(names, values, strict=True))
+
+
+def derivatives(interpret, *args, starts=(Q, KV), **options):
+    options |= packed(starts)
+    return padded.derivatives(interpret, *args, with_sums=True, **options)
 
 
 def expected(args, *, starts=(Q, KV), **options):
-    q, k, v, do, dlse = args
-    packed = {"cu_seqlens_q": starts[0], "cu_seqlens_kv": starts[1]}
-    return reference(q, k, v, **packed, **options).derivatives(do, dlse)
+    return padded.expected(args, with_sums=True, **packed(starts), **options)
 
 
-def check(args=None, deterministic=False, **options):
-    args = operands() if args is None else args
+# The last sequence is empty, and so is the first one; short ones; wide heads.
+EMPTY, SHORT = ((0, 0, 65, 65), (0, 9, 150, 160)), ((0, 1, 2, 3), (0, 1, 1, 2))
+WIDE = (0, 5, 40), (0, 30, 70)
+SLOPES = np.random.default_rng(3).random((4, 2)).astype(np.float32)
+ONE_HEAD = {"heads": 1, "head_dim": 160, "v_dim": 160}
+CASES = {
+    "no mask": ((Q, KV), {}, {}, False),
+    "causal": ((Q, KV), {}, {"causal": True, "align": "end"}, True),
+    "window": ((Q, KV), {}, {"window": (20, 5), "soft_cap": 1.5}, False),
+    "odd heads": (WIDE, {"heads": 1, "head_dim": 24, "v_dim": 40}, {}, False),
+    **{
+        f"{name}, deterministic {deterministic}": (*row, deterministic)
+        for name, *row in (
+            ("empty sequences", EMPTY, {}, {"causal": True}),
+            ("short sequences", SHORT, {}, {"causal": True}),
+            ("wide heads", WIDE, ONE_HEAD, {}),
+            ("slopes of each sequence", (Q, KV), {}, {"alibi_slopes": SLOPES}),
+        )
+        for deterministic in (False, True)
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sequences_heads_and_options(name):
+    starts, sizes, options, deterministic = CASES[name]
+    args, options = operands(*starts, **sizes), options | {"starts": starts}
     got = derivatives(QUICK, *args, deterministic=deterministic, **options)
     assert_close(got, expected(args, **options))
-
-
-BANDS = [
-    {},
-    {"causal": True, "align": "end"},
-    {"window": (20, 5), "soft_cap": 1.5},
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "deterministic"), [*zip(BANDS, (False, True, False), strict=True)]
-)
-def test_masks(options, deterministic):
-    check(deterministic=deterministic, **options)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(
-    "starts",
-    [
-        # The last one is empty, and so is the first one.
-        ((0, 0, 65, 65), (0, 9, 150, 160)),
-        ((0, 1, 2, 3), (0, 1, 1, 2)),
-    ],
-)
-def test_lengths(starts, deterministic):
-    args = operands(*starts)
-    check(args, starts=starts, causal=True, deterministic=deterministic)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "v_dim", "deterministic"),
-    [(160, 160, False), (160, 160, True), (24, 40, False)],
-)
-def test_sizes_of_heads(head_dim, v_dim, deterministic):
-    starts = (0, 5, 40), (0, 30, 70)
-    args = operands(*starts, heads=1, head_dim=head_dim, v_dim=v_dim)
-    check(args, starts=starts, deterministic=deterministic)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_slopes_of_each_sequence(deterministic):
-    slopes = np.random.default_rng(3).random((4, 2)).astype(np.float32)
-    check(deterministic=deterministic, alibi_slopes=jnp.asarray(slopes))
 
 
 def test_vmap_of_tokens_and_of_starts():

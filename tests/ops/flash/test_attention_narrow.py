@@ -89,14 +89,6 @@ def test_the_kernel_everywhere(causal):
     emulated.check(make, args, wanted, atol=0.2, executed=[Warpgroup, Lane])
 
 
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "causal"),
-    [(1, 70, False), (1, 200, True), (200, 70, True), (200, 130, False)],
-)
-def test_lengths_that_nothing_divides(q_len, kv_len, causal):
-    check(operands(q_len, kv_len), causal=causal, c=SMALL)
-
-
 SCALES = [
     (0.5, 2.0, 3.0),
     (np.float32(0.5), np.full((1,), 2.0, "f4"), np.array([3.0], "f4")),
@@ -108,47 +100,49 @@ SCALES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scales", "options"),
-    [
-        *((scales, {"causal": True}) for scales in SCALES),
-        (SCALES[2], {"soft_cap": 1.5}),
-    ],
-)
-def test_scales_of_all_of_heads_and_of_batches(scales, options):
-    check(scales=scales, **options)
-
-
-@pytest.mark.parametrize("scale", [1e-6, 3e5])
-def test_scales_far_from_one(scale):
-    """Masks hide scores whatever their scale is."""
-    check(scales=(scale, 1 / scale, scale), causal=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"window": (20, 5)},
-        {"kv_lengths": np.array([7, 70], "i4")},
-        {"bias": np.random.default_rng(5).random((1, 2, 130, 70), np.float32)},
-        {
+CAUSAL, OF_ALL = {"causal": True}, {"scales": (0.5, 1.0, 2.0)}
+CASES = {
+    "one row": ({"q_len": 1}, {"c": SMALL}),
+    "one row, mask": ({"q_len": 1, "kv_len": 200}, CAUSAL | {"c": SMALL}),
+    "few columns": ({"q_len": 200}, CAUSAL | {"c": SMALL}),
+    "lengths that nothing divides": ({"q_len": 200, "kv_len": 130}, {"c": SMALL}),
+    **{f"scales {i}": ({}, CAUSAL | {"scales": x}) for i, x in enumerate(SCALES)},
+    "scales and a soft cap": ({}, {"scales": SCALES[2], "soft_cap": 1.5}),
+    # Masks hide scores whatever their scale is.
+    "small scales": ({}, CAUSAL | {"scales": (1e-6, 1e6, 1e-6)}),
+    "large scales": ({}, CAUSAL | {"scales": (3e5, 1 / 3e5, 3e5)}),
+    "window": ({}, OF_ALL | {"window": (20, 5)}),
+    "lengths": ({}, OF_ALL | {"kv_lengths": np.array([7, 70], "i4")}),
+    "bias": (
+        {},
+        OF_ALL | {"bias": np.random.default_rng(5).random((1, 2, 130, 70), np.float32)},
+    ),
+    "segments": (
+        {},
+        OF_ALL
+        | {
             "q_segment_ids": np.arange(260, dtype="i4").reshape(2, 130) // 50,
             "kv_segment_ids": np.arange(140, dtype="i4").reshape(2, 70) // 50,
         },
-    ],
-)
-def test_options(options):
-    check(scales=(0.5, 1.0, 2.0), **options)
+    ),
+    **{
+        f"heads of {d} and {v_dim}": (
+            {"q_len": 70, "d": d, "v_dim": v_dim, "heads": 1},
+            CAUSAL,
+        )
+        for d, v_dim in ((24, 40), (160, 128), (128, 256))
+    },
+    "small blocks": ({"q_len": 300, "kv_len": 200}, CAUSAL | {"c": SMALL}),
+    "persistent blocks": (
+        {"q_len": 300, "kv_len": 200},
+        CAUSAL | {"c": AttentionConfig(block_kv=96, blocks=2)},
+    ),
+}
 
 
-@pytest.mark.parametrize(("d", "v_dim"), [(24, 40), (160, 128), (128, 256)])
-def test_sizes_of_heads(d, v_dim):
-    check(operands(70, 70, d=d, v_dim=v_dim, heads=1), causal=True)
-
-
-@pytest.mark.parametrize("c", [SMALL, AttentionConfig(block_kv=96, blocks=2)])
-def test_configurations(c):
-    check(operands(300, 200), causal=True, c=c)
+@pytest.mark.parametrize(("sizes", "options"), CASES.values(), ids=CASES)
+def test_sizes_scales_and_options(sizes, options):
+    check(operands(**sizes), **options)
 
 
 def test_the_type_of_the_result():

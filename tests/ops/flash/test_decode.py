@@ -148,129 +148,125 @@ def check(
     emulated.check(make, args, expected, executed, atol=ROUNDING[dtype])
 
 
-# --- sizes ----------------------------------------------------------------------------
+def changed(c=GRID, **changes):
+    return dataclasses.replace(c, **changes)
 
 
-@pytest.mark.parametrize(("dtype", "c"), [("float16", GRID), ("bfloat16", CLUSTER)])
-def test_results_of_a_grid_and_of_a_cluster(dtype, c):
-    check(Shape(), c, dtype=dtype, executed=BOTH if c is CLUSTER else (Warpgroup,))
-
-
-def test_equal_shares_of_whole_blocks():
+IN_INT8 = {"cache": INT8, "k_scale": 1 / 32, "v_scale": 1 / 32}
+WG = {"executed": (Warpgroup,)}
+DIFFERENT = {"batch": 4, "kv_len": 200, "heads": 2, "kv_heads": 2}
+DIFFERENT["lengths"] = (200, 0, 1, 77)
+# Two warpgroups share a block.
+SHARED = DecodeConfig(block_kv=128, consumers=2, stages=1, workers=3)
+LONG = Shape(2, 1, 300, 4, 2, lengths=(300, 129))
+CASES = {
+    "a grid": (Shape(), GRID, WG),
+    "a cluster": (Shape(), CLUSTER, {"dtype": "bfloat16", "executed": BOTH}),
     # The statistics are sent while the last product is under way.
-    check(Shape(kv_len=256), CLUSTER, dtype="bfloat16", executed=(Warpgroup,))
+    "equal shares": (Shape(kv_len=256), CLUSTER, {"dtype": "bfloat16"} | WG),
+    "dimensions that three CTAs divide": (
+        Shape(kv_len=200),
+        changed(CLUSTER, cluster=3),
+        {},
+    ),
+    # They are causal among themselves.
+    **{f"{n} queries": (Shape(1, n, 70, heads=1), GRID, {}) for n in (1, 2, 5, 8)},
+    "shorter than the cache": (Shape(q_len=4, lengths=(66,)), GRID, {}),
+    "later queries": (Shape(q_len=4, lengths=(66,)), GRID, {"causal": False}),
+    **{
+        f"{n} queries of {heads} heads share {kv_heads}": (
+            *(Shape(1, n, 70, heads, kv_heads), GRID, {}),
+        )
+        for heads, kv_heads, n in (
+            *((1, 1, 1), (8, 2, 1), (14, 2, 3), (40, 1, 1), (72, 1, 1), (16, 1, 8)),
+        )
+    },
+    **{
+        f"heads of {d}": (Shape(kv_len=70, head_dim=d), GRID, {})
+        for d in (16, 80, 128, 256)
+    },
+    "lengths": (Shape(**DIFFERENT), GRID, WG),
+    "lengths, three queries": (Shape(**DIFFERENT, q_len=3), GRID, {}),
+    "lengths in a cluster": (Shape(**DIFFERENT, q_len=3), CLUSTER, {}),
+    "lengths, seven CTAs": (Shape(**DIFFERENT), changed(workers=7), {}),
+    **{
+        f"{n} CTAs": (Shape(2, 1, 300, kv_heads=2), changed(workers=n), {})
+        for n in (1, 5, 11)
+    },
+    "large blocks": (Shape(), DecodeConfig(block_kv=128, stages=2, workers=2), {}),
+    "one stage": (Shape(), DecodeConfig(stages=1), {}),
+    "the default": (Shape(), None, {}),
+    "two warpgroups": (LONG, SHARED, WG),
+    "two warpgroups in a cluster": (LONG, changed(SHARED, cluster=2), WG),
+    "two warpgroups, float8": (LONG, changed(SHARED, cluster=2), {"cache": F8}),
+    "two warpgroups, int8": (LONG, SHARED, IN_INT8),
+    "two warpgroups, window": (LONG, SHARED, {"window": 90}),
+    **{
+        f"window of {n}": (Shape(kv_len=300), GRID, {"window": n})
+        for n in (1, 64, 100, 1000)
+    },
+    **{
+        f"window of several queries, causal {causal}": (
+            Shape(3, 3, lengths=(150, 3, 77)),
+            GRID,
+            {"window": 30, "causal": causal},
+        )
+        for causal in (True, False)
+    },
+    "cap and scale": (Shape(), GRID, {"soft_cap": 2.0, "sm_scale": 0.3}),
+    **{
+        f"pages of {n} in any order": (
+            Shape(batch=2, kv_len=256, lengths=(130, 256)),
+            GRID,
+            {"page_size": n} | (WG if n == 16 else {}),
+        )
+        for n in (8, 16, 64, 128)
+    },
+    "more pages than are read at once": (
+        Shape(kv_len=1104, lengths=(1099,), head_dim=16),
+        changed(workers=1),
+        {"page_size": 8},
+    ),
+    "one page": (Shape(2, kv_len=16, lengths=(1, 9)), GRID, {"page_size": 16}),
+    "pages outside of a window": (
+        Shape(batch=2, kv_len=384, lengths=(300, 384)),
+        GRID,
+        {"page_size": 16, "window": 50},
+    ),
+    **{
+        f"heads before tokens, pages of {n}": (
+            Shape(batch=2, kv_len=80, kv_heads=2, lengths=(33, 80)),
+            GRID,
+            {"page_size": n, "kv_layout": "HND"},
+        )
+        for n in (None, 16)
+    },
+    **{
+        f"{options['cache']} is widened": (
+            Shape(kv_len=100, lengths=(90,)),
+            GRID,
+            {"dtype": "bfloat16"} | options,
+        )
+        for options in ({"cache": F8}, {"cache": "float8_e5m2"}, IN_INT8 | WG)
+    },
+}
 
 
-def test_three_ctas_combine_dimensions_that_they_cannot_divide():
-    check(Shape(kv_len=200), dataclasses.replace(CLUSTER, cluster=3))
+@pytest.mark.parametrize("name", CASES)
+def test_result_and_logsumexp(name):
+    s, c, options = CASES[name]
+    check(s, c, **options)
 
 
-@pytest.mark.parametrize("q_len", [1, 2, 5, 8])
-def test_queries_are_causal_among_themselves(q_len):
-    check(Shape(q_len=q_len, kv_len=70, heads=1))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_query_may_see_later_ones(causal):
-    check(Shape(q_len=4, lengths=(66,)), causal=causal)
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "q_len"),
-    [(1, 1, 1), (8, 2, 1), (14, 2, 3), (40, 1, 1), (72, 1, 1), (16, 1, 8)],
-)
-def test_heads_of_a_group_share_their_keys(heads, kv_heads, q_len):
-    check(Shape(q_len=q_len, kv_len=70, heads=heads, kv_heads=kv_heads))
-
-
-@pytest.mark.parametrize("head_dim", [16, 80, 128, 256])
-def test_dimensions_of_a_head(head_dim):
-    check(Shape(kv_len=70, head_dim=head_dim))
-
-
-@pytest.mark.parametrize(
-    ("q_len", "c"),
-    [(1, GRID), (3, GRID), (3, CLUSTER), (1, dataclasses.replace(GRID, workers=7))],
-)
-def test_lengths_differ(q_len, c):
-    s = Shape(4, q_len, 200, 2, 2, lengths=(200, 0, 1, 77))
-    executed = (Warpgroup,) if c is GRID and q_len == 1 else ()
-    check(s, c, executed=executed)
-
-
-@pytest.mark.parametrize("workers", [1, 5, 11])
-def test_any_number_of_ctas_divides_the_blocks(workers):
-    s = Shape(batch=2, kv_len=300, kv_heads=2)
-    check(s, dataclasses.replace(GRID, workers=workers))
-
-
-@pytest.mark.parametrize(
-    "c", [DecodeConfig(block_kv=128, stages=2, workers=2), DecodeConfig(stages=1), None]
-)
-def test_blocks_and_stages(c):
-    check(Shape(), c)
-
-
-@pytest.mark.parametrize(
-    ("changes", "options"),
-    [
-        ({}, {}),
-        ({"cluster": 2}, {}),
-        ({"cluster": 2}, {"cache": F8}),
-        ({}, {"cache": INT8, "k_scale": 1 / 32, "v_scale": 1 / 32}),
-        ({}, {"window": 90}),
-    ],
-)
-def test_two_warpgroups_share_a_block(changes, options):
-    c = DecodeConfig(
-        **{"block_kv": 128, "consumers": 2, "stages": 1, "workers": 3} | changes
-    )
-    s = Shape(2, 1, 300, 4, 2, lengths=(300, 129))
-    check(s, c, executed=() if options else (Warpgroup,), **options)
-
-
-# --- masks ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("window", [1, 64, 100, 1000])
-def test_a_window(window):
-    check(Shape(kv_len=300), window=window)
-
-
-def test_a_window_of_several_queries():
-    s = Shape(batch=3, q_len=3, lengths=(150, 3, 77))
-    check(s, window=30)
-    check(s, window=30, causal=False)
-
-
-def test_scores_are_capped_and_scaled():
-    check(Shape(), soft_cap=2.0, sm_scale=0.3)
+def compare(got, s, *args, atol=2**-8, **options):
+    expected, _ = reference(*args, lengths_of(s), **options)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=atol)
 
 
 def test_scores_beyond_the_range_of_exponentials():
     q, k, v = operands(Shape())
     got = decode_attention(q * 64, k * 16, v, config=GRID)
-    expected, _ = reference(q * 64, k * 16, v, (150,))
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-7)
-
-
-# --- layouts of the cache -------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page_size", [8, 16, 64, 128])
-def test_pages_in_any_order(page_size):
-    s = Shape(batch=2, kv_len=256, lengths=(130, 256))
-    executed = (Warpgroup,) if page_size == 16 else ()
-    check(s, page_size=page_size, executed=executed)
-
-
-def test_a_table_of_more_pages_than_are_read_at_once():
-    c = dataclasses.replace(GRID, workers=1)
-    check(Shape(kv_len=1104, lengths=(1099,), head_dim=16), c, page_size=8)
-
-
-def test_one_page():
-    check(Shape(batch=2, kv_len=16, lengths=(1, 9)), page_size=16)
+    compare(got, Shape(), q * 64, k * 16, v, atol=2**-7)
 
 
 def test_entries_of_unused_pages_are_not_used():
@@ -285,19 +281,7 @@ def test_entries_of_unused_pages_are_not_used():
         page_table=jnp.asarray(table),
         config=GRID,
     )
-    expected, _ = reference(*operands(s), s.lengths)
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
-
-
-def test_pages_outside_of_a_window():
-    s = Shape(batch=2, kv_len=384, lengths=(300, 384))
-    check(s, page_size=16, window=50)
-
-
-@pytest.mark.parametrize("page_size", [None, 16])
-def test_heads_before_tokens(page_size):
-    s = Shape(batch=2, kv_len=80, kv_heads=2, lengths=(33, 80))
-    check(s, page_size=page_size, kv_layout="HND")
+    compare(got, s, *operands(s), atol=2**-9)
 
 
 @pytest.mark.parametrize("kv_axis", [0, 1])
@@ -307,8 +291,7 @@ def test_keys_and_values_in_one_array(kv_axis):
     table = random_table(s, 16)
     pages = jnp.stack([in_pages(x, 16, table) for x in (k, v)], kv_axis)
     got = decode_attention(q, pages, page_table=table, kv_axis=kv_axis, config=GRID)
-    expected, _ = reference(q, k, v, lengths_of(s))
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
+    compare(got, s, q, k, v, atol=2**-9)
 
 
 def test_an_axis_of_queries_may_be_left_out():
@@ -320,21 +303,8 @@ def test_an_axis_of_queries_may_be_left_out():
 def test_four_warpgroups_multiply_with_the_registers_of_the_launch():
     # Only beside warpgroups that widen may those that multiply request more.
     c = DecodeConfig(block_kv=256, consumers=4, stages=1, workers=2)
-    q, k, v = operands(Shape(kv_len=300), "bfloat16")
-    got = decode_attention(q, k, v, config=c)
-    expected, _ = reference(q, k, v, (300,))
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
-
-
-# --- narrow elements ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cache", [F8, "float8_e5m2", INT8])
-def test_narrow_elements_are_widened(cache):
-    scales = {"k_scale": 1 / 32, "v_scale": 1 / 32} if cache == INT8 else {}
-    executed = (Warpgroup,) if cache == INT8 else ()
-    s = Shape(kv_len=100, lengths=(90,))
-    check(s, dtype="bfloat16", cache=cache, executed=executed, **scales)
+    args = operands(Shape(kv_len=300), "bfloat16")
+    compare(decode_attention(*args, config=c), Shape(kv_len=300), *args)
 
 
 @pytest.mark.parametrize("factor", [2.0**60, 2.0**-60, 0.0])
@@ -355,11 +325,7 @@ def test_scales_of_heads(per_head):
     got = decode_attention(q, k, v, k_scale=scales, v_scale=scales, config=GRID)
     wide = np.resize(np.asarray(scales, np.float64), 2)[:, None]
     k, v = (np.asarray(x, np.float64) * wide for x in (k, v))
-    expected, _ = reference(q, k, v, lengths_of(s))
-    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
-
-
-# --- composition and order ------------------------------------------------------------
+    compare(got, s, q, k, v)
 
 
 @pytest.mark.parametrize("c", [GRID, CLUSTER])
@@ -373,12 +339,10 @@ def test_vmap_and_jit(c):
         return decode_attention(q, k, v, lengths=n, config=c)
 
     got = jax.jit(jax.vmap(f))(*stacked, lengths.reshape(2, 2))
-    expected, _ = reference(q, k, v, s.lengths)
-    got = np.asarray(got, np.float64).reshape(q.shape)
-    np.testing.assert_allclose(got, expected, atol=2**-9)
+    compare(got.reshape(q.shape), s, q, k, v, atol=2**-9)
 
 
-# --- what the compiler makes of it ----------------------------------------------------
+WIDE = {"batch": 1, "kv_dtype": jnp.dtype(INT8)}
 
 
 @pytest.mark.parametrize(
@@ -386,13 +350,9 @@ def test_vmap_and_jit(c):
     [
         ({"batch": 1}, 8, 64),
         ({"batch": 2}, 4, 64),
-        ({"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8192}, 8, 64),
-        ({"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8256}, 1, 128),
-        (
-            {"batch": 1, "kv_dtype": jnp.dtype(INT8), "kv_len": 8256, "window": 8192},
-            8,
-            64,
-        ),
+        (WIDE | {"kv_len": 8192}, 8, 64),
+        (WIDE | {"kv_len": 8256}, 1, 128),
+        (WIDE | {"kv_len": 8256, "window": 8192}, 8, 64),
         ({"kv_dtype": jnp.dtype(INT8), "kv_len": 4096, "batch": 2}, 4, 64),
         ({"batch": 16}, 1, 128),
         ({"batch": 3}, 1, 128),

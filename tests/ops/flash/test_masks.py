@@ -110,13 +110,6 @@ def test_scores_that_do_not_exist_are_hidden(bounds):
         np.testing.assert_array_equal(got == 1, expected)
 
 
-def test_segments_hide_scores():
-    ids = jnp.arange(16) // 3, jnp.arange(8) // 2
-    lengths = Lengths(16, 8)
-    got = Mask(segments=True).hide(jnp.ones((16, 8)), -1, lengths, 0, 0, ids)
-    np.testing.assert_array_equal(got == 1, ids[0][:, None] == ids[1][None, :])
-
-
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_modified_scores_are_exponents_of_two(soft_cap):
     rng = np.random.default_rng(0)
@@ -133,9 +126,3 @@ def test_modified_scores_are_exponents_of_two(soft_cap):
     natural = natural + bias - 0.125 * away
     np.testing.assert_allclose(got * scores.factor, natural * np.log2(np.e), rtol=1e-5)
     np.testing.assert_allclose(scores.derivative(capped), slope, rtol=1e-5)
-
-
-def test_a_bias_of_minus_infinity_hides():
-    scores = Scores(0.25, bias=True)
-    got = scores.modified(jnp.zeros((8, 8)), bias=jnp.full((8,), -jnp.inf))
-    assert float(got.max()) * scores.factor < scores.lowest_maximum

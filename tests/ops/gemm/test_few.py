@@ -61,9 +61,17 @@ def test_tiles_that_exceed_the_problem(changes):
     check((35, 200, 152), config(**changes))
 
 
-@pytest.mark.parametrize(("m", "split"), [(1, 4), (65, 2)])
-def test_a_cluster_divides_k(m, split):
-    check((m, 136, 264), config(tile_m=16, split=split, blocks=2 * split))
+@pytest.mark.parametrize(
+    ("m", "changes"),
+    [
+        (1, {"split": 4, "blocks": 8}),
+        (65, {"split": 2, "blocks": 4}),
+        (20, {"clusters": 3, "blocks": 3}),
+        (20, {"split": 2, "clusters": 2, "blocks": 99}),
+    ],
+)
+def test_blocks_and_clusters_divide_k(m, changes):
+    check((m, 136, 264), config(tile_m=16, **changes))
 
 
 @pytest.mark.parametrize(
@@ -83,12 +91,6 @@ def test_a_cluster_of_eight_blocks():
     check((1, 64, 1160), config(tile_k=128, split=8))
 
 
-@pytest.mark.parametrize(("split", "clusters", "blocks"), [(1, 3, 3), (2, 2, 99)])
-def test_clusters_divide_k(split, clusters, blocks):
-    c = config(tile_m=16, split=split, clusters=clusters, blocks=blocks)
-    check((20, 72, 264), c)
-
-
 def test_types_of_operands_and_result():
     check((5, 64, 128), config(split=2), "bfloat16", "float32")
 
@@ -96,11 +98,8 @@ def test_types_of_operands_and_result():
 def test_vmap_makes_a_batch_of_products():
     x, w = operands(3, 64, 128, batch=(2,))
     product = functools.partial(matmul, config=config(split=2))
-    np.testing.assert_allclose(
-        np.asarray(jax.vmap(product)(x, w), np.float32),
-        reference(x, w),
-        atol=ROUNDING["float16"],
-    )
+    got = np.asarray(jax.vmap(product)(x, w), np.float32)
+    np.testing.assert_allclose(got, reference(x, w), atol=ROUNDING["float16"])
 
 
 # --- epilogues, batches, other types --------------------------------------------------
@@ -117,15 +116,9 @@ def test_epilogues_are_applied_to_the_whole_sum(changes):
     expected = np.maximum(product, 0) + np.asarray(residual, np.float32)
 
     def make(interpret):
+        how = {"config": config(**changes), "interpret": interpret}
         return lambda x, w, bias, residual: matmul(
-            x,
-            w,
-            bias=bias,
-            residual=residual,
-            scale=0.5,
-            activation="relu",
-            config=config(**changes),
-            interpret=interpret,
+            x, w, bias=bias, residual=residual, scale=0.5, activation="relu", **how
         )
 
     args = [x, w, bias, residual]
@@ -138,14 +131,9 @@ def test_a_gate_is_a_second_product(changes):
     gate = operands(1, 72, 264, dtype=jnp.float16)[1][::-1] / 16
 
     def make(interpret):
+        how = {"config": config(**changes), "interpret": interpret}
         return lambda x, w, gate: matmul(
-            x,
-            w,
-            gate=gate,
-            activation="relu",
-            out_dtype=jnp.float32,
-            config=config(**changes),
-            interpret=interpret,
+            x, w, gate=gate, activation="relu", out_dtype=jnp.float32, **how
         )
 
     expected = np.maximum(reference(x, gate), 0) * reference(x, w)
@@ -163,10 +151,8 @@ def test_batches_that_share_an_operand(changes):
     x, w = operands(3, 72, 264, batch=(2,))
     c = config(blocks=16, **changes)
     for a, b in ((x, w), (x[0], w), (x.swapaxes(0, 1), w[0])):
-        got = matmul(a, b, config=c)
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), reference(a, b), atol=2**-5
-        )
+        got = np.asarray(matmul(a, b, config=c), np.float32)
+        np.testing.assert_allclose(got, reference(a, b), atol=2**-5)
 
 
 def test_integers_are_summed_as_integers():

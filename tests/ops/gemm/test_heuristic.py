@@ -60,12 +60,13 @@ def test_the_buffers_fit_for_any_problem(m, n, k, dtype, epilogue):
 
 @settings(max_examples=25, deadline=None)
 @given(SIZES, SIZES, SIZES)
-def test_every_block_of_a_cluster_has_a_tile(m, n, k):
-    p = problem(m, n, k)
-    for c in heuristic.candidates(p):
+def test_every_block_of_a_cluster_has_a_tile_and_a_part_of_k(m, n, k):
+    for c in heuristic.candidates(problem(m, n, k)):
         rows, columns = -(-m // c.block_m), -(-n // c.tile_n)
         assert c.cluster != "m" or rows % 2 == 0
         assert c.cluster != "n" or columns % 2 == 0
+        steps = -(-k // c.tile_k)
+        assert (c.parts - 1) * -(-steps // c.parts) < steps
 
 
 @pytest.mark.parametrize(
@@ -78,15 +79,6 @@ def test_the_tiles_fill_the_card(shape, tiles):
     c = heuristic.choose(p)
     m, n, _ = shape
     assert -(-m // c.block_m) * -(-n // c.tile_n) == tiles
-
-
-@settings(max_examples=25, deadline=None)
-@given(SIZES, SIZES, SIZES)
-def test_no_part_of_k_is_empty(m, n, k):
-    p = problem(m, n, k)
-    for c in heuristic.candidates(p):
-        steps = -(-k // c.tile_k)
-        assert (c.parts - 1) * -(-steps // c.parts) < steps
 
 
 def test_blocks_divide_a_long_k_of_few_tiles():

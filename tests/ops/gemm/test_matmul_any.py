@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 
 import jax
@@ -36,68 +38,53 @@ def turned(x, transposed):
 def check(a, b, *, transpose_a=False, transpose_b=False, **options):
     expected = turned(a, transpose_a) @ turned(b, transpose_b)
 
+    options |= {"transpose_a": transpose_a, "transpose_b": transpose_b}
+
     def make(interpret):
-        return lambda x, y: ops.matmul(
-            x,
-            y,
-            transpose_a=transpose_a,
-            transpose_b=transpose_b,
-            interpret=interpret,
-            **options,
-        )
+        return functools.partial(ops.matmul, interpret=interpret, **options)
 
     atol = ROUNDING[a.dtype.name] * np.abs(expected).max()
     emulated.check(make, [a, b], expected, atol=atol, executed=[Warpgroup])
 
 
+A, B, CLUSTERS = (True, False), (False, True), {"blocks": 4, "strip": 16}
+OF_CLUSTERS = [dataclasses.replace(SMALL, cluster=x, **CLUSTERS) for x in ("m", "n")]
+
+
 @pytest.mark.parametrize(
-    ("transpose_a", "transpose_b", "config"),
+    ("shape", "turned", "config", "dtype"),
     [
-        *((*turned, SMALL) for turned in itertools.product([False, True], repeat=2)),
-        (False, True, None),
-        (True, False, None),
+        *(
+            ((136, 40, 72), turned, SMALL, "float16")
+            for turned in itertools.product([False, True], repeat=2)
+        ),
+        *(((136, 40, 72), turned, None, "float16") for turned in (A, B)),
+        # They are shared in a cluster.
+        *(((200, 72, 80), (True, True), c, "float16") for c in OF_CLUSTERS),
+        # Multiplied as tf32.
+        ((40, 24, 40), (True, True), None, "float32"),
+        ((67, 35, 33), (False, False), None, "float32"),
     ],
 )
-def test_operands_may_be_transposed(transpose_a, transpose_b, config):
-    a = normal(72, 136) if transpose_a else normal(136, 72)
-    b = normal(40, 72) if transpose_b else normal(72, 40)
-    check(a, b, transpose_a=transpose_a, transpose_b=transpose_b, config=config)
-
-
-@pytest.mark.parametrize("cluster", ["m", "n"])
-def test_transposed_operands_are_shared_in_a_cluster(cluster):
-    config = ops.MatmulConfig(
-        tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=4, cluster=cluster
-    )
-    options = {"transpose_a": True, "transpose_b": True, "config": config}
-    check(normal(80, 200), normal(72, 80), **options)
+def test_operands_may_be_transposed(shape, turned, config, dtype):
+    (m, n, k), (of_a, of_b) = shape, turned
+    a = normal(*((k, m) if of_a else (m, k)), dtype=dtype)
+    b = normal(*((n, k) if of_b else (k, n)), dtype=dtype)
+    check(a, b, transpose_a=of_a, transpose_b=of_b, config=config)
 
 
 @pytest.mark.parametrize(
-    ("a", "b"),
+    ("a", "b", "turned"),
     [
-        ((3, 70, 40), (3, 40, 24)),
-        ((2, 3, 20, 24), (24, 16)),
-        ((20, 24), (3, 24, 16)),
+        ((3, 70, 40), (3, 40, 24), {}),
+        ((2, 3, 20, 24), (24, 16), {}),
+        ((20, 24), (3, 24, 16), {}),
+        ((3, 24, 72), (24, 16), {"transpose_a": True}),
+        ((72, 24), (3, 16, 24), {"transpose_b": True}),
     ],
 )
-def test_leading_dimensions_are_a_batch_of_one_launch(a, b):
-    check(normal(*a), normal(*b), config=SMALL)
-
-
-def test_a_transposed_batch_with_one_matrix():
-    check(normal(3, 24, 72), normal(24, 16), transpose_a=True, config=SMALL)
-    check(normal(72, 24), normal(3, 16, 24), transpose_b=True, config=SMALL)
-
-
-@pytest.mark.parametrize(
-    ("shape", "transposed"), [((40, 24, 40), True), ((67, 35, 33), False)]
-)
-def test_float32_is_multiplied_as_tf32(shape, transposed):
-    m, n, k = shape
-    a = normal(*((k, m) if transposed else (m, k)), dtype=jnp.float32)
-    b = normal(*((n, k) if transposed else (k, n)), dtype=jnp.float32)
-    check(a, b, transpose_a=transposed, transpose_b=transposed)
+def test_leading_dimensions_are_a_batch_of_one_launch(a, b, turned):
+    check(normal(*a), normal(*b), **turned, config=SMALL)
 
 
 @pytest.mark.parametrize("shape", [(40, 32, 64), (37, 35, 33)])
@@ -123,6 +110,3 @@ def test_vmap_over_a_batch():
     product = jax.vmap(ops.matmul)(a, b)
     expected = wide(a) @ wide(b)[:, None]
     np.testing.assert_allclose(wide(product), expected, atol=2**-6)
-
-
-# --- compiled -------------------------------------------------------------------------

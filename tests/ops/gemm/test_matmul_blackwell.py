@@ -41,26 +41,21 @@ def test_one_tile():
         ((512, 128, 64), {"blocks": 16, "minor": "n"}),
         ((256, 300, 128), {"tile_n": 256, "stages": 3}),
         ((256, 64, 48), {"tile_n": 32, "tile_k": 16, "stages": 1}),
+        # Blocks take the next tile when they are free.
+        ((300, 130, 128), {"dynamic": True}),
     ],
 )
 def test_pairs_of_blocks_share_tiles(shape, changes):
-    check(shape, config(collective=True, **changes))
+    executed = BOTH if "dynamic" in changes else [Warpgroup]
+    check(shape, config(collective=True, **changes), executed=executed)
 
 
-@pytest.mark.parametrize("collective", [False, True])
-def test_blocks_take_the_next_tile_when_they_are_free(collective):
-    c = config(dynamic=True, collective=collective)
-    check((300, 130, 128), c, executed=BOTH if collective else [Warpgroup])
+def test_blocks_take_the_next_tile_when_they_are_free():
+    check((300, 130, 128), config(dynamic=True))
 
 
 def test_pairs_store_float32():
     check((512, 128, 64), config(collective=True), jnp.bfloat16, "float32")
-
-
-# --- compiled -------------------------------------------------------------------------
-
-
-# --- the choice of the kernel ---------------------------------------------------------
 
 
 def kernel_target(**options):
@@ -74,11 +69,14 @@ def kernel_target(**options):
     return params.target
 
 
-def test_the_target_chooses_the_kernel():
-    assert kernel_target() is None
-    assert kernel_target(compiler_params=BLACKWELL) == "sm_100a"
-
-
-def test_the_configuration_chooses_the_kernel():
-    assert kernel_target(config=SMALL) == "sm_100a"
-    assert kernel_target(config=MatmulConfig(cluster=None)) is None
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({}, None),
+        ({"compiler_params": BLACKWELL}, "sm_100a"),
+        ({"config": SMALL}, "sm_100a"),
+        ({"config": MatmulConfig(cluster=None)}, None),
+    ],
+)
+def test_target_and_configuration_choose_the_kernel(options, target):
+    assert kernel_target(**options) == target

@@ -88,35 +88,27 @@ def test_an_epilogue_is_applied_to_the_sums(names, options):
     keys = list(arrays)
 
     def make(interpret):
+        how = {**options, "config": SMALL, "interpret": interpret}
         return lambda a, b, *others: ops.matmul(
-            a,
-            b,
-            **dict(zip(keys, others, strict=True)),
-            **options,
-            config=SMALL,
-            interpret=interpret,
+            a, b, **dict(zip(keys, others, strict=True)), **how
         )
 
-    expected = reference(a, b, arrays, **options)
-    emulated.check(
-        make,
-        [a, b, *arrays.values()],
-        expected,
-        atol=rounding(expected),
-        executed=[Warpgroup],
-    )
+    args, expected = [a, b, *arrays.values()], reference(a, b, arrays, **options)
+    emulated.check(make, args, expected, [Warpgroup], atol=rounding(expected))
+
+
+def assert_close(got, expected):
+    got = np.asarray(got, np.float32)
+    np.testing.assert_allclose(got, expected, atol=rounding(expected))
 
 
 @pytest.mark.parametrize("changes", [{"transposed": True}, {"parts": 3, "tile_k": 16}])
 def test_an_epilogue_of_a_transposed_or_divided_product(changes):
     a, b, arrays = operands("bias", "residual")
     options = {"activation": "gelu", "scale": 0.5}
-    expected = reference(a, b, arrays, **options)
     c = dataclasses.replace(SMALL, **changes)
     got = ops.matmul(a, b, **arrays, **options, config=c)
-    np.testing.assert_allclose(
-        got.astype(jnp.float32), expected, atol=rounding(expected)
-    )
+    assert_close(got, reference(a, b, arrays, **options))
 
 
 @pytest.mark.parametrize(("names", "options"), [CASES[2], CASES[5]])
@@ -254,6 +246,4 @@ def test_on_blackwell_xla_applies_it():
     for names, options in CASES[2], CASES[6]:
         a, b, arrays = operands(*names)
         got = ops.matmul(a, b, **arrays, **options, compiler_params=BLACKWELL)
-        expected = reference(a, b, arrays, **options)
-        got = np.asarray(got, np.float32)
-        np.testing.assert_allclose(got, expected, atol=rounding(expected))
+        assert_close(got, reference(a, b, arrays, **options))

@@ -28,32 +28,29 @@ def indices(rows=ROWS):
     return np.random.default_rng(0).integers(0, TOKENS, rows).astype(np.int32)
 
 
+def check(function, args, expected, **options):
+    """Of rows that are gathered."""
+
+    def make(interpret):
+        given = {"config": SMALL, "interpret": interpret, **options}
+        return lambda *args: function(*args[:-1], rows=args[-1], **given)
+
+    emulated.check(make, args, expected, [Warpgroup], atol=ROUNDING["float16"])
+
+
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (72, 40), (33, 21)])
 def test_rows_of_tokens(n, k):
     x, w, rows = normal(TOKENS, k), normal(len(SIZES), k, n), indices()
-
-    def make(interpret):
-        return lambda x, w, sizes, rows: ragged_dot(
-            x, w, sizes, rows=rows, config=SMALL, interpret=interpret
-        )
-
     expected = ragged.product(np.asarray(x)[rows], w, SIZES)
-    args = [x, w, jnp.array(SIZES), rows]
-    emulated.check(make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup])
+    check(ragged_dot, [x, w, jnp.array(SIZES), rows], expected)
 
 
 @pytest.mark.parametrize(("m", "n"), [(128, 64), (40, 75)])
 def test_products_over_rows_of_tokens(m, n):
     x, y, rows = normal(TOKENS, m), normal(ROWS, n), indices()
-
-    def make(interpret):
-        return lambda x, y, sizes, rows: ragged_dot_general(
-            x, y, sizes, CONTRACTED, rows=rows, config=SMALL, interpret=interpret
-        )
-
     expected = ragged.contracted(np.asarray(x)[rows], y, SIZES)
-    args = [x, y, jnp.array(SIZES), rows]
-    emulated.check(make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup])
+    dims = {"ragged_dot_dimension_numbers": CONTRACTED}
+    check(ragged_dot_general, [x, y, jnp.array(SIZES), rows], expected, **dims)
 
 
 def test_derivatives_add_up_where_a_token_occurs_again():
@@ -95,31 +92,22 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_an_activation(activation):
-    _check_fused(activation, gated=False)
-
-
-@pytest.mark.parametrize("activation", [None, "gelu"])
-def test_a_gate(activation):
-    _check_fused(activation, gated=True)
-
-
 def _operands(gated):
     x, w = normal(ROWS, 40), normal(len(SIZES), 40, 72)
     return x, w / 6, normal(len(SIZES), 40, 72, seed=1) / 6 if gated else None
 
 
-def _check_fused(activation, gated):
+@pytest.mark.parametrize(
+    ("activation", "gated"),
+    [("gelu", False), ("relu", False), (None, True), ("gelu", True)],
+)
+def test_an_activation_or_a_gate(activation, gated):
     x, w, gate = _operands(gated)
 
     def make(interpret):
+        given = {"activation": activation, "config": SMALL, "interpret": interpret}
         return lambda x, w, *gate: ragged_dot(
-            *(x, w, jnp.array(SIZES)),
-            activation=activation,
-            gate=gate[0] if gate else None,
-            config=SMALL,
-            interpret=interpret,
+            x, w, jnp.array(SIZES), gate=gate[0] if gate else None, **given
         )
 
     args = [x, w] if gate is None else [x, w, gate]
@@ -145,9 +133,8 @@ def test_derivatives_of_an_activation(gated):
     plain = functools.partial(_plain, activation=jax.nn.silu)
     for got, expected in zip(derivatives(ours), derivatives(plain), strict=True):
         assert got.dtype == expected.dtype
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), np.asarray(expected, np.float32), atol=0.1
-        )
+        got, expected = (np.asarray(y, np.float32) for y in (got, expected))
+        np.testing.assert_allclose(got, expected, atol=0.1)
 
 
 def test_rows_of_no_group_are_not_activated():

@@ -31,17 +31,30 @@ def numbers(lhs, rhs, groups):
 TRANSPOSED, CONTRACTED = numbers(1, 2, (0,)), numbers(0, 0, ())
 
 
+def assert_close(got, expected):
+    got = np.asarray(got, np.float64)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
 def check(m, n, k, sizes, c=SMALL, dtype=jnp.float16, out=None, executed=(Warpgroup,)):
     a, b = normal(m, k, dtype=dtype), normal(len(sizes), k, n, dtype=dtype)
-
-    def make(interpret):
-        return lambda *args: ragged_dot(
-            *args, preferred_element_type=out, config=c, interpret=interpret
-        )
-
+    given = {"preferred_element_type": out, "config": c}
     atol = ROUNDING[jnp.dtype(out or dtype).name]
     args = [a, b, jnp.array(sizes, jnp.int32)]
-    emulated.check(make, args, ragged.product(a, b, sizes), executed, atol=atol)
+    emulated.check(
+        lambda interpret: functools.partial(ragged_dot, interpret=interpret, **given),
+        *(args, ragged.product(a, b, sizes), executed),
+        atol=atol,
+    )
+
+
+def check_general(dimension_numbers, args, expected):
+    def make(interpret):
+        return lambda *args: ragged_dot_general(
+            *args, dimension_numbers, config=SMALL, interpret=interpret
+        )
+
+    emulated.check(make, args, expected, [Warpgroup], atol=ROUNDING["float16"])
 
 
 @pytest.mark.parametrize(
@@ -52,19 +65,14 @@ def check(m, n, k, sizes, c=SMALL, dtype=jnp.float16, out=None, executed=(Warpgr
         (129, 64, 64, (0, 0, 0)),
         (70, 64, 32, (5, 0, 65)),
         (3, 64, 32, (1, 1, 1)),
+        # Rows beyond the array do not exist.
+        (100, 64, 32, (70, 50, 30)),
+        # No tile divides these.
+        *((150, n, k, ODD) for n, k in ((136, 48), (75, 64), (64, 43), (33, 1))),
     ],
 )
 def test_groups_of_any_size(m, n, k, sizes):
     check(m, n, k, sizes)
-
-
-@pytest.mark.parametrize(("n", "k"), [(136, 48), (75, 64), (64, 43), (33, 1)])
-def test_sizes_that_no_tile_divides(n, k):
-    check(150, n, k, ODD)
-
-
-def test_rows_beyond_the_array_do_not_exist():
-    check(100, 64, 32, (70, 50, 30), executed=())
 
 
 @pytest.mark.parametrize(
@@ -78,12 +86,8 @@ def test_types_of_operands_and_result(dtype, out):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"strip": 1},
-        {"strip": 3},
-        {"stages": 4},
-        {"tile_m": 128},
-        {"tile_n": 96, "epilogue_n": 32},
-        {"epilogue_n": 64},
+        *({"strip": 1}, {"strip": 3}, {"stages": 4}, {"tile_m": 128}),
+        *({"tile_n": 96, "epilogue_n": 32}, {"epilogue_n": 64}),
         {"tile_k": 64, "epilogue_n": 16},
     ],
 )
@@ -97,8 +101,7 @@ def test_any_number_of_blocks(blocks):
     a, b, sizes = normal(160, 200), normal(160, 72), jnp.array(ODD)
     c = dataclasses.replace(SMALL, blocks=blocks)
     got = ragged_dot_general(a, b, sizes, CONTRACTED, config=c)
-    expected = ragged.contracted(a, b, ODD)
-    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+    assert_close(got, ragged.contracted(a, b, ODD))
 
 
 def test_many_groups():
@@ -136,9 +139,8 @@ def test_the_sizes_are_not_read_on_the_host():
     a, b = normal(100, 32), normal(3, 32, 64)
     f = jax.jit(functools.partial(ragged_dot, config=SMALL))
     for sizes in ((10, 20, 70), (0, 0, 1)):
-        got = np.asarray(f(a, b, jnp.array(sizes, jnp.uint8)), np.float64)
-        expected = ragged.product(a, b, sizes)
-        np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+        got = f(a, b, jnp.array(sizes, jnp.uint8))
+        assert_close(got, ragged.product(a, b, sizes))
 
 
 # --- other products, and derivatives --------------------------------------------------
@@ -146,15 +148,8 @@ def test_the_sizes_are_not_read_on_the_host():
 
 def test_transposed_matrices():
     a, b = normal(160, 40), normal(len(ODD), 72, 40)
-
-    def make(interpret):
-        return lambda *args: ragged_dot_general(
-            *args, TRANSPOSED, config=SMALL, interpret=interpret
-        )
-
-    args = [a, b, jnp.array(ODD)]
     expected = ragged.product(a, np.swapaxes(b, 1, 2), ODD)
-    emulated.check(make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup])
+    check_general(TRANSPOSED, [a, b, jnp.array(ODD)], expected)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +164,8 @@ def test_products_over_the_rows_of_groups(rows, m, n, sizes):
     a, b = normal(rows, m), normal(rows, n, seed=1)
     # What is behind the groups does not count, be it infinite.
     a[sum(sizes) :], b[sum(sizes) :] = np.nan, np.inf
-
-    def make(interpret):
-        return lambda *args: ragged_dot_general(
-            *args, CONTRACTED, config=SMALL, interpret=interpret
-        )
-
-    args = [a, b, jnp.array(sizes)]
     expected = ragged.contracted(a, b, sizes)
-    emulated.check(make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup])
+    check_general(CONTRACTED, [a, b, jnp.array(sizes)], expected)
 
 
 @pytest.mark.parametrize("dimension_numbers", [numbers(1, 1, (0,)), TRANSPOSED])
@@ -217,9 +205,7 @@ def _check_derivatives(dimension_numbers, a, b, weights):
     reference = derivatives(plain, a.astype(jnp.float32), b.astype(jnp.float32))
     for got, expected in zip(derivatives(ours, a, b), reference, strict=True):
         assert got.dtype == a.dtype
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), expected, atol=ROUNDING["float16"]
-        )
+        assert_close(got, expected)
 
 
 def test_derivatives_of_matrices_of_some_groups():
@@ -234,12 +220,9 @@ def test_derivatives_of_matrices_of_some_groups():
 
     out, backward = jax.vjp(f, a, b)
     d_a, d_b = backward(g)
-    atol = ROUNDING["float16"]
-    np.testing.assert_allclose(out, _product_of_part(a, b, sizes, offset), atol=atol)
-    expected = _product_of_part(g, np.swapaxes(b, 1, 2), sizes, offset)
-    np.testing.assert_allclose(d_a, expected, atol=atol)
-    expected = ragged.contracted(a, g, sizes)[offset : offset + 2]
-    np.testing.assert_allclose(d_b, expected, atol=atol)
+    assert_close(out, _product_of_part(a, b, sizes, offset))
+    assert_close(d_a, _product_of_part(g, np.swapaxes(b, 1, 2), sizes, offset))
+    assert_close(d_b, ragged.contracted(a, g, sizes)[offset : offset + 2])
 
 
 def test_vmap_makes_a_batch():
@@ -247,11 +230,7 @@ def test_vmap_makes_a_batch():
     sizes = host.array([[50, 0, 50], [1, 64, 30]])
     got = jax.vmap(functools.partial(ragged_dot, config=SMALL))(a, b, sizes)
     for i in range(2):
-        np.testing.assert_allclose(
-            np.asarray(got[i], np.float64),
-            ragged.product(a[i], b[i], sizes[i].tolist()),
-            atol=ROUNDING["float16"],
-        )
+        assert_close(got[i], ragged.product(a[i], b[i], sizes[i].tolist()))
 
 
 @pytest.mark.parametrize(

@@ -80,14 +80,17 @@ def test_each_tile_is_visited_once_and_those_of_one_matrix_together(strip):
     assert len(runs) == len(set(runs))
 
 
+def assert_close(got, expected):
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
 @pytest.mark.parametrize("strip", [2, 100])
 def test_a_group_of_several_strips(strip):
     sizes = 3, 600, 40
     a, b = normal(700, 64), normal(3, 64, 136)
     config = dataclasses.replace(SMALL, strip=strip)
     got = ragged_dot(a, b, jnp.array(sizes), config=config)
-    expected = ragged.product(a, b, sizes)
-    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+    assert_close(got, ragged.product(a, b, sizes))
 
 
 # Of the last step no row, a quarter, half of it and more are loaded; the operand stays
@@ -95,24 +98,18 @@ def test_a_group_of_several_strips(strip):
 DEPTHS = 5, 8, 9, 0, 16, 17, 32, 64, 65, 100
 
 
-def _check_contracted(config, interpret=None, m=264, n=136):
-    rows = sum(DEPTHS)
-    a, b = normal(rows + 9, m), normal(rows + 9, n, seed=1)
-    # What is behind the groups does not count, be it infinite.
-    a[rows:], b[rows:] = np.nan, np.inf
-    got = ragged_dot_general(
-        *(a, b, jnp.array(DEPTHS), CONTRACTED), config=config, interpret=interpret
-    )
-    expected = ragged.contracted(a, b, DEPTHS)
-    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"strip": 1}, {"strip": 2}, {"strip": 100}, {"strip": 3, "tile_k": 16}],
 )
 def test_strips_of_products_over_rows(changes):
-    _check_contracted(dataclasses.replace(SMALL, **changes))
+    rows = sum(DEPTHS)
+    a, b = normal(rows + 9, 264), normal(rows + 9, 136, seed=1)
+    # What is behind the groups does not count, be it infinite.
+    a[rows:], b[rows:] = np.nan, np.inf
+    config = dataclasses.replace(SMALL, **changes)
+    got = ragged_dot_general(a, b, jnp.array(DEPTHS), CONTRACTED, config=config)
+    assert_close(got, ragged.contracted(a, b, DEPTHS))
 
 
 def test_infinities_of_the_next_group_do_not_count():
@@ -120,5 +117,4 @@ def test_infinities_of_the_next_group_do_not_count():
     a, b = normal(90, 64), normal(90, 64, seed=1)
     a[40:], b[40:] = np.inf, np.nan
     got = ragged_dot_general(a, b, jnp.array(sizes), CONTRACTED, config=SMALL)
-    expected = ragged.contracted(a[:40], b[:40], sizes[:1])
-    np.testing.assert_allclose(got[:1], expected, atol=ROUNDING["float16"])
+    assert_close(got[:1], ragged.contracted(a[:40], b[:40], sizes[:1]))

@@ -141,53 +141,40 @@ def test_an_early_release_of_the_shared_columns_is_a_race(monkeypatch):
         block_scaled_matmul(*given, config=c, interpret=True)
 
 
+PAIRS = {"collective": True}
+WIDE = PAIRS | {"tile_n": 256}
+
+
 @pytest.mark.parametrize(
-    ("shape", "types"),
+    ("shape", "types", "changes", "executed"),
     [
-        ((64, 64, 32), MXF8),
-        ((130, 200, 160), MXF8),
-        ((129, 67, 48), NVF4),
-        ((1, 300, 96), MXF4),
+        # Any size.
+        ((64, 64, 32), MXF8, {}, [Lane]),
+        ((130, 200, 160), MXF8, {}, [Lane]),
+        ((129, 67, 48), NVF4, {}, [Lane]),
+        ((1, 300, 96), MXF4, {}, [Lane]),
+        *((shape, MXF8, WIDE, ()) for shape in ((100, 300, 160), (300, 72, 96))),
+        ((1, 8, 32), MXF8, WIDE, ()),
+        # Steps of any depth.
+        ((128, 128, 512), NVF4, {"tile_k": 64, "stages": 3}, ()),
+        ((128, 128, 512), NVF4, {"tile_k": 128, "stages": 1}, ()),
+        ((128, 128, 512), NVF4, {"tile_k": 256, "stages": 3}, ()),
+        # The order of tiles covers them all.
+        ((512, 256, 128), MXF8, {"minor": "m", "strip": 3, "blocks": 3}, ()),
+        ((512, 256, 128), MXF8, {"minor": "n", "strip": 1, "blocks": 3}, ()),
+        # Pairs of blocks share tiles; blocks take the next one when they are free.
+        ((256, 128, 128), MXF8, PAIRS, [Warpgroup]),
+        ((300, 256, 256), NVF4, PAIRS | {"stages": 3, "dynamic": True}, [Warpgroup]),
+        ((256, 384, 256), MXF8, {"dynamic": True}, [Warpgroup]),
     ],
 )
-def test_any_size(shape, types):
-    check(shape, types, executed=[Lane])
+def test_sizes_and_schedules(shape, types, changes, executed):
+    check(shape, types, config(**changes), executed=executed)
 
 
 @pytest.mark.parametrize("out", [jnp.bfloat16, jnp.float16])
 def test_types_of_the_result(out):
     check((128, 128, 128), out=out, rtol=2**-8)
-
-
-@pytest.mark.parametrize(("k", "stages"), [(64, 3), (128, 1), (256, 3)])
-def test_steps_of_any_depth(k, stages):
-    check((128, 128, 512), NVF4, config(tile_k=k, stages=stages), executed=())
-
-
-@pytest.mark.parametrize(("minor", "strip"), [("m", 3), ("n", 1)])
-def test_the_order_of_tiles_covers_them_all(minor, strip):
-    c = config(minor=minor, strip=strip, blocks=3)
-    check((512, 256, 128), MXF8, c, executed=())
-
-
-@pytest.mark.parametrize(
-    ("shape", "types", "changes"),
-    [
-        ((256, 128, 128), MXF8, {}),
-        ((300, 256, 256), NVF4, {"stages": 3, "dynamic": True}),
-    ],
-)
-def test_pairs_of_blocks_share_tiles(shape, types, changes):
-    check(shape, types, config(collective=True, **changes))
-
-
-@pytest.mark.parametrize("shape", [(100, 300, 160), (300, 72, 96), (1, 8, 32)])
-def test_pairs_and_any_size(shape):
-    check(shape, MXF8, config(collective=True, tile_n=256), executed=())
-
-
-def test_blocks_take_the_next_tile_when_they_are_free():
-    check((256, 384, 256), MXF8, config(dynamic=True))
 
 
 def test_leading_dimensions_are_a_batch():
@@ -207,9 +194,6 @@ def test_the_result_is_multiplied_by_a_factor():
     given = operands((128, 128, 128), NVF4)
     got = block_scaled_matmul(*given, scale=jnp.float32(0.5), config=SMALL)
     np.testing.assert_array_equal(np.asarray(got, np.float64), reference(*given) / 2)
-
-
-# --- compiled -------------------------------------------------------------------------
 
 
 # --- rounding -------------------------------------------------------------------------

@@ -79,11 +79,8 @@ def check_derivatives(operation, reference, *args, atol=1e-4):
 )
 def test_softmax(shape, dtype):
     check(ops.softmax, softmax, normal(*shape, dtype=dtype))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_log_softmax(shape):
-    check(ops.log_softmax, log_softmax, normal(*shape))
+    if dtype == "float32":
+        check(ops.log_softmax, log_softmax, normal(*shape))
 
 
 OF_JAX = {ops.softmax: jax.nn.softmax, ops.log_softmax: jax.nn.log_softmax}
@@ -103,13 +100,8 @@ def test_the_derivative_of_log_softmax_has_the_precision_of_the_type():
     def gradient(function, x):
         return jax.vjp(function, x)[1](d.astype(x.dtype))[0]
 
-    got, expected = (
-        np.asarray(gradient(*case), np.float64)
-        for case in (
-            (ops.log_softmax, x),
-            (jax.nn.log_softmax, x.astype(jnp.float32)),
-        )
-    )
+    cases = (ops.log_softmax, x), (jax.nn.log_softmax, x.astype(jnp.float32))
+    got, expected = (np.asarray(gradient(*case), np.float64) for case in cases)
     assert np.linalg.norm(got - expected) < 2**-8 * np.linalg.norm(expected)
 
 
