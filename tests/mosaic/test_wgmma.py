@@ -11,11 +11,12 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
 from pallas_gpu.mosaic.tensor_cores import wgmma
+from tests.support.finished import smem_view
 
 SMEM = 200 * 1024
 # What ptxas says when it waits for an instruction that the kernel does not wait for.
@@ -100,13 +101,6 @@ SIZES = [
 ALL = [*MAJORS, *OTHERS, *FROM_REGISTERS, *SIZES]
 
 
-def operand(kb, offset, shape, dtype, swizzle) -> SmemView:
-    dtype = np.dtype(dtype)
-    tiling = (8, swizzle // dtype.itemsize)
-    layout = SmemLayout(shape, 8 * dtype.itemsize, tiling, swizzle)
-    return SmemView.whole(kb.smem_pointer(offset), layout, dtype)
-
-
 def fetch(kb, pairs) -> None:
     """Copies operands into SMEM and waits for them."""
     barrier = kb.smem_pointer(0)
@@ -120,9 +114,11 @@ def fetch(kb, pairs) -> None:
 
 
 def views(kb, case, x, y) -> tuple[SmemView, SmemView]:
-    a = operand(kb, 1024, x.shape, x.dtype, case.a_swizzle)
-    size = -(-a.layout.size_bytes // 1024) * 1024
-    b = operand(kb, 1024 + size, y.shape, y.dtype, case.b_swizzle)
+    size = -(-int(np.prod(x.shape)) * x.dtype.itemsize // 1024) * 1024
+    a, b = (
+        smem_view(kb, at, of.shape, of.dtype, (8, s // of.dtype.itemsize), s)
+        for at, of, s in ((1024, x, case.a_swizzle), (1024 + size, y, case.b_swizzle))
+    )
     return a, b
 
 
@@ -176,11 +172,13 @@ def check(out, a, b, acc) -> None:
     the sums inside one instruction keep about 14 bits. float16: 11 bits, rounded after
     each of the instructions.
     """
+    narrow = a.dtype.itemsize == 1
     a, b = exact(a), exact(b)
     if np.dtype(acc) == np.int32:
         np.testing.assert_array_equal(out, (a @ b).astype(np.int32))
         return
-    bits = 8 if np.dtype(acc) == np.float16 else 18
+    bits = 11 if narrow else 18
+    bits = 8 if np.dtype(acc) == np.float16 else bits
     error = np.abs(out.astype(np.float64) - a @ b)
     assert (error <= 2.0**-bits * (np.abs(a) @ np.abs(b))).all()
 
@@ -199,11 +197,6 @@ def test_products_are_right(case, run_kernel, typed, rng):
     a, b, x, y = inputs(case, rng)
     result = typed((case.m, case.n), case.acc)
     (out,) = run_kernel(product(case), [x, y], [result], smem_bytes=SMEM)
-    if np.dtype(case.a).itemsize == 1 and case.acc == "float32":
-        reference = exact(a) @ exact(b)
-        bound = 2.0**-11 * (np.abs(exact(a)) @ np.abs(exact(b)))
-        assert (np.abs(out - reference) <= bound).all()
-        return
     check(out, a, b, case.acc)
 
 
@@ -297,41 +290,46 @@ def test_accumulators_travel_through_a_loop(groups, run_kernel, typed, rng):
     check(out, a, b, np.float32)
 
 
-@pytest.mark.gpu
-def test_slices_of_an_accumulator_take_their_own_products(run_kernel, typed, rng):
-    case = Case("float16", "float16", "float32", m=128, n=128, k=64)
-    a, b, x, y = inputs(case, rng)
+@pytest.fixture
+def multiply(run_kernel, typed, rng):
+    """Runs what a function emits of both operands in SMEM, of float16 and K = 64."""
 
-    def body(kb, x, y, out):
-        left, right = views(kb, case, x, y)
-        fetch(kb, [(x, left), (y, right)])
+    def run(emit, m, n):
+        case = Case("float16", "float16", "float32", m=m, n=n, k=64)
+        a, b, x, y = inputs(case, rng)
+
+        def body(kb, x, y, out):
+            left, right = views(kb, case, x, y)
+            fetch(kb, [(x, left), (y, right)])
+            gmem.store(out, emit(left, right))
+
+        (out,) = run_kernel(body, [x, y], [typed((m, n), np.float32)], smem_bytes=SMEM)
+        return a, b, out
+
+    return run
+
+
+@pytest.mark.gpu
+def test_slices_of_an_accumulator_take_their_own_products(multiply):
+    def emit(left, right):
         acc = wgmma.zeros((128, 128))
         # The second block of columns twice, the lower rows of the first one once.
         for (m, n), rows in (((0, 64), 128), ((0, 64), 128), ((64, 0), 64)):
             part = wgmma.accumulator_slice(acc, (m, n), (rows, 64))
-            part = wgmma.mma(
-                part,
-                left.slice((m, 0), (rows, 64)),
-                right.slice((0, n), (64, 64)),
-            )
-            acc = wgmma.accumulator_update(acc, (m, n), part)
+            a, b = left.slice((m, 0), (rows, 64)), right.slice((0, n), (64, 64))
+            acc = wgmma.accumulator_update(acc, (m, n), wgmma.mma(part, a, b))
         wgmma.wait(0)
-        gmem.store(out, wgmma.fence_accumulator(acc))
+        return wgmma.fence_accumulator(acc)
 
-    (out,) = run_kernel(body, [x, y], [typed((128, 128), np.float32)], smem_bytes=SMEM)
+    a, b, out = multiply(emit, 128, 128)
     check(out[:, 64:], np.float16(2) * a, b[:, 64:], np.float32)
     check(out[64:, :64], a[64:], b[:, :64], np.float32)
     assert (out[:64, :64] == 0).all()
 
 
 @pytest.mark.gpu
-def test_an_operand_computed_in_registers_may_be_one(run_kernel, typed, rng):
-    case = Case("float16", "float16", "float32", m=64, n=64, k=64)
-    a, b, x, y = inputs(case, rng)
-
-    def body(kb, x, y, out):
-        left, right = views(kb, case, x, y)
-        fetch(kb, [(x, left), (y, right)])
+def test_an_operand_computed_in_registers_may_be_one(multiply):
+    def emit(left, right):
         value = smem.load(left, Layout.WGMMA)
         value = elementwise.apply("add", value, value)
         acc = wgmma.mma(wgmma.zeros((64, 64)), value, right)
@@ -340,28 +338,23 @@ def test_an_operand_computed_in_registers_may_be_one(run_kernel, typed, rng):
         first = elementwise.astype(wgmma.fence_accumulator(acc), dtypes.F16)
         again = wgmma.mma(wgmma.zeros((64, 64)), first, right)
         wgmma.wait(0)
-        gmem.store(out, wgmma.fence_accumulator(again))
+        return wgmma.fence_accumulator(again)
 
-    (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
-    middle = 2 * a.astype(np.float64) @ b.astype(np.float64)
-    bound = 2.0**-9 * (np.abs(middle) @ np.abs(b.astype(np.float64)))
-    assert (np.abs(out - middle @ b.astype(np.float64)) <= bound).all()
+    a, b, out = multiply(emit, 64, 64)
+    a, b = exact(a), exact(b)
+    bound = 2.0**-9 * (np.abs(2 * a @ b) @ np.abs(b))
+    assert (np.abs(out - 2 * a @ b @ b) <= bound).all()
 
 
 @pytest.mark.gpu
-def test_accumulators_may_have_registers_of_one_element(run_kernel, typed, rng):
-    case = Case("float16", "float16", "float32", m=64, n=64, k=64)
-    a, b, x, y = inputs(case, rng)
-
-    def body(kb, x, y, out):
-        left, right = views(kb, case, x, y)
-        fetch(kb, [(x, left), (y, right)])
+def test_accumulators_may_have_registers_of_one_element(multiply):
+    def emit(left, right):
         zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
         acc = wgmma.mma(zero.materialize(Layout.WGMMA_ACC_32BIT), left, right)
         wgmma.wait(0)
-        gmem.store(out, registers.regroup(wgmma.fence_accumulator(acc), Layout.WGMMA))
+        return registers.regroup(wgmma.fence_accumulator(acc), Layout.WGMMA)
 
-    (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
+    a, b, out = multiply(emit, 64, 64)
     check(out, a, b, np.float32)
 
 
@@ -374,17 +367,27 @@ def operand_types(case, typed):
     return [typed(a, case.a), typed(b, case.b)], [typed((case.m, case.n), case.acc)]
 
 
+@pytest.fixture
+def compiled(compile_kernel, typed):
+    """Compiles a product of a case, whose operands are in flight until its waits."""
+
+    def run(case, body):
+        module = compile_kernel(body, *operand_types(case, typed), smem_bytes=1 << 17)
+        assert not LATENCY.search(module.ptxas)
+        assert module.resources.spill_store_bytes == 0
+        return module
+
+    return run
+
+
 @pytest.mark.offline
 @pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 128)])
-def test_a_pipelined_loop_is_not_serialised(m, n, compile_kernel, typed):
+def test_a_pipelined_loop_is_not_serialised(m, n, compiled):
     case = dataclasses.replace(LOOP, m=m, n=n)
-    types = operand_types(case, typed)
-    compiled = compile_kernel(loop_over_k(case), *types, smem_bytes=1 << 17)
-    assert not LATENCY.search(compiled.ptxas)
-    assert compiled.resources.spill_store_bytes == 0
+    ptx = compiled(case, loop_over_k(case)).ptx
     shape = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
-    assert compiled.ptx.count(shape) == 4 * m // 64
-    assert compiled.ptx.count("wgmma.commit_group") == 1
+    assert ptx.count(shape) == 4 * m // 64
+    assert ptx.count("wgmma.commit_group") == 1
 
 
 @pytest.mark.offline
@@ -415,11 +418,8 @@ def test_a_read_before_the_wait_shows_in_the_report(compile_kernel, typed):
     ],
     ids=str,
 )
-def test_each_kind_of_operand_compiles(case, compile_kernel, typed):
-    types = operand_types(case, typed)
-    compiled = compile_kernel(product(case), *types, smem_bytes=1 << 17)
-    assert not LATENCY.search(compiled.ptxas)
-    assert compiled.resources.spill_store_bytes == 0
+def test_each_kind_of_operand_compiles(case, compiled):
+    compiled(case, product(case))
 
 
 def attention_like(case, *, overlapped):
@@ -467,13 +467,9 @@ def attention_like(case, *, overlapped):
 
 @pytest.mark.offline
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_a_product_of_a_product_is_not_serialised(overlapped, compile_kernel, typed):
+def test_a_product_of_a_product_is_not_serialised(overlapped, compiled):
     case = Case("float16", "float16", "float32", k=128, b_transposed=True)
-    types = operand_types(case, typed)
-    body = attention_like(case, overlapped=overlapped)
-    compiled = compile_kernel(body, *types, smem_bytes=1 << 17)
-    assert not LATENCY.search(compiled.ptxas)
-    assert compiled.resources.spill_store_bytes == 0
+    compiled(case, attention_like(case, overlapped=overlapped))
 
 
 @pytest.mark.offline
