@@ -16,6 +16,7 @@ from tests.support.everywhere import has_gpu
 from tests.support.finished import emitted
 from tests.support.finished import typed as typed_of
 from tests.support.lockstep import machine as lockstep
+from tests.support.programs import Program
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def run_kernel() -> Callable[..., list[np.ndarray]]:
         return card.run_module(module, operands, results)
 
     return run
+
+
+@pytest.fixture
+def computes(run_kernel) -> Callable[[Program], None]:
+    """Runs a program, which has to give what it should."""
+
+    def check(program: Program) -> None:
+        spec = {"smem_bytes": program.smem_bytes}
+        arrays = program.operands, program.expected
+        assert program.is_right(run_kernel(program.emit, *arrays, **spec))
+
+    return check
 
 
 @pytest.fixture

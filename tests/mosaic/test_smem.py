@@ -11,6 +11,7 @@ from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
 from pallas_gpu.mosaic.smem import SmemView
 from tests.support import everywhere
 from tests.support.finished import emitted, smem_view
+from tests.support.movement_programs import transfer
 from tests.support.refusal import refused_by
 
 # name: (layout, shape, dtype, tiling, swizzle, order of a transposed view)
@@ -43,25 +44,10 @@ def view_of(kb, offset, case) -> SmemView:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_stored_is_loaded(case, run_kernel, typed, sample):
-    layout, shape, dtype, tiling, _, order = CASES[case]
+def test_what_is_stored_is_loaded(case, computes, sample):
+    layout, shape, dtype, tiling, swizzle, order = CASES[case]
     shape = tuple(shape[i] for i in order) if order else shape
-    x = sample(shape, np.dtype(dtype))
-
-    def body(kb, source, out, plain):
-        view = view_of(kb, 0, case)
-        smem.store(view, gmem.load(source, layout))
-        mbarrier.warpgroup_barrier()
-        gmem.store(out, smem.load(view, layout))
-        # The same bytes in another layout: the placement itself is right.
-        other = None if tiling is None and len(shape) > 1 else layout
-        gmem.store(plain, smem.load(view, other, optimized=False))
-
-    result = typed(shape, dtype)
-    out, plain = run_kernel(body, [x], [result, result], smem_bytes=1 << 16)
-    bits = f"u{x.dtype.itemsize}"
-    np.testing.assert_array_equal(out.view(bits), x.view(bits))
-    np.testing.assert_array_equal(plain.view(bits), x.view(bits))
+    computes(transfer(sample(shape, dtype), layout, tiling, swizzle, order))
 
 
 def test_a_deferred_array_is_stored_and_loaded_in_the_default_layout(run_kernel, typed):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import default_placement, place
@@ -15,7 +14,9 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import rearrange as moves
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
+from tests.support.finished import emitted, typed
 from tests.support.lockstep import machine as lockstep
+from tests.support.refusal import refused_by
 
 SHAPE = (64, 32)
 # Strided and not linear: 24 * 16 elements in three registers.
@@ -87,13 +88,7 @@ def test_elements_that_are_not_loaded_are_those_of_the_other_array(dst, scratch,
     run(plans.padding(x.shape, config), x, expected, dst=dst, scratch=scratch, fill=7)
 
 
-def test_without_scratch_the_error_says_what_needs_it(build, typed):
-    plan = plans.reversal(SHAPE, [0])
-
-    def body(kb, view, out):
-        x = gmem.load(view)
-        gmem.store(out, moves.rearrange(plan, [x], x.layout, None))
-
-    x = typed(SHAPE, np.float32)
-    with pytest.raises(errors.OutOfResources, match="moving data between threads"):
-        build(body, [x], [x])
+@refused_by(emitted, [typed(SHAPE, np.float32)] * 2)
+def test_without_scratch_the_error_says_what_needs_it(kb, view, out):
+    x = gmem.load(view)
+    moves.rearrange(plans.reversal(SHAPE, [0]), [x], x.layout, None)
