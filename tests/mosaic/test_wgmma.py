@@ -48,43 +48,6 @@ class Case:
         return f"{sizes}{flips} {self.a_swizzle},{self.b_swizzle}"
 
 
-HALF = [("float16", "float32"), ("bfloat16", "float32"), ("float16", "float16")]
-# Types whose right operand must be K-major: it lies in memory as (N, K).
-K_MAJOR = [
-    ("float32", "float32", "float32"),
-    ("float8_e4m3fn", "float8_e4m3fn", "float32"),
-    ("float8_e4m3fn", "float8_e5m2", "float32"),
-    ("float8_e5m2", "float8_e4m3fn", "float16"),
-    ("int8", "int8", "int32"),
-    ("uint8", "int8", "int32"),
-]
-MAJORS = [
-    Case(t, t, acc, a_transposed=at, b_transposed=bt, a_swizzle=s, b_swizzle=s, m=128)
-    for t, acc in HALF
-    for at in (False, True)
-    for bt in (False, True)
-    for s in (128, 64, 32, 16)
-    if (t == "float16" and acc == "float32") or s == 128
-]
-OTHERS = [
-    Case(a, b, acc, b_transposed=True, a_swizzle=s, b_swizzle=s, m=128)
-    for a, b, acc in K_MAJOR
-    for s in (128, 64, 32, 16)
-    if s == 128 or a in ("float32", "int8")
-]
-FROM_REGISTERS = [
-    *(
-        Case(t, t, acc, m=128, b_transposed=bt, in_registers=True)
-        for t, acc in HALF
-        for bt in (False, True)
-    ),
-    *(
-        Case(a, b, acc, m=128, b_transposed=True, in_registers=True, b_swizzle=s)
-        for a, b, acc in K_MAJOR[1:]
-        for s in (128, 64, 32)
-        if s == 128 or a in ("int8", "float8_e4m3fn")
-    ),
-]
 SIZES = [
     *(
         Case("float16", "float16", "float32", n=n, b_transposed=True)
@@ -98,7 +61,25 @@ SIZES = [
     Case("bfloat16", "bfloat16", "float32", k=512, a_swizzle=64),
     Case("float16", "float16", "float32", m=64, n=256, k=64, a_swizzle=32),
 ]
-ALL = [*MAJORS, *OTHERS, *FROM_REGISTERS, *SIZES]
+# Other forms of operands are those of tests/lowering/families/test_wgmma.py.
+FORMS = [
+    *(
+        Case(*types, a_transposed=at, b_transposed=bt, a_swizzle=16, b_swizzle=16)
+        for types, at, bt in (
+            *(
+                (("float16", "float16", "float32"), i, j)
+                for i in (0, 1)
+                for j in (0, 1)
+            ),
+            (("float32", "float32", "float32"), False, True),
+            (("int8", "int8", "int32"), False, True),
+        )
+    ),
+    *(
+        Case("uint8", "int8", "int32", m=128, b_transposed=True, in_registers=regs)
+        for regs in (False, True)
+    ),
+]
 
 
 def fetch(kb, pairs) -> None:
@@ -192,7 +173,7 @@ def inputs(case, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", [*FORMS, *SIZES], ids=str)
 def test_products_are_right(case, run_kernel, typed, rng):
     a, b, x, y = inputs(case, rng)
     result = typed((case.m, case.n), case.acc)
@@ -249,112 +230,20 @@ def test_terms_are_cut_to_the_bits_of_the_largest(dtype, acc, bits, run_kernel, 
 LOOP = Case("float16", "float16", "float32", m=128, n=128, k=256, b_transposed=True)
 
 
-def loop_over_k(case, *, pending=1, groups=1):
-    """Each warpgroup takes its share of M; K in blocks of 64, a group pending."""
+@pytest.mark.gpu
+def test_accumulators_may_have_registers_of_one_element(run_kernel, typed, rng):
+    case = Case("float16", "float16", "float32", m=64, n=64, k=64)
+    a, b, x, y = inputs(case, rng)
 
     def body(kb, x, y, out):
-        a, b = views(kb, case, x, y)
-        fetch(kb, [(x, a), (y, b)])
-        rows = case.m // groups
-        start = arith.muli(kb.threads.warpgroup, kb.i32(rows))
-        acc = wgmma.zeros((rows, case.n))
-        index = ir.IndexType.get()
-        bounds = [arith.constant(index, n) for n in (0, case.k // 64, 1)]
-        loop = scf.ForOp(*bounds, list(acc.values))
-        with ir.InsertionPoint(loop.body):
-            step = arith.index_cast(
-                ir.IntegerType.get_signless(32), loop.induction_variable
-            )
-            k = arith.muli(step, kb.i32(64))
-            left = a.slice((start, k), (rows, 64))
-            right = b.slice((0, k), (case.n, 64)).transpose((1, 0))
-            carried = acc.with_values(loop.inner_iter_args)
-            new = wgmma.mma(carried, left, right)
-            wgmma.wait(pending)
-            scf.yield_(list(new.values))
-        wgmma.wait(0)
-        done = wgmma.fence_accumulator(acc.with_values(loop.results))
-        gmem.store(out.slice((start, 0), (rows, case.n)), done)
-
-    return body
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("groups", [1, 2])
-def test_accumulators_travel_through_a_loop(groups, run_kernel, typed, rng):
-    a, b, x, y = inputs(LOOP, rng)
-    result = typed((LOOP.m, LOOP.n), np.float32)
-    body = loop_over_k(LOOP, groups=groups)
-    spec = {"smem_bytes": SMEM, "threads": 128 * groups}
-    (out,) = run_kernel(body, [x, y], [result], **spec)
-    check(out, a, b, np.float32)
-
-
-@pytest.fixture
-def multiply(run_kernel, typed, rng):
-    """Runs what a function emits of both operands in SMEM, of float16 and K = 64."""
-
-    def run(emit, m, n):
-        case = Case("float16", "float16", "float32", m=m, n=n, k=64)
-        a, b, x, y = inputs(case, rng)
-
-        def body(kb, x, y, out):
-            left, right = views(kb, case, x, y)
-            fetch(kb, [(x, left), (y, right)])
-            gmem.store(out, emit(left, right))
-
-        (out,) = run_kernel(body, [x, y], [typed((m, n), np.float32)], smem_bytes=SMEM)
-        return a, b, out
-
-    return run
-
-
-@pytest.mark.gpu
-def test_slices_of_an_accumulator_take_their_own_products(multiply):
-    def emit(left, right):
-        acc = wgmma.zeros((128, 128))
-        # The second block of columns twice, the lower rows of the first one once.
-        for (m, n), rows in (((0, 64), 128), ((0, 64), 128), ((64, 0), 64)):
-            part = wgmma.accumulator_slice(acc, (m, n), (rows, 64))
-            a, b = left.slice((m, 0), (rows, 64)), right.slice((0, n), (64, 64))
-            acc = wgmma.accumulator_update(acc, (m, n), wgmma.mma(part, a, b))
-        wgmma.wait(0)
-        return wgmma.fence_accumulator(acc)
-
-    a, b, out = multiply(emit, 128, 128)
-    check(out[:, 64:], np.float16(2) * a, b[:, 64:], np.float32)
-    check(out[64:, :64], a[64:], b[:, :64], np.float32)
-    assert (out[:64, :64] == 0).all()
-
-
-@pytest.mark.gpu
-def test_an_operand_computed_in_registers_may_be_one(multiply):
-    def emit(left, right):
-        value = smem.load(left, Layout.WGMMA)
-        value = elementwise.apply("add", value, value)
-        acc = wgmma.mma(wgmma.zeros((64, 64)), value, right)
-        wgmma.wait(0)
-        # The first product becomes the left operand of the second: attention's way.
-        first = elementwise.astype(wgmma.fence_accumulator(acc), dtypes.F16)
-        again = wgmma.mma(wgmma.zeros((64, 64)), first, right)
-        wgmma.wait(0)
-        return wgmma.fence_accumulator(again)
-
-    a, b, out = multiply(emit, 64, 64)
-    a, b = exact(a), exact(b)
-    bound = 2.0**-9 * (np.abs(2 * a @ b) @ np.abs(b))
-    assert (np.abs(out - 2 * a @ b @ b) <= bound).all()
-
-
-@pytest.mark.gpu
-def test_accumulators_may_have_registers_of_one_element(multiply):
-    def emit(left, right):
+        left, right = views(kb, case, x, y)
+        fetch(kb, [(x, left), (y, right)])
         zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
         acc = wgmma.mma(zero.materialize(Layout.WGMMA_ACC_32BIT), left, right)
         wgmma.wait(0)
-        return registers.regroup(wgmma.fence_accumulator(acc), Layout.WGMMA)
+        gmem.store(out, registers.regroup(wgmma.fence_accumulator(acc), Layout.WGMMA))
 
-    a, b, out = multiply(emit, 64, 64)
+    (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
     check(out, a, b, np.float32)
 
 
@@ -365,29 +254,6 @@ def operand_types(case, typed):
     a = (case.k, case.m) if case.a_transposed else (case.m, case.k)
     b = (case.n, case.k) if case.b_transposed else (case.k, case.n)
     return [typed(a, case.a), typed(b, case.b)], [typed((case.m, case.n), case.acc)]
-
-
-@pytest.fixture
-def compiled(compile_kernel, typed):
-    """Compiles a product of a case, whose operands are in flight until its waits."""
-
-    def run(case, body):
-        module = compile_kernel(body, *operand_types(case, typed), smem_bytes=1 << 17)
-        assert not LATENCY.search(module.ptxas)
-        assert module.resources.spill_store_bytes == 0
-        return module
-
-    return run
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 128)])
-def test_a_pipelined_loop_is_not_serialised(m, n, compiled):
-    case = dataclasses.replace(LOOP, m=m, n=n)
-    ptx = compiled(case, loop_over_k(case)).ptx
-    shape = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
-    assert ptx.count(shape) == 4 * m // 64
-    assert ptx.count("wgmma.commit_group") == 1
 
 
 @pytest.mark.offline
@@ -407,69 +273,40 @@ def test_a_read_before_the_wait_shows_in_the_report(compile_kernel, typed):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("bfloat16", "bfloat16", "float32", a_transposed=True),
-        Case("float16", "float16", "float16", in_registers=True),
-        Case("float32", "float32", "float32", b_transposed=True),
-        Case("float8_e4m3fn", "float8_e5m2", "float16", b_transposed=True),
-        Case("int8", "int8", "int32", b_transposed=True, in_registers=True),
-    ],
-    ids=str,
-)
-def test_each_kind_of_operand_compiles(case, compiled):
-    compiled(case, product(case))
-
-
-def attention_like(case, *, overlapped):
-    """Two products an iteration; the first one's result is the second's operand."""
+def test_a_product_of_a_product_is_not_serialised(compile_kernel, typed):
+    """As in attention: the product of an iteration is an operand in the next one."""
+    case = Case("float16", "float16", "float32", k=128, b_transposed=True)
 
     def body(kb, x, y, out):
         a, b = views(kb, case, x, y)
-        index = ir.IndexType.get()
         acc = wgmma.zeros((64, 128))
-        right = b.slice((0, 0), (128, 64))
+        left, right = a.slice((0, 0), (64, 64)), b.slice((0, 0), (128, 64))
 
         def scores():
-            left = a.slice((0, 0), (64, 64))
             return wgmma.mma(wgmma.zeros((64, 128)), left, right.transpose((1, 0)))
 
-        bounds = [arith.constant(index, n) for n in (0, 8, 1)]
-        first = scores() if overlapped else None
-        if first is not None:
-            wgmma.wait(0)
-            first = elementwise.astype(wgmma.fence_accumulator(first), dtypes.F16)
-        carried = [*acc.values, *(first.values if first else ())]
-        loop = scf.ForOp(*bounds, carried)
+        first = scores()
+        wgmma.wait(0)
+        first = elementwise.astype(wgmma.fence_accumulator(first), dtypes.F16)
+        bounds = [arith.constant(ir.IndexType.get(), n) for n in (0, 8, 1)]
+        count = len(acc.values)
+        loop = scf.ForOp(*bounds, [*acc.values, *first.values])
         with ir.InsertionPoint(loop.body):
             values = list(loop.inner_iter_args)
-            count = len(acc.values)
             mine = acc.with_values(values[:count])
-            value = b.slice((0, 0), (128, 128))
+            weights = first.with_values(values[count:])
             ahead = scores()
-            if first is None:
-                wgmma.wait(0)
-                weights = elementwise.astype(wgmma.fence_accumulator(ahead), dtypes.F16)
-                mine = wgmma.mma(mine, weights, value)
-                wgmma.wait(0)
-                scf.yield_(list(wgmma.fence_accumulator(mine).values))
-            else:
-                mine = wgmma.mma(mine, first.with_values(values[count:]), value)
-                wgmma.wait(1)
-                weights = elementwise.astype(wgmma.fence_accumulator(ahead), dtypes.F16)
-                wgmma.wait(0)
-                scf.yield_([*wgmma.fence_accumulator(mine).values, *weights.values])
-        gmem.store(out, acc.with_values(list(loop.results)[: len(acc.values)]))
+            mine = wgmma.mma(mine, weights, b.slice((0, 0), (128, 128)))
+            wgmma.wait(1)
+            weights = elementwise.astype(wgmma.fence_accumulator(ahead), dtypes.F16)
+            wgmma.wait(0)
+            scf.yield_([*wgmma.fence_accumulator(mine).values, *weights.values])
+        gmem.store(out, acc.with_values(list(loop.results)[:count]))
 
-    return body
-
-
-@pytest.mark.offline
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_a_product_of_a_product_is_not_serialised(overlapped, compiled):
-    case = Case("float16", "float16", "float32", k=128, b_transposed=True)
-    compiled(case, attention_like(case, overlapped=overlapped))
+    types = operand_types(case, typed)
+    compiled = compile_kernel(body, *types, smem_bytes=1 << 17)
+    assert not LATENCY.search(compiled.ptxas)
+    assert compiled.resources.spill_store_bytes == 0
 
 
 @pytest.mark.offline
