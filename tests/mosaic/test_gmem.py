@@ -11,22 +11,6 @@ from pallas_gpu.mosaic import gmem
 from tests.support.finished import emitted, typed
 from tests.support.refusal import refused_by
 
-LAYOUTS = [None, Layout.WGMMA, Layout.WGMMA_TRANSPOSED, Layout.WGMMA_8BIT]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "int64"])
-def test_every_layout_reads_and_writes_the_array(layout, dtype, run_kernel, sample):
-    x = sample((128, 64), np.dtype(dtype))
-
-    def body(kb, source, out):
-        gmem.store(out, gmem.load(source, layout))
-
-    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)])
-    bits = f"u{x.dtype.itemsize}"
-    np.testing.assert_array_equal(out.view(bits), x.view(bits))
-
 
 @pytest.mark.offline
 def test_aligned_rows_move_in_wide_accesses(compile_kernel):

@@ -10,11 +10,10 @@ import pytest
 
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import default_placement
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, padding, registers, smem
+from pallas_gpu.mosaic import gmem, mbarrier, padding, registers, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
 from tests.support.finished import emitted, smem_view, typed
-from tests.support.odd_shapes import ODD_SHAPES
 from tests.support.refusal import refused_by
 
 # A full array, one with padding, one with copies, one whose registers are vectors.
@@ -31,20 +30,6 @@ def held(kb, value) -> SmemView:
     STORE["smem"](view, value)
     mbarrier.warpgroup_barrier()
     return view
-
-
-@pytest.mark.parametrize("shape", ODD_SHAPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
-def test_padded_arrays_go_through_smem(shape, dtype, run_kernel, sample):
-    x = sample(shape, np.dtype(dtype))
-
-    def body(kb, source, out):
-        gmem.store(out, LOAD["smem"](held(kb, gmem.load(source))))
-
-    size = x.size * max(x.dtype.itemsize, 1)
-    (out,) = run_kernel(body, [x], [typed(shape, x.dtype)], smem_bytes=size)
-    bits = f"u{x.dtype.itemsize}"
-    np.testing.assert_array_equal(out.view(bits), x.view(bits))
 
 
 @pytest.mark.parametrize("shape", MASKED_SHAPES)
@@ -100,22 +85,6 @@ def test_a_masked_store_leaves_the_rest(memory, shape, run_kernel, rng):
         body, [old, mask], [typed(shape, np.int32)], smem_bytes=old.nbytes
     )
     np.testing.assert_array_equal(out, np.where(mask, -1, old))
-
-
-def test_masked_elements_touch_no_memory(run_kernel):
-    """The view exceeds its array; the lockstep machine refuses accesses outside."""
-    x = np.arange(100, dtype=np.int32)
-
-    def body(kb, source, out):
-        layout = default_placement((128,), 32)
-        places = registers.iota(np.int32, (128,), 0).materialize(layout)
-        bound = registers.splat(kb.i32(28), np.int32, (128,))
-        mask = elementwise.apply("lt", places, bound.materialize(layout))
-        tail = source.slice((kb.i32(72),), (128,))
-        gmem.store(out, gmem.load(tail, layout, mask=mask))
-
-    (out,) = run_kernel(body, [x], [typed((128,), np.int32)])
-    np.testing.assert_array_equal(out, np.pad(x[72:], (0, 100)))
 
 
 def test_padding_is_loaded_as_zero(run_kernel):
