@@ -18,10 +18,6 @@ from tests.support.indexed_programs import SWIZZLED, in_smem, kernel
 BLOCK = 512
 
 
-def line(i):
-    return i * BLOCK + jnp.arange(BLOCK)
-
-
 def widths(make, *args):
     """Returns the widths of the loads and stores, in elements."""
     (report,) = plgpu.offline.lower(make(None), *args)
@@ -37,9 +33,9 @@ def widths(make, *args):
     return found
 
 
-def masked(n, shift=0):
+def masked(n):
     def body(x, o):
-        offsets = line(lax.axis_index("i")) + shift
+        offsets = lax.axis_index("i") * BLOCK + jnp.arange(BLOCK)
         mask = offsets < n
         value = plgpu.load(x, offsets, mask=mask, other=0.0)
         plgpu.store(o, offsets, 2 * value, mask=mask)
