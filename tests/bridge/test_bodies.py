@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,13 @@ import pytest
 from jax import lax
 from jax.experimental import checkify
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as upstream
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as pltriton
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.refusal import refused_by
 
 X = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
@@ -80,71 +84,61 @@ def test_a_function_without_a_form_here_has_a_hint(x_ref, o_ref):
     )  # fmt: skip
 
 
-def test_loops_branches_and_slices():
-    def body(x_ref, o_ref):
-        @pl.loop(0, 4)
-        def _(i):
-            rows = pl.ds(pl.multiple_of(i * 16, 16), 16)
+@everywhere.tests(check, X * np.where(np.arange(64) // 16 % 2, -1, 1)[:, None], X)
+def test_loops_branches_and_slices(x_ref, o_ref):
+    @pl.loop(0, 4)
+    def _(i):
+        rows = pl.ds(pl.multiple_of(i * 16, 16), 16)
 
-            @pl.when(i % 2 == 0)
-            def _():
-                o_ref[rows, :] = x_ref[rows, :]
+        @pl.when(i % 2 == 0)
+        def _():
+            o_ref[rows, :] = x_ref[rows, :]
 
-            @pl.when(i % 2 == 1)
-            def _():
-                o_ref[rows, :] = -x_ref[rows, :]
-
-    sign = np.where(np.arange(64) // 16 % 2, -1, 1)[:, None]
-    check(body, X * sign, X)
+        @pl.when(i % 2 == 1)
+        def _():
+            o_ref[rows, :] = -x_ref[rows, :]
 
 
-def test_a_switch_a_while_loop_and_a_jitted_function():
-    @jax.jit
-    def scaled(x, factor):
-        return x * factor
+@everywhere.tests(check, X + 2, X)
+def test_a_switch_a_while_loop_and_a_jitted_function(x_ref, o_ref):
+    scaled = jax.jit(lambda x, factor: x * factor)
 
-    def body(x_ref, o_ref):
-        def halve(state):
-            i, factor = state
-            return i + 1, factor / 2
+    def halve(state):
+        i, factor = state
+        return i + 1, factor / 2
 
-        _, factor = lax.while_loop(lambda s: s[0] < 3, halve, (0, 8.0))
-        x = scaled(x_ref[...], factor)
-        o_ref[...] = lax.switch(
-            (x_ref[0, 0] > 100).astype(jnp.int32) + 1,
-            [lambda: x + 1, lambda: x + 2, lambda: x + 3],
-        )
-
-    check(body, X + 2, X)
+    _, factor = lax.while_loop(lambda s: s[0] < 3, halve, (0, 8.0))
+    x = scaled(x_ref[...], factor)
+    o_ref[...] = lax.switch(
+        (x_ref[0, 0] > 100).astype(jnp.int32) + 1,
+        [lambda: x + 1, lambda: x + 2, lambda: x + 3],
+    )
 
 
-def test_scoped_scratch():
-    def body(x_ref, o_ref):
-        def with_tile(tile_ref, other_ref):
-            tile_ref[...] = x_ref[...]
-            other_ref[...] = tile_ref[...] * 2
-            return jnp.max(other_ref[...])
+@everywhere.tests(check, X + 2 * X.max(), X)
+def test_scoped_scratch(x_ref, o_ref):
+    def with_tile(tile_ref, other_ref):
+        tile_ref[...] = x_ref[...]
+        other_ref[...] = tile_ref[...] * 2
+        return jnp.max(other_ref[...])
 
-        largest = pl.run_scoped(
-            with_tile,
-            pl.MemorySpace.DEFAULT(X.shape, F32),
-            plgpu.SMEM(X.shape, F32),
-        )
-        o_ref[...] = x_ref[...] + largest
-
-    check(body, X + 2 * X.max(), X)
+    largest = pl.run_scoped(
+        with_tile,
+        pl.MemorySpace.DEFAULT(X.shape, F32),
+        plgpu.SMEM(X.shape, F32),
+    )
+    o_ref[...] = x_ref[...] + largest
 
 
-def test_masked_loads_and_stores():
-    def body(x_ref, o_ref):
-        column = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
-        x = pltriton.load(x_ref, mask=column < 100, other=7.0)
-        o_ref[...] = jnp.zeros_like(o_ref)
-        pltriton.store(o_ref, x, mask=column >= 50)
+COLUMN = np.arange(128)
 
-    column = np.arange(128)
-    expected = np.where(column < 50, 0, np.where(column < 100, X, 7))
-    check(body, expected, X)
+
+@everywhere.tests(check, np.where(COLUMN < 50, 0, np.where(COLUMN < 100, X, 7)), X)
+def test_masked_loads_and_stores(x_ref, o_ref):
+    column = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
+    x = pltriton.load(x_ref, mask=column < 100, other=7.0)
+    o_ref[...] = jnp.zeros_like(o_ref)
+    pltriton.store(o_ref, x, mask=column >= 50)
 
 
 def test_atomic_operations_and_index_arrays():
@@ -166,57 +160,53 @@ def test_atomic_operations_and_index_arrays():
     check(body, expected, X)
 
 
-def test_squeezed_and_element_dimensions():
-    def body(x_ref, o_ref):
-        assert x_ref.shape == (10, 128)
-        o_ref[...] = x_ref[0:8] + x_ref[2:10]
-
-    out = call(
-        body,
-        X.reshape(2, 32, 128),
-        grid=(2, 3),
-        out=jax.ShapeDtypeStruct((2, 24, 128), F32),
-        in_specs=[
-            pl.BlockSpec(
-                (pl.Squeezed(), pl.Element(10), pl.Element(128)),
-                lambda i, j: (i, 8 * j, 0),
-            )
-        ],
-        out_specs=pl.BlockSpec((None, 8, 128), lambda i, j: (i, j, 0)),
-    )
-    x = X.reshape(2, 32, 128)
-    np.testing.assert_allclose(out, x[:, 0:24] + x[:, 2:26])
+STACK = X.reshape(2, 32, 128)
 
 
-def test_the_sum_of_a_references_part_and_a_value():
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-        pl_ref = o_ref.at[0:32]
-        pl_ref[...] += 1
+@everywhere.tests(
+    check,
+    STACK[:, 0:24] + STACK[:, 2:26],
+    STACK,
+    grid=(2, 3),
+    out=jax.ShapeDtypeStruct((2, 24, 128), F32),
+    in_specs=[
+        pl.BlockSpec(
+            (pl.Squeezed(), pl.Element(10), pl.Element(128)),
+            lambda i, j: (i, 8 * j, 0),
+        )
+    ],
+    out_specs=pl.BlockSpec((None, 8, 128), lambda i, j: (i, j, 0)),
+)
+def test_squeezed_and_element_dimensions(x_ref, o_ref):
+    assert x_ref.shape == (10, 128)
+    o_ref[...] = x_ref[0:8] + x_ref[2:10]
 
-    expected = X.copy()
-    expected[:32] += 1
-    check(body, expected, X)
+
+@everywhere.tests(check, X + (np.arange(64) < 32)[:, None], X)
+def test_the_sum_of_a_references_part_and_a_value(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
+    pl_ref = o_ref.at[0:32]
+    pl_ref[...] += 1
 
 
-def test_operations_of_this_package_on_its_references_and_on_blocks():
-    def body(x_ref, o_ref, tile_ref, barrier_ref):
-        plgpu.copy_gmem_to_smem(x_ref, tile_ref, barrier_ref)
-        plgpu.barrier_wait(barrier_ref)
-        x = plgpu.layout_cast(tile_ref[...], plgpu.Layout.WGMMA)
+@everywhere.tests(
+    check,
+    X + COLUMN,
+    X,
+    grid=(1,),
+    in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+    scratch_shapes=[plgpu.SMEM(X.shape, F32), plgpu.Barrier()],
+)
+def test_operations_of_this_package_on_its_references_and_on_blocks(
+    x_ref, o_ref, tile_ref, barrier_ref
+):
+    plgpu.copy_gmem_to_smem(x_ref, tile_ref, barrier_ref)
+    plgpu.barrier_wait(barrier_ref)
+    x = plgpu.layout_cast(tile_ref[...], plgpu.Layout.WGMMA)
 
-        @plgpu.when(pl.program_id(0) == 0)
-        def _():
-            o_ref[...] = x + plgpu.broadcasted_iota(F32, x.shape, 1)
-
-    check(
-        body,
-        X + np.arange(128),
-        X,
-        grid=(1,),
-        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
-        scratch_shapes=[plgpu.SMEM(X.shape, F32), plgpu.Barrier()],
-    )
+    @plgpu.when(pl.program_id(0) == 0)
+    def _():
+        o_ref[...] = x + plgpu.broadcasted_iota(F32, x.shape, 1)
 
 
 def test_wgmma_of_blocks_into_an_accumulator():
@@ -229,25 +219,16 @@ def test_wgmma_of_blocks_into_an_accumulator():
     check(body, expected, a, b, scratch_shapes=[plgpu.ACC((64, 128), F32)])
 
 
-def test_printed_lines(capsys):
+def test_printed_lines_and_arrays(capsys):
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...]
         pl.debug_print("program {} of {}", pl.program_id(0), 1)
         jax.debug.print("{what} {x:.1f}", what="first", x=x_ref[0, 0])
-        pl.debug_print("done")
-
-    call(body, X, grid=(1,))
-    expected = f"program 0 of 1\nfirst {X[0, 0]:.1f}\ndone\n"
-    assert capsys.readouterr().out == expected
-
-
-def test_printed_arrays(capsys):
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
         pl.debug_print("{}", x_ref[...] > 0)
 
     call(body, X, grid=(1,))
-    expected = [f"{list(i)}: {X[i] > 0}" for i in np.ndindex(X.shape)]
+    elements = [f"{list(i)}: {X[i] > 0}" for i in np.ndindex(X.shape)]
+    expected = ["program 0 of 1", f"first {X[0, 0]:.1f}", *elements]
     assert capsys.readouterr().out.splitlines() == expected
 
 
@@ -278,18 +259,15 @@ def test_checks_whose_error_is_a_value_are_refused(x_ref, o_ref, *, wrong):
     o_ref[...] = x_ref[...]
 
 
-def test_transforms_of_mosaic_gpu_are_refused():
-    mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
-    spec = mosaic.BlockSpec(
-        X.shape,
-        transforms=(mosaic.TilingTransform((8, 32)), mosaic.SwizzleTransform(128)),
-    )
+MOSAIC_BLOCK = upstream.BlockSpec(
+    X.shape,
+    transforms=(upstream.TilingTransform((8, 32)), upstream.SwizzleTransform(128)),
+)
 
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
 
-    with pytest.raises(errors.UnsupportedError, match="transforms of JAX's Mosaic"):
-        call(body, X, in_specs=[spec])
+@refused_by(call, X, in_specs=[MOSAIC_BLOCK])
+def test_transforms_of_mosaic_gpu_are_refused(x_ref, o_ref):
+    o_ref[...] = x_ref[...]
 
 
 # --- mistakes -------------------------------------------------------------------------
@@ -330,13 +308,12 @@ def test_an_operation_of_jaxs_pallas_on_references_is_refused_with_its_line(
     pltpu.prng_seed(0)  # this line
 
 
-def test_scratch_in_another_memory_is_refused():
-    with pytest.raises(errors.MemorySpaceError, match="no counterpart"):
-        call(
-            lambda x_ref, o_ref, s_ref: None,
-            X,
-            scratch_shapes=[pl.MemoryRef(jax.core.ShapedArray((8,), F32), pl.ANY)],
-        )
+ANY_SCRATCH = pl.MemoryRef(jax.core.ShapedArray((8,), F32), pl.ANY)
+
+
+@refused_by(call, X, scratch_shapes=[ANY_SCRATCH])
+def test_scratch_in_another_memory_is_refused(x_ref, o_ref, s_ref):
+    o_ref[...] = x_ref[...]
 
 
 @refused_by(call, X, scratch_shapes=[pltpu.SemaphoreType.DMA])
@@ -345,23 +322,9 @@ def test_a_semaphore_of_dma_is_refused(x_ref, o_ref, sem_ref):
 
 
 def test_buffers_of_one_block_are_refused():
-    def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...]
-
+    spec = pl.BlockSpec(X.shape, pipeline_mode=pl.Buffered(2))
     with pytest.raises(errors.UnsupportedError, match="pipeline_mode"):
-        call(
-            body,
-            X,
-            in_specs=[pl.BlockSpec(X.shape, pipeline_mode=pl.Buffered(2))],
-        )
-
-
-def received(body, shape, **options):
-    """A call that returns an array of a shape."""
-    return pl.pallas_call(
-        body, out_shape=jax.ShapeDtypeStruct(shape, F32),
-        compiler_params=plgpu.CompilerParams(), **options,
-    )  # fmt: skip
+        call(lambda x_ref, o_ref: o_ref.set(x_ref[...]), X, in_specs=[spec])
 
 
 def test_any_with_a_block_gives_the_block_also_under_vmap():
@@ -371,7 +334,8 @@ def test_any_with_a_block_gives_the_block_also_under_vmap():
     row = pl.BlockSpec((None, 128), lambda i: (i, 0))
     here = pl.BlockSpec((1, 128), lambda i: (i, 0), memory_space=pl.ANY)
     x = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
-    f = received(body, x.shape, grid=(8,), in_specs=[here], out_specs=row)
+    specs = {"grid": (8,), "in_specs": [here], "out_specs": row}
+    f = functools.partial(call, body, out=x, **specs)
     np.testing.assert_array_equal(f(x), x + 1)
     both = np.stack([x, -x])
     np.testing.assert_array_equal(jax.vmap(f)(both), both + 1)
@@ -384,5 +348,6 @@ def test_vmap_of_whole_arrays_in_gmem():
 
     whole = pl.BlockSpec(memory_space=pl.ANY)
     x = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
-    f = received(body, (4, 4), grid=(4,), in_specs=[whole], out_specs=whole)
+    specs = {"grid": (4,), "in_specs": [whole], "out_specs": whole}
+    f = functools.partial(call, body, out=x[0], **specs)
     np.testing.assert_array_equal(jax.vmap(f)(x), np.roll(x, -1, axis=1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -20,6 +21,7 @@ from tests.support.refusal import refused
 RNG = np.random.default_rng(0)
 # float32 is read as tf32, 10 bits of mantissa; sums of 8-bit floats have 13 bits.
 TYPES = {"bfloat16": 1e-5, "float32": 1e-2, "int8": 0.0, "float8_e4m3fn": 2e-4}
+OF_ROWS = (((1,), (1,)), ((), ()))
 
 
 def call(body, out, *args, **options):
@@ -48,10 +50,8 @@ def float64(x):
 def check(body, args, expected, atol=1e-4, dtype=jnp.float32):
     """Compares one result, everywhere."""
 
-    def product(*args):
-        return call(body, jax.ShapeDtypeStruct(expected.shape, dtype), *args)
-
-    for result in everywhere(product, *args):
+    out = jax.ShapeDtypeStruct(expected.shape, dtype)
+    for result in everywhere(functools.partial(call, body, out), *args):
         assert np.all(abs(result - expected) <= atol)
 
 
@@ -89,24 +89,11 @@ def test_values_in_registers(dtype):
     out = jnp.int32 if dtype == "int8" else jnp.float32
 
     def body(a_ref, b_ref, o_ref):
-        o_ref[...] = lax.dot_general(
-            a_ref[...] + a_ref[...],
-            b_ref[...] * 2,
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=out,
-        )
+        x, y = a_ref[...] + a_ref[...], b_ref[...] * 2
+        o_ref[...] = lax.dot_general(x, y, OF_ROWS, preferred_element_type=out)
 
     scale = 4 * np.abs(float64(a)) @ np.abs(float64(b)).T
     check(body, (a, b), 4 * float64(a) @ float64(b).T, TYPES[dtype] * scale, out)
-
-
-def test_more_columns_than_an_instruction_has():
-    a, b = numbers("bfloat16", 64, 32), numbers("bfloat16", 32, 320)
-
-    def body(a_ref, b_ref, o_ref):
-        o_ref[...] = jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
-
-    check(body, (a, b), float64(a) @ float64(b))
 
 
 def test_vectors():
@@ -117,10 +104,8 @@ def test_vectors():
         columns_ref[...] = jnp.dot(m_ref[...].T, v_ref[...])
         total_ref[...] = jnp.full((128,), jnp.dot(v_ref[...], v_ref[...]))
 
-    def products(v, m):
-        return call(body, [jax.ShapeDtypeStruct((128,), jnp.float32)] * 3, v, m)
-
-    for rows, columns, total in everywhere(products, v, m):
+    out = [jax.ShapeDtypeStruct((128,), jnp.float32)] * 3
+    for rows, columns, total in everywhere(functools.partial(call, body, out), v, m):
         np.testing.assert_allclose(rows, float64(v) @ float64(m), atol=1e-4)
         np.testing.assert_allclose(columns, rows, atol=1e-4)
         np.testing.assert_allclose(total, float64(v) @ float64(v), atol=1e-4)
@@ -137,21 +122,20 @@ def test_sums_of_64_bits(dtype):
             total = jnp.dot(v_ref[...], v_ref[...], preferred_element_type=out)
             o_ref[...] = jnp.full((64,), total)
 
-        def product(v):
-            return call(body, jax.ShapeDtypeStruct((64,), out), v)
-
+        product = functools.partial(call, body, jax.ShapeDtypeStruct((64,), out))
         expected = sum((i + 2**28) ** 2 for i in range(64))
+        # Exact in float64, too, but for its 53 bits.
+        most = 2**16 if dtype == jnp.float64 else 0
         for result in everywhere(product, v):
             assert result.dtype == out
-            # Exact in float64, too, but for its 53 bits.
-            assert abs(int(result[0]) - expected) <= (
-                2**16 if dtype == jnp.float64 else 0
-            )
+            assert abs(int(result[0]) - expected) <= most
 
 
-@pytest.mark.parametrize(("n", "in_registers"), [(8, False), (24, True), (264, True)])
-def test_columns_that_no_swizzle_divides(n, in_registers):
-    """The right one is stored by columns: N is any multiple of 8."""
+@pytest.mark.parametrize(
+    ("n", "in_registers"), [(8, False), (24, True), (264, True), (320, False)]
+)
+def test_any_multiple_of_8_columns(n, in_registers):
+    """More than an instruction has; what no swizzle divides is stored by columns."""
     a, b = numbers("bfloat16", 64, 32), numbers("bfloat16", 32, n)
 
     def body(a_ref, b_ref, o_ref):
@@ -170,12 +154,8 @@ def test_operands_of_two_types(pair):
     a, b = numbers(pair[0], 64, 64), numbers(pair[1], 128, 64)
 
     def body(a_ref, b_ref, o_ref):
-        o_ref[...] = lax.dot_general(
-            a_ref[...],
-            b_ref[...],
-            (((1,), (1,)), ((), ())),
-            preferred_element_type=jnp.float32,
-        )
+        x, y = a_ref[...], b_ref[...]
+        o_ref[...] = lax.dot_general(x, y, OF_ROWS, preferred_element_type=jnp.float32)
 
     scale = np.abs(float64(a)) @ np.abs(float64(b)).T
     check(body, (a, b), float64(a) @ float64(b).T, 1e-2 * scale)

@@ -161,11 +161,11 @@ def sums_kernel(x_ref, o_ref):
     o_ref[...] += x_ref[...]
 
 
-def sums(x):
+def sums(x, steps=None):
     return pl.pallas_call(
         sums_kernel,
         out_shape=jax.ShapeDtypeStruct((128,), x.dtype),
-        grid=(x.shape[0] // 128,),
+        grid=(x.shape[0] // 128 if steps is None else steps,),
         in_specs=[pl.BlockSpec((128,), lambda i: (i,))],
         out_specs=pl.BlockSpec((128,), lambda i: (0,)),
         compiler_params=plgpu.CompilerParams(dimension_semantics=("arbitrary",)),
@@ -176,32 +176,23 @@ def test_vmap_leaves_sequential_axes_sequential():
     np.testing.assert_array_equal(jax.vmap(sums)(X), X.reshape(2, -1, 128).sum(axis=1))
 
 
+def square_kernel(x_ref, o_ref):
+    o_ref[...] = x_ref[...] * x_ref[...]
+
+
+def square(x):
+    return pl.pallas_call(square_kernel, out_shape=x, compiler_params=PARAMS)(x)
+
+
 def test_grad_through_a_custom_vjp():
-    @jax.custom_vjp
-    def squares(x):
-        return _square(x)
-
-    squares.defvjp(lambda x: (_square(x), x), lambda x, g: (2 * x * g,))
-
-    def square_kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...] * x_ref[...]
-
-    def _square(x):
-        return pl.pallas_call(square_kernel, out_shape=x, compiler_params=PARAMS)(x)
-
+    squares = jax.custom_vjp(square)
+    squares.defvjp(lambda x: (square(x), x), lambda x, g: (2 * x * g,))
     x = jnp.asarray(X[0, :128])
     np.testing.assert_array_equal(jax.grad(lambda x: squares(x).sum())(x), 2 * x)
 
 
 def test_jaxs_own_derivative_of_a_kernel_runs_too():
     """JAX differentiates the body before this package receives it."""
-
-    def square_kernel(x_ref, o_ref):
-        o_ref[...] = x_ref[...] * x_ref[...]
-
-    def square(x):
-        return pl.pallas_call(square_kernel, out_shape=x, compiler_params=PARAMS)(x)
-
     x = jnp.asarray(X[0, :128])
     out, tangent = jax.jvp(square, (x,), (jnp.ones_like(x),))
     np.testing.assert_array_equal(out, x * x)
@@ -209,17 +200,7 @@ def test_jaxs_own_derivative_of_a_kernel_runs_too():
 
 
 def test_a_traced_grid_size_of_a_sequential_axis():
-    def program(x, steps):
-        return pl.pallas_call(
-            sums_kernel,
-            out_shape=jax.ShapeDtypeStruct((128,), x.dtype),
-            grid=(steps,),
-            in_specs=[pl.BlockSpec((128,), lambda i: (i,))],
-            out_specs=pl.BlockSpec((128,), lambda i: (0,)),
-            compiler_params=plgpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        )(x)
-
-    out = jax.jit(program)(X.reshape(-1), 3)
+    out = jax.jit(sums)(X.reshape(-1), 3)
     np.testing.assert_array_equal(out, X.reshape(-1, 128)[:3].sum(axis=0))
 
 
@@ -265,18 +246,16 @@ def test_vmap_of_aliases():
     def body(x_ref, y_ref, o_ref):
         o_ref[...] = x_ref[...] + y_ref[...]
 
-    def add(x, y):
-        spec = pl.BlockSpec((128,), lambda i: (i,))
-        return pl.pallas_call(
-            body,
-            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-            grid=(2,),
-            in_specs=[spec, spec],
-            out_specs=spec,
-            input_output_aliases={0: 0},
-            compiler_params=PARAMS,
-        )(x, y)
-
+    spec = pl.BlockSpec((128,), lambda i: (i,))
+    add = pl.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct(X[0].shape, X.dtype),
+        grid=(2,),
+        in_specs=[spec, spec],
+        out_specs=spec,
+        input_output_aliases={0: 0},
+        compiler_params=PARAMS,
+    )
     np.testing.assert_array_equal(jax.vmap(add)(X, X), 2 * X)
 
 

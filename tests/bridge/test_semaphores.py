@@ -9,6 +9,7 @@ from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
 from tests.bridge.test_bodies import X, call, check
+from tests.support import everywhere
 from tests.support.refusal import refused_by
 
 ROWS = 8
@@ -16,46 +17,39 @@ SPEC = pl.BlockSpec((ROWS, 128), lambda i: (i, 0))
 STEPS = X.shape[0] // ROWS
 
 
-def test_a_semaphore_of_the_scratch():
-    def body(x_ref, o_ref, sems):
-        pl.semaphore_signal(sems.at[1], 3)
-        pl.semaphore_wait(sems.at[1], 2, decrement=True)
-        o_ref[...] = x_ref[...] + pl.semaphore_read(sems.at[1]).astype(jnp.float32)
-        upstream.semaphore_wait(sems.at[1], memory_scope="gpu")
-
-    scratch = [upstream.SemaphoreType.REGULAR((2,))]
-    check(body, X + 1, X, scratch_shapes=scratch)
-
-
-def test_a_semaphore_of_all_ctas():
-    def body(x_ref, o_ref):
-        turn = pl.get_global(upstream.SemaphoreType.REGULAR)
-        step = pl.program_id(0)
-        upstream.semaphore_wait(turn, step, memory_scope="gpu")
-        o_ref[...] = 2 * x_ref[...]
-
-        @pl.when(step < STEPS - 1)
-        def _():
-            upstream.semaphore_signal(turn, step + 1, memory_scope="gpu")
-
-    check(body, 2 * X, X, grid=(STEPS,), in_specs=[SPEC], out_specs=SPEC)
+@everywhere.tests(
+    check, X + 1, X, scratch_shapes=[upstream.SemaphoreType.REGULAR((2,))]
+)
+def test_a_semaphore_of_the_scratch(x_ref, o_ref, sems):
+    pl.semaphore_signal(sems.at[1], 3)
+    pl.semaphore_wait(sems.at[1], 2, decrement=True)
+    o_ref[...] = x_ref[...] + pl.semaphore_read(sems.at[1]).astype(jnp.float32)
+    upstream.semaphore_wait(sems.at[1], memory_scope="gpu")
 
 
-def test_a_semaphore_of_this_package():
-    def body(x_ref, o_ref, sem):
-        plgpu.semaphore_signal(sem)
-        plgpu.semaphore_wait(sem)
-        o_ref[...] = x_ref[...]
+@everywhere.tests(check, 2 * X, X, grid=(STEPS,), in_specs=[SPEC], out_specs=SPEC)
+def test_a_semaphore_of_all_ctas(x_ref, o_ref):
+    turn = pl.get_global(upstream.SemaphoreType.REGULAR)
+    step = pl.program_id(0)
+    upstream.semaphore_wait(turn, step, memory_scope="gpu")
+    o_ref[...] = 2 * x_ref[...]
 
-    check(body, X, X, scratch_shapes=[plgpu.SemaphoreType.REGULAR])
+    @pl.when(step < STEPS - 1)
+    def _():
+        upstream.semaphore_signal(turn, step + 1, memory_scope="gpu")
 
 
-def test_a_delay():
-    def body(x_ref, o_ref):
-        pl.delay(100)
-        o_ref[...] = x_ref[...]
+@everywhere.tests(check, X, X, scratch_shapes=[plgpu.SemaphoreType.REGULAR])
+def test_a_semaphore_of_this_package(x_ref, o_ref, sem):
+    plgpu.semaphore_signal(sem)
+    plgpu.semaphore_wait(sem)
+    o_ref[...] = x_ref[...]
 
-    check(body, X, X)
+
+@everywhere.tests(check, X, X)
+def test_a_delay(x_ref, o_ref):
+    pl.delay(100)
+    o_ref[...] = x_ref[...]
 
 
 @refused_by(call, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])

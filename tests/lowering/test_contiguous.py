@@ -18,10 +18,6 @@ from tests.support.indexed_programs import SWIZZLED, in_smem, kernel
 BLOCK = 512
 
 
-def line(i):
-    return i * BLOCK + jnp.arange(BLOCK)
-
-
 def widths(make, *args):
     """Returns the widths of the loads and stores, in elements."""
     (report,) = plgpu.offline.lower(make(None), *args)
@@ -37,21 +33,29 @@ def widths(make, *args):
     return found
 
 
-def masked(n, shift=0):
+def masked(n):
     def body(x, o):
-        offsets = line(lax.axis_index("i")) + shift
+        offsets = lax.axis_index("i") * BLOCK + jnp.arange(BLOCK)
         mask = offsets < n
         value = plgpu.load(x, offsets, mask=mask, other=0.0)
         plgpu.store(o, offsets, 2 * value, mask=mask)
 
-    return kernel(body, (n,), grid=(-(-n // BLOCK),), grid_names=("i",))
+    return kernel(body, (n,), grid={"i": -(-n // BLOCK)})
+
+
+def moves(make, args, expected, wanted):
+    """What a kernel gives everywhere, and the widths of its accesses."""
+    check(make, args, expected)
+    assert widths(make, *args) == wanted
 
 
 @pytest.mark.parametrize(("n", "width"), [(1000, 4), (1002, 2), (1001, 1)])
 def test_a_mask_leaves_wide_what_it_does_not_cut(n, width):
     x = np.arange(n, dtype=np.float32)
-    check(masked(n), [x], 2 * x)
-    assert widths(masked(n), x) == {width}
+    moves(masked(n), [x], 2 * x, {width})
+
+
+X = np.arange(2 * BLOCK, dtype=np.float32)
 
 
 @pytest.mark.parametrize(("start", "width"), [(4, 4), (2, 2), (1, 1)])
@@ -60,10 +64,7 @@ def test_a_start_that_is_not_aligned_is_not_wide(start, width):
         i = jnp.arange(BLOCK)
         o[i] = x[i + start]
 
-    x = np.arange(2 * BLOCK, dtype=np.float32)
-    make = kernel(body, (BLOCK,))
-    check(make, [x], x[start : start + BLOCK])
-    assert widths(make, x) == {width, 4}
+    moves(kernel(body, (BLOCK,)), [X], X[start : start + BLOCK], {width, 4})
 
 
 def test_rows_and_columns():
@@ -74,10 +75,8 @@ def test_rows_and_columns():
         value = plgpu.load(x, (rows, columns), mask=mask, other=0.0)
         plgpu.store(o, (rows, columns), value, mask=mask)
 
-    make = kernel(body, (24, 60), grid=(2,), grid_names=("i",))
     x = np.arange(24 * 60, dtype=np.float32).reshape(24, 60)
-    check(make, [x], x)
-    assert widths(make, x) == {4}
+    moves(kernel(body, (24, 60), grid={"i": 2}), [x], x, {4})
 
 
 def test_rows_that_an_array_names():
@@ -86,11 +85,10 @@ def test_rows_that_an_array_names():
         part = index[...][:, None], columns[None]
         o[...] = plgpu.load(x, part, mask=(columns < 60)[None], other=-1.0)
 
-    make = kernel(body, (16, 64))
     x = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
     index = np.arange(16, dtype=np.int32)[::-1] * 2
-    check(make, [x, index], np.where(np.arange(64) < 60, x[index], -1))
-    assert widths(make, x, index) == {4}
+    expected = np.where(np.arange(64) < 60, x[index], -1)
+    moves(kernel(body, (16, 64)), [x, index], expected, {4})
 
 
 def test_ranges_of_a_loop_that_adds_a_block():
@@ -104,11 +102,9 @@ def test_ranges_of_a_loop_that_adds_a_block():
         start = jnp.arange(BLOCK), jnp.zeros(BLOCK, jnp.float32)
         o[...] = lax.fori_loop(0, 3, step, start)[1]
 
-    make = kernel(body, (BLOCK,))
     x = np.arange(1400, dtype=np.float32)
     expected = np.pad(x, (0, 136)).reshape(3, BLOCK).sum(0)
-    check(make, [x], expected)
-    assert widths(make, x) == {4}
+    moves(kernel(body, (BLOCK,)), [x], expected, {4})
 
 
 @pytest.mark.parametrize("carries", [3, 9])
@@ -123,26 +119,19 @@ def test_what_a_loop_passes_through_many_carries(carries):
         starts = tuple(jnp.int32(4) for _ in range(carries))
         lax.fori_loop(0, carries + 1, step, starts)
 
-    make = kernel(body, (carries + 1, BLOCK))
-    x = np.arange(2 * BLOCK, dtype=np.float32)
-    expected = np.stack([x[s : s + BLOCK] for s in (*[4] * carries, 3)])
-    check(make, [x], expected)
-    assert widths(make, x) == {1, 4}
+    expected = np.stack([X[s : s + BLOCK] for s in (*[4] * carries, 3)])
+    moves(kernel(body, expected.shape), [X], expected, {1, 4})
 
 
 def test_a_function_that_is_called_with_different_starts():
-    @jax.jit
-    def part(x, start):
-        return x[start + jnp.arange(BLOCK)]
+    part = jax.jit(lambda x, start: x[start + jnp.arange(BLOCK)])
 
     def body(x, o):
         o[0] = part(x, 4)
         o[1] = part(x, 3)
 
-    make = kernel(body, (2, BLOCK))
-    x = np.arange(2 * BLOCK, dtype=np.float32)
-    check(make, [x], np.stack([x[4:][:BLOCK], x[3:][:BLOCK]]))
-    assert widths(make, x) == {1, 4}
+    expected = np.stack([X[4:][:BLOCK], X[3:][:BLOCK]])
+    moves(kernel(body, expected.shape), [X], expected, {1, 4})
 
 
 @pytest.mark.parametrize("transforms", [(), SWIZZLED], ids=["plain", "tiled"])

@@ -74,13 +74,10 @@ def nearly_full(move, shape, dtype, left_bytes, warpgroups=1):
         index = lax.axis_index("wg") if warpgroups > 1 else 0
         o[index] = move(x[...])
 
-    threads = {"num_threads": warpgroups, "thread_name": "wg"} if warpgroups > 1 else {}
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((warpgroups, *out.shape), out.dtype),
-        scratch_types=[plgpu.SMEM((SMEM_BYTES - left_bytes,), jnp.int8)],
-        **threads,
-    )
+    threads = {"threads": {"wg": warpgroups}} if warpgroups > 1 else {}
+    result = jax.ShapeDtypeStruct((warpgroups, *out.shape), out.dtype)
+    filling = plgpu.SMEM((SMEM_BYTES - left_bytes,), jnp.int8)
+    return everywhere.kernel(body, result, filling, **threads)()
 
 
 @EXAMPLES

@@ -21,27 +21,24 @@ def numbers(*shape: int, dtype=np.float32) -> np.ndarray:
     return RNG.integers(-4, 5, shape).astype(dtype)
 
 
-def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved():
-    row, x = numbers(64), numbers(64, 64)
-
-    def body(row_ref, x_ref, o_ref, moved_ref):
-        repeated = jnp.broadcast_to(row_ref[...][:, None], (64, 64))
-        o_ref[...] = repeated + plgpu.load(x_ref, layout=plgpu.Layout.WGMMA)
-        moved_ref[...] = plgpu.layout_cast(repeated, plgpu.Layout.WGMMA_TRANSPOSED)
-
-    repeated = np.broadcast_to(row[:, None], (64, 64))
-    check(body, [row, x], (repeated + x, repeated))
+ROW, X, HALVES = numbers(64), numbers(64, 64), numbers(16, 16, dtype=np.float16)
+REPEATED = np.broadcast_to(ROW[:, None], (64, 64))
 
 
-def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():
-    x = numbers(16, 16, dtype=np.float16)
+@everywhere.tests(check, [ROW, X], (REPEATED + X, REPEATED))
+def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved(
+    row_ref, x_ref, o_ref, moved_ref
+):
+    repeated = jnp.broadcast_to(row_ref[...][:, None], (64, 64))
+    o_ref[...] = repeated + plgpu.load(x_ref, layout=plgpu.Layout.WGMMA)
+    moved_ref[...] = plgpu.layout_cast(repeated, plgpu.Layout.WGMMA_TRANSPOSED)
 
-    def body(x_ref, o_ref, array):
-        array[0, 127] = x_ref[0, 0]  # an array that is accessed so has no tiles
-        array[:16, :16] = x_ref[...]
-        o_ref[...] = plgpu.load(array.at[:16, :16], optimized=False)
 
-    check(body, [x], x, plgpu.SMEM((128, 128), jnp.float16))
+@everywhere.tests(check, [HALVES], HALVES, plgpu.SMEM((128, 128), jnp.float16))
+def test_a_store_has_the_bank_conflicts_that_no_layout_avoids(x_ref, o_ref, array):
+    array[0, 127] = x_ref[0, 0]  # an array that is accessed so has no tiles
+    array[:16, :16] = x_ref[...]
+    o_ref[...] = plgpu.load(array.at[:16, :16], optimized=False)
 
 
 def test_a_tiled_array_that_no_wgmma_layout_covers_is_stored_without_conflicts(

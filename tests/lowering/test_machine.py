@@ -23,6 +23,7 @@ from pallas_gpu.lowering import machine
 from pallas_gpu.lowering.launch import NVIDIA
 from pallas_gpu.mosaic.module import make_context
 from pallas_gpu.mosaic.program import passes
+from tests.support.refusal import refused
 
 F32 = jax.ShapeDtypeStruct((1,), jnp.float32)
 
@@ -184,25 +185,27 @@ def test_a_second_machine_lowers_through_the_stages(abacus):
     assert texts["mlir"] == text
 
 
+@refused
 def test_the_planner_of_a_second_machine_keeps_to_its_budget(abacus):
     f, args = kernel(lambda x, y, z, o: o.__setitem__(0, x[0]), inputs=3)
-    with pytest.raises(errors.OutOfResources, match="needs more words than abacus3"):
-        offline.lower(f, *args, target=abacus)
+    offline.lower(f, *args, target=abacus)
 
 
+@refused
 def test_a_second_machine_refuses_what_it_has_no_rule_for(abacus):
-    f, args = kernel(lambda x, y, o: o.__setitem__(0, jnp.sin(x[0])))
-    with pytest.raises(errors.UnsupportedError, match="an abacus has no sin") as info:
-        offline.lower(f, *args, target=abacus)
-    assert "test_machine.py" in info.value.where
+    def body(x, y, o):
+        o[0] = jnp.sin(x[0])  # HERE
+
+    f, args = kernel(body)
+    offline.lower(f, *args, target=abacus)
 
 
+@refused
 def test_a_target_of_no_machine_is_refused():
     f, args = kernel(sum_of_words)
-    with pytest.raises(errors.TargetError, match="no machine compiles for abacus3"):
-        offline.lower(f, *args, target=AbacusTarget("abacus3", words=3))
+    offline.lower(f, *args, target=AbacusTarget("abacus3", words=3))
 
 
+@refused
 def test_two_machines_of_one_name_are_refused(abacus):
-    with pytest.raises(errors.InternalError, match="two machines named 'abacus'"):
-        machine.register_machine(Abacus())
+    machine.register_machine(Abacus())

@@ -9,10 +9,11 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
-from pallas_gpu import errors, types
+from pallas_gpu import types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering import memrefs
 from tests.support.inference_bodies import Body
+from tests.support.refusal import refused
 
 
 @pytest.fixture
@@ -77,20 +78,20 @@ def test_a_dynamic_start_keeps_its_value_and_what_is_known_of_it(b):
     assert part.window.multiples == (64, 128)
 
 
+@refused
 def test_a_subview_that_records_nothing_is_a_bug_of_ours(b):
     array = b.gmem((64, 64), "f32")
     part = memrefs.subview(array, Window.whole((64, 64)).slice((0, 0), (32, 64)))
     del part.owner.attributes["pallas_gpu.window"]
-    with pytest.raises(errors.InternalError, match="does not identify its part"):
-        memrefs.resolve(part)
+    memrefs.resolve(part)
 
 
+@refused
 def test_a_part_of_a_part_is_a_bug_of_ours(b):
     window = Window.whole((64, 64)).slice((0, 0), (32, 64))
     part = memrefs.subview(b.gmem((64, 64), "f32"), window)
     again = Window.whole((32, 64)).slice((0, 0), (16, 64))
-    with pytest.raises(errors.InternalError, match="does not identify its part"):
-        memrefs.resolve(memrefs.subview(part, again))
+    memrefs.resolve(memrefs.subview(part, again))
 
 
 def test_what_is_no_array_of_ours_has_no_part(b):

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels that cannot be lowered: each error says all it has to say, and where."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support.refusal import refused
+from tests.support.refusal import in_each, refused, refused_by
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -23,54 +25,37 @@ def lower(body, semantics, x=X, **options):
     return plgpu.offline.lower(under(semantics, kernel), x)
 
 
-@pytest.mark.parametrize("semantics", BOTH)
+by_both = functools.partial(refused_by, in_each(lower, semantics=BOTH))
+
+
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
-@refused
-def test_exponents_are_not_reduced(semantics, axes):
-    def body(x, o):
-        o[...] = jnp.broadcast_to(lax.reduce_max(x[...], axes), x.shape)  # HERE
-
-    lower(body, semantics, EXPONENTS)
+@by_both(x=EXPONENTS)
+def test_exponents_are_not_reduced(x, o, *, axes):
+    o[...] = jnp.broadcast_to(lax.reduce_max(x[...], axes), x.shape)  # HERE
 
 
-@pytest.mark.parametrize("semantics", BOTH)
-@refused
-def test_a_loops_array_is_no_splat(semantics):
-    def body(x, o):
-        def step(_, value):
-            return plgpu.layout_cast(value, plgpu.Layout.WG_SPLAT)  # HERE
+@by_both()
+def test_a_loops_array_is_no_splat(x, o):
+    def step(_, value):
+        return plgpu.layout_cast(value, plgpu.Layout.WG_SPLAT)  # HERE
 
-        o[...] = lax.fori_loop(0, 3, step, jnp.zeros(x.shape))
-
-    lower(body, semantics)
+    o[...] = lax.fori_loop(0, 3, step, jnp.zeros(x.shape))
 
 
-@pytest.mark.parametrize("semantics", BOTH)
-@refused
-def test_a_reversal_without_scratch(semantics):
-    def body(x, o):
-        o[...] = jnp.flip(x[...])  # HERE
-
-    lower(body, semantics, compiler_params=NO_SCRATCH)
+@by_both(compiler_params=NO_SCRATCH)
+def test_a_reversal_without_scratch(x, o):
+    o[...] = jnp.flip(x[...])  # HERE
 
 
-@pytest.mark.parametrize("semantics", BOTH)
-@refused
-def test_a_relayout_without_scratch(semantics):
-    def body(x, o):
-        strided = plgpu.layout_cast(x[...], STRIDED)
-        o[...] = plgpu.layout_cast(strided, plgpu.Layout.WGMMA)  # HERE
-
-    lower(body, semantics, compiler_params=NO_SCRATCH)
+@by_both(compiler_params=NO_SCRATCH)
+def test_a_relayout_without_scratch(x, o):
+    strided = plgpu.layout_cast(x[...], STRIDED)
+    o[...] = plgpu.layout_cast(strided, plgpu.Layout.WGMMA)  # HERE
 
 
-@pytest.mark.parametrize("semantics", BOTH)
-@refused
-def test_a_reduction_without_scratch(semantics):
-    def body(x, o):
-        o[...] = x[...] + x[...].sum()  # HERE
-
-    lower(body, semantics, compiler_params=NO_SCRATCH)
+@by_both(compiler_params=NO_SCRATCH)
+def test_a_reduction_without_scratch(x, o):
+    o[...] = x[...] + x[...].sum()  # HERE
 
 
 def fills_smem(left_bytes):
@@ -94,10 +79,6 @@ def test_warpgroup_needs_none():
     assert report.mlir
 
 
-@pytest.mark.parametrize("semantics", BOTH)
-@refused
-def test_a_layout_that_does_not_fit_the_shape(semantics):
-    def body(x, o):
-        o[:60] = plgpu.layout_cast(x[:60], plgpu.Layout.WGMMA)  # HERE
-
-    lower(body, semantics)
+@by_both()
+def test_a_layout_that_does_not_fit_the_shape(x, o):
+    o[:60] = plgpu.layout_cast(x[:60], plgpu.Layout.WGMMA)  # HERE

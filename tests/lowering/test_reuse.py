@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,14 +22,10 @@ from tests.support.semantics import BOTH, under
 F32 = jnp.float32
 TILE = plgpu.SMEM((64, 128), F32)
 X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
-TWO = {"num_threads": 2, "thread_name": "wg"}
+TWO = {"threads": {"wg": 2}}
 
 
-def of(body, **options):
-    """Returns `make` for a kernel of two results."""
-    out = jax.ShapeDtypeStruct((64, 128), F32)
-
-    return everywhere.kernel(body, (out, out), **options)
+of = functools.partial(everywhere.kernel, out=(X, X))
 
 
 def load(x, tile, barrier):

@@ -18,6 +18,8 @@ TILE = plgpu.SMEM((64, 128), jnp.float32)
 POSITIONS = jax.ShapeDtypeStruct((4, 128), jnp.float32)
 GRID = {"grid": (4,), "grid_names": ("i",)}
 SCRATCH = {"scratch_types": [TILE]}
+AND_POSITIONS = {"out_type": (OUT, POSITIONS)}
+UNION = plgpu.RefUnion(TILE, TILE)
 
 
 def found(kernel) -> list[str]:
@@ -77,18 +79,18 @@ OVERWRITTEN = "all CTAs store the same elements of result 0"
 
 
 @pytest.mark.parametrize(
-    ("body", "out", "options", "text"),
+    ("body", "options", "text"),
     [
-        (renames, OUT, {}, NOTHING),
-        (stores_to_the_other, (OUT, OUT), {}, NOTHING),
-        (reads_scratch, OUT, SCRATCH, "SMEM float32[64, 128]"),
-        (sums_rows, OUT, GRID, OVERWRITTEN),
-        (fetches_rows, OUT, GRID | SCRATCH, OVERWRITTEN),
-        (calls_a_function_with_the_position, (OUT, POSITIONS), GRID, OVERWRITTEN),
+        (renames, {}, NOTHING),
+        (stores_to_the_other, {"out_type": (OUT, OUT)}, NOTHING),
+        (reads_scratch, SCRATCH, "SMEM float32[64, 128]"),
+        (sums_rows, GRID, OVERWRITTEN),
+        (fetches_rows, GRID | SCRATCH, OVERWRITTEN),
+        (calls_a_function_with_the_position, GRID | AND_POSITIONS, OVERWRITTEN),
     ],
 )
-def test_a_result_that_stays_undefined(body, out, options, text):
-    kernel = plgpu.kernel(body, out_type=out, **options)
+def test_a_result_that_stays_undefined(body, options, text):
+    kernel = plgpu.kernel(body, **{"out_type": OUT, **options})
     assert found(kernel) == [f"kernel {body.__name__}: {text}"]
 
 
@@ -178,35 +180,30 @@ def stores_to_the_other_member_of_a_union(x, o, both):
 
 
 @pytest.mark.parametrize(
-    ("body", "out", "options"),
+    ("body", "options"),
     [
-        (stores_in_a_branch, OUT, {}),
-        (stores_in_a_loop, OUT, {}),
-        (stores_in_a_function, OUT, {}),
-        (stores_in_a_scope, OUT, {}),
-        (stores_in_two_scopes, OUT, {}),
-        (adds_atomically, OUT, {}),
+        (stores_in_a_branch, {}),
+        (stores_in_a_loop, {}),
+        (stores_in_a_function, {}),
+        (stores_in_a_scope, {}),
+        (stores_in_two_scopes, {}),
+        (adds_atomically, {}),
         # All CTAs store the same values.
-        (copies, OUT, GRID),
-        (copies_by_tma, OUT, GRID | SCRATCH),
-        (fills, OUT, GRID),
-        (calls_a_function_elsewhere_with_the_position, (OUT, POSITIONS), GRID),
+        (copies, GRID),
+        (copies_by_tma, GRID | SCRATCH),
+        (fills, GRID),
+        (calls_a_function_elsewhere_with_the_position, GRID | AND_POSITIONS),
         (
             reads_a_position_on_an_axis_of_one_cta,
-            OUT,
             {"grid": (4, 1), "grid_names": ("i", "j")},
         ),
-        (stores_in_one_cta, OUT, GRID),
-        (copies_in_one_cta, OUT, GRID | SCRATCH),
-        (
-            stores_to_the_other_member_of_a_union,
-            OUT,
-            {"scratch_types": [plgpu.RefUnion(TILE, TILE)]},
-        ),
+        (stores_in_one_cta, GRID),
+        (copies_in_one_cta, GRID | SCRATCH),
+        (stores_to_the_other_member_of_a_union, {"scratch_types": [UNION]}),
     ],
 )
-def test_no_warning_where_a_result_may_be_defined(body, out, options):
-    assert found(plgpu.kernel(body, out_type=out, **options)) == []
+def test_no_warning_where_a_result_may_be_defined(body, options):
+    assert found(plgpu.kernel(body, **{"out_type": OUT, **options})) == []
 
 
 def test_no_warning_where_a_result_is_an_argument_too():

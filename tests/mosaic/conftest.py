@@ -5,62 +5,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import jax
-import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic.gmem import GmemView
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime import serialize
 from tests.support import card
 from tests.support.everywhere import has_gpu
-from tests.support.finished import finished
+from tests.support.finished import emitted
+from tests.support.finished import typed as typed_of
 from tests.support.lockstep import machine as lockstep
-
-Emit = Callable[..., None]  # (builder, one GMEM view per operand and result)
-
-
-def array_type(array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
-def emit_kernel(emit: Emit, operands: Sequence, results: Sequence, **spec) -> ir.Module:
-    types = [*operands, *results]
-    launch = LaunchSpec("kernel", num_buffers=len(types), **spec)
-    with KernelBuilder(launch) as kb:
-        views = [
-            GmemView.whole(kb.buffers[i], i, t.shape, np.dtype(t.dtype))
-            for i, t in enumerate(types)
-        ]
-        emit(kb, *views)
-    return finished(kb)
+from tests.support.programs import Program
 
 
 @pytest.fixture
 def build() -> Callable[..., ir.Module]:
     """The finished module of a body."""
-
-    def run(emit: Emit, operands: Sequence = (), results: Sequence = (), **spec):
-        return emit_kernel(emit, operands, results, **spec)
-
-    return run
+    return emitted
 
 
 @pytest.fixture
 def compile_kernel() -> Callable[..., offline.CompiledModule]:
     """The compiled form of a body, made without a GPU."""
 
-    def run(emit: Emit, operands: Sequence = (), results: Sequence = (), **spec):
-        module = emit_kernel(emit, operands, results, **spec)
+    def run(emit, operands: Sequence = (), results: Sequence = (), **spec):
         return offline.compile_module(
-            serialize.serialize(module),
+            serialize.serialize(emitted(emit, operands, results, **spec)),
             name="kernel",
             target="sm_90a",
-            operand_avals=[array_type(x) for x in operands],
-            result_avals=[array_type(x) for x in results],
+            operand_avals=[typed_of(x.shape, x.dtype) for x in operands],
+            result_avals=[typed_of(x.shape, x.dtype) for x in results],
             smem_bytes=spec.get("smem_bytes", 0),
             num_barriers=0,
             threads=spec.get("threads", 128),
@@ -75,23 +50,29 @@ def run_kernel() -> Callable[..., list[np.ndarray]]:
     if not has_gpu():
         return lockstep.run
 
-    def run(emit: Emit, operands: Sequence, results: Sequence, **spec):
-        return card.run_module(
-            emit_kernel(emit, operands, results, **spec), operands, results
-        )
+    def run(emit, operands: Sequence, results: Sequence, **spec):
+        module = emitted(emit, operands, results, **spec)
+        return card.run_module(module, operands, results)
 
     return run
 
 
-def shape_of(shape: Sequence[int], dtype) -> jax.ShapeDtypeStruct:
-    with jax.enable_x64(True):
-        return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+@pytest.fixture
+def computes(run_kernel) -> Callable[[Program], None]:
+    """Runs a program, which has to give what it should."""
+
+    def check(program: Program) -> None:
+        spec = {"smem_bytes": program.smem_bytes}
+        arrays = program.operands, program.expected
+        assert program.is_right(run_kernel(program.emit, *arrays, **spec))
+
+    return check
 
 
 @pytest.fixture
 def typed():
     """Shape and dtype of an operand or result."""
-    return shape_of
+    return typed_of
 
 
 @pytest.fixture
@@ -114,6 +95,3 @@ def sample(rng: np.random.Generator):
         return rng.permutation(flat).reshape(shape)
 
     return make
-
-
-BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import addressing, gmem, registers
@@ -36,37 +37,26 @@ def test_sums_and_exclusive_ors_of_every_thread(run_kernel, typed):
         assert (out[i, 1] == np.bitwise_xor.reduce(terms, axis=1)).all()
 
 
-def operations(build, typed, function, columns) -> int:
+@pytest.mark.parametrize(
+    ("function", "columns", "count"),
+    [
+        # A row, of a stride that is a power of two and of another one.
+        (addressing.thread_sum, tuple(16 << b for b in range(7)), 1),
+        (addressing.thread_sum, tuple(12 << b for b in range(7)), 1),
+        # Rows at bits 7 to 9, swizzled into bits 4 to 6: the same bits, shifted twice.
+        (addressing.thread_xor, (0, 0, 128 + 16, 256 + 32, 512 + 64, 0, 0), 3),
+        # The lanes' 16-byte chunks lie where the rows are swizzled to.
+        (addressing.thread_xor, (16, 32, 128 + 16, 256 + 32, 512 + 64, 0, 0), 7),
+        (addressing.thread_sum, (0,) * 7, 0),
+    ],
+    ids=["row", "other stride", "swizzled", "overlapping", "no bits"],
+)
+def test_sums_take_few_operations(build, typed, function, columns, count):
     def body(kb, out):
         gmem.store_scalar(out.slice((0,), (None,)), function(columns))
 
     text = str(build(body, [typed((1,), np.int32)]))
     names = ("andi", "ori", "xori", "addi", "muli", "shli", "shrui")
     found = sum(text.count(f"arith.{name}") for name in names)
-    return found - 2  # the prologue's own: elected, and the warp's number
-
-
-def test_a_plain_row_takes_one_shift(build, typed):
-    columns = tuple(16 << b for b in range(7))
-    assert operations(build, typed, addressing.thread_sum, columns) == 1
-
-
-def test_a_stride_that_is_no_power_of_two_takes_one_product(build, typed):
-    columns = tuple(12 << b for b in range(7))
-    assert operations(build, typed, addressing.thread_sum, columns) == 1
-
-
-def test_a_swizzled_row_takes_one_product(build, typed):
-    # Rows at bits 7 to 9, swizzled into bits 4 to 6: the same bits, shifted twice.
-    columns = (0, 0, 128 + 16, 256 + 32, 512 + 64, 0, 0)
-    assert operations(build, typed, addressing.thread_xor, columns) == 3
-
-
-def test_columns_that_overlap_are_joined_by_exclusive_or(build, typed):
-    # The lanes' 16-byte chunks lie where the rows are swizzled to.
-    columns = (16, 32, 128 + 16, 256 + 32, 512 + 64, 0, 0)
-    assert operations(build, typed, addressing.thread_xor, columns) == 7
-
-
-def test_no_bits_need_no_code(build, typed):
-    assert operations(build, typed, addressing.thread_sum, (0,) * 7) == 0
+    # The prologue has two: elected, and the warp's number.
+    assert found == count + 2

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import addressing, cluster, gmem, mbarrier, registers, smem, tma
-from pallas_gpu.mosaic.smem import SmemView
+from tests.support import everywhere
+from tests.support.finished import emitted, smem_view
+from tests.support.refusal import refused_by
 
 I32 = np.dtype(np.int32)
 
@@ -52,17 +53,14 @@ def test_a_block_knows_its_rank_and_its_groups(run_kernel, typed):
     assert (last == 2 + x).all()
 
 
-# (tile, dtype, tiling, swizzle)
-TILE = (128, 64), "float16", (8, 64), 128
+TILE = (128, 64)
 
 
-def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
+def multicast_copy(sizes, axes):
     """Each block gets its group's tile by multicast and stores it to its own place."""
-    dtype = np.dtype(dtype)
 
     def body(kb, x, out):
-        layout = SmemLayout(tile, 8 * dtype.itemsize, tiling, swizzle)
-        view = SmemView.whole(kb.smem_pointer(1024), layout, dtype)
+        view = smem_view(kb, 1024, TILE, "float16", (8, 64))
         barrier = kb.smem_pointer(0)
         mbarrier.init(barrier, 1)
         kb.sync_after_init()
@@ -71,12 +69,10 @@ def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
         # Blocks of a group copy the tile that has the number of the group's first.
         cluster_start = arith.subi(block, cluster.rank())
         number = arith.addi(cluster_start, blocks.ranks[0])
-        whole = (None, *tile)
-        zeros = (0,) * len(tile)
-        source = x.slice((number, *zeros), whole)
+        source = x.slice((number, 0, 0), (None, *TILE))
         tma.copy_gmem_to_smem(kb, source, view, barrier, multicast=blocks)
         mbarrier.wait(barrier, kb.i32(0))
-        tma.copy_smem_to_gmem(kb, view, out.slice((block, *zeros), whole))
+        tma.copy_smem_to_gmem(kb, view, out.slice((block, 0, 0), (None, *TILE)))
         tma.wait_group(0)
         kb.sync_before_exit()
 
@@ -86,7 +82,7 @@ def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
 @pytest.mark.offline
 def test_a_multicast_copy_names_its_blocks(compile_kernel, typed):
     x = typed((4, 128, 64), np.float16)
-    body = multicast_copy(*TILE, (2,), (0,))
+    body = multicast_copy((2,), (0,))
     spec = {"grid": (4, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
     ptx = compile_kernel(body, [x], [x], **spec).ptx
     copies = ptx.count("complete_tx::bytes.multicast::cluster")
@@ -127,24 +123,20 @@ def test_without_a_cluster_the_rank_is_zero(build):
 
 def test_a_group_of_one_copies_without_multicast(build, typed):
     x = typed((8, 128, 64), np.float16)
-    body = multicast_copy(*TILE, (2, 1), (1,))
+    body = multicast_copy((2, 1), (1,))
     spec = {"grid": (8, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
     assert "multicast_mask" not in str(build(body, [x], [x], **spec))
 
 
-def test_the_axes_are_those_of_the_launch(build):
-    spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
-    with pytest.raises(errors.ArgumentError, match="do not match"):
-        build(lambda kb: cluster.group((4,), (0,)), **spec)
-    with pytest.raises(errors.ArgumentError, match="Invalid axes"):
-        build(lambda kb: cluster.group((2,), (1,)), **spec)
+@pytest.mark.parametrize(("sizes", "axes"), [((4,), (0,)), ((2,), (1,))], ids=str)
+@refused_by(emitted, grid=(2, 1, 1), cluster=(2, 1, 1))
+def test_the_axes_are_those_of_the_launch(kb, *, sizes, axes):
+    cluster.group(sizes, axes)
 
 
-def test_smem_of_a_neighbour_has_the_cluster_address_space(build):
-    def body(kb):
-        remote = addressing.map_shared(kb.smem_pointer(0), kb.i32(1))
-        assert str(remote.type) == "!llvm.ptr<7>"
-        with smem.predicated(kb.threads.elected):
-            cluster.emit_arrive_remote(remote)
-
-    build(body, grid=(2, 1, 1), cluster=(2, 1, 1), smem_bytes=1024)
+@everywhere.tests(emitted, grid=(2, 1, 1), cluster=(2, 1, 1), smem_bytes=1024)
+def test_smem_of_a_neighbour_has_the_cluster_address_space(kb):
+    remote = addressing.map_shared(kb.smem_pointer(0), kb.i32(1))
+    assert str(remote.type) == "!llvm.ptr<7>"
+    with smem.predicated(kb.threads.elected):
+        cluster.emit_arrive_remote(remote)

@@ -7,15 +7,9 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from pallas_gpu import errors
-from pallas_gpu.layouts import (
-    Layout,
-    TiledLayout,
-    Tiling,
-    TmemLayout,
-    WGStridedLayout,
-)
+from pallas_gpu.layouts import Layout, Tiling, TmemLayout, WGStridedLayout
 from pallas_gpu.mosaic import dialect, module
+from tests.support.refusal import refused
 
 _PARAMETERS = {
     "TILED": (Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1),
@@ -51,13 +45,6 @@ def test_a_layout_of_the_catalogue_is_the_same_after_a_round_trip(context, name)
     assert dialect.from_attribute(ir.Attribute.parse(str(attribute))) == layout
 
 
-@pytest.mark.parametrize("layout", [Layout.WGMMA, Layout.WGMMA_ROW, Layout.TMA_INDICES])
-def test_reduced_and_replicated_layouts_are_kept_as_they_are(context, layout):
-    tiled = layout.to_layout()
-    assert isinstance(tiled, TiledLayout)
-    assert dialect.from_attribute(dialect.to_attribute(tiled)) == tiled
-
-
 @pytest.mark.parametrize(
     "layout", [Layout.WGMMA.to_layout(), WGStridedLayout((64, 64), 2)]
 )
@@ -73,9 +60,9 @@ def test_the_verifier_of_layout_cast_takes_the_attribute(context, layout):
     assert dialect.from_attribute(cast.owner.attributes["new_layout"]) == layout
 
 
+@refused
 def test_an_attribute_of_another_kind_is_our_bug(context):
-    with pytest.raises(errors.InternalError, match="Not an attribute of a register"):
-        dialect.from_attribute(ir.StringAttr.get("WGMMA"))
+    dialect.from_attribute(ir.StringAttr.get("WGMMA"))
 
 
 @pytest.mark.parametrize(
@@ -85,16 +72,13 @@ def test_transforms_are_the_same_after_a_round_trip(context, tiling, swizzle):
     attributes = dialect.transforms_to_attributes(tiling, swizzle)
     array = ir.ArrayAttr.get(attributes)
     assert dialect.transforms_from_attribute(array) == (tiling, swizzle)
-
-
-def test_no_transforms_mean_no_tiling_and_no_swizzle(context):
     assert dialect.transforms_from_attribute(ir.ArrayAttr.get([])) == (None, 16)
 
 
+@refused
 def test_two_tilings_are_our_bug(context):
     twice = dialect.transforms_to_attributes((8, 64), 128) * 2
-    with pytest.raises(errors.InternalError, match="more than a tiling and a swizzle"):
-        dialect.transforms_from_attribute(ir.ArrayAttr.get(twice))
+    dialect.transforms_from_attribute(ir.ArrayAttr.get(twice))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +98,7 @@ def test_layouts_of_tmem_are_kept(context, layout):
     assert dialect.tmem_from_attribute(attribute) == layout
 
 
+@refused
 def test_strided_layouts_are_none_of_tmem(context):
-    attribute = dialect.to_attribute(WGStridedLayout((128, 64), 2))
-    with pytest.raises(errors.InternalError, match="layout in TMEM"):
-        dialect.tmem_from_attribute(attribute)
+    layout = WGStridedLayout((128, 64), 2)
+    dialect.tmem_from_attribute(dialect.to_attribute(layout))

@@ -12,24 +12,18 @@ from pallas_gpu import errors
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import gmem, mbarrier, module, registers
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+from tests.support import everywhere
+from tests.support.finished import emitted, typed
 from tests.support.refusal import refused
 
 
-def nothing(kb, *views):
-    pass
-
-
 def test_the_host_function_launches_the_grid(build):
-    text = str(build(nothing, grid=(4, 2, 1), threads=256, smem_bytes=512))
+    text = str(build(lambda kb: None, grid=(4, 2, 1), threads=256, smem_bytes=512))
     assert "func.func @kernel_mosaic_gpu(%arg0: !llvm.ptr, %arg1: !llvm.ptr)" in text
     assert "llvm.emit_c_interface" in text
     assert "mosaic_gpu.arch_major = 9 : i32" in text
     assert "dynamic_shared_memory_size %c512_i32" in text
     assert "gpu.launch async" in text
-
-
-def test_equal_kernels_have_equal_text(build):
-    assert str(build(nothing)) == str(build(nothing))
 
 
 def test_a_cluster_adds_its_extents(build):
@@ -47,36 +41,30 @@ def test_without_a_cluster_the_block_meets_after_init(build):
     assert "nvvm.barrier" in text
 
 
-def test_constants_are_emitted_once(build, typed):
-    def body(kb, out):
-        value = kb.i32(7)
-        assert kb.i32(7) is value
-        gmem.store_scalar(out.slice((0,), (None,)), arith.addi(value, kb.i32(7)))
-
-    build(body, [typed((1,), np.int32)])
+@everywhere.tests(emitted, [typed((1,), np.int32)])
+def test_constants_are_emitted_once(kb, out):
+    value = kb.i32(7)
+    assert kb.i32(7) is value
+    gmem.store_scalar(out.slice((0,), (None,)), arith.addi(value, kb.i32(7)))
 
 
-def test_hoisted_values_dominate_the_whole_body(build, typed):
-    def body(kb, out):
-        with gmem.predicated(kb.threads.elected):
-            kb.hoisted("late", lambda: arith.addi(kb.threads.lane, kb.i32(41)))
-        late = kb.hoisted("late", lambda: pytest.fail("emitted twice"))
-        gmem.store_scalar(out.slice((0,), (None,)), late)
-
-    build(body, [typed((1,), np.int32)])
+@everywhere.tests(emitted, [typed((1,), np.int32)])
+def test_hoisted_values_dominate_the_whole_body(kb, out):
+    with gmem.predicated(kb.threads.elected):
+        kb.hoisted("late", lambda: arith.addi(kb.threads.lane, kb.i32(41)))
+    late = kb.hoisted("late", lambda: pytest.fail("emitted twice"))
+    gmem.store_scalar(out.slice((0,), (None,)), late)
 
 
-def test_grid_axes_of_one_block_need_no_id(build):
-    def body(kb):
-        _, y, z = kb.threads.block_id
-        assert y == z
-
-    build(body, grid=(8, 1, 1))
+@everywhere.tests(emitted, grid=(8, 1, 1))
+def test_grid_axes_of_one_block_need_no_id(kb):
+    _, y, z = kb.threads.block_id
+    assert y == z
 
 
+@refused
 def test_threads_come_in_whole_warpgroups():
-    with pytest.raises(errors.ArgumentError, match="multiple of 128"):
-        LaunchSpec("kernel", threads=96)
+    LaunchSpec("kernel", threads=96)
 
 
 @refused
@@ -84,9 +72,9 @@ def test_the_grid_consists_of_whole_clusters():
     LaunchSpec("kernel", grid=(2, 3, 1), cluster=(1, 2, 1))
 
 
+@refused
 def test_emitters_need_an_open_builder():
-    with pytest.raises(errors.InternalError, match="No KernelBuilder is open"):
-        module.current()
+    module.current()
 
 
 def test_a_failing_body_closes_the_builder():
@@ -109,7 +97,7 @@ def test_invalid_operations_become_compilation_errors():
         kernel.finish()
 
 
-def test_threads_know_who_they_are(run_kernel, typed):
+def test_threads_know_who_they_are(run_kernel):
     def body(kb, warps, groups, lanes):
         layout = place(registers.WGStridedLayout((128,), 1), (128,))
         ids = kb.threads
@@ -127,7 +115,7 @@ def test_threads_know_who_they_are(run_kernel, typed):
     assert (groups == np.arange(3)[:, None]).all()
 
 
-def test_one_thread_of_each_warpgroup_is_elected(run_kernel, typed):
+def test_one_thread_of_each_warpgroup_is_elected(run_kernel):
     def body(kb, out):
         i32 = ir.IntegerType.get_signless(32)
         layout = place(registers.WGStridedLayout((128,), 1), (128,))

@@ -6,19 +6,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.registers.placement import (
-    place,
-)
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import elementwise, gmem, registers
 from pallas_gpu.mosaic.elements import dtypes
+from tests.support import everywhere
+from tests.support.finished import emitted, typed
+from tests.support.refusal import refused_by
 
 SHAPE = (64, 32)
 
 
 @pytest.mark.gpu
-def test_a_thread_regroups_its_own_elements(run_kernel, typed, rng):
+def test_a_thread_regroups_its_own_elements(run_kernel, rng):
     x = rng.normal(size=SHAPE).astype(np.float32)
 
     def body(kb, view, out):
@@ -32,57 +32,39 @@ def test_a_thread_regroups_its_own_elements(run_kernel, typed, rng):
     np.testing.assert_array_equal(out, x)
 
 
-def test_regrouping_moves_nothing_between_threads(build, typed):
-    def body(kb, view):
-        value = gmem.load(view, Layout.WGMMA)
-        registers.regroup(value, Layout.WGMMA_TRANSPOSED)
-
-    with pytest.raises(errors.LayoutError, match="in other threads than the") as error:
-        build(body, [typed((64, 64), np.float32)])
-    assert "layout_cast it to Layout.WGMMA_TRANSPOSED" in str(error.value)
+@refused_by(emitted, [typed((64, 64), np.float32)])
+def test_regrouping_moves_nothing_between_threads(kb, view):
+    value = gmem.load(view, Layout.WGMMA)
+    registers.regroup(value, Layout.WGMMA_TRANSPOSED)
 
 
-def test_a_broadcast_from_other_threads_is_refused(build, typed):
-    def body(kb, view, column):
-        value = gmem.load(view, Layout.WGMMA)
-        strided = gmem.load(column, Layout.WG_STRIDED((128,), vec_size=1))
-        column = registers.broadcast_in_dim(strided, (128, 32), (0,))
-        elementwise.apply("add", value, column)
-
-    with pytest.raises(errors.LayoutError, match="is in other threads"):
-        build(body, [typed((128, 32), np.float32), typed((128,), np.float32)])
+@refused_by(emitted, [typed((128, 32), np.float32), typed((128,), np.float32)])
+def test_a_broadcast_from_other_threads_is_refused(kb, view, column):
+    value = gmem.load(view, Layout.WGMMA)
+    strided = gmem.load(column, Layout.WG_STRIDED((128,), vec_size=1))
+    column = registers.broadcast_in_dim(strided, (128, 32), (0,))
+    elementwise.apply("add", value, column)
 
 
-def test_only_a_splat_has_a_splat_layout(build):
-    def body(kb):
-        splat = registers.splat(kb.i32(1), np.int32, (128,))
-        layout = Layout.WG_SPLAT((128,))
-        assert registers.regroup(splat, layout) is splat
-        with pytest.raises(errors.LayoutError, match="Only a splat"):
-            registers.regroup(registers.iota(np.int32, (128,), 0), layout)
-
-    build(body)
+@refused_by(emitted)
+def test_only_a_splat_has_a_splat_layout(kb):
+    splat = registers.splat(kb.i32(1), np.int32, (128,))
+    layout = Layout.WG_SPLAT((128,))
+    assert registers.regroup(splat, layout) is splat
+    registers.regroup(registers.iota(np.int32, (128,), 0), layout)
 
 
-def test_broadcasts_and_reshapes_of_deferred_arrays_stay_deferred(build):
-    def body(kb):
-        iota = registers.iota(np.int32, (8, 16), 1)
-        wide = registers.broadcast_in_dim(iota, (4, 8, 16), (1, 2))
-        assert wide == registers.Iota(dtypes.I32, (4, 8, 16), 2)
-        tall = registers.reshape(iota, (8, 1, 16))
-        assert tall == registers.Iota(dtypes.I32, (8, 1, 16), 2)
-        flat = registers.squeeze(registers.iota(np.int32, (1, 16), 0), (0,))
-        assert isinstance(flat, registers.Splat)
-
-    build(body)
+@everywhere.tests(emitted)
+def test_broadcasts_and_reshapes_of_deferred_arrays_stay_deferred(kb):
+    iota = registers.iota(np.int32, (8, 16), 1)
+    wide = registers.broadcast_in_dim(iota, (4, 8, 16), (1, 2))
+    assert wide == registers.Iota(dtypes.I32, (4, 8, 16), 2)
+    tall = registers.reshape(iota, (8, 1, 16))
+    assert tall == registers.Iota(dtypes.I32, (8, 1, 16), 2)
+    flat = registers.squeeze(registers.iota(np.int32, (1, 16), 0), (0,))
+    assert isinstance(flat, registers.Splat)
 
 
-def test_a_register_array_needs_its_registers(build):
-    def body(kb):
-        placement = place(Layout.WGMMA, SHAPE)
-        with pytest.raises(
-            errors.InternalError, match="the layout's number of registers"
-        ):
-            registers.RegisterArray((), placement, dtypes.F32)
-
-    build(body)
+@refused_by(emitted)
+def test_a_register_array_needs_its_registers(kb):
+    registers.RegisterArray((), place(Layout.WGMMA, SHAPE), dtypes.F32)

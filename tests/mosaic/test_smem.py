@@ -6,10 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
-from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
 from pallas_gpu.mosaic.smem import SmemView
+from tests.support import everywhere
+from tests.support.finished import emitted, smem_view
+from tests.support.movement_programs import transfer
+from tests.support.refusal import refused_by
 
 # name: (layout, shape, dtype, tiling, swizzle, order of a transposed view)
 CASES = {
@@ -33,42 +36,23 @@ CASES = {
 }  # fmt: skip
 
 
-def view_of(pointer, case) -> SmemView:
-    _, shape, dtype, tiling, swizzle, order = CASES[case]
-    dtype = np.dtype(dtype)
-    view = SmemView.whole(
-        pointer, SmemLayout(shape, 8 * dtype.itemsize, tiling, swizzle), dtype
-    )
+def view_of(kb, offset, case) -> SmemView:
+    _, *of_view, order = CASES[case]
+    view = smem_view(kb, offset, *of_view)
     return view.transpose(order) if order else view
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_stored_is_loaded(case, run_kernel, typed, sample):
-    layout, shape, dtype, tiling, _, order = CASES[case]
+def test_what_is_stored_is_loaded(case, computes, sample):
+    layout, shape, dtype, tiling, swizzle, order = CASES[case]
     shape = tuple(shape[i] for i in order) if order else shape
-    x = sample(shape, np.dtype(dtype))
-
-    def body(kb, source, out, plain):
-        view = view_of(kb.smem_pointer(0), case)
-        smem.store(view, gmem.load(source, layout))
-        mbarrier.warpgroup_barrier()
-        gmem.store(out, smem.load(view, layout))
-        # The same bytes in another layout: the placement itself is right.
-        other = None if tiling is None and len(shape) > 1 else layout
-        gmem.store(plain, smem.load(view, other, optimized=False))
-
-    result = typed(shape, dtype)
-    out, plain = run_kernel(body, [x], [result, result], smem_bytes=1 << 16)
-    bits = f"u{x.dtype.itemsize}"
-    np.testing.assert_array_equal(out.view(bits), x.view(bits))
-    np.testing.assert_array_equal(plain.view(bits), x.view(bits))
+    computes(transfer(sample(shape, dtype), layout, tiling, swizzle, order))
 
 
 def test_a_deferred_array_is_stored_and_loaded_in_the_default_layout(run_kernel, typed):
     def body(kb, out):
-        layout = SmemLayout((128,), 32)
-        view = SmemView.whole(kb.smem_pointer(0), layout, np.dtype(np.int32))
+        view = smem_view(kb, 0, (128,), np.int32)
         smem.store(view, registers.iota(np.int32, (128,), 0))
         mbarrier.warpgroup_barrier()
         gmem.store(out, smem.load(view))
@@ -80,8 +64,8 @@ def test_a_deferred_array_is_stored_and_loaded_in_the_default_layout(run_kernel,
 def copy_body(case):
     def body(kb, *unused):
         layout = CASES[case][0]
-        source = view_of(kb.smem_pointer(0), case)
-        smem.store(view_of(kb.smem_pointer(1 << 16), case), smem.load(source, layout))
+        source = view_of(kb, 0, case)
+        smem.store(view_of(kb, 1 << 16, case), smem.load(source, layout))
 
     return body
 
@@ -107,7 +91,7 @@ def test_wide_instructions_are_used(case, load, store, compile_kernel, typed):
 
 def test_a_staggered_access_selects_instead_of_conflicting(build, typed):
     def body(kb, x):
-        view = view_of(kb.smem_pointer(0), "f32 wgmma 128")
+        view = view_of(kb, 0, "f32 wgmma 128")
         smem.store(view, gmem.load(x, Layout.WGMMA))
 
     text = str(build(body, [typed((128, 64), np.float32)], smem_bytes=1 << 17))
@@ -119,51 +103,30 @@ def test_copies_of_a_row_are_stored_once(build):
     assert text.count("scf.if") == 1
 
 
-def test_bank_conflicts_are_refused_with_the_way_out(build):
-    def body(kb):
-        view = SmemView.whole(
-            kb.smem_pointer(0), SmemLayout((64, 64), 32), np.dtype("float32")
-        )
-        smem.load(view.slice((0, 0), (64, 8)), Layout.WGMMA)
-
-    with pytest.raises(errors.LayoutError, match="optimized=False"):
-        build(body, smem_bytes=1 << 14)
+@refused_by(emitted, smem_bytes=1 << 14)
+def test_bank_conflicts_are_refused_with_the_way_out(kb):
+    view = smem_view(kb, 0, (64, 64), "float32")
+    smem.load(view.slice((0, 0), (64, 8)), Layout.WGMMA)
 
 
-def test_a_store_of_another_shape_is_refused(build):
-    def body(kb):
-        view = view_of(kb.smem_pointer(0), "row")
-        smem.store(view, registers.iota(np.float32, (64,), 0))
-
-    with pytest.raises(errors.ShapeError, match="shapes of the stored array"):
-        build(body, smem_bytes=1 << 14)
+@pytest.mark.parametrize("what", ["shape", "dtype"])
+@refused_by(emitted, smem_bytes=1 << 14)
+def test_a_store_of_another_type_is_refused(kb, *, what):
+    dtype, size = (np.float32, 64) if what == "shape" else (np.int32, 128)
+    smem.store(view_of(kb, 0, "row"), registers.iota(dtype, (size,), 0))
 
 
-def test_a_store_of_another_dtype_is_refused(build):
-    def body(kb):
-        view = view_of(kb.smem_pointer(0), "row")
-        smem.store(view, registers.iota(np.int32, (128,), 0))
-
-    with pytest.raises(errors.DTypeError, match="astype"):
-        build(body, smem_bytes=1 << 14)
+@refused_by(emitted, smem_bytes=1 << 16)
+def test_one_element_of_a_tiled_reference_is_unsupported(kb):
+    view = view_of(kb, 0, "f16 wgmma 128")
+    smem.load_scalar(view.slice((3, 5), (None, None)))
 
 
-def test_one_element_of_a_tiled_reference_is_unsupported(build):
-    def body(kb):
-        view = view_of(kb.smem_pointer(0), "f16 wgmma 128")
-        smem.load_scalar(view.slice((3, 5), (None, None)))
-
-    with pytest.raises(errors.UnsupportedError, match="tiled or swizzled"):
-        build(body, smem_bytes=1 << 16)
-
-
-def test_slicing_a_transposed_view_counts_its_own_axes(build):
-    def body(kb):
-        view = view_of(kb.smem_pointer(0), "f16 transposed")
-        part = view.slice((64, 0), (64, 64))
-        assert part.shape == (64, 64)
-        assert (part.window.starts, part.window.sizes) == ((0, 64), (64, 64))
-        column = view.slice((3, 0), (None, 64))
-        assert column.window.axes == (0,)
-
-    build(body, smem_bytes=1 << 16)
+@everywhere.tests(emitted, smem_bytes=1 << 16)
+def test_slicing_a_transposed_view_counts_its_own_axes(kb):
+    view = view_of(kb, 0, "f16 transposed")
+    part = view.slice((64, 0), (64, 64))
+    assert part.shape == (64, 64)
+    assert (part.window.starts, part.window.sizes) == ((0, 64), (64, 64))
+    column = view.slice((3, 0), (None, 64))
+    assert column.window.axes == (0,)

@@ -22,6 +22,15 @@ from pallas_gpu.mosaic.elements import scalars
 SMEM = "#gpu.address_space<workgroup>"
 
 
+def operations(block: ir.Block) -> Iterator[ir.Operation]:
+    """The operations of a block and of those in it, in their order."""
+    for view in block.operations:
+        yield view.operation
+        for region in view.operation.regions:
+            for inner in region.blocks:
+                yield from operations(inner)
+
+
 class Body:
     """A function's block under construction; `line` counts its operations."""
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
 from pallas_gpu.mosaic.moves import reductions, relayout, scans
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
+from tests.support.finished import smem_view
 from tests.support.programs import Program
 
 _FOLD = {
@@ -63,10 +64,15 @@ def _reduction(kind: Any, dtype: str, layout: Any, shape, axes) -> Program:
         x = ~deciding.astype(dtype)
     elif kind == "mul":
         x = np.where(deciding, deciding, 1).astype(dtype)
+    return reduction(kind, x, layout, axes)
+
+
+def reduction(kind: Any, x: np.ndarray, layout: Any, axes, scratch=2048) -> Program:
+    """Combines the elements of an array along some axes."""
     expected = _FOLD[kind].reduce(x, axis=axes, dtype=x.dtype)
 
     def emit(kb, view, out):
-        room = SmemScratch(kb.smem_pointer(0), 2048)
+        room = SmemScratch(kb.smem_pointer(0), scratch)
         result = reductions.reduce(kind, gmem.load(view, layout), axes, room)
         if isinstance(result, registers.Splat):
             gmem.store_scalar(out, result.value)
@@ -81,18 +87,25 @@ def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
     x = _rng().integers(-9, 9, shape).astype(np.float32 if is_float else np.int32)
     # With a zero, a product of all is that, as a bitwise AND is.
     x[x == 0] = 1
+    return scan(kind, x, layout, axis, reverse, tolerance=2e-6 * is_float)
+
+
+def scan(
+    kind: Any, x, layout: Any, axis: int, reverse=False, scratch=2048, tolerance=0.0
+) -> Program:
+    """Combines each element of an array with those before it along an axis."""
     flipped = np.flip(x, axis) if reverse else x
     expected = _FOLD[kind].accumulate(flipped, axis=axis, dtype=x.dtype)
     expected = np.flip(expected, axis) if reverse else expected
 
     def emit(kb, view, out):
-        placed = registers.place(layout, shape) if layout else None
-        room = SmemScratch(kb.smem_pointer(0), 2048)
+        placed = registers.place(layout, x.shape) if layout else None
+        room = SmemScratch(kb.smem_pointer(0), scratch)
         value = gmem.load(view, placed)
         gmem.store(out, scans.scan(kind, value, axis, reverse=reverse, scratch=room))
 
     expected = np.ascontiguousarray(expected)
-    return Program(emit, [x], [expected], 2e-6 * is_float, smem_bytes=2048)
+    return Program(emit, [x], [expected], tolerance, smem_bytes=2048)
 
 
 # --- relayouts ------------------------------------------------------------------------
@@ -118,7 +131,11 @@ _RELAYOUTS = {
 
 
 def _relayout(src: Any, dst: Any, shape, dtype: str, scratch: int) -> Program:
-    x = _numbers(shape, dtype)
+    return relayout_of(_numbers(shape, dtype), src, dst, scratch)
+
+
+def relayout_of(x: np.ndarray, src: Any, dst: Any, scratch: int = 0) -> Program:
+    """Moves an array from a layout to another one, with so much scratch."""
 
     def emit(kb, view, out):
         room = SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
@@ -144,12 +161,17 @@ _TRANSFERS = {
 
 
 def _transfer(layout, shape, dtype: str, tiling, swizzle, order) -> Program:
-    stored = SmemLayout(shape, 8 * np.dtype(dtype).itemsize, tiling, swizzle)
     x = _numbers(tuple(shape[i] for i in order) if order else shape, dtype)
+    return transfer(x, layout, tiling, swizzle, order)
+
+
+def transfer(x: np.ndarray, layout: Any, tiling, swizzle, order=None) -> Program:
+    """Stores an array in SMEM, in a view of this order, and loads it twice."""
+    shape = tuple(x.shape[order.index(i)] for i in range(x.ndim)) if order else x.shape
     plain_layout = None if tiling is None else Layout.WG_STRIDED(x.shape, 1)
 
     def emit(kb, view, out, plain):
-        whole = smem.SmemView.whole(kb.smem_pointer(0), stored, np.dtype(dtype))
+        whole = smem_view(kb, 0, shape, x.dtype, tiling, swizzle)
         part = whole.transpose(order) if order else whole
         smem.store(part, gmem.load(view, layout))
         mbarrier.warpgroup_barrier()
@@ -157,7 +179,7 @@ def _transfer(layout, shape, dtype: str, tiling, swizzle, order) -> Program:
         # The same bytes in another layout: where each element is stored counts too.
         gmem.store(plain, smem.load(part, plain_layout, optimized=False))
 
-    return Program(emit, [x], [x, x], smem_bytes=stored.size_bytes)
+    return Program(emit, [x], [x, x], smem_bytes=x.nbytes)
 
 
 def kind_of(name: str) -> str:

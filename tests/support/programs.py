@@ -12,9 +12,7 @@ from types import ModuleType
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic.gmem import GmemView
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from tests.support.finished import finished
+from tests.support.finished import emitted
 from tests.support.lockstep import machine as lockstep
 
 
@@ -40,15 +38,8 @@ class Program:
 
     def module(self) -> ir.Module:
         """Emits the kernel."""
-        arrays = [*self.operands, *self.expected]
-        spec = LaunchSpec("kernel", num_buffers=len(arrays), smem_bytes=self.smem_bytes)
-        with KernelBuilder(spec) as kb:
-            views = [
-                GmemView.whole(kb.buffers[i], i, x.shape, x.dtype)
-                for i, x in enumerate(arrays)
-            ]
-            self.emit(kb, *views)
-        return finished(kb)
+        spec = {"smem_bytes": self.smem_bytes}
+        return emitted(self.emit, self.operands, self.expected, **spec)
 
     def results(
         self, module: ir.Module, machine: ModuleType = lockstep

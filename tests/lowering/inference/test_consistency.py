@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from jaxlib.mlir import ir
@@ -12,18 +11,10 @@ from jaxlib.mlir import ir
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.registers.placement import place
-from tests.support.inference_bodies import Body
+from tests.support.inference_bodies import Body, operations
 
 SCRATCH = 2048
 SHAPE = (128, 64)
-
-
-def operations(block: ir.Block) -> Iterator[ir.Operation]:
-    for view in block.operations:
-        yield view.operation
-        for region in view.operation.regions:
-            for inner in region.blocks:
-                yield from operations(inner)
 
 
 def check_relayouts(op: ir.Operation, found) -> None:

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import Placement, describe, place
-from tests.support.inference_bodies import Body
+from tests.support.inference_bodies import Body, operations
 
 SQUARE = (64, 64)
 STRIDED = Layout.WG_STRIDED(SQUARE, 4)
@@ -37,19 +37,11 @@ def product(b: Body, acc: ir.Value, *, shape=SQUARE) -> ir.Value:
 def relayouts(body: Body, assignment) -> list[tuple[str, int]]:
     """Operations, with the operand, that take a value in another layout than it has."""
     found: list[tuple[str, int]] = []
-
-    def visit(block: ir.Block) -> None:
-        for view in block.operations:
-            op = view.operation
-            for i, operand in enumerate(op.operands):
-                made, taken = assignment.result(operand), assignment.operand(op, i)
-                if made is not None and taken is not None and made != taken:
-                    found.append((op.name, i))
-            for region in op.regions:
-                for inner in region.blocks:
-                    visit(inner)
-
-    visit(body.block)
+    for op in operations(body.block):
+        for i, operand in enumerate(op.operands):
+            made, taken = assignment.result(operand), assignment.operand(op, i)
+            if made is not None and taken is not None and made != taken:
+                found.append((op.name, i))
     return found
 
 

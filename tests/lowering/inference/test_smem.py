@@ -180,18 +180,15 @@ def test_a_part_at_an_unknown_start_is_reached_by_narrow_accesses(b):
     assert b.infer().smem(array) == SmemLayout((64, 96), 32)
 
 
-@pytest.mark.parametrize(("step", "swizzle"), [(64, 128), (32, 64), (16, 32)])
+@pytest.mark.parametrize(
+    ("step", "swizzle"), [(64, 128), (32, 64), (16, 32), (None, 128)]
+)
 def test_dynamic_starts_of_an_operand_narrow_its_tiles(b, step, swizzle):
+    """A start of which nothing is known is promised to be that of a tile."""
     array = b.smem((64, 128), "f16")
-    index = b.arguments["index"]
-    start = arith.muli(index, arith.constant(index.type, step))
+    start = b.arguments["index"]
+    if step is not None:
+        start = arith.muli(start, arith.constant(start.type, step))
     part = b.part(array, [0, start], [64, 64])
     b.wgmma(b.splat(SQUARE), part, b.smem(SQUARE, "f16"))
     assert b.infer().smem(array) == tiled((64, 128), 16, swizzle)
-
-
-def test_an_operand_at_an_unknown_start_is_promised_to_consist_of_tiles(b):
-    array = b.smem((64, 128), "f16")
-    part = b.part(array, [0, b.arguments["index"]], [64, 64])
-    b.wgmma(b.splat(SQUARE), part, b.smem(SQUARE, "f16"))
-    assert b.infer().smem(array) == tiled((64, 128), 16, 128)

@@ -90,8 +90,7 @@ def test_an_accumulator_lies_as_the_instruction_leaves_it(b, shape, collective, 
 
 
 def test_16_bit_accumulators_have_a_column_for_each_element(b):
-    space = b.tmem((128, 256), "i32")
-    accumulator = b.slice_tmem(space, 0, ROWS, "f16")
+    accumulator = b.slice_tmem(b.tmem((128, 256), "i32"), 0, ROWS, "f16")
     b.mma(accumulator)
     assert b.infer().tmem(accumulator) == TmemLayout.default(1)
 
@@ -111,10 +110,8 @@ def test_a_left_operand_is_packed(b):
 def test_the_packing_of_an_allocation_is_its_arrays(b):
     arrays = [b.tmem(ROWS, "f16", packing=p) for p in (1, 2)]
     found = b.infer()
-    assert [found.tmem(x) for x in arrays] == [
-        TmemLayout.default(1),
-        TmemLayout.default(2),
-    ]
+    for packing, array in enumerate(arrays, 1):
+        assert found.tmem(array) == TmemLayout.default(packing)
 
 
 @pytest.mark.parametrize("collective", [False, True])
@@ -319,8 +316,7 @@ def test_an_array_beyond_its_allocation(b):
 
 
 def test_packing_makes_room_in_an_allocation(b):
-    space = b.tmem((128, 64), "i32")
-    array = b.slice_tmem(space, 32, (128, 64), "f16")
+    array = b.slice_tmem(b.tmem((128, 64), "i32"), 32, (128, 64), "f16")
     assert b.infer().tmem(array) == TmemLayout.default(2)
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.mosaic import addressing, gmem, mbarrier, registers, smem
 from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.runtime import ptx_stats
+from tests.support import everywhere
+from tests.support.finished import emitted, smem_view, typed
 
 # Registers of 1, 2, 4, 8 and 16 bytes.
 VECTORS = [
@@ -29,30 +31,24 @@ def by_predicate(length, memory):
     def body(kb, source, instead, out):
         layout = WGStridedLayout(source.shape, length).linear()
         odd, low = addressing.thread_bit(0), addressing.thread_bits_clear((1,))
+        base, target = gmem.slice_pointer(source), gmem.slice_pointer(out)
         if memory == "smem":
-            bits = 8 * source.dtype.itemsize
-            held = smem.SmemView.whole(
-                kb.smem_pointer(0), SmemLayout(source.shape, bits), source.dtype
-            )
+            held = smem_view(kb, 0, source.shape, source.dtype)
             smem.store(held, gmem.load(source, layout), optimized=False)
             mbarrier.warpgroup_barrier()
-            base = smem.slice_pointer(held)
-        else:
-            base = gmem.slice_pointer(source)
+            base = target = smem.slice_pointer(held)
         size = length * source.dtype.itemsize
         step = addressing.thread_sum([size << b for b in range(7)])
-        pointer = addressing.offset_pointer(base, step)
         (rest,) = gmem.load(instead, layout).values
+        pointer = addressing.offset_pointer(base, step)
         loaded = predication.load(rest.type, pointer, odd, rest)
         gmem.store(out, registers.RegisterArray((rest,), layout, source.dtype))
         if memory == "smem":
             mbarrier.warpgroup_barrier()
-            predication.store(loaded, pointer, low)
+        predication.store(loaded, addressing.offset_pointer(target, step), low)
+        if memory == "smem":
             mbarrier.warpgroup_barrier()
             gmem.store(out, smem.load(held, layout, optimized=False))
-            return
-        target = addressing.offset_pointer(gmem.slice_pointer(out), step)
-        predication.store(loaded, target, low)
 
     return body
 
@@ -60,7 +56,7 @@ def by_predicate(length, memory):
 @pytest.mark.parametrize(("dtype", "length"), VECTORS)
 @pytest.mark.parametrize("memory", ["gmem", "smem"])
 def test_registers_go_through_memory_where_the_predicate_holds(
-    memory, dtype, length, run_kernel, typed, sample
+    memory, dtype, length, run_kernel, sample
 ):
     shape = (128 * length,)
     x, rest = sample(shape, np.dtype(dtype)), sample(shape, np.dtype(dtype))
@@ -81,9 +77,7 @@ def test_registers_go_through_memory_where_the_predicate_holds(
 @pytest.mark.offline
 @pytest.mark.parametrize(("dtype", "length"), VECTORS)
 @pytest.mark.parametrize("memory", ["gmem", "smem"])
-def test_an_access_is_one_predicated_instruction(
-    memory, dtype, length, compile_kernel, typed
-):
+def test_an_access_is_one_predicated_instruction(memory, dtype, length, compile_kernel):
     array = typed((128 * length,), np.dtype(dtype))
     size = length * np.dtype(dtype).itemsize
     body = by_predicate(length, memory)
@@ -97,26 +91,23 @@ def test_an_access_is_one_predicated_instruction(
     assert ptx_stats.count(ptx, "bra") == 0
 
 
-def test_conditions_of_equal_lanes_are_one_value(build, typed):
+@everywhere.tests(emitted, [typed((4,), np.int32)])
+def test_conditions_of_equal_lanes_are_one_value(kb, source):
     """A mask that is broadcast along a vector, compared for all of it at once."""
-
-    def body(kb, source):
-        layout = WGStridedLayout((512,), 4).linear()
-        thread = dtypes.splat(addressing.thread_sum([1] * 7), 4)
-        bound = dtypes.constant(64, dtypes.I32, thread)
-        lanes = dtypes.pack([kb.i32(i) for i in range(4)])
-        for other, count in ((thread, 1), (arith.addi(thread, lanes), 4)):
-            below = arith.cmpi(arith.CmpIPredicate.slt, other, bound)
-            mask = registers.RegisterArray((below,), layout, dtypes.BOOL)
-            slots = [(0, lane) for lane in range(4)]
-            assert len(set(gmem.masking.conditions(layout, slots, mask))) == count
-
-    build(body, [typed((4,), np.int32)])
+    layout = WGStridedLayout((512,), 4).linear()
+    thread = dtypes.splat(addressing.thread_sum([1] * 7), 4)
+    bound = dtypes.constant(64, dtypes.I32, thread)
+    lanes = dtypes.pack([kb.i32(i) for i in range(4)])
+    for other, count in ((thread, 1), (arith.addi(thread, lanes), 4)):
+        below = arith.cmpi(arith.CmpIPredicate.slt, other, bound)
+        mask = registers.RegisterArray((below,), layout, dtypes.BOOL)
+        slots = [(0, lane) for lane in range(4)]
+        assert len(set(gmem.masking.conditions(layout, slots, mask))) == count
 
 
 @pytest.mark.offline
 @pytest.mark.parametrize("shape", [(1001,), (50, 12), (64, 32)])
-def test_masked_arrays_need_no_branch(shape, compile_kernel, typed):
+def test_masked_arrays_need_no_branch(shape, compile_kernel):
     def body(kb, source, chosen, out):
         layout = default_placement(shape, 32)
         mask = gmem.load(chosen, layout)

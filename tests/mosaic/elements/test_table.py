@@ -10,28 +10,24 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import rates
 from pallas_gpu.mosaic.elements import arithmetic, dtypes, table
 from pallas_gpu.mosaic.elements.row import Case, Row
+from tests.support.refusal import refused
 
 CASE = Case(arithmetic.identity)
 
 
-def test_a_row_without_an_emitter_is_an_error():
-    with pytest.raises(errors.InternalError, match=r"The row 'twice' .* no emitter"):
-        Row("twice")
+@pytest.mark.parametrize(
+    "cases",
+    [{}, {"floating": Case(None)}, {"signed": CASE, "approx": CASE}],
+    ids=["none", "no function", "of nothing"],
+)
+@refused
+def test_a_row_without_an_emitter_is_an_error(cases):
+    Row("twice", **cases)
 
 
-def test_a_case_whose_emitter_is_no_function_is_an_error():
-    with pytest.raises(errors.InternalError, match=r"The row 'twice' .* no emitter"):
-        Row("twice", floating=Case(None))
-
-
-def test_an_approximation_of_nothing_is_an_error():
-    with pytest.raises(errors.InternalError, match="no emitter for floats"):
-        Row("twice", signed=CASE, approx=CASE)
-
-
+@refused
 def test_two_rows_of_one_name_are_an_error():
-    with pytest.raises(errors.InternalError, match="duplicate row of the table: twice"):
-        table.by_name([Row("twice", floating=CASE), Row("twice", signed=CASE)])
+    table.by_name([Row("twice", floating=CASE), Row("twice", signed=CASE)])
 
 
 def test_an_unknown_operation_is_unsupported():
@@ -39,13 +35,9 @@ def test_an_unknown_operation_is_unsupported():
         table.lookup("fft")
 
 
+@refused
 def test_an_error_names_the_kinds_of_dtype_that_a_row_has_emitters_for():
-    row = Row("twice", floating=CASE, unsigned=CASE)
-    with pytest.raises(
-        errors.DTypeError, match="twice does not support int32"
-    ) as error:
-        row.case(dtypes.I32)
-    assert error.value.expected == ["float", "unsigned", "float8", "float4", "exponent"]
+    Row("twice", floating=CASE, unsigned=CASE).case(dtypes.I32)
 
 
 def test_the_dtype_of_the_result_follows_from_the_row():

@@ -8,22 +8,16 @@ import re
 import numpy as np
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import elementwise, gmem, registers
+from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
+from tests.support.finished import emitted, typed
+from tests.support.movement_programs import reduction
+from tests.support.refusal import refused, refused_by
 
-FOLD = {
-    "add": np.add,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-}
 LAYOUTS = {
     "WGMMA": (Layout.WGMMA, (128, 32)),
     "WGMMA_TRANSPOSED": (Layout.WGMMA_TRANSPOSED, (64, 64)),
@@ -33,104 +27,75 @@ LAYOUTS = {
 }
 
 
-def reduce_body(kind, layout, axes, scratch=2048):
-    def body(kb, view, out):
-        x = gmem.load(view, layout)
-        result = reductions.reduce(
-            kind, x, axes, SmemScratch(kb.smem_pointer(0), scratch)
-        )
-        if isinstance(result, registers.Splat):
-            gmem.store_scalar(out, result.value)
-        else:
-            gmem.store(out, result)
-
-    return body
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "int8", "bfloat16", "int64"])
 @pytest.mark.parametrize("kind", ["add", "max"])
-def test_reductions_agree_with_numpy(kind, dtype, name, axes, run_kernel, typed, rng):
+def test_reductions_agree_with_numpy(kind, dtype, name, axes, computes, rng):
     layout, shape = LAYOUTS[name]
-    x = rng.integers(-4, 5, shape).astype(dtype)
-    wide = x.astype(np.int64)
-    wanted = FOLD[kind].reduce(wide, axis=axes)
+    x = rng.integers(-4, 5, shape)
     if dtype == "bfloat16" and kind == "add":
         # bfloat16 holds integers up to 256 exactly; stay below.
-        x = (x.astype(np.float32) * (rng.random(shape) < 0.02)).astype(dtype)
-        wanted = x.astype(np.float32).sum(axis=axes)
-    body = reduce_body(kind, layout, axes)
-    (actual,) = run_kernel(body, [x], [typed(wanted.shape, dtype)], smem_bytes=2048)
-    np.testing.assert_array_equal(actual, wanted.astype(dtype))
+        x *= rng.random(shape) < 0.02
+    computes(reduction(kind, x.astype(dtype), layout, axes))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["add", "mul", "max", "min", "and", "or"])
-def test_every_kind_over_everything(kind, run_kernel, typed, rng):
+def test_every_kind_over_everything(kind, computes, rng):
     x = rng.integers(1, 3, (128,)).astype(np.int32)
     x[:100] = 1
-    body = reduce_body(kind, None, (0,))
-    (actual,) = run_kernel(body, [x], [typed((), np.int32)], smem_bytes=2048)
-    assert actual == FOLD[kind].reduce(x)
+    computes(reduction(kind, x, None, (0,)))
 
 
 @pytest.mark.gpu
-def test_small_scratch_is_used_in_rounds(run_kernel, typed, rng):
+def test_small_scratch_is_used_in_rounds(computes, rng):
     x = rng.integers(-9, 9, (64, 128)).astype(np.float32)
-    layout = Layout.WGMMA
-    linear = place(layout, x.shape)
-    few = plan_reduction(linear, (0,)).round_bytes(32)
-    body = reduce_body("add", layout, (0,), scratch=3 * few)
-    (actual,) = run_kernel(body, [x], [typed((128,), np.float32)], smem_bytes=2048)
-    np.testing.assert_array_equal(actual, x.sum(0))
+    few = plan_reduction(place(Layout.WGMMA, x.shape), (0,)).round_bytes(32)
+    computes(reduction("add", x, Layout.WGMMA, (0,), scratch=3 * few))
 
 
-def test_rows_of_wgmma_take_two_shuffles_and_no_scratch(build, typed):
-    x, y = typed((64, 32), np.float32), typed((64,), np.float32)
-    text = str(build(reduce_body("add", Layout.WGMMA, (1,)), [x], [y]))
+def sum_of_wgmma(columns, axis) -> str:
+    x = np.zeros((64, columns), np.float32)
+    return str(reduction("add", x, Layout.WGMMA, (axis,)).module())
+
+
+def test_rows_of_wgmma_take_two_shuffles_and_no_scratch():
+    text = sum_of_wgmma(32, 1)
     # Two registers of row sums, two butterflies each.
     assert text.count("nvvm.shfl.sync bfly") == 4
     assert "llvm.store" in text and "!llvm.ptr<3>, f32" not in text
 
 
-def test_columns_of_wgmma_cross_the_warps(build, typed):
-    x, y = typed((64, 8), np.float32), typed((8,), np.float32)
-    text = str(build(reduce_body("add", Layout.WGMMA, (0,)), [x], [y], smem_bytes=2048))
+def test_columns_of_wgmma_cross_the_warps():
+    text = sum_of_wgmma(8, 0)
     # One register of two columns, two words each, three butterflies.
     assert text.count("nvvm.shfl.sync bfly") == 6
     assert text.count("nvvm.barrier") == 2
 
 
 @pytest.mark.offline
-def test_a_sum_of_products_consists_of_fmas(compile_kernel, typed):
-    x, y = typed((8192,), np.float32), typed((), np.float32)
-
+def test_a_sum_of_products_consists_of_fmas(compile_kernel):
     def body(kb, view, out):
         x = gmem.load(view)
+        room = SmemScratch(kb.smem_pointer(0), 2048)
         squares = elementwise.apply("mul", x, x)
-        total = reductions.reduce(
-            "add", squares, (0,), SmemScratch(kb.smem_pointer(0), 2048)
-        )
+        total = reductions.reduce("add", squares, (0,), room)
         gmem.store_scalar(out, total.value)
 
+    x, y = typed((8192,), np.float32), typed((), np.float32)
     ptx = compile_kernel(body, [x], [y], smem_bytes=2048).ptx
     # 64 elements in a thread: four products in a sum, one of which begins it.
     assert len(re.findall(r"mul(\.rn)?\.f32", ptx)) == 16
     assert ptx.count("fma.rn.f32") == 48
 
 
-def test_missing_scratch_says_how_much_is_needed(build, typed):
-    def body(kb, view, out):
-        reductions.reduce("add", gmem.load(view, Layout.WGMMA), (0,))
-
-    x, y = typed((64, 8), np.float32), typed((8,), np.float32)
-    with pytest.raises(errors.OutOfResources, match="at least 128 bytes"):
-        build(body, [x], [y])
+@refused_by(emitted, [typed((64, 8), np.float32)])
+def test_missing_scratch_says_how_much_is_needed(kb, view):
+    reductions.reduce("add", gmem.load(view, Layout.WGMMA), (0,))
 
 
-def test_mixed_axes_are_refused(build, typed):
-    x, y = typed((384, 3), np.float32), typed((3,), np.float32)
-    with pytest.raises(errors.LayoutError, match="no linear form"):
-        build(reduce_body("add", None, (0,)), [x], [y])
+@refused
+def test_mixed_axes_are_refused():
+    reduction("add", np.zeros((384, 3), np.float32), None, (0,)).module()

@@ -13,7 +13,10 @@ from pallas_gpu.mosaic import gmem, registers
 from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.runtime.ptx_stats import instruction_counts
-from tests.support.lockstep import machine as lockstep
+from tests.support import everywhere
+from tests.support.finished import emitted
+from tests.support.movement_programs import relayout_of
+from tests.support.programs import Program
 
 STRIDED = Layout.WG_STRIDED((64, 64), vec_size=4)
 # name: (from, to, shape, scratch)
@@ -37,37 +40,19 @@ CASES = {
 }  # fmt: skip
 
 
-def relayout_body(src, dst, scratch=0):
-    def body(kb, view, out):
-        x = gmem.load(view, src)
-        room = SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
-        moved = relayout.layout_cast(x, dst, room)
-        assert moved.layout == place(dst, view.shape)
-        gmem.store(out, moved)
-
-    return body
-
-
-def as_bits(x: np.ndarray) -> np.ndarray:
-    return x.view(f"u{x.dtype.itemsize}")
-
-
 DTYPES = ("int8", "bfloat16", "float32", "int64", "bool")
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_element_gets_where_it_belongs(case, dtype, sample, typed):
+def test_every_element_gets_where_it_belongs(case, dtype, computes, sample):
     src, dst, shape, scratch = CASES[case]
     # Wider elements need more.
     scratch = max(scratch, scratch and 8192) if dtype == "int64" else scratch
-    x = sample(shape, dtype)
-    body = relayout_body(src, dst, scratch)
-    (out,) = lockstep.run(body, [x], [typed(shape, dtype)], smem_bytes=scratch)
-    np.testing.assert_array_equal(as_bits(out), as_bits(x))
+    computes(relayout_of(sample(shape, dtype), src, dst, scratch))
 
 
-def test_two_relayouts_share_the_scratch(sample, typed):
+def test_two_relayouts_share_the_scratch(computes, sample):
     x = sample((64, 64), "float32")
 
     def body(kb, view, out):
@@ -77,66 +62,66 @@ def test_two_relayouts_share_the_scratch(sample, typed):
             value = relayout.layout_cast(value, layout, room)
         gmem.store(out, value)
 
-    (out,) = lockstep.run(body, [x], [typed(x.shape, x.dtype)], smem_bytes=4096)
-    np.testing.assert_array_equal(as_bits(out), as_bits(x))
+    computes(Program(body, [x], [x], smem_bytes=4096))
 
 
-def test_the_threads_meet_before_and_after_the_stores(monkeypatch, sample, typed):
-    x = sample((64, 64), "float32")
-    body = relayout_body(Layout.WGMMA, STRIDED, 4096)
+def test_the_threads_meet_before_and_after_the_stores(monkeypatch, computes, sample):
+    program = relayout_of(sample((64, 64), "float32"), Layout.WGMMA, STRIDED, 4096)
     monkeypatch.setattr(relayout.mbarrier, "warpgroup_barrier", lambda: None)
     with pytest.raises(AssertionError, match="before the threads have met"):
-        lockstep.run(body, [x], [typed(x.shape, x.dtype)], smem_bytes=4096)
+        program.results(program.module())
+
+
+@pytest.fixture
+def counts(compile_kernel):
+    """How often a relayout has each instruction."""
+
+    def count(dtype, src, dst, scratch=0):
+        x = np.zeros((64, 64), dtype)
+        emit = relayout_of(x, src, dst, scratch).emit
+        ptx = compile_kernel(emit, [x], [x], smem_bytes=scratch).ptx
+        return instruction_counts(ptx)
+
+    return count
 
 
 @pytest.mark.offline
 @pytest.mark.parametrize(("dtype", "shuffles"), [("float32", 16), ("float16", 8)])
-def test_transposed_vectors_are_exchanged_by_shuffles(
-    dtype, shuffles, compile_kernel, typed
-):
-    x = typed((64, 64), dtype)
-    body = relayout_body(Layout.WGMMA, Layout.WGMMA_TRANSPOSED)
-    counts = instruction_counts(compile_kernel(body, [x], [x]).ptx)
+def test_transposed_vectors_are_exchanged_by_shuffles(dtype, shuffles, counts):
+    found = counts(dtype, Layout.WGMMA, Layout.WGMMA_TRANSPOSED)
     # One finds the thread's warp.
-    assert counts["shfl"] == shuffles + 1
-    assert counts.get("st.shared", 0) == counts.get("bar", 0) == 0
+    assert found["shfl"] == shuffles + 1
+    assert found.get("st.shared", 0) == found.get("bar", 0) == 0
 
 
 @pytest.mark.offline
-def test_registers_of_other_names_take_no_instruction(compile_kernel, typed):
-    x = typed((64, 64), "float32")
-    stay = compile_kernel(relayout_body(Layout.WGMMA, Layout.WGMMA), [x], [x])
-    body = relayout_body(Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
-    counts = instruction_counts(compile_kernel(body, [x], [x]).ptx)
-    assert counts["shfl"] == instruction_counts(stay.ptx)["shfl"] == 1
-    assert "ld.shared" not in counts
+def test_registers_of_other_names_take_no_instruction(counts):
+    for layout in (Layout.WGMMA, Layout.WGMMA_ACC_32BIT):
+        found = counts("float32", Layout.WGMMA, layout)
+        assert found["shfl"] == 1
+        assert "ld.shared" not in found
 
 
 @pytest.mark.offline
-def test_what_crosses_warps_goes_through_smem_in_wide_accesses(compile_kernel, typed):
-    x = typed((64, 64), "float32")
-    body = relayout_body(Layout.WGMMA, STRIDED, 1 << 14)
-    counts = instruction_counts(compile_kernel(body, [x], [x], smem_bytes=1 << 14).ptx)
+def test_what_crosses_warps_goes_through_smem_in_wide_accesses(counts):
+    found = counts("float32", Layout.WGMMA, STRIDED, 1 << 14)
     # 32 elements of a thread, four at a time.
-    assert counts["st.shared"] == counts["ld.shared"] == 8
-    assert counts["shfl"] == 1
+    assert found["st.shared"] == found["ld.shared"] == 8
+    assert found["shfl"] == 1
 
 
-def test_too_little_scratch_says_how_much_is_needed(build, typed):
-    x = typed((64, 64), np.float32)
+def test_too_little_scratch_says_how_much_is_needed():
+    x = np.zeros((64, 64), np.float32)
     with pytest.raises(errors.OutOfResources) as info:
-        build(relayout_body(Layout.WGMMA, STRIDED), [x], [x])
+        relayout_of(x, Layout.WGMMA, STRIDED).module()
     text = str(info.value)
     assert "Layout.WGMMA" in text and "STRIDED" in text
     assert f"reduction_scratch_bytes={info.value.used_bytes}" in text
-    enough = relayout_body(Layout.WGMMA, STRIDED, info.value.used_bytes)
-    build(enough, [x], [x], smem_bytes=info.value.used_bytes)
+    relayout_of(x, Layout.WGMMA, STRIDED, info.value.used_bytes).module()
 
 
-def test_a_deferred_array_is_made_in_the_layout(build):
-    def body(kb):
-        iota = registers.iota(np.int32, (64, 64), 1)
-        made = relayout.layout_cast(iota, Layout.WGMMA)
-        assert made.layout == place(Layout.WGMMA, (64, 64))
-
-    build(body)
+@everywhere.tests(emitted)
+def test_a_deferred_array_is_made_in_the_layout(kb):
+    iota = registers.iota(np.int32, (64, 64), 1)
+    made = relayout.layout_cast(iota, Layout.WGMMA)
+    assert made.layout == place(Layout.WGMMA, (64, 64))

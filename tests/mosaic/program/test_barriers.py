@@ -4,6 +4,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import gmem, mbarrier, tma
@@ -13,12 +14,23 @@ def count(module) -> int:
     return len(re.findall(r"nvvm\.barrier\b", str(module)))
 
 
-def test_barriers_in_a_row_become_one(build):
-    def body(kb):
-        for _ in range(3):
-            mbarrier.warpgroup_barrier()
-
-    assert count(build(body, [])) == 1
+@pytest.mark.parametrize(
+    ("meetings", "left"),
+    [
+        ([mbarrier.warpgroup_barrier] * 3, 1),
+        (
+            [
+                mbarrier.block_barrier,
+                mbarrier.warpgroup_barrier,
+                mbarrier.block_barrier,
+            ],
+            3,
+        ),
+    ],
+    ids=["of a warpgroup", "of the block, too"],
+)
+def test_equal_barriers_in_a_row_become_one(build, meetings, left):
+    assert count(build(lambda kb: [meet() for meet in meetings])) == left
 
 
 def test_a_fence_needs_no_barrier_before_it(build):
@@ -39,12 +51,3 @@ def test_an_access_between_two_barriers_keeps_both(build, typed):
         mbarrier.warpgroup_barrier()
 
     assert count(build(body, [typed((64, 64), np.float32)])) == 2
-
-
-def test_the_barrier_of_the_block_is_another_one(build):
-    def body(kb):
-        mbarrier.block_barrier()
-        mbarrier.warpgroup_barrier()
-        mbarrier.block_barrier()
-
-    assert count(build(body, [])) == 3

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic.gmem import GmemView
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from tests.support.finished import finished
+from tests.support.finished import emitted
 from tests.support.lockstep.launch import Host
 
 # Bits of the types of which several elements share a byte of a buffer.
@@ -22,15 +20,7 @@ def run(
     emit: Callable[..., None], operands: Sequence[np.ndarray], results, **spec
 ) -> list[np.ndarray]:
     """Runs a body; arguments and results are those of the `run_kernel` fixture."""
-    types = [*operands, *results]
-    builder = KernelBuilder(LaunchSpec("kernel", num_buffers=len(types), **spec))
-    with builder as kb:
-        views = [
-            GmemView.whole(kb.buffers[i], i, t.shape, np.dtype(t.dtype))
-            for i, t in enumerate(types)
-        ]
-        emit(kb, *views)
-    return run_module(finished(builder), operands, results)
+    return run_module(emitted(emit, operands, results, **spec), operands, results)
 
 
 def run_module(
