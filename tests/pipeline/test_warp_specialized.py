@@ -439,7 +439,7 @@ MISTAKES = {
 def test_a_pipeline_that_does_not_fit_its_kernel_is_refused(options):
     options = {"num_compute_wgs": 1, "in_specs": [ROWS], "out_specs": [ROWS]} | options
 
-    def body(*refs):
+    def body(*refs):  # HERE
         Specialized(copy, grid=(8,), max_concurrent_steps=2, **options)(*refs)  # HERE
 
     jax.eval_shape(launched(body, f32())(None), numbers())
