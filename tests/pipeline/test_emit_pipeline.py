@@ -343,7 +343,6 @@ MISTAKES = {
     "a number of buffers that is no integer": {"max_concurrent_steps": 1.5},
     "a bool for a number of buffers": {"max_concurrent_steps": True},
     "no number of buffers": {"max_concurrent_steps": None},
-    "a delay of all buffers": {"in_specs": rows(delay_release=2)},
     "a block of a cluster": {"in_specs": rows(collective_axes=("c",))},
     "a block in TMEM": {"in_specs": rows(memory_space=plgpu.TMEM)},
     "an index map of two axes": {"in_specs": rows(lambda i, j: (i, 0))},  # HERE
@@ -359,6 +358,12 @@ def test_a_pipeline_that_does_not_fit_its_arrays_is_refused(options):
     options = {"max_concurrent_steps": 2, "grid": (8,)} | options
     body = lambda x, o: plgpu.emit_pipeline(**options)(x, o)  # noqa: E731  # HERE
     jax.eval_shape(plgpu.kernel(body, f32()), numbers())
+
+
+@refused
+def test_delay_release_needs_more_buffers():
+    options = {"grid": (8,), "in_specs": rows(delay_release=2)}
+    plgpu.emit_pipeline(double, max_concurrent_steps=2, **options)  # HERE
 
 
 @refused_by(everywhere.emulate, [numbers()], f32(), threads={"wg": 2})
