@@ -186,11 +186,10 @@ def test_a_wrapper_is_looked_into_as_what_it_wraps(monkeypatch):
     def wrapper(x, o):
         o[...] = x[...] * SCALE_OF_WRAPPER
 
-    kernel = plgpu.kernel(wrapper, out_type=f32(128))
-    x = numbers(128)
-    np.testing.assert_array_equal(kernel(x), x)
+    kernel = make(wrapper)
+    check(kernel, 1)
     monkeypatch.setitem(globals(), "SCALE_OF_WRAPPER", 3.0)
-    np.testing.assert_array_equal(kernel(x), x * 3)
+    check(kernel, 3)
 
 
 def test_an_object_may_refer_to_its_own_methods():
@@ -204,5 +203,4 @@ def test_an_object_may_refer_to_its_own_methods():
             else:
                 o[...] = x[...] * 2
 
-    kernel = plgpu.kernel(Doubling().body, out_type=f32(128))
-    np.testing.assert_array_equal(kernel(numbers(128)), numbers(128) * 2)
+    check(make(Doubling().body), 2)

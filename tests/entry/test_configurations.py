@@ -86,17 +86,11 @@ def test_jax_can_check_loops_branches_scopes_and_warps():
         def _(warp):
             o[warp + 4 * lax.axis_index("wg")] = x[warp, 0]
 
-    k = make(
-        body,
-        out=f32(8),
-        num_threads=2,
-        thread_name="wg",
-        scratch_types=[plgpu.Barrier(num_barriers=2)],
-    )
+    barriers = plgpu.Barrier(num_barriers=2)
+    k = everywhere.kernel(body, f32(8), barriers, threads={"wg": 2})(None)
     with jax.enable_checks(True):
-        np.testing.assert_array_equal(
-            jax.jit(k)(numbers()), np.tile(numbers()[:4, 0], 2)
-        )
+        got = jax.jit(k)(numbers())
+    np.testing.assert_array_equal(got, np.tile(numbers()[:4, 0], 2))
 
 
 # --- compiled calls -------------------------------------------------------------------
@@ -224,14 +218,7 @@ def test_positions_and_loops_are_32_bit_under_x64(x64):
                 o[i, j, k] = place[0] * 100 + place[1] * 10 + k
 
     expected = np.array([[0, 100], [110, 10]])[..., None] + np.arange(4)
-    out = jax.ShapeDtypeStruct((2, 2, 4), jnp.int32)
-    everywhere.check(
-        lambda interpret: make(
-            body, out, grid=(3,), grid_names=("i",), interpret=interpret
-        ),
-        [],
-        expected,
-    )
+    everywhere.run(body, [], expected.astype(np.int32), grid={"i": 3})
 
 
 def test_64_bit_indices_of_copies_barriers_and_slices_under_x64(x64):
@@ -248,15 +235,8 @@ def test_64_bit_indices_of_copies_barriers_and_slices_under_x64(x64):
         lax.fori_loop(0, 4, step, 0)
 
     expected = numbers() * 2.5 + np.repeat(np.arange(4), 16)[:, None]
-    scratch = [
-        plgpu.SMEM((2, 16, 128), jnp.float32),
-        plgpu.Barrier(num_barriers=2),
-    ]
-    everywhere.check(
-        lambda interpret: make(body, scratch_types=scratch, interpret=interpret),
-        [jnp.asarray(numbers())],
-        expected,
-    )
+    scratch = plgpu.SMEM((2, 16, 128), jnp.float32), plgpu.Barrier(num_barriers=2)
+    everywhere.run(body, [jnp.asarray(numbers())], expected, *scratch, out=f32())
 
 
 @both

@@ -17,25 +17,23 @@ from tests.support.entry_kernels import TILE, f32, make, numbers, run
 from tests.support.refusal import refused, refused_by
 
 
-@pytest.mark.parametrize("static", [True, False])
-@refused_by(run)
-def test_when_takes_a_body_without_result(x, o, *, static):
-    @plgpu.when(True if static else x[0, 0] == 0)  # HERE
-    def _():
-        return 1
+def when(condition):
+    return lambda x, o: plgpu.when(condition(x))(lambda: 1)  # HERE
 
 
-@refused_by(run)
-def test_loop_without_a_carry_takes_a_body_without_result(x, o):
-    @plgpu.loop(0, 4)  # HERE
-    def _(i):
-        return i
+MISTAKES = {
+    "a result of a static when": when(lambda x: True),
+    "a result of a dynamic when": when(lambda x: x[0, 0] == 0),
+    "a result of a loop": lambda x, o: plgpu.loop(0, 4)(lambda i: i),  # HERE
+    "a step of 0": lambda x, o: plgpu.loop(0, 4, step=0)(lambda i: None),  # HERE
+    "a step of -1": lambda x, o: plgpu.loop(0, 4, step=-1)(lambda i: None),  # HERE
+}
 
 
-@pytest.mark.parametrize("step", [0, -1])
-@refused_by(run)
-def test_loop_counts_up(x, o, *, step):
-    plgpu.loop(0, 4, step=step)(lambda i: None)  # HERE
+@pytest.mark.parametrize("body", MISTAKES.values(), ids=MISTAKES)
+@refused
+def test_loops_count_up_and_bodies_have_no_result(body):
+    run(body)
 
 
 @settings(max_examples=10)
@@ -90,10 +88,6 @@ def test_a_loop_carries_the_same_reference_all_the_way(x, o, a, b, *, flow):
         lax.while_loop(lambda c: c[0] < 3, swap, (0, a, b))
 
 
-def test_cdiv_rounds_up():
-    assert [cdiv(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
-
-
 def test_a_loop_reads_what_its_body_wrote():
     def body(x, o, tile):
         tile[...] = x[...]
@@ -115,6 +109,8 @@ def test_a_loop_reads_what_its_body_wrote():
     ],
 )
 def test_cdiv_rounds_up_for_every_type(dtype, a, b, expected):
+    assert cdiv(a, b) == expected
+
     def body(x, o):
         o[0] = plgpu.cdiv(x[0], jnp.asarray(b, dtype))
 
@@ -131,6 +127,6 @@ def test_an_error_of_the_body_that_names_a_carry_is_the_bodys_own():
         def _(i, carry):
             return step(i)
 
-    kernel = plgpu.kernel(body, out_type=f32(128))
+    kernel = make(body, f32(128))
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         kernel(numbers(128))

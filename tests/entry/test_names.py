@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.entry.names import parameter_names
+from tests.support import everywhere
+from tests.support.refusal import refused, refused_by
 
 OUT = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -32,57 +35,51 @@ def test_a_leaf_is_named_by_its_parameter_and_its_path(f, args, kwargs, names):
     assert parameter_names(f, args, kwargs) == names
 
 
-def deadlock_of(body, scratch):
-    run = plgpu.kernel(body, out_type=OUT, scratch_types=scratch, interpret=True)
-    with pytest.raises(errors.DeadlockError) as caught:
-        run()
-    return str(caught.value)
-
-
 RING = plgpu.Barrier(num_barriers=3)
 
 
-def test_a_deadlock_names_the_barrier_as_the_author_does():
-    def body(o, empty, full):
-        plgpu.barrier_wait(full.at[2])  # HERE
-
-    text = deadlock_of(body, [RING, RING])
-    assert "waits for phase 0 of barrier full[2] at" in text
-    assert "barrier full[2]: 0 phases complete" in text
-    assert "test_names.py" in text
+@refused_by(everywhere.emulate, [], OUT, RING, RING)
+def test_a_deadlock_names_the_barrier_as_the_author_does(o, empty, full):
+    plgpu.barrier_wait(full.at[2])  # HERE
 
 
-def test_a_barrier_is_named_in_dicts_star_arguments_and_inner_scopes():
-    def star(o, *refs):
-        plgpu.barrier_wait(refs[1])
-
-    assert "of barrier refs[1] at" in deadlock_of(star, [RING, plgpu.Barrier()])
-
-    def named(o, *, ready):
-        plgpu.barrier_wait(ready["a"])
-
-    assert "of barrier ready['a'] at" in deadlock_of(
-        named, {"ready": {"a": plgpu.Barrier()}}
-    )
-
-    def scoped(o):
-        plgpu.run_scoped(lambda inner: plgpu.barrier_wait(inner), plgpu.Barrier())
-
-    assert "of barrier inner at" in deadlock_of(scoped, [])
+def star(o, *refs):
+    plgpu.barrier_wait(refs[1])
 
 
-def test_blocks_and_scratch_of_a_pallas_call_have_the_bodys_names():
-    def body(x, o, ready):
-        plgpu.barrier_wait(ready)
+def named(o, *, ready):
+    plgpu.barrier_wait(ready["a"])
 
-    run = plgpu.pallas_call(body, OUT, scratch_shapes=[plgpu.Barrier()])
-    with pytest.raises(errors.DeadlockError, match="of barrier ready at"):
-        run(jnp.ones(4))
 
-    def unwritten(x, o, tile):
-        o[...] = tile[...]
+def scoped(o):
+    plgpu.run_scoped(lambda inner: plgpu.barrier_wait(inner), plgpu.Barrier())
 
-    scratch = [plgpu.SMEM((4,), jnp.float32)]
-    run = plgpu.pallas_call(unwritten, OUT, scratch_shapes=scratch)
-    with pytest.raises(errors.UninitializedReadError, match=r"\(tile\) is read"):
-        run(jnp.ones(4))
+
+BARRIERS = {
+    star: ([RING, plgpu.Barrier()], "refs[1]"),
+    named: ({"ready": {"a": plgpu.Barrier()}}, "ready['a']"),
+    scoped: ([], "inner"),
+}
+
+
+@pytest.mark.parametrize("body", BARRIERS, ids=lambda body: body.__name__)
+def test_a_barrier_is_named_in_dicts_star_arguments_and_inner_scopes(body):
+    scratch, name = BARRIERS[body]
+    with pytest.raises(errors.DeadlockError, match=f"of barrier {re.escape(name)} at"):
+        everywhere.emulate(body, [], OUT, scratch_types=scratch)
+
+
+def waits(x, o, ready):
+    plgpu.barrier_wait(ready)  # HERE
+
+
+def reads(x, o, tile):
+    o[...] = tile[...]  # HERE
+
+
+@pytest.mark.parametrize(
+    ("body", "scratch"), [(waits, plgpu.Barrier()), (reads, plgpu.SMEM((4,), "f4"))]
+)
+@refused
+def test_blocks_and_scratch_of_a_pallas_call_have_the_bodys_names(body, scratch):
+    plgpu.pallas_call(body, OUT, scratch_shapes=[scratch])(jnp.ones(4))

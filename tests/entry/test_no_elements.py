@@ -17,16 +17,8 @@ from tests.support.entry_kernels import f32, numbers
 
 def check(function, x, **options):
     """Compares a kernel that applies `function` to an array with JAX."""
-    expected = function(jnp.asarray(x))
-
-    def body(x, o):
-        o[...] = function(x[...])
-
-    def make(interpret):
-        out_type = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
-        return plgpu.kernel(body, out_type, interpret=interpret)
-
-    everywhere.check(make, [x], np.asarray(expected), **options)
+    expected = np.asarray(function(jnp.asarray(x)))
+    everywhere.run(lambda x, o: o.set(function(x[...])), [x], expected, **options)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +136,16 @@ def test_operations_lose_what_has_no_elements(name):
     check(OPERATIONS[name], numbers(8, 16))
 
 
-def test_values_without_elements_in_a_scope_of_the_kernel():
-    def body(x, o):
-        def scope(tile):
-            tile[...] = jnp.concatenate([x[:4], x[...][:0], x[4:]])
-            o[...] = tile[...]
+X = numbers(8, 16)
 
-        plgpu.run_scoped(scope, plgpu.SMEM((8, 16), jnp.float32))
 
-    x = numbers(8, 16)
-    everywhere.check(
-        lambda interpret: plgpu.kernel(body, f32(8, 16), interpret=interpret), [x], x
-    )
+@everywhere.gives([X], X)
+def test_values_without_elements_in_a_scope_of_the_kernel(x, o):
+    def scope(tile):
+        tile[...] = jnp.concatenate([x[:4], x[...][:0], x[4:]])
+        o[...] = tile[...]
+
+    plgpu.run_scoped(scope, plgpu.SMEM((8, 16), jnp.float32))
 
 
 def test_a_kernel_over_an_associative_scan_is_traced_once_for_both():
@@ -168,23 +158,13 @@ def test_a_kernel_over_an_associative_scan_is_traced_once_for_both():
     assert "f32[0" not in text
 
 
-def test_an_update_between_two_scopes_keeps_its_order():
+@everywhere.gives([X], 2 * X + 1, plgpu.SMEM((8, 16), jnp.float32))
+def test_an_update_between_two_scopes_keeps_its_order(x, o, tile):
     """The trace without empty values has the effects of the first one, in order."""
-
-    def body(x, o, tile):
-        tile[...] = x[...]
-        o[...] = jnp.concatenate([tile[...], x[...][:0]])
-        tile[...] = tile[...] + 1
-        o[...] += jnp.concatenate([tile[...][:0], tile[...]])
-
-    def make(interpret):
-        scratch = [plgpu.SMEM((8, 16), jnp.float32)]
-        return plgpu.kernel(
-            body, f32(8, 16), scratch_types=scratch, interpret=interpret
-        )
-
-    x = numbers(8, 16)
-    everywhere.check(make, [x], 2 * x + 1)
+    tile[...] = x[...]
+    o[...] = jnp.concatenate([tile[...], x[...][:0]])
+    tile[...] = tile[...] + 1
+    o[...] += jnp.concatenate([tile[...][:0], tile[...]])
 
 
 def write(x, o, nothing):

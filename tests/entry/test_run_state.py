@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support.entry_kernels import TILE, numbers, run
 from tests.support.refusal import refused, refused_by
 
@@ -37,26 +36,49 @@ def test_a_state_without_leaves_is_empty():
     np.testing.assert_array_equal(run(body), numbers())
 
 
-@refused_by(run)
-def test_the_leaves_of_a_state_are_accumulators(x, o):
-    plgpu.run_state(lambda ref: None)(x[...])  # HERE
+def state(start, result=lambda ref: None):
+    return lambda x, o: plgpu.run_state(result)(start(x))  # HERE
 
 
-@refused_by(run)
-def test_a_state_is_in_registers(x, o):
-    plgpu.run_state(lambda ref: None)(TILE)  # HERE
+def scope(use, *scratch, **options):
+    return lambda x, o: plgpu.run_scoped(use, *scratch, **options)  # HERE
 
 
-@pytest.mark.parametrize("result", [lambda ref: ref[...], lambda ref: ref])
-@refused_by(run)
-def test_a_function_over_a_state_returns_nothing(x, o, *, result):
-    update = plgpu.run_state(lambda ref: result(ref))  # HERE
-    update(ACC)
+def branch(acc):
+    lax.cond(lax.axis_index("wg") == 0, lambda: acc, lambda: acc)  # HERE
 
 
-@refused_by(run)
-def test_a_start_value_is_an_array(x, o):
-    plgpu.run_state(lambda ref: None)(plgpu.ACC.init(x))  # HERE
+THREADS = {"num_threads": 2, "thread_name": "wg"}
+ONE = {"num_threads": 1, "thread_name": "wg"}
+MISTAKES = {
+    "a state of values": (state(lambda x: x[...]), ONE),
+    "a state in SMEM": (state(lambda x: TILE), ONE),
+    "a start value that is a reference": (state(plgpu.ACC.init), ONE),
+    "a function that returns a value": (
+        state(lambda x: ACC, lambda ref: ref[...]), ONE  # HERE
+    ),
+    "a function that returns its state": (
+        state(lambda x: ACC, lambda ref: ref), ONE  # HERE
+    ),
+    "a scope that returns its accumulator": (scope(lambda acc: acc, ACC), ONE),
+    "a scope that returns it in a pytree": (scope(lambda acc: {"a": [acc]}, ACC), ONE),
+    "a branch that returns an accumulator": (scope(branch, ACC), ONE),
+    "a collective accumulator": (
+        scope(lambda acc: None, ACC, collective_axes="wg"), THREADS
+    ),
+    "memory beside that of one warpgroup": (
+        scope(lambda acc, tile: None, ACC, TILE), THREADS
+    ),
+    "scratch of several warpgroups": (
+        lambda x, o, acc: None, {**THREADS, "scratch_types": [ACC]}  # HERE
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "options"), MISTAKES.values(), ids=MISTAKES)
+@refused
+def test_accumulators_are_those_of_a_warpgroup_and_stay_in_their_scope(body, options):
+    run(body, **options)
 
 
 @pytest.mark.parametrize("where", ["run_scoped", "scratch_types"])
@@ -78,12 +100,6 @@ def test_a_state_is_part_of_a_kernel():
 # --- accumulators do not escape -------------------------------------------------------
 
 
-@pytest.mark.parametrize("escape", [lambda acc: acc, lambda acc: {"a": [acc]}])
-@refused_by(run)
-def test_an_accumulator_does_not_leave_its_scope(x, o, *, escape):
-    plgpu.run_scoped(lambda acc: escape(acc), ACC)  # HERE
-
-
 def test_an_accumulator_kept_by_python_is_not_used_after_its_scope():
     def body(x, o):
         kept = []
@@ -95,50 +111,12 @@ def test_an_accumulator_kept_by_python_is_not_used_after_its_scope():
         run(body)
 
 
-def test_a_loop_does_not_carry_an_accumulator():
-    def body(x, o):
-        def scope(first, second):
-            def step(_, acc):
-                return second
+@refused_by(run)
+def test_a_loop_does_not_carry_an_accumulator(x, o):
+    def scope(first, second):
+        lax.fori_loop(0, 2, lambda _, acc: second, first)
 
-            lax.fori_loop(0, 2, step, first)
-
-        plgpu.run_scoped(scope, ACC, plgpu.ACC((64, 128)))
-
-    with pytest.raises((errors.UnsupportedError, errors.KernelError)) as caught:
-        run(body)
-    assert "REGS float32[64, 128]" in str(caught.value.got)
-    assert "test_run_state.py" in caught.value.where
-
-
-@refused_by(run, grid=(1,), grid_names=("i",))
-def test_a_branch_does_not_return_an_accumulator(x, o):
-    def scope(acc):
-        i = lax.axis_index("i")
-        lax.cond(i == 0, lambda: acc, lambda: acc)  # HERE
-
-    plgpu.run_scoped(scope, ACC)
-
-
-# --- accumulators belong to one warpgroup ---------------------------------------------
-
-THREADS = {"num_threads": 2, "thread_name": "wg"}
-TOGETHER = "an accumulator is allocated by all warpgroups together"
-
-
-@refused_by(run, **THREADS)
-def test_an_accumulator_is_not_allocated_collectively(x, o):
-    plgpu.run_scoped(lambda acc: None, ACC, collective_axes="wg")  # HERE
-
-
-@refused
-def test_the_scratch_of_several_warpgroups_holds_no_accumulator():
-    run(lambda x, o, acc: None, scratch_types=[ACC], **THREADS)
-
-
-@refused_by(run, **THREADS)
-def test_one_warpgroup_of_several_does_not_allocate_memory_beside_it(x, o):
-    plgpu.run_scoped(lambda acc, tile: None, ACC, TILE)  # HERE
+    plgpu.run_scoped(scope, ACC, plgpu.ACC((64, 128)))
 
 
 def test_one_warpgroup_may_have_its_accumulator_in_the_scratch():

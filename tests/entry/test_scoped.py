@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_gpu as plgpu
 from tests.support.entry_kernels import TILE, numbers, run
-from tests.support.refusal import refused, refused_by
-
-THREADS = {"num_threads": 2, "thread_name": "wg"}
+from tests.support.refusal import refused
 
 
 def test_a_scope_returns_values():
@@ -47,24 +46,22 @@ def test_scopes_nest_and_follow_each_other():
     np.testing.assert_array_equal(run(body), numbers() * 4)
 
 
-@refused_by(run, **THREADS)
-def test_several_warpgroups_enter_a_scope_together(x, o):
-    plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+THREADS = {"num_threads": 2, "thread_name": "wg", "grid": (2,), "grid_names": ("i",)}
+SCOPES = {
+    "one warpgroup of several": (TILE, {}, THREADS),
+    "along an axis of the grid": (TILE, {"collective_axes": "i"}, THREADS),
+    "along an axis of one warpgroup": (TILE, {"collective_axes": "wg"}, {}),
+    "a type": (jnp.float32, {}, {}),
+}
 
 
-@refused_by(run, grid=(2,), grid_names=("i",), **THREADS)
-def test_a_scope_is_collective_over_the_thread_axis(x, o):
-    plgpu.run_scoped(lambda tile: None, TILE, collective_axes="i")  # HERE
+@pytest.mark.parametrize(("scratch", "axes", "mesh"), SCOPES.values(), ids=SCOPES)
+@refused
+def test_all_warpgroups_enter_a_scope_of_memory_together(scratch, axes, mesh):
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, scratch, **axes)  # HERE
 
-
-@refused_by(run)
-def test_one_warpgroup_has_no_thread_axis(x, o):
-    plgpu.run_scoped(lambda tile: None, TILE, collective_axes="wg")  # HERE
-
-
-@refused_by(run)
-def test_a_scope_declares_memory(x, o):
-    plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
+    run(body, **mesh)
 
 
 @refused

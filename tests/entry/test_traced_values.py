@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support.entry_kernels import run
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, run
 from tests.support.refusal import refused, refused_by
 
 
@@ -68,12 +69,7 @@ def test_the_hints_work():
             )
 
     x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
-    out = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
-        grid=(1,),
-        grid_names=("i",),
-    )(x)
+    out = everywhere.emulate(body, [x], x, grid={"i": 1})
     np.testing.assert_allclose(out, np.where(x > 0, x[0] + x[1], x), rtol=1e-6)
 
 
@@ -111,12 +107,7 @@ def test_a_value_of_a_branch_or_a_loop_stays_in_it(escape, size, jitted):
     def body(x, o):
         o[...] = escape(x, size)
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
-        grid=(1,),
-        grid_names=("i",),
-    )
+    kernel = everywhere.kernel(body, f32(size), grid={"i": 1})(None)
     (jax.jit(kernel) if jitted else kernel)(jnp.zeros((64, 8192)))
 
 
@@ -142,13 +133,11 @@ def test_a_value_of_another_function_is_an_argument(maker, computed):
 
 
 def test_values_of_the_functions_around_a_kernel_may_be_closed_over():
-    like = jax.ShapeDtypeStruct((8,), jnp.float32)
-
     def scaled(x, factor):
         def body(x_ref, o_ref):
             o_ref[...] = x_ref[...] * factor
 
-        return plgpu.kernel(body, out_type=like)(x)
+        return plgpu.kernel(body, out_type=f32(8))(x)
 
     x = jnp.arange(8.0)
 

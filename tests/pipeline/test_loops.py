@@ -11,7 +11,6 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
 
@@ -72,26 +71,33 @@ def test_the_sizes_of_a_grid_may_be_values_of_the_kernel():
     everywhere.run(body, [jnp.array([3])], expected, grid={"sm": 4})
 
 
-@pytest.mark.parametrize(
-    ("grid", "options"),
-    [
-        (lambda n: (n, 2), {"tiling": (1, 2)}),
-        (lambda n: (n * 0.5, 2), {}),
-        (lambda _: (2.5,), {}),
-    ],
-)
-@refused
-def test_sizes_of_a_grid_that_are_refused(grid, options):
-    def body(n_ref, o_ref):
-        sizes = grid(n_ref[0])
-        plgpu.nd_loop(sizes, collective_axes="sm", **options)(print)  # HERE
+def loop(grid, **options):
+    """Over a grid that depends on an argument of the kernel."""
 
-    plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((2,), jnp.int32),
-        grid=(2,),
-        grid_names=("sm",),
-    )(jnp.array([3]))
+    def body(n, o):
+        plgpu.nd_loop(grid(n[0]), collective_axes="sm", **options)(print)  # HERE
+
+    call = everywhere.kernel(body, np.zeros(2, np.int32), grid={"sm": 2})(None)
+    return lambda: call(jnp.array([3]))
+
+
+MISTAKES = {
+    "a tiling of a dynamic size": loop(lambda n: (n, 2), tiling=(1, 2)),
+    "a dynamic size that is no integer": loop(lambda n: (n * 0.5, 2)),
+    "a size that is no integer": loop(lambda _: (2.5,)),
+    "more steps than an index counts": loop(lambda _: (2**16, 2**16)),
+    "a tiling that does not divide": loop(lambda _: (4, 6), tiling=(3, 3)),
+    "a size of a call beyond int32": lambda: plgpu.pallas_call(  # HERE
+        print, (), grid=(2**31 + 5,)
+    ),
+    "a plane of three dimensions": lambda: plgpu.planar_snake(0, (4, 4), 2, 1),  # HERE
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+@refused
+def test_grids_that_are_refused(mistake):
+    mistake()
 
 
 def test_a_tiling_is_visited_tile_by_tile():
@@ -166,26 +172,3 @@ def test_a_carry_reaches_the_last_step():
 
     expected = np.array([0 + 2 + 11, 1 + 10 + 12], np.int32)
     everywhere.run(body, [], expected, grid={"sm": 2})
-
-
-def test_a_grid_with_more_steps_than_an_index_counts_is_refused():
-    out = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-
-    def body(o):
-        plgpu.nd_loop((2**16, 2**16), collective_axes="i")(lambda _: None)
-
-    kernel = plgpu.kernel(body, out_type=out, grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.ArgumentError, match="the grid has too many steps"):
-        jax.eval_shape(kernel)
-    with pytest.raises(errors.ArgumentError, match="a size of the grid is too large"):
-        plgpu.pallas_call(lambda o: None, out, grid=(2**31 + 5,))
-
-
-def test_a_tiling_that_does_not_divide_is_refused():
-    with pytest.raises(plgpu.errors.ArgumentError, match="does not divide the grid"):
-        plgpu.nd_loop((4, 6), collective_axes="sm", tiling=(3, 3))
-
-
-def test_a_plane_has_two_dimensions():
-    with pytest.raises(plgpu.errors.ArgumentError, match="invalid strips"):
-        plgpu.planar_snake(0, (4, 4), 2, 1)

@@ -13,7 +13,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from benchmarks import pipelines
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused, refused_by
@@ -246,17 +245,11 @@ def test_an_array_that_index_maps_read_is_read_by_the_memory_warpgroup():
 
 
 @pytest.mark.parametrize(
-    ("threads", "axis"), [(2, None), (None, "wg")], ids=["no name", "no number"]
+    ("threads", "axis"), [(2, None), (None, "wg"), (0, "wg"), (8, "wg")]
 )
 @refused
-def test_the_warpgroups_have_a_name(threads, axis):
+def test_the_warpgroups_have_a_name_and_room_for_the_memory_warpgroup(threads, axis):
     plgpu.pallas_call(double, f32(), num_threads=threads, thread_name=axis)  # HERE
-
-
-@pytest.mark.parametrize("threads", [0, 8])
-def test_a_block_has_room_for_the_memory_warpgroup(threads):
-    with pytest.raises(errors.ArgumentError, match="num_threads is out of range"):
-        plgpu.pallas_call(double, f32(), num_threads=threads, thread_name="wg")
 
 
 @refused_by(lambda body: called(body, semantics=("arbitrary",))(None)(numbers()))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
@@ -19,15 +18,22 @@ from tests.support.refusal import refused
 ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
 
 
-def add_one(x, o):
-    o[...] = x[...] + 1
+def add_one(x, o):  # HERE
+    o[...] = x[...] + 1  # HERE
+
+
+IN_ROWS = {"grid": 2, "in_specs": [ROWS], "out_specs": ROWS}
+
+
+def check(body, args, expected, **options):
+    """Compares the results of a call, which have the types of those expected."""
+    got = plgpu.pallas_call(body, expected, **options)(*args)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def check_add_one(array, spec, grid, out_spec=None):
-    call = plgpu.pallas_call(
-        add_one, array, grid=grid, in_specs=[spec], out_specs=out_spec or spec
-    )
-    np.testing.assert_array_equal(call(array), array + 1)
+    specs = {"in_specs": [spec], "out_specs": out_spec or spec}
+    check(add_one, [array], array + 1, grid=grid, **specs)
 
 
 # --- what a body sees -----------------------------------------------------------------
@@ -87,9 +93,9 @@ def test_a_block_over_the_edge_holds_zeros_there():
 
     spec = plgpu.BlockSpec((128,), lambda i: (i,))
     one = plgpu.BlockSpec((4,), lambda i: (i,))
-    call = plgpu.pallas_call(body, f32(12), grid=3, in_specs=[spec], out_specs=one)
+    expected = np.float32([128, 128, 44]).repeat(4)
     ones = np.ones(300, np.float32)
-    np.testing.assert_array_equal(np.asarray(call(ones))[::4], [128, 128, 44])
+    check(body, [ones], expected, grid=3, in_specs=[spec], out_specs=one)
 
 
 @pytest.mark.parametrize("gone", [None, plgpu.Squeezed(), plgpu.Squeezed])
@@ -102,16 +108,14 @@ def test_a_squeezed_dimension_is_not_seen(gone):
 
     array = numbers(3, 64, 128)
     spec = plgpu.BlockSpec((gone, 64, 128), lambda i: (i, 0, 0))
-    call = plgpu.pallas_call(body, array, grid=3, in_specs=[spec], out_specs=spec)
-    np.testing.assert_array_equal(call(array), array + 1)
+    check(body, [array], array + 1, grid=3, in_specs=[spec], out_specs=spec)
     assert set(shapes) == {((64, 128), (64, 128))}
 
 
 def test_element_counts_elements():
     shifted = plgpu.BlockSpec((plgpu.Element(32), 128), lambda i: (i * 32 - 4, 0))
-    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[shifted], out_specs=ROWS)
     padded = np.concatenate([np.zeros((4, 128), np.float32), numbers()])
-    np.testing.assert_array_equal(call(numbers()), padded[:64] + 1)
+    check(add_one, [numbers()], padded[:64] + 1, **IN_ROWS | {"in_specs": [shifted]})
 
 
 @pytest.mark.parametrize("spec", [None, plgpu.BlockSpec(memory_space=plgpu.GMEM)])
@@ -119,8 +123,7 @@ def test_no_spec_and_a_gmem_spec_give_the_whole_array(spec):
     def body(x, o):
         o[...] = x[plgpu.ds(plgpu.program_id(0) * 32, 32)] + 1
 
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+    check(body, [numbers()], numbers() + 1, **IN_ROWS | {"in_specs": [spec]})
 
 
 @pytest.mark.parametrize("rows", [1, None, 8])
@@ -141,22 +144,6 @@ def test_a_gmem_spec_with_a_block_gives_the_block(rows):
     np.testing.assert_array_equal(jax.vmap(make(True))(both), both * 2)
 
 
-def test_blocks_in_gmem_do_not_exceed_the_array():
-    spec = plgpu.BlockSpec((24, 128), lambda i: (i, 0), memory_space=plgpu.GMEM)
-    call = plgpu.pallas_call(lambda x, o: None, f32(), grid=3, in_specs=[spec],
-                             out_specs=spec)  # fmt: skip
-    with pytest.raises(errors.UnsupportedError, match="blocks in GMEM exceed"):
-        call(numbers())
-
-
-def test_specs_have_the_structure_of_the_arrays():
-    specs = [[ROWS, ROWS], ROWS]
-    call = plgpu.pallas_call(lambda *_: None, f32(), grid=2, in_specs=specs,
-                             out_specs=ROWS)  # fmt: skip
-    with pytest.raises(errors.ArgumentError, match="not a pytree like the arrays"):
-        call(numbers(), {"p": numbers(), "q": numbers()})
-
-
 def test_a_number_may_be_the_argument_of_a_grid_without_positions():
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
     out = jax.ShapeDtypeStruct((), jnp.float32)
@@ -169,9 +156,8 @@ def test_a_scalar_argument_is_a_reference_without_dimensions():
     def body(x, s, o):
         o[...] = x[...] * s[...]
 
-    call = plgpu.pallas_call(body, f32())
-    np.testing.assert_array_equal(call(numbers(), np.float32(2)), numbers() * 2)
-    np.testing.assert_array_equal(call(numbers(), 2.0), numbers() * 2)
+    for scale in (np.float32(2), 2.0):
+        check(body, [numbers(), scale], numbers() * 2)
 
 
 def test_program_ids_and_sizes_of_the_grid():
@@ -181,10 +167,9 @@ def test_program_ids_and_sizes_of_the_grid():
         o[...] = jnp.full((8, 128), value, jnp.int32)
 
     spec = plgpu.BlockSpec((8, 128), lambda i, j: (i, j))
-    out = jax.ShapeDtypeStruct((16, 384), jnp.int32)
-    result = plgpu.pallas_call(body, out, grid=(2, 3), out_specs=spec)()
     expected = 300 + 10 * np.arange(2)[:, None] + np.arange(3)
-    np.testing.assert_array_equal(result[::8, ::128], expected)
+    expected = expected.repeat(8, 0).repeat(128, 1).astype(np.int32)
+    check(body, [], expected, grid=(2, 3), out_specs=spec)
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -195,16 +180,11 @@ def test_scratch_follows_the_blocks(named):
 
     tile = plgpu.SMEM((32, 128), jnp.float32)
     scratch = {"tile": tile} if named else [tile]
-    call = plgpu.pallas_call(
-        body, f32(), grid=2, in_specs=[ROWS], out_specs=ROWS, scratch_shapes=scratch
-    )
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+    check(body, [numbers()], numbers() + 1, scratch_shapes=scratch, **IN_ROWS)
 
 
 def test_a_grid_spec_stands_for_its_parts():
-    spec = plgpu.GridSpec(grid=(2,), in_specs=[ROWS], out_specs=ROWS)
-    call = plgpu.pallas_call(add_one, f32(), grid_spec=spec)
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+    check(add_one, [numbers()], numbers() + 1, grid_spec=plgpu.GridSpec(**IN_ROWS))
 
 
 def test_several_results_keep_their_structure():
@@ -212,13 +192,8 @@ def test_several_results_keep_their_structure():
         o[...] = x[...] + 1
         p[...] = x[...] * 2
 
-    call = plgpu.pallas_call(
-        body, [f32(), f32()], grid=2, in_specs=[ROWS], out_specs=[ROWS, ROWS]
-    )
-    results = call(numbers())
-    assert isinstance(results, list)
-    np.testing.assert_array_equal(results[0], numbers() + 1)
-    np.testing.assert_array_equal(results[1], numbers() * 2)
+    expected = [numbers() + 1, numbers() * 2]
+    check(body, [numbers()], expected, **IN_ROWS | {"out_specs": [ROWS, ROWS]})
 
 
 @pytest.mark.parametrize(
@@ -228,60 +203,17 @@ def test_blocks_of_every_dtype_travel(dtype):
     def copy(x, o):
         o[...] = x[...]
 
-    array = jnp.asarray(numbers() % 2).astype(dtype)
-    call = plgpu.pallas_call(copy, array, grid=2, in_specs=[ROWS], out_specs=ROWS)
-    np.testing.assert_array_equal(np.asarray(call(array)), np.asarray(array))
+    array = (numbers() % 2).astype(dtype)
+    check(copy, [array], array, **IN_ROWS)
 
 
 # --- refusals -------------------------------------------------------------------------
-
-
-@refused
-def test_there_is_a_spec_for_each_argument():
-    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS, ROWS])
-    call(numbers())  # HERE
-
-
-@refused
-def test_a_spec_is_a_block_spec():
-    call = plgpu.pallas_call(add_one, f32(), grid=2, out_specs=(32, 128))
-    call(numbers())  # HERE
-
-
-@refused
-def test_a_block_has_the_dimensions_of_its_array():
-    def body(x, o):  # HERE
-        pass
-
-    spec = plgpu.BlockSpec((32,), lambda i: (i,))
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    call(numbers())
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "all"])
 @refused
 def test_a_block_has_positive_sizes(size):
     plgpu.BlockSpec((32, size))  # HERE
-
-
-@refused
-def test_an_index_map_takes_the_grid_indices():
-    def body(x, o):
-        pass
-
-    spec = plgpu.BlockSpec((32, 128), lambda i, j: (i, j))  # HERE
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    call(numbers())
-
-
-@refused
-def test_an_index_map_returns_an_index_for_each_dimension():
-    def body(x, o):
-        pass
-
-    spec = plgpu.BlockSpec((32, 128), lambda i: i)  # HERE
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[ROWS], out_specs=spec)
-    call(numbers())
 
 
 def test_an_error_of_an_index_map_is_its_own():
@@ -294,16 +226,60 @@ def test_an_error_of_an_index_map_is_its_own():
         call(numbers())
 
 
-@refused
-def test_a_tiled_block_is_divided_by_its_tiling():
-    def body(x, o):  # HERE
-        pass
+def rows(index_map=lambda i: (i, 0), shape=(32, 128), **options):
+    return plgpu.BlockSpec(shape, index_map, **options)
 
-    spec = plgpu.BlockSpec(
-        (30, 128), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
-    )
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    call(numbers())
+
+def only_rows(i, j):  # HERE
+    return i, 0
+
+
+TILES = [plgpu.TilingTransform((8, 32))]
+WHOLE = plgpu.BlockSpec((64, 128))
+# What is given in place of the specs and the grid of two blocks of rows.
+MISTAKES = {
+    "a spec too many": {"in_specs": [ROWS, ROWS]},
+    "a spec that is a shape": {"out_specs": (32, 128)},
+    "a block of fewer dimensions": {"in_specs": [rows(lambda i: (i,), (32,))]},
+    "an index map of two axes": {"in_specs": [rows(lambda i, j: (i, j))]},  # HERE
+    "an index for one dimension": {"out_specs": rows(lambda i: i)},  # HERE
+    "a tiling that does not divide": {
+        "in_specs": [rows(shape=(30, 128), transforms=TILES)]
+    },
+    "a block in GMEM that exceeds the array": {
+        "grid": 3, "in_specs": [rows(shape=(24, 128), memory_space=plgpu.GMEM)]
+    },
+    "a block in TMEM": {"in_specs": [rows(memory_space=plgpu.TMEM)]},
+    "a block in registers": {"in_specs": [rows(memory_space=plgpu.REGS)]},
+    "unknown semantics": {
+        "compiler_params": plgpu.CompilerParams(dimension_semantics=["serial"])
+    },
+    "a result of several CTAs without a spec": {"grid": (2, 3), "out_specs": None},
+    "one block of several CTAs": {"grid": (2, 3), "out_specs": WHOLE},
+    "rows of several CTAs": {"grid": (2, 3), "out_specs": rows(only_rows)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", MISTAKES.values(), ids=MISTAKES)
+@refused
+def test_specs_that_do_not_fit_the_call_are_refused(given):
+    options = {"grid": 2, "out_specs": ROWS} | given
+    plgpu.pallas_call(add_one, f32(), **options)(numbers())  # HERE
+
+
+@refused
+def test_specs_have_the_structure_of_the_arrays():
+    specs = [[ROWS, ROWS], ROWS]
+    call = plgpu.pallas_call(add_one, f32(), **IN_ROWS | {"in_specs": specs})
+    call(numbers(), {"p": numbers(), "q": numbers()})  # HERE
+
+
+@pytest.mark.parametrize("make", [np.array, jnp.array, list], ids=["np", "jnp", "list"])
+@refused
+def test_an_index_map_does_not_close_over_an_array(make):
+    table = make([1, 0])
+    spec = rows(lambda i: (table[i], 0))  # HERE
+    check(add_one, [numbers()], numbers(), **IN_ROWS | {"in_specs": [spec]})
 
 
 @refused
@@ -311,62 +287,15 @@ def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
     def body(x, o):  # HERE
         pass
 
-    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    call = plgpu.pallas_call(
-        body, jax.ShapeDtypeStruct((7, 3), jnp.int4), in_specs=[spec], out_specs=spec,
-        grid=2, num_threads=2, thread_name="wg",
-    )  # fmt: skip
-    call(jnp.zeros((7, 3), jnp.int4))
+    x, spec = jnp.zeros((7, 3), jnp.int4), rows(shape=(4, 3))
+    threads = {"num_threads": 2, "thread_name": "wg"}
+    check(body, [x], x, in_specs=[spec], out_specs=spec, grid=2, **threads)
 
 
-@pytest.mark.parametrize("space", [plgpu.TMEM, plgpu.REGS])
+@pytest.mark.parametrize("body", [lambda x, o: x[...], lambda x: None])  # HERE
 @refused
-def test_blocks_live_in_smem_or_gmem(space):
-    def body(x, o):  # HERE
-        pass
-
-    spec = plgpu.BlockSpec((32, 128), lambda i: (i, 0), memory_space=space)
-    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    call(numbers())
-
-
-@refused
-def test_unknown_semantics_of_an_axis_are_refused():
-    params = plgpu.CompilerParams(dimension_semantics=["serial"])
-    plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
-
-
-@refused
-def test_a_body_returns_nothing():
-    def body(x, o):  # HERE
-        return x[...]
-
-    call = plgpu.pallas_call(body, f32())
-    call(numbers())
-
-
-@refused
-def test_a_body_takes_the_references_it_gets():
-    def body(x):  # HERE
-        pass
-
-    call = plgpu.pallas_call(body, f32())
-    call(numbers())
-
-
-TABLE = [1, 0]
-
-
-@pytest.mark.parametrize(
-    "make", [np.array, jnp.array, list], ids=["table0", "table1", "table2"]
-)
-@refused
-def test_an_index_map_does_not_close_over_an_array(make):
-    table = make(TABLE)
-    index_map = lambda i: (table[i], 0)  # noqa: E731  # HERE
-    spec = plgpu.BlockSpec((32, 128), index_map)
-    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
-    call(numbers())
+def test_a_body_takes_its_references_and_returns_nothing(body):
+    plgpu.pallas_call(body, f32())(numbers())
 
 
 def test_an_index_map_closes_over_numbers():
@@ -378,24 +307,10 @@ def test_an_index_map_closes_over_numbers():
 # --- blocks of results under a parallel grid ------------------------------------------
 
 
-def only_rows(i, j):
-    return i, 0
-
-
-@pytest.mark.parametrize(
-    "spec", [None, plgpu.BlockSpec((64, 128)), plgpu.BlockSpec((32, 128), only_rows)]
-)
-@refused
-def test_a_block_of_a_result_belongs_to_one_cta(spec):
-    call = plgpu.pallas_call(add_one, f32(), grid=(2, 3), out_specs=spec)
-    call(numbers())
-
-
 def test_an_axis_of_size_one_needs_no_index():
     spec = plgpu.BlockSpec((32, 128), only_rows)
     check_add_one(numbers(), spec, (2, 1))
-    call = plgpu.pallas_call(add_one, f32(), grid=(1, 1))
-    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+    check(add_one, [numbers()], numbers() + 1, grid=(1, 1))
 
 
 def test_ctas_may_store_parts_of_a_whole_result_in_gmem():
@@ -404,8 +319,7 @@ def test_ctas_may_store_parts_of_a_whole_result_in_gmem():
         o[i] = x[i] * 2
 
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
-    call = plgpu.pallas_call(body, f32(4, 128), grid=4, out_specs=whole)
-    np.testing.assert_array_equal(call(numbers(4, 128)), 2 * numbers(4, 128))
+    check(body, [numbers(4, 128)], 2 * numbers(4, 128), grid=4, out_specs=whole)
 
 
 @refused
@@ -416,7 +330,6 @@ def test_blocks_of_an_array_with_64_bit_indices_are_refused():
     def body(x, o):
         o[...] = x[...]
 
-    call = plgpu.pallas_call(
-        body, array, grid=2**23, in_specs=[spec], out_specs=spec, interpret=True
-    )
+    specs = {"in_specs": [spec], "out_specs": spec}
+    call = plgpu.pallas_call(body, array, grid=2**23, interpret=True, **specs)
     jax.eval_shape(call, array)

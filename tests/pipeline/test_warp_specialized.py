@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.pipeline.division import compute_registers
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
@@ -27,14 +26,7 @@ Specialized = functools.partial(
 
 def launched(body, out, *, consumers=1, **options):
     """Returns what `everywhere.check` takes."""
-
-    def make(interpret):
-        return plgpu.kernel(
-            body, out_type=out, num_threads=consumers + 1, thread_name="wg",
-            interpret=interpret, **options,
-        )  # fmt: skip
-
-    return make
+    return everywhere.kernel(body, out, threads={"wg": consumers + 1}, **options)
 
 
 def pipelined(step, *, consumers=1, out=None, **options):
@@ -52,7 +44,7 @@ def small(*shape):
     return values.astype(np.float16)
 
 
-def copy(_, x, o):
+def copy(_, x, o):  # HERE
     o[...] = x[...]
 
 
@@ -424,59 +416,30 @@ def test_allocations_of_another_pipeline_are_refused(other):
     jax.eval_shape(launched(body, f32())(None), numbers())
 
 
-def test_a_sequence_needs_allocations():
-    with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
-        jax.eval_shape(pipelined(copy, pipeline_state=START)(None), numbers())
-    assert info.value.expected == "allocations=..."
+def fixed(**options):
+    return [plgpu.BlockSpec((8, 128), lambda i: (0, 0), **options)]  # HERE
 
 
-def test_warpgroups_must_be_those_of_the_kernel():
-    pipeline = Specialized(copy, grid=(8,), num_compute_wgs=2, in_specs=[ROWS])
-    kernel = launched(lambda x, o: pipeline(x), f32())(None)
-    with pytest.raises(errors.ArgumentError, match="warpgroups do not match") as info:
-        jax.eval_shape(kernel, numbers())
-    assert info.value.expected == "a kernel with num_threads=3, thread_name='wg'"
+# Options of a pipeline whose one compute warpgroup copies blocks of rows.
+MISTAKES = {
+    "a sequence without allocations": {"pipeline_state": START},
+    "an unknown state": {"pipeline_state": 7},
+    "more warpgroups than the kernel has": {"num_compute_wgs": 2},
+    "more registers than the share of a warpgroup": {"memory_registers": 264},
+    "a memory warpgroup outside of the block": {"memory_thread_idx": 3},
+    "a result that is released late": {"out_specs": fixed(delay_release=1)},
+    "a result of a cluster": {"out_specs": fixed(collective_axes=("c",))},
+    "an argument of no cluster": {"in_specs": fixed(collective_axes=("c",))},
+    "a context that runs nothing": {"compute_context": lambda pipeline: None},  # HERE
+}
 
 
-def test_memory_registers_are_at_most_the_share_of_a_warpgroup():
-    pipeline = Specialized(
-        copy, grid=(8,), num_compute_wgs=3, in_specs=[ROWS], memory_registers=248
-    )
-    kernel = launched(lambda x, o: pipeline(x), f32(), consumers=3)(None)
-    with pytest.raises(errors.ArgumentError, match="memory_registers exceeds") as info:
-        jax.eval_shape(kernel, numbers())
-    assert info.value.expected == "at most 128, of a block of 4 warpgroups"
-
-
-def test_a_state_is_one_of_three():
-    with pytest.raises(errors.ArgumentTypeError, match="pipeline_state") as info:
-        Specialized(copy, grid=(8,), num_compute_wgs=1, pipeline_state=7)
-    assert "PipelinePipeline.START" in info.value.expected
-
-
-@pytest.mark.parametrize(
-    ("where", "options"),
-    [
-        ("out_specs", {"delay_release": 1}),
-        ("out_specs", {"collective_axes": ("c",)}),
-        ("in_specs", {"collective_axes": ("c",)}),
-    ],
-)
-def test_fields_of_a_spec_without_effect_are_refused(where, options):
-    index_map = lambda i: (0, 0)  # noqa: E731
-    spec = plgpu.BlockSpec((8, 128), index_map, **options)
-    make = pipelined(copy, **{where: [spec]}, max_concurrent_steps=2)
-    with pytest.raises(errors.UnsupportedError, match="BlockSpec of") as info:
-        jax.eval_shape(make(None), numbers())
-    assert next(iter(options)) in info.value.got
-
-
+@pytest.mark.parametrize("options", MISTAKES.values(), ids=MISTAKES)
 @refused
-def test_the_memory_warpgroup_is_one_of_the_block():
-    Specialized(copy, grid=(8,), num_compute_wgs=2, memory_thread_idx=3)  # HERE
+def test_a_pipeline_that_does_not_fit_its_kernel_is_refused(options):
+    options = {"num_compute_wgs": 1, "in_specs": [ROWS], "out_specs": [ROWS]} | options
 
+    def body(*refs):  # HERE
+        Specialized(copy, grid=(8,), max_concurrent_steps=2, **options)(*refs)  # HERE
 
-def test_a_context_runs_the_pipeline_once():
-    make = pipelined(copy, compute_context=lambda pipeline: None)
-    with pytest.raises(errors.KernelError, match="does not run the pipeline once"):
-        jax.eval_shape(make(None), numbers())
+    jax.eval_shape(launched(body, f32())(None), numbers())

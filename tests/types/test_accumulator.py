@@ -33,18 +33,16 @@ def test_float32_is_the_default():
     assert plgpu.ACC((64, 8)).dtype == jnp.float32
 
 
+SHAPES = [(32, 64), (64, 12), (64,), (64, 64, 64), (0, 64), (64, 0), (-64, 8)]
+TYPES = [jnp.bfloat16, jnp.int8, jnp.uint32, bool]
+
+
 @pytest.mark.parametrize(
-    "shape", [(32, 64), (64, 12), (64,), (64, 64, 64), (0, 64), (64, 0), (-64, 8)]
+    "arguments", [*((shape,) for shape in SHAPES), *(((64, 64), t) for t in TYPES)]
 )
 @refused
-def test_the_shape_is_one_of_whole_instructions(shape):
-    plgpu.ACC(shape)  # HERE
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.uint32, bool])
-@refused
-def test_the_type_is_one_that_sums(dtype):
-    plgpu.ACC((64, 64), dtype)  # HERE
+def test_an_accumulator_is_of_whole_instructions_and_of_a_type_that_sums(arguments):
+    plgpu.ACC(*arguments)  # HERE
 
 
 @refused

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from pallas_gpu import errors
 from pallas_gpu.types import Mesh
+from tests.support.refusal import refused
 
 
 def test_a_mesh_without_axes_is_one_block_of_one_warpgroup():
@@ -39,22 +39,22 @@ def test_equal_meshes_are_one_key():
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    "options",
     [
-        ({"grid": (-1,), "grid_names": ("i",)}, "grid needs static sizes"),
-        ({"grid": (True,), "grid_names": ("i",)}, "grid needs static sizes"),
-        ({"cluster": (-2,), "cluster_names": ("c",)}, "cluster needs positive"),
-        ({"grid": (2,)}, "grid and grid_names have different lengths"),
-        ({"cluster_names": ("c",)}, "cluster and cluster_names have different lengths"),
-        ({"grid": (2, 2), "grid_names": ("i", "i")}, "two axes have the same name"),
-        ({"num_threads": 2}, "num_threads and thread_name belong together"),
-        ({"thread_name": "wg"}, "num_threads and thread_name belong together"),
-        ({"num_threads": 9, "thread_name": "wg"}, "num_threads is out of range"),
-        ({"cluster": (1,) * 4, "cluster_names": tuple("abcd")}, "too many axes"),
-        ({"grid": (2**16, 2**16), "grid_names": ("i", "j")}, "too many blocks"),
+        {"grid": (-1,), "grid_names": ("i",)},
+        {"grid": (True,), "grid_names": ("i",)},
+        {"cluster": (-2,), "cluster_names": ("c",)},
+        {"grid": (2,)},
+        {"cluster_names": ("c",)},
+        {"grid": (2, 2), "grid_names": ("i", "i")},
+        {"num_threads": 2},
+        {"thread_name": "wg"},
+        {"num_threads": 9, "thread_name": "wg"},
+        {"cluster": (1,) * 4, "cluster_names": tuple("abcd")},
+        {"grid": (2**16, 2**16), "grid_names": ("i", "j")},
     ],
+    ids=str,
 )
-def test_what_a_mesh_refuses(options, what):
-    with pytest.raises(errors.ArgumentError, match=what) as info:
-        Mesh(**options)
-    assert None not in (info.value.expected, info.value.got, info.value.hint)
+@refused
+def test_what_a_mesh_refuses(options):
+    Mesh(**options)  # HERE

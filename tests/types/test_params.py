@@ -28,38 +28,24 @@ def test_parameters_cross_processes():
     assert pickle.loads(pickle.dumps(params)) == params
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", None])
-def test_targets(target):
-    assert plgpu.CompilerParams(target=target).target == target
-
-
-@refused
-def test_scratch_for_reductions_is_not_negative():
-    plgpu.CompilerParams(reduction_scratch_bytes=-1)  # HERE
+INTERPRET = plgpu.InterpretParams
 
 
 @pytest.mark.parametrize(
-    ("field", "default"),
+    ("params", "field", "value", "default"),
     [
-        ("out_of_bounds_reads", "raise"),
-        ("uninitialized_memory", "nan"),
-        ("asynchrony", "random"),
+        (INTERPRET, "out_of_bounds_reads", "sometimes", "raise"),
+        (INTERPRET, "uninitialized_memory", "sometimes", "nan"),
+        (INTERPRET, "asynchrony", "sometimes", "random"),
+        (INTERPRET, "max_steps", 0, INTERPRET().max_steps),
+        (INTERPRET, "schedules", 0, 1),
+        (plgpu.CompilerParams, "reduction_scratch_bytes", -1, None),
     ],
 )
 @refused
-def test_choices_of_the_emulator(field, default):
-    assert getattr(plgpu.InterpretParams(), field) == default
-    plgpu.InterpretParams(**{field: "sometimes"})  # HERE
-
-
-@refused
-def test_the_step_budget_is_positive():
-    plgpu.InterpretParams(max_steps=0)  # HERE
-
-
-@refused
-def test_the_number_of_schedules_is_positive():
-    plgpu.InterpretParams(schedules=0)  # HERE
+def test_a_parameter_is_one_of_its_choices(params, field, value, default):
+    assert getattr(params(), field) == default
+    params(**{field: value})  # HERE
 
 
 def test_schedules_have_consecutive_seeds_and_each_asynchrony_in_turn():

@@ -31,67 +31,47 @@ def test_find_swizzle_takes_the_widest_that_divides(chunks):
     assert found == max(fitting)
 
 
-@pytest.mark.parametrize("bits", [8, 64, 129])
-@refused
-def test_find_swizzle_refuses_what_is_no_multiple_of_16_bytes(bits):
-    plgpu.find_swizzle(bits, "lhs")  # HERE
-
-
 # --- declarations ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiling", [(), (0, 64), (-8, 64)])
+def smem(*shape, dtype=F16, space=plgpu.SMEM, **options):
+    return lambda: space(shape, dtype, **options)  # HERE
+
+
+EIGHT = tiled(8, 64)
+MISTAKES = {
+    "a width of 8 bits": lambda: plgpu.find_swizzle(8, "lhs"),  # HERE
+    "a width of 64 bits": lambda: plgpu.find_swizzle(64, "lhs"),  # HERE
+    "a width of 129 bits": lambda: plgpu.find_swizzle(129, "lhs"),  # HERE
+    "a tiling without sizes": lambda: plgpu.TilingTransform(()),  # HERE
+    "a tiling of size 0": lambda: plgpu.TilingTransform((0, 64)),  # HERE
+    "a tiling of size -8": lambda: plgpu.TilingTransform((-8, 64)),  # HERE
+    "a swizzle of 0": lambda: plgpu.SwizzleTransform(0),  # HERE
+    "a swizzle of 8": lambda: plgpu.SwizzleTransform(8),  # HERE
+    "a swizzle of 48": lambda: plgpu.SwizzleTransform(48),  # HERE
+    "a swizzle of 256": lambda: plgpu.SwizzleTransform(256),  # HERE
+    "a tiling that does not divide": smem(60, 128, transforms=EIGHT),
+    "a tiling of more dimensions": smem(128, transforms=EIGHT),
+    "a tile wider than the swizzle": smem(
+        64, 128, dtype=F32, transforms=tiled(8, 64, swizzle=128)
+    ),
+    "a swizzled tile of four rows": smem(64, 128, transforms=tiled(4, 64, swizzle=128)),
+    "two tilings": smem(64, 128, transforms=EIGHT * 2),
+    "an unknown transform": smem(64, 128, transforms=["tile"]),
+    "an array of size 0": smem(0, 4),
+    "an array of size -1": smem(-1),
+    "an array of size 1.5": smem(1.5),
+    "an array of size n": smem("n"),
+    "a tiling in GMEM": smem(64, 128, space=plgpu.GMEM, transforms=EIGHT),
+    "a tiling in TMEM": smem(64, 128, space=plgpu.TMEM, transforms=EIGHT),
+    "a tiling in registers": smem(64, 128, space=plgpu.REGS, transforms=EIGHT),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 @refused
-def test_a_tiling_has_positive_sizes(tiling):
-    plgpu.TilingTransform(tiling)  # HERE
-
-
-@pytest.mark.parametrize("swizzle", [0, 8, 48, 256])
-@refused
-def test_a_swizzle_is_one_of_the_hardware(swizzle):
-    plgpu.SwizzleTransform(swizzle)  # HERE
-
-
-@refused
-def test_a_tiling_divides_its_array():
-    plgpu.SMEM((60, 128), F16, transforms=tiled(8, 64))  # HERE
-
-
-@refused
-def test_a_tiling_has_no_more_dimensions_than_its_array():
-    plgpu.SMEM((128,), F16, transforms=tiled(8, 64))  # HERE
-
-
-@refused
-def test_a_swizzle_is_as_wide_as_the_tile():
-    plgpu.SMEM((64, 128), F32, transforms=tiled(8, 64, swizzle=128))  # HERE
-
-
-@refused
-def test_a_swizzled_tile_has_eight_rows():
-    plgpu.SMEM((64, 128), F16, transforms=tiled(4, 64, swizzle=128))  # HERE
-
-
-@refused
-def test_an_array_has_one_tiling():
-    plgpu.SMEM((64, 128), F16, transforms=tiled(8, 64) * 2)  # HERE
-
-
-@refused
-def test_a_transform_is_known():
-    plgpu.SMEM((64, 128), F16, transforms=["tile"])  # HERE
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (-1,), (1.5,), ("n",)])
-@refused
-def test_a_shape_has_positive_static_sizes(shape):
-    plgpu.SMEM(shape, F16)  # HERE
-
-
-@pytest.mark.parametrize("space", [plgpu.GMEM, plgpu.TMEM, plgpu.REGS])
-@refused
-def test_transforms_belong_to_smem(space):
-    space((64, 128), F16, transforms=tiled(8, 64))  # HERE
+def test_a_declaration_that_does_not_fit_is_refused(mistake):
+    mistake()
 
 
 # --- storage --------------------------------------------------------------------------

@@ -68,11 +68,13 @@ def test_steps_continue_from_a_window():
     assert (window.starts, window.axes) == ((2, 8, 3), (1,))
 
 
-def test_a_stride_has_no_window():
-    with pytest.raises(errors.UnsupportedError, match="has a stride"):
-        resolve((64,), [_jax.NDIndexer((_jax.Slice(0, 32, 2),), (64,), ())])
-
-
-def test_a_reshape_has_no_window():
-    with pytest.raises(errors.UnsupportedError, match="ReshapeTransform"):
-        resolve((64,), [_jax.ReshapeTransform((8, 8))])
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (_jax.NDIndexer((_jax.Slice(0, 32, 2),), (64,), ()), "has a stride"),
+        (_jax.ReshapeTransform((8, 8)), "ReshapeTransform"),
+    ],
+)
+def test_strides_and_reshapes_have_no_window(step, what):
+    with pytest.raises(errors.UnsupportedError, match=what):
+        resolve((64,), [step])

@@ -10,13 +10,21 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.primitives import _indices
+from tests.support import everywhere
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH
 
-WHAT = "the computation of an index overflows int32"
-BIG = jax.ShapeDtypeStruct((2**13, 2**20), jnp.int8)  # 2**33 elements
+
+def ints(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int8)
+
+
+def nothing(x_ref, o_ref):  # HERE
+    pass
+
+
+BIG = ints(2**13, 2**20)  # 2**33 elements
 
 
 def trace(body, shape=BIG, grid=(2**23,), names=("i",)):
@@ -41,20 +49,11 @@ def test_sums_over_several_axes_are_considered_together(x_ref, o_ref):
     o_ref[row, 0:1024] = x_ref[row, 0:1024]
 
 
+@refused
 def test_blocks_beyond_what_indices_can_address_are_refused():
-    spec = plgpu.BlockSpec((1024,), lambda i: (i,))
-
-    def call(x):
-        return plgpu.pallas_call(
-            lambda x_ref, o_ref: None,
-            jax.ShapeDtypeStruct(x.shape, x.dtype),
-            grid=(2**22,),
-            in_specs=[spec],
-            out_specs=spec,
-        )(x)
-
-    with pytest.raises(errors.OutOfBoundsError, match=WHAT):
-        jax.eval_shape(call, jax.ShapeDtypeStruct((2**30,), jnp.int8))
+    spec, x = plgpu.BlockSpec((1024,), lambda i: (i,)), ints(2**30)
+    specs = {"in_specs": [spec], "out_specs": spec}
+    jax.eval_shape(plgpu.pallas_call(nothing, x, grid=(2**22,), **specs), x)
 
 
 @refused
@@ -71,15 +70,11 @@ def test_the_counter_of_a_loop_is_a_position():
     trace(body, grid=(2**10 + 1,))
 
 
-def test_a_dimension_beyond_int32_is_refused_with_room_for_a_block():
-    def body(x_ref, o_ref):
-        pass
-
-    for size in (2**33, 2**31 - 1):
-        shape = jax.ShapeDtypeStruct((size,), jnp.int8)
-        with pytest.raises(errors.UnsupportedError, match="too large for 32-bit"):
-            trace(body, shape)
-    trace(body, jax.ShapeDtypeStruct((2**31 - 2**18,), jnp.int8))
+@pytest.mark.parametrize("size", [2**33, 2**31 - 1])
+@refused
+def test_a_dimension_beyond_int32_is_refused_with_room_for_a_block(size):
+    trace(nothing, ints(2**31 - 2**18))
+    trace(nothing, ints(size))  # HERE
 
 
 @pytest.mark.parametrize("semantics", BOTH)
@@ -90,13 +85,8 @@ def test_each_dimension_by_itself_fits(semantics):
         o_ref[part] = x_ref[part]
 
     params = plgpu.CompilerParams(lowering_semantics=semantics)
-    made = plgpu.kernel(
-        body,
-        out_type=BIG,
-        grid=(2**13, 2**10),
-        grid_names=("i", "j"),
-        compiler_params=params,
-    )
+    grid = {"i": 2**13, "j": 2**10}
+    made = everywhere.kernel(body, BIG, grid=grid, compiler_params=params)(None)
     (report,) = plgpu.offline.lower(made, BIG)
     assert "i64" in report.mlir
 
@@ -198,11 +188,6 @@ def test_only_what_indices_depend_on_is_marked():
 
 
 def _body_of(body):
-    made = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(X.shape, X.dtype),
-        grid=(4,),
-        grid_names=("i",),
-    )
+    made = everywhere.kernel(body, X, grid={"i": 4})(None)
     (eqn,) = jax.make_jaxpr(made)(X).eqns
     return eqn.params["jaxpr"]

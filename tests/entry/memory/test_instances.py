@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
@@ -15,10 +14,6 @@ from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
-
-
-def result(*shape):
-    return jax.ShapeDtypeStruct(shape, F32)
 
 
 def ramp(*shape):
@@ -37,18 +32,17 @@ def loading(part, shape, **options):
 
 
 def of(body, shape, *scratch, **options):
-    def make(interpret):
-        return jax.vmap(
-            plgpu.kernel(
-                body,
-                out_type=result(*shape),
-                scratch_types=scratch,
-                interpret=interpret,
-                **options,
-            )
-        )
+    make = everywhere.kernel(
+        body, jax.ShapeDtypeStruct(shape, F32), *scratch, **options
+    )
+    return lambda interpret: jax.vmap(make(interpret))
 
-    return make
+
+def gives(args, expected, *scratch):
+    """Makes a test of a body: what it gives for each instance."""
+    return everywhere.gives(
+        args, expected, *scratch, by=lambda body, *s: of(body, expected.shape[1:], *s)
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,16 +54,16 @@ def test_bytes_that_are_aligned_in_the_first_instance_alone(shape, size):
     everywhere.check(loading(part, (size, *shape[1:])), [x], x[:, :size])
 
 
-def test_a_part_over_the_edge():
-    x = ramp(3, 6)
-    expected = np.pad(x, ((0, 0), (0, 2)))
-    everywhere.check(loading(plgpu.ds(0, 8), (8,)), [x], expected)
-
-
-def test_a_hint_about_the_cache_is_for_tma_alone():
-    x = ramp(2, 7)
-    make = loading(plgpu.ds(0, 4), (4,), cache_hint="evict_first")
-    everywhere.check(make, [x], x[:, :4])
+@pytest.mark.parametrize(
+    ("columns", "size", "options"),
+    [(6, 8, {}), (7, 4, {"cache_hint": "evict_first"})],
+    ids=["over the edge", "with a hint for TMA"],
+)
+def test_parts_over_the_edge_and_with_hints(columns, size, options):
+    x = ramp(3, columns)
+    expected = np.pad(x, ((0, 0), (0, 2)))[:, :size]
+    make = loading(plgpu.ds(0, size), (size,), **options)
+    everywhere.check(make, [x], expected)
 
 
 def test_results_and_nested_levels():
@@ -86,46 +80,42 @@ def test_results_and_nested_levels():
     everywhere.check(lambda i: jax.vmap(make(i)), [x], expected)
 
 
-def test_copies_in_loops_branches_and_warps():
-    def body(x, o, tile, full):
-        @plgpu.warp_map
-        def _(warp):
-            def step(i, _):
-                @plgpu.when(warp == i)
-                def _():
-                    rows = plgpu.ds(4 * i, 4)
-                    plgpu.copy_gmem_to_smem(x.at[rows], tile.at[i], full)
+@gives(
+    [ramp(2, 17)],
+    ramp(2, 17)[:, :16].reshape(2, 4, 4),
+    plgpu.SMEM((4, 4), F32),
+    plgpu.Barrier(num_arrivals=4),
+)
+def test_copies_in_loops_branches_and_warps(x, o, tile, full):
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.loop(0, 4)
+        def _(i):
+            @plgpu.when(warp == i)
+            def _():
+                rows = plgpu.ds(4 * i, 4)
+                plgpu.copy_gmem_to_smem(x.at[rows], tile.at[i], full)
 
-            lax.fori_loop(0, 4, step, None)
-
-        plgpu.barrier_wait(full)
-        o[...] = tile[:, 0:4]
-
-    make = of(body, (4, 4), plgpu.SMEM((4, 4), F32), plgpu.Barrier(num_arrivals=4))
-    x = ramp(2, 17)
-    everywhere.check(make, [x], x[:, :16].reshape(2, 4, 4))
-
-
-def test_scratch_in_gmem():
-    def body(x, o, copy, tile, full):
-        copy[...] = x[...]
-        plgpu.commit_gmem()
-        plgpu.copy_gmem_to_smem(copy.at[plgpu.ds(0, 4)], tile, full)
-        plgpu.barrier_wait(full)
-        o[...] = tile[...]
-
-    scratch = plgpu.GMEM((6,), F32), plgpu.SMEM((4,), F32), plgpu.Barrier()
-    x = ramp(3, 6)
-    everywhere.check(of(body, (4,), *scratch), [x], x[:, :4])
+    plgpu.barrier_wait(full)
+    o[...] = tile[:, 0:4]
 
 
-def test_a_prefetch_is_left_out():
-    def body(x, o):
-        plgpu.async_prefetch(x.at[plgpu.ds(0, 4)])
-        o[...] = x[...]
+SCRATCH = plgpu.GMEM((6,), F32), plgpu.SMEM((4,), F32), plgpu.Barrier()
 
-    x = ramp(3, 6)
-    everywhere.check(of(body, (6,)), [x], x)
+
+@gives([ramp(3, 6)], ramp(3, 6)[:, :4], *SCRATCH)
+def test_scratch_in_gmem(x, o, copy, tile, full):
+    copy[...] = x[...]
+    plgpu.commit_gmem()
+    plgpu.copy_gmem_to_smem(copy.at[plgpu.ds(0, 4)], tile, full)
+    plgpu.barrier_wait(full)
+    o[...] = tile[...]
+
+
+@gives([ramp(3, 6)], ramp(3, 6))
+def test_a_prefetch_is_left_out(x, o):
+    plgpu.async_prefetch(x.at[plgpu.ds(0, 4)])
+    o[...] = x[...]
 
 
 @pytest.mark.parametrize("axis", ["parallel", "arbitrary"])
@@ -139,15 +129,10 @@ def test_blocks_of_pallas_call(axis):
         params = plgpu.CompilerParams(dimension_semantics=(axis,))
         return jax.vmap(
             plgpu.pallas_call(
-                body,
-                result(101),
-                grid=(2,),
-                in_specs=[block],
-                out_specs=block,
-                compiler_params=params,
-                interpret=interpret,
+                body, jax.ShapeDtypeStruct((101,), F32), grid=(2,), in_specs=[block],
+                out_specs=block, compiler_params=params, interpret=interpret,
             )
-        )
+        )  # fmt: skip
 
     x = ramp(3, 101)
     everywhere.check(make, [x], x + 1)
@@ -159,16 +144,9 @@ def test_what_all_instances_share_is_copied_by_tma():
         plgpu.barrier_wait(full)
         o[...] = tile[...] + y[...]
 
-    def make(interpret):
-        kernel = plgpu.kernel(
-            body,
-            out_type=result(4),
-            scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
-            interpret=interpret,
-        )
-        return jax.vmap(kernel, in_axes=(None, 0))
-
     x, y = ramp(6), ramp(3, 4)
+    of_one = everywhere.kernel(body, y[0], plgpu.SMEM((4,), F32), plgpu.Barrier())
+    make = lambda interpret: jax.vmap(of_one(interpret), (None, 0))  # noqa: E731
     everywhere.check(make, [x, y], x[:4] + y)
     assert "copy_gmem_to_smem" in str(jax.make_jaxpr(make(None))(x, y))
 

@@ -10,20 +10,14 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from tests.support import everywhere
-from tests.support.refusal import refused
-from tests.support.tensor_products import BLACKWELL, start_copies, storage
+from tests.support.refusal import refused, refused_by
+from tests.support.tensor_products import start_copies, storage
 
 BF16, F16, F32, I32 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32
 X = np.random.default_rng(0).normal(size=(128, 32)).astype(np.float32)
 NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
-
-
-def of(body, union, out=X):
-    """Returns `make` for a kernel that has a union."""
-    return everywhere.kernel(body, out, union, target="sm_100a")
 
 
 def stored(x, member, packing=2):
@@ -31,18 +25,23 @@ def stored(x, member, packing=2):
     member[...] = plgpu.load(x, layout=NATIVE(packing), optimized=False)
 
 
-def check(body, union, out, *args):
-    everywhere.check(of(body, union, out), args or [X], out, on_gpu=False)
+def run(body, *args, out=X, scratch):
+    """Runs a kernel that has a union, in the emulator."""
+    everywhere.emulate(body, args or [X], out, scratch, target="sm_100a", seed=1)
 
 
-def fails(body, union, *args, out=X):
-    return of(body, union, out)(plgpu.InterpretParams(seed=1))(*(args or [X]))
+def gives(expected, union, *args):
+    return everywhere.gives(
+        args or [X], expected, union, target="sm_100a", on_gpu=False
+    )
 
 
-def two(first=F32, second=I32, **options):
-    shapes = (128, 32), (128, 32)
-    members = zip(shapes, (first, second), strict=True)
-    return plgpu.RefUnion(*(plgpu.TMEM(shape, d, **options) for shape, d in members))
+def two():
+    return plgpu.RefUnion(*(plgpu.TMEM((128, 32), d) for d in (F32, I32)))
+
+
+WHOLE, HALF = plgpu.TMEM((128, 32), F32), plgpu.TMEM((128, 16), F32)
+HALVES = plgpu.RefUnion(WHOLE, (HALF, HALF))
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [(I32, 32), (BF16, 64), (jnp.int8, 128)])
@@ -50,54 +49,45 @@ def test_another_member_has_the_bits_of_a_column(dtype, columns):
     halves = np.concatenate([X, 2 * X], axis=1).astype(ml_dtypes.bfloat16)
     x = halves.view(np.float32)
     bits = x.view(np.dtype(dtype))  # the first of several is the lowest, as in memory
+    narrow = plgpu.TMEM((128, columns), dtype, packed=None if dtype == I32 else True)
 
-    def body(x, o, union):
+    @gives(bits, plgpu.RefUnion(WHOLE, narrow), x)
+    def test(x, o, union):
         words, parts = union
         stored(x, words)
         o[...] = parts[...]
 
-    narrow = plgpu.TMEM((128, columns), dtype, packed=None if dtype == I32 else True)
-    check(body, plgpu.RefUnion(plgpu.TMEM((128, 32), F32), narrow), bits, x)
+    test()
 
 
-def test_an_alternative_of_two_arrays_overwrites_a_half_each():
-    y = X[:, :16] + 1
-
-    def body(x, y, o, union):
-        whole, (_, right) = union
-        stored(x, whole)
-        stored(y, right)
-        o[...] = whole[...]
-
-    half = plgpu.TMEM((128, 16), F32)
-    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), (half, half))
-    check(body, union, np.concatenate([X[:, :16], y], axis=1), X, y)
+@gives(np.concatenate([X[:, :16], X[:, :16] + 1], axis=1), HALVES, X, X[:, :16] + 1)
+def test_an_alternative_of_two_arrays_overwrites_a_half_each(x, y, o, union):
+    whole, (_, right) = union
+    stored(x, whole)
+    stored(y, right)
+    o[...] = whole[...]
 
 
-def test_members_of_64_rows_in_halves_of_the_lanes():
-    x = X[:64]
-    layout = TmemLayout.half_lane(32)
-
-    def body(x, o, union):
-        words, whole = union
-        words[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
-        o[...] = whole[...]
-
-    members = (plgpu.TMEM((64, 32), d, layout=layout) for d in (F32, I32))
-    check(body, plgpu.RefUnion(*members), x.view(np.int32), x)
+def half_lane(dtype):
+    return plgpu.TMEM((64, 32), dtype, layout=TmemLayout.half_lane(32))
 
 
-def test_matrices_of_an_array_are_columns_behind_each_other():
-    y = np.stack([X[:, :16], X[:, 16:]])
+@gives(X[:64].view(np.int32), plgpu.RefUnion(half_lane(F32), half_lane(I32)), X[:64])
+def test_members_of_64_rows_in_halves_of_the_lanes(x, o, union):
+    words, whole = union
+    words[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
+    o[...] = whole[...]
 
-    def body(x, o, union):
-        whole, pair = union
-        stored(x, whole)
-        pair[1] = pair[1] + 1
-        o[...] = whole[...]
 
-    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), plgpu.TMEM(y.shape, F32))
-    check(body, union, np.concatenate([X[:, :16], X[:, 16:] + 1], axis=1))
+@gives(
+    X + np.repeat(np.float32([0, 1]), 16),
+    plgpu.RefUnion(WHOLE, plgpu.TMEM((2, 128, 16), F32)),
+)
+def test_matrices_of_an_array_are_columns_behind_each_other(x, o, union):
+    whole, pair = union
+    stored(x, whole)
+    pair[1] = pair[1] + 1
+    o[...] = whole[...]
 
 
 E8M0, E4M3 = jnp.float8_e8m0fnu, jnp.float8_e4m3fn
@@ -132,27 +122,21 @@ def scaled_by_a_union(words_of_lanes):
         plgpu.barrier_wait(done)
         o[...] = acc[...]
 
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=jax.ShapeDtypeStruct((128, 16), F32),
-            scratch_types=[
-                plgpu.SMEM((128, 128), E4M3, transforms=tiles),
-                plgpu.SMEM((16, 128), E4M3, transforms=tiles),
-                plgpu.SMEM((1, 1, 32, 16), E8M0),
-                plgpu.TMEM((128, 16), F32),
-                plgpu.RefUnion(
-                    plgpu.TMEM((128, 4), I32),
-                    plgpu.TMEM((128, 4), E8M0, layout=scales),
-                ),
-                plgpu.TMEM((128, 4), E8M0, layout=scales),
-                plgpu.Barrier(num_arrivals=3),
-                plgpu.Barrier(orders_tensor_core=True),
-            ],
-            compiler_params=BLACKWELL,
-            interpret=interpret,
-        )
-
+    make = everywhere.kernel(
+        body,
+        jax.ShapeDtypeStruct((128, 16), F32),
+        plgpu.SMEM((128, 128), E4M3, transforms=tiles),
+        plgpu.SMEM((16, 128), E4M3, transforms=tiles),
+        plgpu.SMEM((1, 1, 32, 16), E8M0),
+        plgpu.TMEM((128, 16), F32),
+        plgpu.RefUnion(
+            plgpu.TMEM((128, 4), I32), plgpu.TMEM((128, 4), E8M0, layout=scales)
+        ),
+        plgpu.TMEM((128, 4), E8M0, layout=scales),
+        plgpu.Barrier(num_arrivals=3),
+        plgpu.Barrier(orders_tensor_core=True),
+        target="sm_100a",
+    )
     held = np.repeat(2.0 ** (EXPONENTS.astype(np.float64) - 127), 32, axis=1)
     product = (a.astype(np.float64) * held) @ b.astype(np.float64).T
     return make, (a, b, words_of_lanes, ones), product.astype(np.float32)
@@ -175,60 +159,46 @@ def test_copies_that_differ_have_no_value(lane):
     make(plgpu.InterpretParams(seed=1))(*operands)
 
 
-def test_a_column_with_one_narrow_element_has_no_word():
-    half = X.astype(np.float16)
-
-    def body(x, half, o, union):
-        words, narrow = union
-        stored(x, words)
-        stored(half, narrow)
-        o[...] = words[...]
-
-    narrow = plgpu.TMEM((128, 32), F16, packed=False)
-    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), narrow)
-    with pytest.raises(errors.UninitializedReadError, match=r"TMEM float32\[128, 32\]"):
-        fails(body, union, X, half)
+NARROW = plgpu.TMEM((128, 32), F16, packed=False)
 
 
-def test_what_nobody_wrote_has_no_value_in_any_member():
-    def body(x, o, union):
-        whole, (left, _) = union
-        left[...] = plgpu.load(x.at[:, :16], layout=NATIVE(2), optimized=False)
-        o[...] = whole[...]
-
-    half = plgpu.TMEM((128, 16), F32)
-    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), (half, half))
-    with pytest.raises(errors.UninitializedReadError, match="nothing has been written"):
-        fails(body, union)
+@refused_by(run, X, X.astype(np.float16), scratch=plgpu.RefUnion(WHOLE, NARROW))
+def test_a_column_with_one_narrow_element_has_no_word(x, half, o, union):
+    words, narrow = union
+    stored(x, words)
+    stored(half, narrow)
+    o[...] = words[...]  # HERE
 
 
-# The waits between accesses to two members, and what is said without each.
-MISTAKES = {
-    "the store is not committed": "is read before the store has been waited for",
-    "the load is not waited for": "is written while the load may still read it",
-}
+@refused_by(run, scratch=HALVES)
+def test_what_nobody_wrote_has_no_value_in_any_member(x, o, union):
+    whole, (left, _) = union
+    left[...] = plgpu.load(x.at[:, :16], layout=NATIVE(2), optimized=False)
+    o[...] = whole[...]  # HERE
 
 
-@pytest.mark.parametrize("mistake", [None, *MISTAKES])
-def test_members_are_ordered_as_one_array(mistake):
-    out = X.view(np.int32)
-
-    def body(x, o, union):
-        words, bits = union
-        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
-        plgpu.async_store_tmem(words, value)
-        if mistake != "the store is not committed":
-            plgpu.commit_tmem()
-        loaded = plgpu.async_load_tmem(bits, layout=NATIVE(2))
-        if mistake != "the load is not waited for":
-            plgpu.wait_load_tmem()
-        plgpu.async_store_tmem(words, value + 1)
+def ordered(x, o, union, *, mistake=None):
+    words, bits = union
+    value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+    plgpu.async_store_tmem(words, value)
+    if mistake != "the store is not committed":
         plgpu.commit_tmem()
-        o[...] = loaded
+    loaded = plgpu.async_load_tmem(bits, layout=NATIVE(2))
+    if mistake != "the load is not waited for":
+        plgpu.wait_load_tmem()
+    plgpu.async_store_tmem(words, value + 1)
+    plgpu.commit_tmem()
+    o[...] = loaded
 
-    if mistake is None:
-        check(body, two(), out)
-        return
-    text = f"in a union with TMEM .*, {MISTAKES[mistake]}"
-    with pytest.raises(errors.RaceError, match=text):
-        fails(body, two(), out=out)
+
+@gives(X.view(np.int32), two())
+def test_members_are_ordered_as_one_array(x, o, union):
+    ordered(x, o, union)
+
+
+@pytest.mark.parametrize(
+    "mistake", ["the store is not committed", "the load is not waited for"]
+)
+@refused_by(run, out=X.view(np.int32), scratch=two())
+def test_accesses_to_two_members_wait_for_each_other(x, o, union, *, mistake):
+    ordered(x, o, union, mistake=mistake)

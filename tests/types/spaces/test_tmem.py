@@ -20,6 +20,7 @@ F8 = jnp.float8_e4m3fn
     ("shape", "dtype", "options", "layout", "columns"),
     [
         ((128, 64), F32, {}, TmemLayout.default(), 64),
+        ((128, 512), F32, {}, TmemLayout.default(), 512),
         ((128, 64), BF16, {"packed": True}, TmemLayout.default(2), 32),
         ((128, 64), BF16, {"packed": False}, TmemLayout.default(), 64),
         ((128, 64), F8, {"packed": True}, TmemLayout.default(4), 16),
@@ -67,79 +68,40 @@ def test_the_declaration_shows_in_jaxprs_and_messages():
 # --- refusals -------------------------------------------------------------------------
 
 
+def tmem(*shape, dtype=F32, **options):
+    return lambda: plgpu.TMEM(shape, dtype, **options)  # HERE
+
+
+SCALES, DEFAULT = TmemLayout.scales(), TmemLayout.default()
+MISTAKES = {
+    "narrow elements without packed or a layout": tmem(128, 64, dtype=BF16),
+    "complex elements": tmem(128, 64, dtype=jnp.complex64, packed=False),
+    "bools": tmem(128, 64, dtype=jnp.bool_, packed=False),
+    "elements of 64 bits": tmem(128, 64, dtype=jnp.float64, packed=False),
+    "packed and a layout": tmem(128, 64, dtype=BF16, packed=True, layout=DEFAULT),
+    "a text as layout": tmem(128, 64, layout="nonsense"),
+    "a layout of registers": tmem(128, 64, layout=plgpu.Layout.TCGEN05),
+    "packed is no bool": tmem(128, 64, packed="yes"),
+    "collective is no bool": tmem(128, 64, collective="yes"),
+    "1 row": tmem(1, 64),
+    "32 rows": tmem(32, 64),
+    "63 rows": tmem(63, 64),
+    "256 rows": tmem(256, 64),
+    "no columns": tmem(128),
+    "no columns with a layout": tmem(128, layout=DEFAULT),
+    "64 rows in the default layout": tmem(64, 64, layout=DEFAULT),
+    "128 rows in half the lanes": tmem(128, 64, layout=TmemLayout.half_lane(64)),
+    "fewer columns": tmem(64, 64, layout=TmemLayout.m64_collective(48)),
+    "wide elements in a packed layout": tmem(128, 64, layout=TmemLayout.default(2)),
+    "scales of 16 bits": tmem(128, 64, dtype=BF16, layout=SCALES),
+    "scales of 4 bits": tmem(128, 64, dtype=jnp.int4, layout=SCALES),
+    "64 rows of 24 columns": tmem(64, 24),
+    "64 rows of 8 columns": tmem(64, 8),
+    "more columns than there are": tmem(128, 513),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 @refused
-def test_narrow_elements_need_packed_or_a_layout():
-    plgpu.TMEM((128, 64), BF16)  # HERE
-
-
-@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.bool_, jnp.float64])
-@refused
-def test_an_element_fits_a_column(dtype):
-    plgpu.TMEM((128, 64), dtype, packed=False)  # HERE
-
-
-@refused
-def test_packed_and_layout_exclude_each_other():
-    plgpu.TMEM((128, 64), BF16, packed=True, layout=TmemLayout.default())  # HERE
-
-
-@pytest.mark.parametrize("layout", ["nonsense", plgpu.Layout.TCGEN05])
-@refused
-def test_a_layout_is_one_of_tensor_memory(layout):
-    plgpu.TMEM((128, 64), F32, layout=layout)  # HERE
-
-
-@pytest.mark.parametrize("name", ["packed", "collective"])
-@refused
-def test_flags_are_bools(name):
-    plgpu.TMEM((128, 64), F32, **{name: "yes"})  # HERE
-
-
-@pytest.mark.parametrize("rows", [1, 32, 63, 256])
-@refused
-def test_rows_are_those_of_an_accumulator(rows):
-    plgpu.TMEM((rows, 64), F32)  # HERE
-
-
-@pytest.mark.parametrize("options", [{}, {"layout": TmemLayout.default()}], ids=str)
-@refused
-def test_an_array_has_rows_and_columns(options):
-    plgpu.TMEM((128,), F32, **options)  # HERE
-
-
-@pytest.mark.parametrize(
-    ("shape", "layout"),
-    [
-        ((64, 64), TmemLayout.default()),
-        ((128, 64), TmemLayout.half_lane(64)),
-        ((64, 64), TmemLayout.m64_collective(48)),
-    ],
-)
-@refused
-def test_a_layout_fits_the_shape(shape, layout):
-    plgpu.TMEM(shape, F32, layout=layout)  # HERE
-
-
-@pytest.mark.parametrize(
-    ("dtype", "layout"),
-    [
-        (F32, TmemLayout.default(2)),
-        (BF16, TmemLayout.scales()),
-        (jnp.int4, TmemLayout.scales()),
-    ],
-)
-@refused
-def test_the_elements_fit_the_packing_of_the_layout(dtype, layout):
-    plgpu.TMEM((128, 64), dtype, layout=layout)  # HERE
-
-
-@pytest.mark.parametrize("shape", [(64, 24), (64, 8)])
-@refused
-def test_the_columns_of_64_rows_are_halved(shape):
-    plgpu.TMEM(shape, F32)  # HERE
-
-
-@refused
-def test_one_array_has_at_most_all_columns():
-    assert plgpu.TMEM.size(plgpu.TMEM((128, 512), F32).to_ref()) == 512
-    plgpu.TMEM((128, 513), F32)  # HERE
+def test_what_tensor_memory_does_not_hold_is_refused(mistake):
+    mistake()
