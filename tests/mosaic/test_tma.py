@@ -146,6 +146,11 @@ def test_the_two_sides_must_agree(kb, x):
     tma.copy_smem_to_gmem(kb, view, x)
 
 
+@refused_by(emitted, [typed((2048,), np.float16)], smem_bytes=1 << 13)
+def test_adjacent_bytes_are_as_many_on_both_sides(kb, x):
+    tma.copy_smem_to_gmem(kb, smem_view(kb, 0, (4096,), "float16"), x)
+
+
 @refused_by(emitted, [typed((64, 512), np.uint8)], smem_bytes=1 << 14)
 def test_the_descriptors_of_a_kernel_fit_its_parameters(kb, x):
     for height in range(1, 21):

@@ -287,8 +287,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "tcgen05_commit_arrive.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
     "async_copy_scales_to_tmem.collective_axis": f"{TENSOR_CORES}/test_scaled_pairs.py",
     "async_copy_sparse_metadata_to_tmem.collective_axis": (
-        f"{TENSOR_CORES}/test_sparse_pairs.py"
-        "::test_the_metadata_of_a_pair_is_allocated_by_it"
+        f"{TENSOR_CORES}/test_sparse_pairs.py::test_what_is_not_multiplied"
     ),
     "async_copy_smem_to_tmem.collective_axis": (
         f"{TENSOR_CORES}/test_operand_copy.py::test_a_pair_copies_operands"

@@ -14,14 +14,14 @@ COST = "tests/testing/test_cost.py"
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     f"testing.do_bench.{name}": f"{BENCH}::{test}"
     for name, test in {
-        "args": "test_arguments_given_twice_are_refused",
+        "args": "test_a_call_that_cannot_be_measured_is_refused",
         "inputs": "test_the_inputs_are_used_in_turn",
-        "warmup": "test_warm_up_rounds_are_not_counted",
-        "rounds": "test_the_median_of_the_rounds_in_milliseconds",
+        "warmup": "test_the_rounds_in_milliseconds",
+        "rounds": "test_the_rounds_in_milliseconds",
         "seconds": "test_the_seconds_end_the_measurement",
-        "quantiles": "test_quantiles_are_interpolated",
+        "quantiles": "test_the_rounds_in_milliseconds",
         "flush_l2": "test_the_l2_is_flushed_before_each_call_and_that_is_not_counted",
-        "pause_seconds": "test_the_median_of_the_rounds_in_milliseconds",
+        "pause_seconds": "test_the_rounds_in_milliseconds",
         "timer": "test_without_a_gpu_and_a_timer_there_is_nothing_to_measure",
     }.items()
 }
@@ -30,9 +30,9 @@ EFFECTS |= {
     for name, test in {
         "key": "test_a_key_of_names_leaves_the_other_arguments_out",
         "reference": "test_a_reference_finds_the_first_configuration_wrong",
-        "rtol": "test_tolerances_say_what_is_wrong",
-        "atol": "test_tolerances_say_what_is_wrong",
-        "check": "test_a_check_of_the_users_decides",
+        "rtol": "test_tolerances_or_a_check_of_the_users_say_what_is_wrong",
+        "atol": "test_tolerances_or_a_check_of_the_users_say_what_is_wrong",
+        "check": "test_tolerances_or_a_check_of_the_users_say_what_is_wrong",
         "inputs": "test_inputs_of_the_users_are_used_under_jit",
         "seconds": "test_without_time_the_first_configuration_is_measured_once",
         "top": "test_only_the_best_by_the_cost_model_are_measured",

@@ -389,6 +389,12 @@ def test_without_a_gpu_the_cost_model_chooses_and_that_is_said(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_l2_is_flushed_on_request(tmp_path):
+    # The flush is no kernel of the fake device: the results are the same.
+    tuned = Tuned(tmp_path, {"a": 3.0, "b": 1.0}, flush_l2=True)
+    assert tuned.function.best(X) == "b"
+
+
 def test_only_the_best_by_the_cost_model_are_measured(tmp_path):
     def rows(x, *, config):
         def body(x_ref, o_ref):
