@@ -34,6 +34,8 @@ def test_the_lists_name_tests_that_exist(request):
     collected = request.config.stash.get(tiers.COLLECTED, None)
     if collected is None:
         pytest.skip("needs all tests to be collected")
+    if request.config.getoption("--tier") == "measured":
+        pytest.skip("the lists are about to be written")
     gone = (CHECK.chosen | DEFAULT.chosen) - collected
     assert not gone, f"{AGAIN}, or rename in tests/tiers/: {sorted(gone)[:20]}"
 
