@@ -47,7 +47,7 @@ def _reduce(composite: Composite, *operands: Any) -> list[Any]:
     arrays, initial = list(operands[:count]), operands[count:]
     function = _on_arrays(composite, count)
     for axis in sorted(composite.params["dimensions"], reverse=True):
-        arrays = _folded(composite, function, arrays, initial, axis)
+        arrays = _folded(function, arrays, initial, axis)
     wide = [jnp.broadcast_to(x, y.shape) for x, y in zip(initial, arrays, strict=True)]
     return function(wide, arrays)
 
@@ -70,7 +70,6 @@ def _on_arrays(composite: Composite, count: int) -> Callable[..., list[Any]]:
 
 
 def _folded(
-    composite: Composite,
     function: Callable[..., list[Any]],
     arrays: Sequence[Any],
     initial: Sequence[Any],
@@ -82,7 +81,6 @@ def _folded(
     config[axis] = (0, size - arrays[0].shape[axis], 0)
     if size != arrays[0].shape[axis]:
         arrays = [lax.pad(x, i, config) for x, i in zip(arrays, initial, strict=True)]
-    arrays = [pairs.splittable(composite, x) for x in arrays]
     distance = 1
     while distance < size:
         index = lax.broadcasted_iota(np.int32, arrays[0].shape, axis)

@@ -114,18 +114,11 @@ def _common(*strides: tuple[int | None, ...]) -> tuple[int | None, ...]:
     )
 
 
-def unknown(aval: Any) -> Fact | None:
+def unknown(aval: Any) -> Fact:
     """What is known of any value of a type: all, of axes of one element."""
-    shape = getattr(aval, "shape", None)
-    if (
-        shape is None
-        or not hasattr(aval, "dtype")
-        or isinstance(aval, _jax.AbstractRef)
-    ):
-        return None
     if aval.dtype == jnp.bool_:
-        return tuple(0 if n == 1 else 1 for n in shape)
-    return Progression(tuple(0 if n == 1 else None for n in shape))
+        return tuple(0 if n == 1 else 1 for n in aval.shape)
+    return Progression(tuple(0 if n == 1 else None for n in aval.shape))
 
 
 def join(a: Fact | None, b: Fact | None) -> Fact | None:
@@ -160,8 +153,6 @@ def result(eqn: _jax.JaxprEqn, facts: Sequence[Fact | None]) -> Fact | None:
     if len(eqn.outvars) != 1:
         return None
     aval, name = eqn.outvars[0].aval, eqn.primitive.name
-    if unknown(aval) is None:
-        return None
     if name == "iota":
         strides = [0] * len(aval.shape)
         strides[eqn.params["dimension"]] = 1

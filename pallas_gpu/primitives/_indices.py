@@ -50,7 +50,6 @@ def overflow(what: str, got: Any, where: str | None) -> errors.OutOfBoundsError:
 def mark(jaxpr: _jax.Jaxpr) -> None:
     """Finds the variables of a kernel that indices depend on, for `is_index`."""
     if jaxpr not in _MARKED:
-        _MARKED[jaxpr] = frozenset()
         for body, found in find(jaxpr, lambda site: True).items():
             # A jitted function may be a part of several kernels.
             _MARKED[body] = _MARKED.get(body, frozenset()) | found

@@ -104,7 +104,6 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
     """
     _check_accesses(primitive, operands)
     leaves, tree = jax.tree.flatten(operands)
-    leaves = [x if _is_value(x) else jnp.asarray(x) for x in leaves]
     return primitive.bind(*leaves, tree=tree, **params)
 
 
@@ -125,10 +124,6 @@ def _check_accesses(primitive: Any, operands: Any) -> None:
             expected=f"{sorted(refs)} in `reads` or `writes`",
             got=operation.accesses,
         )
-
-
-def _is_value(x: Any) -> bool:
-    return _jax.is_tracer(x) or isinstance(x, jax.Array | jax.Ref)
 
 
 def unflatten(tree: Any, leaves: Sequence[Any]) -> Any:

@@ -71,8 +71,6 @@ def counterpart_of(wg: Warpgroup, region: Region, cta: Cta) -> Region:
       KernelError: the CTA has freed the memory.
       RaceError: it may use the memory for another array.
     """
-    if cta is wg.cta:
-        return region
     return Region(_reached(wg, region, cta), region.place)
 
 

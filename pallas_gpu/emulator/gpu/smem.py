@@ -12,7 +12,6 @@ from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.smem.window import is_addressable, require_copy_start
 from pallas_gpu.layouts.window import Window
 
@@ -31,7 +30,6 @@ class SharedArray(Memory):
     __slots__ = (
         "_addressable",
         "_aligned",
-        "_stored",
         "layout",
         "owner",
         "place",
@@ -55,7 +53,6 @@ class SharedArray(Memory):
         self.owner = owner
         self.place = place
         self.layout = layout
-        self._stored = layout.tiling is not None or layout.swizzle != NO_SWIZZLE
         # Starts that have passed these checks, which take time.
         self._addressable: set[tuple[int, ...]] = set()
         self._aligned: set[tuple[int, ...]] = set()
@@ -79,7 +76,7 @@ class SharedArray(Memory):
         An address is computed from the start of a tile: a start inside one, known only
         at run time, would silently address other elements on a GPU.
         """
-        if not self._stored or window.starts in self._addressable:
+        if self.layout.is_plain or window.starts in self._addressable:
             return
         if math.prod(window.sizes) <= 1:
             return

@@ -119,8 +119,7 @@ def _infer_element(network: Network, op: ir.Operation, key: Key) -> None:
     i = 0 if op.name == "memref.load" else 1
     part = network.part(op.operands[i])
     if part is not None:
-        use = Use(op, "store" if i else "load", part, network.weight)
-        network.use_memory(use)
+        network.use_memory(Use(op, "indexed", part, network.weight))
 
 
 @expands("memref.load")

@@ -320,14 +320,14 @@ class _Elimination:
             if other != target:
                 self._merges[other].add(target)
                 self._merges[target].add(other)
-        touched = self._neighbours[variable] | {target}
+        neighbours = sorted(self._neighbours[variable])
         for variables, table in self._remove(variable):
             self.entries += self._values[table].size
             names, transposed = _renamed(variables, variable, target)
             self._add(names, self._compute(transposed, table))
         same = np.arange(self._sizes[variable])
         self._steps.append((variable, (target,), self._constant(same)))
-        for other in sorted(touched):
+        for other in neighbours:
             self._enqueue(other)
 
     def _merge_target(self, variable: int) -> int | None:

@@ -44,11 +44,10 @@ def aligned(number: int) -> int:
 
 def spans(image_bytes: int, scratch_bytes: int) -> list[Span | None]:
     """The rounds of an image; a single one of all of it is None."""
-    room = scratch_bytes - scratch_bytes % ALIGNMENT_BYTES
-    if image_bytes <= room:
+    if image_bytes <= scratch_bytes:
         return [None]
-    starts = range(0, image_bytes, room)
-    return [(low, min(low + room, image_bytes)) for low in starts]
+    starts = range(0, image_bytes, scratch_bytes)
+    return [(low, min(low + scratch_bytes, image_bytes)) for low in starts]
 
 
 def in_memory(x: RegisterArray) -> RegisterArray:

@@ -88,7 +88,7 @@ def scatter(
     least = max(least, in_rounds(image_bytes))
     scratch = require(scratch, least, "a scatter")
     queue = None
-    room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
+    room = scratch.size_bytes
     if not unique:
         queue = _queue(index, image.in_memory(updates), scratch, image_bytes)
         room -= queue.size_bytes
@@ -253,7 +253,7 @@ def _queue(
     """Divides the scratch between the image and the queue, which follows it."""
     each = dtypes.I32.itemsize + updates.dtype.itemsize
     total = image.aligned(math.prod(index.shape))
-    room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
+    room = scratch.size_bytes
     count = total
     if image_bytes + total * each > room:
         # Rounds of the queue are cheaper than rounds of the image, which repeat it.

@@ -17,7 +17,7 @@ class SmemScratch:
 
     Attributes:
       pointer: `!llvm.ptr<3>`, 16-byte aligned.
-      size_bytes: its size.
+      size_bytes: its size, a multiple of 16.
     """
 
     pointer: ir.Value
