@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
+from pallas_gpu import arch
+from pallas_gpu.entry import check
 from tests.support.entry_kernels import f32, make, numbers
 from tests.support.refusal import refused, refused_by
 
@@ -42,6 +44,16 @@ def test_a_kernel_that_runs_anywhere_is_for_every_gpu():
         o[...] = x[...]
 
     assert target_of(make(body), numbers()) is None
+
+
+def test_a_body_may_use_all_that_a_target_has(monkeypatch):
+    monkeypatch.setattr(check, "features", lambda jaxpr: arch.SM_100A.features)
+    assert (
+        target_of(
+            make(through_tmem, f32(*SHAPE), scratch_types=[TMEM]), numbers(*SHAPE)
+        )
+        == "sm_100a"
+    )
 
 
 def test_the_body_is_traced_again_for_its_target():

@@ -9,25 +9,12 @@ from tests.support import tiers
 from tests.support.features import REFUSED, ROWS
 from tests.support.mutations.subjects import SUBJECTS
 from tools.tiers import planted
-from tools.tiers.__main__ import KILLS
 
 AGAIN = (
     "`make tiers-choose` chooses again from what was measured, `make tiers` measures"
 )
 CHECK, DEFAULT = tiers.read("check"), tiers.read("default")
-
-
-def kills() -> dict[str, list[str]]:
-    """The tests that kill each mutant of the matrix."""
-    found: dict[str, list[str]] = {}
-    names: list[str] = []
-    for line in KILLS.read_text(encoding="utf-8").splitlines():
-        if line.startswith("    "):
-            if not line.startswith("    ("):
-                names.append(line.strip())
-        else:
-            names = found[line] = []
-    return found
+KILLS, EQUIVALENT = tiers.mutants("kills"), tiers.mutants("equivalent")
 
 
 def test_the_lists_name_tests_that_exist(request):
@@ -36,18 +23,25 @@ def test_the_lists_name_tests_that_exist(request):
         pytest.skip("needs all tests to be collected")
     if request.config.getoption("--tier") == "measured":
         pytest.skip("the lists are about to be written")
-    gone = (CHECK.chosen | DEFAULT.chosen) - collected
+    killers = frozenset(name for names in KILLS.values() for name in names)
+    gone = (CHECK.chosen | DEFAULT.chosen | killers) - collected
     assert not gone, f"{AGAIN}, or rename in tests/tiers/: {sorted(gone)[:20]}"
 
 
 def test_the_default_tier_kills_every_mutant_of_the_matrix():
     unnoticed = [
         mutant
-        for mutant, names in kills().items()
-        if names and not DEFAULT.chosen.intersection(names)
+        for mutant, names in KILLS.items()
+        if mutant not in EQUIVALENT
+        and not any(DEFAULT.runs(name, new=True) for name in names)
     ]
     assert not unnoticed, AGAIN
-    assert sum(map(bool, kills().values())) >= 300
+    assert len(KILLS) - len(EQUIVALENT) >= 380
+
+
+def test_what_no_test_can_notice_is_explained():
+    assert EQUIVALENT.keys() == {mutant for mutant, names in KILLS.items() if not names}
+    assert all(map(any, EQUIVALENT.values()))
 
 
 def test_the_default_tier_runs_every_kernel_with_a_mistake():

@@ -204,6 +204,9 @@ TENSOR_CORES = {
     "n of 0, scaled": lambda: ScaledInstruction(0, "e4m3", "e4m3", "ue8m0", 32),
     "n of 12, scaled": lambda: ScaledInstruction(12, "e4m3", "e4m3", "ue8m0", 32),
     "n of 264, scaled": lambda: ScaledInstruction(264, "e4m3", "e4m3", "ue8m0", 32),
+    "m of 64, scaled": lambda: ScaledInstruction(
+        64, "e4m3", "e4m3", "ue8m0", 32, rows=64
+    ),
     "scaled f16": lambda: ScaledInstruction(64, "f16", "f16", "ue8m0", 32),
     "e4m3 by e2m1": lambda: ScaledInstruction(64, "e4m3", "e2m1", "ue8m0", 32),
     "blocks of 16": lambda: ScaledInstruction(64, "e4m3", "e4m3", "ue8m0", 16),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
+from pallas_gpu.mosaic import gmem, indexed, mbarrier, registers, smem
 from pallas_gpu.mosaic.smem import SmemView
 from tests.support import everywhere
 from tests.support.finished import emitted, smem_view
@@ -103,17 +103,23 @@ def test_copies_of_a_row_are_stored_once(build):
     assert text.count("scf.if") == 1
 
 
+def test_a_single_vector_is_not_taken_apart():
+    vector = object()
+    assert smem.concatenate([vector]) is vector
+
+
 @refused_by(emitted, smem_bytes=1 << 14)
 def test_bank_conflicts_are_refused_with_the_way_out(kb):
     view = smem_view(kb, 0, (64, 64), "float32")
     smem.load(view.slice((0, 0), (64, 8)), Layout.WGMMA)
 
 
-@pytest.mark.parametrize("what", ["shape", "dtype"])
+@pytest.mark.parametrize("what", ["shape", "dtype", "shape, by element"])
 @refused_by(emitted, smem_bytes=1 << 14)
 def test_a_store_of_another_type_is_refused(kb, *, what):
-    dtype, size = (np.float32, 64) if what == "shape" else (np.int32, 128)
-    smem.store(view_of(kb, 0, "row"), registers.iota(dtype, (size,), 0))
+    dtype, size = (np.int32, 128) if what == "dtype" else (np.float32, 64)
+    store = indexed.store_part if "element" in what else smem.store
+    store(view_of(kb, 0, "row"), registers.iota(dtype, (size,), 0))
 
 
 @refused_by(emitted, smem_bytes=1 << 16)

@@ -230,6 +230,11 @@ def test_a_loop_within_a_loop_would_find_no_positions(o_ref):
 
 
 @refused_by(run)
+def test_the_body_is_a_function(o_ref):
+    plgpu.dynamic_scheduling_loop(("i", "j"))(o_ref)
+
+
+@refused_by(run)
 def test_a_carry_keeps_its_type(o_ref):
     loop = plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
     loop(lambda info, carry: carry * 1.5)  # HERE

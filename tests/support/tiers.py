@@ -75,16 +75,34 @@ def read(tier: Tier) -> Listed:
 
 def parsed(text: str) -> Listed:
     """The list of a tier, from its text."""
-    chosen, left, file = set(), set(), ""
-    for line in text.splitlines():
-        name = line.strip()
-        if not line.startswith(" "):
-            file = name
-        elif name.startswith(_LEFT):
-            left.add(f"{file}::{name.removeprefix(_LEFT)}")
-        else:
-            chosen.add(f"{file}::{name}")
+    chosen, left = set(), set()
+    for file, names in by_heading(text).items():
+        for name in names:
+            to = left if name.startswith(_LEFT) else chosen
+            to.add(f"{file}::{name.removeprefix(_LEFT)}")
     return Listed(frozenset(chosen), frozenset(left))
+
+
+def mutants(name: str) -> dict[str, list[str]]:
+    """What a file of this folder lists below each mutant.
+
+    Args:
+      name: "kills", for the tests that were seen to kill it; "equivalent", for why none
+        can.
+    """
+    return by_heading((FOLDER / f"{name}.txt").read_text(encoding="utf-8"))
+
+
+def by_heading(text: str) -> dict[str, list[str]]:
+    """The indented lines below each line that is not."""
+    found: dict[str, list[str]] = {}
+    below: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            below.append(line.strip())
+        else:
+            below = found.setdefault(line, [])
+    return found
 
 
 def add_option(parser: pytest.Parser) -> None:

@@ -76,6 +76,11 @@ assert planted.function_named("a/b::c") != before
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
+def test_the_type_of_a_local_variable_has_no_mutant():
+    sites = source_mutants.sites("pallas_gpu/lowering/inference/solver.py")
+    assert not any("int | None ->" in site.change for site in sites)
+
+
 def test_a_line_has_one_mutant_and_docstrings_have_none():
     for path in source_mutants.files()[::20]:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _mutant_jobs(step: int, first: int, *, everything: bool) -> list[dict[str, Any]]:
-    """A job for each mutant that tests run.
+    """A job for each mutant that tests run; those known to kill it are tried first.
 
     Args:
       everything: try all tests that run the line, those of the default tier first, and
@@ -77,15 +77,16 @@ def _mutant_jobs(step: int, first: int, *, everything: bool) -> list[dict[str, A
     passed = [i for i, test in enumerate(tests) if test["outcome"] == "passed"]
     seconds = {i: _seconds(tests[i]) for i in passed}
     runs = _by_line(bits, names)
-    chosen = tiers.read("default").chosen if everything else frozenset()
-    jobs, unseen = [], 0
+    chosen = tiers.read("default").chosen
+    killers, jobs, unseen = tiers.mutants("kills"), [], 0
     for site in source_mutants.every(step, first):
         numbers = [i for i in runs(site.path, site.line) if i in seconds]
         if not numbers:
             unseen += 1
             continue
         ordered = [tests[i]["test"] for i in _spread(numbers, tests, seconds)]
-        ordered.sort(key=lambda test: test not in chosen)
+        early = chosen if everything else frozenset(killers.get(site.name, ()))
+        ordered = sorted(ordered, key=lambda test: test not in early)
         jobs.append(
             {
                 "mutant": site.name,
@@ -244,30 +245,37 @@ def _write(tier: tiers.Tier, listed: tiers.Listed) -> None:
 
 def _write_kills(kills: dict[str, list[str]]) -> None:
     """Writes the matrix: each mutant, and the tests that were seen to kill it."""
-    parts = []
+    parts, equivalent = [], tiers.mutants("equivalent")
     for mutant in sorted(kills):
-        killers = kills[mutant] or ["(none found)"]
-        parts += [mutant, *(f"    {name}" for name in killers)]
+        parts += [mutant, *(f"    {name}" for name in kills[mutant])]
+        if not kills[mutant] and mutant not in equivalent:
+            print(f"no test kills {mutant}")
     KILLS.write_text("\n".join(parts) + "\n", encoding="utf-8")
-    found = sum(bool(names) for names in kills.values())
-    print(f"{found} of {len(kills)} mutants are killed by tests")
+    found = sum(map(bool, kills.values()))
+    known = len(equivalent.keys() & kills)
+    print(
+        f"{found} of {len(kills)} mutants are killed by tests; {known} are equivalent"
+    )
 
 
 def _compare(step: int, first: int) -> None:
     """What the default tier finds of mutants, and what all tests find."""
     chosen = tiers.read("default").chosen
+    equivalent = tiers.mutants("equivalent")
     sites = {site.name for site in source_mutants.every(step, first)}
     counts: collections.Counter[str] = collections.Counter()
     for result in _results():
         if result["mutant"] not in sites:
             continue
         killers = [run["test"] for run in result["runs"] if run["killed"]]
-        if not killers:
+        if not killers and result["mutant"] in equivalent:
+            verdict = "no test, being equivalent"
+        elif not killers:
             verdict = "no test"
         else:
             verdict = "the default tier" if killers[0] in chosen else "others alone"
         counts[verdict] += 1
-        if verdict != "the default tier":
+        if verdict in ("no test", "others alone"):
             print(f"{verdict}: {result['mutant']} {killers}")
     for verdict, count in counts.items():
         print(f"{count} mutants are killed by {verdict}")

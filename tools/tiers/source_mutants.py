@@ -209,9 +209,13 @@ def _change(statement: ast.stmt) -> Change | None:
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement, those of the statements in it aside."""
+    """The expressions of a statement, those of the statements in it aside.
+
+    Of a local variable the annotation is not evaluated.
+    """
+    annotation = getattr(statement, "annotation", None)
     for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.expr):
+        if isinstance(child, ast.expr) and child is not annotation:
             yield child
 
 

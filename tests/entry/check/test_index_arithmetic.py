@@ -70,6 +70,18 @@ def test_the_counter_of_a_loop_is_a_position():
     trace(body, grid=(2**10 + 1,))
 
 
+def test_a_carry_that_starts_at_zero_need_not_count():
+    def body(x_ref, o_ref):
+        i = lax.axis_index("i")
+
+        @plgpu.loop(0, 2**10, init_carry=jnp.int32(0))
+        def _(step, slot):
+            o_ref[(i + slot) * 2**21 // 2**20, 0:1024] = jnp.zeros((1024,), jnp.int8)
+            return 1 - slot
+
+    trace(body, grid=(2**10 - 1,))
+
+
 @pytest.mark.parametrize("size", [2**33, 2**31 - 1])
 @refused
 def test_a_dimension_beyond_int32_is_refused_with_room_for_a_block(size):

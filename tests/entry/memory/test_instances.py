@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
@@ -169,6 +170,18 @@ def test_what_threads_cannot_copy_is_refused(options):
     scratch = plgpu.SMEM((64,), F32), plgpu.Barrier()
     make = of(body, (1,), *scratch, **cluster)
     make(plgpu.InterpretParams())(ramp(2, 65))
+
+
+@refused
+def test_elements_that_share_bytes_with_others_are_refused():
+    def body(x, o, tile, full):
+        start = lax.axis_index("i")
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(start, 32)], tile, full)  # HERE
+        plgpu.barrier_wait(full)
+
+    tile = plgpu.SMEM((32,), jnp.int4)
+    make = of(body, (1,), tile, plgpu.Barrier(), grid={"i": 1})
+    make(plgpu.InterpretParams())(np.zeros((2, 66), jnp.int4))
 
 
 @refused

@@ -11,12 +11,14 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
+from pallas_gpu.entry.memory.unions import inferred_members
 from tests.support import everywhere
 from tests.support.entry_kernels import numbers, run
 from tests.support.refusal import refused, refused_by
-from tests.support.semantics import BOTH
+from tests.support.semantics import BOTH, Warpgroup
 
 F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
+ACC = plgpu.ACC((64, 64))
 ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 TILE = plgpu.SMEM((64, 128), F32)
 SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
@@ -208,7 +210,7 @@ def test_operands_of_a_product_make_way_for_its_result(inferred):
             plgpu.wgmma_wait(0)
             return acc[...]
 
-        result[...] = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+        result[...] = plgpu.run_scoped(multiply, ACC)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(result, o)
         plgpu.wait_smem_to_gmem(0)
@@ -389,8 +391,19 @@ def test_bytes_in_an_inferred_layout_mean_nothing_to_other_members(x, o, union):
         plgpu.wgmma(acc, tile, tile)
         plgpu.wgmma_wait(0)
 
-    plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+    plgpu.run_scoped(multiply, ACC)
     o[...] = words[...]  # HERE
+
+
+def test_layouts_are_inferred_under_warpgroup_semantics_alone():
+    def body(o, tile):
+        plgpu.run_scoped(lambda acc: plgpu.wgmma(acc, tile[0], tile[0]), ACC)
+
+    tile = plgpu.SMEM((64, 64), F16)
+    kernel = everywhere.kernel(body, ROWS, plgpu.RefUnion(tile, tile))(None)
+    (eqn,) = jax.make_jaxpr(kernel)().eqns
+    found = [inferred_members(eqn.params["jaxpr"], semantics) for semantics in BOTH]
+    assert list(map(len, found)) == [semantics is Warpgroup for semantics in BOTH]
 
 
 # --- refusals -------------------------------------------------------------------------
@@ -398,7 +411,7 @@ def test_bytes_in_an_inferred_layout_mean_nothing_to_other_members(x, o, union):
 TMEM = plgpu.TMEM((128, 64), F32)
 ALTERNATIVES = {
     "a barrier": (TILE, plgpu.Barrier()),
-    "an accumulator": (TILE, plgpu.ACC((64, 64))),
+    "an accumulator": (TILE, ACC),
     "nothing": (TILE, None),
     "a type": (TILE, F32),
     "no alternative": (),

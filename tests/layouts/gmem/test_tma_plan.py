@@ -160,6 +160,14 @@ PLANS = {
         [224],
         2,
     ),
+    "whole rows from a known start": (
+        (1024, 6),
+        SmemLayout((128, 6), 32),
+        (384, 0),
+        {"start_multiples": (128, 0)},
+        [3, 256],
+        1,
+    ),
     "pieces": ((512, 512), COLUMN, (64, 64), {"pieces": 4}, None, 4),
 }
 

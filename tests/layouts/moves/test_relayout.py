@@ -219,6 +219,14 @@ def test_moved_vectors_cost_a_shuffle_for_two_words(src, dst, widths):
         assert plan.scratch_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("src", "bits"), [("WGMMA_8BIT", 16), ("WGMMA_UPCAST_4X", 8), ("MMA_LHS 1", 16)]
+)
+def test_words_of_several_registers_are_not_shuffled(src, bits):
+    plan = plan_relayout(TWO_AXES[src], TWO_AXES["WGMMA_TRANSPOSED"], bits)
+    assert isinstance(plan.method, Exchange)
+
+
 def test_regrouping_registers_is_free():
     src, dst = TWO_AXES["WGMMA"], TWO_AXES["WGMMA_ACC_32BIT"]
     plan = check(src, dst, 32)

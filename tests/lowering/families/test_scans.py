@@ -11,6 +11,9 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.layouts import rates
+from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.lowering.families.scans import Scan
 from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.semantics import Lane, under
@@ -27,6 +30,12 @@ OPERATIONS = {
 def check(body, x, expected, layout=None):
     make = everywhere.elementwise(body, expected.dtype, shape=x.shape, layout=layout)
     everywhere.check(make, [x], expected)
+
+
+def test_a_scan_across_warps_costs_their_exchanges():
+    across = place(plgpu.Layout.WG_STRIDED((128,), 1), (128,))
+    exchange = 2 * (rates.BARRIER + rates.SMEM_LATENCY)
+    assert Scan(0).cost(across, 32) > 2 * exchange
 
 
 @pytest.mark.parametrize(

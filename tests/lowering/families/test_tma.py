@@ -50,3 +50,14 @@ def test_commit_gmem_fences_global_memory_only(semantics):
     fences = [line for line in report.mlir.splitlines() if "nvvm.fence.proxy" in line]
     assert len(fences) == 1
     assert "async.global" in fences[0]
+
+
+def test_after_commit_gmem_all_threads_have_fenced():
+    def body(o):
+        o[...] = jnp.zeros(TILE, F32)
+        plgpu.commit_gmem()
+
+    kernel = everywhere.kernel(body, jax.ShapeDtypeStruct(TILE, F32))(None)
+    (report,) = plgpu.offline.lower(kernel)
+    _, after = report.mlir.split("nvvm.fence.proxy")
+    assert "nvvm.barrier" in after.splitlines()[1]

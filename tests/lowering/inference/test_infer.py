@@ -10,6 +10,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import Placement, describe, place
+from pallas_gpu.lowering.inference import constraints
 from tests.support.inference_bodies import Body, operations
 
 SQUARE = (64, 64)
@@ -350,6 +351,13 @@ def test_a_carry_is_converted_before_the_loop_not_inside(b, trips):
     b.store(b.cast(y, STRIDED), b.gmem(SQUARE))
     moved = relayouts(b, b.infer())
     assert moved == [("scf.for", 3), ("mosaic_gpu.layout_cast", 0)]
+
+
+def test_what_follows_a_loop_weighs_no_more_than_what_precedes_it(b):
+    (y,) = b.loop([b.load(b.gmem(SQUARE))], lambda i, x: [b.op("exp", x)], trips=4)
+    b.store(y, b.gmem(SQUARE))
+    first, *_, last = constraints.collect(b.block).variables
+    assert first.weight == last.weight == 1
 
 
 def test_a_loop_that_runs_once_weighs_no_more_than_what_is_around_it(b):

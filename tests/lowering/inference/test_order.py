@@ -86,6 +86,15 @@ def test_keys_of_values_do_not_depend_on_what_stands_before_them():
     assert keys[0] == keys[1]
 
 
+def test_loads_of_different_arrays_have_different_keys():
+    body = Body()
+    with body.building() as b:
+        for _ in range(2):
+            b.load(b.gmem(SQUARE))
+    first, second = constraints.collect(body.block).variables
+    assert first.key != second.key
+
+
 def test_a_key_is_computed_when_a_rule_needs_it():
     body = Body()
     with body.building() as b:

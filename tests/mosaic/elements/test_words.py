@@ -40,13 +40,16 @@ def test_an_optimization_barrier_changes_nothing(
 
 @pytest.mark.offline
 def test_an_optimization_barrier_takes_every_register(compile_kernel, typed):
-    def body(kb, out):
-        flags = registers.splat(dtypes.constant(True, dtypes.BOOL), np.bool_, (128,))
-        held = registers.regroup(flags, Layout.WG_STRIDED((128,), vec_size=1))
-        (same,) = wgmma.optimization_barrier([held])
-        gmem.store(out, same)
+    types = np.bool_, np.int8
 
-    compiled = compile_kernel(body, [], [typed((128,), np.bool_)])
+    def body(kb, *out):
+        for ref, dtype in zip(out, types, strict=True):
+            ones = registers.splat(dtypes.constant(1, np.dtype(dtype)), dtype, (128,))
+            held = registers.regroup(ones, Layout.WG_STRIDED((128,), vec_size=1))
+            (same,) = wgmma.optimization_barrier([held])
+            gmem.store(ref, same)
+
+    compiled = compile_kernel(body, [], [typed((128,), dtype) for dtype in types])
     assert "begin inline asm" in compiled.ptx
 
 

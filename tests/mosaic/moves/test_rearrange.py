@@ -85,6 +85,12 @@ def test_elements_that_are_not_loaded_are_those_of_the_other_array(dst, scratch,
     run(plans.padding(x.shape, config), x, expected, dst=dst, scratch=scratch, fill=7)
 
 
+def test_the_places_of_a_reversal_are_sums():
+    target = place(Layout.WGMMA, SHAPE)
+    plan = plans.reversal(SHAPE, [0, 1])
+    assert moves.Loads(plan, target, np.dtype(np.int32), (), None).found is not None
+
+
 @refused_by(emitted, [typed(SHAPE, np.float32)] * 2)
 def test_without_scratch_the_error_says_what_needs_it(kb, view, out):
     x = gmem.load(view)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -43,8 +45,9 @@ CASES = {
 DTYPES = ("int8", "bfloat16", "float32", "int64", "bool")
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "case"), [*itertools.product(DTYPES, CASES), ("int4", "odd rows")]
+)
 def test_every_element_gets_where_it_belongs(case, dtype, computes, sample):
     src, dst, shape, scratch = CASES[case]
     # Wider elements need more.

@@ -126,3 +126,9 @@ def test_modified_scores_are_exponents_of_two(soft_cap):
     natural = natural + bias - 0.125 * away
     np.testing.assert_allclose(got * scores.factor, natural * np.log2(np.e), rtol=1e-5)
     np.testing.assert_allclose(scores.derivative(capped), slope, rtol=1e-5)
+
+
+def test_a_bias_hides_as_a_mask_does():
+    scores = Scores(sm_scale=0.5, bias=True)
+    bias = np.array([[0, -np.inf]], np.float32)
+    assert scores.modified(np.ones((1, 2)), 0, bias).tolist() == [[1, scores.hidden]]

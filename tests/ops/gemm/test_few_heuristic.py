@@ -51,6 +51,13 @@ def test_every_candidate_fits_in_shared_memory(p):
         assert few_heuristic.cost(p, c) > 0
 
 
+def test_blocks_that_share_an_sm_run_at_once():
+    p = problem(16, 4096, 4096)
+    split = [c for c in few_heuristic.candidates(p) if c.split == 8]
+    costs = [few_heuristic.cost(p, c) for c in split]
+    assert max(costs) < 2 * min(costs)
+
+
 @pytest.mark.parametrize("m", [1, 16, 64])
 def test_few_rows_are_multiplied_transposed(m):
     for n, k in ((4096, 4096), (28672, 4096), (8192, 28672)):

@@ -81,6 +81,11 @@ def test_the_tiles_fill_the_card(shape, tiles):
     assert -(-m // c.block_m) * -(-n // c.tile_n) == tiles
 
 
+def test_of_equal_tiles_the_widest_instruction_is_chosen():
+    c = heuristic.choose(problem(1000, 4096, 4096))
+    assert (c.tile_m, c.tile_n) == (64, 256)
+
+
 def test_blocks_divide_a_long_k_of_few_tiles():
     c = choice.choose(problem(256, 256, 60000), None)
     assert c.parts >= 16

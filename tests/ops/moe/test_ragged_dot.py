@@ -168,6 +168,12 @@ def test_products_over_the_rows_of_groups(rows, m, n, sizes):
     check_general(CONTRACTED, [a, b, jnp.array(sizes)], expected)
 
 
+def test_a_producer_without_indices_leaves_its_registers_to_the_others():
+    args = normal(64, 40), normal(64, 72), jnp.array((64, 0)), CONTRACTED
+    text = str(jax.make_jaxpr(lambda: ragged_dot_general(*args, config=SMALL))())
+    assert "action=increase n=232" in text
+
+
 @pytest.mark.parametrize("dimension_numbers", [numbers(1, 1, (0,)), TRANSPOSED])
 def test_the_derivatives_of_a_product(dimension_numbers):
     transposed = dimension_numbers is TRANSPOSED

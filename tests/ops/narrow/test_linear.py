@@ -317,6 +317,14 @@ def test_the_default_has_no_more_blocks_than_save_a_turn(tokens, n, blocks):
     assert default_config(Problem(tokens, n, 4096, *types)).blocks == blocks
 
 
+@pytest.mark.parametrize("tokens", [1, 16, 64])
+def test_few_tokens_have_a_kernel_of_their_own(tokens):
+    types = map(jnp.dtype, (BF16, "int8", BF16))
+    assert isinstance(
+        default_config(Problem(tokens, 4096, 4096, *types)), LinearFewConfig
+    )
+
+
 # --- rounding -------------------------------------------------------------------------
 
 
