@@ -75,7 +75,8 @@ def read(tier: Tier) -> Listed:
 
 def parsed(text: str) -> Listed:
     """The list of a tier, from its text."""
-    chosen, left = set(), set()
+    chosen: set[str] = set()
+    left: set[str] = set()
     for file, names in by_heading(text).items():
         for name in names:
             to = left if name.startswith(_LEFT) else chosen
