@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores, segment_blocks
+from pallas_gpu.ops.flash.masks import (
+    Blocks,
+    Lengths,
+    Mask,
+    Scores,
+    minimum,
+    segment_blocks,
+)
 from tests.support import host
 
 LENGTHS = [(1, 1), (7, 12), (12, 7), (16, 16), (1, 13)]
@@ -132,3 +140,8 @@ def test_a_bias_hides_as_a_mask_does():
     scores = Scores(sm_scale=0.5, bias=True)
     bias = np.array([[0, -np.inf]], np.float32)
     assert scores.modified(np.ones((1, 2)), 0, bias).tolist() == [[1, scores.hidden]]
+
+
+def test_bounds_are_of_32_bits_in_kernels_traced_with_x64():
+    with jax.enable_x64(True):
+        assert minimum(5, jnp.int32(7)).dtype == jnp.int32

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
@@ -97,6 +98,19 @@ def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
 def test_a_part_entirely_outside_of_the_array_is_an_error():
     args = array((13, 7), F32), np.array([3], np.int32)
     everywhere.emulate(over_the_edge, args, jax.ShapeDtypeStruct((13, 5), F32), *PART)
+
+
+def test_stores_of_two_ctas_to_one_place_race():
+    def body(x, o, tile):
+        tile[...] = x[...] + lax.axis_index("i").astype(F32)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[:, 1:])  # not of 16 bytes: by threads
+        plgpu.wait_smem_to_gmem(0)
+
+    x, out = array((8, 32), F32), array((8, 33), F32)
+    grid = {"grid": (2,), "grid_names": ("i",)}
+    with pytest.raises(plgpu.errors.RaceError, match="written by one CTA"):
+        everywhere.emulate(body, [x], out, plgpu.SMEM(x.shape, F32), **grid)
 
 
 @everywhere.gives(
