@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -182,11 +183,19 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def _bounded_caches() -> list[functools._lru_cache_wrapper]:
+    """The caches of the package's functions that forget by themselves, too."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("pallas_gpu")]
+    values = [x for module in modules for x in vars(module).values()]
+    caches = [x for x in values if isinstance(x, functools._lru_cache_wrapper)]
+    return [x for x in caches if x.cache_parameters()["maxsize"] is not None]
+
+
 class _Memory:
     """Frees memory once a process has grown: a test worker stays below 1.5 GB.
 
     The collector counts objects and does not see how large arrays are; the C library
-    keeps what is freed; and JAX keeps compiled programs.
+    keeps what is freed; JAX keeps compiled programs, and the package plans of layouts.
 
     Attributes:
       least: the memory after the last time, in MB.
@@ -201,6 +210,8 @@ class _Memory:
         import jax
 
         jax.clear_caches()
+        for cache in _bounded_caches():
+            cache.cache_clear()
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
         if trim is not None:

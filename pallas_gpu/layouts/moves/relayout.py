@@ -103,7 +103,7 @@ def plan_within(
     return None if plan is None or plan.scratch_bytes > scratch_bytes else plan
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def _plan(
     src: Placement,
     dst: Placement,

@@ -209,19 +209,9 @@ class LinearLayout(Drawable):
 
     # --- coordinates -----------------------------------------------------------------
 
-    @functools.cached_property
+    @property
     def _coordinates(self) -> np.ndarray:
-        columns = np.array(self.thread_columns, dtype=np.int64)
-        threads = _BITS_OF_THREAD @ columns.reshape(THREAD_BITS, self.rank)
-        origins = np.array(self.origins, dtype=np.int64).reshape(
-            self.num_registers, self.rank
-        )
-        vector = np.zeros((self.vector_length, self.rank), dtype=np.int64)
-        if self.rank:
-            vector[:, self.vector_axis] = np.arange(self.vector_length)
-        result = threads[:, None, None] + origins[None, :, None] + vector[None, None]
-        result.flags.writeable = False
-        return result
+        return _coordinates(self)
 
     def all_coordinates(self) -> np.ndarray:
         """All coordinates: int64 [128, registers, vector, rank], read-only."""
@@ -437,6 +427,22 @@ class LinearLayout(Drawable):
                     got=f"vectors of {operand.vector_length} in the operand",
                 )
         return result
+
+
+# Kilobytes to megabytes each: layouts live long, their coordinates are used at once.
+@functools.lru_cache(maxsize=32)
+def _coordinates(layout: LinearLayout) -> np.ndarray:
+    columns = np.array(layout.thread_columns, dtype=np.int64)
+    threads = _BITS_OF_THREAD @ columns.reshape(THREAD_BITS, layout.rank)
+    origins = np.array(layout.origins, dtype=np.int64).reshape(
+        layout.num_registers, layout.rank
+    )
+    vector = np.zeros((layout.vector_length, layout.rank), dtype=np.int64)
+    if layout.rank:
+        vector[:, layout.vector_axis] = np.arange(layout.vector_length)
+    result = threads[:, None, None] + origins[None, :, None] + vector[None, None]
+    result.flags.writeable = False
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
