@@ -4,7 +4,7 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The first six stages are the same for every machine; the others
+verifies afterwards. The first seven stages are the same for every machine; the others
 are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
 are:
 
@@ -31,6 +31,7 @@ from typing import Any
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory import fences
 from pallas_gpu.lowering import (
     context,
     contiguous,
@@ -102,6 +103,11 @@ def expand_composites(build: Build) -> Build:
       PallasGpuError: what replaces an operation is not supported on the target.
     """
     return build.replace(params=expand.expanded(build.params, build.target))
+
+
+def fence_smem(build: Build) -> Build:
+    """Inserts the fences between threads and the copies that overwrite SMEM."""
+    return build.replace(params=fences.with_fences(build.params))
 
 
 def find_ranges(build: Build) -> Build:
@@ -178,6 +184,7 @@ STAGES: tuple[Stage, ...] = (
         expand_composites,
         {"composites": lambda b: str(b.params.jaxpr)},
     ),
+    Stage("fences", fence_smem),
     Stage("ranges", find_ranges),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
     Stage(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pallas_gpu import _jax
@@ -126,33 +127,43 @@ def _replaced(value: Any, inner: Mapping[_jax.Jaxpr, _jax.Jaxpr]) -> Any:
 
 
 def with_equations(
-    jaxpr: _jax.Jaxpr, changed: Mapping[int, _jax.JaxprEqn | None]
+    jaxpr: _jax.Jaxpr,
+    changed: Mapping[int, _jax.JaxprEqn | None],
+    before: Mapping[int, _jax.JaxprEqn] = MappingProxyType({}),
+    at_end: Mapping[_jax.Jaxpr, _jax.JaxprEqn] = MappingProxyType({}),
 ) -> _jax.Jaxpr:
-    """Returns a jaxpr with equations replaced, in all that it runs.
+    """Returns a jaxpr with equations replaced and inserted, in all that it runs.
 
     One that is run twice stays one, as its scopes are allocated once.
 
     Args:
-      jaxpr: the jaxpr; itself is the result if nothing is replaced.
+      jaxpr: the jaxpr; itself is the result if nothing changes.
       changed: the identity of an equation -> what replaces it; None leaves it out.
+      before: the identity of an equation -> what is inserted before it.
+      at_end: a body -> what is appended to it.
     """
-    return _rewritten(jaxpr, changed, {}) if changed else jaxpr
+    if not (changed or before or at_end):
+        return jaxpr
+    return _rewritten(jaxpr, (changed, before, at_end), {})
 
 
 def _rewritten(
-    jaxpr: _jax.Jaxpr,
-    changed: Mapping[int, _jax.JaxprEqn | None],
-    done: dict[_jax.Jaxpr, _jax.Jaxpr],
+    jaxpr: _jax.Jaxpr, changes: Any, done: dict[_jax.Jaxpr, _jax.Jaxpr]
 ) -> _jax.Jaxpr:
     if jaxpr not in done:
+        changed, before, at_end = changes
         eqns = []
         for eqn in jaxpr.eqns:
+            if id(eqn) in before:
+                eqns.append(before[id(eqn)])
             if id(eqn) not in changed:
                 inner = [b.jaxpr for b in bodies(eqn)]
-                new = {body: _rewritten(body, changed, done) for body in inner}
+                new = {body: _rewritten(body, changes, done) for body in inner}
                 eqns.append(with_bodies(eqn, new))
             elif (other := changed[id(eqn)]) is not None:
                 eqns.append(other)
+        if jaxpr in at_end:
+            eqns.append(at_end[jaxpr])
         same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
         done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
     return done[jaxpr]

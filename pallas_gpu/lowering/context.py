@@ -19,9 +19,9 @@ from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.lowering import reuse
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.machine import State
-from pallas_gpu.lowering.reuse import Reuse
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import cluster, elementwise, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
@@ -109,9 +109,9 @@ class KernelState:
         return any(site.eqn.primitive in (cp_async_p, gather_rows_p) for site in sites)
 
     @functools.cached_property
-    def reuse(self) -> Reuse:
-        """Which scopes use the same bytes of SMEM."""
-        return Reuse.of(self.params.jaxpr)
+    def meets(self) -> frozenset[walk.Place]:
+        """The scopes that use bytes of SMEM which another one has used."""
+        return reuse.meets(self.params.jaxpr)
 
     @functools.cached_property
     def inferred_members(self) -> frozenset[Any]:

@@ -222,13 +222,21 @@ def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
         mbarrier.synchronize()
 
 
-def fence_proxy_async() -> None:
-    """Makes the thread's SMEM writes visible to asynchronous copies and wgmma.
+def fence_proxy_async(of_cluster: bool = False) -> None:
+    """Orders the thread's accesses to SMEM before those of asynchronous work.
 
-    PTX: `fence.proxy.async.shared::cta`. Since: sm_90. Each writing thread issues it,
-    then the threads synchronize.
+    That reads what the thread has written, or overwrites what it has read or written.
+
+    PTX: `fence.proxy.async.shared::cta`. Since: sm_90. Each thread issues it, then the
+    threads synchronize.
+
+    Args:
+      of_cluster: whether the thread has accessed the SMEM of other CTAs, too:
+        `.shared::cluster`.
     """
-    nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
+    spaces = nvvm.SharedSpace
+    space = spaces.shared_cluster if of_cluster else spaces.shared_cta
+    nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=space)
 
 
 def fence_proxy_async_global() -> None:

@@ -17,7 +17,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -66,6 +66,7 @@ _jax.allow_effect_in_control_flow(KernelEffect)
 
 # The issuers of an operation: a whole warpgroup, or one warp inside `warp_map`.
 ISSUERS = ("warpgroup", "warp")
+Proxy = Literal["generic", "async"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,11 @@ class Operation:
       writes: names of the operands whose memory it writes.
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
+      proxies: who accesses memory (PTX ISA, "Proxies"): threads, through the generic
+        proxy, or the async proxy. Default: threads, or for an asynchronous operation
+        the async proxy.
+      releases: whether it signals to others that its issuer is done with what it has
+        accessed. Of an operation with a parameter `sem`, that says so.
       feature: the feature that the target must have.
     """
 
@@ -91,9 +97,14 @@ class Operation:
     writes: tuple[str, ...] = ()
     atomic: bool = False
     asynchronous: bool = False
+    proxies: tuple[Proxy, ...] = ()
+    releases: bool = False
     feature: arch.Feature | None = None
 
     def __post_init__(self) -> None:
+        if not self.proxies:
+            proxy: Proxy = "async" if self.asynchronous else "generic"
+            object.__setattr__(self, "proxies", (proxy,))
         unknown = sorted(set(self.issuers) - set(ISSUERS))
         if unknown or not self.issuers or len(set(self.issuers)) < len(self.issuers):
             raise self._invalid("invalid issuers", f"some of {ISSUERS}", self.issuers)
@@ -167,7 +178,7 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: issuers, reads, writes, atomic,
-        asynchronous, feature.
+        asynchronous, proxies, releases, feature.
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
     """

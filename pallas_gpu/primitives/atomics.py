@@ -60,6 +60,7 @@ PRIMITIVES = {
         reads=("ref",),
         writes=("ref",),
         atomic=True,
+        releases=True,
     )
     for name in TYPES
 }

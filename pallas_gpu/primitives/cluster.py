@@ -21,6 +21,8 @@ async_store_smem_p = registry.define(
     "cluster",
     writes=("ref", "barrier"),
     asynchronous=True,
+    proxies=("generic",),
+    releases=True,
 )
 
 # The element types of each operation: PTX ISA, red.async. A sum of signed integers is

@@ -16,6 +16,8 @@ cp_async_p = registry.define(
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
+    proxies=("generic",),
+    releases=True,
 )
 # Not asynchronous: threads load and store, which is done when the operation returns.
 store_by_threads_p = registry.define(

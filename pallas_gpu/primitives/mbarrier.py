@@ -15,6 +15,7 @@ from pallas_gpu.primitives import _registry as registry
 barrier_arrive_p = registry.define(
     "barrier_arrive",
     "mbarrier",
+    releases=True,
     issuers=registry.ISSUERS,
     writes=("barrier",),
     atomic=True,

@@ -12,12 +12,17 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
 
+# Threads copy rows of other sizes than those of bulk copies.
+_PROXIES: tuple[registry.Proxy, ...] = ("generic", "async")
+
 gather_rows_p = registry.define(
     "gather_rows",
     "rows",
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
+    proxies=_PROXIES,
+    releases=True,
     feature=arch.Feature.TMA,
 )
 scatter_rows_p = registry.define(
@@ -26,6 +31,7 @@ scatter_rows_p = registry.define(
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
+    proxies=_PROXIES,
     feature=arch.Feature.TMA,
 )
 

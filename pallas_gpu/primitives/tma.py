@@ -21,6 +21,7 @@ copy_gmem_to_smem_p = registry.define(
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
+    releases=True,
     feature=arch.Feature.TMA,
 )
 copy_smem_to_gmem_p = registry.define(
@@ -39,6 +40,8 @@ commit_group_p = registry.define(
     "commit_smem_to_gmem_group", "tma", issuers=registry.ISSUERS
 )
 commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
+# Not public: `entry.memory.fences` inserts it.
+fence_smem_p = registry.define("fence_smem", "tma", issuers=registry.ISSUERS)
 commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
 
 # PTX ISA, createpolicy: primary priorities.
@@ -343,8 +346,10 @@ def commit_smem() -> None:
     PTX: fence.proxy.async.shared::cta and a barrier of the issuer. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp: call it after storing to SMEM
-    and before a copy or an MMA reads the stored values, or a copy overwrites them. It
-    covers the issuer's writes, and those that it has waited for at a barrier.
+    and before a copy or an MMA reads the stored values. It covers the issuer's writes,
+    and those that it has waited for at a barrier. Before a copy overwrites what threads
+    have loaded or stored, a fence is automatic; with `unsafe_no_auto_barriers`, call
+    this then, too.
 
     Raises:
       KernelError: called outside a kernel.

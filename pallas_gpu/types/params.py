@@ -111,7 +111,8 @@ class CompilerParams:
         of the launch, or `"arbitrary"`, a loop in each CTA. Default: all parallel.
       max_concurrent_steps: `pallas_call` only: number of SMEM buffers of a block that
         changes along "arbitrary" axes; copies run up to this many steps ahead.
-      unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
+      unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses,
+        and the proxy fences before copies that overwrite SMEM.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
         cross warps; less where the kernel's arrays leave less. A kernel without such
         operations has none. None: 2048, and more where inferred layouts need it.

@@ -115,8 +115,32 @@ def test_a_copy_overwrites_only_what_its_issuer_knows_to_be_free():
     smem.load(first, PLACES)
     with pytest.raises(KernelError, match="overwrites bytes"):
         smem.begin_write(int(second.rows[0]), PLACES.reshape(-1), "a copy")
+    fenced(clocks, first)
     clocks.meet(np.arange(8), together=True)
     smem.begin_write(int(second.rows[0]), PLACES.reshape(-1), "a copy")
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_copy_overwrites_what_threads_have_read_behind_a_fence(who):
+    """Of those that have read it, or of others that they have met."""
+    smem, clocks, *both = two_warpgroups()
+    issuer = int(both[1].rows[0])
+    fenced(clocks, both[0])
+    smem.load(both[0], PLACES)
+    clocks.meet(np.arange(8), together=True)
+    with pytest.raises(KernelError, match=r"have read without fence\.proxy\.async"):
+        smem.begin_write(issuer, PLACES.reshape(-1), "a copy")
+    fenced(clocks, both[who])
+    smem.begin_write(issuer, PLACES.reshape(-1), "a copy")
+
+
+def test_a_fence_of_others_before_they_meet_the_reader_is_none():
+    smem, clocks, first, second = two_warpgroups()
+    smem.load(first, PLACES)
+    fenced(clocks, second)
+    clocks.meet(np.arange(8), together=True)
+    with pytest.raises(KernelError, match="have read without"):
+        smem.begin_write(int(second.rows[0]), PLACES.reshape(-1), "a copy")
 
 
 def test_an_access_out_of_bounds_is_found():

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.entry.memory import fences
 from pallas_gpu.lowering import reuse
 from tests.support import everywhere
 from tests.support.lockstep import engine
@@ -152,13 +153,10 @@ def test_scopes_take_turns(body, options, kept):
 
 @pytest.mark.parametrize(("body", "options", "kept"), SHARING, ids=name)
 def test_the_machine_reports_what_is_not_emitted(body, options, kept, monkeypatch):
-    found = reuse.Reuse.of
-
-    def some(jaxpr):
-        nothing = {"meets": frozenset(), "fences": frozenset()}
-        return reuse.Reuse(**{**nothing, kept: getattr(found(jaxpr), kept)})
-
-    monkeypatch.setattr(reuse.Reuse, "of", some)
+    if kept == "meets":
+        monkeypatch.setattr(fences, "with_fences", lambda params: params)
+    else:
+        monkeypatch.setattr(reuse, "meets", lambda jaxpr: frozenset())
     lowered = in_lockstep.lower(of(body, **options)(None), [X])
     with pytest.raises(engine.KernelError):
         lowered.run()
@@ -178,7 +176,8 @@ def test_a_scope_by_itself_needs_no_order():
         plgpu.run_scoped(outer, TILE)
 
     (kernel,) = in_lockstep.lower(of(body)(None), [X]).kernels
-    assert reuse.Reuse.of(kernel.params.jaxpr) == reuse.Reuse(frozenset(), frozenset())
+    assert not reuse.meets(kernel.params.jaxpr)
+    assert "fence.proxy" not in str(kernel.module)
 
 
 @refused_by(lambda body: of(body)(plgpu.InterpretParams())(X))

@@ -153,11 +153,14 @@ class History:
         """
         added = (new,) if new.writes == (layer == _WRITERS) else ()
         changed = {}
+        # A copy may read what it may not overwrite yet: then nor may others after it.
+        remain = new.by_proxy and not new.writes and layer == _READERS
         for number in present:
             left = [
                 old
                 for old in self._sets[number]
-                if old.actor != new.actor and clock.get(old.actor, 0) < old.time
+                if (old.actor != new.actor and clock.get(old.actor, 0) < old.time)
+                or (remain and not old.is_fenced_for(clock, self._fence, writes=True))
             ]
             changed[number] = self._number((*left, *added))
         self._cells.replace(layer, index, changed)
@@ -244,6 +247,6 @@ class _Check:
             return True
         if not old.known_to(self._clock):
             return False
-        if ordering.needs_fence(old, new):
-            return old.fenced_for(self._clock, self._fence)
-        return True
+        return not new.by_proxy or old.is_fenced_for(
+            self._clock, self._fence, new.writes
+        )

@@ -13,9 +13,11 @@ overwrite is found in every run, whether the copy completed early or late.
 
 Asynchronous work accesses memory through another proxy (PTX ISA, "Proxies"): it is
 ordered after a thread's store only if a fence for that memory lies on the path between
-the two. So a clock has two more entries per thread: the time up to which its stores to
-each kind of memory happen before a fence that happens before the clock's owner. Fences
-travel with arrivals and waits, as all knowledge does.
+the two; in SMEM, a write is ordered after a thread's load only so, too. So a clock has
+three more entries per thread: the time up to which its accesses happen before a fence
+that happens before the clock's owner. There is one for each kind of memory, and one for
+fences that admit writes to SMEM alone: those that the compiler inserts. Fences travel
+with arrivals and waits, as all knowledge does.
 
 Asynchronous work that arrives on a barrier comes after what its issuer has executed,
 but does not make the issuer's stores visible. A further entry per thread is the time up
@@ -38,6 +40,12 @@ class Fence(enum.IntEnum):
 
     SMEM = 1
     GMEM = 2
+    SMEM_WRITES = 5
+
+    def before(self, writes: bool) -> Fence:
+        """Returns what asynchronous work in this kind of memory needs."""
+        smem_writes = self is Fence.SMEM and writes
+        return Fence.SMEM_WRITES if smem_writes else self
 
 
 _STRIDE = 8
@@ -111,8 +119,10 @@ def has_executed(clock: Clock, thread: int, time: int) -> bool:
 def fence(clock: Clock, kind: Fence) -> None:
     """Records that a fence follows everything that a clock contains."""
     threads = [(a, time) for a, time in clock.items() if a % _STRIDE == 0]
+    kinds = {kind, kind.before(writes=True)}
     for actor, time in threads:
-        clock[actor + kind] = time
+        for each in kinds:
+            clock[actor + each] = time
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -213,7 +223,7 @@ class Access:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a fence has to follow it before work in another proxy."""
+        """Whether it is one of those that fences order."""
         return not self.by_copy or (self.generic and self.actor % _STRIDE == 0)
 
     @property
@@ -225,15 +235,30 @@ class Access:
         """True when the access happens before the next step of the clock's owner."""
         return clock.get(self.actor, 0) >= self.time
 
-    def required(self, kind: Fence) -> Clock:
+    def needed(self, kind: Fence, writes: bool) -> Fence | None:
+        """Returns the fence between the access and asynchronous work; None if none.
+
+        After asynchronous work no fence is needed: its completion contains one.
+
+        Args:
+          kind: of the memory.
+          writes: whether the work writes.
+        """
+        fence = kind.before(writes)
+        unordered = self.writes or fence is Fence.SMEM_WRITES
+        return fence if unordered and self.is_fenced else None
+
+    def required(self, kind: Fence, writes: bool) -> Clock:
         """Returns what the clock of asynchronous work after the access contains."""
-        if self.writes and self.is_fenced:
-            return {self.actor: self.time, self.actor + kind: self.time}
+        needed = self.needed(kind, writes)
+        if needed is not None:
+            return {self.actor: self.time, self.actor + needed: self.time}
         return {self.actor: self.time}
 
-    def fenced_for(self, clock: Clock, kind: Fence) -> bool:
-        """True when a fence lies between the access and the clock's owner."""
-        return clock.get(self.actor + kind, 0) >= self.time
+    def is_fenced_for(self, clock: Clock, kind: Fence, writes: bool) -> bool:
+        """True when the fence that asynchronous work needs is known to a clock."""
+        needed = self.needed(kind, writes)
+        return needed is None or clock.get(self.actor + needed, 0) >= self.time
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -313,13 +338,3 @@ def both_atomic(old: Access, new: Access) -> bool:
     if not (old.atomic and new.atomic and old.by_proxy == new.by_proxy):
         return False
     return old.reach is None or new.reach is None or old.reach.includes(new.reach)
-
-
-def needs_fence(old: Access, new: Access) -> bool:
-    """True for asynchronous work on what a thread has stored.
-
-    After asynchronous work no fence is needed: its completion contains one. Nor is one
-    after a thread's load, whose value has arrived in registers before the thread
-    releases the memory.
-    """
-    return new.by_proxy and old.writes and old.is_fenced

@@ -14,6 +14,10 @@ from pallas_gpu.emulator.engine.ordering import (
 )
 
 _COMMITS = {Fence.SMEM: "commit_smem()", Fence.GMEM: "commit_gmem()"}
+_PTX = {
+    Fence.SMEM: "fence.proxy.async.shared::cta",
+    Fence.GMEM: "fence.proxy.async.global",
+}
 
 
 def race(
@@ -29,7 +33,7 @@ def race(
       fence: what makes threads' stores to the array visible to asynchronous work.
     """
     if old.known_to(clock):
-        return _unfenced(old, new, name, _COMMITS[fence])
+        return _unfenced(old, new, name, fence)
     if old.viewer is not new.viewer:
         return _between_groups(old, new, name, [low for low, _ in box])
     verb = "written" if new.writes else "read"
@@ -80,14 +84,17 @@ def _at(access: Access) -> str:
     return f" at {access.where}" if access.where is not None else ""
 
 
-def _unfenced(old: Access, new: Access, name: str, commit: str) -> errors.RaceError:
+def _unfenced(old: Access, new: Access, name: str, fence: Fence) -> errors.RaceError:
     verb = "overwrites" if new.writes else "reads"
+    did, was = ("wrote", "written") if old.writes else ("read", "read")
+    who, commit = "writer" if old.writes else "reader", _COMMITS[fence]
     return errors.RaceError(
-        f"{new.what} {verb} {name.rstrip(',')}, written{_at(old)} and not fenced",
-        expected=f"{commit} between the two, by the writer, or by another thread that "
-        "has waited for the writer",
-        got=f"{old.what} wrote elements {box_text(old.box)} without one",
-        hint=f"call {commit}",
+        f"{new.what} {verb} {name.rstrip(',')}, {was}{_at(old)} and not fenced",
+        expected=f"{commit} between the two, by the {who}, or by another thread that "
+        f"has waited for the {who}",
+        got=f"{old.what} {did} elements {box_text(old.box)} without one",
+        hint=f"call {commit}"
+        + ("" if old.writes else f" ({_PTX[fence]}) before the arrival"),
     )
 
 

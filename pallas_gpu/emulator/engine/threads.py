@@ -107,7 +107,7 @@ class Thread:
         return known
 
     def fence(self, kind: ordering.Fence) -> None:
-        """Makes all stores that this thread knows visible to asynchronous work."""
+        """Orders all accesses that this thread knows before asynchronous work."""
         ordering.fence(self.clock, kind)
         self.clock[self.actor] += 1
 
@@ -161,9 +161,15 @@ class Thread:
             return None
         actor, time = by or (self.actor, self.clock[self.actor])
         viewer = memory.viewer
-        # Without other threads only asynchronous work can conflict with an access; that
-        # is ordered after a load, and after a store by a fence.
-        record = by is not None or writes or not self.alone or viewer is not None
+        # Without other threads only asynchronous work can conflict with an access; in
+        # GMEM that is ordered after a load.
+        record = (
+            by is not None
+            or writes
+            or not self.alone
+            or viewer is not None
+            or memory.fence is ordering.Fence.SMEM
+        )
         if not record and memory.history.is_empty:
             return None
         new = ordering.Access(

@@ -211,7 +211,7 @@ class Multicast:
         for dst, _ in self.targets:
             earlier.append(dst.memory.history.present(dst.box()))
             for old in earlier[-1]:
-                ordering.join(required, old.required(dst.memory.fence))
+                ordering.join(required, old.required(dst.memory.fence, True))
         self._required = required
         if not self._is_known_to(wg):
             self._required = None

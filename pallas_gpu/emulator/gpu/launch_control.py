@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.emulator.engine.tables import Key
@@ -115,6 +116,7 @@ def _decode(
     if wg.cta.cluster.batch:
         return [np.bool_(False), *[np.int32(0)] * len(grid_names)]
     answer = wg.read(operands["result"])
+    wg.fence(ordering.Fence.SMEM_WRITES)
     if isinstance(answer, Poisoned):
         raise answer.origin.error()
     granted, block = np.ascontiguousarray(answer).reshape(-1).view(np.int32)[:2]

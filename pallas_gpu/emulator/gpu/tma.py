@@ -401,6 +401,11 @@ def _commit_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
     wg.fence(Fence.SMEM)
 
 
+@registry.register(tma.fence_smem_p, _EMULATE)
+def _fence_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
+    wg.fence(Fence.SMEM_WRITES)
+
+
 @registry.register(tma.commit_gmem_p, _EMULATE)
 def _commit_gmem(wg: Warpgroup, *_: Any, **__: Any) -> None:
     wg.fence(Fence.GMEM)

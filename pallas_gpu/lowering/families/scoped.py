@@ -14,7 +14,7 @@ from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.mosaic import addressing, mbarrier, tma
+from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
@@ -39,11 +39,9 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     if kernel.params.mesh.warpgroups > 1 and own == "block":
         if collective and shares_bytes:
             nvvm.barrier()
-    elif ctx.place in kernel.reuse.meets:
+    elif ctx.place in kernel.meets:
         mbarrier.synchronize()
     results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
-    if ctx.place in kernel.reuse.fences:
-        tma.fence_proxy_async()
     kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):

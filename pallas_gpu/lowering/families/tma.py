@@ -262,6 +262,13 @@ def _commit_smem(ctx: RuleContext) -> list[Any]:
     return []
 
 
+@uniform(primitives.fence_smem_p)
+def _fence_smem(ctx: RuleContext) -> list[Any]:
+    # What follows synchronizes the threads before it signals to others.
+    tma.fence_proxy_async(of_cluster=ctx.eqn.params["remote"])
+    return []
+
+
 @uniform(primitives.commit_gmem_p)
 def _commit_gmem(ctx: RuleContext) -> list[Any]:
     tma.fence_proxy_async_global()

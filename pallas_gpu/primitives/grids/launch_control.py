@@ -31,6 +31,7 @@ try_cluster_cancel_p = registry.define(
     "launch_control",
     writes=("result", "barrier"),
     asynchronous=True,
+    releases=True,
     feature=arch.Feature.CLUSTER_LAUNCH_CONTROL,
 )
 query_cluster_cancel_p = registry.define(

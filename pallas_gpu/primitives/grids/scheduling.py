@@ -24,7 +24,11 @@ def _position(*_: Any, **__: Any) -> list[Any]:
 
 claim_p = registry.define("claim_position", "scheduling", results=_position)
 publish_p = registry.define(
-    "publish_position", "scheduling", writes=("dst", "barrier"), atomic=True
+    "publish_position",
+    "scheduling",
+    writes=("dst", "barrier"),
+    atomic=True,
+    releases=True,
 )
 
 

@@ -24,10 +24,14 @@ semaphore_signal_p = registry.define(
     issuers=registry.ISSUERS,
     writes=("semaphore",),
     atomic=True,
+    releases=True,
 )
 # Operands: the semaphores and their increments, `semaphore0`, `inc0` and so on.
 semaphore_signal_parallel_p = registry.define(
-    "semaphore_signal_parallel", "semaphore", issuers=registry.ISSUERS
+    "semaphore_signal_parallel",
+    "semaphore",
+    issuers=registry.ISSUERS,
+    releases=True,
 )
 semaphore_wait_p = registry.define(
     "semaphore_wait",

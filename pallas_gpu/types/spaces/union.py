@@ -31,11 +31,11 @@ class RefUnion:
 
     Issued by the scope that declares it. Whoever uses another alternative than before
     has to order its accesses with the earlier ones, as for accesses to one array:
-    between warpgroups by barriers, and before a copy or a product that reads or
-    overwrites what threads have stored by `commit_smem`. An alternative has the bytes
-    that another one left there, stored as its transforms say. Under Warpgroup semantics
-    this does not hold for an operand of `wgmma` without transforms, whose layout is
-    inferred; other members are row-major unless they have transforms.
+    between warpgroups by barriers, and before a copy or a product that reads what
+    threads have stored by `commit_smem`. An alternative has the bytes that another one
+    left there, stored as its transforms say. Under Warpgroup semantics this does not
+    hold for an operand of `wgmma` without transforms, whose layout is inferred; other
+    members are row-major unless they have transforms.
 
     Args:
       *ref_trees: the alternatives: declarations of arrays in SMEM, or all in TMEM, or

@@ -37,20 +37,135 @@ def copy_out(tile, dst):
     plgpu.wait_smem_to_gmem(0)
 
 
-@refused_by(run)
-def test_a_load_over_what_threads_stored_needs_commit_smem(x, o, mid, tile, full):
+# --- what copies overwrite in SMEM ----------------------------------------------------
+
+
+def stored(x, o, mid, tile, full):
     tile[...] = jnp.zeros(TILE, F32)
+
+
+def read(x, o, mid, tile, full):
     copy_in(x, tile, full)
+    o[...] = tile[...]
 
 
-def test_a_load_over_what_threads_have_read_needs_no_fence():
-    def body(x, o, mid, tile, full):
+def read_and_copied_out(x, o, mid, tile, full):
+    """The copy out reads after the threads, and is waited for."""
+    read(x, o, mid, tile, full)
+    copy_out(tile, mid)
+
+
+def overwritten(x, o, mid, tile, full, *, use, fence=lambda: None):
+    use(x, o, mid, tile, full)
+    fence()
+    copy_in(x, tile, full)
+    mid[...] = tile[...]
+
+
+BY_HAND = {"compiler_params": plgpu.CompilerParams(unsafe_no_auto_barriers=True)}
+USES = [stored, read, read_and_copied_out]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_copy_over_what_threads_have_accessed_is_fenced(use):
+    body = functools.partial(overwritten, use=use)
+    np.testing.assert_array_equal(run(body)[1], X)
+
+
+@pytest.mark.parametrize("use", USES)
+@refused_by(run, **BY_HAND)
+def test_without_automatic_barriers_the_author_fences(x, o, mid, tile, full, *, use):
+    overwritten(x, o, mid, tile, full, use=use)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_commit_smem_is_the_authors_fence(use):
+    body = functools.partial(overwritten, use=use, fence=plgpu.commit_smem)
+    np.testing.assert_array_equal(run(body, **BY_HAND)[1], X)
+
+
+def test_a_fence_for_copies_over_smem_is_none_for_copies_of_it():
+    """Before the arrival there is one, as a copy overwrites the tile."""
+
+    def body(x, o, mid, tile, full, ready):
         copy_in(x, tile, full)
+        tile[...] = tile[...] + 1
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        copy_out(tile, o)
+
+    with pytest.raises(plgpu.errors.RaceError, match=r"reads SMEM.* not fenced"):
+        run(body, plgpu.Barrier())
+
+
+def refilled(x, o, mid, tile, full, free, *, reader=None, copier=None, late=None):
+    """Warpgroup 0 copies twice, warpgroup 1 reads in between."""
+
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(free)
+        if copier is not None:
+            copier()
+        plgpu.copy_gmem_to_smem(x, tile, full)
+
+    @plgpu.when(lax.axis_index("wg") == 1)
+    def _():
+        plgpu.barrier_wait(full)
         o[...] = tile[...]
-        copy_in(x, tile, full)
+        if reader is not None:
+            reader()
+        plgpu.barrier_arrive(free)
+        if late is not None:
+            late()
+        plgpu.barrier_wait(full)
         mid[...] = tile[...]
 
-    np.testing.assert_array_equal(run(body)[1], X)
+
+@pytest.mark.parametrize("options", [{}, BY_HAND], ids=["automatic", "by-hand"])
+@pytest.mark.parametrize("who", ["reader", "copier"])
+def test_the_reader_fences_or_who_has_waited_for_it(who, options):
+    fence = {who: plgpu.commit_smem} if options else {}
+    body = functools.partial(refilled, **fence)
+    got = run(body, plgpu.Barrier(), threads={"wg": 2}, **options)
+    np.testing.assert_array_equal(got[1], X)
+
+
+@pytest.mark.parametrize("late", [None, plgpu.commit_smem], ids=["none", "late"])
+@refused_by(in_each(run, seed=range(4)), plgpu.Barrier(), threads={"wg": 2}, **BY_HAND)
+def test_an_arrival_is_no_fence(x, o, mid, tile, full, free, *, late):
+    refilled(x, o, mid, tile, full, free, late=late)
+
+
+def multicast(x, o, mid, tile, full, free):
+    at = lax.axis_index("c")
+
+    def copy():
+        plgpu.copy_gmem_to_smem(x, tile, full, collective_axes="c")
+        plgpu.barrier_wait(full)
+
+    copy()
+    o[plgpu.ds(4 * at, 4)] = tile[plgpu.ds(4 * at, 4)]
+    plgpu.barrier_arrive(free)
+    plgpu.barrier_wait(free)
+    copy()
+    mid[plgpu.ds(4 * at, 4)] = tile[plgpu.ds(4 * at, 4)]
+
+
+ALL_FREE = plgpu.ClusterBarrier(collective_axes="c")
+
+
+def test_a_multicast_over_what_threads_of_the_cluster_have_read_is_fenced():
+    got = run(multicast, ALL_FREE, cluster={"c": 2})
+    np.testing.assert_array_equal(got[1], X)
+
+
+@refused_by(in_each(run, seed=range(2)), ALL_FREE, cluster={"c": 2}, **BY_HAND)
+def test_a_multicast_overwrites_what_is_fenced_in_all_ctas(x, o, mid, tile, full, free):
+    multicast(x, o, mid, tile, full, free)
+
+
+# --- what threads store for copies ----------------------------------------------------
 
 
 @pytest.mark.parametrize("fence", [lambda: None, plgpu.commit_smem])

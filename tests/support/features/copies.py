@@ -53,6 +53,7 @@ ROWS = (
             "commit_smem_to_gmem_group",
             "commit_smem",
             "commit_gmem",
+            "fence_smem",
         ),
         f"{COPIES}/transposed::parts_travel_through_smem",
         "mosaic/tma::one_instruction_moves_a_tiled_block",

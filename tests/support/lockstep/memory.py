@@ -2,8 +2,9 @@
 """Memories: bytes, who had them, and whether that is known to who accesses them next.
 
 Between a store and another thread's access to the same byte all must have met. Bytes
-that an asynchronous operation reads or writes are busy until it completes, and what
-threads wrote is visible to the async proxy after fence.proxy.async of the writer.
+that an asynchronous operation reads or writes are busy until it completes. What threads
+wrote is visible to the async proxy after fence.proxy.async of the writer, and what they
+loaded from SMEM it overwrites after one of the reader.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Memory:
         self._atomic = np.zeros(size, bool)  # whether the last write was atomic
         self._reads: dict[int, np.ndarray] = {}  # by agent: epoch, and lane of a warp
         self._last_reads: dict[int, int] = {}  # by agent: the latest epoch in its table
+        # By warp: the fences that it had executed when it read, and at its last read.
+        self._read_fences: dict[int, np.ndarray] = {}
+        self._last_read_fences: dict[int, int] = {}
         self._busy_reads = np.zeros(size, np.int16)
         self._busy_writes = np.zeros(size, np.int16)
         self._busy_updates = np.zeros(size, np.int16)  # of them those that are atomic
@@ -76,7 +80,19 @@ class Memory:
                 code = epochs[row] * LANES + lanes[1][mine]
                 table = self._reads_of(int(row), int(epochs[row]))
                 table[places[mine]] = code[:, None]
+                self._note_fences(int(row), places[mine])
         return data
+
+    def _note_fences(self, row: int, places: np.ndarray) -> None:
+        """A warp reads SMEM, and has executed so many fences."""
+        assert self.clocks is not None
+        if self.proxy:
+            return
+        table = self._read_fences.get(row)
+        if table is None:
+            table = self._read_fences[row] = np.zeros(self.data.size, np.int32)
+        fences = int(self.clocks.fences[self.proxy, row])
+        table[places] = self._last_read_fences[row] = fences
 
     def store(self, strand: Any, places: np.ndarray, data: np.ndarray) -> None:
         """Puts bytes at some places of each active thread."""
@@ -223,6 +239,22 @@ class Memory:
                 "fence.proxy.async"
             )
 
+    def _check_reads_fenced(self, places: np.ndarray, what: str) -> None:
+        """What threads read from these bytes is over for asynchronous operations."""
+        assert self.clocks is not None
+        for row, table in self._read_fences.items():
+            fences = self.clocks.fences[self.proxy, row]
+            if self._last_read_fences[row] < fences:
+                continue
+            when = self._reads[row][places] >> 5
+            fine = (when == _NEVER) | (table[places] < fences)
+            fine |= when <= self.clocks.covered[self.proxy, row]
+            if not fine.all():
+                raise KernelError(
+                    f"{what} bytes of {self.name} that threads have read without "
+                    "fence.proxy.async"
+                )
+
     def end_read(self, places: np.ndarray, agent: int, epoch: int) -> None:
         """The bytes have been read; `places` has each byte once."""
         if self.clocks is None:
@@ -246,7 +278,7 @@ class Memory:
           row: the warp.
           places: the bytes.
           what: the operation.
-          fenced: whether it needs a fence after threads' stores.
+          fenced: whether it needs a fence after threads' accesses.
           atomic: it races with no other atomic operation.
         """
         self._check_bounds(places)
@@ -269,6 +301,7 @@ class Memory:
             )
         if fenced:
             self.check_visible(np.array([row]), places, f"{what} overwrites")
+            self._check_reads_fenced(places, f"{what} overwrites")
         self._busy += 1
         self._busy_writes[places] += 1
         self._busy_updates[places] += atomic

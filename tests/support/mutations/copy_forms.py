@@ -130,6 +130,12 @@ NEEDS = [
 ]
 
 
+def _by_hand(form: Form) -> plgpu.CompilerParams:
+    """Its parameters, so that the kernel has no fences but its own."""
+    given = form.options.get("compiler_params", plgpu.CompilerParams())
+    return dataclasses.replace(given, unsafe_no_auto_barriers=True)
+
+
 def load(form: Form, omitted: str | None) -> tuple[Any, Any, Any]:
     """Returns `make`, the arguments and the result of a kernel with one load."""
     ctas = 2 if "cluster" in form.options else 1
@@ -165,7 +171,7 @@ def load(form: Form, omitted: str | None) -> tuple[Any, Any, Any]:
         plgpu.SMEM(shape, F32, transforms=form.transforms),
         plgpu.Barrier(num_arrivals=2 if omitted == "count" else 1),
         plgpu.ClusterBarrier(collective_axes="c") if ctas > 1 else plgpu.Barrier(),
-        **form.options,
+        **form.options | {"compiler_params": _by_hand(form)},
     )
     return make, [x], expected
 

@@ -61,6 +61,9 @@ def make(m: Switches) -> Launch:
         plgpu.Barrier(num_arrivals=3),
         plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=two),
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=m("no commit before the copy")
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
-from pallas_gpu.entry.memory import trial
+from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
@@ -48,6 +48,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
       NotModelledError: the emulator does not model an operation.
     """
     trial.require_code(params, _target(params))
+    params = fences.with_fences(params)
     interpret = params.interpret
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()

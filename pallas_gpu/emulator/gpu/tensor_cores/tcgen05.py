@@ -89,8 +89,11 @@ class TensorStream:
         """Records which accesses to an operand happen before the work on it."""
         memory = operand.memory
         for old in memory.history.present(operand.box()):
-            if old.known_to(wg.clock):
-                ordering.join(self.before, old.required(memory.fence))
+            if not old.known_to(wg.clock):
+                continue
+            for writes in (False, True):
+                if old.is_fenced_for(wg.clock, memory.fence, writes):
+                    ordering.join(self.before, old.required(memory.fence, writes))
 
     def perform(self, upto: int) -> None:
         """Performs the work of the first groups."""
