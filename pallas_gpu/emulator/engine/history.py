@@ -96,10 +96,11 @@ class History:
           threads_too: whether to also compare threads with threads, and groups with
             groups.
           record: False if no later access can conflict with it.
-          unchanged: for a thread's store, which does not conflict with other threads
-            where it leaves the elements as they are. What they were before the other
-            threads' last stores is not known: a race with that shows in the schedules
-            in which it is still there.
+          unchanged: for a store, which does not conflict with stores of its kind (of
+            threads, or of copies) where it leaves the elements as they are; a thread's
+            store not with loads either. What they were before the other threads' last
+            stores is not known: a race with that shows in the schedules in which it is
+            still there.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
@@ -115,7 +116,7 @@ class History:
                 boxes = self._cells.boxes(layer, index, number, new.box)
                 if not (
                     unchanged is not None
-                    and check.only_threads(self._sets[number])
+                    and check.is_alike(self._sets[number])
                     and all(map(unchanged, boxes))
                 ):
                     raise race_report.race(old, new, clock, name, boxes[0], self._fence)
@@ -213,10 +214,16 @@ class _Check:
             return None
         return unordered[0]
 
-    def only_threads(self, accesses: Accesses) -> bool:
-        """True when no asynchronous work that is not ordered is involved."""
+    def is_alike(self, accesses: Accesses) -> bool:
+        """True when all that is not ordered is of threads as the new store is.
+
+        Or, as it is, plain stores of copies.
+        """
         return not any(
-            old.by_copy and not self._ordered(old) for old in self._in_effect(accesses)
+            old.by_copy != self._new.by_copy
+            or (old.by_copy and (old.atomic or not old.writes))
+            for old in self._in_effect(accesses)
+            if not self._ordered(old)
         )
 
     def _in_effect(self, accesses: Accesses) -> Accesses:

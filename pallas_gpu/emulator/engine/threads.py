@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pallas_gpu.emulator.engine import ordering
@@ -120,6 +120,7 @@ class Thread:
         by: tuple[int, int] | None = None,
         hint: str | None = None,
         value: Any = None,
+        unchanged: Callable[[ordering.Box], bool] | None = None,
         gradual: ordering.Gradual | None = None,
         atomic: bool = False,
         reach: ordering.Reach | None = None,
@@ -135,6 +136,7 @@ class Thread:
           by: (actor, time) of asynchronous work that this thread issues.
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
+          unchanged: whether what a copy stores leaves the elements of a box as they are.
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
@@ -171,13 +173,15 @@ class Thread:
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
             generic, reach,
         )  # fmt: skip
+        if value is not None:
+            unchanged = functools.partial(region.holds, value)
         memory.history.access(
             new,
             self.clock if clock is None else clock,
             memory.name,
             threads_too=self.execution.detect_races,
             record=record,
-            unchanged=None if value is None else lambda box: region.holds(value, box),
+            unchanged=unchanged,
         )
         return new
 

@@ -59,6 +59,87 @@ def test_a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
     plgpu.wait_smem_to_gmem(0)
 
 
+def stores(values, target, meanwhile=lambda x, o, tile: None, **options):
+    """Each CTA copies rows of its value to a part of the result."""
+
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        plgpu.when(i == 0)(lambda: waited_copy(x, tile, barrier))
+        own = [jnp.full((4, 4), value, F32) for value in values]
+        tile[...] = jnp.where(i == 0, *own)
+        plgpu.commit_smem()
+        target(i, o, tile, **options)
+        meanwhile(x, o, tile)
+        plgpu.wait_smem_to_gmem(0)
+
+    return body
+
+
+def whole(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o, **options)
+
+
+def shifted(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(2 * i, 4)], **options)
+
+
+EQUAL, UNEQUAL = (7.0, 7.0), (7.0, 8.0)
+TWO = {"args": [X[:4]], "shape": (4, 4), "grid": {"i": 2}}
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize(("target", "rows"), [(whole, 4), (shifted, 6)])
+def test_copies_of_equal_values_to_the_same_elements_are_no_race(
+    target, rows, asynchrony
+):
+    options = {**TWO, "out": (rows, 4), "asynchrony": asynchrony, "seed": 1}
+    result = run(stores(EQUAL, target), **options)
+    np.testing.assert_array_equal(result, np.full((rows, 4), 7.0))
+
+
+def again(x, o, tile):
+    plgpu.copy_smem_to_gmem(tile, o)
+
+
+def test_a_cta_may_copy_the_same_values_twice():
+    result = run(stores(EQUAL, whole, again), **TWO)
+    np.testing.assert_array_equal(result, np.full((4, 4), 7.0))
+
+
+def stored(x, o, tile):
+    o[...] = jnp.full((4, 4), 7.0)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        (stores(UNEQUAL, whole), 4),
+        (stores(UNEQUAL, shifted), 6),
+        # Another proxy, a read, and an operation on the values.
+        (stores(EQUAL, whole, stored), 4),
+        (stores(EQUAL, whole, lambda x, o, tile: waited_read(o)), 4),
+    ],
+)
+def test_other_accesses_to_the_elements_of_a_copy_are_a_race(body, rows, asynchrony):
+    with pytest.raises(errors.RaceError):
+        run(body, **TWO | {"out": (rows, 4), "asynchrony": asynchrony})
+
+
+def waited_read(o):
+    o[1] = o[0]
+
+
+def test_a_copy_and_a_reduction_of_equal_values_are_a_race():
+    def target(i, o, tile):
+        plgpu.when(i == 0)(lambda: plgpu.copy_smem_to_gmem(tile, o))
+        add = functools.partial(plgpu.copy_smem_to_gmem, reduction_op="add")
+        plgpu.when(i == 1)(lambda: add(tile, o))
+
+    with pytest.raises(errors.RaceError):
+        run(stores(EQUAL, target), **TWO)
+
+
 @refused_by(REPORTED)
 def test_a_read_before_the_wait(x, o, tile, barrier):
     plgpu.copy_gmem_to_smem(x, tile, barrier)
