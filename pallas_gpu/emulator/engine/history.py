@@ -158,7 +158,9 @@ class History:
             left = [
                 old
                 for old in self._sets[number]
-                if old.actor != new.actor and clock.get(old.actor, 0) < old.time
+                if old.actor != new.actor
+                and clock.get(old.actor, 0) < old.time
+                and (old.issue is None or not old.precedes(new, clock))
             ]
             changed[number] = self._number((*left, *added))
         self._cells.replace(layer, index, changed)
@@ -249,7 +251,7 @@ class _Check:
         )
         if not compared:
             return True
-        if not old.known_to(self._clock):
+        if not old.precedes(new, self._clock):
             return False
         if ordering.needs_fence(old, new):
             return old.fenced_for(self._clock, self._fence)

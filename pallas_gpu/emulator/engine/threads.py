@@ -125,7 +125,7 @@ class Thread:
         atomic: bool = False,
         reach: ordering.Reach | None = None,
         generic: bool = False,
-        clock: ordering.Clock | None = None,
+        issue: ordering.Issue | None = None,
     ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
@@ -136,13 +136,13 @@ class Thread:
           by: (actor, time) of asynchronous work that this thread issues.
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
-          unchanged: whether what a copy stores leaves the elements of a box as they are.
+          unchanged: whether what a copy stores leaves elements of a box as they are.
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
           reach: with which of them; None for all.
           generic: whether the asynchronous work uses the generic proxy.
-          clock: what asynchronous work is ordered after; default: what this thread is.
+          issue: of asynchronous work that may be in order with other such work.
 
         Returns:
           The record; None if no access can conflict.
@@ -171,13 +171,13 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
-            generic, reach,
+            generic, reach, issue,
         )  # fmt: skip
         if value is not None:
             unchanged = functools.partial(region.holds, value)
         memory.history.access(
             new,
-            self.clock if clock is None else clock,
+            self.clock,
             memory.name,
             threads_too=self.execution.detect_races,
             record=record,
