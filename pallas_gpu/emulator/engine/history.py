@@ -29,6 +29,8 @@ from pallas_gpu.emulator.engine.ordering import (
 Accesses = tuple[Access, ...]
 # Whether a new store leaves the elements of a box as they are.
 Unchanged = Callable[[Box], bool]
+# What to do about an access that conflicts.
+Hint = Callable[[Access], str]
 
 _WRITERS, _READERS = 0, 1
 # The numbers of cells without accesses.
@@ -86,6 +88,7 @@ class History:
         threads_too: bool = True,
         record: bool = True,
         unchanged: Unchanged | None = None,
+        hint: Hint | None = None,
     ) -> None:
         """Checks an access and records it.
 
@@ -101,6 +104,7 @@ class History:
             store not with loads either. What they were before the other threads' last
             stores is not known: a race with that shows in the schedules in which it is
             still there.
+          hint: what to do about an earlier access that conflicts; default: its hint.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
@@ -119,7 +123,10 @@ class History:
                     and check.is_alike(self._sets[number])
                     and all(map(unchanged, boxes))
                 ):
-                    raise race_report.race(old, new, clock, name, boxes[0], self._fence)
+                    advice = old.hint if hint is None else hint(old)
+                    raise race_report.race(
+                        old, new, clock, name, boxes[0], self._fence, advice
+                    )
         if record:
             self._record(new, clock, index, present)
 

@@ -201,6 +201,7 @@ class Access:
         generic proxy. If its actor is numbered as a thread's, work in another proxy
         needs a fence after it.
       issue: of asynchronous work that may be in order with other such work.
+      thread: the actor of the thread that performs or issues it.
     """
 
     box: Box
@@ -217,6 +218,7 @@ class Access:
     generic: bool = False
     reach: Reach | None = None
     issue: Issue | None = None
+    thread: int | None = None
 
     @property
     def by_proxy(self) -> bool:

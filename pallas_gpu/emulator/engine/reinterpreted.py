@@ -140,7 +140,7 @@ class _History(History):
 
     def access(
         self, new: Access, clock: Clock, name: str, *, threads_too: bool = True,
-        record: bool = True, unchanged: Any = None,
+        record: bool = True, unchanged: Any = None, hint: Any = None,
     ) -> None:  # fmt: skip
         if new.gradual is not None:
             raise errors.InternalError("A reinterpreted array is written by parts")
@@ -154,4 +154,5 @@ class _History(History):
                 threads_too=threads_too,
                 record=record,
                 unchanged=same,
+                hint=hint,
             )
