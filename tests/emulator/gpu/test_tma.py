@@ -83,18 +83,24 @@ def shifted(i, o, tile, **options):
     plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(2 * i, 4)], **options)
 
 
+def reshaped(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o.reshape(4, 4), **options)
+
+
 EQUAL, UNEQUAL = (7.0, 7.0), (7.0, 8.0)
 TWO = {"args": [X[:4]], "shape": (4, 4), "grid": {"i": 2}}
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize(("target", "rows"), [(whole, 4), (shifted, 6)])
+@pytest.mark.parametrize(
+    ("target", "shape"), [(whole, (4, 4)), (shifted, (6, 4)), (reshaped, (2, 8))]
+)
 def test_copies_of_equal_values_to_the_same_elements_are_no_race(
-    target, rows, asynchrony
+    target, shape, asynchrony
 ):
-    options = {**TWO, "out": (rows, 4), "asynchrony": asynchrony, "seed": 1}
+    options = {**TWO, "out": shape, "asynchrony": asynchrony, "seed": 1}
     result = run(stores(EQUAL, target), **options)
-    np.testing.assert_array_equal(result, np.full((rows, 4), 7.0))
+    np.testing.assert_array_equal(result, np.full(shape, 7.0))
 
 
 def again(x, o, tile):
@@ -110,24 +116,25 @@ def stored(x, o, tile):
     o[...] = jnp.full((4, 4), 7.0)
 
 
+def loaded(x, o, tile):
+    tile[...] = o[...]
+
+
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
 @pytest.mark.parametrize(
-    ("body", "rows"),
+    ("body", "shape"),
     [
-        (stores(UNEQUAL, whole), 4),
-        (stores(UNEQUAL, shifted), 6),
-        # Another proxy, a read, and an operation on the values.
-        (stores(EQUAL, whole, stored), 4),
-        (stores(EQUAL, whole, lambda x, o, tile: waited_read(o)), 4),
+        (stores(UNEQUAL, whole), (4, 4)),
+        (stores(UNEQUAL, shifted), (6, 4)),
+        (stores(UNEQUAL, reshaped), (2, 8)),
+        # Another proxy, and a read.
+        (stores(EQUAL, whole, stored), (4, 4)),
+        (stores(EQUAL, whole, loaded), (4, 4)),
     ],
 )
-def test_other_accesses_to_the_elements_of_a_copy_are_a_race(body, rows, asynchrony):
+def test_other_accesses_to_the_elements_of_a_copy_are_a_race(body, shape, asynchrony):
     with pytest.raises(errors.RaceError):
-        run(body, **TWO | {"out": (rows, 4), "asynchrony": asynchrony})
-
-
-def waited_read(o):
-    o[1] = o[0]
+        run(body, **TWO | {"out": shape, "asynchrony": asynchrony})
 
 
 def test_a_copy_and_a_reduction_of_equal_values_are_a_race():
