@@ -29,6 +29,8 @@ from pallas_gpu.emulator.engine.ordering import (
 Accesses = tuple[Access, ...]
 # Whether a new store leaves the elements of a box as they are.
 Unchanged = Callable[[Box], bool]
+# What to do about an access that conflicts.
+Hint = Callable[[Access], str]
 
 _WRITERS, _READERS = 0, 1
 # The numbers of cells without accesses.
@@ -86,6 +88,7 @@ class History:
         threads_too: bool = True,
         record: bool = True,
         unchanged: Unchanged | None = None,
+        hint: Hint | None = None,
     ) -> None:
         """Checks an access and records it.
 
@@ -96,10 +99,12 @@ class History:
           threads_too: whether to also compare threads with threads, and groups with
             groups.
           record: False if no later access can conflict with it.
-          unchanged: for a thread's store, which does not conflict with other threads
-            where it leaves the elements as they are. What they were before the other
-            threads' last stores is not known: a race with that shows in the schedules
-            in which it is still there.
+          unchanged: for a store, which does not conflict with stores of its kind (of
+            threads, or of copies) where it leaves the elements as they are; a thread's
+            store not with loads either. What they were before the other threads' last
+            stores is not known: a race with that shows in the schedules in which it is
+            still there.
+          hint: what to do about an earlier access that conflicts; default: its hint.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
@@ -115,10 +120,13 @@ class History:
                 boxes = self._cells.boxes(layer, index, number, new.box)
                 if not (
                     unchanged is not None
-                    and check.only_threads(self._sets[number])
+                    and check.is_alike(self._sets[number])
                     and all(map(unchanged, boxes))
                 ):
-                    raise race_report.race(old, new, clock, name, boxes[0], self._fence)
+                    advice = old.hint if hint is None else hint(old)
+                    raise race_report.race(
+                        old, new, clock, name, boxes[0], self._fence, advice
+                    )
         if record:
             self._record(new, clock, index, present)
 
@@ -159,7 +167,11 @@ class History:
             left = [
                 old
                 for old in self._sets[number]
-                if (old.actor != new.actor and clock.get(old.actor, 0) < old.time)
+                if (
+                    old.actor != new.actor
+                    and clock.get(old.actor, 0) < old.time
+                    and (old.issue is None or not old.precedes(new, clock))
+                )
                 or (remain and not old.is_fenced_for(clock, self._fence, writes=True))
             ]
             changed[number] = self._number((*left, *added))
@@ -216,10 +228,16 @@ class _Check:
             return None
         return unordered[0]
 
-    def only_threads(self, accesses: Accesses) -> bool:
-        """True when no asynchronous work that is not ordered is involved."""
+    def is_alike(self, accesses: Accesses) -> bool:
+        """True when all that is not ordered is of threads as the new store is.
+
+        Or, as it is, plain stores of copies.
+        """
         return not any(
-            old.by_copy and not self._ordered(old) for old in self._in_effect(accesses)
+            old.by_copy != self._new.by_copy
+            or (old.by_copy and (old.atomic or not old.writes))
+            for old in self._in_effect(accesses)
+            if not self._ordered(old)
         )
 
     def _in_effect(self, accesses: Accesses) -> Accesses:
@@ -245,7 +263,7 @@ class _Check:
         )
         if not compared:
             return True
-        if not old.known_to(self._clock):
+        if not old.precedes(new, self._clock):
             return False
         return not new.by_proxy or old.is_fenced_for(
             self._clock, self._fence, new.writes

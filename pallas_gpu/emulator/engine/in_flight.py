@@ -7,6 +7,7 @@ late as the waits allow, unless the parameters or the seed make it earlier.
 
 from __future__ import annotations
 
+import collections
 import random
 from typing import Protocol
 
@@ -16,6 +17,32 @@ class Work(Protocol):
 
     def advance(self) -> bool:
         """Performs one stage; returns True when it was the last."""
+
+
+class InOrder:
+    """Work that is performed in the order of a queue, in one stage.
+
+    Args:
+      queue: what has been issued to it, and not performed.
+    """
+
+    __slots__ = ("_done", "queue")
+
+    def __init__(self, queue: collections.deque[InOrder]):
+        self.queue = queue
+        self._done = False
+
+    def advance(self) -> bool:
+        """Performs it, after what was issued before."""
+        while not self._done:
+            first = self.queue.popleft()
+            first.perform()
+            first._done = True
+        return True
+
+    def perform(self) -> None:
+        """Performs it."""
+        raise NotImplementedError
 
 
 class InFlight:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from typing import Any
+from typing import Any, Protocol
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
@@ -180,6 +180,16 @@ class Reach:
         )
 
 
+class Issue(Protocol):
+    """What is known of work in flight that is in order with other such work."""
+
+    def follows(self, old: Access, clock: Clock) -> bool:
+        """True for an access that this work, which comes next, is in order after."""
+
+    def is_complete(self, clock: Clock) -> bool:
+        """True when the clock's owner knows that the work is complete."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Access:
     """One access to a part of an array.
@@ -200,6 +210,8 @@ class Access:
       generic: whether asynchronous work accesses memory as threads do, through the
         generic proxy. If its actor is numbered as a thread's, work in another proxy
         needs a fence after it.
+      issue: of asynchronous work that may be in order with other such work.
+      thread: the actor of the thread that performs or issues it.
     """
 
     box: Box
@@ -215,6 +227,8 @@ class Access:
     atomic: bool = False
     generic: bool = False
     reach: Reach | None = None
+    issue: Issue | None = None
+    thread: int | None = None
 
     @property
     def by_proxy(self) -> bool:
@@ -233,7 +247,15 @@ class Access:
 
     def known_to(self, clock: Clock) -> bool:
         """True when the access happens before the next step of the clock's owner."""
-        return clock.get(self.actor, 0) >= self.time
+        return clock.get(self.actor, 0) >= self.time or (
+            self.issue is not None and self.issue.is_complete(clock)
+        )
+
+    def precedes(self, new: Access, clock: Clock) -> bool:
+        """True when it happens before an access that the clock's owner makes next."""
+        return self.known_to(clock) or (
+            new.issue is not None and new.issue.follows(self, clock)
+        )
 
     def needed(self, kind: Fence, writes: bool) -> Fence | None:
         """Returns the fence between the access and asynchronous work; None if none.

@@ -21,7 +21,7 @@ _PTX = {
 
 
 def race(
-    old: Access, new: Access, clock: Clock, name: str, box: Box, fence: Fence
+    old: Access, new: Access, clock: Clock, name: str, box: Box, fence: Fence, hint: str
 ) -> errors.RaceError:
     """Returns the error for two accesses without an order.
 
@@ -31,6 +31,7 @@ def race(
       name: the array.
       box: the first elements that both access.
       fence: what makes threads' stores to the array visible to asynchronous work.
+      hint: what to do where no fence is missing, and no order of groups.
     """
     if old.known_to(clock):
         return _unfenced(old, new, name, fence)
@@ -52,7 +53,7 @@ def race(
         expected=f"an order between this access and the one{_at(old)}",
         got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
         f"{box_text(old.box)}",
-        hint=old.hint,
+        hint=hint,
     )
 
 

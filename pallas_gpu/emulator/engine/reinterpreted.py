@@ -140,10 +140,12 @@ class _History(History):
 
     def access(
         self, new: Access, clock: Clock, name: str, *, threads_too: bool = True,
-        record: bool = True, unchanged: Any = None,
+        record: bool = True, unchanged: Any = None, hint: Any = None,
     ) -> None:  # fmt: skip
-        if unchanged is not None or new.gradual is not None:
-            raise errors.InternalError("A reinterpreted array is stored by threads")
+        if new.gradual is not None:
+            raise errors.InternalError("A reinterpreted array is written by parts")
+        # A box of the base has no counterpart here, so all elements are compared.
+        same = None if unchanged is None else lambda _: unchanged(new.box)
         for box in self._array.boxes(new.box):
             self._array.base.history.access(
                 dataclasses.replace(new, box=box),
@@ -151,4 +153,6 @@ class _History(History):
                 name,
                 threads_too=threads_too,
                 record=record,
+                unchanged=same,
+                hint=hint,
             )

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu.emulator.engine import ordering
@@ -14,7 +15,7 @@ from pallas_gpu.emulator.engine.poison import Poisoned, poison
 from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import State
-from pallas_gpu.emulator.engine.waits import Wait
+from pallas_gpu.emulator.engine.waits import Wait, some
 
 
 @functools.cache
@@ -23,6 +24,12 @@ def _order_hint(kind: str) -> str:
         f"order the {kind}s with a barrier: arrive after the first access, wait before "
         "the second"
     )
+
+
+def names_of(threads: Sequence[Thread]) -> str:
+    """Returns the names of threads of one group, for messages."""
+    different = sorted(set(threads), key=lambda thread: thread.actor)
+    return some([thread.name_in_group for thread in different])
 
 
 class Group:
@@ -50,7 +57,23 @@ class Group:
         """
         for thread in self.threads:
             thread.state.clear()
+            thread.handover = None
         self.threads.clear()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handover:
+    """A phase of a barrier that threads have completed.
+
+    Attributes:
+      what: the barrier.
+      expected: how many arrivals it expects.
+      arrived: the threads that have arrived.
+    """
+
+    what: str
+    expected: str
+    arrived: Sequence[Thread]
 
 
 class Thread:
@@ -65,6 +88,7 @@ class Thread:
       location: the current equation.
       state: state of families, such as streams of asynchronous work.
       alone: whether no other thread of its group shares memory with it.
+      handover: of the phase that it has waited for last, if threads have arrived.
     """
 
     kind = "thread"
@@ -80,6 +104,7 @@ class Thread:
         self.location: Location | None = None
         self.state: State = {}
         self.alone = alone
+        self.handover: Handover | None = None
 
     @property
     def label(self) -> str:
@@ -89,6 +114,11 @@ class Thread:
     @property
     def name(self) -> str:
         """The position, for messages."""
+        return self.label
+
+    @property
+    def name_in_group(self) -> str:
+        """The position in the group, for messages."""
         return self.label
 
     def where(self) -> str | None:
@@ -120,11 +150,12 @@ class Thread:
         by: tuple[int, int] | None = None,
         hint: str | None = None,
         value: Any = None,
+        unchanged: Callable[[ordering.Box], bool] | None = None,
         gradual: ordering.Gradual | None = None,
         atomic: bool = False,
         reach: ordering.Reach | None = None,
         generic: bool = False,
-        clock: ordering.Clock | None = None,
+        issue: ordering.Issue | None = None,
     ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
@@ -135,12 +166,13 @@ class Thread:
           by: (actor, time) of asynchronous work that this thread issues.
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
+          unchanged: whether what a copy stores leaves elements of a box as they are.
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
           reach: with which of them; None for all.
           generic: whether the asynchronous work uses the generic proxy.
-          clock: what asynchronous work is ordered after; default: what this thread is.
+          issue: of asynchronous work that may be in order with other such work.
 
         Returns:
           The record; None if no access can conflict.
@@ -175,17 +207,39 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
-            generic, reach,
+            generic, reach, issue, self.actor,
         )  # fmt: skip
+        if value is not None:
+            unchanged = functools.partial(region.holds, value)
         memory.history.access(
             new,
-            self.clock if clock is None else clock,
+            self.clock,
             memory.name,
             threads_too=self.execution.detect_races,
             record=record,
-            unchanged=None if value is None else lambda box: region.holds(value, box),
+            unchanged=unchanged,
+            hint=self._advice,
         )
         return new
+
+    def _advice(self, old: ordering.Access) -> str:
+        """Returns what to do about an access that conflicts with one of this thread.
+
+        A barrier that expects too few arrivals does not wait for whoever made it.
+        """
+        handover = self.handover
+        if handover is None or old.thread == self.actor:
+            return old.hint
+        others = [t for t in self.group.threads if t.actor == old.thread]
+        if not others or not handover.arrived or others[0] in handover.arrived:
+            return old.hint
+        own, other = self.name_in_group, others[0].name_in_group
+        return (
+            f"{own} has waited for {handover.what}, which expects {handover.expected}; "
+            f"the arrivals came from {names_of(handover.arrived)}, none from {other}: "
+            f"let {other} arrive after its access, and count it in num_arrivals; or "
+            f"{old.hint}"
+        )
 
     def read(self, region: Region) -> Any:
         """Returns the elements of a region as the threads see them.

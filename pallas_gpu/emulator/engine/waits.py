@@ -69,7 +69,7 @@ def positions(threads: Iterable[Positioned]) -> str:
     states: dict[str, list[str]] = {}
     for thread in threads:
         states.setdefault(_state(thread), []).append(thread.name)
-    lines = [f"{_some(names)}: {state}" for state, names in states.items()]
+    lines = [f"{some(names)}: {state}" for state, names in states.items()]
     if len(lines) > _LISTED_STATES:
         rest = list(states.values())[_LISTED_STATES:]
         lines[_LISTED_STATES:] = [f"... and {sum(map(len, rest))} more"]
@@ -85,7 +85,7 @@ def _state(thread: Positioned) -> str:
     return f"waits for {wait.what} at {thread.where()}\n    {wait.state()}"
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
     """Returns names of threads, as many as fit in a line."""
     more = len(names) - _LISTED_NAMES
     listed = ", ".join(names[:_LISTED_NAMES])

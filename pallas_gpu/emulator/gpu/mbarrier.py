@@ -15,7 +15,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
-from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.engine.threads import Handover, Thread, names_of
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -58,12 +58,13 @@ class Barrier:
         generic proxy; None without any. Its time is that of `actor`.
       note: what else a report of its state says.
       orders_tensor_core: whether arrivals release accesses to tensor memory, too.
+      arrived: the threads that have arrived in the current phase.
     """
 
     __slots__ = (
-        "_completed", "_first_wait", "_gathered", "_waiters", "actor", "arrivals",
-        "last_copy", "multicasts", "name", "note", "orders_tensor_core",
-        "pending_arrivals", "pending_bytes", "phase", "stores",
+        "_completed", "_first_wait", "_gathered", "_handover", "_waiters", "actor",
+        "arrivals", "arrived", "last_copy", "multicasts", "name", "note",
+        "orders_tensor_core", "pending_arrivals", "pending_bytes", "phase", "stores",
     )  # fmt: skip
 
     def __init__(
@@ -85,13 +86,17 @@ class Barrier:
         self._waiters: dict[Warpgroup, tuple[int, Location | None]] = {}
         self._gathered: ordering.Clock = {}
         self._completed: ordering.Clock = {}
+        self.arrived: list[Thread] = []
+        self._handover: Handover | None = None
 
     def state(self) -> str:
         """Describes the barrier, for reports."""
         came = self.arrivals - self.pending_arrivals
+        by = f" (of {names_of(self.arrived)})" if self.arrived else ""
         text = (
             f"{self.name}: {self.phase} phases complete; in the current one {came} of "
-            f"{self.arrivals} arrivals, {self.pending_bytes} bytes of copies pending"
+            f"{self.arrivals} arrivals{by}, {self.pending_bytes} bytes of copies "
+            "pending"
         )
         missing = [name for copy in self.multicasts for name in copy.missing()]
         if missing:
@@ -171,6 +176,11 @@ class Barrier:
         if self.stores is not None:
             self._completed[self.stores] = self.phase
         self._gathered = {}
+        expected = (
+            f"{self.arrivals} arrival{'s' if self.arrivals > 1 else ''} per phase"
+        )
+        self._handover = Handover(self.name, expected, self.arrived)
+        self.arrived = []
 
     def wait(self, wg: Warpgroup) -> Run:
         """Waits for the warpgroup's next phase.
@@ -225,6 +235,7 @@ class Barrier:
         for counts in _counts(wg):
             counts[self] = awaited + 1
         ordering.join(wg.clock, self._completed)
+        wg.handover = self._handover
         if wg.execution.detect_races:
             self._waiters[wg] = (wg.clock[wg.actor], wg.location)
 
@@ -418,7 +429,9 @@ def _barrier_arrive(
     region = operands["barrier"]
     known = wg.release()
     for barriers in region.memory.everywhere:
-        barriers.one(region).arrive(known, count=num_arrivals)
+        barrier = barriers.one(region)
+        barrier.arrived.append(wg)
+        barrier.arrive(known, count=num_arrivals)
 
 
 @registry.register(mbarrier.barrier_expect_p, registry.RuleKind.EMULATE)

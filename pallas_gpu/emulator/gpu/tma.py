@@ -18,8 +18,9 @@ import numpy as np
 
 from pallas_gpu import layouts, types
 from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.engine.ordering import Fence
+from pallas_gpu.emulator.engine.ordering import Box, Fence
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.streams import Stream
 from pallas_gpu.emulator.engine.tables import Key
@@ -28,6 +29,7 @@ from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.copies.reductions import combine
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
@@ -261,7 +263,7 @@ _STORES: Key[Thread, StoreStream] = Key("copies to GMEM", StoreStream)
 _BY_ALL: Key[Thread, StoreStream] = Key("copies to GMEM by all", StoreStream)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Store:
     """A copy to GMEM that has been issued: first it reads, then it writes.
 
@@ -270,6 +272,7 @@ class Store:
       stream, group: the group of copies that it belongs to.
       reduction: how it combines its elements with those of the destination, if it does.
       value, missing: what it has read, and which elements of that have no value.
+      done: whether it has written.
     """
 
     src: Region
@@ -279,9 +282,12 @@ class Store:
     reduction: str | None = None
     value: Any = None
     missing: np.ndarray | None = None
+    done: bool = False
 
     def advance(self) -> bool:
         """Reads the source, or writes the destination."""
+        if self.done:
+            return True
         if self.value is None:
             self.value = self.src.load().reshape(self.dst.shape)
             missing = self.src.missing()
@@ -294,7 +300,33 @@ class Store:
             value = combine(self.reduction, self.dst.load_clipped(0), value)
         self.dst.store_clipped(value, True if self.missing is None else ~self.missing)
         self.stream.writing.passed(self.group)
+        self.done = True
+        del _stores_to(self.dst)[self]
         return True
+
+
+# The copies to an array in GMEM that are in flight.
+_PENDING: Key[GlobalArray, dict[Store, None]] = Key("pending copies", lambda array: {})
+
+
+def _stores_to(dst: Region) -> dict[Store, None]:
+    array = dst.memory
+    while isinstance(array, ReinterpretedArray):
+        array = array.base
+    return _PENDING.of(array)
+
+
+def _leaves_unchanged(src: Region, dst: Region, box: Box) -> bool:
+    """True if a copy writes what a part of its destination contains.
+
+    Copies to it that are in flight, without an order with this one, complete first.
+    """
+    if src.missing() is not None:
+        return False
+    for store in list(_stores_to(dst)):
+        while not store.advance():
+            pass
+    return dst.holds(src.load().reshape(dst.shape), box)
 
 
 @registry.register(tma.copy_smem_to_gmem_p, _EMULATE)
@@ -356,12 +388,17 @@ def start_store(
         by=(stream.writing.actor, group),
         hint=f"call wait_smem_to_gmem(0) in the {wg.kind} that started the copy first",
         atomic=reduction is not None,
+        unchanged=functools.partial(_leaves_unchanged, src, dst)
+        if reduction is None
+        else None,
     )
     require_values(src, dst)
     if reduction is not None:
         _require_initial_values(dst, wg.where())
     stream.issue()
-    wg.group.in_flight.submit(Store(src, dst, stream, group, reduction))
+    store = Store(src, dst, stream, group, reduction)
+    _stores_to(dst)[store] = None
+    wg.group.in_flight.submit(store)
 
 
 def require_values(src: Region, dst: Region) -> None:

@@ -368,7 +368,7 @@ class UnionHistory(History):
 
     def access(
         self, new: Access, clock: Clock, name: str, *, threads_too: bool = True,
-        record: bool = True, unchanged: Any = None,
+        record: bool = True, unchanged: Any = None, hint: Any = None,
     ) -> None:  # fmt: skip
         for other, history in self._neighbours():
             for box in self._member.shared_boxes(new.box, other):
@@ -379,10 +379,11 @@ class UnionHistory(History):
                     f"{other.name}, in a union with {name},",
                     threads_too=threads_too,
                     record=False,
+                    hint=hint,
                 )
         super().access(
             new, clock, name, threads_too=threads_too, record=record,
-            unchanged=unchanged,
+            unchanged=unchanged, hint=hint,
         )  # fmt: skip
 
 

@@ -43,9 +43,10 @@ def async_copy_smem_to_tmem(
     swizzle 128x128b. Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
-    It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
-    operand; for everyone else, and before `smem_ref` is overwritten, a later
-    `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
+    It is asynchronous: a later `tcgen05_mma` of the same issuer, or of one behind a
+    barrier with `orders_tensor_core`, reads the copied operand; for everyone else,
+    and before `smem_ref` is overwritten, a later `tcgen05_commit_arrive`, or the
+    barrier of a later `tcgen05_mma`, completes it.
     Values that threads stored to SMEM need a `commit_smem()` before.
 
     Args:

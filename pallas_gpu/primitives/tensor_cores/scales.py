@@ -50,9 +50,10 @@ def async_copy_scales_to_tmem(
     Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
-    It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
-    scales; for everyone else, and before `smem_ref` is overwritten, a later
-    `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
+    It is asynchronous: a later `tcgen05_mma` of the same issuer, or of one behind a
+    barrier with `orders_tensor_core`, reads the copied scales; for everyone else,
+    and before `smem_ref` is overwritten, a later `tcgen05_commit_arrive`, or the
+    barrier of a later `tcgen05_mma`, completes it.
 
     Args:
       smem_ref: (rows / 128, scales / 4, 32, 16) contiguous SMEM reference: element

@@ -47,9 +47,10 @@ def async_copy_sparse_metadata_to_tmem(
     Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
-    It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
-    metadata; for everyone else, and before `smem_ref` is overwritten, a later
-    `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
+    It is asynchronous: a later `tcgen05_mma` of the same issuer, or of one behind a
+    barrier with `orders_tensor_core`, reads the copied metadata; for everyone else,
+    and before `smem_ref` is overwritten, a later `tcgen05_commit_arrive`, or the
+    barrier of a later `tcgen05_mma`, completes it.
 
     Args:
       smem_ref: (1, indices / 64, 128, 64) contiguous uint2 SMEM reference, as

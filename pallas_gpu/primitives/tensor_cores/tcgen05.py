@@ -86,7 +86,8 @@ def tcgen05_mma(
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
     It is asynchronous: a wait for `barrier`, or for a later `tcgen05_commit_arrive`,
     completes it, and until then nobody may read `acc` or overwrite `a` and `b`. Calls
-    on one accumulator are in order. Values that threads stored to SMEM need a
+    on one accumulator are in order, those of two threads if a barrier with
+    `orders_tensor_core` is between them. Values that threads stored to SMEM need a
     `commit_smem()` before, values stored to TMEM a `commit_tmem()`. float32 operands
     are read as tf32 (10 bits of mantissa).
 

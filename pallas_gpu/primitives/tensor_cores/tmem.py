@@ -57,9 +57,10 @@ def async_load_tmem(
 
     PTX: tcgen05.ld.sync.aligned. Since: sm_100a.
 
-    Issued by a warpgroup. Uses of the values wait for them by themselves; whoever
-    overwrites the columns afterwards, `async_store_tmem` or `tcgen05_mma`, needs a
-    `wait_load_tmem()` before. `ref[...]` is the same with that wait.
+    Issued by a warpgroup. Uses of the values wait for them by themselves, and it is in
+    order with stores of the warpgroup; whoever else overwrites the columns afterwards,
+    a `tcgen05_mma`, a copy or another warpgroup, needs a `wait_load_tmem()` before.
+    `ref[...]` is the same with that wait.
 
     Args:
       src: TMEM reference, or a part of its columns.
@@ -98,9 +99,10 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
 
     PTX: tcgen05.st.sync.aligned. Since: sm_100a.
 
-    Issued by a warpgroup. `commit_tmem()` waits for it: before that, no load, MMA or
-    arrival of a barrier is ordered after it. `ref[...] = value` is the same with that
-    wait.
+    Issued by a warpgroup. It is in order with the loads and stores of the warpgroup.
+    `commit_tmem()` waits for it: before that, nothing else is ordered after it, no
+    `tcgen05_mma`, no copy and no arrival of a barrier. `ref[...] = value` is the same
+    with that wait.
 
     Args:
       ref: TMEM reference, or a part of its columns.

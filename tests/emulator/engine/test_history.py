@@ -28,9 +28,9 @@ def history(shape=(8,)):
     return History(shape, Fence.SMEM)
 
 
-def access(actor, low, high, *, writes=True, time=1, by_copy=False, viewer=None):
+def access(actor, low, high, *, writes=True, time=1, by_copy=False, **options):
     box = ((low, high),)
-    return Access(box, writes, actor, time, by_copy, f"actor {actor}", viewer=viewer)
+    return Access(box, writes, actor, time, by_copy, f"actor {actor}", **options)
 
 
 def do(to, new, clock, **options):
@@ -95,9 +95,26 @@ RULES = {
         (read(C), {B: 1, C: 1}),
         (write(C, time=2), {B: 1, C: 2}, {}, "tile is"),
     ),
-    "a copy of the same values is a race": (
+    "a store of the values that a copy stores is a race": (
         (copy(A), {B: 1}),
         (write(B), {B: 1}, UNCHANGED, "before actor"),
+    ),
+    "a copy of the values that a thread stores is a race": (
+        (write(A), {A: 1}),
+        (copy(B), {C: 1}, UNCHANGED, "has written it without"),
+    ),
+    "copies of the same values are no race": (
+        (copy(A), {C: 1}),
+        (copy(B), {C: 1}, UNCHANGED),
+        (copy(B, time=2), {B: 1}, {}, "before actor"),
+    ),
+    "a copy of the same values is a race with a copy that reads": (
+        (read(A, by_copy=True), {C: 1}),
+        (copy(B), {C: 1}, UNCHANGED, "may still read"),
+    ),
+    "a copy of the same values is a race with a reduction": (
+        (copy(A, atomic=True), {C: 1}),
+        (copy(B), {C: 1}, UNCHANGED, "before actor"),
     ),
     # Nothing has compared the values of the two stores.
     "each writer needs a fence where threads are not compared: the first": (

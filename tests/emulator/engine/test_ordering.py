@@ -30,10 +30,10 @@ def test_a_fence_covers_the_known_stores_of_all_threads_for_one_memory():
     clock = {mine: 2, other: 3, barrier: 1}
     ordering.fence(clock, Fence.GMEM)
     store = Access(((0, 1),), True, other, 3, False, "a store")
-    assert store.fenced_for(clock, Fence.GMEM)
-    assert not store.fenced_for(clock, Fence.SMEM)
+    assert store.is_fenced_for(clock, Fence.GMEM, writes=True)
+    assert not store.is_fenced_for(clock, Fence.SMEM, writes=True)
     later = Access(((0, 1),), True, other, 4, False, "a store")
-    assert not later.fenced_for(clock, Fence.GMEM)
+    assert not later.is_fenced_for(clock, Fence.GMEM, writes=True)
 
 
 @given(

@@ -59,6 +59,94 @@ def test_a_store_that_lies_outside_as_a_whole(x, o, tile, barrier):
     plgpu.wait_smem_to_gmem(0)
 
 
+def stores(values, target, meanwhile=lambda x, o, tile: None, **options):
+    """Each CTA copies rows of its value to a part of the result."""
+
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        plgpu.when(i == 0)(lambda: waited_copy(x, tile, barrier))
+        own = [jnp.full((4, 4), value, F32) for value in values]
+        tile[...] = jnp.where(i == 0, *own)
+        plgpu.commit_smem()
+        target(i, o, tile, **options)
+        meanwhile(x, o, tile)
+        plgpu.wait_smem_to_gmem(0)
+
+    return body
+
+
+def whole(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o, **options)
+
+
+def shifted(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(2 * i, 4)], **options)
+
+
+def reshaped(i, o, tile, **options):
+    plgpu.copy_smem_to_gmem(tile, o.reshape(4, 4), **options)
+
+
+EQUAL, UNEQUAL = (7.0, 7.0), (7.0, 8.0)
+TWO = {"args": [X[:4]], "shape": (4, 4), "grid": {"i": 2}}
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize(
+    ("target", "shape"), [(whole, (4, 4)), (shifted, (6, 4)), (reshaped, (2, 8))]
+)
+def test_copies_of_equal_values_to_the_same_elements_are_no_race(
+    target, shape, asynchrony
+):
+    options = {**TWO, "out": shape, "asynchrony": asynchrony, "seed": 1}
+    result = run(stores(EQUAL, target), **options)
+    np.testing.assert_array_equal(result, np.full(shape, 7.0))
+
+
+def again(x, o, tile):
+    plgpu.copy_smem_to_gmem(tile, o)
+
+
+def test_a_cta_may_copy_the_same_values_twice():
+    result = run(stores(EQUAL, whole, again), **TWO)
+    np.testing.assert_array_equal(result, np.full((4, 4), 7.0))
+
+
+def stored(x, o, tile):
+    o[...] = jnp.full((4, 4), 7.0)
+
+
+def loaded(x, o, tile):
+    tile[...] = o[...]
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        (stores(UNEQUAL, whole), (4, 4)),
+        (stores(UNEQUAL, shifted), (6, 4)),
+        (stores(UNEQUAL, reshaped), (2, 8)),
+        # Another proxy, and a read.
+        (stores(EQUAL, whole, stored), (4, 4)),
+        (stores(EQUAL, whole, loaded), (4, 4)),
+    ],
+)
+def test_other_accesses_to_the_elements_of_a_copy_are_a_race(body, shape, asynchrony):
+    with pytest.raises(errors.RaceError):
+        run(body, **TWO | {"out": shape, "asynchrony": asynchrony})
+
+
+def test_a_copy_and_a_reduction_of_equal_values_are_a_race():
+    def target(i, o, tile):
+        plgpu.when(i == 0)(lambda: plgpu.copy_smem_to_gmem(tile, o))
+        add = functools.partial(plgpu.copy_smem_to_gmem, reduction_op="add")
+        plgpu.when(i == 1)(lambda: add(tile, o))
+
+    with pytest.raises(errors.RaceError):
+        run(stores(EQUAL, target), **TWO)
+
+
 @refused_by(REPORTED)
 def test_a_read_before_the_wait(x, o, tile, barrier):
     plgpu.copy_gmem_to_smem(x, tile, barrier)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
@@ -177,28 +178,65 @@ def test_what_nobody_wrote_has_no_value_in_any_member(x, o, union):
     o[...] = whole[...]  # HERE
 
 
-def ordered(x, o, union, *, mistake=None):
+def in_turn(x, o, union, stored, loaded, *, mistake=None):
+    """A warpgroup stores to a member, another one loads the other member."""
     words, bits = union
     value = plgpu.load(x, layout=NATIVE(2), optimized=False)
-    plgpu.async_store_tmem(words, value)
-    if mistake != "the store is not committed":
+
+    @plgpu.when(lax.axis_index("wg") == 0)
+    def _():
+        plgpu.async_store_tmem(words, value)
+        if mistake != "the store is not committed":
+            plgpu.commit_tmem()
+        plgpu.barrier_arrive(stored)
+        plgpu.barrier_wait(loaded)
+        plgpu.async_store_tmem(words, value + 1)
         plgpu.commit_tmem()
-    loaded = plgpu.async_load_tmem(bits, layout=NATIVE(2))
-    if mistake != "the load is not waited for":
-        plgpu.wait_load_tmem()
-    plgpu.async_store_tmem(words, value + 1)
-    plgpu.commit_tmem()
-    o[...] = loaded
+
+    @plgpu.when(lax.axis_index("wg") == 1)
+    def _():
+        plgpu.barrier_wait(stored)
+        found = plgpu.async_load_tmem(bits, layout=NATIVE(2))
+        if mistake != "the load is not waited for":
+            plgpu.wait_load_tmem()
+        plgpu.barrier_arrive(loaded)
+        o[...] = found
 
 
-@gives(X.view(np.int32), two())
-def test_members_are_ordered_as_one_array(x, o, union):
-    ordered(x, o, union)
+ORDERS = plgpu.Barrier(orders_tensor_core=True)
+TWO_WARPGROUPS = {"threads": {"wg": 2}, "target": "sm_100a"}
+
+
+@everywhere.gives(
+    [X], X.view(np.int32), two(), ORDERS, ORDERS, **TWO_WARPGROUPS, on_gpu=False
+)
+def test_members_are_ordered_as_one_array(x, o, union, stored, loaded):
+    in_turn(x, o, union, stored, loaded)
 
 
 @pytest.mark.parametrize(
     "mistake", ["the store is not committed", "the load is not waited for"]
 )
-@refused_by(run, out=X.view(np.int32), scratch=two())
-def test_accesses_to_two_members_wait_for_each_other(x, o, union, *, mistake):
-    ordered(x, o, union, mistake=mistake)
+@refused_by(
+    everywhere.emulate, [X], X.view(np.int32), two(), ORDERS, ORDERS, **TWO_WARPGROUPS
+)
+def test_accesses_to_two_members_wait_for_each_other(
+    x, o, union, stored, loaded, *, mistake
+):
+    in_turn(x, o, union, stored, loaded, mistake=mistake)
+
+
+def test_accesses_of_a_warpgroup_to_two_members_are_in_order():
+    def body(x, o, union):
+        words, bits = union
+        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        plgpu.async_store_tmem(words, value)
+        loaded = plgpu.async_load_tmem(bits, layout=NATIVE(2))
+        plgpu.async_store_tmem(words, value + 1)
+        plgpu.commit_tmem()
+        o[...] = loaded
+
+    out, options = X.view(np.int32), {"target": "sm_100a", "asynchrony": "late"}
+    np.testing.assert_array_equal(
+        everywhere.emulate(body, [X], out, two(), **options), out
+    )

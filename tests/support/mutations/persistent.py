@@ -98,11 +98,8 @@ SUBJECT = Subject(
             ("no commit", errors.RaceError, "stage", "store"),
             ("no group", errors.RaceError, "stage", "store"),
         ),
-        *rows(
-            "two writers",
-            ("stores to the first column", errors.RaceError, "store"),
-            ("every CTA does all tiles", errors.RaceError, "store"),
-        ),
+        *rows("two writers", ("stores to the first column", errors.RaceError, "store")),
     ),
-    variants=("one CTA",),
+    # CTAs that copy equal values are no race.
+    variants=("one CTA", "every CTA does all tiles"),
 )

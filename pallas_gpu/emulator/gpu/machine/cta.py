@@ -139,6 +139,7 @@ class Cta:
         for wg in self.warpgroups:
             for warp in wg.warps:
                 warp.state.clear()
+                warp.handover = None
             wg.warps.clear()
         self.warpgroups.clear()
         self.state.clear()
@@ -194,6 +195,11 @@ class Warpgroup(Thread):
     def name(self) -> str:
         """The position, for messages."""
         return f"{self.label} of {self.cta.name}"
+
+    @property
+    def name_in_group(self) -> str:
+        """The position in the cluster, for messages."""
+        return self.label + self.cta.suffix
 
     def axis_index(self, name: str) -> int:
         """Returns the position on a named axis."""

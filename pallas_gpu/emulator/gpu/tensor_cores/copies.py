@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies from SMEM to TMEM: work of a tcgen05 stream, before its later products.
+"""Copies from SMEM to TMEM: work of a tcgen05 stream.
 
-A thread's products that still read what a copy overwrites come before it, too (PTX ISA,
-tcgen05 "Pipelined instructions"). For all others a commit completes a copy.
+Products that read what a copy writes, before it or after it, are in order with it
+(`order`). For all others a commit completes a copy.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.tensor_cores.order import Operation
 from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work, ctas_of
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import scales, sparsity
@@ -29,51 +29,28 @@ _WAIT = (
 )
 
 
-@dataclasses.dataclass(slots=True)
 class Copy(Work):
     """A copy that has been issued.
 
-    Attributes:
+    Args:
+      stream: of its issuer.
       source, target: what it reads and writes.
       arrange: the elements of the source as those of the target.
     """
 
-    source: Region
-    target: Region
-    arrange: Callable[[np.ndarray], np.ndarray]
+    def __init__(
+        self,
+        stream: TensorStream,
+        source: Region,
+        target: Region,
+        arrange: Callable[[np.ndarray], np.ndarray],
+    ):
+        super().__init__(stream)
+        self._source, self._target, self._arrange = source, target, arrange
 
     def perform(self) -> None:
         """Copies the elements."""
-        self.target.peek()[...] = self.arrange(self.source.peek())
-        self.done = True
-
-
-def _start(
-    wg: Warpgroup,
-    source: Region,
-    target: Region,
-    what: str,
-    arrange: Callable[[np.ndarray], np.ndarray],
-) -> None:
-    """Starts a copy."""
-    stream = TensorStream.of(wg)
-    source.require_inside(f"read by {what}")
-    target.require_inside(f"written by {what}")
-    for operand in (source, target):
-        stream.follow(wg, operand)
-    by = (stream.smem, stream.group)
-    wg.access(source, writes=False, what=f"the {what}", by=by, hint=_WAIT)
-    source.require_written()
-    wg.access(
-        target,
-        writes=True,
-        what=f"the {what}",
-        by=(stream.operands, stream.group),
-        hint=_WAIT,
-        clock={**wg.clock, stream.operands: stream.group},
-    )
-    target.memory.mark_written(target.key())
-    Copy(stream, stream.group, source, target, arrange).submit(wg)
+        self._target.peek()[...] = self._arrange(self._source.peek())
 
 
 @registry.register(scales.async_copy_scales_to_tmem_p, _EMULATE)
@@ -95,11 +72,22 @@ def start_in_each(
     ctas = ctas_of(wg, collective_axis)
     if wg.cta is not ctas[0]:
         return
+    stream = TensorStream.of(wg)
+    issue = stream.issue(wg)
     for cta in ctas:
         source, target = (
             cluster.counterpart_of(wg, operands[name], cta) for name in ("smem", "tmem")
         )
-        _start(wg, source, target, what, arrange)
+        source.require_inside(f"read by {what}")
+        target.require_inside(f"written by {what}")
+        for operand in (source, target):
+            stream.access(
+                wg, issue, operand, Operation.COPY, what=f"the {what}", hint=_WAIT
+            )
+            if operand is source:
+                source.require_written()
+        target.memory.mark_written(target.key())
+        Copy(stream, source, target, arrange).submit(wg)
 
 
 def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcgen05: products in flight, their commits, and who may access their operands.
 
-A thread's products complete in order; each reads its operands and writes its
-accumulator then, at the latest when a commit that follows it arrives. Reads and writes
-belong to the stream's next commit, so reading the accumulator, or overwriting an
-operand, before a wait for its barrier is an error in every run.
+The products and copies of a CTA are performed in the order in which they were issued,
+at the latest when a commit that follows them arrives; a product reads its operands and
+writes its accumulator then. Reads and writes belong to the stream's next commit, so
+reading the accumulator, or overwriting an operand, before a wait for its barrier is an
+error in every run. Pairs that need no wait are in `order`.
 
-Ordered without a wait are products of one thread on one accumulator; two that share
-only some of its columns are not (PTX ISA, tcgen05 "Pipelined instructions").
-
-Copies from SMEM to TMEM (`copies`) are work of the same stream, ordered before its
-later products.
+Copies from SMEM to TMEM (`copies`) are work of the same stream.
 
 A product of a pair of CTAs is work of the leader: it reads and writes the memory of
 both, so the leader must know of what the other has done, and the commit arrives in
@@ -27,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.in_flight import InOrder
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.tables import Key
-from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.tensor_cores import scaled, sparse, tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores.order import Issue, Operation
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
 from pallas_gpu.layouts.tmem import scaled_instruction
 from pallas_gpu.primitives import _registry as registry
@@ -50,24 +48,25 @@ class TensorStream:
     """The tcgen05 work of one thread, in groups that commits close.
 
     Attributes:
-      smem, tensor, operands: its numbers in clocks, for accesses to SMEM, to
-        accumulators, and to operands in TMEM, which copies write; the time of each is a
-        number of commits. Knowledge of the latter two passes on only through barriers
-        that order the tensor core. Copies and reads of operands are in order; products
-        and later copies to their accumulators are not.
+      smem, tensor: its numbers in clocks, for accesses to SMEM and to TMEM; the time of
+        each is a number of commits. Knowledge of the latter passes on only through
+        barriers that order the tensor core.
+      issued: likewise; its time is a number of instructions.
       commits: number of commits.
-      queue: work that has not been performed.
+      count: number of instructions.
+      queue: the work of the CTA that has not been performed.
       before: what has happened before the work: the accesses to its operands that it
         follows, such as the copies that loaded them. Of the issuer's other accesses a
         commit says nothing.
     """
 
-    def __init__(self, thread: Thread):
-        self.smem = thread.execution.actors.other()
-        self.tensor = thread.execution.actors.tensor_core()
-        self.operands = thread.execution.actors.tensor_core()
+    def __init__(self, wg: Warpgroup):
+        self.smem = wg.execution.actors.other()
+        self.tensor = wg.execution.actors.tensor_core()
+        self.issued = wg.execution.actors.tensor_core()
         self.commits = 0
-        self.queue: collections.deque[Work] = collections.deque()
+        self.count = 0
+        self.queue = _QUEUES.of(wg.cta)
         self.before: ordering.Clock = {}
 
     @classmethod
@@ -85,47 +84,87 @@ class TensorStream:
         """The group of work that is issued now."""
         return self.commits + 1
 
-    def follow(self, wg: Warpgroup, operand: Region) -> None:
-        """Records which accesses to an operand happen before the work on it."""
-        memory = operand.memory
-        for old in memory.history.present(operand.box()):
-            if not old.known_to(wg.clock):
-                continue
-            for writes in (False, True):
-                if old.is_fenced_for(wg.clock, memory.fence, writes):
-                    ordering.join(self.before, old.required(memory.fence, writes))
+    def issue(self, wg: Warpgroup) -> Issue:
+        """Counts an instruction that is issued now."""
+        self.count += 1
+        wg.clock[self.issued] = self.count
+        self.before = dict(self.before)
+        return Issue(
+            None, (), self.issued, self.count, self.tensor, self.group, self.before
+        )
+
+    def access(
+        self,
+        wg: Warpgroup,
+        issue: Issue,
+        region: Region,
+        operation: Operation,
+        *,
+        what: str,
+        hint: str,
+    ) -> None:
+        """Checks and records an access of an instruction, and what is before it.
+
+        Args:
+          wg: the issuer.
+          issue: the instruction.
+          region: the elements.
+          operation: the access, if they are in TMEM.
+          what: the instruction, for messages.
+          hint: how to order other accesses after this one.
+        """
+        in_tmem = is_in_tmem(region)
+        writes = in_tmem and operation is not Operation.OPERAND
+        own = issue.access(operation if in_tmem else None, region.box())
+        for old in region.memory.history.present(own.box):
+            if old.known_to(wg.clock):
+                self._follow(old, wg, region.memory.fence)
+            elif old.writes and isinstance(old.issue, Issue):
+                # A later product on the accumulator takes the place of the first one,
+                # and is complete no earlier if it is of the same thread.
+                replaced = writes and old.issue.issuer == issue.issuer
+                if not replaced and own.follows(old, wg.clock):
+                    old.issue.precede(own)
+        by = (self.tensor if in_tmem else self.smem, self.group)
+        wg.access(region, writes=writes, what=what, by=by, hint=hint, issue=own)
+
+    def _follow(
+        self, old: ordering.Access, wg: Warpgroup, kind: ordering.Fence
+    ) -> None:
+        for writes in (False, True):
+            if old.is_fenced_for(wg.clock, kind, writes):
+                ordering.join(self.before, old.required(kind, writes))
 
     def perform(self, upto: int) -> None:
-        """Performs the work of the first groups."""
-        while self.queue and self.queue[0].group <= upto:
-            self.queue.popleft().perform()
+        """Performs the work of the first groups, and what was issued before it."""
+        for work in reversed(self.queue):
+            if work.stream is self and work.group <= upto:
+                work.advance()
+                return
 
 
-_STREAMS: Key[Thread, TensorStream] = Key("tcgen05", TensorStream)
+# Products and copies, in the order in which the threads of a CTA have issued them.
+_QUEUES: Key[Cta, collections.deque[Any]] = Key(
+    "tcgen05 work", lambda cta: collections.deque()
+)
+_STREAMS: Key[Warpgroup, TensorStream] = Key("tcgen05", TensorStream)
 
 
-@dataclasses.dataclass(slots=True)
-class Work:
-    """A product or a copy that has been issued."""
+class Work(InOrder):
+    """A product or a copy that has been issued.
 
-    stream: TensorStream
-    group: int
-    done: bool = dataclasses.field(default=False, init=False)
+    Attributes:
+      stream, group: of the commit that completes it.
+    """
+
+    def __init__(self, stream: TensorStream):
+        super().__init__(stream.queue)
+        self.stream, self.group = stream, stream.group
 
     def submit(self, wg: Warpgroup) -> None:
         """Puts it in flight."""
-        self.stream.queue.append(self)
+        self.queue.append(self)
         wg.group.in_flight.submit(self)
-
-    def advance(self) -> bool:
-        """Performs it, after those issued before."""
-        while not self.done:
-            self.stream.queue.popleft().perform()
-        return True
-
-    def perform(self) -> None:
-        """Reads what it reads, and writes what it writes."""
-        self.done = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,23 +183,25 @@ class Share:
     metadata: Region | None
 
 
-@dataclasses.dataclass(slots=True)
 class Product(Work):
     """`acc += a @ b`, or `acc = a @ b`, that has been issued.
 
-    Attributes:
+    Args:
+      stream: of its issuer.
       shares: of each CTA: rows of `a` and the accumulator, and columns of `b`.
+      accumulate: whether it adds.
     """
 
-    shares: Sequence[Share]
-    accumulate: bool
+    def __init__(self, stream: TensorStream, shares: Sequence[Share], accumulate: bool):
+        super().__init__(stream)
+        self._shares, self._accumulate = shares, accumulate
 
     def perform(self) -> None:
         """Reads the operands, and writes the accumulator."""
-        b = np.concatenate([share.b.peek() for share in self.shares], axis=1)
-        for share in self.shares:
+        b = np.concatenate([share.b.peek() for share in self._shares], axis=1)
+        for share in self._shares:
             acc, a = share.acc.peek(), share.a.peek()
-            if not self.accumulate:
+            if not self._accumulate:
                 acc[...] = 0
             if share.metadata is not None:
                 a = sparse.expand(a, share.metadata.peek())
@@ -171,7 +212,6 @@ class Product(Work):
                 scaled.accumulate(acc, a, b, a_scale, b_scale)
             else:
                 tensor_core.accumulate(acc, a, b, truncates=False)
-        self.done = True
 
 
 @dataclasses.dataclass(slots=True)
@@ -198,7 +238,7 @@ class Commit:
         """Performs the work, and arrives."""
         stream = self.stream
         stream.perform(self.group)
-        own = (stream.smem, stream.tensor, stream.operands)
+        own = (stream.smem, stream.tensor)
         for barrier in self.barriers:
             barrier.multicasts.append(self)
             barrier.arrive({**self.released, **dict.fromkeys(own, self.group)})
@@ -213,6 +253,7 @@ def _mma(
     if wg.cta is not ctas[0]:
         return
     stream = TensorStream.of(wg)
+    issue = stream.issue(wg)
     accumulate = bool(operands["accumulate"])
     scales = [operands[name] for name in ("a_scale", "b_scale")]
     scales = [scale for scale in scales if scale is not None]
@@ -227,14 +268,17 @@ def _mma(
         if metadata is not None:
             indices = cluster.counterpart_of(wg, metadata, cta)
         others = held if indices is None else (*held, indices)
-        for operand in (acc, a, b, *others):
-            stream.follow(wg, operand)
         for operand in (a, b, *others):
-            _read_operand(wg, stream, operand)
-        _write_accumulator(wg, stream, acc, accumulate)
+            operand.require_inside("read by tcgen05_mma")
+            _access(wg, issue, operand, Operation.OPERAND)
+            operand.require_written()
+        acc.require_inside("used")
+        _access(wg, issue, acc, Operation.PRODUCT)
+        if accumulate:
+            acc.require_written()
+        acc.memory.mark_written(acc.key())
         shares.append(Share(acc, a, b, held, indices))
-    product = Product(stream, stream.group, shares, accumulate)
-    product.submit(wg)
+    Product(stream, shares, accumulate).submit(wg)
     if operands["barrier"] is not None:
         _commit(wg, operands["barrier"], ctas)
 
@@ -244,34 +288,9 @@ def ctas_of(wg: Warpgroup, collective_axis: str | None) -> list[Cta]:
     return [wg.cta] if collective_axis is None else wg.cta.along((collective_axis,))
 
 
-def _read_operand(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
-    """Reads an operand; copies of the stream that write it in TMEM come before."""
-    operand.require_inside("read by tcgen05_mma")
-    actor, clock = stream.smem, None
-    if is_in_tmem(operand):
-        actor = stream.operands
-        clock = {**wg.clock, actor: stream.group}
-    by = (actor, stream.group)
-    what = "the tcgen05_mma"
-    wg.access(operand, writes=False, what=what, by=by, hint=_WAIT, clock=clock)
-    operand.require_written()
-
-
-def _write_accumulator(
-    wg: Warpgroup, stream: TensorStream, acc: Region, accumulate: bool
-) -> None:
-    acc.require_inside("used")
-    clock = None
-    box = acc.box()
-    own = (stream.tensor, stream.operands)
-    earlier = [old for old in acc.memory.history.present(box) if old.actor in own]
-    if all(old.box == box for old in earlier):
-        clock = {**wg.clock, **dict.fromkeys(own, stream.group)}
-    by = (stream.tensor, stream.group)
-    wg.access(acc, writes=True, what="the tcgen05_mma", by=by, hint=_WAIT, clock=clock)
-    if accumulate:
-        acc.require_written()
-    acc.memory.mark_written(acc.key())
+def _access(wg: Warpgroup, issue: Issue, region: Region, operation: Operation) -> None:
+    stream = TensorStream.of(wg)
+    stream.access(wg, issue, region, operation, what="the tcgen05_mma", hint=_WAIT)
 
 
 @registry.register(tcgen05.tcgen05_commit_arrive_p, _EMULATE)

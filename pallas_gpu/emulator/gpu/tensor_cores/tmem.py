@@ -2,28 +2,30 @@
 """Tensor memory: arrays, loads and stores of warpgroups, and their waits.
 
 Every access to TMEM is asynchronous work: it belongs to an actor of its kind, and who
-may access the columns next must know its time. A wait tells the warpgroup itself; other
-threads learn it only through barriers with `orders_tensor_core`, whose fences order
-tcgen05 instructions (PTX ISA, tcgen05 "Memory consistency"). So a missing wait, commit
-or fence is an error in every run.
+may access the columns next must know its time, unless the two are in order (`order`). A
+wait tells the warpgroup itself; other threads learn it only through barriers with
+`orders_tensor_core`, whose fences order tcgen05 instructions (PTX ISA, tcgen05 "Memory
+consistency"). So a missing wait, commit or fence is an error in every run.
 
 A load returns its values at once, as its registers are waited for where they are used.
-A store is in flight until `commit_tmem`.
+A store is in flight until `commit_tmem`, or until a load of the warpgroup, which comes
+after it.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from typing import Any
 
 import numpy as np
 
-from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine import in_flight, ordering
 from pallas_gpu.emulator.engine.memory import Memory, Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.tensor_cores.order import Issue, Operation
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tmem
 
@@ -60,18 +62,24 @@ class Transfers:
     Attributes:
       actor: its number in clocks; its time is a number of waits.
       waits: how often the warpgroup has waited for them.
-      pending: number of those in flight.
+      queue: the stores in flight.
     """
 
     def __init__(self, thread: Thread):
         self.actor = thread.execution.actors.tensor_core()
         self.waits = 0
-        self.pending = 0
+        self.queue: collections.deque[in_flight.InOrder] = collections.deque()
+        self._thread = thread
 
-    @property
-    def time(self) -> tuple[int, int]:
-        """The actor, and the time of a transfer that is issued now."""
-        return self.actor, self.waits + 1
+    def issue(self, operation: Operation, region: Region) -> Issue:
+        """Returns a transfer that is issued now."""
+        issuer, time = self._thread.actor, self.waits + 1
+        return Issue(operation, region.box(), issuer, 0, self.actor, time)
+
+    def perform(self) -> None:
+        """Performs the stores in flight."""
+        if self.queue:
+            self.queue[-1].advance()
 
     def awaited(self, thread: Thread) -> None:
         """Records that the thread has waited for all of them."""
@@ -83,19 +91,18 @@ _LOADS: Key[Thread, Transfers] = Key("loads from TMEM", Transfers)
 _STORES: Key[Thread, Transfers] = Key("stores to TMEM", Transfers)
 
 
-@dataclasses.dataclass(slots=True)
-class Store:
+class Store(in_flight.InOrder):
     """A store that has been issued."""
 
-    region: Region
-    value: Any
-    stores: Transfers
+    def __init__(
+        self, queue: collections.deque[in_flight.InOrder], region: Region, value: Any
+    ):
+        super().__init__(queue)
+        self._region, self._value = region, value
 
-    def advance(self) -> bool:
+    def perform(self) -> None:
         """Writes the elements."""
-        self.region.store(self.value)
-        self.stores.pending -= 1
-        return True
+        self._region.store(self._value)
 
 
 def is_in_tmem(region: Region) -> bool:
@@ -110,8 +117,11 @@ def _async_load(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
 
 def _load(wg: Warpgroup, region: Region) -> Any:
     region.require_inside("loaded")
-    loads = _LOADS.of(wg)
-    wg.access(region, writes=False, what="the load", by=loads.time, hint=WAIT_LOAD)
+    issue = _LOADS.of(wg).issue(Operation.LOAD, region)
+    by = (issue.actor, issue.time)
+    what = "the load"
+    wg.access(region, writes=False, what=what, by=by, hint=WAIT_LOAD, issue=issue)
+    _STORES.of(wg).perform()
     return wg.value_of(region)
 
 
@@ -128,9 +138,13 @@ def _async_store(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
 def _store(wg: Warpgroup, region: Region, value: Any) -> None:
     region.require_inside("stored to")
     stores = _STORES.of(wg)
-    wg.access(region, writes=True, what="the store", by=stores.time, hint=_COMMIT)
-    stores.pending += 1
-    wg.group.in_flight.submit(Store(region, value, stores))
+    issue = stores.issue(Operation.STORE, region)
+    by = (issue.actor, issue.time)
+    what = "the store"
+    wg.access(region, writes=True, what=what, by=by, hint=_COMMIT, issue=issue)
+    store = Store(stores.queue, region, value)
+    stores.queue.append(store)
+    wg.group.in_flight.submit(store)
 
 
 @registry.register(tmem.commit_tmem_p, _EMULATE)
@@ -140,11 +154,11 @@ def _commit(wg: Warpgroup, *_: Any, **__: Any) -> Run:
 
 def _wait_stores(wg: Warpgroup) -> Run:
     stores = _STORES.of(wg)
-    if stores.pending:
+    if stores.queue:
         yield Wait(
-            lambda: not stores.pending,
+            lambda: not stores.queue,
             "its stores to TMEM",
-            lambda: f"{stores.pending} of them are in flight",
+            lambda: f"{len(stores.queue)} of them are in flight",
         )
     stores.awaited(wg)
 

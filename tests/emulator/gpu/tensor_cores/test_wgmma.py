@@ -8,12 +8,13 @@ import inspect
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.products import tiles
-from tests.support.refusal import in_each, refused_by
+from tests.support.refusal import in_each, refused, refused_by
 
 F16 = jnp.float16
 A, B = (
@@ -129,3 +130,56 @@ def test_a_dynamic_start_inside_of_a_tile(acc, sa, sb, o):
         part = plgpu.ds(k * 4, 32)
         plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[part].T)  # HERE
         plgpu.wgmma_wait(0)
+
+
+# --- the barrier of a slot that two consumers read ------------------------------------
+
+
+def consumers(arrivals, arrive, **options):
+    """Two warpgroups multiply what a third one brings; those of `arrive` free it."""
+
+    def body(a, b, o, sa, sb, barrier, empty):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg < 2)
+        def _():
+            def multiply(acc):
+                @plgpu.loop(0, 2)
+                def _(i):
+                    plgpu.barrier_wait(barrier)
+                    plgpu.wgmma(acc, sa, sb.T)
+                    plgpu.wgmma_wait(0)
+                    plgpu.when(wg < arrive)(lambda: plgpu.barrier_arrive(empty))
+
+                o[wg] = acc[...]
+
+            plgpu.run_scoped(multiply, ACC)
+
+        @plgpu.when(wg == 2)
+        def _():
+            for i in range(2):
+                if i:
+                    plgpu.barrier_wait(empty)
+                plgpu.copy_gmem_to_smem(a, sa, barrier)
+                plgpu.copy_gmem_to_smem(b, sb, barrier)
+
+    scratch = tiles(), tiles(), plgpu.Barrier(num_arrivals=2)
+    empty = plgpu.Barrier(num_arrivals=arrivals)
+    options |= {"threads": {"wg": 3}, "seed": 1}
+    return everywhere.emulate(body, [A, B], f32(2, 64, 64), *scratch, empty, **options)
+
+
+def test_a_slot_that_both_consumers_free():
+    expected = 2 * A.astype(np.float64) @ B.astype(np.float64).T
+    for result in consumers(2, 2):
+        np.testing.assert_allclose(result, expected, atol=4e-5)
+
+
+@refused
+def test_a_slot_that_one_of_two_consumers_frees():
+    consumers(1, 1)
+
+
+@refused
+def test_a_slot_whose_barrier_expects_one_arrival_more():
+    consumers(2, 1)
