@@ -284,7 +284,11 @@ def test_a_copy_of_what_was_stored_through_another_member_needs_a_fence(x, o, un
     plgpu.wait_smem_to_gmem(0)
 
 
-@refused_by(run, scratch_types=[two(F32, F32), plgpu.Barrier()])
+@refused_by(
+    run,
+    scratch_types=[two(F32, F32), plgpu.Barrier()],
+    compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+)
 def test_a_copy_over_what_was_stored_through_another_member_needs_one_too(
     x, o, union, barrier
 ):
