@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, errors, types
@@ -127,12 +126,15 @@ class Compute:
             self._wait_for_buffers(written, slot)
             results = outputs.refs(written["buffers"], step, visits)
             manual = self.producer.releases.manual
-            consumed = [b.at[slot] for b in read["free"]] if manual else []
+            released = self._released(read, step)
+            consumed = [barrier for _, barrier in released] if manual else []
             indices = unravel(step, inputs.sizes)
             operands = self.streams.operands(inputs.refs(read, step), results, indices)
             carry = self.body.call(indices, [*operands, *produced, *consumed], carry)
             if not manual:
-                self._release(read, step)
+                for delay, barrier in released:
+                    passed = step >= delay if delay else None
+                    mbarrier.barrier_arrive(barrier, predicate=passed)
             return carry, self._store(written, results, step, visits, slot)
 
         with _jax.trace_without_ref_rules():
@@ -146,24 +148,21 @@ class Compute:
 
     # --- inputs -----------------------------------------------------------------------
 
-    def _release(self, read: dict[str, Any], step: Any) -> None:
-        """Returns the buffers of the step for which the delay has passed."""
-        inputs = self.producer.inputs
-        for group, free in zip(
-            self.producer.releases.groups, read["free"], strict=True
-        ):
-            if not group.delay:
-                mbarrier.barrier_arrive(free.at[inputs.slot(step)])
-                continue
-            released = step - group.delay
-            barrier = free.at[inputs.slot(jnp.maximum(released, 0))]
-            mbarrier.barrier_arrive(barrier, predicate=released >= 0)
+    def _released(self, read: dict[str, Any], step: Any) -> list[tuple[int, Any]]:
+        """Returns the delay of each group, and the barrier of the step before it."""
+        slot = self.producer.inputs.slot_before
+        return [
+            (group.delay, free.at[slot(step, group.delay)])
+            for group, free in zip(
+                self.producer.releases.groups, read["free"], strict=True
+            )
+        ]
 
     def _release_last(self, read: dict[str, Any]) -> None:
         """Returns the buffers of the last steps, whose delay has not passed."""
         inputs, releases = self.producer.inputs, self.producer.releases
         for group, free in zip(releases.groups, read["free"], strict=True):
-            if group.delay and not releases.manual:
+            if group.delay:
 
                 @control.loop(last_steps(inputs.steps, group.delay), inputs.steps)
                 def _(i, free=free):

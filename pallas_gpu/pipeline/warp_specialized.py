@@ -114,7 +114,9 @@ def emit_pipeline_warp_specialized(
         computed, as they do without multicasts.
       manual_produced_barriers: the body gets a barrier per input, and waits on it.
       manual_consumed_barriers: the body gets a barrier per input; every compute
-        warpgroup arrives on each once a step.
+        warpgroup arrives on each once a step. With `delay_release=d` it is the barrier
+        of the block d steps before: the body does not arrive on it in the first d
+        steps. The pipeline releases the blocks of the last d steps.
       compute_context: `compute_context(pipeline)` is called by the compute warpgroups
         and calls `pipeline(init_carry)` once, which returns the last carry.
       memory_thread_idx: index of the memory warpgroup; default: the last one.
