@@ -16,7 +16,7 @@ from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, last_steps
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
-from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Compute:
             carry, _ = control.counted_loop(inputs.steps, iteration, state)
         if inputs.delayed:
             # Copies for the next pipeline then overlap the rest of the context.
-            wgmma_wait(0)
+            wait_for_products()
             self._release_last(read)
         return carry
 

@@ -24,7 +24,7 @@ from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.streams import Body, Streams, block_specs, is_spec, streams_of
 from pallas_gpu.primitives import tma
-from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 from pallas_gpu.types import values
 
 # The rule of `max_concurrent_steps`.
@@ -65,8 +65,8 @@ def emit_pipeline(
         has `memory_space=plgpu.GMEM`.
       grid: sizes of the axes: ints or i32 scalars of the kernel.
       in_specs: a block spec, or a pytree of them, for each input. `delay_release=d`
-        keeps a block's buffer for d more steps, for products (`wgmma`) that the body
-        has not waited for; after the last step the pipeline waits for them.
+        keeps a block's buffer for d more steps, for products that the body has not
+        waited for; after the last step the pipeline waits for those of `wgmma`.
       out_specs: a block spec for each output.
       max_concurrent_steps: number of buffers of each block that changes.
       init_carry: pytree of values for the first step.
@@ -190,7 +190,7 @@ class Pipeline:
             else:
                 carry, _ = control.counted_loop(ins.steps, iteration, state)
         if ins.delayed:
-            wgmma_wait(0)
+            wait_for_products()
         if outs.streams:
             tma.commit_smem()
             outs.store_fixed(written)

@@ -101,8 +101,8 @@ def emit_pipeline_warp_specialized(
         of 8 from 24 to its share of the block's; the others divide what it releases. 40
         is sufficient for most.
       in_specs: block specs of the inputs; each may be a pytree of them. A spec's
-        `delay_release=d` releases a block d steps later, for products (`wgmma`) that
-        the body has not waited for; after the last step the pipeline waits for them.
+        `delay_release=d` releases a block d steps later, for products that the body has
+        not waited for; after the last step the pipeline waits for those of `wgmma`.
         `collective_axes` names cluster axes along which the copies are multicast.
       out_specs: block specs of the outputs.
       max_concurrent_steps: number of buffers of each block that changes.

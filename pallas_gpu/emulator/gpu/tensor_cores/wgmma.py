@@ -130,7 +130,7 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
 
 
 @registry.register(wgmma.wgmma_wait_p, _EMULATE)
-def _wgmma_wait(wg: Warpgroup, _: Any, n: int, used: Any) -> Run:
+def _wgmma_wait(wg: Warpgroup, _: Any, n: int, **__: Any) -> Run:
     return MMAS.of(wg).wait_for_all_but(wg, n)
 
 
