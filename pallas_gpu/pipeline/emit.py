@@ -9,7 +9,6 @@ i mod n of each ring of n buffers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +68,8 @@ def emit_pipeline(
         waited for; after the last step the pipeline waits for those of `wgmma`.
       out_specs: a block spec for each output.
       max_concurrent_steps: number of buffers of each block that changes.
-      init_carry: pytree of values for the first step.
+      init_carry: pytree of values for the first step, and of references, which are
+        those of each step.
 
     Returns:
       A function of the references in GMEM, inputs first. It returns the last carry.
@@ -148,13 +148,19 @@ class Pipeline:
         """Allocates the buffers and runs all steps; returns the last carry."""
         ins, outs = self.streams.over(self.grid, self.depth)
         names = (ins.names(), [s.name for s in outs.streams])
-        return scoped(
-            functools.partial(self._all_steps, ins, outs, init_carry),
+
+        def all_steps(read: dict[str, Any], written: list[Any]) -> Any:
+            carry = self._all_steps(ins, outs, init_carry, read, written)
+            return jax.tree.map(lambda x: None if values.is_ref(x) else x, carry)
+
+        carry = scoped(
+            all_steps,
             (ins.declarations(), outs.declarations()),
             {},
             (),
             jax.tree.leaves(names),
         )
+        return _with_refs_of(init_carry, carry) if _holds_refs(init_carry) else carry
 
     def _all_steps(
         self,
@@ -185,7 +191,8 @@ class Pipeline:
 
         with _jax.trace_without_ref_rules():
             state = (init_carry, outs.start())
-            if isinstance(ins.steps, int) and ins.steps == 1:
+            once = isinstance(ins.steps, int) and ins.steps == 1
+            if once and not _holds_refs(init_carry):
                 carry, _ = iteration(jnp.int32(0), state)
             else:
                 carry, _ = control.counted_loop(ins.steps, iteration, state)
@@ -196,3 +203,12 @@ class Pipeline:
             outs.store_fixed(written)
             tma.wait_smem_to_gmem(0)
         return carry
+
+
+def _holds_refs(carry: Any) -> bool:
+    return any(map(values.is_ref, jax.tree.leaves(carry)))
+
+
+def _with_refs_of(first: Any, last: Any) -> Any:
+    """Returns the last carry with the references of the first: no loop changes them."""
+    return jax.tree.map(lambda x, y: x if values.is_ref(x) else y, first, last)
