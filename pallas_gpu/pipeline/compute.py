@@ -117,20 +117,25 @@ class Compute:
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
             slot = inputs.slot(step)
-            produced = [
-                self.producer.full(read, i, slot) for i in range(len(inputs.moving))
-            ]
-            if not self.producer.separate_full:
+            barriers: list[Any] = []
+            if self.producer.separate_full:
+                barriers += self.streams.barriers(
+                    [
+                        self.producer.full(read, i, slot)
+                        for i in range(len(inputs.moving))
+                    ]
+                )
+            else:
                 inputs.wait(read, step)
-                produced = []
             self._wait_for_buffers(written, slot)
             results = outputs.refs(written["buffers"], step, visits)
             manual = self.producer.releases.manual
             released = self._released(read, step)
-            consumed = [barrier for _, barrier in released] if manual else []
+            if manual:
+                barriers += self.streams.barriers([barrier for _, barrier in released])
             indices = unravel(step, inputs.sizes)
             operands = self.streams.operands(inputs.refs(read, step), results, indices)
-            carry = self.body.call(indices, [*operands, *produced, *consumed], carry)
+            carry = self.body.call(indices, [*operands, *barriers], carry)
             if not manual:
                 for delay, barrier in released:
                     passed = step >= delay if delay else None

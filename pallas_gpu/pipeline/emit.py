@@ -21,7 +21,7 @@ from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.streams import Body, Streams, block_specs, is_spec, streams_of
+from pallas_gpu.pipeline.streams import Body, Streams, block_specs, streams_of
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 from pallas_gpu.types import values
@@ -42,8 +42,8 @@ def emit_pipeline(
     body: Callable[..., Any],
     *,
     grid: Sequence[Any],
-    in_specs: Sequence[types.BlockSpec] = (),
-    out_specs: Sequence[types.BlockSpec] = (),
+    in_specs: Any = (),
+    out_specs: Any = (),
     max_concurrent_steps: int = 1,
     init_carry: Any = None,
 ) -> Callable[..., Any]:
@@ -61,12 +61,13 @@ def emit_pipeline(
       body: `body(indices, *input_refs, *output_refs)`, with a last argument `carry` if
         there is an `init_carry`; it then returns the next carry. `indices` is a tuple
         of i32 scalars. The references are blocks in SMEM, or whole arrays where a spec
-        has `memory_space=plgpu.GMEM`.
+        has `memory_space=plgpu.GMEM`, in pytrees like the specs.
       grid: sizes of the axes: ints or i32 scalars of the kernel.
-      in_specs: a block spec, or a pytree of them, for each input. `delay_release=d`
+      in_specs: a block spec, or a pytree of them, for each input; None for one that is
+        None. `delay_release=d`
         keeps a block's buffer for d more steps, for products that the body has not
         waited for; after the last step the pipeline waits for those of `wgmma`.
-      out_specs: a block spec for each output.
+      out_specs: the same for each output.
       max_concurrent_steps: number of buffers of each block that changes.
       init_carry: pytree of values for the first step, and of references, which are
         those of each step.
@@ -86,7 +87,7 @@ def emit_pipeline(
       ...                     max_concurrent_steps=2)(x_gmem, o_gmem)
     """
     sizes = tuple(grid)
-    specs = jax.tree.leaves((in_specs, out_specs), is_leaf=is_spec)
+    specs = jax.tree.leaves((in_specs, out_specs))
     check_depth("emit_pipeline", max_concurrent_steps, specs)
     step = Body(body, "emit_pipeline", init_carry is not None)
 
