@@ -320,8 +320,9 @@ def test_a_buffer_released_too_early_is_a_race():
     """Without delay_release the product still reads what the next copy overwrites."""
     body = functools.partial(product, buffers=2, delay=0)
     a = np.ones((64, 256), np.float16)
-    with pytest.raises(errors.RaceError):
+    with pytest.raises(errors.RaceError) as info:
         everywhere.emulate(body, [a, a.T], f32(64, 64), detect_races=True)
+    assert "delay_release=1" in info.value.hint
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])

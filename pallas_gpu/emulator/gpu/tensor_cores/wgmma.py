@@ -124,7 +124,8 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
         writes=False,
         what="the wgmma",
         by=(stream.actor, stream.open_group),
-        hint="call wgmma_wait(n) in the warpgroup that started the wgmma first",
+        hint="call wgmma_wait(n) in the warpgroup that started the wgmma first; in a "
+        "pipeline, wait within the step, or set delay_release=1 in the BlockSpec",
     )
     operand.require_written()
 
