@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import mutable, scope
-from pallas_gpu.pipeline.streams import is_spec
 
 Spec = types.GridSpec | types.PrefetchScalarGridSpec
 
@@ -40,41 +39,44 @@ def one_spec(grid_spec: Spec | None, given: types.GridSpec, name: str) -> Spec:
 
 def index_maps(spec: Spec) -> list[Callable[..., Any]]:
     """Returns the author's functions in the specs."""
-    leaves = jax.tree.leaves((spec.in_specs, spec.out_specs), is_leaf=is_spec)
+    leaves = jax.tree.leaves((spec.in_specs, spec.out_specs))
     maps = (getattr(leaf, "index_map", None) for leaf in leaves)
     return [index_map for index_map in maps if index_map is not None]
 
 
 def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     """Returns one block spec for each leaf of `like`."""
-    count = structure(like).num_leaves
+    tree = structure(_at_top(like))
     if specs is None or specs is types.no_block_spec:
-        return [types.no_block_spec] * count
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    wrong = [x for x in leaves if not is_spec(x)]
-    if wrong or len(leaves) != count:
+        return [types.no_block_spec] * tree.num_leaves
+    try:
+        found = tree.flatten_up_to(_at_top(specs))
+    except ValueError:
+        found = [specs]
+    if all(x is None or isinstance(x, types.BlockSpec) for x in found):
+        return [types.BlockSpec() if x is None else x for x in found]
+    given = jax.tree.leaves(specs)
+    wrong = [x for x in given if not isinstance(x, types.BlockSpec)]
+    if wrong or len(given) != tree.num_leaves:
         raise errors.ArgumentError(
             f"{what} does not match the arrays",
-            expected=f"{count} BlockSpecs, one for each array",
-            got=f"{expect.shown(wrong[0])}" if wrong else f"{len(leaves)} BlockSpecs",
+            expected=f"{tree.num_leaves} BlockSpecs, one for each array",
+            got=f"{expect.shown(wrong[0])}" if wrong else f"{len(given)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
             where=scope.called_at(),
         )
-    if _parts(specs, is_spec) != _parts(like, mutable.is_view):
-        raise errors.ArgumentError(
-            f"{what} is not a pytree like the arrays",
-            expected=str(structure(like)),
-            got=str(jax.tree.structure(specs, is_leaf=is_spec)),
-            hint="pass a BlockSpec in the place of each array",
-            where=scope.called_at(),
-        )
-    return [types.BlockSpec() if x is None else x for x in leaves]
+    raise errors.ArgumentError(
+        f"{what} is not a pytree like the arrays",
+        expected=str(structure(like)),
+        got=str(jax.tree.structure(specs)),
+        hint="pass a BlockSpec in the place of each array",
+        where=scope.called_at(),
+    )
 
 
-def _parts(tree: Any, is_leaf: Any) -> list[Any]:
-    """Returns the structures of a tree's parts; a list is a tuple at the top."""
-    parts = tree if isinstance(tree, list | tuple) else [tree]
-    return [jax.tree.structure(part, is_leaf=is_leaf) for part in parts]
+def _at_top(tree: Any) -> tuple[Any, ...]:
+    """Returns the parts of a tree: at the top a list is a tuple."""
+    return tuple(tree) if isinstance(tree, list | tuple) else (tree,)
 
 
 def leaves(arrays: Any) -> list[Any]:

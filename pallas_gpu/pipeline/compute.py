@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, errors, types
@@ -17,7 +16,7 @@ from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, last_steps
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
-from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,21 +117,29 @@ class Compute:
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
             slot = inputs.slot(step)
-            produced = [
-                self.producer.full(read, i, slot) for i in range(len(inputs.moving))
-            ]
-            if not self.producer.separate_full:
+            barriers: list[Any] = []
+            if self.producer.separate_full:
+                barriers += self.streams.barriers(
+                    [
+                        self.producer.full(read, i, slot)
+                        for i in range(len(inputs.moving))
+                    ]
+                )
+            else:
                 inputs.wait(read, step)
-                produced = []
             self._wait_for_buffers(written, slot)
             results = outputs.refs(written["buffers"], step, visits)
             manual = self.producer.releases.manual
-            consumed = [b.at[slot] for b in read["free"]] if manual else []
+            released = self._released(read, step)
+            if manual:
+                barriers += self.streams.barriers([barrier for _, barrier in released])
             indices = unravel(step, inputs.sizes)
             operands = self.streams.operands(inputs.refs(read, step), results, indices)
-            carry = self.body.call(indices, [*operands, *produced, *consumed], carry)
+            carry = self.body.call(indices, [*operands, *barriers], carry)
             if not manual:
-                self._release(read, step)
+                for delay, barrier in released:
+                    passed = step >= delay if delay else None
+                    mbarrier.barrier_arrive(barrier, predicate=passed)
             return carry, self._store(written, results, step, visits, slot)
 
         with _jax.trace_without_ref_rules():
@@ -140,30 +147,27 @@ class Compute:
             carry, _ = control.counted_loop(inputs.steps, iteration, state)
         if inputs.delayed:
             # Copies for the next pipeline then overlap the rest of the context.
-            wgmma_wait(0)
+            wait_for_products()
             self._release_last(read)
         return carry
 
     # --- inputs -----------------------------------------------------------------------
 
-    def _release(self, read: dict[str, Any], step: Any) -> None:
-        """Returns the buffers of the step for which the delay has passed."""
-        inputs = self.producer.inputs
-        for group, free in zip(
-            self.producer.releases.groups, read["free"], strict=True
-        ):
-            if not group.delay:
-                mbarrier.barrier_arrive(free.at[inputs.slot(step)])
-                continue
-            released = step - group.delay
-            barrier = free.at[inputs.slot(jnp.maximum(released, 0))]
-            mbarrier.barrier_arrive(barrier, predicate=released >= 0)
+    def _released(self, read: dict[str, Any], step: Any) -> list[tuple[int, Any]]:
+        """Returns the delay of each group, and the barrier of the step before it."""
+        slot = self.producer.inputs.slot_before
+        return [
+            (group.delay, free.at[slot(step, group.delay)])
+            for group, free in zip(
+                self.producer.releases.groups, read["free"], strict=True
+            )
+        ]
 
     def _release_last(self, read: dict[str, Any]) -> None:
         """Returns the buffers of the last steps, whose delay has not passed."""
         inputs, releases = self.producer.inputs, self.producer.releases
         for group, free in zip(releases.groups, read["free"], strict=True):
-            if group.delay and not releases.manual:
+            if group.delay:
 
                 @control.loop(last_steps(inputs.steps, group.delay), inputs.steps)
                 def _(i, free=free):

@@ -9,7 +9,6 @@ i mod n of each ring of n buffers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +21,9 @@ from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.streams import Body, Streams, block_specs, is_spec, streams_of
+from pallas_gpu.pipeline.streams import Body, Streams, block_specs, streams_of
 from pallas_gpu.primitives import tma
-from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 from pallas_gpu.types import values
 
 # The rule of `max_concurrent_steps`.
@@ -43,8 +42,8 @@ def emit_pipeline(
     body: Callable[..., Any],
     *,
     grid: Sequence[Any],
-    in_specs: Sequence[types.BlockSpec] = (),
-    out_specs: Sequence[types.BlockSpec] = (),
+    in_specs: Any = (),
+    out_specs: Any = (),
     max_concurrent_steps: int = 1,
     init_carry: Any = None,
 ) -> Callable[..., Any]:
@@ -62,14 +61,16 @@ def emit_pipeline(
       body: `body(indices, *input_refs, *output_refs)`, with a last argument `carry` if
         there is an `init_carry`; it then returns the next carry. `indices` is a tuple
         of i32 scalars. The references are blocks in SMEM, or whole arrays where a spec
-        has `memory_space=plgpu.GMEM`.
+        has `memory_space=plgpu.GMEM`, in pytrees like the specs.
       grid: sizes of the axes: ints or i32 scalars of the kernel.
-      in_specs: a block spec, or a pytree of them, for each input. `delay_release=d`
-        keeps a block's buffer for d more steps, for products (`wgmma`) that the body
-        has not waited for; after the last step the pipeline waits for them.
-      out_specs: a block spec for each output.
+      in_specs: a block spec, or a pytree of them, for each input; None for one that is
+        None. `delay_release=d`
+        keeps a block's buffer for d more steps, for products that the body has not
+        waited for; after the last step the pipeline waits for those of `wgmma`.
+      out_specs: the same for each output.
       max_concurrent_steps: number of buffers of each block that changes.
-      init_carry: pytree of values for the first step.
+      init_carry: pytree of values for the first step, and of references, which are
+        those of each step.
 
     Returns:
       A function of the references in GMEM, inputs first. It returns the last carry.
@@ -86,7 +87,7 @@ def emit_pipeline(
       ...                     max_concurrent_steps=2)(x_gmem, o_gmem)
     """
     sizes = tuple(grid)
-    specs = jax.tree.leaves((in_specs, out_specs), is_leaf=is_spec)
+    specs = jax.tree.leaves((in_specs, out_specs))
     check_depth("emit_pipeline", max_concurrent_steps, specs)
     step = Body(body, "emit_pipeline", init_carry is not None)
 
@@ -148,13 +149,19 @@ class Pipeline:
         """Allocates the buffers and runs all steps; returns the last carry."""
         ins, outs = self.streams.over(self.grid, self.depth)
         names = (ins.names(), [s.name for s in outs.streams])
-        return scoped(
-            functools.partial(self._all_steps, ins, outs, init_carry),
+
+        def all_steps(read: dict[str, Any], written: list[Any]) -> Any:
+            carry = self._all_steps(ins, outs, init_carry, read, written)
+            return jax.tree.map(lambda x: None if values.is_ref(x) else x, carry)
+
+        carry = scoped(
+            all_steps,
             (ins.declarations(), outs.declarations()),
             {},
             (),
             jax.tree.leaves(names),
         )
+        return _with_refs_of(init_carry, carry) if _holds_refs(init_carry) else carry
 
     def _all_steps(
         self,
@@ -185,14 +192,24 @@ class Pipeline:
 
         with _jax.trace_without_ref_rules():
             state = (init_carry, outs.start())
-            if isinstance(ins.steps, int) and ins.steps == 1:
+            once = isinstance(ins.steps, int) and ins.steps == 1
+            if once and not _holds_refs(init_carry):
                 carry, _ = iteration(jnp.int32(0), state)
             else:
                 carry, _ = control.counted_loop(ins.steps, iteration, state)
         if ins.delayed:
-            wgmma_wait(0)
+            wait_for_products()
         if outs.streams:
             tma.commit_smem()
             outs.store_fixed(written)
             tma.wait_smem_to_gmem(0)
         return carry
+
+
+def _holds_refs(carry: Any) -> bool:
+    return any(map(values.is_ref, jax.tree.leaves(carry)))
+
+
+def _with_refs_of(first: Any, last: Any) -> Any:
+    """Returns the last carry with the references of the first: no loop changes them."""
+    return jax.tree.map(lambda x, y: x if values.is_ref(x) else y, first, last)

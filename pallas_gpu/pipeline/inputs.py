@@ -75,6 +75,14 @@ class Inputs:
         """Returns the buffer of a step."""
         return lax.rem(step, np.int32(self.slots)) if self.slots > 1 else 0
 
+    def slot_before(self, step: Any, delay: int) -> Any:
+        """Returns the buffer of the step that is `delay` steps earlier.
+
+        It is negative before the first step: no barrier has that index.
+        """
+        earlier = step - delay
+        return self.slot(earlier) if delay < self.slots else earlier
+
     def refs(self, memory: dict[str, Any], step: Any) -> list[Any]:
         """Returns the buffer of each input for a step."""
         fixed, moving = iter(memory["fixed"]), iter(memory["moving"])

@@ -16,6 +16,7 @@ from jax import lax
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.control import counted_loop
+from pallas_gpu.primitives.registers import promised
 from pallas_gpu.types import values
 
 # Indices are i32.
@@ -126,16 +127,15 @@ def nd_loop(
       grid: sizes of the loop's axes: integers, or i32 scalars of the kernel, equal in
         all instances.
       collective_axes: names of the axes that share it, most significant first.
-      tiling: iterate over the grid by tiles; one size per axis, each divides its axis,
-        which is static.
+      tiling: iterate over the grid by tiles; one size per axis, each divides its axis.
+        That it divides a traced size is a promise, which the emulator checks.
       init_carry: pytree of values passed from step to step as `carry=`.
 
     Returns:
       The carry after the last step.
 
     Raises:
-      ArgumentError: a tiling of a different rank, one that does not divide the grid, or
-        one of a grid with traced sizes.
+      ArgumentError: a tiling of a different rank, or one that does not divide the grid.
       ArgumentTypeError: a size is not an integer.
       AxisNameError: the kernel has no such axis.
 
@@ -146,7 +146,7 @@ def nd_loop(
     """
     axes, sizes = collective_axes, tuple(grid)
     if tiling is not None:
-        _check_tiling(sizes, tuple(tiling))
+        sizes = _tiled(sizes, tuple(tiling))
     mesh = scope.current_mesh("nd_loop")
     for axis in axes:
         check.require_axis_name(axis, mesh, _jax.where_now())
@@ -193,26 +193,27 @@ def _steps_from(first: Any, steps: Any, instances: int) -> Any:
     return lax.div(lax.add(rounded, np.int32(instances - 1)), np.int32(instances))
 
 
-def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
-    if any(_jax.is_tracer(n) for n in grid):
-        raise errors.ArgumentError(
-            "nd_loop: a tiling of a grid whose size is known at run time only",
-            expected="static sizes, which the tiling divides",
-            got=f"sizes {[n if isinstance(n, int) else 'traced' for n in grid]}",
-            hint="omit tiling, or loop over the tiles and then within a tile",
-            where=_jax.where_now(),
-        )
-    fits = len(tiling) == len(grid) and all(
-        t > 0 and n % t == 0 for n, t in zip(grid, tiling, strict=True)
+def _tiled(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns the sizes of a grid, of which those that are traced promise to fit."""
+    hint = "use divisors, or omit tiling"
+    fits = len(tiling) == len(grid) and not any(
+        n % t for n, t in zip(grid, tiling, strict=True) if isinstance(n, int)
     )
     if not fits:
+        sizes = ", ".join(str(n) if isinstance(n, int) else "traced" for n in grid)
         raise errors.ArgumentError(
             "nd_loop: the tiling does not divide the grid",
-            expected=f"{len(grid)} sizes that divide {grid}",
+            expected=f"{len(grid)} sizes that divide ({sizes})",
             got=tiling,
-            hint="use divisors, or omit tiling",
+            hint=hint,
             where=_jax.where_now(),
         )
+    return tuple(
+        n
+        if isinstance(n, int)
+        else promised(n, t, what=f"nd_loop: size {axis} of the grid", hint=hint)
+        for axis, (n, t) in enumerate(zip(grid, tiling, strict=True))
+    )
 
 
 def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, ...]:
@@ -221,7 +222,10 @@ def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, 
         return ()
     if tiling is None:
         return _digits(linear, grid)
-    outer = [n // t for n, t in zip(grid, tiling, strict=True)]
+    outer = [
+        n // t if isinstance(n, int) else lax.div(n, np.int32(t))
+        for n, t in zip(grid, tiling, strict=True)
+    ]
     digits = _digits(linear, (*outer, *tiling))
     return tuple(
         o * t + i

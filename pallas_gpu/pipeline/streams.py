@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import control, scope
+from pallas_gpu.entry import control, mutable, scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.pipeline import thread_copies
 from pallas_gpu.pipeline.blocks import Stream, checked
@@ -22,18 +22,11 @@ from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.primitives import tma
 
 
-def is_spec(x: Any) -> bool:
-    """True for what ends a pytree of block specs: None is a mistake, not a tree."""
-    return x is None or isinstance(x, types.BlockSpec)
-
-
 def block_specs(value: Any, what: str) -> tuple[Any, ...]:
-    """Accepts sequences of block specs, each of which may be a pytree of them."""
-    leaves = jax.tree.leaves(value, is_leaf=is_spec)
-    if expect.is_sequence(value) and all(
-        isinstance(x, types.BlockSpec) for x in leaves
-    ):
-        return tuple(value)
+    """Accepts a pytree of block specs for each argument, in a sequence if not one."""
+    leaves = jax.tree.leaves(value)
+    if value is not None and all(isinstance(x, types.BlockSpec) for x in leaves):
+        return tuple(value) if expect.is_sequence(value) else (value,)
     raise expect.wrong_type(
         what,
         "a sequence of block specs",
@@ -126,6 +119,16 @@ class Streams:
             ),
         ]
 
+    def barriers(self, found: Sequence[Any]) -> list[Any]:
+        """Returns the body's arguments for barriers of inputs.
+
+        Args:
+          found: a barrier for each input whose block changes; others have None.
+        """
+        rest = iter(found)
+        own = [next(rest) if s.buffered and s.axes else None for s in self.inputs]
+        return [*jax.tree.unflatten(self.in_tree, own)]
+
 
 def _accessed(
     streams: Sequence[Stream], buffers: Sequence[Any], indices: Sequence[Any]
@@ -157,7 +160,7 @@ def streams_of(
     Args:
       body: of the pipeline.
       refs: references in GMEM, inputs first.
-      in_specs, out_specs: block specs, or pytrees of them, one for each reference.
+      in_specs, out_specs: a pytree of block specs for each argument.
       grid_rank: number of the grid's axes.
       multicast: whether inputs may have collective axes.
 
@@ -201,17 +204,17 @@ def streams_of(
 def _flat(
     who: str, kind: str, refs: Sequence[Any], specs: Sequence[Any]
 ) -> tuple[list[Any], list[types.BlockSpec], Any]:
-    leaves, tree = jax.tree.flatten(tuple(specs), is_leaf=is_spec)
-    try:
-        return tree.flatten_up_to(tuple(refs)), leaves, tree
-    except ValueError as error:
-        raise errors.ArgumentError(
-            f"{who}: the {kind}s are not pytrees like their specs",
-            expected=str(tree),
-            got=str(error),
-            hint="pass a reference for each BlockSpec",
-            where=_jax.where_now(),
-        ) from None
+    leaves, tree = jax.tree.flatten(tuple(specs))
+    found, given = jax.tree.flatten(tuple(refs), is_leaf=mutable.is_view)
+    if given == tree:
+        return found, leaves, tree
+    raise errors.ArgumentError(
+        f"{who}: the {kind}s are not pytrees like their specs",
+        expected=str(tree),
+        got=str(given),
+        hint="pass a reference for each BlockSpec, and None where the spec is None",
+        where=_jax.where_now(),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import emit
 from pallas_gpu.pipeline.division import Division
 from pallas_gpu.pipeline.loops import grid_sizes
-from pallas_gpu.pipeline.streams import Body, block_specs, is_spec, streams_of
+from pallas_gpu.pipeline.streams import Body, block_specs, streams_of
 from pallas_gpu.types import values
 
 _WHO = "emit_pipeline_warp_specialized"
@@ -71,8 +71,8 @@ def emit_pipeline_warp_specialized(
     *,
     grid: Sequence[Any],
     memory_registers: int,
-    in_specs: Sequence[Any] = (),
-    out_specs: Sequence[Any] = (),
+    in_specs: Any = (),
+    out_specs: Any = (),
     max_concurrent_steps: int = 2,
     wg_axis: str,
     num_compute_wgs: int,
@@ -100,9 +100,10 @@ def emit_pipeline_warp_specialized(
       memory_registers: registers per thread that the memory warpgroup keeps, a multiple
         of 8 from 24 to its share of the block's; the others divide what it releases. 40
         is sufficient for most.
-      in_specs: block specs of the inputs; each may be a pytree of them. A spec's
-        `delay_release=d` releases a block d steps later, for products (`wgmma`) that
-        the body has not waited for; after the last step the pipeline waits for them.
+      in_specs: block specs of the inputs; each may be a pytree of them, or None. The
+        field `delay_release=d` releases a block d steps later, for products that the
+        body has not waited for; after the last step the pipeline waits for those of
+        `wgmma`.
         `collective_axes` names cluster axes along which the copies are multicast.
       out_specs: block specs of the outputs.
       max_concurrent_steps: number of buffers of each block that changes.
@@ -112,9 +113,13 @@ def emit_pipeline_warp_specialized(
         pipelines with multicasts that follow each other with the same `allocations`:
         copies of the next one start before the last steps of the one before have been
         computed, as they do without multicasts.
-      manual_produced_barriers: the body gets a barrier per input, and waits on it.
-      manual_consumed_barriers: the body gets a barrier per input; every compute
-        warpgroup arrives on each once a step.
+      manual_produced_barriers: the body gets a barrier per input, and waits on it. The
+        barriers are in pytrees like `in_specs`, with None for an input whose block
+        does not change.
+      manual_consumed_barriers: the body gets a barrier per input as well; every compute
+        warpgroup arrives on each once a step. With `delay_release=d` it is the barrier
+        of the block d steps before: the body does not arrive on it in the first d
+        steps. The pipeline releases the blocks of the last d steps.
       compute_context: `compute_context(pipeline)` is called by the compute warpgroups
         and calls `pipeline(init_carry)` once, which returns the last carry.
       memory_thread_idx: index of the memory warpgroup; default: the last one.
@@ -137,7 +142,7 @@ def emit_pipeline_warp_specialized(
       >>> pipeline(a_gmem, b_gmem)
     """
     sizes = tuple(grid)
-    specs = jax.tree.leaves((in_specs, out_specs), is_leaf=is_spec)
+    specs = jax.tree.leaves((in_specs, out_specs))
     emit.check_depth(_WHO, max_concurrent_steps, specs)
     if memory_thread_idx is None:
         memory_thread_idx = num_compute_wgs

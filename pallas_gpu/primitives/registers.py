@@ -313,17 +313,34 @@ def multiple_of(x: Any, values: int | Sequence[int]) -> Any:
             got=expect.shown(x),
             hint="promise it of the index that an access uses",
         )
-    return ops.bind(multiple_of_p, x, divisor=divisor)
+    return promised(x, divisor)
 
 
-def require_multiple(x: int, divisor: int) -> None:
+def promised(x: jax.Array, divisor: int, **what: str) -> jax.Array:
+    """Returns a scalar that is promised to be a multiple.
+
+    Args:
+      x: the scalar.
+      divisor: of which it is a multiple.
+      **what: what the scalar is, and the hint if the emulator finds that it is not.
+    """
+    return ops.bind(multiple_of_p, x, divisor=divisor, **what)
+
+
+def require_multiple(
+    x: int,
+    divisor: int,
+    *,
+    what: str = "multiple_of: the value",
+    hint: str = "promise what holds for every value of the index",
+) -> None:
     """Raises ArgumentError unless `x` is a multiple of `divisor`."""
     if x % divisor:
         raise errors.ArgumentError(
-            "multiple_of: the value is not a multiple",
+            f"{what} is not a multiple",
             expected=f"a multiple of {divisor}",
             got=x,
-            hint="promise what holds for every value of the index",
+            hint=hint,
         )
 
 

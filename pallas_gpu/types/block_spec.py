@@ -108,7 +108,10 @@ def _block_size(entry: Any, dim: int) -> Any:
 @expect.arguments(
     block_shape=expect.optional(_block_shape),
     index_map=expect.optional(expect.function),
-    pipeline_mode=expect.refused(None, "leave it out"),
+    pipeline_mode=expect.refused(
+        None,
+        "leave it out; max_concurrent_steps is the number of buffers of all blocks",
+    ),
     transforms=transforms,
     delay_release=expect.integer(0, unit="steps"),
     collective_axes=expect.optional(expect.names),
@@ -117,7 +120,7 @@ def _block_size(entry: Any, dim: int) -> Any:
         expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
     ),
 )
-@shows()
+@shows("replace")
 @dataclasses.dataclass(frozen=True)
 class BlockSpec:
     """Which block of an array a grid step accesses.
@@ -131,7 +134,8 @@ class BlockSpec:
       memory_space: SMEM: the block is copied. GMEM: the body accesses the block in
         global memory, or the whole array if there is no block_shape. Default: SMEM; but
         GMEM for `BlockSpec()` in a `pallas_call` whose grid has a parallel axis.
-      pipeline_mode: not supported.
+      pipeline_mode: not supported, as upstream refuses it on GPUs: the pipeline's
+        `max_concurrent_steps` is the number of buffers of all blocks.
       transforms: tiling and swizzle of the block in SMEM.
       delay_release: number of steps of a pipeline, or of the sequential axes of a
         `pallas_call`, for which a block stays after its own step.
@@ -155,6 +159,10 @@ class BlockSpec:
     collective_axes: tuple[str, ...] | None = None
     oob_fill_mode: OOBFillMode | None = None
     memory_space: MemorySpace | None = dataclasses.field(default=None, kw_only=True)
+
+    def replace(self, **fields: Any) -> BlockSpec:
+        """Returns the spec with other fields, as `dataclasses.replace` does."""
+        return dataclasses.replace(self, **fields)
 
     def sizes(self, shape: tuple[int, ...], what: str) -> tuple[int, ...]:
         """Returns the block's size in each dimension of the array.

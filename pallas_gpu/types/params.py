@@ -137,6 +137,10 @@ class CompilerParams:
     line_info: bool = False
     debug_checks: bool = False
 
+    def replace(self, **fields: Any) -> CompilerParams:
+        """Returns the parameters with other fields, as `dataclasses.replace` does."""
+        return dataclasses.replace(self, **fields)
+
     def __hash__(self) -> int:
         for action in _WHEN_USED:
             action()

@@ -111,10 +111,15 @@ def array(value: Any, what: str) -> jax.Array:
     return jnp.asarray(value)
 
 
+def is_ref(value: Any) -> bool:
+    """True for a reference, False for a view of one."""
+    return isinstance(abstract(value), _jax.AbstractRef)
+
+
 def values(value: Any, what: str) -> Any:
-    """Accepts pytrees of arrays and numbers."""
+    """Accepts pytrees of arrays, numbers and references."""
     for leaf in jax.tree.leaves(value):
-        if not isinstance(abstract(leaf), _jax.AbstractRef):
+        if not is_ref(leaf):
             _require_value(leaf, what)
     return value
 

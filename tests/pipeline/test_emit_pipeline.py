@@ -320,8 +320,39 @@ def test_a_buffer_released_too_early_is_a_race():
     """Without delay_release the product still reads what the next copy overwrites."""
     body = functools.partial(product, buffers=2, delay=0)
     a = np.ones((64, 256), np.float16)
-    with pytest.raises(errors.RaceError):
+    with pytest.raises(errors.RaceError) as info:
         everywhere.emulate(body, [a, a.T], f32(64, 64), detect_races=True)
+    assert "delay_release=1" in info.value.hint
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_a_carry_may_hold_references(steps):
+    a = np.random.default_rng(0).integers(-4, 5, (64, 256)).astype(np.float16)
+    block = plgpu.BlockSpec((64, 64), lambda k: (0, k), transforms=TRANSFORMS)
+
+    def body(a, o):
+        def step(_, block, carry):
+            acc, (count, sums) = carry
+            plgpu.wgmma(acc, block, block)
+            plgpu.wgmma_wait(0)
+            sums[...] += jnp.ones((1, 128), jnp.float32)
+            return acc, (count + 1, sums)
+
+        def scoped(acc, sums):
+            sums[...] = jnp.zeros((1, 128), jnp.float32)
+            acc, (count, sums) = plgpu.emit_pipeline(
+                step, grid=(steps,), in_specs=[block], max_concurrent_steps=2,
+                init_carry=(acc, (jnp.int32(0), sums)),
+            )(a)  # fmt: skip
+            sums[...] += count.astype(jnp.float32)
+            o[...] = acc[...] + sums[0, 0]
+
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 64)), plgpu.SMEM((1, 128), jnp.float32))
+
+    blocks = a.astype(np.float32).reshape(64, 4, 64)[:, :steps]
+    expected = np.einsum("ikj,jkl->il", blocks, blocks) + 2 * steps
+    make = everywhere.kernel(body, f32(64, 64))
+    everywhere.check(make, [a], expected)
 
 
 # --- refusals -------------------------------------------------------------------------
@@ -358,6 +389,21 @@ def test_a_pipeline_that_does_not_fit_its_arrays_is_refused(options):
     options = {"max_concurrent_steps": 2, "grid": (8,)} | options
     body = lambda x, o: plgpu.emit_pipeline(**options)(x, o)  # noqa: E731  # HERE
     jax.eval_shape(plgpu.kernel(body, f32()), numbers())
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+@refused
+def test_a_carried_reference_stays_the_same(steps):
+    def step(_, x, carry):
+        return carry[::-1]
+
+    def body(x, o, first, second):  # HERE
+        plgpu.emit_pipeline(  # HERE
+            step, grid=(steps,), in_specs=[ROWS], init_carry=(first, second)
+        )(x)
+
+    tile = plgpu.SMEM((8, 128), jnp.float32)
+    jax.eval_shape(everywhere.kernel(body, f32(), tile, tile)(), numbers())
 
 
 @refused

@@ -82,7 +82,13 @@ def loop(grid, **options):
 
 
 MISTAKES = {
-    "a tiling of a dynamic size": loop(lambda n: (n, 2), tiling=(1, 2)),
+    "a tiling of another rank": loop(lambda n: (n, 2), tiling=(1,)),
+    "a tiling that does not divide beside a dynamic size": loop(
+        lambda n: (n, 3), tiling=(1, 2)
+    ),
+    "a tiling that does not divide a dynamic size": loop(
+        lambda n: (4, n), tiling=(2, 2)
+    ),
     "a dynamic size that is no integer": loop(lambda n: (n * 0.5, 2)),
     "a size that is no integer": loop(lambda _: (2.5,)),
     "more steps than an index counts": loop(lambda _: (2**16, 2**16)),
@@ -105,6 +111,16 @@ def test_a_tiling_is_visited_tile_by_tile():
     everywhere.check(visits((2, 4), 1, (2, 2)), [], order)
 
 
+def test_a_tiling_may_divide_values_of_the_kernel():
+    def body(n_ref, o_ref):
+        @plgpu.nd_loop((n_ref[0], n_ref[1]), collective_axes="sm", tiling=(2, 2))
+        def _(info):
+            o_ref[info.index] = lax.axis_index("sm") + 2 * info.local_index
+
+    order = np.array([[0, 1, 4, 5], [2, 3, 6, 7]], np.int32)
+    everywhere.run(body, [np.array(order.shape, np.int32)], order, grid={"sm": 2})
+
+
 @st.composite
 def grids(draw):
     """A grid of some axes, a tiling of it or None, and a number of instances."""
@@ -120,7 +136,6 @@ def grids(draw):
 def test_all_steps_of_any_grid_are_taken_in_order(grid, traced):
     """Step s is the s-th position, tile by tile, and that of instance s mod n."""
     sizes, tiling, instances = grid
-    traced = traced and tiling is None
 
     def body(n_ref, o_ref):
         axes = [n_ref[i] for i in range(len(sizes))] if traced else sizes

@@ -213,7 +213,7 @@ def product(*, consumers=2, delay=0, cluster=None, k=256, **options):
 
             plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
 
-        def step(_, a_block, b_block, *barriers_and_carry):
+        def step(indices, a_block, b_block, *barriers_and_carry):
             *barriers, carry = barriers_and_carry
             if options.get("manual_produced_barriers"):
                 for barrier in barriers[:2]:
@@ -222,7 +222,7 @@ def product(*, consumers=2, delay=0, cluster=None, k=256, **options):
             plgpu.wgmma_wait(delay)
             if options.get("manual_consumed_barriers"):
                 for barrier in barriers[-2:]:
-                    plgpu.barrier_arrive(barrier)
+                    plgpu.barrier_arrive(barrier, predicate=indices[0] >= delay)
             return carry + 1
 
         Specialized(
@@ -250,8 +250,80 @@ def test_a_product_carries_through_a_context(delay):
 
 @pytest.mark.parametrize("produced", [False, True])
 @pytest.mark.parametrize("consumed", [False, True])
-def test_a_body_may_wait_and_release_by_itself(produced, consumed):
-    check_product(manual_produced_barriers=produced, manual_consumed_barriers=consumed)
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_a_body_may_wait_and_release_by_itself(produced, consumed, delay):
+    check_product(
+        manual_produced_barriers=produced, manual_consumed_barriers=consumed,
+        delay=delay,
+    )  # fmt: skip
+
+
+RELEASES = {
+    "fewer steps than the delay": {"steps": 2, "delays": (3, 3), "depth": 4},
+    "one step": {"steps": 1, "delays": (1, 1)},
+    "no step": {"steps": 0, "delays": (1, 1)},
+    "different delays": {"delays": (0, 2)},
+    "a number of steps known at run time only": {"traced": True, "delays": (1, 2)},
+    "two warpgroups": {"delays": (1, 1), "consumers": 2},
+    "a sequence of pipelines": {"steps": 4, "delays": (1, 2), "parts": 2},
+    "a cluster": {"steps": 4, "delays": (1, 2), "parts": 2, "cluster": (2,)},
+}
+
+
+def released(
+    *, delays, steps=8, depth=3, consumers=1, parts=1, traced=False, cluster=()
+):
+    """A body that releases blocks of two inputs; a CTA of a cluster has its result."""
+
+    def body(count, x, y, o):
+        o = o.at[lax.axis_index("c")] if cluster else o
+        count = count[0] if traced else steps
+
+        def pipeline(part):
+            def step(indices, x, y, *consumed):
+                row = (part * steps + indices[0]) * 8
+                rows = (
+                    own_half(lax.axis_index("wg")) if consumers > 1 else plgpu.ds(0, 8)
+                )
+                o[plgpu.ds(row + rows.start, rows.size)] = x[rows] + y[rows]
+                for barrier, delay in zip(consumed, delays, strict=True):
+                    plgpu.barrier_arrive(barrier, predicate=indices[0] >= delay)
+
+            specs = [
+                plgpu.BlockSpec(
+                    (8, 128), lambda i: (part * steps + i, 0), delay_release=delay,
+                    collective_axes=("c",) if cluster else None,
+                )
+                for delay in delays
+            ]  # fmt: skip
+            return Specialized(
+                step, grid=(count,), in_specs=specs, max_concurrent_steps=depth,
+                manual_consumed_barriers=True, num_compute_wgs=consumers,
+            )  # fmt: skip
+
+        def scoped(allocations):
+            for part in range(parts):
+                pipeline(part)(x, y, allocations=allocations)
+
+        allocations = pipeline(0).get_allocations(x, y)
+        plgpu.run_scoped(scoped, allocations, collective_axes="wg")
+
+    names = {"cluster": cluster, "cluster_names": ("c",)} if cluster else {}
+    return launched(body, f32(*cluster, 64, 128), consumers=consumers, **names)
+
+
+@pytest.mark.parametrize("options", RELEASES.values(), ids=RELEASES)
+def test_a_delayed_release_is_that_of_an_earlier_step(options):
+    """Those of the last steps are the pipeline's own."""
+    rows = 8 * options.get("steps", 8) * options.get("parts", 1)
+    args = [np.array([8], np.int32), numbers(), numbers() + 1]
+    make = released(**options)
+    shape = (*options.get("cluster", ()), rows, 128)
+    expected = np.broadcast_to(2 * numbers()[:rows] + 1, shape)
+    kernel = make(plgpu.InterpretParams(schedules=6, partial_results=True))
+    np.testing.assert_array_equal(kernel(*args)[..., :rows, :], expected)
+    if rows == 64:
+        everywhere.check(make, args, expected)
 
 
 def test_a_cluster_shares_a_block_by_multicast():

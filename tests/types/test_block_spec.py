@@ -30,6 +30,18 @@ def test_lists_become_tuples():
     assert spec.transforms == (plgpu.TilingTransform((8, 8)),)
 
 
+def test_a_spec_with_other_fields():
+    spec = plgpu.BlockSpec((8, 8), delay_release=1, memory_space=plgpu.SMEM)
+    other = plgpu.BlockSpec((8, 4), delay_release=1, memory_space=plgpu.SMEM)
+    assert spec.replace(block_shape=[8, 4]) == other
+    assert "replace" in dir(spec)
+
+
+@refused
+def test_other_fields_are_checked():
+    plgpu.BlockSpec((8, 8)).replace(delay_release=-1)  # HERE
+
+
 @refused
 def test_pipelines_of_blocks_are_not_supported():
     plgpu.BlockSpec((8, 8), pipeline_mode=2)  # HERE

@@ -28,6 +28,16 @@ def test_parameters_cross_processes():
     assert pickle.loads(pickle.dumps(params)) == params
 
 
+def test_parameters_with_other_fields():
+    params = plgpu.CompilerParams(approx_math=True).replace(target="sm_100a")
+    assert params == plgpu.CompilerParams(approx_math=True, target="sm_100a")
+
+
+@refused
+def test_other_fields_are_those_of_the_parameters():
+    plgpu.CompilerParams().replace(num_stages=2)  # HERE
+
+
 INTERPRET = plgpu.InterpretParams
 
 

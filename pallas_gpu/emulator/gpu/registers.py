@@ -24,8 +24,8 @@ def _layout_cast(x: Any, **_: Any) -> Any:
 
 
 @registry.register(registers.multiple_of_p, registry.RuleKind.EMULATE)
-def _multiple_of(x: Any, divisor: int, **_: Any) -> Any:
-    registers.require_multiple(int(x), divisor)
+def _multiple_of(x: Any, divisor: int, *, tree: Any = None, **what: str) -> Any:
+    registers.require_multiple(int(x), divisor, **what)
     return x
 
 

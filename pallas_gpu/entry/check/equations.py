@@ -151,7 +151,8 @@ def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:
 def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
     """The features that an equation needs, with the operations that need them."""
     operation = registry.operation(eqn.primitive)
-    if operation is not None and operation.feature is not None:
+    optional = eqn.params.get("if_supported", False)
+    if operation is not None and operation.feature is not None and not optional:
         yield operation.feature, operation.name
     if eqn.params.get("leader_tracked") is not None:
         yield arch.Feature.TCGEN05, "a copy with leader_tracked"

@@ -21,7 +21,7 @@ from pallas_gpu.layouts.reshaped import Arithmetic, reinterpret, reshape
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.copies import multiples
-from pallas_gpu.primitives.registers import multiple_of_p
+from pallas_gpu.primitives.registers import promised
 
 _VIEWS = _jax.ReshapeTransform | _jax.BitcastTransform
 
@@ -280,4 +280,4 @@ def _known(start: Any, multiple: int) -> Any:
     """Returns a start that later stages know to be a multiple."""
     if isinstance(start, int) or multiple <= 1 or multiples.divisor(start) == multiple:
         return start
-    return ops.bind(multiple_of_p, start, divisor=multiple)
+    return promised(start, multiple)

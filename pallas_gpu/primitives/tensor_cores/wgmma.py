@@ -316,7 +316,12 @@ def wgmma_wait(n: int) -> None:
       ArgumentError: `n` is not a non-negative integer.
     """
     _check_groups(n, "wgmma_wait")
-    ops.bind(wgmma_wait_p, {}, n=n)
+    ops.bind(wgmma_wait_p, {}, n=n, if_supported=False)
+
+
+def wait_for_products() -> None:
+    """Waits for all calls of `wgmma`, of which a target without it has none."""
+    ops.bind(wgmma_wait_p, {}, n=0, if_supported=True)
 
 
 def _check_groups(n: Any, who: str) -> None:

@@ -124,13 +124,14 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
         writes=False,
         what="the wgmma",
         by=(stream.actor, stream.open_group),
-        hint="call wgmma_wait(n) in the warpgroup that started the wgmma first",
+        hint="call wgmma_wait(n) in the warpgroup that started the wgmma first; in a "
+        "pipeline, wait within the step, or set delay_release=1 in the BlockSpec",
     )
     operand.require_written()
 
 
 @registry.register(wgmma.wgmma_wait_p, _EMULATE)
-def _wgmma_wait(wg: Warpgroup, _: Any, n: int, used: Any) -> Run:
+def _wgmma_wait(wg: Warpgroup, _: Any, n: int, **__: Any) -> Run:
     return MMAS.of(wg).wait_for_all_but(wg, n)
 
 

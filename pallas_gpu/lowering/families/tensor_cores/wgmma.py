@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import errors, types
+from pallas_gpu import arch, errors, types
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import values as vals
@@ -235,7 +235,8 @@ def _expand_wgmma(expansion: Expansion, op: Any) -> None:
 
 @uniform(primitives.wgmma_wait_p)
 def _wgmma_wait(ctx: RuleContext) -> list[Any]:
-    wgmma.wait(ctx.eqn.params["n"])
+    if ctx.kernel.target.has(arch.Feature.WGMMA):
+        wgmma.wait(ctx.eqn.params["n"])
     return []
 
 
