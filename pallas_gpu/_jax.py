@@ -20,6 +20,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import dispatch as _dispatch
+from jax._src import ffi as _ffi
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import batching as _batching
@@ -58,6 +59,8 @@ JaxprEqn: TypeAlias = jex_core.JaxprEqn  # noqa: UP040
 Var = jex_core.Var
 Literal = jex_core.Literal
 Effect = jex_core.Effect
+# Of foreign calls with side effects. It can be exported, which others cannot.
+FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
@@ -75,6 +78,7 @@ __all__ = [
     "ClosedJaxpr",
     "DropVar",
     "Effect",
+    "FfiEffect",
     "Jaxpr",
     "JaxprEqn",
     "Literal",

@@ -82,6 +82,8 @@ class Operation:
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
       feature: the feature that the target must have.
+      observable: whether the user may see it without any result of the kernel: it
+        prints, or ends the program.
     """
 
     primitive: Any
@@ -92,6 +94,7 @@ class Operation:
     atomic: bool = False
     asynchronous: bool = False
     feature: arch.Feature | None = None
+    observable: bool = False
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.issuers) - set(ISSUERS))
@@ -167,7 +170,7 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: issuers, reads, writes, atomic,
-        asynchronous, feature.
+        asynchronous, feature, observable.
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
     """
