@@ -315,20 +315,3 @@ OLDER: dict[str, Row] = {
     "plgpu.Barrier(num_barriers=1), without index": SAME,
     "plgpu.load(ref, idx)": SAME,
 }
-
-# Arguments of upstream's that ours do not take, with the reason.
-NOT_TAKEN: dict[tuple[str, str], str] = {
-    ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
-    ("CompilerParams", "profile_space"): "the profiler comes later",
-    ("CompilerParams", "profile_dir"): "the profiler comes later",
-    ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
-    ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
-    ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
-    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
-    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
-    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
-    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
-    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
-    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
-    ("empty", "out_sharding"): "jax.lax.empty takes it",
-}
