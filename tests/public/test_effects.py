@@ -166,6 +166,7 @@ VALUES = {
     "Layout.TCGEN05_TMEM_NATIVE.vector_length": [4],
     "Layout.TCGEN05_M64_COLLECTIVE_NATIVE.vector_length": [4],
     **{f"Layout.MMA_{name}.m_warps": [2] for name in ("LHS", "RHS", "ACC")},
+    "Layout.MMA_ACC.dtype": [F16, jnp.float64],
     **{
         f"layouts.TmemLayout.{kind}.packing": [2]
         for kind in ("default", "half_lane", "m64_collective")

@@ -77,8 +77,8 @@ def _shape_of(acc: RegisterArray, a: RegisterArray, b: RegisterArray) -> MmaShap
             return shape
     raise errors.LayoutError(
         "The operands of mma are not in the layouts of its fragments",
-        expected="acc in Layout.MMA_ACC(w), a in Layout.MMA_LHS(dtype, w) and b in "
-        "Layout.MMA_RHS(dtype, w)",
+        expected="acc in Layout.MMA_ACC(dtype, w), a in Layout.MMA_LHS(dtype, w) and "
+        "b in Layout.MMA_RHS(dtype, w)",
         got=", ".join(describe(x.layout) for x in (acc, a, b)),
         hint="layout_cast them; w is the number of warps along the rows",
     )

@@ -39,7 +39,7 @@ def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     the rows and columns. float32 operands are read as tf32 (10 bits of mantissa).
 
     Args:
-      acc: (M, N) values, float32, or int32 for integers; in `Layout.MMA_ACC(w)`.
+      acc: (M, N) values, float32, or int32 for integers; in `Layout.MMA_ACC(dtype, w)`.
       a: (M, K) values: float16, bfloat16, float32, int8, uint8, float8_e4m3fn or
         float8_e5m2; in `Layout.MMA_LHS(dtype, w)`.
       b: (K, N) values of the same type (8-bit integers, and 8-bit floats, may differ);
