@@ -238,7 +238,9 @@ PL: dict[str, Row] = {
     "BoundedSlice": differs("of arguments; the body's reference has the full size"),
     "Squeezed": SAME,
     "squeezed": SAME,
-    "Indirect": later("gathers and scatters of rows"),
+    "Indirect": no(
+        "upstream has no GPU lowering; index a reference in GMEM by an array"
+    ),
     "Buffered": other(
         "`plgpu.CompilerParams(max_concurrent_steps=2)`, or the argument of "
         "`plgpu.emit_pipeline`",
@@ -262,7 +264,10 @@ PL: dict[str, Row] = {
     "num_programs": SAME,
     "run_scoped": differs("inside `warp_map`, each warp of the block has its own"),
     "with_scoped": SAME,
-    "run_state": differs("in a kernel, of accumulators; outside, of arrays"),
+    "run_state": differs(
+        "in a kernel, of accumulators; outside, of arrays; a function that returns a "
+        "value is an error here, upstream fails on it"
+    ),
     "get_global": differs("of semaphores, and of arrays: `plgpu.GMEM(shape, dtype)`"),
     "delay": differs("at most 1 ms, as the hardware"),
     "select_ref": no("upstream has no GPU lowering; write `plgpu.when` for each case"),
@@ -277,10 +282,13 @@ PL: dict[str, Row] = {
     "multiple_of": differs("the emulator checks the promise"),
     "broadcast_to": other("`jax.numpy.broadcast_to`", "upstream has no GPU lowering"),
     # Memory
-    "MemoryRef": other("`plgpu.SMEM(shape, dtype)`", "a declaration"),
-    "MemorySpace": differs("that of the table above"),
+    "MemoryRef": differs("a function that declares; not a class"),
+    "MemorySpace": differs(
+        "that of the table above; `ANY` is another name of `GMEM`, `DEFAULT` of "
+        "`SMEM`"
+    ),
     "ANY": differs("another name of `plgpu.GMEM`"),
-    "HOST": no("kernels do not access the host's memory"),
+    "HOST": no("kernels do not access the host's memory; upstream refuses it, too"),
     "empty": SAME,
     "empty_like": SAME,
     "empty_ref_like": differs("references in GMEM, outside kernels"),
@@ -289,7 +297,10 @@ PL: dict[str, Row] = {
         ("semaphore_read", "semaphore_signal", "semaphore_wait"), SEMAPHORES
     ),
     "DeviceIdType": DEVICES,
-    "semaphore": no("a type of elements; declare a `plgpu.SemaphoreType`"),
+    "semaphore": no(
+        "a class of element types, of which upstream makes no array either; declare a "
+        "`plgpu.SemaphoreType`"
+    ),
     # Debugging
     "debug_print": differs(
         "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "

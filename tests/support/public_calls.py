@@ -186,6 +186,9 @@ GOOD: dict[str, Good] = {
     "pallas_call": _top(_trace, kernel=nothing, out_shape=OUT),
     "run_scoped": _in(lambda e: {"f": nothing, "types": (SCRATCH["s"],)}),
     "with_scoped": _top(lambda f, _: f(nothing), types=(SCRATCH["s"],)),
+    "MemoryRef": _top(
+        inner_aval=jax.ShapeDtypeStruct((8,), F32), memory_space=plgpu.SMEM
+    ),
     "empty": _top(shape=(8,), dtype=F32),
     "empty_like": _top(x=OUT),
     "empty_ref_like": _top(x=OUT),
