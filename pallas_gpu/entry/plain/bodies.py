@@ -5,8 +5,8 @@ A body with keys is traced again, equation by equation: a key becomes a pair of 
 (`keys.py`), in loops and branches too. A jitted function that closes over arrays is
 inlined: they become consts of the body. A loop whose condition is an array, which
 `jax.vmap` makes, gets a scalar one. Of `jax.lax.platform_dependent` only the
-code for CUDA is left, so that the emulator runs what the GPU does. `jax.reshard` is left
-out: a value of a kernel is on one device.
+code for CUDA is left, so that the emulator runs what the GPU does. `jax.reshard` is
+left out: a value of a kernel is on one device.
 """
 
 from __future__ import annotations
