@@ -272,7 +272,7 @@ PL: dict[str, Row] = {
     "delay": differs("at most 1 ms, as the hardware"),
     "select_ref": no("upstream has no GPU lowering; write `plgpu.when` for each case"),
     # Indices and integers
-    "ds": differs("strides are refused in references, as they are upstream"),
+    "ds": differs("references take strides, too, which upstream refuses"),
     "dslice": differs("as `ds`"),
     "Slice": SAME,
     "cdiv": differs("rounds up for negative numbers, too"),
