@@ -362,7 +362,7 @@ def unmapped(x: Any) -> tuple[Any, int]:
     return x, levels
 
 
-def effects_on(effects: Iterable[Effect], new: Mapping[Any, Var]) -> set[Effect]:
+def effects_on(effects: Iterable[Any], new: Mapping[Any, Any]) -> set[Any]:
     """Returns effects, those on references that are replaced on what replaces them."""
     return {
         effect.replace(new.get(effect.input, effect.input))
