@@ -77,7 +77,10 @@ PLGPU: dict[str, Row] = {
         "too; a body that returns a value is an error; at most 8 warpgroups, as the "
         "hardware has"
     ),
-    "Mesh": differs("at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op"),
+    "Mesh": differs(
+        "at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op; names are "
+        "strings, not tuples of them"
+    ),
     "WarpMesh": differs(
         "the `mesh` of `plgpu.kernel`, with scratch of each warp; `core_map` "
         "is not there"
@@ -137,7 +140,7 @@ PLGPU: dict[str, Row] = {
     "Tiling": SAME,
     "Replicated": SAME,
     # Tensor cores
-    "wgmma": SAME,
+    "wgmma": differs("a reshaped reference is not an operand: declare its shape"),
     "wgmma_wait": SAME,
     "wgmma_accumulator_load": SAME,
     "ACC": differs("its initial value is given by `ACC.init`"),
@@ -174,8 +177,13 @@ PLGPU: dict[str, Row] = {
         ATOMICS,
     ),
     # Blackwell
-    "async_load_tmem": differs("`reduce` is computed in registers"),
-    "async_store_tmem": SAME,
+    "async_load_tmem": differs(
+        "`reduce` is computed in registers; of an array with leading dimensions, one "
+        "matrix at a time"
+    ),
+    "async_store_tmem": differs(
+        "of an array with leading dimensions, one matrix at a time"
+    ),
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": SAME,
     "tcgen05_mma": differs(
