@@ -143,6 +143,7 @@ from pallas_gpu.types import (
     GridSpec,
     InterpretParams,
     LoweringSemantics,
+    MemoryRef,
     MemorySpace,
     Mesh,
     OOBFillMode,
@@ -293,6 +294,7 @@ __all__ = [
     # Types
     "Ref",
     "MemorySpace",
+    "MemoryRef",
     "GMEM",
     "ANY",
     "SMEM",

@@ -77,7 +77,10 @@ PLGPU: dict[str, Row] = {
         "too; a body that returns a value is an error; at most 8 warpgroups, as the "
         "hardware has"
     ),
-    "Mesh": differs("at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op"),
+    "Mesh": differs(
+        "at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op; names are "
+        "strings, not tuples of them"
+    ),
     "WarpMesh": differs(
         "the `mesh` of `plgpu.kernel`, with scratch of each warp; `core_map` "
         "is not there"
@@ -137,7 +140,7 @@ PLGPU: dict[str, Row] = {
     "Tiling": SAME,
     "Replicated": SAME,
     # Tensor cores
-    "wgmma": SAME,
+    "wgmma": differs("a reshaped reference is not an operand: declare its shape"),
     "wgmma_wait": SAME,
     "wgmma_accumulator_load": SAME,
     "ACC": differs("its initial value is given by `ACC.init`"),
@@ -174,8 +177,13 @@ PLGPU: dict[str, Row] = {
         ATOMICS,
     ),
     # Blackwell
-    "async_load_tmem": differs("`reduce` is computed in registers"),
-    "async_store_tmem": SAME,
+    "async_load_tmem": differs(
+        "`reduce` is computed in registers; of an array with leading dimensions, one "
+        "matrix at a time"
+    ),
+    "async_store_tmem": differs(
+        "of an array with leading dimensions, one matrix at a time"
+    ),
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": SAME,
     "tcgen05_mma": differs(
@@ -238,7 +246,9 @@ PL: dict[str, Row] = {
     "BoundedSlice": differs("of arguments; the body's reference has the full size"),
     "Squeezed": SAME,
     "squeezed": SAME,
-    "Indirect": later("gathers and scatters of rows"),
+    "Indirect": no(
+        "upstream has no GPU lowering; index a reference in GMEM by an array"
+    ),
     "Buffered": other(
         "`plgpu.CompilerParams(max_concurrent_steps=2)`, or the argument of "
         "`plgpu.emit_pipeline`",
@@ -262,12 +272,15 @@ PL: dict[str, Row] = {
     "num_programs": SAME,
     "run_scoped": differs("inside `warp_map`, each warp of the block has its own"),
     "with_scoped": SAME,
-    "run_state": differs("in a kernel, of accumulators; outside, of arrays"),
+    "run_state": differs(
+        "in a kernel, of accumulators; outside, of arrays; a function that returns a "
+        "value is an error here, upstream fails on it"
+    ),
     "get_global": differs("of semaphores, and of arrays: `plgpu.GMEM(shape, dtype)`"),
     "delay": differs("at most 1 ms, as the hardware"),
     "select_ref": no("upstream has no GPU lowering; write `plgpu.when` for each case"),
     # Indices and integers
-    "ds": differs("strides are refused in references, as they are upstream"),
+    "ds": differs("references take strides, too, which upstream refuses"),
     "dslice": differs("as `ds`"),
     "Slice": SAME,
     "cdiv": differs("rounds up for negative numbers, too"),
@@ -277,10 +290,13 @@ PL: dict[str, Row] = {
     "multiple_of": differs("the emulator checks the promise"),
     "broadcast_to": other("`jax.numpy.broadcast_to`", "upstream has no GPU lowering"),
     # Memory
-    "MemoryRef": other("`plgpu.SMEM(shape, dtype)`", "a declaration"),
-    "MemorySpace": differs("that of the table above"),
+    "MemoryRef": differs("a function that declares; not a class"),
+    "MemorySpace": differs(
+        "that of the table above; `ANY` is another name of `GMEM`, `DEFAULT` of "
+        "`SMEM`"
+    ),
     "ANY": differs("another name of `plgpu.GMEM`"),
-    "HOST": no("kernels do not access the host's memory"),
+    "HOST": no("kernels do not access the host's memory; upstream refuses it, too"),
     "empty": SAME,
     "empty_like": SAME,
     "empty_ref_like": differs("references in GMEM, outside kernels"),
@@ -289,7 +305,10 @@ PL: dict[str, Row] = {
         ("semaphore_read", "semaphore_signal", "semaphore_wait"), SEMAPHORES
     ),
     "DeviceIdType": DEVICES,
-    "semaphore": no("a type of elements; declare a `plgpu.SemaphoreType`"),
+    "semaphore": no(
+        "a class of element types, of which upstream makes no array either; declare a "
+        "`plgpu.SemaphoreType`"
+    ),
     # Debugging
     "debug_print": differs(
         "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "
@@ -314,21 +333,4 @@ OLDER: dict[str, Row] = {
     "plgpu.kernel(body, out_shape, scratch_shapes=...)": SAME,
     "plgpu.Barrier(num_barriers=1), without index": SAME,
     "plgpu.load(ref, idx)": SAME,
-}
-
-# Arguments of upstream's that ours do not take, with the reason.
-NOT_TAKEN: dict[tuple[str, str], str] = {
-    ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
-    ("CompilerParams", "profile_space"): "the profiler comes later",
-    ("CompilerParams", "profile_dir"): "the profiler comes later",
-    ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
-    ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
-    ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
-    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
-    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
-    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
-    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
-    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
-    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
-    ("empty", "out_sharding"): "jax.lax.empty takes it",
 }

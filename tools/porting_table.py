@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Row
+from tools.porting_arguments import ARGUMENTS
+from tools.porting_names import OLDER, PL, PLGPU, Row
 from tools.source_tree import ROOT
 
 PATH = ROOT / "docs" / "porting.md"
@@ -33,16 +34,33 @@ are a `ValueError`; a wrong type of an argument is a `TypeError`, too, and what 
 supported a `NotImplementedError`.
 """
 
+_ARGUMENTS = """\
+All other arguments have the names, the positions and the defaults of upstream's; a test
+compares the signatures with the installed ones.
+"""
+
 
 def table() -> str:
     """The text of docs/porting.md."""
     lines = [_HEAD, "## jax.experimental.pallas.mosaic_gpu", "", *_rows(PLGPU)]
     lines += ["", "## jax.experimental.pallas", "", *_rows(PL)]
     lines += ["", "## Older spellings", "", *_rows(OLDER)]
-    lines += ["", "## Arguments that are not taken", "", "| name | argument | why |"]
-    lines.append("|---|---|---|")
-    lines += [f"| `{n}` | `{p}` | {why} |" for (n, p), why in sorted(NOT_TAKEN.items())]
+    lines += ["", "## Arguments that differ", "", _ARGUMENTS]
+    lines += ["| names | arguments | here | why |", "|---|---|---|---|", *_arguments()]
     return "\n".join([*lines, ""])
+
+
+def _arguments() -> list[str]:
+    """Rows of arguments, one for what differs for one reason."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for name, reasons in sorted(ARGUMENTS.items(), key=lambda item: item[0].lower()):
+        for change, reason in dict.fromkeys(reasons.values()):
+            same = [f"`{a}`" for a, why in reasons.items() if why == (change, reason)]
+            row = ", ".join(same), change.value, reason
+            rows.setdefault(row, []).append(f"`{name}`")
+    return [
+        f"| {', '.join(names)} | {' | '.join(row)} |" for row, names in rows.items()
+    ]
 
 
 def _rows(names: Mapping[str, Row]) -> list[str]:

@@ -210,6 +210,14 @@ for _name in ("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta
     _by_jax(_name)
 
 
+@composite(
+    "pow", when=lambda eqn: jnp.issubdtype(eqn.invars[1].aval.dtype, jnp.integer)
+)
+def _pow(composite: Composite, x: Any, exponent: Any) -> Any:
+    """Rounds an integer exponent to the type of the base, as JAX does on any device."""
+    return lax.pow(x, lax.convert_element_type(exponent, x.dtype))
+
+
 # --- bits of floats -------------------------------------------------------------------
 
 

@@ -26,7 +26,8 @@ def multiplies(problem: Problem) -> bool:
     wanted = problem.operand_type
     if wanted is None:
         return True
-    return wanted in mma.TYPES
+    # Of 4 bits K is a multiple of 64, which no other product of values needs.
+    return wanted in mma.TYPES and types.itemsize_bits(wanted) >= 8
 
 
 def product(a: Matrix, b: Matrix, kernel: Kernel, init: Any = None) -> jax.Array:

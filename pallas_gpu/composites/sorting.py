@@ -6,13 +6,14 @@ K. Batcher, Sorting networks and their applications (1968).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_gpu import types
 from pallas_gpu.composites import pairs
 from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
@@ -20,7 +21,30 @@ from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.layouts.registers.linear import THREADS
 
 
+def _in_bytes(rule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """A rule for operands of less than a byte: they are sorted in a wider type."""
+
+    def widened(composite: Composite, *operands: Any) -> list[Any]:
+        wide = [lax.convert_element_type(x, _wide(x.dtype)) for x in operands]
+        results = rule(composite, *wide)
+        return [
+            lax.convert_element_type(x, aval.dtype)
+            for x, aval in zip(results, composite.out_avals, strict=True)
+        ]
+
+    return widened
+
+
+def _wide(dtype: Any) -> Any:
+    if types.itemsize_bits(dtype) >= 8:
+        return dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.bfloat16
+    return np.uint8 if jnp.issubdtype(dtype, jnp.unsignedinteger) else np.int8
+
+
 @composite("sort")
+@_in_bytes
 def _sort(composite: Composite, *operands: Any) -> list[Any]:
     params = composite.params
     axis, count = params["dimension"] % operands[0].ndim, params["num_keys"]
@@ -29,6 +53,7 @@ def _sort(composite: Composite, *operands: Any) -> list[Any]:
 
 
 @composite("top_k")
+@_in_bytes
 def _top_k(composite: Composite, x: Any) -> list[Any]:
     """The order is that of signs and bits; of equal ones the first."""
     axis = composite.params.get("axis", -1) % x.ndim
@@ -111,6 +136,9 @@ def _by_bits(x: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
         return x
     raw = unsigned(x)
+    if x.dtype == jnp.float8_e8m0fnu:
+        # Exponents have no sign; NaN is the last.
+        return raw
     sign = raw.dtype.type(1) << raw.dtype.type(8 * raw.dtype.itemsize - 1)
     if jnp.issubdtype(x.dtype, jnp.integer):
         return raw ^ sign

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import report
@@ -51,6 +52,8 @@ def _as_callback(*args: Any, **params: Any) -> list[jax.Array]:
         return report.from_the_kernels_line(lambda: run_kernel(launch, arrays))
 
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in launch.out_avals]
+    if launch.is_observable:
+        return io_callback(callback, results, *args)
     return jax.pure_callback(callback, results, *args)
 
 

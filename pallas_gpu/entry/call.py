@@ -24,6 +24,7 @@ from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
+from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids import scheduling
 from pallas_gpu.walk import walk
 
@@ -144,10 +145,22 @@ class CallParams:
         """Whether the kernel schedules its clusters dynamically."""
         return scheduling.is_dynamic(self.jaxpr)
 
+    @property
+    def is_observable(self) -> bool:
+        """Whether the launch must take place even if none of its results is used."""
+        return _is_observable(self.jaxpr)
 
-@kernel_p.def_abstract_eval
-def _kernel_types(*operands, out_avals, **__):
-    return _jax.results_vary_with(operands, out_avals)
+
+def _is_observable(jaxpr: _jax.Jaxpr) -> bool:
+    found = (registry.operation(site.eqn.primitive) for site in walk(jaxpr))
+    return any(operation is not None and operation.observable for operation in found)
+
+
+@kernel_p.def_effectful_abstract_eval
+def _kernel_types(*operands, jaxpr, out_avals, **__):
+    # JAX keeps an operation with this effect, and does not order it.
+    effects = {_jax.FfiEffect()} if _is_observable(jaxpr) else set()
+    return _jax.results_vary_with(operands, out_avals), effects
 
 
 def _axes(params: dict[str, Any]) -> Sequence[tuple[str, int]]:
@@ -342,6 +355,13 @@ def _batch_kernel(axis_data, args, dims, **params):
 _jax.batching.fancy_primitive_batchers[kernel_p] = _batch_kernel
 
 
+def _derivative(primals, _, **params):
+    if params["out_avals"]:
+        _refuse_derivative(**params)
+    # A kernel without results only prints, and checks.
+    return kernel_p.bind(*primals, **params), []
+
+
 def _refuse_derivative(*_, **params):
     raise errors.DifferentiationError(
         f"kernel {params['name']}: a kernel has no derivative",
@@ -353,5 +373,5 @@ def _refuse_derivative(*_, **params):
     )
 
 
-_jax.ad.primitive_jvps[kernel_p] = _refuse_derivative
+_jax.ad.primitive_jvps[kernel_p] = _derivative
 _jax.ad.primitive_transposes[kernel_p] = _refuse_derivative

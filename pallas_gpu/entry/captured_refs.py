@@ -44,13 +44,18 @@ def _retyped(
     for eqn in jaxpr.eqns:
         if any(not isinstance(x, _jax.Literal) and x in now for x in eqn.invars):
             eqn = _equation(eqn, now, known)
-            eqn = eqn.replace(invars=renamed(eqn.invars), outvars=renamed(eqn.outvars))
+            eqn = eqn.replace(
+                invars=renamed(eqn.invars),
+                outvars=renamed(eqn.outvars),
+                effects=_jax.effects_on(eqn.effects, now),
+            )
         eqns.append(eqn)
     return jaxpr.replace(
         constvars=renamed(jaxpr.constvars),
         invars=renamed(jaxpr.invars),
         outvars=renamed(jaxpr.outvars),
         eqns=eqns,
+        effects=_jax.effects_on(jaxpr.effects, now),
         consts=jaxpr.consts,
     )
 

@@ -42,7 +42,7 @@ def cdiv(a: Any, b: Any) -> Any:
         b = jnp.asarray(b)
     # Without a negation, which unsigned types and the minimum of signed ones lack.
     quotient = a // b
-    return quotient + (quotient * b != a)
+    return quotient + (quotient * b != a).astype(quotient.dtype)
 
 
 @expect.arguments(a=values.integer, alignment=values.integer)

@@ -22,15 +22,15 @@ def is_declaration(x: Any) -> bool:
 
 @expect.arguments(
     f=expect.function,
-    scratch_types=expect.anything,
+    types=expect.anything,
     collective_axes=expect.names,
-    named_scratch_types=expect.anything,
+    kw_types=expect.anything,
 )
 def run_scoped[T](
     f: Callable[..., T],
-    *scratch_types: Any,
+    *types: Any,
     collective_axes: str | Sequence[str] = (),
-    **named_scratch_types: Any,
+    **kw_types: Any,
 ) -> T:
     """Calls `f` with freshly allocated scratch references.
 
@@ -43,9 +43,9 @@ def run_scoped[T](
 
     Args:
       f: function of one reference per declaration.
-      *scratch_types: declarations: `SMEM(...)`, `Barrier(...)`, or pytrees of them.
+      *types: declarations: `SMEM(...)`, `Barrier(...)`, or pytrees of them.
       collective_axes: the name of the thread axis, if all warpgroups enter the scope.
-      **named_scratch_types: the same, passed by name.
+      **kw_types: the same, passed by name.
 
     Returns:
       The result of `f`: values, not references.
@@ -58,19 +58,19 @@ def run_scoped[T](
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
     """
-    names = parameter_names(f, scratch_types, named_scratch_types)
-    return scoped(f, scratch_types, named_scratch_types, collective_axes, names)
+    names = parameter_names(f, types, kw_types)
+    return scoped(f, types, kw_types, collective_axes, names)
 
 
 @expect.arguments(
-    scratch_types=expect.anything,
+    types=expect.anything,
     collective_axes=expect.names,
-    named_scratch_types=expect.anything,
+    kw_types=expect.anything,
 )
 def with_scoped(
-    *scratch_types: Any,
+    *types: Any,
     collective_axes: str | Sequence[str] = (),
-    **named_scratch_types: Any,
+    **kw_types: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator: `run_scoped` around each call of the decorated function.
 
@@ -79,9 +79,9 @@ def with_scoped(
     Issued by whoever calls the decorated function, see `run_scoped`.
 
     Args:
-      *scratch_types: declarations; their references follow the arguments of a call.
+      *types: declarations; their references follow the arguments of a call.
       collective_axes: see `run_scoped`.
-      **named_scratch_types: the same, passed by name.
+      **kw_types: the same, passed by name.
 
     Raises:
       ArgumentTypeError: an argument is not a declaration.
@@ -91,9 +91,7 @@ def with_scoped(
       ... def copied(x_ref, tile): ...
       >>> copied(x_ref)
     """
-    for leaf in jax.tree.leaves(
-        (scratch_types, named_scratch_types), is_leaf=is_declaration
-    ):
+    for leaf in jax.tree.leaves((types, kw_types), is_leaf=is_declaration):
         require_declaration(leaf)
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,11 +99,11 @@ def with_scoped(
 
         @functools.wraps(f)
         def call(*args: Any) -> Any:
-            names = parameter_names(f, (*args, *scratch_types), named_scratch_types)
+            names = parameter_names(f, (*args, *types), kw_types)
             return scoped(
                 functools.partial(f, *args),
-                scratch_types,
-                named_scratch_types,
+                types,
+                kw_types,
                 collective_axes,
                 names[len(jax.tree.leaves(args)) :],
             )

@@ -88,6 +88,8 @@ class Operation:
       releases: whether it signals to others that its issuer is done with what it has
         accessed. Of an operation with a parameter `sem`, that says so.
       feature: the feature that the target must have.
+      observable: whether the user may see it without any result of the kernel: it
+        prints, or ends the program.
     """
 
     primitive: Any
@@ -100,6 +102,7 @@ class Operation:
     proxies: tuple[Proxy, ...] = ()
     releases: bool = False
     feature: arch.Feature | None = None
+    observable: bool = False
 
     def __post_init__(self) -> None:
         if not self.proxies:
@@ -178,7 +181,7 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: issuers, reads, writes, atomic,
-        asynchronous, proxies, releases, feature.
+        asynchronous, proxies, releases, feature, observable.
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
     """

@@ -15,13 +15,15 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
-debug_print_p = registry.define("debug_print", "debug", issuers=registry.ISSUERS)
-debug_check_p = registry.define("debug_check", "debug", issuers=registry.ISSUERS)
+debug_print_p, debug_check_p = (
+    registry.define(name, "debug", issuers=registry.ISSUERS, observable=True)
+    for name in ("debug_print", "debug_check")
+)
 print_layout_p = registry.define(
     "print_layout", "debug", reads=("x",), issuers=registry.ISSUERS
 )
 # The primitive of `jax.debug.print`.
-registry.describe(_jax.debug_print_p, "debug")
+registry.describe(_jax.debug_print_p, "debug", observable=True)
 
 
 def _value(value: Any, what: str) -> Any:
@@ -35,7 +37,8 @@ def debug_print(fmt: str, *args: Any) -> None:
     A GPU and the emulator print the same text. In the emulator it appears at once; on a
     GPU when the host next synchronizes with the device, lines of different threads in
     any order, and what exceeds CUDA's buffer of 1 MiB is lost. `jax.debug.print` in a
-    kernel does the same.
+    kernel does the same. A kernel that prints is launched even if none of its results
+    is used.
 
     PTX: a call of vprintf. Since: sm_90.
 
@@ -159,7 +162,7 @@ def debug_check(condition: Any, message: str) -> None:
     with `CompilerParams(debug_checks=True)` or `PALLAS_GPU_DEBUG_CHECKS=1` only: a
     thread prints the message with its line and position, and ends the launch with an
     error. Without either, the kernel contains neither the check nor what only the check
-    reads.
+    reads. A kernel with a check is launched even if none of its results is used.
 
     PTX: vprintf and trap. Since: sm_90.
 

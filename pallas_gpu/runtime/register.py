@@ -120,6 +120,7 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         serialized,
+        has_side_effect=kernel.is_observable,
         input_output_aliases=in_place,
     )[:n_out]
 

@@ -65,7 +65,7 @@ from pallas_gpu.types.refs import (
     transpose_ref,
 )
 from pallas_gpu.types.selection import select
-from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
+from pallas_gpu.types.spaces.memory_space import MemoryRef, MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import (
     Declaration,
     GmemArray,
@@ -130,6 +130,7 @@ __all__ = [
     "InterpretParams",
     "KernelRef",
     "LoweringSemantics",
+    "MemoryRef",
     "MemorySpace",
     "Mesh",
     "AsyncCopyImplementation",

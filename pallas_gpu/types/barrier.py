@@ -223,14 +223,14 @@ class ClusterBarrier(Barrier):
       collective_axes: names of cluster axes, or tuples of them: several axes that
         count as one. `(("x", "y"),)` is a meeting of all CTAs along both. With
         `("x", "y")` a CTA hears from its row and its column alone: a neighbour can be
-        a phase ahead of CTAs that it does not hear from.
+        a phase ahead of CTAs that it does not hear from. `()` is the CTA alone.
       leader_tracked: whether `barrier_arrive` arrives in the leader alone, the CTA with
         index 0 along the axis: only there phases complete, after `num_arrivals`
         arrivals from each CTA along the axis. Needs a single axis, not in a group.
 
     Raises:
-      ArgumentError: counts out of range, no axis, or one axis twice.
-      UnsupportedError: leader_tracked with several axes or a group.
+      ArgumentError: counts out of range, or one axis twice.
+      UnsupportedError: leader_tracked without a single axis, or with a group.
     """
 
     collective_axes: str | Sequence[str | Sequence[str]] = ()
@@ -240,7 +240,9 @@ class ClusterBarrier(Barrier):
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The axes that count as one, for each entry of `collective_axes`."""
         entries = self.collective_axes  # a tuple, after the checks of its rule
-        return tuple((x,) if isinstance(x, str) else tuple(x) for x in entries)
+        groups = tuple((x,) if isinstance(x, str) else tuple(x) for x in entries)
+        # Along no axes is the CTA itself.
+        return groups or ((),)
 
     def phase_arrivals(self, mesh: Mesh) -> int:
         """Returns the arrivals of all CTAs that complete a phase."""
@@ -251,14 +253,6 @@ class ClusterBarrier(Barrier):
     def __post_init__(self):
         super().__post_init__()
         axes = [axis for group in self.groups for axis in group]
-        if not axes:
-            raise errors.ArgumentError(
-                "ClusterBarrier: the cluster axes are missing",
-                expected="collective_axes with one name or several",
-                got=self.collective_axes,
-                hint="use plgpu.Barrier for a barrier of one CTA",
-                where=_jax.where_now(),
-            )
         if len(set(axes)) != len(axes):
             raise errors.ArgumentError(
                 "ClusterBarrier: collective_axes names an axis twice",
@@ -268,9 +262,9 @@ class ClusterBarrier(Barrier):
                 where=_jax.where_now(),
             )
         entries = tuple(self.collective_axes)
-        if self.leader_tracked and (len(entries) > 1 or isinstance(entries[0], tuple)):
+        if self.leader_tracked and (len(entries) != 1 or isinstance(entries[0], tuple)):
             raise errors.UnsupportedError(
-                "ClusterBarrier: leader_tracked with several axes is not supported",
+                "ClusterBarrier: leader_tracked without one axis is not supported",
                 expected="one cluster axis, not in a group",
                 got=self.collective_axes,
                 hint="name one axis: its CTAs share the leader with index 0 along it",

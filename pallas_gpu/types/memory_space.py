@@ -13,6 +13,8 @@ GMEM = Gmem()
 SMEM = Smem()
 TMEM = Tmem()
 REGS = Regs()
+GMEM.also_named("ANY")
+SMEM.also_named("DEFAULT")
 
 # A `jax.Ref`, which a kernel closes over, has none.
 SPACES_OF_JAX.update(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -229,14 +228,4 @@ def _check_swizzle(shape, bits, tiling, swizzle) -> None:
             f"(shape {shape}, tiling {tiling})",
             hint=f"use TilingTransform((8, {swizzle * 8 // bits})), or "
             f"SwizzleTransform(find_swizzle({minor * bits}))",
-        )
-    rows = math.prod(tiling[:-1]) if tiling else math.prod(shape[:-1])
-    # The pattern repeats every eight rows; with fewer rows, neighbouring tiles would
-    # share one repetition.
-    if tiling and rows % 8:
-        raise errors.LayoutError(
-            "a swizzled tile needs eight rows",
-            expected=f"a tiling like (8, {minor})",
-            got=f"tiling {tiling}",
-            hint=f"use TilingTransform((8, {minor}))",
         )

@@ -351,3 +351,16 @@ def test_vmap_of_whole_arrays_in_gmem():
     specs = {"grid": (4,), "in_specs": [whole], "out_specs": whole}
     f = functools.partial(call, body, out=x[0], **specs)
     np.testing.assert_array_equal(jax.vmap(f)(x), np.roll(x, -1, axis=1))
+
+
+def test_semaphores_pauses_and_index_arrays():
+    def body(x_ref, rows_ref, o_ref, sem_ref):
+        pl.semaphore_signal(sem_ref)
+        pl.semaphore_wait(sem_ref)
+        pl.delay(10)
+        o_ref[...] = x_ref[rows_ref[...], :]
+
+    rows = np.arange(64, dtype=np.int32)[::-1].copy()
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    scratch = [upstream.SemaphoreType.REGULAR]
+    check(body, X[rows], X, rows, in_specs=[whole, whole], scratch_shapes=scratch)

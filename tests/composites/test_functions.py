@@ -210,3 +210,15 @@ def test_reduce_precision_rounds_as_jax_does(dtype: str, width: tuple[int, int])
         tiny = float(jnp.finfo(dtype).tiny)
         x = np.where(np.abs(x.astype(np.float64)) < tiny, 0, x).astype(x.dtype)
         check_bits(function, [x], np.asarray(function(x)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_powers_with_integers_as_exponents(dtype: str):
+    x = np.array([2, -2, 0.5, 0, -0.0, 3, np.inf, np.nan], jnp.dtype(dtype))
+    x = np.repeat(x, 16)
+    y = np.tile([*range(-4, 11), 257], 8).astype(np.int32)
+    make = everywhere.elementwise(lax.pow, x.dtype, shape=x.shape)
+    # The exponent is rounded to the type of the base first, as it is outside kernels.
+    exact = in_float64(np.power, x, y.astype(x.dtype))
+    with np.errstate(over="ignore"):
+        everywhere.check(make, (x, y), exact.astype(x.dtype), rtol=ROUNDED[dtype])

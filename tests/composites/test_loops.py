@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -105,6 +106,17 @@ def test_only_the_code_for_cuda_runs():
 
     make = everywhere.elementwise(function, X.dtype, shape=X.shape)
     everywhere.check(make, [X], X + 1)
+
+
+def test_a_value_of_a_kernel_is_on_one_device_wherever_it_is_put():
+    place = jax.NamedSharding(jax.make_mesh((1,), ("x",)), jax.P())
+
+    def function(x):
+        moved = jax.jit(lambda x: jax.reshard(2 * x, place))(x)
+        return lax.fori_loop(0, 2, lambda _, x: jax.reshard(x, place) + 1, moved)
+
+    make = everywhere.elementwise(function, X.dtype, shape=X.shape)
+    everywhere.check(make, [X], 2 * X + 1 + 1)
 
 
 @refused_by(lambda body: everywhere.elementwise(body, X.dtype, shape=X.shape)(True)(X))

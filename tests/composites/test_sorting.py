@@ -11,15 +11,19 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.composites import sorting
-from tests.support.functions import check
+from tests.support import everywhere
+from tests.support.functions import check, kernel_of
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (8, 32)) -> np.ndarray:
     """Few different ones, and all that floats have besides."""
     rng = np.random.default_rng(0)
     low = 0 if dtype.startswith("u") or dtype == "bool" else -9
-    x = rng.integers(low, 2 if dtype == "bool" else 9, shape).astype(jnp.dtype(dtype))
-    if x.dtype.kind not in "biu":
+    x = rng.integers(low, 2 if dtype == "bool" else 9, shape)
+    if dtype.endswith("int4"):
+        x = np.clip(x, jnp.iinfo(dtype).min, jnp.iinfo(dtype).max)
+    x = x.astype(jnp.dtype(dtype))
+    if jnp.issubdtype(x.dtype, jnp.floating):
         x[0, :6] = [np.nan, -np.inf, np.inf, 0.0, -0.0, -np.nan]
     return x
 
@@ -29,10 +33,26 @@ DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8", "uint32", 
 
 @pytest.mark.parametrize(
     ("dtype", "columns"),
-    [*((dtype, 32) for dtype in DTYPES), ("float32", 64), ("int8", 64)],
+    [
+        *((dtype, 32) for dtype in (*DTYPES, "int4", "uint4")),
+        ("float32", 64),
+        ("int8", 64),
+    ],
 )
 def test_the_order_is_that_of_jax(dtype: str, columns: int):
     check(lambda x: lax.sort(x, dimension=1), numbers(dtype, (8, columns)))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn"])
+def test_narrow_floats_are_in_the_order_of_numbers(dtype: str):
+    raw = np.random.default_rng(2).permutation(256).astype(np.uint8).reshape(8, 32)
+
+    def function(x):
+        if dtype == "float4_e2m1fn":
+            x = x.astype(jnp.uint4)
+        return lax.sort(lax.bitcast_convert_type(x, dtype)).astype(jnp.float32)
+
+    check(function, raw)
 
 
 @pytest.mark.smoke
@@ -76,6 +96,14 @@ def test_the_largest_elements(k: int, columns: int, dtype: str):
 def test_few_of_a_long_vector_are_selected(dtype: str):
     x = numbers(dtype, (1, 500)).reshape(-1)
     check(lambda x: lax.top_k(x, 4), x)
+
+
+def test_int4_is_selected_as_int8_is():
+    x = numbers("int4", (1, 500)).reshape(-1)
+    expected = [np.asarray(y) for y in lax.top_k(x.astype(np.int8), 4)]
+    expected[0] = expected[0].astype(x.dtype)
+    make = kernel_of(lambda x: lax.top_k(x, 4), x)
+    everywhere.check(make, [x], expected)
 
 
 def test_a_selection_has_fewer_instructions_than_a_network():

@@ -77,7 +77,7 @@ def test_a_multicast_has_a_part_for_every_block_along_axes_of_the_cluster(
 
 
 AXES = {
-    "none": {"collective_axes": ()},
+    "none for a leader": {"leader_tracked": True},
     "the same twice": {"collective_axes": ("c", "c")},
     "two for a leader": {"collective_axes": ("c", "d"), "leader_tracked": True},
     "a group for a leader": {"collective_axes": (("c",),), "leader_tracked": True},

@@ -118,6 +118,16 @@ def test_cdiv_rounds_up_for_every_type(dtype, a, b, expected):
     assert kernel(np.array([a], dtype))[0] == expected
 
 
+def test_sizes_are_rounded_up_under_strict_promotion():
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((2,), np.int32))
+    def kernel(x, o):
+        o[0] = plgpu.cdiv(x[0], 4)
+        o[1] = plgpu.align_to(x[0], 4)
+
+    with jax.numpy_dtype_promotion("strict"):
+        assert kernel(np.array([9], np.int32)).tolist() == [3, 12]
+
+
 def test_an_error_of_the_body_that_names_a_carry_is_the_bodys_own():
     def body(x, o):
         def step(i, carry):

@@ -74,8 +74,20 @@ def by_blocks(ref, interpret=None):
     plgpu.pallas_call(double, (), in_specs=[whole], interpret=interpret)(ref)
 
 
+def by_scratch_beside_a_closure(ref, interpret=None):
+    def body():
+        @plgpu.with_scoped(plgpu.GMEM((N,), jnp.float32))
+        def doubled(scratch):
+            scratch[...] = ref[...] * 2
+            ref[...] = scratch[...]
+
+        doubled()
+
+    in_place(body, interpret=interpret)()
+
+
 WAYS = [by_argument, by_closure, by_loop_over_a_closure, by_branch_and_function,
-        by_copies, by_blocks]  # fmt: skip
+        by_scratch_beside_a_closure, by_copies, by_blocks]  # fmt: skip
 each_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 
 
@@ -91,6 +103,12 @@ def of_array(way, interpret=None):
 @each_way
 def test_a_reference_is_updated_in_the_emulator_and_as_emitted(way):
     everywhere.check(lambda interpret: of_array(way, interpret), [X], [2 * X])
+
+
+@each_way
+def test_types_of_references_pass_the_checks_of_jax(way):
+    with jax.enable_checks(True):
+        np.testing.assert_array_equal(jax.jit(of_array(way))(X), 2 * X)
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu
 import pallas_gpu as plgpu
 from pallas_gpu.types.foreign import INSTEAD
 from tests.support.every import every
-from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Status
+from tools.porting_names import OLDER, PL, PLGPU, Status
 from tools.porting_table import PATH, table
 
 on_0_11 = pytest.mark.skipif(
@@ -95,15 +95,3 @@ def test_what_a_row_says_to_write_exists(row):
         found = jax if f"`jax.{path}" in f"{row.ours} {row.note}" else plgpu
         for part in path.split("."):
             found = getattr(found, part)
-
-
-def parameters(fn):
-    return inspect.signature(fn).parameters
-
-
-@on_0_11
-@every(NOT_TAKEN)
-def test_an_argument_that_is_not_taken_is_one_of_upstreams(name, parameter):
-    theirs = getattr(mosaic_gpu, name, None) or getattr(pl, name)
-    assert parameter in parameters(theirs)
-    assert parameter not in parameters(getattr(plgpu, name))

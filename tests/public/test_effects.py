@@ -131,7 +131,7 @@ VALUES = {
     **{f"{name}.scope": ["sys"] for name in FLOAT_ATOMICS + INTEGER_ATOMICS},
     # Control flow and registers
     "debug_print.args": [(1,), (2,)],
-    "run_scoped.scratch_types": [(TILE,), (SMALL_TILE,)],
+    "run_scoped.types": [(TILE,), (SMALL_TILE,)],
     "run_scoped.collective_axes": [(), "other"],
     "offline.compile.target": ["sm_90a", "sm_80"],
     "loop.step": [1, 2],
@@ -166,6 +166,7 @@ VALUES = {
     "Layout.TCGEN05_TMEM_NATIVE.vector_length": [4],
     "Layout.TCGEN05_M64_COLLECTIVE_NATIVE.vector_length": [4],
     **{f"Layout.MMA_{name}.m_warps": [2] for name in ("LHS", "RHS", "ACC")},
+    "Layout.MMA_ACC.dtype": [F16, jnp.float64],
     **{
         f"layouts.TmemLayout.{kind}.packing": [2]
         for kind in ("default", "half_lane", "m64_collective")
@@ -207,13 +208,13 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.kernel_name": lambda: options("kernel_name", "a", "b", name=None),
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
-    "run_scoped.named_scratch_types": lambda: bodies(
+    "run_scoped.kw_types": lambda: bodies(
         lambda e, t: plgpu.run_scoped(lambda tile: None, tile=t), TILE, SMALL_TILE
     ),
-    "with_scoped.scratch_types": lambda: bodies(
+    "with_scoped.types": lambda: bodies(
         lambda e, t: plgpu.with_scoped(t)(calls.nothing)(), TILE, SMALL_TILE
     ),
-    "with_scoped.named_scratch_types": lambda: bodies(
+    "with_scoped.kw_types": lambda: bodies(
         lambda e, t: plgpu.with_scoped(tile=t)(lambda tile: None)(), TILE, SMALL_TILE
     ),
     "with_scoped.collective_axes": lambda: bodies(
@@ -321,7 +322,12 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         ),
     ),
     **dict.fromkeys(("GMEM.init", "ANY.init"), f"{WORKSPACE}::{INITIAL}"),
-    "RefUnion.ref_trees": f"{UNIONS}::test_a_union_unpacks_to_its_alternatives",
+    "empty.out_sharding": lambda: see.values(
+        lambda **o: plgpu.empty((8,), F32, **o).sharding,
+        {},
+        {"out_sharding": jax.NamedSharding(jax.make_mesh((1,), ("x",)), jax.P("x"))},
+    ),
+    "RefUnion.refs": f"{UNIONS}::test_a_union_unpacks_to_its_alternatives",
     **{
         f"Mesh.{field}": "tests/types/test_mesh.py"
         for field in (

@@ -184,8 +184,11 @@ GOOD: dict[str, Good] = {
     # Entry points
     "kernel": _top(_trace, body=nothing, out_type=OUT),
     "pallas_call": _top(_trace, kernel=nothing, out_shape=OUT),
-    "run_scoped": _in(lambda e: {"f": nothing, "scratch_types": (SCRATCH["s"],)}),
-    "with_scoped": _top(lambda f, _: f(nothing), scratch_types=(SCRATCH["s"],)),
+    "run_scoped": _in(lambda e: {"f": nothing, "types": (SCRATCH["s"],)}),
+    "with_scoped": _top(lambda f, _: f(nothing), types=(SCRATCH["s"],)),
+    "MemoryRef": _top(
+        inner_aval=jax.ShapeDtypeStruct((8,), F32), memory_space=plgpu.SMEM
+    ),
     "empty": _top(shape=(8,), dtype=F32),
     "empty_like": _top(x=OUT),
     "empty_ref_like": _top(x=OUT),
@@ -366,7 +369,7 @@ GOOD: dict[str, Good] = {
     "SMEM": _top(shape=SHAPE, dtype=F32),
     "TMEM": _top(shape=(128, 64), dtype=F32),
     "REGS": _top(shape=SHAPE, dtype=F32),
-    "RefUnion": _top(ref_trees=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
+    "RefUnion": _top(refs=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
     "Barrier": _top(),
     "ClusterBarrier": _top(collective_axes="c"),
     "SemaphoreType.REGULAR": _top(shape=(4,)),

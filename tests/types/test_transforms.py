@@ -55,7 +55,6 @@ MISTAKES = {
     "a tile wider than the swizzle": smem(
         64, 128, dtype=F32, transforms=tiled(8, 64, swizzle=128)
     ),
-    "a swizzled tile of four rows": smem(64, 128, transforms=tiled(4, 64, swizzle=128)),
     "two tilings": smem(64, 128, transforms=EIGHT * 2),
     "an unknown transform": smem(64, 128, transforms=["tile"]),
     "an array of size 0": smem(0, 4),

@@ -21,6 +21,10 @@ _WINDOWS = (
     "combine shifted parts of the reference: `jnp.maximum(x_ref[0:32], x_ref[1:33])`"
 )
 _PARTS = "pass the real and the imaginary part as two arrays"
+_REFERENCE = (
+    "declare scratch with plgpu.run_scoped and plgpu.SMEM(shape, dtype), or carry the "
+    "value through the loop"
+)
 _GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one product"
 
 # By the name of the primitive.
@@ -64,6 +68,7 @@ HINTS: dict[str, str] = {
     ),
     "device_put": "omit it: the values of a kernel are in registers",
     "sharding_constraint": "constrain the arguments of the kernel, outside",
+    **dict.fromkeys(("new_ref", "empty_ref", "freeze"), _REFERENCE),
     # Other transformations and kernels
     "pallas_call": "call it outside the kernel",
     "pallas_gpu_kernel": "call it outside the kernel, or call its body with references",

@@ -16,8 +16,17 @@ from pallas_gpu.types import values
 _MAX_SIZE = 2**31 - 1
 
 
-@expect.arguments(shape=expect.integers(0, _MAX_SIZE), dtype=values.element_type)
-def empty(shape: Sequence[int], dtype: Any) -> jax.Array:
+_SHARDING = expect.instance(
+    jax.NamedSharding, jax.P, written='jax.NamedSharding(mesh, jax.P("x"))'
+)
+
+
+@expect.arguments(
+    shape=expect.integers(0, _MAX_SIZE),
+    dtype=values.element_type,
+    out_sharding=expect.optional(_SHARDING),
+)
+def empty(shape: Sequence[int], dtype: Any, *, out_sharding: Any = None) -> jax.Array:
     """Returns an array with undefined contents.
 
     Issued by: the host.
@@ -25,11 +34,13 @@ def empty(shape: Sequence[int], dtype: Any) -> jax.Array:
     Args:
       shape: sizes of the dimensions.
       dtype: element type.
+      out_sharding: where it lies, as in `jax.lax.empty`: a `jax.sharding.NamedSharding`
+        or `jax.P`; None leaves it to JAX.
 
     Raises:
       ArgumentError, ArgumentTypeError, DTypeError: an invalid shape or type.
     """
-    return lax.empty(tuple(shape), dtype)
+    return lax.empty(tuple(shape), dtype, out_sharding=out_sharding)
 
 
 def _types(value: Any, what: str) -> Any:

@@ -5,7 +5,8 @@ A body with keys is traced again, equation by equation: a key becomes a pair of 
 (`keys.py`), in loops and branches too. A jitted function that closes over arrays is
 inlined: they become consts of the body. A loop whose condition is an array, which
 `jax.vmap` makes, gets a scalar one. Of `jax.lax.platform_dependent` only the
-code for CUDA is left, so that the emulator runs what the GPU does.
+code for CUDA is left, so that the emulator runs what the GPU does. `jax.reshard` is
+left out: a value of a kernel is on one device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 
 _PLATFORM = "cuda"
 # The operations that no traced body has.
-REPLACED = frozenset({"platform_index", *keys.OPERATIONS})
+REPLACED = frozenset({"platform_index", "reshard", *keys.OPERATIONS})
 # Calls of a function with the equation's operands, and the parameter that has it.
 _CALLS = {
     "jit": "jaxpr",
@@ -65,7 +66,9 @@ def _is_special(jaxpr: _jax.Jaxpr) -> bool:
 
 def _is_replaced(eqn: _jax.JaxprEqn) -> bool:
     name, atoms = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
-    if name == "platform_index" or eqn.params.get("branches_platforms"):
+    if name in ("platform_index", "reshard"):
+        return True
+    if eqn.params.get("branches_platforms"):
         return True
     if name == "while" and _is_for_rows(eqn):
         return True
@@ -99,6 +102,8 @@ def _results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     name, params = eqn.primitive.name, eqn.params
     if name == "platform_index":
         return [np.int32(_case_of(params["platforms"]))]
+    if name == "reshard":
+        return operands
     if params.get("branches_platforms"):
         branch = params["branches"][_case_of(params["branches_platforms"])]
         return _run(branch.jaxpr, branch.consts, operands[1:])

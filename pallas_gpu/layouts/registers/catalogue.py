@@ -167,9 +167,29 @@ def mma_rhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     return _tiled(*tiles, warp=warp, lane=(-3, -4), vector=-2)
 
 
-@expect.arguments(lambda *_, **__: "Layout.MMA_ACC", m_warps=expect.integer())
-def mma_acc(m_warps: int = 4) -> TiledLayout:
-    """The C and D fragment of `mma.sync.m16n8kK` with 32-bit accumulators."""
+def _element_or_warps(value: Any, what: str) -> Any:
+    """Accepts an element type, or a number of warps along the rows."""
+    warps = expect.index(value)
+    return _element(value, what) if warps not in (1, 2, 4) else warps
+
+
+@expect.arguments(
+    lambda *_, **__: "Layout.MMA_ACC",
+    dtype=expect.optional(_element_or_warps),
+    m_warps=expect.optional(expect.integer()),
+)
+def mma_acc(dtype: Any = None, m_warps: int | None = None) -> TiledLayout:
+    """The C and D fragment of `mma.sync.m16n8kK` with 32-bit accumulators.
+
+    Args:
+      dtype: element type of the operands, whose width `mma.sync` must have; the layout
+        is the same for all. A single integer, as in `MMA_ACC(2)`, is `m_warps`.
+      m_warps: 1, 2 or 4, 4 by default: the number of warps along the rows.
+    """
+    if m_warps is None:
+        dtype, m_warps = (None, dtype) if isinstance(dtype, int) else (dtype, 4)
+    if dtype is not None:
+        _elements_per_word(dtype)
     n = _other_warps(m_warps)
     tiles = ((16 * m_warps, 8 * n), (16, 8), (8, 8), (2,))
     return _tiled(*tiles, warp=(-7, -6), lane=(-3, -2))

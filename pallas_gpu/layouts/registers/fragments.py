@@ -61,7 +61,7 @@ class MmaShape:
     @property
     def acc(self) -> TiledLayout:
         """The layout of the accumulator."""
-        return mma_acc(self.m_warps)
+        return mma_acc(self.bits, self.m_warps)
 
     @property
     def _cost(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts.registers.descriptions import TiledLayout
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.layouts.registers.placement import describe, place
-from pallas_gpu.mosaic.elements import dtypes, words
+from pallas_gpu.mosaic.elements import dtypes, packed, words
 from pallas_gpu.mosaic.registers import RegisterArray
 
 # PTX ISA, mma: the names of element types.
@@ -25,6 +25,8 @@ _NAMES: dict[np.dtype, str] = {
     dtypes.F8_E5M2: "e5m2",
     dtypes.I8: "s8",
     dtypes.U8: "u8",
+    dtypes.I4: "s4",
+    dtypes.U4: "u4",
 }
 _ACCUMULATORS = {dtypes.F32: "f32", dtypes.I32: "s32"}
 # Registers of an instruction: of A, B and the accumulator.
@@ -69,7 +71,7 @@ def mma(acc: RegisterArray, a: RegisterArray, b: RegisterArray) -> RegisterArray
 
 def _shape_of(acc: RegisterArray, a: RegisterArray, b: RegisterArray) -> MmaShape:
     """Returns the division among the warps in whose layouts the operands are."""
-    bits = dtypes.bits(a.dtype)
+    bits = dtypes.stored_bits(a.dtype)
     (m, n), k = acc.shape, b.shape[0]
     for shape in MmaShape.divisions(m, n, k, bits):
         wanted = (shape.acc, acc), (shape.lhs, a), (shape.rhs, b)
@@ -77,8 +79,8 @@ def _shape_of(acc: RegisterArray, a: RegisterArray, b: RegisterArray) -> MmaShap
             return shape
     raise errors.LayoutError(
         "The operands of mma are not in the layouts of its fragments",
-        expected="acc in Layout.MMA_ACC(w), a in Layout.MMA_LHS(dtype, w) and b in "
-        "Layout.MMA_RHS(dtype, w)",
+        expected="acc in Layout.MMA_ACC(dtype, w), a in Layout.MMA_LHS(dtype, w) and "
+        "b in Layout.MMA_RHS(dtype, w)",
         got=", ".join(describe(x.layout) for x in (acc, a, b)),
         hint="layout_cast them; w is the number of warps along the rows",
     )
@@ -103,8 +105,12 @@ def _fragments(x: RegisterArray, locate) -> _Pieces:
     """
     ordered: dict[tuple[int, int], list] = {}
     origins = x.layout.origins  # type: ignore[union-attr]
+    registers: Sequence[ir.Value] = x.values
+    if dtypes.is_packed(x.dtype):
+        # Elements of 4 bits, which have a byte each elsewhere, lie as in memory.
+        registers = [packed.pack(register, x.dtype) for register in registers]
     for i, (origin, held) in enumerate(
-        zip(origins, words.to_words(x.values), strict=True)
+        zip(origins, words.to_words(registers), strict=True)
     ):
         tile, order = locate(*origin)
         pieces = [((i, j), word) for j, word in enumerate(held)]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -25,8 +25,9 @@ mma_p = registry.define(
 # PTX ISA, mma: element types of A and B; integers are added in s32, floats in f32.
 _FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
 _INT8 = tuple(map(jnp.dtype, (jnp.int8, jnp.uint8)))
+_INT4 = tuple(map(jnp.dtype, (jnp.int4, jnp.uint4)))
 _FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)))
-TYPES = (*_FLOATS, *_FLOAT8, *_INT8)
+TYPES = (*_FLOATS, *_FLOAT8, *_INT8, *_INT4)
 
 
 @expect.arguments(acc=values.array, a=values.array, b=values.array)
@@ -39,13 +40,13 @@ def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     the rows and columns. float32 operands are read as tf32 (10 bits of mantissa).
 
     Args:
-      acc: (M, N) values, float32, or int32 for integers; in `Layout.MMA_ACC(w)`.
-      a: (M, K) values: float16, bfloat16, float32, int8, uint8, float8_e4m3fn or
-        float8_e5m2; in `Layout.MMA_LHS(dtype, w)`.
-      b: (K, N) values of the same type (8-bit integers, and 8-bit floats, may differ);
-        in `Layout.MMA_RHS(dtype, w)`. With w = 1, 2 or 4 warps along the rows, M is a
-        multiple of 16 w, N of 32 / w, and K of 32 bytes. Warpgroup semantics chooses w
-        and moves the operands to these layouts.
+      acc: (M, N) values, float32, or int32 for integers; in `Layout.MMA_ACC(dtype, w)`.
+      a: (M, K) values: float16, bfloat16, float32, int8, uint8, int4, uint4,
+        float8_e4m3fn or float8_e5m2; in `Layout.MMA_LHS(dtype, w)`.
+      b: (K, N) values of the same type (integers of one width may differ in sign, and
+        8-bit floats in kind); in `Layout.MMA_RHS(dtype, w)`. With w = 1, 2 or 4 warps
+        along the rows, M is a multiple of 16 w, N of 32 / w, and K of 32 bytes.
+        Warpgroup semantics chooses w and moves the operands to these layouts.
 
     Returns:
       (M, N) values in the type and layout of `acc`.
@@ -61,18 +62,19 @@ def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _check_types(acc: Any, a: Any, b: Any) -> None:
     pair = {jnp.dtype(a.dtype), jnp.dtype(b.dtype)}
-    mixed = pair <= set(_FLOAT8) or pair <= set(_INT8)
+    integers = any(pair <= set(kinds) for kinds in (_INT8, _INT4))
+    mixed = integers or pair <= set(_FLOAT8)
     if not (pair <= set(TYPES) and (mixed or len(pair) == 1)):
         raise errors.DTypeError(
             "mma: the tensor core does not multiply these element types",
             expected="one of "
             + ", ".join(t.name for t in TYPES)
-            + " for both, or two 8-bit types of one kind",
+            + " for both, or two of 8 or 4 bits of one kind",
             got=f"{a.dtype.name} and {b.dtype.name}",
             hint="convert an operand with astype",
             where=_jax.where_now(),
         )
-    wanted = jnp.dtype(jnp.int32 if pair <= set(_INT8) else jnp.float32)
+    wanted = jnp.dtype(jnp.int32 if integers else jnp.float32)
     if acc.dtype != wanted:
         raise errors.DTypeError(
             f"mma: products of {a.dtype.name} are not added in this type",
@@ -96,7 +98,7 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             where=_jax.where_now(),
         )
     (m, n), (_, k) = shapes[0], shapes[1]
-    if MmaShape.best(m, n, k, 8 * a.dtype.itemsize) is None:
+    if MmaShape.best(m, n, k, types.itemsize_bits(a.dtype)) is None:
         raise errors.ShapeError(
             "mma: the shape does not consist of whole instructions of four warps",
             expected="M and N multiples of 64 and 8, 32 and 16, or 16 and 32, and K of "

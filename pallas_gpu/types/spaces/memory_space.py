@@ -24,6 +24,7 @@ class _Members(type):
     """`MemorySpace` lists its members and finds them by name or value, as an enum."""
 
     members: ClassVar[dict[str, MemorySpace]] = {}
+    aliases: ClassVar[dict[str, MemorySpace]] = {}
 
     def __call__(cls, *values: Any) -> Any:
         if not values:
@@ -34,7 +35,7 @@ class _Members(type):
         raise ValueError(f"{values[0]!r} is not a valid MemorySpace")
 
     def __getitem__(cls, name: str) -> MemorySpace:
-        return cls.members[name]
+        return cls.members[name] if name in cls.members else cls.aliases[name]
 
     def __dir__(cls) -> list[str]:
         return sorted(cls.members)
@@ -60,12 +61,16 @@ class MemorySpace(Resource, metaclass=_Members):
     * `SMEM`: shared memory of one CTA.
     * `TMEM`: tensor memory of one SM (Blackwell).
     * `REGS`: registers; only as the space of accumulators.
+
+    `ANY` is another name of `GMEM`, and `DEFAULT`, where blocks are, of `SMEM`.
     """
 
     GMEM: ClassVar[MemorySpace]
     SMEM: ClassVar[MemorySpace]
     TMEM: ClassVar[MemorySpace]
     REGS: ClassVar[MemorySpace]
+    ANY: ClassVar[MemorySpace]
+    DEFAULT: ClassVar[MemorySpace]
 
     # Arguments of a declaration that belong to this space.
     options: ClassVar[tuple[str, ...]] = ()
@@ -83,6 +88,11 @@ class MemorySpace(Resource, metaclass=_Members):
     def __init__(self) -> None:
         _Members.members[self.name] = self
         setattr(MemorySpace, self.name, self)
+
+    def also_named(self, name: str) -> None:
+        """Gives the member another name, which does not list it again."""
+        _Members.aliases[name] = self
+        setattr(MemorySpace, name, self)
 
     @property
     def value(self) -> str:
@@ -210,6 +220,30 @@ class MemorySpace(Resource, metaclass=_Members):
             hint=hint,
             where=_jax.where_now(),
         )
+
+
+@expect.arguments(
+    inner_aval=expect.arrays,
+    memory_space=expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM"),
+)
+def MemoryRef(inner_aval: Any, memory_space: MemorySpace) -> ScratchType:  # noqa: N802
+    """Declares a scratch array, as `memory_space(shape, dtype)` does.
+
+    PTX: that of the memory space. Since: sm_90.
+
+    Args:
+      inner_aval: what has its shape and type, such as `jax.ShapeDtypeStruct` or
+        `jax.core.ShapedArray`.
+      memory_space: a `MemorySpace`.
+
+    Returns:
+      The declaration.
+
+    Raises:
+      ArgumentTypeError: another argument.
+      As the declaration in that memory space.
+    """
+    return memory_space.like(inner_aval)
 
 
 def _static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:

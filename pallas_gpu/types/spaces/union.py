@@ -19,7 +19,7 @@ from pallas_gpu.types.spaces.smem import Smem
 from pallas_gpu.types.spaces.tmem import Tmem, TmemStorage
 
 
-@expect.arguments(ref_trees=expect.anything)
+@expect.arguments(refs=expect.anything)
 @shows("refs", "memory_space")
 class RefUnion:
     """Declares scratch arrays of which only some are in use at a time.
@@ -38,7 +38,7 @@ class RefUnion:
     members are row-major unless they have transforms.
 
     Args:
-      *ref_trees: the alternatives: declarations of arrays in SMEM, or all in TMEM, or
+      *refs: the alternatives: declarations of arrays in SMEM, or all in TMEM, or
         pytrees of them, in which further unions may stand for an array. The arrays of
         one alternative lie behind each other.
 
@@ -53,9 +53,9 @@ class RefUnion:
       >>> tiles = plgpu.RefUnion(stages, plgpu.SMEM((64, 128), jnp.float32))
     """
 
-    def __init__(self, *ref_trees: Any):
-        self.refs: tuple[Any, ...] = ref_trees
-        members = [_arrays(tree) for tree in ref_trees]
+    def __init__(self, *refs: Any):
+        self.refs: tuple[Any, ...] = refs
+        members = [_arrays(tree) for tree in refs]
         flat = [member for group in members for member in group]
         for member in flat:
             _require_array(member)
@@ -63,7 +63,7 @@ class RefUnion:
             raise errors.ArgumentError(
                 "RefUnion: an alternative without arrays",
                 expected="one declaration or more in each alternative",
-                got=expect.shown(ref_trees),
+                got=expect.shown(refs),
                 hint="write plgpu.RefUnion(plgpu.SMEM(...), plgpu.SMEM(...))",
                 where=_jax.where_now(),
             )

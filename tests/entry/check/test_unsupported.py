@@ -69,5 +69,10 @@ def test_a_recipe_computes_what_it_should_and_lowers(name: str):
 
 
 @refused_by(lambda body: make(body)(numbers()))
+def test_a_reference_made_in_a_body_says_what_to_declare(x, o):
+    jax.new_ref(x[...])  # HERE
+
+
+@refused_by(lambda body: make(body)(numbers()))
 def test_a_call_of_the_host_says_how_to_see_the_value(x, o):
     jax.debug.callback(print, x[...])  # HERE

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.mosaic.gpu import fragmented_array as upstream
+from jax.experimental.pallas import mosaic_gpu
 
-from pallas_gpu.layouts import Layout, element_bits
+from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling, element_bits
 from pallas_gpu.layouts.registers import catalogue
+from tests.support.every import every
 
 
 def test_wgmma_is_the_d_fragment_of_the_ptx_isa():
@@ -72,6 +74,44 @@ def test_a_named_layout_is_written_as_upstream_writes_it(name):
     assert plain(ours.warp_dims) == plain(theirs.warp_dims)
     assert plain(ours.lane_dims) == plain(theirs.lane_dims)
     assert ours.vector_dim == theirs.vector_dim
+
+
+CALLS = [
+    *(
+        (f"MMA_{part}", (128, 128), (dtype,), {"m_warps": warps} if warps else {})
+        for part in ("LHS", "RHS", "ACC")
+        for dtype in (jnp.bfloat16, jnp.int8, jnp.float32)
+        for warps in (None, 1, 2, 4)
+    ),
+    ("SMEM_GMEM_COPY", (128, 128), ((128, 128), jnp.bfloat16, 128), {}),
+    ("SMEM_GMEM_COPY", (8, 256), ((8, 256), jnp.float32, 64), {}),
+    ("TCGEN05_TMEM_NATIVE", (128, 64), (4,), {}),
+    ("TCGEN05_M64_COLLECTIVE", (64, 64), (64,), {}),
+    ("TCGEN05_M64_COLLECTIVE_NATIVE", (64, 64), (64, 2), {}),
+]
+
+
+@every(CALLS)
+def test_a_layout_with_parameters_is_that_of_the_same_call_upstream(
+    name, shape, args, kwargs
+):
+    theirs = mosaic_gpu.Layout[name](*args, **kwargs).to_mgpu()
+    dims = theirs.warp_dims, theirs.lane_dims
+    warps, lanes = (
+        tuple(d if isinstance(d, int) else Replicated(d.times) for d in ds)
+        for ds in dims
+    )
+    tiling = Tiling(theirs.tiling.tiles)
+    expected = TiledLayout(tiling, warps, lanes, theirs.vector_dim)
+    ours = Layout[name](*args, **kwargs).linear(shape)
+    np.testing.assert_array_equal(
+        ours.all_coordinates(), expected.linear(shape).all_coordinates()
+    )
+
+
+def test_the_only_number_of_an_accumulators_layout_is_that_of_warps():
+    assert Layout.MMA_ACC(2) == Layout.MMA_ACC(jnp.int8, m_warps=2)
+    assert Layout.MMA_ACC() == Layout.MMA_ACC(m_warps=4)
 
 
 def test_mma_fragments_of_single_precision():

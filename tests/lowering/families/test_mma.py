@@ -14,7 +14,7 @@ from tests.support import everywhere, host
 from tests.support.refusal import refused
 from tests.support.semantics import Lane, Warpgroup, under
 
-INTEGERS = ("int8", "uint8")
+INTEGERS = ("int8", "uint8", "int4", "uint4")
 # Of the magnitudes: float32 is read as tf32, sums of 8-bit floats have 13 bits in the
 # emulator.
 TOLERANCE = {"float32": 2e-3, "float8_e4m3fn": 5e-4, "float8_e5m2": 5e-4}
@@ -22,8 +22,8 @@ TOLERANCE = {"float32": 2e-3, "float8_e4m3fn": 5e-4, "float8_e5m2": 5e-4}
 
 def numbers(rng, dtype, *shape):
     if dtype in INTEGERS:
-        low = 0 if dtype == "uint8" else -128
-        return host.array(rng.integers(low, low + 256, shape), dtype)
+        limits = jnp.iinfo(dtype)
+        return host.array(rng.integers(limits.min, limits.max + 1, shape), dtype)
     return host.array(rng.standard_normal(shape), dtype)
 
 
@@ -37,7 +37,7 @@ def check_mma(rng, pair, shape, m_warps=None):
     a, b = numbers(rng, pair[0], m, k), numbers(rng, pair[1], k, n)
     out = jnp.dtype(jnp.int32 if pair[0] in INTEGERS else jnp.float32)
     c = numbers(rng, "int8" if out == jnp.int32 else "float32", m, n).astype(out)
-    bits = 8 * a.dtype.itemsize
+    bits = 4 if pair[0].endswith("int4") else 8 * a.dtype.itemsize
     division = MmaShape.best(m, n, k, bits)
     if m_warps is not None:
         division = MmaShape(m, n, k, bits, m_warps)
@@ -67,6 +67,8 @@ def check_mma(rng, pair, shape, m_warps=None):
         ("int8", "int8"),
         ("uint8", "int8"),
         ("int8", "uint8"),
+        ("int4", "int4"),
+        ("uint4", "int4"),
         ("float8_e4m3fn", "float8_e5m2"),
         ("float8_e5m2", "float8_e5m2"),
     ],

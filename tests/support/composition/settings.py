@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +92,20 @@ def a_global(way: Way) -> None:
         FACTOR = 2.0
 
 
+def a_printed_line(way: Way) -> None:
+    """A kernel prints, also where none of its results is used."""
+
+    def body(x, o):
+        plgpu.debug_print("x[1] = {:.0f}", x[1])
+        o[...] = x[...] * 2
+
+    k, printed = way.make(body), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        way.check(lambda x: (k(x), x + 1)[1], X, expected=X + 1)
+        jax.effects_barrier()
+    assert printed.getvalue() == "x[1] = 1\n"
+
+
 def a_race(way: Way) -> None:
     ref = plgpu.BlockSpec(memory_space=plgpu.GMEM)
 
@@ -128,6 +145,7 @@ ROWS = (
             )
         },
     ),
+    Row("`debug_print` in a kernel whose results are not used", a_printed_line),
     Row(
         "`except plgpu.errors.RaceError`",
         a_race,

@@ -29,10 +29,17 @@ DTYPES = {
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "s8": np.dtype(np.int8),
     "u8": np.dtype(np.uint8),
+    "s4": np.dtype(ml_dtypes.int4),
+    "u4": np.dtype(ml_dtypes.uint4),
     "s32": np.dtype(np.int32),
 }
 WARP_ROWS = 16  # rows of D that a warp has
 _SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # the descriptor's code: span in bytes
+
+
+def bits(kind: np.dtype) -> int:
+    """The width of an element in a register."""
+    return 4 if kind in (DTYPES["s4"], DTYPES["u4"]) else 8 * kind.itemsize
 
 
 def exact(x: np.ndarray, kind: str) -> np.ndarray:

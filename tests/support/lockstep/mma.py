@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """mma.sync: each warp multiplies what its lanes hold (PTX ISA, 9.7.14.5).
 
-With e elements in a register, g = lane / 4 and t = lane % 4: register j of A has row
-g + 8 (j % 2) and columns e t + 4 e (j / 2) + x, x = 0 .. e - 1; register j of B has the
-rows e t + 4 e j + x and column g; c_i of C and D has row g + 8 (i / 2) and column
-2 t + i % 2.
+With e elements in a register, the least significant first, g = lane / 4 and
+t = lane % 4: register j of A has row g + 8 (j % 2) and columns
+e t + 4 e (j / 2) + x, x = 0 .. e - 1; register j of B has the rows e t + 4 e j + x and
+column g; c_i of C and D has row g + 8 (i / 2) and column 2 t + i % 2.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _SHAPES = (
     ({"tf32"}, 8, "f32"),
     ({"e4m3", "e5m2"}, 32, "f32"),
     ({"s8", "u8"}, 32, "s32"),
+    ({"s4", "u4"}, 64, "s32"),
 )
 _MMA = re.compile(
     r"mma\.sync\.aligned\.m16n8k(\d+)\.row\.col\.(\w+)\.(\w+)\.(\w+)\.(\w+)"
@@ -52,10 +53,16 @@ def _matrix(
     """[warps, rows, columns]: the matrix that each warp's registers hold."""
     words = [strand.per_lane(values.forced(x)) for x in registers]
     words = [np.ascontiguousarray(w).view(np.uint32).reshape(-1) for w in words]
-    held = np.ascontiguousarray(np.stack(words, axis=1)).view(kind)
+    held = np.ascontiguousarray(np.stack(words, axis=1))
+    each = 32 // matrices.bits(kind)
+    if each == 8:
+        nibbles = held[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+        held = nibbles.astype(np.uint8).reshape(len(held), -1)
+        # ml_dtypes reads the low 4 bits of a byte.
+    held = held.view(kind)
     held = held.reshape(-1, LANES, held.shape[-1])
     result = np.zeros((held.shape[0], *shape), kind)
-    row, column = _places(len(registers), 4 // kind.itemsize, side)
+    row, column = _places(len(registers), each, side)
     result[:, row, column] = held
     return result
 

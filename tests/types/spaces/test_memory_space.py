@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -29,6 +30,20 @@ def test_a_member_is_found_by_attribute_name_and_value(space):
     assert getattr(plgpu.MemorySpace, space.name) is space
     assert plgpu.MemorySpace[space.name] is space
     assert plgpu.MemorySpace(space.value) is plgpu.MemorySpace(space) is space
+
+
+@pytest.mark.parametrize(
+    ("name", "space"), [("ANY", plgpu.GMEM), ("DEFAULT", plgpu.SMEM)]
+)
+def test_names_of_upstreams_spaces_are_other_names(name, space):
+    assert getattr(plgpu.MemorySpace, name) is plgpu.MemorySpace[name] is space
+    assert name not in dir(plgpu.MemorySpace)
+
+
+@pytest.mark.parametrize("space", [plgpu.GMEM, plgpu.SMEM], ids=str)
+def test_a_memory_reference_declares_an_array(space):
+    aval = jax.core.ShapedArray((8, 128), jnp.float32)
+    assert plgpu.MemoryRef(aval, space) == space((8, 128), jnp.float32)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

@@ -215,6 +215,12 @@ def _select(eqn: Any) -> Function:
 # --- conversions ----------------------------------------------------------------------
 
 
+def _pow(eqn: Any) -> Function:
+    """The exponent may be an integer; it is rounded to the type of the base first."""
+    dtype, power = eqn.outvars[0].aval.dtype, _rounded(np.power)(eqn)
+    return lambda x, y: power(x, _to(dtype, y))
+
+
 def _convert(eqn: Any) -> Function:
     src, dst = eqn.invars[0].aval.dtype, np.dtype(eqn.params["new_dtype"])
     if narrow.is_integer(src):
@@ -409,7 +415,7 @@ _TABLE: dict[str, _Make] = {
     "floor": _elementwise(np.floor),
     "ceil": _elementwise(np.ceil),
     "round": _round,
-    "pow": _rounded(np.power),
+    "pow": _pow,
     "exp": _rounded(np.exp),
     "exp2": _rounded(np.exp2),
     "expm1": _rounded(np.expm1),

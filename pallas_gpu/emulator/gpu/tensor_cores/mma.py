@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax
+from pallas_gpu.emulator.engine.pure import narrow
 from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
 from pallas_gpu.entry.product import FLOAT8, Problem
 from pallas_gpu.primitives import _registry as registry
@@ -24,11 +25,14 @@ from pallas_gpu.primitives.tensor_cores import mma
 def _mma(*leaves: Any, tree: Any) -> np.ndarray:
     operands = jax.tree.unflatten(tree, leaves)
     acc = np.array(operands["acc"])
+    a, b = (_in_bytes(np.asarray(operands[name])) for name in ("a", "b"))
     with np.errstate(all="ignore"):
-        tensor_core.accumulate(
-            acc, np.asarray(operands["a"]), np.asarray(operands["b"])
-        )
+        tensor_core.accumulate(acc, a, b)
     return acc
+
+
+def _in_bytes(x: np.ndarray) -> np.ndarray:
+    return x.astype(narrow.held(x.dtype)) if narrow.is_integer(x.dtype) else x
 
 
 @registry.register(_jax.primitive_by_name("dot_general"), registry.RuleKind.EMULATE)

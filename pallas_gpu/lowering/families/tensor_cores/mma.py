@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts.registers.fragments import MmaShape
@@ -39,7 +40,7 @@ def _in_layouts(given: list[Any]) -> list[Any]:
     """Returns the operands, those without a layout in that of the others' division."""
     acc, a, b = given
     (m, n), k = acc.shape, b.shape[0]
-    bits = dtypes.bits(a.dtype)
+    bits = dtypes.stored_bits(a.dtype)
     for shape in MmaShape.divisions(m, n, k, bits):
         layouts = (shape.acc, shape.lhs, shape.rhs)
         fits = shape == shape.padded and all(
@@ -78,8 +79,8 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 @infers("pallas_gpu.mma")
 def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     (m, n), _ = network.vector_type(op.operands[0].type)
-    (_, k), bits = network.vector_type(op.operands[1].type)
-    shape = MmaShape.best(m, n, k, bits)
+    (_, k), _ = network.vector_type(op.operands[1].type)
+    shape = MmaShape.best(m, n, k, dtypes.stored_bits(_dtype(op, "a")))
     assert shape is not None  # the public function refuses other shapes
     layouts = (shape.acc, shape.lhs, shape.rhs)
     for i, (layout, role) in enumerate(zip(layouts, _ROLES, strict=True)):
@@ -94,9 +95,11 @@ def _infer(network: Network, op: ir.Operation, key: Key) -> None:
 
 @expands("pallas_gpu.mma")
 def _expand(expansion: Expansion, op: Any) -> None:
-    given = [
-        expansion.placed(op, i, dtypes.named(ir.StringAttr(op.attributes[name]).value))
-        for i, name in enumerate(_TYPES)
-    ]
+    given = [expansion.placed(op, i, _dtype(op, name)) for i, name in enumerate(_TYPES)]
     expansion.set(op.result, mma.mma(*given))
     expansion.dead.append(op.operation)
+
+
+def _dtype(op: Any, name: str) -> np.dtype:
+    """The element type of an operand, which MLIR's type does not tell."""
+    return dtypes.named(ir.StringAttr(op.attributes[name]).value)

@@ -36,7 +36,10 @@ def rounds(axes, n):
 
 @pytest.mark.parametrize(
     ("axes", "n"),
-    [("x", 3), ((("x", "y"),), 3), ((("y", "x"),), 3), (("x", "y"), 1)],
+    [
+        *(("x", 3), ((("x", "y"),), 3), ((("y", "x"),), 3), (("x", "y"), 1)),
+        *(((("x",), ("y",)), 1), ((), 3), (((),), 3), (("x", ()), 3)),
+    ],
     ids=str,
 )
 def test_a_phase_has_the_arrivals_of_all_ctas_along_the_axes(axes, n):

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where names in common with upstream's Pallas differ in their arguments, and why.
+
+A test compares the signatures with the installed ones: each difference has a reason
+here, and each reason is of a difference.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class Change(enum.Enum):
+    """How an argument differs."""
+
+    NOT_TAKEN = "not taken"
+    NEW = "new"
+    DEFAULT = "another default"
+
+
+Reasons = Mapping[str, tuple[Change, str]]
+
+
+def _not_taken(reason: str, *names: str) -> Reasons:
+    return dict.fromkeys(names, (Change.NOT_TAKEN, reason))
+
+
+def _new(reason: str, *names: str) -> Reasons:
+    return dict.fromkeys(names, (Change.NEW, reason))
+
+
+def _default(reason: str, *names: str) -> Reasons:
+    return dict.fromkeys(names, (Change.DEFAULT, reason))
+
+
+_TMEM_ALONE = _not_taken(
+    "of `TMEM`; upstream refuses it, too", "packed", "collective", "layout"
+)
+_SMEM_ALONE = _not_taken("of `SMEM`, which alone is tiled and swizzled", "transforms")
+_INITIAL = _new("what scratch contains at the start of each launch", "init")
+_ORDERED = _new("the memory order and the scope of PTX's `atom`", "sem", "scope")
+_ATOMIC = {**_new("no access where the mask is False", "mask"), **_ORDERED}
+_EMULATOR = _default(
+    "`plgpu.InterpretParams()`, whose fields differ, see `InterpretGPUParams`", "params"
+)
+_BARRIER = _new(
+    "the first wait passes: buffers of a pipeline are free at the start",
+    "initially_complete",
+)
+_HINTED = _new(
+    "how long the L2 keeps what is copied (`createpolicy`)",
+    "cache_hint",
+)
+_MULTICAST_PREFETCH = _new(
+    "the axis along which the CTAs of a cluster share out the copy", "partitioned_axis"
+)
+_CHOSEN = _default(
+    "None: conflicts of banks are a `PerformanceWarning`; True refuses them, as "
+    "upstream does",
+    "optimized",
+)
+
+ARGUMENTS: dict[str, Reasons] = {
+    # Entry points
+    "kernel": {
+        **_not_taken("a catch-all for fields of `Mesh`", "mesh_kwargs"),
+        **_new("older upstreams call it so", "out_shape", "scratch_shapes"),
+        **_new("a `Mesh` or a `WarpMesh` in place of its fields", "mesh"),
+        **_new("upstream takes it through its catch-all", "kernel_name"),
+        **_new("as of `pallas_call`", "name", "cost_estimate", "metadata"),
+    },
+    "pallas_call": {
+        **_new("several warpgroups run the body", "num_threads", "thread_name"),
+        **_default(
+            "None: the emulator on a CPU, the GPU on CUDA",
+            "interpret",
+        ),
+    },
+    "CompilerParams": {
+        **_not_taken(
+            "the profiler comes later",
+            "profile_space",
+            "profile_dir",
+            "profile_trace_scope",
+            "profile_bounds_check",
+        ),
+        **_not_taken("no kernels over several devices yet", "skip_device_barrier"),
+        **_new("compiles for another GPU than the attached one", "target"),
+        **_new("keeps source lines in PTX and SASS", "line_info"),
+        **_new("compiles `debug_check`; a flag of JAX upstream", "debug_checks"),
+        **_default(
+            "None: as much as the largest reduction takes", "reduction_scratch_bytes"
+        ),
+    },
+    "InterpretGPUParams": {
+        **_not_taken("the emulator computes", "skip_floating_point_ops"),
+        **_not_taken("the mesh says so", "num_cores_or_threads"),
+        **_not_taken("upstream refuses it too", "vector_clock_size"),
+        **_not_taken("no log of the emulator yet", "logging_mode"),
+        **_not_taken("copies need no threads", "num_tma_threads_per_device"),
+        **_not_taken("no inline_mgpu yet", "inline_mgpu"),
+        **_new(
+            "the schedules that are tried",
+            "seed",
+            "schedules",
+            "asynchrony",
+        ),
+        **_new("ends loops that never end", "max_steps"),
+        **_new("accepts results that are not stored as a whole", "partial_results"),
+        **_default("True: races are reported", "detect_races"),
+    },
+    "force_gpu_interpret_mode": _EMULATOR,
+    "set_gpu_interpret_mode": _EMULATOR,
+    # Declarations
+    "BlockSpec": _default(
+        "None: zeros, and the emulator reports blocks entirely outside", "oob_fill_mode"
+    ),
+    "Barrier": _BARRIER,
+    "ClusterBarrier": {
+        **_BARRIER,
+        **_default("`()`, the CTA alone; required upstream", "collective_axes"),
+    },
+    "ANY": _INITIAL,
+    "GMEM": {**_TMEM_ALONE, **_SMEM_ALONE, **_INITIAL},
+    "SMEM": _TMEM_ALONE,
+    "REGS": {**_TMEM_ALONE, **_SMEM_ALONE},
+    "TMEM": _SMEM_ALONE,
+    "SemaphoreSignal": _default("None, this device; required upstream", "device_id"),
+    # Copies and barriers
+    "copy_gmem_to_smem": {
+        **_HINTED,
+        **_new("TMA or cp.async", "implementation"),
+        **_MULTICAST_PREFETCH,
+    },
+    "copy_smem_to_gmem": _HINTED,
+    "async_prefetch": _MULTICAST_PREFETCH,
+    "async_store_smem": {
+        **_default("a hint: bank conflicts are never refused here", "optimized"),
+        **_new("the memory order of the arrival", "sem"),
+    },
+    "barrier_arrive": _new("arrivals at once", "num_arrivals"),
+    # Registers
+    "load": {
+        **_CHOSEN,
+        **_new("no access where the mask is False, `other` there", "mask", "other"),
+    },
+    **dict.fromkeys(
+        (f"atomic_{name}" for name in ("add", "and", "max", "min", "or", "xor")),
+        _ATOMIC,
+    ),
+}
