@@ -77,6 +77,7 @@ from pallas_gpu.primitives.mbarrier import (
     barrier_test,
     barrier_wait,
 )
+from pallas_gpu.primitives.reductions import max, min, prod, sum
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
@@ -260,6 +261,10 @@ __all__ = [
     "layout_cast",
     "broadcasted_iota",
     "set_max_registers",
+    "max",
+    "min",
+    "prod",
+    "sum",
     # Atomic operations
     "atomic_add",
     "atomic_and",

@@ -2,8 +2,8 @@
 """What becomes of each public name of upstream's Pallas, for docs/porting.md.
 
 `PLGPU` has the names of jax.experimental.pallas.mosaic_gpu, `PL` those of
-jax.experimental.pallas, both of jax 0.11. A name that this package gets has its row
-changed: the tests compare the rows with both packages.
+jax.experimental.pallas, of both ends of the supported range of jax. A name that this
+package gets has its row changed: the tests compare the rows with both packages.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ SEMAPHORES = differs(
 ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
+REDUCTIONS = differs("take `keepdims`, too; `accumulator_ilp` is a hint")
 INLINE = later("inline Mosaic GPU code")
 
 PLGPU: dict[str, Row] = {
@@ -113,6 +114,7 @@ PLGPU: dict[str, Row] = {
     "wait_smem_to_gmem": SAME,
     "wait_gmem_to_smem": SAME,
     "async_prefetch": SAME,
+    "im2col_ref": later("tensor maps of windows, which the launcher does not encode"),
     "async_store_smem": differs(
         "arrives once; any tiling and number of cluster axes; no sums of floats"
     ),
@@ -127,8 +129,11 @@ PLGPU: dict[str, Row] = {
     "barrier_arrive": differs("takes `num_arrivals`, too"),
     "barrier_wait": SAME,
     "barrier_test": SAME,
+    "barrier_arrive_and_wait": SAME,
     # Registers
-    "load": SAME,
+    "load": differs("takes an index and a mask, too"),
+    "store": differs("takes an index before the value, and a mask, too"),
+    **dict.fromkeys(("max", "min", "prod", "sum"), REDUCTIONS),
     "layout_cast": SAME,
     "broadcasted_iota": SAME,
     "set_max_registers": differs("24 to 256, as the hardware has"),
@@ -209,6 +214,7 @@ PLGPU: dict[str, Row] = {
         SEMAPHORES,
     ),
     "SemaphoreType": SAME,
+    "alloc_semaphore": later("semaphores that outlive a kernel"),
     "griddepcontrol_launch_dependents": SAME,
     "griddepcontrol_wait": differs(
         "the emulator reports accesses to GMEM before it, also to arguments"
@@ -316,6 +322,13 @@ OLDER: dict[str, Row] = {
     "plgpu.load(ref, idx)": SAME,
 }
 
+# Names that one end of the supported range does not have.
+ONLY_IN_0_11 = {"DeviceIdType"}
+ONLY_IN_0_12 = {
+    "alloc_semaphore", "barrier_arrive_and_wait", "im2col_ref", "max", "min", "prod",
+    "store", "sum",
+}  # fmt: skip
+
 # Arguments of upstream's that ours do not take, with the reason.
 NOT_TAKEN: dict[tuple[str, str], str] = {
     ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
@@ -324,6 +337,7 @@ NOT_TAKEN: dict[tuple[str, str], str] = {
     ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
     ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
     ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
+    ("CompilerParams", "is_multi_process"): "no kernels over several devices yet",
     ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
     ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
     ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,10 @@ load_p = registry.define(
     # One warp can load single elements.
     issuers=registry.ISSUERS,
     reads=("src",),
+)
+# A store whose author says whether it may have bank conflicts: JAX's has no parameters.
+store_p = registry.define(
+    "store", "registers", issuers=registry.ISSUERS, writes=("dst",)
 )
 layout_cast_p = registry.define(
     "layout_cast",
@@ -133,16 +137,43 @@ def load(
     )
 
 
+@overload
+def store(
+    dst: types.Ref, value: Any, *, mask: Any = None, optimized: bool | None = None
+) -> None: ...
+
+
+@overload
+def store(
+    dst: types.Ref,
+    idx: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    optimized: bool | None = None,
+) -> None: ...
+
+
 @expect.arguments(
     None,
-    "plgpu.store(ref, index, x): the index is second; ref[...] = x stores all of it",
+    "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second",
     dst=expect.anything,
     idx=expect.anything,
     value=expect.anything,
     mask=expect.anything,
+    optimized=expect.optional(expect.boolean),
 )
-def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
-    """Stores an array to a reference, where a mask is True.
+def store(
+    dst: types.Ref,
+    idx: Any = None,
+    value: Any = None,
+    *,
+    mask: Any = None,
+    optimized: bool | None = None,
+) -> None:
+    """Stores an array to a reference, also under a mask.
+
+    `store(dst, value)`, or `store(dst, idx, value)`.
 
     PTX: st.shared, stmatrix or st.global; under a mask predicated, with one
     store for each element unless the mask is the same along a vector.
@@ -153,14 +184,17 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
 
     Args:
       dst: SMEM or GMEM reference, or a part of one.
-      idx: an index applied to `dst` first, as in `dst[idx] = value`; `()` for all of
+      idx: an index applied to `dst` first, as in `dst[idx] = value`; by default all of
         it. Where it names an element twice, one of the values is stored.
       value: of the selected shape and dtype; a scalar is broadcast.
       mask: bools of a shape that broadcasts to the selected one. Where it is False no
         memory is accessed: indices may be out of bounds there, in ranges too.
+      optimized: as of `load`: True refuses bank conflicts, False accepts them.
 
     Raises:
+      ArgumentTypeError: there is no value.
       MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
+      LayoutError: bank conflicts that `optimized` refuses.
       ShapeError, DTypeError: the value or the mask does not fit the reference.
       KernelError: the reference is an input of the kernel.
 
@@ -168,15 +202,30 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
       >>> plgpu.store(o_ref, plgpu.ds(i * 1024, 1024), x, mask=position < n)
     """
     who = "store"
+    if value is None:
+        idx, value = None, idx
+    if value is None:
+        raise errors.ArgumentTypeError(
+            f"{who}: the value is missing",
+            expected="an array or a scalar",
+            got="None",
+            hint="plgpu.store(ref, x), or plgpu.store(ref, index, x)",
+            where=_jax.where_now(),
+        )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
     view: Any = dst.at[() if idx is None else idx]
     view = view if isinstance(view, types.RefView) else types.RefView(view, ())
-    if mask is None:
+    if mask is None and (optimized is None or not view.is_window):
         view.set(value)
         return
     mask = indexed.mask_of(mask, view.shape, who)
-    indexed.store(view, types.stored(value, view), mask)
+    value = types.stored(value, view)
+    if mask is not None:
+        indexed.store(view, value, mask)
+        return
+    operands = {"dst": ops.operand(view), "value": value}
+    ops.bind(store_p, operands, optimized=optimized)
 
 
 def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:

@@ -310,6 +310,7 @@ GOOD: dict[str, Good] = {
     "commit_tmem": _blackwell(lambda e: {}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
+    **dict.fromkeys(("max", "min", "prod", "sum"), _in(lambda e: {"x": e.array})),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
     # Clusters
     "async_store_smem": _in(
