@@ -3,16 +3,12 @@
 
 import inspect
 
-import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
 from tests.support.every import every
 from tools.porting_names import NOT_TAKEN
-
-# A name that 0.12 deprecates is still there.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 
 
 def shared_names():

@@ -168,7 +168,10 @@ PLGPU: dict[str, Row] = {
         "for `pallas_call`"
     ),
     "LoweringSemantics": SAME,
-    "InterpretGPUParams": differs("races are looked for by default"),
+    "InterpretGPUParams": differs(
+        "races are looked for by default; `like_upstream` accepts what upstream's "
+        "interpreter does; `skip_floating_point_ops` and `on_race=\"warn\"` are refused"
+    ),
     "TraceScope": later("the profiler"),
     # Atomics
     **dict.fromkeys(
@@ -338,11 +341,5 @@ NOT_TAKEN: dict[tuple[str, str], str] = {
     ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
     ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
     ("CompilerParams", "is_multi_process"): "no kernels over several devices yet",
-    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
-    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
-    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
-    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
-    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
-    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
     ("empty", "out_sharding"): "jax.lax.empty takes it",
 }

@@ -385,6 +385,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "CompilerParams.target": lambda: [wrong_target("sm_90a"), wrong_target("sm_100a")],
     "CompilerParams.line_info": "tests/lowering/test_determinism.py::"
     "test_lines_are_kept_only_where_they_are_asked_for",
+    "InterpretParams.like_upstream": "tests/emulator/test_like_upstream.py",
     "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",
     "InterpretParams.max_steps": RUN,
     "InterpretParams.schedules": "tests/types/test_params.py",
@@ -429,6 +430,10 @@ HINTS = (
     "CostEstimate.remote_bytes_transferred",
     "kernel.cost_estimate",
     "async_store_smem.optimized",
+    "InterpretParams.inline_mgpu",
+    "InterpretParams.logging_mode",
+    "InterpretParams.num_cores_or_threads",
+    "InterpretParams.num_tma_threads_per_device",
     "kernel.metadata",
     "pallas_call.cost_estimate",
     "pallas_call.metadata",
@@ -437,6 +442,9 @@ HINTS = (
 # What each is given, beside its good call, to be refused.
 REFUSED = {
     "BlockSpec.pipeline_mode": 1,
+    "InterpretParams.on_race": "warn",
+    "InterpretParams.skip_floating_point_ops": True,
+    "InterpretParams.vector_clock_size": 4,
     "SemaphoreSignal.device_id": 0,
     "semaphore_signal.device_id": 0,
     "ops.dot_product_attention.implementation": "xla",

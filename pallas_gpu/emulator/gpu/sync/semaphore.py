@@ -198,7 +198,8 @@ def _found(
     made = _SEMAPHORES.of(array)
     if not made:
         made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
-        cta.device.at_end.append(made[0].require_zero)
+        if not cta.device.like_upstream:
+            cta.device.at_end.append(made[0].require_zero)
         cta.device.states.append(array.state)
     return made[0]
 
