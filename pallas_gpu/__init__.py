@@ -77,18 +77,22 @@ from pallas_gpu.primitives.mbarrier import (
     barrier_test,
     barrier_wait,
 )
-from pallas_gpu.primitives.reductions import max, min, prod, sum
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
     load,
+    max,
+    min,
     multiple_of,
+    prod,
     set_max_registers,
     store,
+    sum,
 )
 from pallas_gpu.primitives.sync.delay import delay
 from pallas_gpu.primitives.sync.semaphore import (
     SemaphoreSignal,
+    alloc_semaphore,
     semaphore_read,
     semaphore_signal,
     semaphore_signal_parallel,
@@ -246,6 +250,7 @@ __all__ = [
     "barrier_wait",
     # Semaphores
     "SemaphoreType",
+    "alloc_semaphore",
     "semaphore_signal",
     "semaphore_signal_parallel",
     "SemaphoreSignal",

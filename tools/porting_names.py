@@ -217,7 +217,7 @@ PLGPU: dict[str, Row] = {
         SEMAPHORES,
     ),
     "SemaphoreType": SAME,
-    "alloc_semaphore": later("semaphores that outlive a kernel"),
+    "alloc_semaphore": differs("references of int32"),
     "griddepcontrol_launch_dependents": SAME,
     "griddepcontrol_wait": differs(
         "the emulator reports accesses to GMEM before it, also to arguments"

@@ -50,8 +50,6 @@ INSTEAD: dict[str, str] = {
     "enable_poison_buffers": "the emulator always fills fresh memory with poison; "
     'plgpu.InterpretParams(uninitialized_memory="zero") turns it off',
     "estimate_cost": "jax.jit(f).lower(*args).cost_analysis()",
-    "alloc_semaphore": "not supported yet: semaphores that outlive a kernel; "
-    "plgpu.SemaphoreType.REGULAR declares those of a kernel",
     "im2col_ref": "not supported yet: plgpu.copy_gmem_to_smem of each row of a window",
     "Indirect": "not supported yet as a block; index the reference by an array",
     "lower_as_mlir": "plgpu.offline.lower(f, *args)[0].mlir",

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers, run
 from tests.support.refusal import refused_by
 
@@ -79,3 +80,23 @@ def test_vmap_of_pure_operations_works_inside_a_body():
 
     x = numbers()
     np.testing.assert_array_equal(run(body), x - x.max(1, keepdims=True))
+
+
+BYTES = np.random.default_rng(0).integers(-4, 5, (64, 128)).astype(np.int8)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
+def test_a_reduction_keeps_the_element_type(name):
+    reduce = getattr(plgpu, name)
+
+    def body(x, o, o_all):
+        o[...] = reduce(x[...], axis=-1, keepdims=True, accumulator_ilp=2)
+        o_all[...] = reduce(reduce(x[...], 1))
+
+    rows = getattr(np, name)(BYTES, axis=1, keepdims=True, **dtype_of(name))
+    total = getattr(np, name)(BYTES, **dtype_of(name))
+    everywhere.check(everywhere.kernel(body, (rows, total)), [BYTES], (rows, total))
+
+
+def dtype_of(name):
+    return {"dtype": np.int8} if name in ("sum", "prod") else {}

@@ -287,7 +287,9 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
     "async_store_smem.sem": "tests/lowering/families/test_async_stores.py",
     "load.optimized": "tests/lowering/test_warpgroup.py",
-    **{f"{n}.keepdims": "tests/primitives/test_reductions.py" for n in REDUCTIONS},
+    **{f"{n}.keepdims": "tests/primitives/test_registers.py" for n in REDUCTIONS},
+    "alloc_semaphore.shape": "tests/lowering/families/sync/test_semaphore.py::"
+    "test_semaphores_outlive",
     "store.optimized": "tests/lowering/test_parts_of_tiles.py",
     "tcgen05_commit_arrive.predicate": f"{TENSOR_CORES}/test_tcgen05.py",
     "tcgen05_mma.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",

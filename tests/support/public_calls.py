@@ -189,6 +189,7 @@ GOOD: dict[str, Good] = {
     "empty": _top(shape=(8,), dtype=F32),
     "empty_like": _top(x=OUT),
     "empty_ref_like": _top(x=OUT),
+    "alloc_semaphore": _top(),
     "force_gpu_interpret_mode": _top(),
     "set_gpu_interpret_mode": _top(params=None),
     "run_state": _in(

@@ -41,6 +41,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       DTypeError: kernels, or the operation, do not support an element type.
       MemorySpaceError: a barrier is read or written as an array.
       UnsupportedError: an operation is not supported in a kernel.
+      KernelError: semaphores are accessed as an array.
       LayoutError: a copy that TMA does not support, or a part of an accumulator that
         does not consist of whole registers.
     """
@@ -52,6 +53,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
             raise error.with_location(site.where) from None
     check_claims(jaxpr)
     check_groups(jaxpr)
+    references.check_semaphores(jaxpr)
     check_indices(jaxpr, mesh)
 
 

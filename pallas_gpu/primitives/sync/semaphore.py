@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -25,9 +26,13 @@ semaphore_signal_p = registry.define(
     writes=("semaphore",),
     atomic=True,
 )
-# Operands: the semaphores and their increments, `semaphore0`, `inc0` and so on.
+# Operands: a list of those of `semaphore_signal`.
 semaphore_signal_parallel_p = registry.define(
-    "semaphore_signal_parallel", "semaphore", issuers=registry.ISSUERS
+    "semaphore_signal_parallel",
+    "semaphore",
+    issuers=registry.ISSUERS,
+    writes=("semaphore",),
+    atomic=True,
 )
 semaphore_wait_p = registry.define(
     "semaphore_wait",
@@ -49,6 +54,32 @@ _ONE_DEVICE = expect.refused(
     None, "leave it out: kernels over several devices are not supported yet"
 )
 _SCOPE = expect.choice(SYSTEM, GPU)
+
+
+@expect.arguments(shape=expect.integers(1))
+def alloc_semaphore(shape: int | Sequence[int] = ()) -> jax.Ref:
+    """Returns semaphores that are zero and outlive a kernel, which is passed them.
+
+    Issued by: the host.
+
+    In a body they are semaphores in GMEM, and nothing else accesses them: signals that
+    one kernel does not wait for are there for the next one. They need not be zero when
+    a kernel ends. Those of one kernel are declared: `SemaphoreType.REGULAR`.
+
+    Args:
+      shape: positive sizes; `()` (default) is a single semaphore.
+
+    Returns:
+      A `jax.Ref` of int32, an argument of kernels.
+
+    Raises:
+      ArgumentError, ArgumentTypeError: an invalid shape.
+
+    Example:
+      >>> ready = plgpu.alloc_semaphore()
+      >>> producer(x, ready)
+    """
+    return jax.new_ref(jnp.zeros(shape, jnp.int32))
 
 
 @expect.arguments(
@@ -223,10 +254,11 @@ def semaphore_read(sem_or_view: types.Ref) -> jax.Array:
 
 def _one(semaphore: Any, who: str) -> ops.RefOperand:
     aval = ops.require_ref(semaphore, who, "the semaphore")
-    if aval.memory_space is not types.SEMAPHORES:
+    if not _is_semaphore(semaphore, aval):
         raise errors.MemorySpaceError(
             f"{who}: the operand is not a semaphore",
-            expected="a reference declared with plgpu.SemaphoreType.REGULAR",
+            expected="a reference declared with plgpu.SemaphoreType.REGULAR, or what "
+            "plgpu.alloc_semaphore returns",
             got=types.describe(semaphore),
             hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
             "with plgpu.get_global for all CTAs",
@@ -241,6 +273,14 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             where=_jax.where_now(),
         )
     return ops.operand(semaphore.at[(0,) * len(semaphore.shape)])
+
+
+def _is_semaphore(ref: Any, aval: Any) -> bool:
+    """True for a declared one, and for int32 in GMEM that may outlive the kernel."""
+    if aval.memory_space is types.SEMAPHORES:
+        return True
+    plain = not isinstance(ref, types.RefView) or ref.is_window
+    return aval.memory_space is types.GMEM and aval.dtype == jnp.int32 and plain
 
 
 def _int32(value: Any, who: str, what: str) -> jax.Array:
