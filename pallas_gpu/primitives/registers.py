@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -135,23 +135,6 @@ def load(
     return ops.bind(
         load_p, {"src": ops.operand(src)}, layout=layout, optimized=optimized
     )
-
-
-@overload
-def store(
-    dst: types.Ref, value: Any, *, mask: Any = None, optimized: bool | None = None
-) -> None: ...
-
-
-@overload
-def store(
-    dst: types.Ref,
-    idx: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    optimized: bool | None = None,
-) -> None: ...
 
 
 @expect.arguments(

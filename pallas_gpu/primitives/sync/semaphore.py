@@ -56,7 +56,8 @@ _ONE_DEVICE = expect.refused(
 _SCOPE = expect.choice(SYSTEM, GPU)
 
 
-@expect.arguments(shape=expect.integers(1))
+# Kernels index with 32 bits.
+@expect.arguments(shape=expect.integers(1, 2**31 - 1))
 def alloc_semaphore(shape: int | Sequence[int] = ()) -> jax.Ref:
     """Returns semaphores that are zero and outlive a kernel, which is passed them.
 
