@@ -33,7 +33,12 @@ from pallas_gpu.entry.interpret import (
     set_gpu_interpret_mode,
 )
 from pallas_gpu.entry.kernel import kernel
-from pallas_gpu.entry.memory.empty import empty, empty_like, empty_ref_like
+from pallas_gpu.entry.memory.empty import (
+    alloc_semaphore,
+    empty,
+    empty_like,
+    empty_ref_like,
+)
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import get_global, run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
@@ -92,7 +97,6 @@ from pallas_gpu.primitives.registers import (
 from pallas_gpu.primitives.sync.delay import delay
 from pallas_gpu.primitives.sync.semaphore import (
     SemaphoreSignal,
-    alloc_semaphore,
     semaphore_read,
     semaphore_signal,
     semaphore_signal_parallel,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,33 +53,6 @@ _ONE_DEVICE = expect.refused(
     None, "leave it out: kernels over several devices are not supported yet"
 )
 _SCOPE = expect.choice(SYSTEM, GPU)
-
-
-# Kernels index with 32 bits.
-@expect.arguments(shape=expect.integers(1, 2**31 - 1))
-def alloc_semaphore(shape: int | Sequence[int] = ()) -> jax.Ref:
-    """Returns semaphores that are zero and outlive a kernel, which is passed them.
-
-    Issued by: the host.
-
-    In a body they are semaphores in GMEM, and nothing else accesses them: signals that
-    one kernel does not wait for are there for the next one. They need not be zero when
-    a kernel ends. Those of one kernel are declared: `SemaphoreType.REGULAR`.
-
-    Args:
-      shape: positive sizes; `()` (default) is a single semaphore.
-
-    Returns:
-      A `jax.Ref` of int32, an argument of kernels.
-
-    Raises:
-      ArgumentError, ArgumentTypeError: an invalid shape.
-
-    Example:
-      >>> ready = plgpu.alloc_semaphore()
-      >>> producer(x, ready)
-    """
-    return jax.new_ref(jnp.zeros(shape, jnp.int32))
 
 
 @expect.arguments(
