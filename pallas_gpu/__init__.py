@@ -33,7 +33,12 @@ from pallas_gpu.entry.interpret import (
     set_gpu_interpret_mode,
 )
 from pallas_gpu.entry.kernel import kernel
-from pallas_gpu.entry.memory.empty import empty, empty_like, empty_ref_like
+from pallas_gpu.entry.memory.empty import (
+    alloc_semaphore,
+    empty,
+    empty_like,
+    empty_ref_like,
+)
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import get_global, run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
@@ -81,9 +86,13 @@ from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
     load,
+    max,
+    min,
     multiple_of,
+    prod,
     set_max_registers,
     store,
+    sum,
 )
 from pallas_gpu.primitives.sync.delay import delay
 from pallas_gpu.primitives.sync.semaphore import (
@@ -246,6 +255,7 @@ __all__ = [
     "barrier_wait",
     # Semaphores
     "SemaphoreType",
+    "alloc_semaphore",
     "semaphore_signal",
     "semaphore_signal_parallel",
     "SemaphoreSignal",
@@ -261,6 +271,10 @@ __all__ = [
     "layout_cast",
     "broadcasted_iota",
     "set_max_registers",
+    "max",
+    "min",
+    "prod",
+    "sum",
     # Atomic operations
     "atomic_add",
     "atomic_and",

@@ -79,6 +79,7 @@ __all__ = [
     "BitcastTransform",
     "ClosedJaxpr",
     "DropVar",
+    "EXPANSIONS",
     "Effect",
     "FfiEffect",
     "Jaxpr",
@@ -465,6 +466,27 @@ def bind_again(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     params = eqn.primitive.get_bind_params(eqn.params)
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def _of_hi_primitive(eqn: JaxprEqn) -> Callable[..., list[Any]]:
+    return functools.partial(eqn.primitive.to_lojax, **eqn.params)
+
+
+def _polynomial(x: Any, *coefficients: Any) -> list[Any]:
+    """Horner's rule, the constant term first."""
+    *lower, result = coefficients
+    for coefficient in reversed(lower):
+        result = result * x + coefficient
+    return [result]
+
+
+# What an equation computes, in operations that every version has, by its primitive.
+# From 0.12 on there is `polynomial`, and functions of `jax.numpy` are hi primitives:
+# those of `jax.experimental.hijax`, which say themselves what they consist of.
+EXPANSIONS: dict[str, Callable[[JaxprEqn], Callable[..., list[Any]]]] = {
+    "call_hi_primitive": _of_hi_primitive,
+    "polynomial": lambda _: _polynomial,
+}
 
 
 def threefry2x32(*words: Any) -> list[Any]:

@@ -2,8 +2,8 @@
 """What becomes of each public name of upstream's Pallas, for docs/porting.md.
 
 `PLGPU` has the names of jax.experimental.pallas.mosaic_gpu, `PL` those of
-jax.experimental.pallas, both of jax 0.11. A name that this package gets has its row
-changed: the tests compare the rows with both packages.
+jax.experimental.pallas, of both ends of the supported range of jax. A name that this
+package gets has its row changed: the tests compare the rows with both packages.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ SEMAPHORES = differs(
 ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
+REDUCTIONS = differs("take `keepdims`, too; `accumulator_ilp` is a hint")
 INLINE = later("inline Mosaic GPU code")
 
 PLGPU: dict[str, Row] = {
@@ -116,6 +117,7 @@ PLGPU: dict[str, Row] = {
     "wait_smem_to_gmem": SAME,
     "wait_gmem_to_smem": SAME,
     "async_prefetch": SAME,
+    "im2col_ref": later("tensor maps of windows, which the launcher does not encode"),
     "async_store_smem": differs(
         "arrives once; any tiling and number of cluster axes; no sums of floats"
     ),
@@ -130,8 +132,11 @@ PLGPU: dict[str, Row] = {
     "barrier_arrive": differs("takes `num_arrivals`, too"),
     "barrier_wait": SAME,
     "barrier_test": SAME,
+    "barrier_arrive_and_wait": SAME,
     # Registers
-    "load": SAME,
+    "load": differs("takes an index and a mask, too"),
+    "store": differs("takes an index before the value, and a mask, too"),
+    **dict.fromkeys(("max", "min", "prod", "sum"), REDUCTIONS),
     "layout_cast": SAME,
     "broadcasted_iota": SAME,
     "set_max_registers": differs("24 to 256, as the hardware has"),
@@ -166,7 +171,10 @@ PLGPU: dict[str, Row] = {
         "for `pallas_call`"
     ),
     "LoweringSemantics": SAME,
-    "InterpretGPUParams": differs("races are looked for by default"),
+    "InterpretGPUParams": differs(
+        "races are looked for by default; `like_upstream` accepts what upstream's "
+        "interpreter does; `skip_floating_point_ops` and `on_race=\"warn\"` are refused"
+    ),
     "TraceScope": later("the profiler"),
     # Atomics
     **dict.fromkeys(
@@ -217,6 +225,7 @@ PLGPU: dict[str, Row] = {
         SEMAPHORES,
     ),
     "SemaphoreType": SAME,
+    "alloc_semaphore": differs("references of int32"),
     "griddepcontrol_launch_dependents": SAME,
     "griddepcontrol_wait": differs(
         "the emulator reports accesses to GMEM before it, also to arguments"
@@ -334,3 +343,10 @@ OLDER: dict[str, Row] = {
     "plgpu.Barrier(num_barriers=1), without index": SAME,
     "plgpu.load(ref, idx)": SAME,
 }
+
+# Names that one end of the supported range does not have.
+ONLY_IN_0_11 = {"DeviceIdType"}
+ONLY_IN_0_12 = {
+    "alloc_semaphore", "barrier_arrive_and_wait", "im2col_ref", "max", "min", "prod",
+    "store", "sum",
+}  # fmt: skip

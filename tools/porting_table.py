@@ -15,7 +15,7 @@ _HEAD = """\
 # Porting kernels from JAX's Pallas
 
 Written by `make porting-table` from `tools/porting_names.py`, which the tests compare
-with jax 0.11. Do not edit it by hand.
+with jax 0.11 and 0.12. Do not edit it by hand.
 
 A kernel for Mosaic GPU changes its import lines. This package has the names of both of
 upstream's modules:

@@ -370,13 +370,15 @@ def launch_body(
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
     # Which arguments are references, and which of these are the same one.
     same = tuple(None if x is None else _position(x, given) for x in sources)
-    key = (tuple(in_avals), in_tree, same, _jax.trace_context())
+    interpret = call.resolve_interpret(interpret)
+    like_upstream = getattr(interpret, "like_upstream", False)
+    key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context())
     before, traced, needed = cache.get(key, (None, None, None))
     if traced is None or before != seen:
         traced, needed = _trace_for_target(
             lambda: trace.trace_body(
                 _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-                mesh, name, aliases, sources,
+                mesh, name, aliases, sources, like_upstream,
             ),
             compiler_params.target,
         )  # fmt: skip
@@ -405,7 +407,7 @@ def launch_body(
         batch=(),
         out_avals=result_avals,
         compiler_params=compiler_params,
-        interpret=call.resolve_interpret(interpret),
+        interpret=interpret,
         name=name,
         aliases=traced.aliases,
         enclosing=traced.enclosing,

@@ -58,6 +58,7 @@ def trace_body(
     name: str,
     aliases: Sequence[tuple[int, int]] = (),
     sources: Sequence[Any] = (),
+    writes_inputs: bool = False,
 ) -> TracedBody:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
@@ -70,6 +71,7 @@ def trace_body(
         for both.
       sources: for each input the `jax.Ref` whose contents it is, if any. A reference
         that the body writes becomes one more output, in the order of the inputs.
+      writes_inputs: whether the body may store to inputs.
 
     Raises:
       KernelError: the body returns a value.
@@ -98,7 +100,8 @@ def trace_body(
             for i, (axis, size) in enumerate(around.items())
         )
         check.check_jaxpr(closed.jaxpr, mesh)
-        check.check_inputs(closed.jaxpr, len(arrays.inputs))
+        if not writes_inputs:
+            check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
         check.check_dependencies(closed.jaxpr, [axis.name for axis in enclosing])
         closed, arrays = _without_unwritten(closed, arrays, mesh)

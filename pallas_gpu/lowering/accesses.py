@@ -49,12 +49,10 @@ def load(
     return array
 
 
-def store(view: Any, value: RegisterArray, where: Line) -> None:
-    """Stores to a part of an array.
-
-    The author does not specify the layout of a store and cannot accept bank conflicts:
-    they occur only if no layout is free of them, and are a warning.
-    """
+def store(
+    view: Any, value: RegisterArray, where: Line, optimized: bool | None = None
+) -> None:
+    """Stores to a part of an array; the arguments are those of `load`."""
     if isinstance(view, gmem.GmemView):
         gmem.store(view, value)
     elif by_element(view, value.layout, "store"):
@@ -62,8 +60,9 @@ def store(view: Any, value: RegisterArray, where: Line) -> None:
         indexed.store_part(view, value)
         return
     else:
-        smem.store(view, value, optimized=False)
-    slow.access(view, value.layout, "store", where)
+        smem.store(view, value, optimized=bool(optimized))
+    if optimized is None:
+        slow.access(view, value.layout, "store", where)
 
 
 def load_scalar(view: Any) -> ir.Value:

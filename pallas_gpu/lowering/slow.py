@@ -28,13 +28,6 @@ _MOST_REGISTERS, _REGISTER_BITS = 255, 32
 # of theirs avoids without more registers.
 _TOLERATED_WITH_PADDING = 2.0
 
-# How the author says that conflicts of banks may remain.
-_ACCEPTED: dict[Kind, str] = {
-    "load": "plgpu.load(..., optimized=False)",
-    "store": 'warnings.filterwarnings("ignore", '
-    "category=plgpu.errors.PerformanceWarning)",
-}
-
 
 def access(
     view: smem.SmemView | gmem.GmemView,
@@ -66,7 +59,7 @@ def access(
             f"{degree:g} times the time of one without",
             f"{_described(view)} in {describe(layout)}",
             "declare the array with a tiling and a swizzle, or with another minor "
-            f"dimension; or accept it with {_ACCEPTED[kind]}",
+            f"dimension; or accept it with plgpu.{kind}(..., optimized=False)",
             where,
         )
     elif plan.method == "vector":

@@ -41,19 +41,21 @@ def accesses(eqn: _jax.JaxprEqn) -> list[Access]:
     operation = registry.operation(eqn.primitive)
     if operation is None or not operation.accesses:
         return []
-    operands = _named_operands(operation, eqn)
+    named = _named_operands(operation, eqn)
     found = []
-    for name in operation.accesses:
-        operand = operands[name]
-        if not isinstance(operand, ops.RefOperand):
-            continue  # absent, or an array in registers
-        space = operand.ref.aval.memory_space
-        reads, writes = name in operation.reads, name in operation.writes
-        found.append(Access(operation, name, operand.ref, space, reads, writes))
+    # Several of one kind at once are a list.
+    for operands in named if isinstance(named, list) else [named]:
+        for name in operation.accesses:
+            operand = operands[name]
+            if not isinstance(operand, ops.RefOperand):
+                continue  # absent, or an array in registers
+            space = operand.ref.aval.memory_space
+            reads, writes = name in operation.reads, name in operation.writes
+            found.append(Access(operation, name, operand.ref, space, reads, writes))
     return found
 
 
-def _named_operands(operation: registry.Operation, eqn: Any) -> dict[str, Any]:
+def _named_operands(operation: registry.Operation, eqn: Any) -> Any:
     if operation.name in registry.JAX_PRIMITIVES:
         return {"ref": ops.RefOperand(eqn.invars[0])}
     return ops.unflatten(eqn.params["tree"], list(eqn.invars))

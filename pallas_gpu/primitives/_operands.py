@@ -99,10 +99,11 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
 
     Args:
       primitive: the primitive to bind.
-      operands: pytree of RefOperand, scalars, arrays and None.
+      operands: pytree of RefOperand, scalars, arrays and None; or a list of them.
       **params: static parameters.
     """
-    _check_accesses(primitive, operands)
+    for named in operands if isinstance(operands, list) else [operands]:
+        _check_accesses(primitive, named)
     leaves, tree = jax.tree.flatten(operands)
     return primitive.bind(*leaves, tree=tree, **params)
 

@@ -116,15 +116,21 @@ def _bind(
 
 _ORDER = {"sem": expect.choice(*ORDERS), "scope": expect.choice(None, *SCOPES)}
 
-_ARGUMENTS = expect.arguments(
-    None,
-    "an index selects a part of the reference: plgpu.atomic_add(ref.at[idx], val, "
-    "mask=mask)",
-    ref=expect.anything,
-    val=expect.anything,
-    mask=expect.anything,
-    **_ORDER,
-)
+
+def _arguments(**more: expect.Rule) -> Any:
+    return expect.arguments(
+        None,
+        "an index selects a part of the reference: plgpu.atomic_add(ref.at[idx], val, "
+        "mask=mask)",
+        ref=expect.anything,
+        val=expect.anything,
+        mask=expect.anything,
+        **_ORDER,
+        **more,
+    )
+
+
+_ARGUMENTS = _arguments(optimized=expect.boolean)
 
 
 @_ARGUMENTS
@@ -135,6 +141,7 @@ def atomic_add(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Adds to elements of a reference, each addition at once.
 
@@ -161,6 +168,7 @@ def atomic_add(
         before a release and after an acquire.
       scope: whom the operation is atomic with, and ordered: "cta", "cluster", "gpu" or
         "sys". None (default): all who can access the memory on this GPU. PTX: .scope.
+      optimized: a hint that this compiler does not use: each element is an instruction.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -186,6 +194,7 @@ def atomic_max(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by the larger of them and a value, at once.
 
@@ -199,6 +208,7 @@ def atomic_max(
         `val` is the largest, and a NaN in memory is so unless its sign bit is set.
       val: as of `atomic_add`.
       mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -218,6 +228,7 @@ def atomic_min(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by the smaller of them and a value, at once.
 
@@ -231,6 +242,7 @@ def atomic_min(
         `val` is the smallest, and a NaN in memory is so only if its sign bit is set.
       val: as of `atomic_add`.
       mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -250,6 +262,7 @@ def atomic_and(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise AND with a value, at once.
 
@@ -262,6 +275,7 @@ def atomic_and(
         uint64.
       val: as of `atomic_add`.
       mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -281,6 +295,7 @@ def atomic_or(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise OR with a value, at once.
 
@@ -293,6 +308,7 @@ def atomic_or(
         uint64.
       val: as of `atomic_add`.
       mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -312,6 +328,7 @@ def atomic_xor(
     mask: Any = None,
     sem: str = "relaxed",
     scope: str | None = None,
+    optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise XOR with a value, at once.
 
@@ -324,6 +341,7 @@ def atomic_xor(
         uint64.
       val: as of `atomic_add`.
       mask, sem, scope: as of `atomic_add`.
+      optimized: a hint, as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -335,7 +353,7 @@ def atomic_xor(
     return _bind("atomic_xor", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_arguments()
 def atomic_xchg(
     ref: types.Ref,
     val: Any,

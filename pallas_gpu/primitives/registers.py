@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in registers: loads with a layout, layout casts, iota."""
+"""Values in registers: loads with a layout, layout casts, iota, reductions."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ load_p = registry.define(
     # One warp can load single elements.
     issuers=registry.ISSUERS,
     reads=("src",),
+)
+# A store whose author says whether it may have bank conflicts: JAX's has no parameters.
+store_p = registry.define(
+    "store", "registers", issuers=registry.ISSUERS, writes=("dst",)
 )
 layout_cast_p = registry.define(
     "layout_cast",
@@ -135,14 +139,24 @@ def load(
 
 @expect.arguments(
     None,
-    "plgpu.store(ref, index, x): the index is second; ref[...] = x stores all of it",
+    "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second",
     dst=expect.anything,
     idx=expect.anything,
     value=expect.anything,
     mask=expect.anything,
+    optimized=expect.optional(expect.boolean),
 )
-def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
-    """Stores an array to a reference, where a mask is True.
+def store(
+    dst: types.Ref,
+    idx: Any = None,
+    value: Any = None,
+    *,
+    mask: Any = None,
+    optimized: bool | None = None,
+) -> None:
+    """Stores an array to a reference, also under a mask.
+
+    `store(dst, value)`, or `store(dst, idx, value)`.
 
     PTX: st.shared, stmatrix or st.global; under a mask predicated, with one
     store for each element unless the mask is the same along a vector.
@@ -153,14 +167,17 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
 
     Args:
       dst: SMEM or GMEM reference, or a part of one.
-      idx: an index applied to `dst` first, as in `dst[idx] = value`; `()` for all of
+      idx: an index applied to `dst` first, as in `dst[idx] = value`; by default all of
         it. Where it names an element twice, one of the values is stored.
       value: of the selected shape and dtype; a scalar is broadcast.
       mask: bools of a shape that broadcasts to the selected one. Where it is False no
         memory is accessed: indices may be out of bounds there, in ranges too.
+      optimized: as of `load`: True refuses bank conflicts, False accepts them.
 
     Raises:
+      ArgumentTypeError: there is no value.
       MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
+      LayoutError: bank conflicts that `optimized` refuses.
       ShapeError, DTypeError: the value or the mask does not fit the reference.
       KernelError: the reference is an input of the kernel.
 
@@ -168,15 +185,30 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
       >>> plgpu.store(o_ref, plgpu.ds(i * 1024, 1024), x, mask=position < n)
     """
     who = "store"
+    if value is None:
+        idx, value = None, idx
+    if value is None:
+        raise errors.ArgumentTypeError(
+            f"{who}: the value is missing",
+            expected="an array or a scalar",
+            got="None",
+            hint="plgpu.store(ref, x), or plgpu.store(ref, index, x)",
+            where=_jax.where_now(),
+        )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
     view: Any = dst.at[() if idx is None else idx]
     view = view if isinstance(view, types.RefView) else types.RefView(view, ())
-    if mask is None:
+    if mask is None and (optimized is None or not view.is_window):
         view.set(value)
         return
     mask = indexed.mask_of(mask, view.shape, who)
-    indexed.store(view, types.stored(value, view), mask)
+    value = types.stored(value, view)
+    if mask is not None:
+        indexed.store(view, value, mask)
+        return
+    operands = {"dst": ops.operand(view), "value": value}
+    ops.bind(store_p, operands, optimized=optimized)
 
 
 def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:
@@ -378,3 +410,154 @@ def set_max_registers(n: int, *, action: str) -> None:
             where=_jax.where_now(),
         )
     ops.bind(set_max_registers_p, {}, n=n, action=action)
+
+
+# --- reductions, which `jax.numpy` has too --------------------------------------------
+
+_REDUCTION = expect.arguments(
+    x=value_rules.array,
+    axis=expect.optional(expect.integers()),
+    keepdims=expect.boolean,
+    accumulator_ilp=expect.optional(expect.integer(1, unit="accumulators")),
+)
+
+
+@_REDUCTION
+def max(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    *,
+    accumulator_ilp: int | None = None,
+) -> jax.Array:
+    """Returns the largest elements along axes.
+
+    PTX: max in the registers of a thread, shfl.sync in a warp, and st.shared,
+    barrier.sync and ld.shared between warps, in scratch that
+    `CompilerParams.reduction_scratch_bytes` reserves. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
+
+    Args:
+      x: array of integers or floats.
+      axis: the axes to reduce; None for all.
+      keepdims: whether they remain, of size 1.
+      accumulator_ilp: a hint that this compiler does not use: the number of partial
+        results of a thread.
+
+    Returns:
+      An array of the element type of `x`.
+
+    Raises:
+      ArgumentError: an axis does not exist, or is named twice.
+      DTypeError: there is no such reduction of the element type.
+
+    Example:
+      >>> o_ref[...] = plgpu.max(x_ref[...], axis=1)
+    """
+    return _reduced(jax.lax.reduce_max, "max", x, axis, keepdims)
+
+
+@_REDUCTION
+def min(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    *,
+    accumulator_ilp: int | None = None,
+) -> jax.Array:
+    """Returns the smallest elements along axes.
+
+    PTX: min, and the rest as `max`. Since: sm_90.
+
+    Issued as `max`.
+
+    Args:
+      x, axis, keepdims: as of `max`.
+      accumulator_ilp: a hint, as of `max`.
+
+    Returns:
+      An array of the element type of `x`.
+
+    Raises:
+      ArgumentError, DTypeError: as `max`.
+    """
+    return _reduced(jax.lax.reduce_min, "min", x, axis, keepdims)
+
+
+@_REDUCTION
+def sum(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    *,
+    accumulator_ilp: int | None = None,
+) -> jax.Array:
+    """Returns the sums of elements along axes; narrow integers wrap.
+
+    PTX: add, and the rest as `max`. Since: sm_90.
+
+    Issued as `max`.
+
+    Args:
+      x, axis, keepdims: as of `max`.
+      accumulator_ilp: a hint, as of `max`.
+
+    Returns:
+      An array of the element type of `x`, also where `jnp.sum` has a wider one.
+
+    Raises:
+      ArgumentError, DTypeError: as `max`.
+    """
+    return _reduced(jax.lax.reduce_sum, "sum", x, axis, keepdims)
+
+
+@_REDUCTION
+def prod(
+    x: Any,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    *,
+    accumulator_ilp: int | None = None,
+) -> jax.Array:
+    """Returns the products of elements along axes; narrow integers wrap.
+
+    PTX: mul, and the rest as `max`. Since: sm_90.
+
+    Issued as `max`.
+
+    Args:
+      x, axis, keepdims: as of `max`.
+      accumulator_ilp: a hint, as of `max`.
+
+    Returns:
+      An array of the element type of `x`, also where `jnp.prod` has a wider one.
+
+    Raises:
+      ArgumentError, DTypeError: as `max`.
+    """
+    return _reduced(jax.lax.reduce_prod, "prod", x, axis, keepdims)
+
+
+def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Array:
+    given = tuple(range(x.ndim)) if axis is None else axis
+    axes = {i % x.ndim for i in given if -x.ndim <= i < x.ndim}
+    if len(axes) != len(given):
+        raise errors.ArgumentError(
+            f"{who}: invalid axes",
+            expected=f"different axes of an array of shape {x.shape}",
+            got=axis,
+            hint="leave axis out for all of them",
+            where=_jax.where_now(),
+        )
+    if x.dtype == jnp.bool_:
+        raise errors.DTypeError(
+            f"{who}: the elements are bools",
+            expected="integers or floats",
+            got=f"bool{list(x.shape)}",
+            hint="jnp.any and jnp.all reduce bools; convert to count: "
+            "x.astype(jnp.int32)",
+            where=_jax.where_now(),
+        )
+    result = reduce(x, axes=tuple(sorted(axes)))
+    return jnp.expand_dims(result, tuple(sorted(axes))) if keepdims else result

@@ -335,7 +335,9 @@ _COUNTED: dict[str, Callable[[Counter, Any, list[Any]], Work]] = {
     "barrier_wait": Counter._wait,
     "set_max_registers": Counter._set_registers,
     **dict.fromkeys(("get", "swap", "addupdate"), Counter._access),
-    **dict.fromkeys(("load_indexed", "store_indexed"), Counter._indexed),
+    **dict.fromkeys(
+        ("load", "store", "load_indexed", "store_indexed"), Counter._indexed
+    ),
 }
 
 

@@ -50,7 +50,7 @@ INSTEAD: dict[str, str] = {
     "enable_poison_buffers": "the emulator always fills fresh memory with poison; "
     'plgpu.InterpretParams(uninitialized_memory="zero") turns it off',
     "estimate_cost": "jax.jit(f).lower(*args).cost_analysis()",
-    "im2col_ref": "not supported: plgpu.copy_gmem_to_smem of each row of a window",
+    "im2col_ref": "not supported yet: plgpu.copy_gmem_to_smem of each row of a window",
     "Indirect": "plgpu.GMEM as the block's memory space, and an index by an array",
     "lower_as_mlir": "plgpu.offline.lower(f, *args)[0].mlir",
     "mosaic_gpu": "import pallas_gpu as plgpu",
@@ -106,7 +106,7 @@ INSTEAD: dict[str, str] = {
         name: _JNP + name
         for name in (
             "arange", "argmax", "argmin", "cumsum", "exp", "exp2", "full", "log",
-            "maximum", "minimum", "sqrt", "sum", "where", "zeros", "zeros_like",
+            "maximum", "minimum", "sqrt", "where", "zeros", "zeros_like",
         )
     },
 }  # fmt: skip

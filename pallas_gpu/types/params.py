@@ -150,6 +150,11 @@ class CompilerParams:
 _fields = operator.attrgetter(*(f.name for f in dataclasses.fields(CompilerParams)))
 
 
+_COMPUTES = "the emulator computes all operations: leave it out"
+_ITS_OWN = "the emulator sizes its clocks itself: leave it out"
+_RAISES = "the emulator raises; InterpretParams(detect_races=False) runs on"
+
+
 @expect.arguments(
     seed=expect.integer(),
     max_steps=expect.integer(
@@ -169,6 +174,16 @@ _fields = operator.attrgetter(*(f.name for f in dataclasses.fields(CompilerParam
         hint="leave it out to run a kernel once",
         out_of_range="is not positive",
     ),
+    like_upstream=expect.boolean,
+    on_race=expect.refused("raise", _RAISES),
+    skip_floating_point_ops=expect.refused(False, _COMPUTES),
+    vector_clock_size=expect.refused(None, _ITS_OWN),
+    num_cores_or_threads=expect.integer(1, unit="threads"),
+    num_tma_threads_per_device=expect.integer(1, unit="threads"),
+    logging_mode=expect.optional(
+        expect.instance(enum.Flag, written="jax's LoggingMode.BARRIER")
+    ),
+    inline_mgpu=expect.choice("error", "ignore"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpretParams:
@@ -192,9 +207,23 @@ class InterpretParams:
       schedules: how many times to run the kernel, with consecutive seeds, and each
         asynchrony in turn unless one is chosen. The first failure is reported, with the
         parameters that repeat it; so are results that depend on the schedule.
+      like_upstream: accept what upstream's interpreter accepts, to run kernels before
+        they are cleaned up: stores to inputs, which change the kernel's own copy of the
+        array; results as under `partial_results`; copies that are not waited for when
+        their scope or the kernel ends; and semaphores that are not zero then. Races are
+        `detect_races`, which upstream turns off by default.
+      on_race: `"raise"`; upstream's `"warn"` is refused.
+      skip_floating_point_ops: False; upstream's True is refused.
+      vector_clock_size: None; other values are refused, as upstream refuses them.
+      num_cores_or_threads: a hint that the emulator does not use: the kernel's mesh
+        says how many threads there are.
+      num_tma_threads_per_device: a hint that the emulator does not use.
+      logging_mode: a hint that the emulator does not use: it has no log.
+      inline_mgpu: a hint that the emulator does not use.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value.
+      UnsupportedError: a value of a parameter of upstream's that is not supported.
     """
 
     seed: int = 0
@@ -205,6 +234,14 @@ class InterpretParams:
     asynchrony: Literal["random", "eager", "late"] = "random"
     partial_results: bool = False
     schedules: int = 1
+    like_upstream: bool = False
+    on_race: Literal["raise"] = "raise"
+    skip_floating_point_ops: bool = False
+    vector_clock_size: None = None
+    num_cores_or_threads: int = 1
+    num_tma_threads_per_device: int = 5
+    logging_mode: enum.Flag | None = None
+    inline_mgpu: Literal["error", "ignore"] = "error"
 
     def each_schedule(self) -> list[InterpretParams]:
         """Returns the parameters of every single run."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -272,12 +274,15 @@ def test_a_part_of_a_reference_is_updated():
 
 
 def test_a_part_of_a_reference_outside_of_jit_is_taken_in_the_body_of_an_argument():
-    """docs/differences.md: JAX has no `.at` of a reference that is not traced."""
+    """docs/differences.md: jax 0.11 has no `.at` of a reference that is not traced."""
     ref = jax.new_ref(np.stack([X, X]))
-    with pytest.raises(NotImplementedError):
-        in_place(lambda: double(ref.at[1]))()
+    before_0_12 = jax.__version__.startswith("0.11.")
+    expects = pytest.raises(NotImplementedError) if before_0_12 else nullcontext()
+    with expects:
+        in_place(lambda: double(ref.at[0]))()
     in_place(lambda r: double(r.at[1]))(ref)
-    np.testing.assert_array_equal(ref[...], np.stack([X, 2 * X]))
+    first = X if before_0_12 else 2 * X
+    np.testing.assert_array_equal(ref[...], np.stack([first, 2 * X]))
 
 
 @refused_by(lambda body: jax.jit(body)(np.stack([X, X])))

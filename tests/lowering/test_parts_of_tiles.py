@@ -121,28 +121,31 @@ def test_one_array_is_an_operand_of_wgmma_and_read_by_element():
 SQUARE = plgpu.SMEM((64, 64), jnp.float32)
 
 
-def warnings_of(body, semantics, *scratch, shape=(64, 64), accepted="") -> list[str]:
-    """The texts of the warnings when a body is lowered; `accepted` is run before."""
+def warnings_of(body, semantics, *scratch, shape=(64, 64)) -> list[str]:
+    """The texts of the warnings when a body is lowered."""
     x = np.zeros(shape, np.float32)
     kernel = everywhere.kernel(body, x, *scratch)()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        exec(accepted)
         in_lockstep.lower(under(semantics, kernel), [x])
     return [str(w.message) for w in seen if w.category is errors.PerformanceWarning]
 
 
-def test_a_store_with_bank_conflicts_is_accepted_by_what_the_hint_says():
-    """`plgpu.store` has no `optimized`."""
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_store_with_bank_conflicts_is_accepted_by_what_the_hint_says(semantics):
+    def found(optimized):
+        def body(x, o, held):
+            plgpu.store(held, np.s_[:, 0], x[0], optimized=optimized)
+            o[...] = x[...]
 
-    def body(x, o, held):
-        held[:, 0] = x[0]
-        o[...] = x[...]
+        return warnings_of(body, semantics, SQUARE)
 
-    (text,) = warnings_of(body, BOTH[0], SQUARE)
+    (text,) = found(None)
     assert text.startswith("a store of SMEM has bank conflicts (")
-    accepted = re.search(r"accept it with (warnings\.\w+\(.*\))", text)[1]
-    assert warnings_of(body, BOTH[0], SQUARE, accepted=accepted) == []
+    assert "accept it with plgpu.store(..., optimized=False)" in text
+    assert found(False) == []
+    with pytest.raises(errors.LayoutError, match="this store of shared memory has"):
+        found(True)
 
 
 @pytest.mark.parametrize("semantics", BOTH)

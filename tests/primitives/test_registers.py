@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers, run
 from tests.support.refusal import refused_by
 
@@ -21,7 +22,33 @@ def test_load_takes_an_index():
     np.testing.assert_array_equal(run(body, out=f32(8, 128)), numbers()[8:16])
 
 
+# The spellings of this package and of jax 0.12.
+STORES = {
+    "index and value": lambda o, x: plgpu.store(o, plgpu.ds(8, 8), x),
+    "value": lambda o, x: plgpu.store(o.at[8:16], x),
+    "value by name": lambda o, x: plgpu.store(o.at[8:16], value=x),
+    "value, with conflicts": lambda o, x: plgpu.store(o.at[8:16], x, optimized=False),
+    "value under a mask": lambda o, x: plgpu.store(o.at[8:16], x, mask=x > -1e9),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_store_takes_a_value_with_or_without_an_index(store):
+    def body(x, o):
+        o[...] = x[...]
+        STORES[store](o, x[16:24])
+
+    expected = numbers()
+    expected[8:16] = expected[16:24]
+    np.testing.assert_array_equal(run(body), expected)
+
+
 CALLS = {
+    "a store without a value": lambda x: plgpu.store(x),
+    "an axis that does not exist": lambda x: plgpu.sum(x[...], axis=(0, 2)),
+    "an axis twice": lambda x: plgpu.max(x[...], axis=(1, -1)),
+    "a sum of bools": lambda x: plgpu.sum(x[...] > 0),
+    "a reference that is reduced": lambda x: plgpu.min(x),
     "a load outside": lambda x: plgpu.load(x.at[plgpu.ds(60, 8)]),
     "a layout by its name": lambda x: plgpu.load(x, layout="wgmma"),
     "a cast to no layout": lambda x: plgpu.layout_cast(x[...], None),
@@ -53,3 +80,23 @@ def test_vmap_of_pure_operations_works_inside_a_body():
 
     x = numbers()
     np.testing.assert_array_equal(run(body), x - x.max(1, keepdims=True))
+
+
+BYTES = np.random.default_rng(0).integers(-4, 5, (64, 128)).astype(np.int8)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "prod"])
+def test_a_reduction_keeps_the_element_type(name):
+    reduce = getattr(plgpu, name)
+
+    def body(x, o, o_all):
+        o[...] = reduce(x[...], axis=-1, keepdims=True, accumulator_ilp=2)
+        o_all[...] = reduce(reduce(x[...], 1))
+
+    rows = getattr(np, name)(BYTES, axis=1, keepdims=True, **dtype_of(name))
+    total = getattr(np, name)(BYTES, **dtype_of(name))
+    everywhere.check(everywhere.kernel(body, (rows, total)), [BYTES], (rows, total))
+
+
+def dtype_of(name):
+    return {"dtype": np.int8} if name in ("sum", "prod") else {}

@@ -99,6 +99,7 @@ def signals(*increments):
 STRIDED = [plgpu.Layout.WG_STRIDED(SHAPE, vec_size=n) for n in (1, 4)]
 FLOAT_ATOMICS = ("atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas")
 INTEGER_ATOMICS = ("atomic_and", "atomic_or", "atomic_xor")
+REDUCTIONS = ("max", "min", "prod", "sum")
 # The argument of a good call: two values, or one and none; functions get its Env.
 VALUES = {
     # Copies, barriers, semaphores
@@ -141,8 +142,11 @@ VALUES = {
     "load.idx": [0, 1],
     "load.layout": STRIDED,
     "load.mask": [lambda e: e.x[...] > 0, lambda e: e.x[...] > 1],
+    "store.idx": [plgpu.ds(0, 8), plgpu.ds(8, 8)],
+    "store.value": [0.0, 1.0],
     "store.mask": [lambda e: e.x[...] > 0],
     "broadcasted_iota.layout": STRIDED,
+    **{f"{name}.axis": [0, 1] for name in REDUCTIONS},
     # Tensor cores
     "wgmma_accumulator_load.wait_n": [0, 1],
     "tcgen05_mma.barrier": [lambda e: e.b],
@@ -284,6 +288,11 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
     "async_store_smem.sem": "tests/lowering/families/test_async_stores.py",
     "load.optimized": "tests/lowering/test_warpgroup.py",
+    **{f"{n}.keepdims": "tests/primitives/test_registers.py" for n in REDUCTIONS},
+    "alloc_semaphore.shape": "tests/lowering/families/sync/test_semaphore.py::"
+    "test_semaphores_outlive",
+    "store.optimized": "tests/lowering/test_parts_of_tiles.py",
+    "tcgen05_commit_arrive.predicate": f"{TENSOR_CORES}/test_tcgen05.py",
     "tcgen05_mma.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
     "tcgen05_commit_arrive.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
     "async_copy_scales_to_tmem.collective_axis": f"{TENSOR_CORES}/test_scaled_pairs.py",
@@ -384,6 +393,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "CompilerParams.target": lambda: [wrong_target("sm_90a"), wrong_target("sm_100a")],
     "CompilerParams.line_info": "tests/lowering/test_determinism.py::"
     "test_lines_are_kept_only_where_they_are_asked_for",
+    "InterpretParams.like_upstream": "tests/emulator/test_like_upstream.py",
     "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",
     "InterpretParams.max_steps": RUN,
     "InterpretParams.schedules": "tests/types/test_params.py",
@@ -421,11 +431,17 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 }
 
 HINTS = (
+    *(f"{name}.accumulator_ilp" for name in REDUCTIONS),
+    *(f"{name}.optimized" for name in (*FLOAT_ATOMICS[:3], *INTEGER_ATOMICS)),
     "ops.ragged_dot.precision",
     "ops.ragged_dot_general.precision",
     "CostEstimate.remote_bytes_transferred",
     "kernel.cost_estimate",
     "async_store_smem.optimized",
+    "InterpretParams.inline_mgpu",
+    "InterpretParams.logging_mode",
+    "InterpretParams.num_cores_or_threads",
+    "InterpretParams.num_tma_threads_per_device",
     "kernel.metadata",
     "pallas_call.cost_estimate",
     "pallas_call.metadata",
@@ -434,6 +450,9 @@ HINTS = (
 # What each is given, beside its good call, to be refused.
 REFUSED = {
     "BlockSpec.pipeline_mode": 1,
+    "InterpretParams.on_race": "warn",
+    "InterpretParams.skip_floating_point_ops": True,
+    "InterpretParams.vector_clock_size": 4,
     "SemaphoreSignal.device_id": 0,
     "semaphore_signal.device_id": 0,
     "ops.dot_product_attention.implementation": "xla",

@@ -192,6 +192,7 @@ GOOD: dict[str, Good] = {
     "empty": _top(shape=(8,), dtype=F32),
     "empty_like": _top(x=OUT),
     "empty_ref_like": _top(x=OUT),
+    "alloc_semaphore": _top(),
     "force_gpu_interpret_mode": _top(),
     "set_gpu_interpret_mode": _top(params=None),
     "run_state": _in(
@@ -313,6 +314,7 @@ GOOD: dict[str, Good] = {
     "commit_tmem": _blackwell(lambda e: {}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
+    **dict.fromkeys(("max", "min", "prod", "sum"), _in(lambda e: {"x": e.array})),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
     # Clusters
     "async_store_smem": _in(

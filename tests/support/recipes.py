@@ -138,15 +138,6 @@ def the_largest(x_ref, o_ref):
     o_ref[...] = jax.lax.top_k(x, 4)[0]
 
 
-P = _numbers((64, 128), 7, low=0.0)
-
-
-@_recipe([P], [2 * P * P + 3 * P + 4])
-def a_polynomial(x_ref, o_ref):
-    x = x_ref[...]
-    o_ref[...] = (2 * x + 3) * x + 4
-
-
 @_recipe([X], [X + 1, X])
 def a_printed_value(x_ref, o_ref, debug_ref):
     x = x_ref[...]

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 
 import pytest
+from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
 from tests.support.refusal import refused
@@ -49,6 +51,10 @@ INTERPRET = plgpu.InterpretParams
         (INTERPRET, "asynchrony", "sometimes", "random"),
         (INTERPRET, "max_steps", 0, INTERPRET().max_steps),
         (INTERPRET, "schedules", 0, 1),
+        (INTERPRET, "num_cores_or_threads", 0, 1),
+        (INTERPRET, "num_tma_threads_per_device", 0, 5),
+        (INTERPRET, "logging_mode", "barrier", None),
+        (INTERPRET, "inline_mgpu", "skip", "error"),
         (plgpu.CompilerParams, "reduction_scratch_bytes", -1, None),
     ],
 )
@@ -56,6 +62,16 @@ INTERPRET = plgpu.InterpretParams
 def test_a_parameter_is_one_of_its_choices(params, field, value, default):
     assert getattr(params(), field) == default
     params(**{field: value})  # HERE
+
+
+def test_the_parameters_of_upstream_are_taken_with_its_defaults():
+    theirs = upstream.InterpretGPUParams()
+    values = {f.name: getattr(theirs, f.name) for f in dataclasses.fields(theirs)}
+    taken = plgpu.InterpretGPUParams(**values)
+    assert {name for name, x in values.items() if x != getattr(INTERPRET(), name)} == {
+        "detect_races"
+    }
+    assert hash(taken) == hash(dataclasses.replace(taken))
 
 
 def test_schedules_have_consecutive_seeds_and_each_asynchrony_in_turn():

@@ -18,6 +18,11 @@ def _load(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     return wg.read(operands["src"])
 
 
+@registry.register(registers.store_p, registry.RuleKind.EMULATE)
+def _store(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    wg.write(operands["dst"], operands["value"])
+
+
 @registry.register(registers.layout_cast_p, registry.RuleKind.EMULATE)
 def _layout_cast(x: Any, **_: Any) -> Any:
     return x

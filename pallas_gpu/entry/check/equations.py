@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from jax import lax
+
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
 from pallas_gpu.entry.check.grids.scheduling import check_claims
@@ -39,6 +41,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       DTypeError: kernels, or the operation, do not support an element type.
       MemorySpaceError: a barrier is read or written as an array.
       UnsupportedError: an operation is not supported in a kernel.
+      KernelError: semaphores are accessed as an array.
       LayoutError: a copy that TMA does not support, or a part of an accumulator that
         does not consist of whole registers.
     """
@@ -50,6 +53,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
             raise error.with_location(site.where) from None
     check_claims(jaxpr)
     check_groups(jaxpr)
+    references.check_semaphores(jaxpr)
     check_indices(jaxpr, mesh)
 
 
@@ -105,11 +109,12 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
         positions.refuse_collective(eqn, mesh)
         if not _has_rules(eqn.primitive):
             raise unsupported(eqn)
-    if eqn.params.get("accuracy") is not None:
+    accuracy = eqn.params.get("accuracy")
+    if not isinstance(accuracy, lax.AccuracyMode | None):
         raise errors.UnsupportedError(
-            f"{eqn.primitive.name}: accuracy is not supported in a kernel",
-            expected="accuracy=None",
-            got=str(eqn.params["accuracy"]),
+            f"{eqn.primitive.name}: a tolerance is not supported in a kernel",
+            expected="accuracy=None, or a jax.lax.AccuracyMode",
+            got=f"a {type(accuracy).__name__}",
             hint="omit it, or use CompilerParams(approx_math=True)",
         )
     _refuse_empty(eqn)

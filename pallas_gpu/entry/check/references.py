@@ -113,6 +113,33 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
             )
 
 
+def check_semaphores(jaxpr: _jax.Jaxpr) -> None:
+    """Raises KernelError for an array that is accessed as semaphores and otherwise.
+
+    Semaphores order accesses; nothing orders their own with those of an array.
+    """
+    found: dict[Any, dict[bool, tuple[Access, Site]]] = {}
+    for site in walk(jaxpr):
+        for access in accesses(site.eqn):
+            if access.space is types.GMEM:
+                kinds = found.setdefault(site.origin(access.ref), {})
+                kinds.setdefault(access.operation.family == "semaphore", (access, site))
+    for kinds in found.values():
+        if len(kinds) == 1:
+            continue
+        (signal, at), (other, site) = kinds[True], kinds[False]
+        raise errors.KernelError(
+            f"{types.describe(other.ref.aval)} has semaphores, and is accessed as an "
+            "array",
+            expected="semaphore_signal, semaphore_wait and semaphore_read alone",
+            got=f"{words(other.operation.name)} of it, and "
+            f"{signal.operation.name}"
+            + (f" at {at.where}" if at.where is not None else ""),
+            hint="pass the array apart from the semaphores, plgpu.alloc_semaphore()",
+            where=site.where,
+        )
+
+
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     """Returns the references that a body writes, as variables of its jaxpr."""
     return set(_writes(jaxpr))

@@ -132,6 +132,10 @@ def _stored(eqn: _jax.JaxprEqn) -> tuple[Any, Any, Sequence[Any]]:
     match eqn.primitive.name:
         case "swap":
             return eqn.invars[0], eqn.invars[1], eqn.invars[2:]
+        case "store":
+            operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
+            target = operands["dst"]
+            return target.ref, operands["value"], jax.tree.leaves(target.transforms)
         case "copy_smem_to_gmem" if eqn.params["reduction_op"] is None:
             operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
             if operands["predicate"] is None:

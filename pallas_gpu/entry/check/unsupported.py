@@ -44,7 +44,6 @@ HINTS: dict[str, str] = {
     ),
     "approx_top_k": "take exact ones: `jax.lax.top_k(x, 4)`",
     # Elementwise
-    "polynomial": "write it out: `(2 * x + 3) * x + 4`",
     **dict.fromkeys(("complex", "conj", "imag", "real"), _PARTS),
     **dict.fromkeys(
         (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays with undefined contents, for kernels to write."""
+"""What the host allocates for kernels: arrays to be written, and semaphores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import expect
@@ -78,3 +79,29 @@ def empty_ref_like(x: Any) -> Any:
       ArgumentTypeError: a leaf without shape and type.
     """
     return jax.tree.map(lambda leaf: jax.new_ref(empty(leaf.shape, leaf.dtype)), x)
+
+
+@expect.arguments(shape=expect.integers(1, _MAX_SIZE))
+def alloc_semaphore(shape: int | Sequence[int] = ()) -> jax.Ref:
+    """Returns semaphores that are zero and outlive a kernel, which is passed them.
+
+    Issued by: the host.
+
+    In a body they are semaphores in GMEM, and nothing else accesses them: signals that
+    one kernel does not wait for are there for the next one. They need not be zero when
+    a kernel ends. Those of one kernel are declared: `SemaphoreType.REGULAR`.
+
+    Args:
+      shape: positive sizes; `()` (default) is a single semaphore.
+
+    Returns:
+      A `jax.Ref` of int32, an argument of kernels.
+
+    Raises:
+      ArgumentError, ArgumentTypeError: an invalid shape.
+
+    Example:
+      >>> ready = plgpu.alloc_semaphore()
+      >>> producer(x, ready)
+    """
+    return jax.new_ref(jnp.zeros(shape, jnp.int32))

@@ -4,9 +4,10 @@
 A body with keys is traced again, equation by equation: a key becomes a pair of arrays
 (`keys.py`), in loops and branches too. A jitted function that closes over arrays is
 inlined: they become consts of the body. A loop whose condition is an array, which
-`jax.vmap` makes, gets a scalar one. Of `jax.lax.platform_dependent` only the
-code for CUDA is left, so that the emulator runs what the GPU does. `jax.reshard` is
-left out: a value of a kernel is on one device.
+`jax.vmap` makes, gets a scalar one. A primitive of `jax.experimental.hijax`, such as
+`jnp.searchsorted` of jax 0.12, becomes the operations that it consists of. Of
+`jax.lax.platform_dependent` only the code for CUDA is left, so that the emulator runs
+what the GPU does. `jax.reshard` is left out: a value of a kernel is on one device.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 
 _PLATFORM = "cuda"
 # The operations that no traced body has.
-REPLACED = frozenset({"platform_index", "reshard", *keys.OPERATIONS})
+REPLACED = frozenset({"platform_index", "reshard", *_jax.EXPANSIONS, *keys.OPERATIONS})
 # Calls of a function with the equation's operands, and the parameter that has it.
 _CALLS = {
     "jit": "jaxpr",
@@ -66,9 +67,7 @@ def _is_special(jaxpr: _jax.Jaxpr) -> bool:
 
 def _is_replaced(eqn: _jax.JaxprEqn) -> bool:
     name, atoms = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
-    if name in ("platform_index", "reshard"):
-        return True
-    if eqn.params.get("branches_platforms"):
+    if name in REPLACED or eqn.params.get("branches_platforms"):
         return True
     if name == "while" and _is_for_rows(eqn):
         return True
@@ -107,6 +106,10 @@ def _results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     if params.get("branches_platforms"):
         branch = params["branches"][_case_of(params["branches_platforms"])]
         return _run(branch.jaxpr, branch.consts, operands[1:])
+    if name in _jax.EXPANSIONS:
+        expand = _jax.EXPANSIONS[name](eqn)
+        closed, _ = _jax.trace(expand, [v.aval for v in eqn.invars])
+        return _run(closed.jaxpr, closed.consts, operands)
     if name in keys.OPERATIONS:
         arrays = operands if name == "random_wrap" else _materialized(operands)
         return [keys.OPERATIONS[name](params, *arrays)]

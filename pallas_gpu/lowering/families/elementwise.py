@@ -47,7 +47,8 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
     """Returns the emitter's parameters, with enumerations as numbers."""
     given = ctx.eqn.params
     params = {k: getattr(given[k], "value", given[k]) for k in row.params}
-    if ctx.approx_math and row.approx is not None:
+    exact = given.get("accuracy") is lax.AccuracyMode.HIGHEST
+    if ctx.approx_math and row.approx is not None and not exact:
         params["approx_math"] = True
     return params
 

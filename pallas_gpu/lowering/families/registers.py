@@ -29,11 +29,13 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.mosaic.registers import default_placement
 from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.registers import (
     layout_cast_p,
     load_p,
     multiple_of_p,
     set_max_registers_p,
+    store_p,
 )
 
 # --- loads ----------------------------------------------------------------------------
@@ -77,6 +79,15 @@ def _optimized(op: Any) -> bool | None:
 # --- stores ---------------------------------------------------------------------------
 
 
+@uniform(store_p)
+def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
+    dst = ctx.operands(invals)["dst"]
+    value = ops.unflatten(ctx.eqn.params["tree"], list(invals))["value"]
+    optimized = ctx.eqn.params["optimized"]
+    ctx.kernel.semantics.write(ctx, dst.ref, dst.transforms, value, optimized)
+    return []
+
+
 @infers("mosaic_gpu.vector_store")
 def _infer_store(network: Network, op: ir.Operation, key: Key) -> None:
     use = _access(network, op, 1)
@@ -91,7 +102,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
     array = expansion.placed(op, 0)
     array = regs.with_sign(array, target.dtype)
     assert isinstance(array, regs.RegisterArray)
-    accesses.store(target, array, lambda: sources.where(op.operation))
+    accesses.store(target, array, lambda: sources.where(op.operation), _optimized(op))
     expansion.dead.append(op.operation)
 
 

@@ -121,7 +121,14 @@ class Lane:
         layout = getattr(other, "layout", None)
         return self.read(ctx, handle, transforms, layout, None)
 
-    def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
+    def write(
+        self,
+        ctx: RuleContext,
+        handle: Any,
+        transforms: Any,
+        value: Any,
+        optimized: bool | None = None,
+    ) -> None:
         view = self.part(ctx, handle, transforms)
         with ctx.in_order():
             if tuple(view.shape) == ():
@@ -131,7 +138,7 @@ class Lane:
                 value = regs.placed(value, _default_layout(handle, view))
             if isinstance(view, smem.SmemView) and view.internal:
                 value = agreement.to_store(ctx.kernel, view, value)
-            accesses.store(view, value, lambda: _jax.where(ctx.eqn))
+            accesses.store(view, value, lambda: _jax.where(ctx.eqn), optimized)
 
     def add(self, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)

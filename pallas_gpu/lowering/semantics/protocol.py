@@ -78,8 +78,18 @@ class Semantics(Protocol):
     def read_for(self, ctx: Any, handle: Any, transforms: Any, other: Any) -> Any:
         """Loads a part of a reference to combine it with another value, or None."""
 
-    def write(self, ctx: Any, handle: Any, transforms: Any, value: Any) -> None:
-        """Stores to a part of a reference, ordered with the warpgroup's accesses."""
+    def write(
+        self,
+        ctx: Any,
+        handle: Any,
+        transforms: Any,
+        value: Any,
+        optimized: bool | None = None,
+    ) -> None:
+        """Stores to a part of a reference, ordered with the warpgroup's accesses.
+
+        Bank conflicts as in `read`.
+        """
 
     def tmem_allocation(self, kernel: Any) -> Any:
         """Allocates the TMEM of the block; returns what `KernelState.tmem` stores."""

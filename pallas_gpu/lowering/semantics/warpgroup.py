@@ -140,7 +140,14 @@ class Warpgroup:
     ) -> Any:
         return self.read(ctx, handle, transforms, None, None)
 
-    def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
+    def write(
+        self,
+        ctx: RuleContext,
+        handle: Any,
+        transforms: Any,
+        value: Any,
+        optimized: bool | None = None,
+    ) -> None:
         target = self.part(ctx, handle, transforms)
         stored = dtypes.memory_dtype(handle.dtype)
         with ctx.in_order():
@@ -151,7 +158,8 @@ class Warpgroup:
                 memref.store(element, target, [])
                 return
             array = as_vector(value, tuple(target.type.shape))
-            dialect.ops.vector_store(elementwise.convert(array, stored).value, target)
+            converted = elementwise.convert(array, stored).value
+            dialect.ops.vector_store(converted, target, optimized=optimized)
 
     def add(self, a: Any, b: Any) -> Any:
         if vals.is_scalar(a):

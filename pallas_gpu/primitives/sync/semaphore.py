@@ -26,11 +26,13 @@ semaphore_signal_p = registry.define(
     atomic=True,
     releases=True,
 )
-# Operands: the semaphores and their increments, `semaphore0`, `inc0` and so on.
+# Operands: a list of those of `semaphore_signal`.
 semaphore_signal_parallel_p = registry.define(
     "semaphore_signal_parallel",
     "semaphore",
     issuers=registry.ISSUERS,
+    writes=("semaphore",),
+    atomic=True,
     releases=True,
 )
 semaphore_wait_p = registry.define(
@@ -227,10 +229,11 @@ def semaphore_read(sem_or_view: types.Ref) -> jax.Array:
 
 def _one(semaphore: Any, who: str) -> ops.RefOperand:
     aval = ops.require_ref(semaphore, who, "the semaphore")
-    if aval.memory_space is not types.SEMAPHORES:
+    if not _is_semaphore(semaphore, aval):
         raise errors.MemorySpaceError(
             f"{who}: the operand is not a semaphore",
-            expected="a reference declared with plgpu.SemaphoreType.REGULAR",
+            expected="a reference declared with plgpu.SemaphoreType.REGULAR, or what "
+            "plgpu.alloc_semaphore returns",
             got=types.describe(semaphore),
             hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
             "with plgpu.get_global for all CTAs",
@@ -245,6 +248,14 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             where=_jax.where_now(),
         )
     return ops.operand(semaphore.at[(0,) * len(semaphore.shape)])
+
+
+def _is_semaphore(ref: Any, aval: Any) -> bool:
+    """True for a declared one, and for int32 in GMEM that may outlive the kernel."""
+    if aval.memory_space is types.SEMAPHORES:
+        return True
+    plain = not isinstance(ref, types.RefView) or ref.is_window
+    return aval.memory_space is types.GMEM and aval.dtype == jnp.int32 and plain
 
 
 def _int32(value: Any, who: str, what: str) -> jax.Array:

@@ -187,9 +187,13 @@ def tcgen05_mma(
 @expect.arguments(
     barrier=expect.anything,
     collective_axis=expect.optional(expect.string),
+    predicate=expect.anything,
 )
 def tcgen05_commit_arrive(
-    barrier: types.Ref, collective_axis: str | None = None
+    barrier: types.Ref,
+    collective_axis: str | None = None,
+    *,
+    predicate: Any = None,
 ) -> None:
     """Arrives on a barrier when all earlier tcgen05 work of the issuer is complete.
 
@@ -205,15 +209,28 @@ def tcgen05_commit_arrive(
       collective_axis: that of the pair of CTAs whose work it is, the last axis of the
         cluster; None for one CTA. The CTA of index 0 issues it, and the arrival comes
         on the barrier of both; in the other one the call does nothing.
+      predicate: scalar bool, uniform in the issuer: False for no arrival.
 
     Raises:
       MemorySpaceError: the operand is not a barrier.
+      ArgumentTypeError: the predicate is not a scalar bool.
       ArgumentError: the barrier does not order the tensor core.
       AxisNameError: the cluster has no such axis.
       UnsupportedError: the CTAs along the axis are not a pair.
     """
-    one = one_barrier(barrier, "tcgen05_commit_arrive")
-    ops.bind(tcgen05_commit_arrive_p, {"barrier": one}, collective_axis=collective_axis)
+    who = "tcgen05_commit_arrive"
+    one = one_barrier(barrier, who)
+
+    def arrive() -> None:
+        ops.bind(
+            tcgen05_commit_arrive_p, {"barrier": one}, collective_axis=collective_axis
+        )
+
+    if predicate is None:
+        arrive()
+        return
+    with _jax.trace_without_ref_rules():
+        jax.lax.cond(ops.require_scalar_bool(predicate, who), arrive, lambda: None)
 
 
 def one_barrier(barrier: Any, who: str) -> ops.RefOperand:

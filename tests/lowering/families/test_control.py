@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import hijax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere, host
@@ -166,3 +167,22 @@ def test_code_for_other_platforms_alone_is_refused(x_ref, o_ref):
     o_ref[...] = lax.platform_dependent(  # HERE
         x_ref[...], cpu=lambda x: x, tpu=lambda x: x
     )
+
+
+class Affine(hijax.HiPrim):
+    """2x + 1, in operations that JAX's tracing does not see."""
+
+    def __init__(self, aval):
+        self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+        super().__init__()
+
+    def expand(self, x):
+        return jnp.linalg.norm(x * 0) + jax.jit(lambda y: 2 * y + 1)(x)
+
+
+@everywhere.gives([X], lambda x: 4 * x + 3, rtol=1e-6)
+def test_a_primitive_of_hijax_is_the_operations_that_it_stands_for(x_ref, o_ref):
+    def step(_, x):
+        return Affine(jax.typeof(x))(x)
+
+    o_ref[...] = lax.fori_loop(0, 2, step, x_ref[...])

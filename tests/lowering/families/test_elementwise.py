@@ -163,6 +163,21 @@ def test_division_by_one_number_inverts_it_once():
     assert report.mlir.count("rcp.approx.ftz.f32") == 1
 
 
+@pytest.mark.parametrize("accuracy", [None, *lax.AccuracyMode])
+def test_the_highest_accuracy_is_exact_under_approx_math(accuracy):
+    def body(x_ref, o_ref):
+        o_ref[...] = lax.exp(x_ref[...], accuracy=accuracy)
+
+    x = numbers(jnp.float32)
+    everywhere.check(everywhere.kernel(body, x), [x], np.exp(x), rtol=1e-6)
+    mlir = []
+    for approx in (False, True):
+        params = plgpu.CompilerParams(approx_math=approx, target="sm_90a")
+        k = plgpu.kernel(body, out_type=jax.typeof(x), compiler_params=params)
+        mlir.append(plgpu.offline.lower(k, x)[0].mlir)
+    assert (mlir[0] == mlir[1]) == (accuracy is lax.AccuracyMode.HIGHEST)
+
+
 @pytest.mark.offline
 @pytest.mark.parametrize("op", [lax.mul, lax.add, lax.sub])
 def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):

@@ -49,6 +49,29 @@ def test_amounts_are_integer_scalars(call, amount):
     traced(lambda x, o, s: call(s, amount), REGULAR)  # HERE
 
 
+LASTING = {
+    "a write": lambda s, n: s.set(n),  # HERE
+    "a read": lambda s, n: s[...],  # HERE
+    "an atomic operation": lambda s, n: plgpu.atomic_add(s, n),  # HERE
+}
+
+
+@pytest.mark.parametrize("use", LASTING)
+@refused
+def test_semaphores_that_outlive_a_kernel_are_no_array(use):
+    def body(x, s, o):
+        @plgpu.when(x[0, 0] > 0)
+        def _():
+            plgpu.semaphore_signal_parallel(plgpu.SemaphoreSignal(s))
+
+        LASTING[use](s, 1)
+
+    def call(x):
+        return plgpu.kernel(body, out_type=OUT)(x, plgpu.alloc_semaphore())
+
+    jax.eval_shape(call, OUT)
+
+
 USES = {
     "another device": lambda o, s: plgpu.semaphore_signal(s, device_id=1),
     "another scope": lambda o, s: plgpu.semaphore_wait(s, memory_scope="cta"),

@@ -63,6 +63,7 @@ class Device:
       target: its target.
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.
+      like_upstream: whether unfinished copies and semaphores are accepted at the end.
       printed: the equations whose line is printed once for all threads.
       at_end: checks to run when all its CTAs have ended.
       states: those of arrays, to be dropped then.
@@ -84,7 +85,8 @@ class Device:
         self.at_end: list[Callable[[], None]] = []
         self.states: list[State] = []
         self.earlier: Earlier | None = None
-        self._partial_results = params.partial_results
+        self.like_upstream = params.like_upstream
+        self._partial_results = params.partial_results or params.like_upstream
 
     def start_early(self) -> None:
         """Lets the next launch start before the kernels before it have ended."""

@@ -21,7 +21,7 @@ from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.entry import call, expand
+from pallas_gpu.entry import call, check, expand
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
@@ -105,9 +105,12 @@ class Launch:
         if griddepcontrol.depends(params.jaxpr):
             device.start_early()
         names = _names(params)
+        stored = check.written(params.jaxpr) if device.like_upstream else ()
         self._inputs = [
-            device.place(name, np.asarray(x))
-            for name, x in zip(names, arrays, strict=False)
+            device.place(name, np.array(x), read_only=False)
+            if ref in stored
+            else device.place(name, np.asarray(x))
+            for name, x, ref in zip(names, arrays, params.jaxpr.invars, strict=False)
         ]
         initial = {result: arrays[operand] for operand, result in params.aliases}
         self.outputs = [
@@ -169,8 +172,8 @@ class Launch:
           SemaphoreError: a semaphore is not zero.
           UnwrittenResultError: a result has elements that nobody has stored.
         """
-        for check in self._device.at_end:
-            check()
+        for require in self._device.at_end:
+            require()
         results = self._params.jaxpr.invars[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:

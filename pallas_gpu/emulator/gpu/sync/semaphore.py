@@ -194,24 +194,30 @@ def _found(
     suffix: str,
     across_groups: bool,
     hint: str,
+    ends_at_zero: bool = True,
 ) -> SemaphoreArray:
     made = _SEMAPHORES.of(array)
     if not made:
         made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
-        cta.device.at_end.append(made[0].require_zero)
+        if ends_at_zero and not cta.device.like_upstream:
+            cta.device.at_end.append(made[0].require_zero)
         cta.device.states.append(array.state)
     return made[0]
 
 
-def _one(region: Region) -> Semaphore:
-    return region.memory.one(region)
+def _one(wg: Warpgroup, region: Region) -> Semaphore:
+    memory = region.memory
+    if isinstance(memory, GlobalArray):
+        # They are the caller's, and outlive the launch.
+        memory = _found(wg.cta, memory, memory.name, "", True, _HINT, False)
+    return memory.one(region)
 
 
 @registry.register(semaphore.semaphore_signal_p, _EMULATE)
 def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     # Who signals first is a choice of the schedule, as is who continues first.
     yield TURN
-    one, inc = _one(operands["semaphore"]), int(operands["inc"])
+    one, inc = _one(wg, operands["semaphore"]), int(operands["inc"])
     one.signal(wg.release(), inc, wg.location)
 
 
@@ -222,19 +228,19 @@ def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) ->
     wg.execution.rng.shuffle(signals)
     for one in signals:
         yield TURN
-        _one(one["semaphore"]).signal(known, int(one["inc"]), wg.location)
+        _one(wg, one["semaphore"]).signal(known, int(one["inc"]), wg.location)
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)
 def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) -> Run:
     yield TURN
-    one, value = _one(operands["semaphore"]), int(operands["value"])
+    one, value = _one(wg, operands["semaphore"]), int(operands["value"])
     yield from one.wait(wg, value, decrement)
 
 
 @registry.register(semaphore.semaphore_read_p, _EMULATE)
 def _read(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     yield TURN
-    one = _one(operands["semaphore"])
+    one = _one(wg, operands["semaphore"])
     one.acquire(wg)
     return np.int32(one.value)

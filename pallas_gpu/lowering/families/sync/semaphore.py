@@ -13,7 +13,7 @@ from pallas_gpu.lowering.context import I32, RuleContext, part_window
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.mosaic import elementwise, gmem
+from pallas_gpu.mosaic import elementwise, gmem, logical
 from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.sync.semaphore import (
@@ -25,8 +25,11 @@ from pallas_gpu.primitives.sync.semaphore import (
 
 
 def _pointer(ctx: RuleContext, operand: Any) -> ir.Value:
-    handle: vals.GmemHandle = operand.ref
-    buffer = handle.buffer_index
+    handle = operand.ref
+    if isinstance(handle, vals.MemrefHandle):  # an argument
+        buffer = ir.IntegerAttr(handle.memref.owner.attributes[logical.BUFFER]).value
+    else:
+        buffer = handle.buffer_index
     window = part_window(handle, operand.transforms)
     pointer = ctx.builder.buffers[buffer]
     return gmem.slice_pointer(gmem.GmemView(pointer, buffer, handle.dtype, window))

@@ -326,3 +326,62 @@ def test_an_order_that_is_missing_is_found(fault):
 def test_a_wait_without_a_signal_is_found():
     with pytest.raises(DeadlockError):
         run_with(faults.drop_text("red.release"))
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_semaphores_outlive_the_kernels_that_share_them(parallel):
+    def signals(x, ready, o):
+        i = lax.axis_index("i")
+        o[i] = 2 * x[i]
+        if parallel:
+            plgpu.semaphore_signal_parallel(plgpu.SemaphoreSignal(ready.at[i], inc=2))
+        else:
+            plgpu.semaphore_signal(ready.at[i], 2)
+
+    def waits(x, ready, o):
+        i = lax.axis_index("i")
+        plgpu.semaphore_wait(ready.at[i])
+        o[i] = x[i] + plgpu.semaphore_read(ready.at[i]).astype(F32)
+
+    def make(interpret):
+        kernel = functools.partial(
+            plgpu.kernel,
+            out_type=jax.ShapeDtypeStruct(ROWS.shape, F32),
+            grid=(CTAS,),
+            grid_names=("i",),
+            interpret=interpret,
+        )
+
+        def run(x):
+            ready = plgpu.alloc_semaphore((CTAS,))
+            return kernel(waits)(kernel(signals)(x, ready), ready), ready[...]
+
+        return run
+
+    expected = 2 * ROWS + 1, np.ones(CTAS, np.int32)
+    np.testing.assert_array_equal(make(None)(ROWS)[1], expected[1])
+    everywhere.check(make, [ROWS], expected)
+
+
+def test_a_signal_through_a_lasting_semaphore_orders_accesses():
+    def body(x, arrived, o):
+        i = lax.axis_index("i")
+
+        @plgpu.when(i == 0)
+        def _():
+            o[0] = x[0]
+            plgpu.semaphore_signal(arrived)
+
+        @plgpu.when(i == CTAS - 1)
+        def _():
+            plgpu.semaphore_wait(arrived)
+            o[1] = o[0] + 1
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct((2, 128), F32)
+        k = plgpu.kernel(
+            body, out_type=out, grid=(CTAS,), grid_names=("i",), interpret=interpret
+        )
+        return lambda x: k(x, plgpu.alloc_semaphore())
+
+    everywhere.check(make, [ROWS], np.stack([ROWS[0], ROWS[0] + 1]))

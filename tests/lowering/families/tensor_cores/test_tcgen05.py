@@ -92,6 +92,23 @@ def test_accumulate_may_be_a_value(a, b, out, a_smem, b_smem, acc, loaded, done)
     out[...] = acc[...]
 
 
+@everywhere.tests(check_body, TILE)
+def test_a_commit_arrives_where_its_predicate_holds(
+    a, b, out, a_smem, b_smem, acc, loaded, done
+):
+    load(a, b, a_smem, b_smem, loaded)
+    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=False)
+    plgpu.tcgen05_commit_arrive(done, predicate=False)
+
+    # An arrival too many would end the wait for the one that follows.
+    @plgpu.loop(0, 2)
+    def _(i):
+        plgpu.tcgen05_commit_arrive(done, predicate=i == 1)
+
+    plgpu.barrier_wait(done)
+    out[...] = acc[...]
+
+
 @everywhere.tests(check_body, Product(n=32, k=32, b_stored=True, swizzle=64))
 def test_columns_of_an_accumulator_are_accumulators(
     a, b, out, a_smem, b_smem, acc, loaded, done
