@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
-from pallas_gpu.layouts import Layout, RegisterLayout, to_layout
+from pallas_gpu.layouts import Layout, RegisterLayout, TmemLayout, to_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
@@ -47,8 +47,13 @@ set_max_registers_p = registry.define(
 
 
 def check_layout(layout: Any, who: str) -> Any:
-    """Returns a register layout, or None; raises for anything else."""
+    """Returns a register layout, or None; raises for anything else.
+
+    A layout of TMEM is that of the registers with a row of it in each thread.
+    """
     types.refuse_foreign(layout, who)
+    if isinstance(layout, TmemLayout):
+        return layout.tiled
     if isinstance(layout, Layout):
         to_layout(layout)  # raises if it needs parameters
     if layout is None or isinstance(layout, Layout | RegisterLayout):
@@ -94,8 +99,9 @@ def load(
         memory is accessed: indices may be out of bounds there, in ranges too.
       other: the result's elements where the mask is False, of its shape or a scalar;
         zeros by default.
-      layout: register layout of the result; None means WGMMA for a reference tiled
-        for the tensor core and a strided layout otherwise.
+      layout: register layout of the result, or a `TMEMLayout`, in whose lanes threads
+        then hold the elements; None means WGMMA for a reference tiled for the tensor
+        core and a strided layout otherwise.
       optimized: True refuses an access with bank conflicts, False accepts it; by
         default it is a `PerformanceWarning`. An access by elements, as under a mask,
         is never refused.
@@ -115,7 +121,7 @@ def load(
     """
     who = "load"
     aval = ops.require_ref(src, who, "the source")
-    check_layout(layout, who)
+    layout = check_layout(layout, who)
     if idx is not None:
         src = src.at[idx]
     _require_addresses(src, aval, who, "the source cannot be loaded")

@@ -244,3 +244,23 @@ def test_an_extremum_of_converted_numbers_is_found_before_the_conversion(
     (report,) = plgpu.offline.lower(under(Warpgroup, make(None)), x)
     name = {jnp.bfloat16: "bf16", jnp.float16: "f16"}[dtype]
     assert re.search(rf"arith\.(max|min)imumf .*x{name}>", report.mlir)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "dtype"),
+    [
+        (plgpu.TMEMLayout.SCALES_LAYOUT, (128, 4), np.uint8),
+        (plgpu.TMEMLayout.M64_COLLECTIVE_LAYOUT(64), (64, 64), np.float32),
+        (plgpu.TMEMLayout.M64_COLLECTIVE_LAYOUT(64, 2), (64, 64), np.float16),
+    ],
+    ids=str,
+)
+def test_threads_load_what_their_lanes_of_tensor_memory_hold(layout, shape, dtype):
+    x = (np.arange(np.prod(shape)) % 251).astype(dtype).reshape(shape)
+
+    def body(x_ref, o_ref, tile):
+        tile[...] = x_ref[...]
+        o_ref[...] = plgpu.load(tile, layout=layout, optimized=False)
+
+    out = jax.ShapeDtypeStruct(shape, dtype)
+    everywhere.check(everywhere.kernel(body, out, plgpu.SMEM(shape, dtype)), [x], x)
