@@ -18,7 +18,6 @@ warpgroup alone are known; of others, all may be taken.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -202,7 +201,7 @@ class _Flow:
         self._fences = fences
         self._automatic = automatic
         # What is pending after a site, by what is before.
-        self._after = functools.cache(self._site)
+        self._known: dict[tuple[walk.Site, _Pending], _Pending] = {}
 
     def run(self, context: Context, pending: _Pending) -> _Pending:
         """Returns what is pending after a body."""
@@ -210,6 +209,11 @@ class _Flow:
             if site in self._kernel.relevant:
                 pending = self._after(site, pending)
         return pending
+
+    def _after(self, site: walk.Site, pending: _Pending) -> _Pending:
+        if (site, pending) not in self._known:
+            self._known[site, pending] = self._site(site, pending)
+        return self._known[site, pending]
 
     def _site(self, site: walk.Site, pending: _Pending) -> _Pending:
         if self._is_release(site):
