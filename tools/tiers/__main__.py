@@ -206,9 +206,10 @@ def _choose(default_seconds: float, check_seconds: float) -> None:
     default.cheapest_cases(functions, default_seconds)
     default.cover(2, default_seconds)
     _report("default", default, measured)
-    left = tiers.functions({test["test"] for test in tests} & collected)
-    left -= tiers.functions(default.names)
-    _write("default", tiers.Listed(default.names, frozenset(left)))
+    known = {test["test"] for test in tests}
+    chosen = default.names | (collected - known)  # what was never measured is new
+    left = tiers.functions(known & collected) - tiers.functions(chosen)
+    _write("default", tiers.Listed(chosen, frozenset(left)))
 
     inside = [i for i, name in enumerate(measured.names) if name in default.names]
     check = Choice(
