@@ -40,7 +40,12 @@ _TMEM_ALONE = _not_taken(
 _SMEM_ALONE = _not_taken("of `SMEM`, which alone is tiled and swizzled", "transforms")
 _INITIAL = _new("what scratch contains at the start of each launch", "init")
 _ORDERED = _new("the memory order and the scope of PTX's `atom`", "sem", "scope")
-_ATOMIC = {**_new("no access where the mask is False", "mask"), **_ORDERED}
+_NEWER = "upstream's since jax 0.12"
+_ATOMIC = {
+    **_new("no access where the mask is False", "mask"),
+    **_ORDERED,
+    **_new(_NEWER, "optimized"),
+}
 _EMULATOR = _default(
     "`plgpu.InterpretParams()`, whose fields differ, see `InterpretGPUParams`", "params"
 )
@@ -94,12 +99,6 @@ ARGUMENTS: dict[str, Reasons] = {
         ),
     },
     "InterpretGPUParams": {
-        **_not_taken("the emulator computes", "skip_floating_point_ops"),
-        **_not_taken("the mesh says so", "num_cores_or_threads"),
-        **_not_taken("upstream refuses it too", "vector_clock_size"),
-        **_not_taken("no log of the emulator yet", "logging_mode"),
-        **_not_taken("copies need no threads", "num_tma_threads_per_device"),
-        **_not_taken("no inline_mgpu yet", "inline_mgpu"),
         **_new(
             "the schedules that are tried",
             "seed",
@@ -108,6 +107,8 @@ ARGUMENTS: dict[str, Reasons] = {
         ),
         **_new("ends loops that never end", "max_steps"),
         **_new("accepts results that are not stored as a whole", "partial_results"),
+        **_new("accepts what upstream does, see docs/differences.md", "like_upstream"),
+        **_new(_NEWER, "on_race"),
         **_default("True: races are reported", "detect_races"),
     },
     "force_gpu_interpret_mode": _EMULATOR,
@@ -140,6 +141,7 @@ ARGUMENTS: dict[str, Reasons] = {
         **_new("the memory order of the arrival", "sem"),
     },
     "barrier_arrive": _new("arrivals at once", "num_arrivals"),
+    "tcgen05_commit_arrive": _new(_NEWER, "predicate"),
     # Registers
     "load": {
         **_CHOSEN,
