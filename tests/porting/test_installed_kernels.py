@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib.util
-import pathlib
+import importlib
 import re
-import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -20,44 +17,13 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from tests.support import host
 from tests.support.differential import sides
+from tests.support.porting import installed
+from tests.support.porting.installed import ported
 from tests.support.semantics import BOTH, under
 
 pytestmark = pytest.mark.skipif(
     not jax.__version__.startswith("0.11."), reason="kernels of upstream 0.11"
 )
-
-_PLACE = "jax.experimental.pallas.ops.gpu"
-_PALLAS = re.compile(
-    r"^(?:import jax\.experimental\.pallas(?:\.mosaic_gpu)?"
-    r"|from jax\.experimental(?:\.pallas)? import (?:pallas|mosaic_gpu)) as (\w+)$",
-    re.MULTILINE,
-)
-_SIBLING = re.compile(rf"^from {re.escape(_PLACE)} import (\w+)$", re.MULTILINE)
-# A CPU does not say how many cores it has.
-_CORES = re.compile(r"[\w.]+\(\)(?:\[0\])?\.core_count")
-
-
-@functools.cache
-def ported(name, old="", new=""):
-    """Returns a module of upstream's, which uses this package instead of Pallas.
-
-    Args:
-      name: the module.
-      old: text in it that is replaced by `new`.
-    """
-    spec = importlib.util.find_spec(f"{_PLACE}.{name}")
-    text = pathlib.Path(spec.origin).read_text()
-    assert old in text
-    text = text.replace(old, new)
-    text, count = _PALLAS.subn(r"import pallas_gpu as \1", text)
-    assert count == 2
-    text = _CORES.sub("4", text)
-    siblings = {other: ported(other) for other in _SIBLING.findall(text)}
-    module = types.ModuleType(f"ported_{name}")
-    sys.modules[module.__name__] = module  # its dataclasses look it up
-    exec(compile(_SIBLING.sub("", text), spec.origin, "exec"), vars(module))
-    vars(module).update(siblings)
-    return module
 
 
 def normal(shape, dtype=jnp.bfloat16, seed=0, scale=1.0):
@@ -200,7 +166,7 @@ _TCGEN05 = re.compile(r"tcgen05\.(?!fence|wait)[\w.:]+")
 @pytest.mark.offline
 @pytest.mark.parametrize("collective", [False, True])
 def test_blackwell_matmul_has_the_instructions_of_upstreams(collective):
-    there = importlib.import_module(f"{_PLACE}.blackwell_matmul_mgpu")
+    there = importlib.import_module(f"{installed.PLACE}.blackwell_matmul_mgpu")
     here = ported("blackwell_matmul_mgpu")
 
     def product(module):
