@@ -3,8 +3,8 @@
 
 python -m benchmarks.installed_kernels [--json]
 
-The kernels are those of `jax.experimental.pallas.ops.gpu` as they are installed; for this
-package their import lines are changed, and nothing else.
+The kernels are those of `jax.experimental.pallas.ops.gpu` as they are installed; for
+this package their import lines are changed, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import timing
-from tests.support.porting.installed import PLACE, ported
+from tests.support.installed_kernels import PLACE, ported
 
 INPUTS = 3
 ROUNDS = 30

@@ -16,9 +16,9 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from tests.support import host
+from tests.support import installed_kernels as installed
 from tests.support.differential import sides
-from tests.support.porting import installed
-from tests.support.porting.installed import ported
+from tests.support.installed_kernels import ported
 from tests.support.semantics import BOTH, under
 
 pytestmark = pytest.mark.skipif(
