@@ -78,13 +78,13 @@ def kernels() -> Iterator[tuple[str, str, Callable[[Any], Function], list[Any]]]
 
 
 def _attention(module: Any, *, name: str, causal: bool) -> Function:
-    config = module.TuningConfig(128, 128, 2, causal=causal)
+    config = module.TuningConfig(64, 128, 2, causal=causal)
     return functools.partial(getattr(module, name), config=config)
 
 
 def _derivatives(module: Any) -> Function:
     config = module.TuningConfig(
-        128, 128, 2, compute_wgs_bwd=2, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64,
+        64, 128, 2, compute_wgs_bwd=2, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64,
         block_kv_dq=64,
     )  # fmt: skip
 
