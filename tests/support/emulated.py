@@ -20,6 +20,7 @@ def check(
     expected: Any,
     executed: Sequence[Any] = (),
     *,
+    semantics: Sequence[Any] = BOTH,
     on_gpu: bool = True,
     **tolerances: float,
 ) -> None:
@@ -28,6 +29,7 @@ def check(
     Args:
       make, args, expected: the body, as there.
       executed: semantics whose module is executed on the CPU.
+      semantics: those under which the body lowers.
       on_gpu: False for kernels of another target than the tests' card.
       tolerances: as there.
     """
@@ -35,7 +37,7 @@ def check(
         make,
         args,
         expected,
-        semantics=BOTH if on_gpu and everywhere.has_gpu() else executed,
+        semantics=semantics if on_gpu and everywhere.has_gpu() else executed,
         executed=executed,
         on_gpu=on_gpu,
         **tolerances,

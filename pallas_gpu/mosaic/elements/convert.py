@@ -37,8 +37,8 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         return value
     if dtypes.is_packed(src) and dtypes.kind(src) in _INTEGERS:
         return _from_narrow_int(value, src, dst)
-    if dst == dtypes.F16 and src in (dtypes.I8, dtypes.U8):
-        fast = packed.bytes_to_half(value, src)
+    if dst in (dtypes.F16, dtypes.BF16) and src in (dtypes.I8, dtypes.U8):
+        fast = packed.bytes_to_half(value, src, dst)
         if fast is not None:
             return fast
     match dtypes.kind(src), dtypes.kind(dst):

@@ -239,19 +239,21 @@ def _to_half(word: ir.Value, signed: bool, dst: np.dtype, count: int) -> list[ir
     return result
 
 
-def bytes_to_half(value: ir.Value, src: np.dtype) -> ir.Value | None:
-    """Integers of 8 bits as f16; None where there are no pairs of them.
+def bytes_to_half(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value | None:
+    """Integers of 8 bits as f16 or bf16; None where there are no pairs of them.
 
-    PTX: for each pair `prmt.b32` and a packed subtraction, and `xor.b32` for each word.
+    PTX: for each pair `prmt.b32` and a packed subtraction; for f16 `xor.b32` for each
+    word, for bf16 two `lop3.b32` for each pair, and of unsigned ones an addition.
     """
     count = dtypes.length(value)
     if count is None or count % 2:
         return None
     held, each = (dtypes.U16, 2) if count % 4 else (dtypes.U32, 4)
     words = dtypes.bitcast(value, held)
+    signed = dtypes.kind(src) == "signed"
     # The sign's bit flipped is the number plus 128.
-    flipped = 128 if dtypes.kind(src) == "signed" else 0
-    ones = dtypes.constant(_ONES[dtypes.F16] >> 8, dtypes.U32)
+    flipped = 128 if signed and dst == dtypes.F16 else 0
+    ones = dtypes.constant(_ONES[dst] >> 8, dtypes.U32)
     result = []
     for i in range(count // each):
         word = dtypes.extract(words, i)
@@ -261,11 +263,29 @@ def bytes_to_half(value: ir.Value, src: np.dtype) -> ir.Value | None:
             word = arith.xori(word, dtypes.constant(flipped * 0x1010101, dtypes.U32))
         for selector in (0x4140, 0x4342)[: each // 2]:
             pair = _prmt(word, ones, selector)
-            raised = dtypes.bitcast(dtypes.splat(pair, 1), dtypes.F16)
-            offset = dtypes.constant(float(1024 + flipped), dtypes.F16, raised)
-            exact = arith.subf(raised, offset)
+            if dst == dtypes.F16:
+                raised = dtypes.bitcast(dtypes.splat(pair, 1), dst)
+                offset = dtypes.constant(float(1024 + flipped), dst, raised)
+                exact = arith.subf(raised, offset)
+            else:
+                exact = _to_bfloat16(pair, signed)
             result += [dtypes.extract(exact, half) for half in range(2)]
     return dtypes.pack(result)
+
+
+def _to_bfloat16(pair: ir.Value, signed: bool) -> ir.Value:
+    """Two bytes as bf16: seven bits in a mantissa of 128, the upper one in another."""
+    low, high = (
+        dtypes.bitcast(
+            dtypes.splat(arith.andi(pair, dtypes.constant(mask, dtypes.U32)), 1),
+            dtypes.BF16,
+        )
+        for mask in (0xFF7FFF7F, 0xFF80FF80)
+    )
+    # 128 plus the lower seven bits, and 128 or, if the upper bit is set, 256.
+    if signed:
+        return arith.subf(low, high)
+    return arith.addf(arith.subf(low, dtypes.constant(256.0, dtypes.BF16, low)), high)
 
 
 def _to_single(

@@ -41,3 +41,12 @@ def test_bytes_become_halves_two_at_a_time(dtype, ptx_of):
     # No conversion of one element has its throughput.
     assert ptx.count("prmt.b32") == ptx.count(".f16x2") == 2
     assert "cvt.rn.f16" not in ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("dtype", "steps"), [(np.int8, 1), (np.uint8, 2)])
+def test_bytes_become_bfloat16_two_at_a_time(dtype, steps, ptx_of):
+    ptx = ptx_of(dtype, "bfloat16")
+    assert ptx.count("prmt.b32") == 2
+    assert ptx.count(".bf16x2") == 2 * steps
+    assert "cvt.rn" not in ptx
