@@ -65,4 +65,4 @@ def test_an_example_computes_its_reference_on_a_gpu(case):
     gpu = jax.devices("cuda")[0]
     with jax.default_device(gpu):
         got = jax.jit(case.function)(*jax.device_put(case.args, gpu))
-    compare(case, got, case.reference(*case.args))
+    compare(case, got, case.reference(*jax.device_put(case.args)))

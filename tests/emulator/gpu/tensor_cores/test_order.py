@@ -50,7 +50,9 @@ def test_a_pair_that_is_ordered_is_right_as_emitted(pair):
     """The models of tests/support/lockstep do not know which pairs need no wait."""
     executed = BOTH if pair.completes else ()
     kernel = make(pair, Switches())
-    everywhere.check(kernel, [], model(pair), emulate=False, executed=executed)
+    everywhere.check(
+        kernel, [], model(pair), emulate=False, executed=executed, on_gpu=False
+    )
 
 
 @pytest.mark.parametrize(
