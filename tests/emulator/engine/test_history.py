@@ -141,9 +141,10 @@ RULES = {
         (read(A), {A: 1}),
         (read(C, by_copy=True), {A: 1}),
     ),
-    "a copy to what was loaded needs no fence": (
+    "a copy to what was loaded needs a fence": (
         (read(A), {A: 1}),
-        (copy(C), {A: 1}),
+        (copy(C), {A: 1}, {}, UNFENCED),
+        (copy(C), fenced({A: 1})),
     ),
     "an access after a copy needs no fence": (
         (copy(C), {A: 1}),
