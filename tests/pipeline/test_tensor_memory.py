@@ -42,19 +42,25 @@ def check(make, **options):
     everywhere.check(make, [a, b], expected, on_gpu=False, **options)
 
 
+def multiply(k, a_block, b_block, acc, done, consumed=()):
+    """Starts the product of a step, and waits for that of the step before."""
+    slot = done.at[lax.rem(k, 2)]
+    plgpu.tcgen05_mma(acc, a_block, b_block, slot, accumulate=k > 0)
+
+    @plgpu.when(k > 0)
+    def _():
+        plgpu.barrier_wait(done.at[lax.rem(k - 1, 2)])
+        for barrier in consumed:
+            plgpu.barrier_arrive(barrier)
+
+
 def multiplied(delay):
     """A product of one warpgroup, of which one step is in flight."""
 
     def body(a, b, o, acc, done):
         def step(indices, a_block, b_block):
             (k,) = indices
-            plgpu.tcgen05_mma(
-                acc, a_block, b_block, done.at[lax.rem(k, 2)], accumulate=k > 0
-            )
-
-            @plgpu.when(k > 0)
-            def _():
-                plgpu.barrier_wait(done.at[lax.rem(k - 1, 2)])
+            multiply(k, a_block, b_block, acc, done)
 
             @plgpu.when(k == STEPS - 1)
             def _():
@@ -81,16 +87,7 @@ def test_a_product_in_flight_needs_a_delayed_release():
 def test_a_warpgroup_multiplies_while_another_one_copies(manual):
     def body(a, b, o, acc, done):
         def step(indices, a_block, b_block, *consumed):
-            (k,) = indices
-            plgpu.tcgen05_mma(
-                acc, a_block, b_block, done.at[lax.rem(k, 2)], accumulate=k > 0
-            )
-
-            @plgpu.when(k > 0)
-            def _():
-                plgpu.barrier_wait(done.at[lax.rem(k - 1, 2)])
-                for barrier in consumed:
-                    plgpu.barrier_arrive(barrier)
+            multiply(*indices, a_block, b_block, acc, done, consumed)
 
         plgpu.emit_pipeline_warp_specialized(
             step, grid=(STEPS,), in_specs=blocks(1), max_concurrent_steps=2,
