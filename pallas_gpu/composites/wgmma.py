@@ -35,7 +35,7 @@ _TYPES = (
 _SWIZZLE_BITS = 256
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no truth value
 class Matrix:
     """An operand of a product.
 
@@ -174,7 +174,8 @@ def _moved(a: Matrix, b: Matrix) -> dict[str, Matrix]:
 
 def _are_stored_alike(a: Matrix, b: Matrix) -> bool:
     """Whether one copy in scratch memory serves both operands."""
-    return a.stored is b.stored and _to_store(a, "a") == _to_store(b, "b")
+    left, right = _to_store(a, "a"), _to_store(b, "b")
+    return left.stored is right.stored and left.transposed == right.transposed
 
 
 def _multiply(acc: Any, a: Any, b: Any) -> None:
