@@ -9,6 +9,7 @@ observes the data. Stores complete in bulk async-groups.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -20,7 +21,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
-from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
+from pallas_gpu.mosaic import addressing, elected, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.copies import bulk, instructions
 from pallas_gpu.mosaic.elements import dtypes, packed
@@ -44,7 +45,6 @@ def copy_gmem_to_smem(
     smem_view: SmemView,
     barrier_pointer: ir.Value,
     *,
-    elected: ir.Value | None = None,
     sync: bool = True,
     arrive: bool = True,
     multicast: Group | None = None,
@@ -67,7 +67,6 @@ def copy_gmem_to_smem(
       gmem: a slice of a kernel buffer.
       smem_view: of the same shape, contiguous in SMEM.
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival.
-      elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if no other thread can still be accessing the SMEM.
       arrive: False if the caller has added the bytes to the tx-count already.
       predicate: i1; where it is false, nothing is copied and the arrival has 0 bytes.
@@ -102,29 +101,31 @@ def copy_gmem_to_smem(
     policy = instructions.cache_policy(cache_hint)
     tracked = barrier_pointer
 
-    def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
-        emit = instructions.load if pair is None else instructions.load_for_leader
-        emit(pointer, tensor, coordinates, tracked, mask=mask, policy=policy)
-
-    def start() -> None:
-        if isinstance(found, TmaPlan):
-            issue(found, gmem.window.starts, base, copy, multicast)
-            return
-        source = slice_pointer(gmem)
-        instructions.load_line(base, source, found, barrier_pointer, policy)
-
-    with predicated(kb.elected if elected is None else elected):
+    with elected.thread() as by:
         if arrive:
             with predicated(_leads(pair)):
                 num_bytes: int | ir.Value = transfer_bytes(smem_view)
                 num_bytes *= 1 if pair is None else pair.count
                 if predicate is not None:
                     num_bytes = arith.select(predicate, kb.i32(num_bytes), kb.i32(0))
-                mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
+                mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes, by)
         with predicated(predicate):
             if pair is not None:
                 tracked = addressing.map_shared(barrier_pointer, pair.ranks[0])
-            start()
+            if isinstance(found, TmaPlan):
+                load = functools.partial(
+                    instructions.load,
+                    of_pair=pair is not None, mask=mask, policy=policy, by=by,
+                )  # fmt: skip
+                issue(
+                    found, gmem.window.starts, base,
+                    lambda to, at: load(to, tensor, at, tracked), multicast,
+                )  # fmt: skip
+            else:
+                source = slice_pointer(gmem)
+                instructions.load_line(
+                    base, source, found, tracked, policy=policy, by=by
+                )
 
 
 def _leads(pair: Group | None) -> ir.Value | None:
@@ -140,7 +141,6 @@ def copy_smem_to_gmem(
     gmem: GmemView,
     *,
     reduction: str | None = None,
-    elected: ir.Value | None = None,
     sync: bool = True,
     commit: bool = True,
     cache_hint: str | None = None,
@@ -159,7 +159,6 @@ def copy_smem_to_gmem(
       gmem: a slice of a kernel buffer, of the same shape.
       reduction: combine with the contents of GMEM, atomically per element: a name of
         `REDUCTIONS`.
-      elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if the threads that wrote the SMEM have synchronized already.
       commit: commit the group; False adds the copy to the next copy's group.
       cache_hint: see `instructions.cache_policy`.
@@ -185,7 +184,7 @@ def copy_smem_to_gmem(
             operation = combines.operation
             instructions.reduce(operation, pointer, tensor, coordinates, policy)
 
-    with predicated(kb.elected if elected is None else elected):
+    with predicated(kb.elected):
         if isinstance(found, TmaPlan):
             issue(found, gmem.window.starts, base, copy)
         elif combines is None:

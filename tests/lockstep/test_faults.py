@@ -105,7 +105,7 @@ def test_a_deadlock_says_who_waits_for_what():
 
 @pytest.mark.parametrize("change", [lambda n: n - 16, lambda n: n + 16])
 def test_another_number_of_bytes_never_completes_the_phase(change):
-    fault = faults.edit_operand("nvvm.mbarrier.arrive.expect_tx", 1, change)
+    fault = faults.edit_operand("mbarrier.arrive.expect_tx", 1, change)
     with pytest.raises(DeadlockError, match=r"-?16 bytes missing"):
         copied(fault)
 

@@ -94,9 +94,7 @@ def test_each_side_has_its_own_descriptor(build):
 
 def test_the_bytes_are_announced_before_the_copy(build):
     text = module_text(build, "f16 128")
-    names = re.findall(
-        r"nvvm\.(mbarrier\.arrive\.expect_tx|cp\.async\.bulk\.\w+)", text
-    )
+    names = re.findall(r"(mbarrier\.arrive\.expect_tx|cp\.async\.bulk\.tensor)", text)
     assert names[:2] == ["mbarrier.arrive.expect_tx", "cp.async.bulk.tensor"]
     assert f"arith.constant {128 * 128 * 2} : i32" in text
 
@@ -106,7 +104,7 @@ def test_many_equal_copies_become_a_loop(build):
     many = module_text(build, "f16 128", known=False)
     assert "scf.for" not in few
     assert "scf.for" in many
-    assert many.count("nvvm.cp.async.bulk.tensor.shared") == 1
+    assert many.count("cp.async.bulk.tensor.2d.shared") == 1
 
 
 @pytest.mark.offline

@@ -85,10 +85,10 @@ def fetch(kb, pairs) -> None:
     barrier = kb.smem_pointer(0)
     mbarrier.init(barrier, len(pairs))
     kb.sync_after_init()
-    for source, view in pairs:
-        with smem.predicated(mbarrier.block_leader()):
-            true = dtypes.constant(True, dtypes.BOOL)
-            tma.copy_gmem_to_smem(kb, source, view, barrier, elected=true, sync=False)
+    first = arith.cmpi(arith.CmpIPredicate.eq, kb.threads.warpgroup, kb.i32(0))
+    with smem.predicated(first):
+        for source, view in pairs:
+            tma.copy_gmem_to_smem(kb, source, view, barrier, sync=False)
     mbarrier.wait(barrier, kb.i32(0))
 
 

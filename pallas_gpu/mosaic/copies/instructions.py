@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, nvvm
 
 from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic.elected import instruction
 
 
 def load(
@@ -24,8 +25,10 @@ def load(
     coordinates: Sequence[ir.Value],
     barrier: ir.Value,
     *,
+    of_pair: bool = False,
     mask: ir.Value | None = None,
     policy: ir.Value | None = None,
+    by: ir.Value | None = None,
 ) -> None:
     """Copies a box to SMEM. PTX: `cp.async.bulk.tensor.shared::cluster.global`.
 
@@ -33,41 +36,20 @@ def load(
       pointer: `!llvm.ptr<3>` of the box in this block's SMEM.
       descriptor: `!llvm.ptr` of the tensor map.
       coordinates: i32 each.
-      barrier: `!llvm.ptr<3>` of the mbarrier that counts the bytes.
+      barrier: `!llvm.ptr<3>` of the mbarrier that counts the bytes, or `!llvm.ptr<7>`.
+      of_pair: whether it may be the mbarrier of either block of a pair
+        (`.cta_group::2`, since sm_100a).
       mask: i16, the ranks of the blocks that get the box, in a multicast.
       policy: i64, of `cache_policy`.
-    """
-    # A CTA's own SMEM is part of the cluster's: address space 7 of NVPTX.
-    target = llvm.addrspacecast(module.pointer_type(7), pointer)
-    nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
-        target, descriptor, coordinates, barrier, [],
-        multicastMask=mask, l2CacheHint=policy,
-    )  # fmt: skip
-
-
-def load_for_leader(
-    pointer: ir.Value,
-    descriptor: ir.Value,
-    coordinates: Sequence[ir.Value],
-    barrier: ir.Value,
-    *,
-    mask: ir.Value | None = None,
-    policy: ir.Value | None = None,
-) -> None:
-    """Copies a box to SMEM; an mbarrier of the pair's leader counts the bytes.
-
-    PTX: `cp.async.bulk.tensor….cta_group::2`. Since: sm_100a.
-
-    Args:
-      pointer, descriptor, coordinates, mask, policy: as of `load`.
-      barrier: `!llvm.ptr<7>` of the leader's mbarrier.
+      by: i1, the predicate of the threads that issue it; None is all.
     """
     rank = len(coordinates)
     at = ", ".join(f"${i + 2}" for i in range(rank))
-    multicast = "" if mask is None else ".multicast::cluster"
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
-        f".mbarrier::complete_tx::bytes{multicast}.cta_group::2{_hint(policy)} "
+        ".mbarrier::complete_tx::bytes"
+        f"{'' if mask is None else '.multicast::cluster'}"
+        f"{'.cta_group::2' if of_pair else ''}{_hint(policy)} "
         f"[$0], [$1, {{{at}}}], [${rank + 2}]"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
@@ -77,7 +59,7 @@ def load_for_leader(
             text += f", ${len(operands)}"
             operands.append(extra)
             constraints.append(constraint)
-    _assembly(f"{text};", operands, constraints)
+    instruction(text, operands, constraints, by)
 
 
 def store(
@@ -108,10 +90,10 @@ def load_rows(
     """
     text = (
         "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
-        ".mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4, $5, $6}], [$7];"
+        ".mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4, $5, $6}], [$7]"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
-    _assembly(text, operands, ["r", "l", *["r"] * 6])
+    instruction(text, operands, ["r", "l", *["r"] * 6])
 
 
 def store_rows(
@@ -126,9 +108,9 @@ def store_rows(
     """
     text = (
         "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group "
-        "[$0, {$2, $3, $4, $5, $6}], [$1];"
+        "[$0, {$2, $3, $4, $5, $6}], [$1]"
     )
-    _assembly(text, [descriptor, _address(pointer), *coordinates], "lrrrrrr")
+    instruction(text, [descriptor, _address(pointer), *coordinates], "lrrrrrr")
 
 
 def reduce(
@@ -154,7 +136,7 @@ def reduce(
         text += f", ${len(operands)}"
         operands.append(policy)
         constraints.append("l")
-    _assembly(f"{text};", operands, constraints)
+    instruction(text, operands, constraints)
 
 
 def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
@@ -164,8 +146,8 @@ def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
     """
     rank = len(coordinates)
     at = ", ".join(f"${i + 1}" for i in range(rank))
-    text = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{at}}}];"
-    _assembly(text, [descriptor, *coordinates], ["l", *["r"] * rank])
+    text = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{at}}}]"
+    instruction(text, [descriptor, *coordinates], ["l", *["r"] * rank])
 
 
 def prefetch_line(source: ir.Value, size_bytes: int) -> None:
@@ -175,8 +157,8 @@ def prefetch_line(source: ir.Value, size_bytes: int) -> None:
       source: pointer to GMEM.
       size_bytes: of the bytes; both are multiples of 16.
     """
-    text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
-    _assembly(text, [_global(source), module.current().i32(size_bytes)], ["l", "r"])
+    text = "cp.async.bulk.prefetch.L2.global [$0], $1"
+    instruction(text, [_global(source), module.current().i32(size_bytes)], ["l", "r"])
 
 
 def load_line(
@@ -185,6 +167,7 @@ def load_line(
     size_bytes: int,
     barrier: ir.Value,
     policy: ir.Value | None = None,
+    by: ir.Value | None = None,
 ) -> None:
     """Copies adjacent bytes to SMEM. PTX: `cp.async.bulk.shared::cluster.global`.
 
@@ -194,6 +177,7 @@ def load_line(
       size_bytes: a multiple of 16, as both addresses.
       barrier: `!llvm.ptr<3>` of the mbarrier that counts the bytes.
       policy: i64, of `cache_policy`.
+      by: i1, the predicate of the threads that issue it; None is all.
     """
     text = (
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -201,7 +185,7 @@ def load_line(
     )
     size = module.current().i32(size_bytes)
     operands = [_address(pointer), _global(source), size, _address(barrier)]
-    _line(text, operands, "rlrr", policy)
+    _line(text, operands, "rlrr", policy, by)
 
 
 def store_line(
@@ -252,13 +236,17 @@ def _line_to_gmem(
 
 
 def _line(
-    text: str, operands: list[ir.Value], constraints: str, policy: ir.Value | None
+    text: str,
+    operands: list[ir.Value],
+    constraints: str,
+    policy: ir.Value | None,
+    by: ir.Value | None = None,
 ) -> None:
     if policy is not None:
         text += f", ${len(operands)}"
         operands.append(policy)
         constraints += "l"
-    _assembly(f"{text};", operands, constraints)
+    instruction(text, operands, constraints, by)
 
 
 def cache_policy(hint: str | None) -> ir.Value | None:
@@ -291,15 +279,3 @@ def _global(pointer: ir.Value) -> ir.Value:
 def _address(pointer: ir.Value) -> ir.Value:
     """The address in SMEM as PTX's 32-bit register."""
     return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
-
-
-def _assembly(
-    text: str, operands: Sequence[ir.Value], constraints: Sequence[str]
-) -> None:
-    llvm.inline_asm(
-        None,
-        operands,
-        text,
-        ",".join([*constraints, "~{memory}"]),
-        has_side_effects=True,
-    )

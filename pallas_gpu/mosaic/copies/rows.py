@@ -20,7 +20,16 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.layouts.gmem.line import UNIT_BYTES
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, default_placement
-from pallas_gpu.mosaic import gmem, indexed, masking, mbarrier, module, smem, tma
+from pallas_gpu.mosaic import (
+    elected,
+    gmem,
+    indexed,
+    masking,
+    mbarrier,
+    module,
+    smem,
+    tma,
+)
 from pallas_gpu.mosaic.copies import chunks, cp_async, four_rows, instructions
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import shuffle
@@ -75,8 +84,8 @@ def gather(
     if predicate is not None:
         total = arith.select(predicate, total, kernel.i32(0))
     # Bytes may arrive before they are expected: until then the phase lacks an arrival.
-    with predicated(kernel.elected):
-        mbarrier.emit_arrive_expect_tx(barrier_pointer, total)
+    with elected.thread() as by:
+        mbarrier.emit_arrive_expect_tx(barrier_pointer, total, by)
     with predicated(predicate):
         if fours is not None:
             four_rows.load(fours, source, target, index, barrier_pointer)

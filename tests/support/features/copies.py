@@ -127,7 +127,7 @@ ROWS = (
         (LOAD, STORE),
         "lowering/families/mbarrier/counts::a_skipped_copy_arrives_without_bytes",
         "lowering/families/mbarrier/counts::a_skipped_copy_announces_no_bytes",
-        "mbarrier.arrive.expect_tx.shared.b64",
+        "mbarrier.arrive.expect_tx",
         {"count": "matmul: three arrivals for two copies"},
     ),
     Row(

@@ -13,6 +13,7 @@ from tests.support.lockstep import accesses, mbarrier, reductions, tma, values
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.predication import guarded
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
@@ -123,13 +124,14 @@ def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     if hinted:
         places.append(f"${len(places)}")
     known = statement.operands == tuple(places) and opcode in (_LOAD, _STORE)
-    if not known or statement.guard:
+    if not known:
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
-    policy = inputs.pop() if hinted else None
+    operands = inputs[: len(places)]
+    policy = operands.pop() if hinted else None
 
     def copy(strand: Any) -> None:
         tma.check_policy(strand, policy)
-        each = [strand.per_lane(values.forced(strand.env[i])) for i in inputs]
+        each = [strand.per_lane(values.forced(strand.env[i])) for i in operands]
         for lane in map(int, np.flatnonzero(strand.active())):
             first, second, size, *barrier = (int(x[lane]) for x in each)
             if load:
@@ -137,7 +139,7 @@ def _unit(program: Program, op: ir.Operation, text: str) -> Step:
             else:
                 _Store(strand, lane, second, first, size, reduction)
 
-    return copy
+    return guarded(inputs, statement, copy)
 
 
 def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:

@@ -44,10 +44,14 @@ def run(
 
 
 def _operations(module: ir.Module, name: str) -> list[ir.Operation]:
+    """The operations of a name, or the inline assembly that contains it."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == name:
+        is_assembly = op.name == "llvm.inline_asm" and name in str(
+            op.attributes["asm_string"]
+        )
+        if op.name == name or is_assembly:
             found.append(op)
         return ir.WalkResult.ADVANCE
 

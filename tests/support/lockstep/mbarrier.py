@@ -15,6 +15,7 @@ from tests.support.lockstep.assembly import Statement, parse
 from tests.support.lockstep.clocks import join
 from tests.support.lockstep.engine import LANES, KernelError, Poll, Wait
 from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.predication import guarded
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
@@ -147,24 +148,6 @@ def _fence_init(program: Program, op: ir.Operation) -> Step:
     return fence
 
 
-@runs("nvvm.mbarrier.arrive.expect_tx")
-def _arrive_expect_tx(program: Program, op: ir.Operation) -> Step:
-    pointer, count, *predicate = program.inputs(op)
-    if predicate:
-        raise NotModelled("nvvm.mbarrier.arrive.expect_tx with a predicate")
-
-    def arrive(strand: Any) -> None:
-        for lane, address in _lanes(strand, strand.env[pointer]):
-            cta, offset = cluster_address(strand, address)
-            barrier = find(cta, offset)
-            row = int(strand.row_of_lane[lane])
-            barrier.check_known(row, "arrive.expect_tx")
-            barrier.expect(int(strand.per_lane(strand.env[count])[lane]))
-            barrier.arrive(1, strand.cta.clocks.released(row, lane % LANES))
-
-    return arrive
-
-
 def _lanes(strand: Any, address: Any) -> list[tuple[int, int]]:
     """Each active lane, with its address."""
     each = strand.per_lane(address)
@@ -226,7 +209,8 @@ _ARRIVE = (
     "mbarrier.arrive.release.cta.shared::cluster.b64",
     "mbarrier.arrive.release.cluster.shared::cluster.b64",
 )
-_EXPECT_REMOTE = (
+_EXPECT = (
+    "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64",
     "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64",
     "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64",
 )
@@ -245,13 +229,13 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
     statements = parse(text)
     inputs = program.inputs(op)
     opcodes = [s.opcode for s in statements]
-    is_arrival = opcodes[0] in (*_ARRIVE, *_EXPECT_REMOTE)
-    if len(statements) == 1 and is_arrival and not statements[0].guard:
-        return _arrive(inputs, statements[0])
+    is_arrival = opcodes[0] in (*_ARRIVE, *_EXPECT)
+    if len(statements) == 1 and is_arrival:
+        return guarded(inputs, statements[0], _arrive(inputs, statements[0]))
     if opcodes[0] in _TRY_WAIT:
         return _wait_loop(inputs, statements)
-    if opcodes == [_EXPECT_TX] and not statements[0].guard:
-        return _expect_tx(inputs, statements[0])
+    if opcodes == [_EXPECT_TX]:
+        return guarded(inputs, statements[0], _expect_tx(inputs, statements[0]))
     if opcodes[0] in _TEST_WAIT and opcodes[1:] == ["selp.u32"]:
         test, select = statements
         done, place, parity = test.operands
@@ -268,7 +252,7 @@ def _arrive(inputs: list[int], statement: Statement) -> Step:
     sink, place, *more = statement.operands
     if sink != "_":
         raise NotModelled("mbarrier.arrive with a state")
-    expects = statement.opcode in _EXPECT_REMOTE
+    expects = statement.opcode in _EXPECT
     count = int(more[0]) if more and not expects else 1
     address = _slot(inputs, place)
     expected = _slot(inputs, more[0]) if expects else None

@@ -15,10 +15,25 @@ from jaxlib.mlir import ir
 
 from tests.support.lockstep import values
 from tests.support.lockstep.accesses import memory_of, places_of
-from tests.support.lockstep.assembly import parse
+from tests.support.lockstep.assembly import Statement, parse
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+
+
+def guarded(inputs: list[int], statement: Statement, step: Step) -> Step:
+    """The step, in those threads in which the guard of its statement holds."""
+    if not statement.guard:
+        return step
+    slot = inputs[int(statement.guard.removeprefix("$"))]
+
+    def in_some(strand: Any) -> None:
+        with strand.where(values.forced(strand.env[slot])):
+            if strand.mask.any():
+                step(strand)
+
+    return in_some
+
 
 _ACCESS = re.compile(
     r"(ld|st)\.(global|shared::cta|shared::cluster)(?:\.v([24]))?\.b(8|16|32|64)"

@@ -14,6 +14,7 @@ from tests.support.lockstep import accesses, mbarrier, reductions
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.predication import guarded
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 from tests.support.lockstep.tensor_map import RowsMap, TensorMap
@@ -109,66 +110,34 @@ def check_policy(strand: Any, policy: int | None = None) -> None:
 # --- GMEM to SMEM ---------------------------------------------------------------------
 
 
-@runs("nvvm.cp.async.bulk.tensor.shared.cluster.global")
-def _load(program: Program, op: ir.Operation) -> Step:
-    target, descriptor, coordinates, barrier, offsets, mask, *rest = program.segments(
-        op
-    )
-    _require_tiles(op, offsets)
-    policies, predicate = rest
-    if predicate:
-        raise NotModelled(f"{op.name} with a predicate")
-
-    def load(strand: Any) -> None:
-        env = strand.env
-        check_policy(strand, *policies)
-        for lane, issue in _issues(strand, descriptor[0], coordinates, target[0]):
-            local = int(strand.per_lane(env[barrier[0]])[lane])
-            cta, address = accesses.cluster_address(strand, issue.address)
-            targets = [cta]
-            if mask:
-                bits = int(strand.per_lane(env[mask[0]])[lane])
-                ctas = strand.cta.cluster.ctas
-                if not bits or bits >> len(ctas):
-                    raise KernelError(
-                        f"multicast to {bits:#x} in a cluster of {len(ctas)}"
-                    )
-                targets = [c for c in ctas if bits >> c.rank & 1]
-            elif cta is not strand.cta:
-                raise NotModelled("a tensor copy into another block's SMEM")
-            work = _LoadWork(issue, address, local, targets)
-            strand.cta.cluster.launch.scheduler.in_flight.append(work)
-
-    return load
-
-
 def _require_tiles(op: ir.Operation, offsets: list[int]) -> None:
     mode = str(op.attributes["mode"]) if "mode" in op.attributes else "tile"
     if offsets or "tile" not in mode or "gather" in mode or "scatter" in mode:
         raise NotModelled(f"{op.name} {mode}")
 
 
-_LOAD_FOR_PAIR = re.compile(
+_LOAD = re.compile(
     r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster\.global\.tile"
-    r"\.mbarrier::complete_tx::bytes(\.multicast::cluster)?\.cta_group::2"
+    r"\.mbarrier::complete_tx::bytes(\.multicast::cluster)?(\.cta_group::2)?"
     r"(\.L2::cache_hint)?"
 )
 
 
-def _load_for_pair(program: Program, op: ir.Operation, text: str) -> Step:
-    """A copy whose mbarrier may be in either CTA of a pair."""
+def _load(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
-    match = _LOAD_FOR_PAIR.fullmatch(statement.opcode)
+    match = _LOAD.fullmatch(statement.opcode)
     if match is None:
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
     inputs = program.inputs(op)
-    numbers = [int(n) for n in re.findall(r"\$(\d+)", text)]
+    _, _, operands = text.partition(" [")
+    numbers = [int(n) for n in re.findall(r"\$(\d+)", operands)]
     target, descriptor, *coordinates = (inputs[n] for n in numbers)
-    policy = coordinates.pop() if match[3] else None
+    policy = coordinates.pop() if match[4] else None
     mask = coordinates.pop() if match[2] else None
     barrier = coordinates.pop()
     if len(coordinates) != int(match[1]):
         raise KernelError(f"{len(coordinates)} coordinates in {text}")
+    of_pair = match[3] is not None
 
     def load(strand: Any) -> None:
         env = strand.env
@@ -176,23 +145,31 @@ def _load_for_pair(program: Program, op: ir.Operation, text: str) -> Step:
         for lane, issue in _issues(strand, descriptor, coordinates, target):
             signal = int(strand.per_lane(env[barrier])[lane])
             tracker, local = accesses.cluster_address(strand, signal)
-            _, address = accesses.cluster_address(strand, issue.address)
+            cta, address = accesses.cluster_address(strand, issue.address)
             ctas, targets = strand.cta.cluster.ctas, [strand.cta]
             if mask is not None:
                 bits = int(strand.per_lane(env[mask])[lane])
+                if not bits or bits >> len(ctas):
+                    raise KernelError(
+                        f"multicast to {bits:#x} in a cluster of {len(ctas)}"
+                    )
                 targets = [c for c in ctas if bits >> c.rank & 1]
-            elif tracker.rank // 2 != strand.cta.rank // 2:
-                raise KernelError("an mbarrier outside of the pair of CTAs")
-            # Each destination signals that CTA of its pair whose rank has the parity
-            # of the mbarrier's.
-            trackers = [ctas[c.rank // 2 * 2 + tracker.rank % 2] for c in targets]
+            elif cta is not strand.cta:
+                raise NotModelled("a tensor copy into another block's SMEM")
+            trackers = targets
+            if of_pair:
+                # Each destination signals that CTA of its pair whose rank has the
+                # parity of the mbarrier's.
+                trackers = [ctas[c.rank // 2 * 2 + tracker.rank % 2] for c in targets]
+            if mask is None and tracker not in trackers:
+                raise KernelError("an mbarrier that the copy may not signal")
             work = _LoadWork(issue, address, local, targets, trackers)
             strand.cta.cluster.launch.scheduler.in_flight.append(work)
 
-    return load
+    return guarded(inputs, statement, load)
 
 
-ASSEMBLY.append(AssemblyUnit("cp.async.bulk.tensor.", _load_for_pair))
+ASSEMBLY.append(AssemblyUnit("cp.async.bulk.tensor.", _load))
 
 _GATHER = (
     "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"

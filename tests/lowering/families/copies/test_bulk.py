@@ -98,7 +98,7 @@ def test_parts_travel_through_smem(name):
 def test_a_copy_is_of_bytes_or_of_a_box(name, semantics):
     make, args, _ = case(name)
     (report,) = plgpu.offline.lower(under(semantics, make()), *args)
-    found = [LOAD, STORE, "nvvm.cp.async.bulk.tensor"]
+    found = [LOAD, STORE, "cp.async.bulk.tensor."]
     assert name in FORMS[tuple(report.mlir.count(x) for x in found)]
 
 
