@@ -137,6 +137,7 @@ FUNCTIONS = {
         (edges([4], [8]),),
     ),
     "two lines": (lambda i, n: line() * 2 < line() + 9, None),
+    "two lines of values": (lambda i, n: line() + i < line() * 2 + n, (None,)),
     "near the end": (lambda i, n: i + line() < n, (edges(range(16), range(16)),)),
     "down near the end": (lambda i, n: i - line() >= n * 8, None),
 }
