@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index arrays that are ranges, and masks that end at multiples of an access's width.
+"""Index arrays that are ranges, and where masks change along them.
 
 `plgpu.load(ref, start + jnp.arange(n), mask=start + jnp.arange(n) < size)` names
 adjacent elements, as a slice does. The body says so only in its arithmetic, which is
@@ -14,8 +14,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import _jax
+from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.lowering.progressions import Fact, Progression, join, literal, unknown
+from pallas_gpu.lowering.progressions import (
+    Fact,
+    Progression,
+    join,
+    literal,
+    union,
+    unknown,
+)
 from pallas_gpu.lowering.progressions import result as result_of
 from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives import _operands as ops
@@ -35,20 +43,20 @@ class Found:
 
     Attributes:
       adjacent: as of `types.Selection`.
-      mask_groups: along that axis the mask is the same in aligned groups of so many
-        elements; 0: in all.
+      mask_edges: where the mask changes along that axis; None if it may change with
+        each element.
     """
 
     adjacent: tuple[int, int] | None
-    mask_groups: int
+    mask_edges: Edges | None
 
     def met_with(self, other: Found) -> Found:
         """What holds in both executions of an access."""
         a, b = self.adjacent, other.adjacent
         if a is None or b is None or a[0] != b[0]:
-            return Found(None, 1)
+            return Found(None, None)
         both = a[0], math.gcd(a[1], b[1])
-        return Found(both, math.gcd(self.mask_groups, other.mask_groups))
+        return Found(both, union(self.mask_edges, other.mask_edges))
 
 
 def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
@@ -70,8 +78,8 @@ class _Search:
 
     def stated(self, access: _jax.JaxprEqn) -> _jax.JaxprEqn:
         """Returns an access that has been visited, with what was found."""
-        found = dataclasses.asdict(self.found[id(access)])
-        return access.replace(params={**access.params, **found})
+        found = self.found[id(access)]
+        return access.replace(params={**access.params, **vars(found)})
 
     def _of(self, atom: Any) -> Fact | None:
         if isinstance(atom, _jax.Literal):
@@ -151,9 +159,9 @@ class _Search:
         elif given is not None and adjacent is not None:
             adjacent = given[0], math.lcm(given[1], adjacent[1])
         if adjacent is None or named["mask"] is None:
-            return Found(adjacent, 0)
+            return Found(adjacent, Edges())
         mask = self._of(named["mask"])
-        return Found(adjacent, mask[adjacent[0]] if isinstance(mask, tuple) else 1)
+        return Found(adjacent, mask[adjacent[0]] if isinstance(mask, tuple) else None)
 
 
 def _joined(facts: Sequence[Fact | None]) -> Fact | None:

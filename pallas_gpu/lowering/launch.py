@@ -17,7 +17,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import gmem, mbarrier
+from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
@@ -154,6 +154,7 @@ def infer_layouts(build: Build) -> Build:
             scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
             free_bytes=build.plan.scratch_free_bytes // warpgroups,
             cluster=build.params.mesh.cluster,
+            byte_matrices=smem.has_byte_matrices(_gpu(build.target).compute_capability),
         )
     plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)
     return build.replace(layouts=layouts, plan=plan)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of integer arrays: arithmetic progressions, and groups of equal bools.
+"""What is known of arrays: arithmetic progressions, and where bools change.
 
 Integers of 32 and 64 bits wrap, so statements about divisors hold for their powers of
 two alone; who uses a divisor takes no other part of it.
@@ -17,9 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax
-
-# Above any width of an access.
-_POWERS_OF_TWO = 1 << 30
+from pallas_gpu.layouts.edges import Edges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +99,10 @@ class Progression:
         return Progression(a.strides, a.rest, modulus)
 
 
-# For each axis: elements are equal in aligned groups of so many, a power of two;
-# 0: all are equal.
-Groups = tuple[int, ...]
-Fact = Progression | Groups
+# For each axis: where bools change along it; None: anywhere.
+Changes = tuple[Edges | None, ...]
+Fact = Progression | Changes
+_NEVER = Edges()
 
 
 def _common(*strides: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -117,7 +115,7 @@ def _common(*strides: tuple[int | None, ...]) -> tuple[int | None, ...]:
 def unknown(aval: Any) -> Fact:
     """What is known of any value of a type: all, of axes of one element."""
     if aval.dtype == jnp.bool_:
-        return tuple(0 if n == 1 else 1 for n in aval.shape)
+        return tuple(_NEVER if n == 1 else None for n in aval.shape)
     return Progression(tuple(0 if n == 1 else None for n in aval.shape))
 
 
@@ -127,8 +125,18 @@ def join(a: Fact | None, b: Fact | None) -> Fact | None:
         case Progression(), Progression():
             return a.or_else(b)
         case tuple(), tuple():
-            return tuple(map(math.gcd, a, b))
+            return _union(a, b)
     return None
+
+
+def _union(*facts: Changes) -> Changes:
+    """Where a monotonic function of bools may change, or one that is chosen."""
+    return tuple(functools.reduce(union, axis) for axis in zip(*facts, strict=True))
+
+
+def union(a: Edges | None, b: Edges | None) -> Edges | None:
+    """The changes of both; None: anywhere."""
+    return None if a is None or b is None else a.union(b)
 
 
 def literal(value: Any) -> Fact | None:
@@ -168,11 +176,11 @@ def result(eqn: _jax.JaxprEqn, facts: Sequence[Fact | None]) -> Fact | None:
         return unknown(aval)
     found: Fact | None = None
     if name in _COMPARISONS and all(_is_integer(v.aval) for v in eqn.invars):
-        found = _compared(name, *spread)
+        found = _compared(name, aval.shape, *spread)
     elif name in _ARITHMETIC and _is_integer(aval) and _are_progressions(spread):
         found = _ARITHMETIC[name](eqn, *spread)
-    elif name in ("and", "or", "xor", "not") and aval.dtype == jnp.bool_:
-        found = tuple(math.gcd(*axis) for axis in zip(*spread, strict=True))
+    elif name in _LOGIC and aval.dtype == jnp.bool_:
+        found = _LOGIC[name](*spread)
     elif name == "select_n":
         found = _selected(*spread)
     if found is None and name in (*_ELEMENTWISE, *_COMPARISONS, *_ARITHMETIC):
@@ -193,7 +201,7 @@ def _spread(fact: Any, rank: int) -> Fact | None:
         return None
     if isinstance(fact, Progression):
         return dataclasses.replace(fact, strides=(0,) * rank)
-    return (0,) * rank
+    return (_NEVER,) * rank
 
 
 def _of_shape(fact: Any, shape: Sequence[int]) -> Fact:
@@ -202,19 +210,21 @@ def _of_shape(fact: Any, shape: Sequence[int]) -> Fact:
         # The only element of such an axis is f itself.
         one = [0 if n == 1 else s for n, s in zip(shape, fact.strides, strict=True)]
         return dataclasses.replace(fact, strides=tuple(one))
-    return tuple(0 if n == 1 else g for n, g in zip(shape, fact, strict=True))
+    return tuple(_NEVER if n == 1 else e for n, e in zip(shape, fact, strict=True))
+
+
+def _entries(fact: Any) -> tuple[Any, ...]:
+    return fact.strides if isinstance(fact, Progression) else fact
 
 
 def _any_function(aval: Any, facts: Sequence[Any]) -> Fact:
     """A function of elements is the same where its operands are."""
-    equal = []
-    for axis in range(len(aval.shape)):
-        entries = [
-            f.strides[axis] if isinstance(f, Progression) else f[axis] for f in facts
-        ]
-        equal.append(all(e == 0 for e in entries))
+    equal = [
+        all(entry in (0, _NEVER) for entry in axis)
+        for axis in zip(*map(_entries, facts), strict=True)
+    ]
     if aval.dtype == jnp.bool_:
-        return tuple(0 if e else 1 for e in equal)
+        return tuple(_NEVER if e else None for e in equal)
     return Progression(tuple(0 if e else None for e in equal))
 
 
@@ -222,34 +232,55 @@ def _selected(which: Any, *cases: Any) -> Fact | None:
     if not isinstance(which, tuple):
         return None
     if isinstance(cases[0], tuple):
-        return tuple(math.gcd(*axis) for axis in zip(which, *cases, strict=True))
-    varies = [i for i, group in enumerate(which) if group != 0]
+        return _union(_unsigned(which), *cases)
+    varies = [i for i, edges in enumerate(which) if edges != _NEVER]
     first, *rest = (case.without(varies) for case in cases)
     return functools.reduce(Progression.or_else, rest, first)
 
 
-def _compared(name: str, a: Any, b: Any) -> Groups | None:
-    """The groups in which a comparison of integers has one result."""
+def _unsigned(fact: Changes) -> Changes:
+    return tuple(edges and edges.unsigned() for edges in fact)
+
+
+_LOGIC: dict[str, Callable[..., Changes]] = {
+    "and": _union,
+    "or": _union,
+    "xor": lambda a, b: _unsigned(_union(a, b)),
+    "not": lambda a: tuple(edges and edges.inverted() for edges in a),
+}
+
+
+def _compared(name: str, shape: Sequence[int], a: Any, b: Any) -> Changes | None:
+    """Where the result of a comparison of integers changes."""
     if not isinstance(a, Progression) or not isinstance(b, Progression):
         return None
-    groups = []
+    changes: list[Edges | None] = []
     for axis, (s, t) in enumerate(zip(a.strides, b.strides, strict=True)):
         if s == t == 0:
-            groups.append(0)
+            changes.append(_NEVER)
             continue
         difference, operand = _along(a.plus(b, -1), axis), _along(a if s else b, axis)
         step, own = difference.strides[axis], operand.strides[axis]
-        if step not in (1, -1) or own not in (1, -1) or name in ("eq", "ne"):
-            groups.append(1)
+        if 0 not in (s, t) or own not in (1, -1) or name in ("eq", "ne"):
+            changes.append(None)
             continue
-        # The index from which the result is another one, up to a sign; the one from
-        # which the operand that varies has wrapped.
+        assert step is not None
         strict = (name in ("lt", "ge")) == (step == 1)
-        change = difference.rest - (0 if strict else step)
-        wrap = operand.rest + (own == -1)
-        moduli = difference.modulus, operand.modulus
-        groups.append(math.gcd(change, wrap, *moduli, _POWERS_OF_TWO))
-    return tuple(groups)
+        change = -step * (difference.rest - (0 if strict else step))
+        falls = (name in ("lt", "le")) == (step == 1)
+        edges = Edges.at(change, difference.modulus, falls)
+        if _may_wrap(operand, own, shape[axis]):
+            # From there on the operand is at the other end of its range.
+            wrap = -own * operand.rest + (own == -1)
+            edges = edges.union(Edges.at(wrap, operand.modulus, not falls))
+        changes.append(edges)
+    return tuple(changes)
+
+
+def _may_wrap(operand: Progression, step: int, count: int) -> bool:
+    """Whether a progression along an axis may leave the range of its integers."""
+    ends = operand.rest, operand.rest + step * (count - 1)
+    return operand.modulus != 0 or min(ends) < 0 or max(ends) >= 1 << 31
 
 
 def _along(fact: Progression, axis: int) -> Progression:
@@ -305,8 +336,9 @@ _ELEMENTWISE = (
 
 def _rearranged(fact: Any, axes: Sequence[int | None]) -> Fact:
     """The fact of an array with these axes of the operand; None: equal elements."""
-    entries: Any = fact.strides if isinstance(fact, Progression) else fact
-    chosen: Any = tuple(0 if axis is None else entries[axis] for axis in axes)
+    entries = _entries(fact)
+    equal: Any = 0 if isinstance(fact, Progression) else _NEVER
+    chosen: Any = tuple(equal if axis is None else entries[axis] for axis in axes)
     if isinstance(fact, Progression):
         return dataclasses.replace(fact, strides=chosen)
     return chosen

@@ -199,10 +199,10 @@ def _without_results(
     """Updates elements by `red`, several at a time where they are adjacent."""
     dtype = elements.dtype
     most_bytes = _adjacent_bytes(name, elements)
-    parts = indexed.groups(elements, layout, wanted, most_bytes)
+    parts = indexed.parts(elements, layout, wanted, most_bytes)
     with predicated(addressing.thread_bits_clear(replicas(layout))):
-        for first, count in parts:
-            place, condition = addresses[first], wanted[first]
+        for first, count, condition in parts:
+            place = addresses[first]
             if count == 1:
                 values = [column[first] for column in columns]
                 _one(name, dtype, False, place, values, condition, order)

@@ -333,8 +333,8 @@ def store_async(
     addresses = indexed.pointers(elements, layout)
     wanted = indexed.conditions(elements, layout)
     most = memory.itemsize if atomic else _MAX_STORE_BYTES
-    parts = indexed.groups(elements, layout, wanted, most)
-    if min(count for _, count in parts) * memory.itemsize < dtypes.I32.itemsize:
+    parts = indexed.parts(elements, layout, wanted, most)
+    if min(part.length for part in parts) * memory.itemsize < dtypes.I32.itemsize:
         raise errors.LayoutError(
             "async_store_smem: narrow elements do not fill words of 32 bits",
             expected="a layout in which a thread has whole words, and a start that is "
@@ -344,11 +344,11 @@ def store_async(
             "or use cluster_ref(ref, ...)[...] = x",
         )
     with predicated(indexed.issuing_threads(layout)):
-        for first, count in parts:
+        for first, count, condition in parts:
             vector = dtypes.pack(values[first : first + count])
             vector = convert_value(vector, elements.dtype, memory)
             place = llvm.ptrtoint(i32, addresses[first])
-            _store_async(vector, memory, place, target, wanted[first], atomic)
+            _store_async(vector, memory, place, target, condition, atomic)
 
 
 def _store_async(

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -13,6 +15,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.edges import Edges, cut
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
@@ -44,8 +47,8 @@ class Elements:
       mask: bools; None for all elements.
       adjacent: an axis of the result along which elements are adjacent in memory, and a
         known divisor of the distance of the first of them from the window's start.
-      mask_groups: along that axis the mask is the same in aligned groups of so many
-        elements; 0: in all.
+      mask_edges: where the mask changes along that axis; None if it may change with
+        each element.
       rank: i32, the rank of the block in whose SMEM they are; None: in this block's.
     """
 
@@ -55,7 +58,7 @@ class Elements:
     indices: tuple[Array, ...]
     mask: Array | None = None
     adjacent: tuple[int, int] | None = None
-    mask_groups: int = 1
+    mask_edges: Edges | None = None
     rank: ir.Value | None = None
 
     @property
@@ -320,42 +323,95 @@ def load(
     if dtypes.is_packed(dtype):
         return _load_packed(elements, layout, rest)
     addresses, wanted = pointers(elements, layout), conditions(elements, layout)
-    loaded: list[ir.Value] = []
-    for first, count in groups(elements, layout, wanted):
-        pointer, condition = addresses[first], wanted[first]
+    loaded: list[ir.Value | None] = [None] * len(addresses)
+    for first, count, condition in parts(elements, layout, wanted, loads=True):
+        places = range(first, first + count)
+        # An instruction whose result's register another one loads would wait for it.
+        fresh = all(loaded[i] is None for i in places)
+        instead = dtypes.splat(dtypes.constant(0, memory), count)
+        if rest is not None and fresh:
+            instead = convert_value(dtypes.pack(rest[first:][:count]), dtype, memory)
         type_ = dtypes.vector_type(memory, count)
-        if rest is None:
-            instead = dtypes.splat(dtypes.constant(0, memory), count)
-        else:
-            held = dtypes.pack(rest[first : first + count])
-            instead = convert_value(held, dtype, memory)
-        vector = predication.load(type_, pointer, condition, instead)
+        vector = predication.load(type_, addresses[first], condition, instead)
         vector = convert_value(vector, memory, dtype)
-        loaded += [dtypes.extract(vector, lane) for lane in range(count)]
-    return array_of(loaded, layout, dtype)
+        for i in places:
+            value, before = dtypes.extract(vector, i - first), loaded[i]
+            known = wanted[i] if before is None else condition
+            if not fresh or known != condition:
+                if before is None:
+                    before = dtypes.constant(0, dtype) if rest is None else rest[i]
+                value = arith.select(known, value, before)
+            loaded[i] = value
+    return array_of([x for x in loaded if x is not None], layout, dtype)
 
 
-def groups(
+class Part(NamedTuple):
+    """Elements that one instruction accesses.
+
+    Attributes:
+      first, length: of a thread's elements in order.
+      condition: under which it is executed: an i1, None if always.
+    """
+
+    first: int
+    length: int
+    condition: ir.Value | None
+
+
+def parts(
     elements: Elements,
     layout: Placement | None,
     wanted: Sequence[ir.Value | None],
     most_bytes: int = _MAX_ACCESS_BYTES,
-) -> list[tuple[int, int]]:
-    """Which elements an instruction accesses: the first one, and their number.
+    *,
+    loads: bool = False,
+) -> list[Part]:
+    """What instructions access: each element that is wanted exactly once.
+
+    A vector that the mask may cut is accessed in pieces unless all of it is wanted.
 
     Args:
       elements, layout: what is accessed.
-      wanted: the condition of each element; one instruction has one.
+      wanted: the condition of each element.
       most_bytes: that one instruction accesses.
+      loads: of a vector with a wanted element all may be accessed, if they exist.
     """
     width = _adjacent_elements(elements, layout, most_bytes)
-    together = math.gcd(width, elements.mask_groups)
+    pieces, every, some = cut(elements.mask_edges, width)
     result = []
     for first in range(0, len(wanted), width):
-        same = all(x == wanted[first] for x in wanted[first : first + width])
-        step = width if same else together
-        result += [(i, step) for i in range(first, first + width, step)]
+        asked = wanted[first : first + width]
+        if all(x == asked[0] for x in asked):
+            result.append(Part(first, width, asked[0]))
+            continue
+        if loads and _consists_of_vectors(elements, width):
+            any_ = _joined(arith.ori, [asked[i] for i in some])
+            result.append(Part(first, width, any_))
+            continue
+        whole = _joined(arith.andi, [asked[i] for i in every])
+        for i, count in pieces:
+            condition = asked[i]
+            if whole is not None:
+                rest = arith.xori(whole, dtypes.constant(True, dtypes.BOOL))
+                condition = masking.both(condition, rest)
+            result.append(Part(first + i, count, condition))
+        if whole is not None:
+            result.append(Part(first, width, whole))
     return result
+
+
+def _joined(
+    operation: Callable[..., ir.Value], values: Sequence[ir.Value | None]
+) -> ir.Value | None:
+    distinct = [x for x in dict.fromkeys(values) if x is not None]
+    return functools.reduce(operation, distinct) if distinct else None
+
+
+def _consists_of_vectors(elements: Elements, width: int) -> bool:
+    """Whether aligned vectors are within the array if one of their elements is."""
+    view = elements.view
+    bits = math.prod(view.window.array_shape) * dtypes.stored_bits(view.dtype)
+    return bits % (8 * width * elements.memory_dtype.itemsize) == 0
 
 
 def _adjacent_elements(
@@ -419,10 +475,10 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
     values = lanes_of(value, layout)
     assert values is not None
     addresses, wanted = pointers(elements, layout), conditions(elements, layout)
-    parts = groups(elements, layout, wanted)
+    accessed = parts(elements, layout, wanted)
     with predicated(issuing_threads(layout)):
-        for first, count in parts:
-            place, condition = addresses[first], wanted[first]
+        for first, count, condition in accessed:
+            place = addresses[first]
             if dtypes.is_packed(elements.dtype):
                 start = array_start(elements)
                 held = values[first]

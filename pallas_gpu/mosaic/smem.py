@@ -183,6 +183,17 @@ def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[in
     return layout.transpose(inverse), layout.transpose_registers(inverse)
 
 
+def has_byte_matrices(arch: tuple[int, int]) -> bool:
+    """Whether ldmatrix and stmatrix transpose matrices of 8-bit elements.
+
+    PTX ISA, ldmatrix: .m16n16 and .b8 require sm_100a, sm_110a or sm_120a.
+
+    Args:
+      arch: compute capability.
+    """
+    return arch >= (10, 0)
+
+
 def plan(
     view: SmemView,
     layout: Placement,
@@ -214,6 +225,7 @@ def plan(
         optimized=optimized,
         base_alignment_bytes=alignment,
         single=single,
+        byte_matrices=has_byte_matrices(module.current().spec.arch),
     )
 
 
@@ -274,17 +286,18 @@ def load(
     base = slice_pointer(view)
     slots = [(order[register], element) for register, element in plan.accesses]
     if plan.method == "matrix":
-        pieces = _load_matrices(plan, type_, base)
+        words = _load_matrices(plan, base)
     else:
         wanted = masking.conditions(placement, slots, masked)
         rest = masking.others(
             other, placement, slots, view.dtype, memory, type_.shape[0]
         )
-        pieces = [
+        words = [
             predication.load(type_, *access)
             for access in zip(_addresses(plan, base), wanted, rest, strict=True)
         ]
-    _exchange(plan, pieces)
+    _exchange(plan, words)
+    pieces = _taken_apart(plan, words, type_)
     ordered = _join(plan, pieces, placement.num_registers)
     values: list[ir.Value] = [None] * len(ordered)  # type: ignore[list-item]
     for register, value in zip(order, ordered, strict=True):
@@ -292,13 +305,29 @@ def load(
     return RegisterArray(tuple(values), placement, view.dtype)
 
 
-def _load_matrices(plan: AccessPlan, type_: ir.Type, base: ir.Value) -> list[ir.Value]:
-    pieces: list[ir.Value] = [None] * len(plan.accesses)  # type: ignore[list-item]
+def _load_matrices(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
+    """The words of the plan, of 32 bits each."""
+    words: list[ir.Value] = [None] * len(plan.words)  # type: ignore[list-item]
     pointers = _addresses(plan, base)
-    for pointer, accesses in zip(pointers, plan.instructions, strict=True):
-        words = _ldmatrix(pointer, len(accesses), plan.transpose)
-        for access, word in zip(accesses, words, strict=True):
-            pieces[access] = llvm.bitcast(type_, word)
+    for pointer, places in zip(pointers, plan.instructions, strict=True):
+        loaded = _ldmatrix(pointer, len(places), plan)
+        for place, word in zip(places, loaded, strict=True):
+            words[place] = word
+    return words
+
+
+def _taken_apart(
+    plan: AccessPlan, words: Sequence[ir.Value], type_: ir.VectorType
+) -> list[ir.Value]:
+    """The accesses that words consist of, each of this type."""
+    pieces: list[ir.Value] = [None] * len(plan.accesses)  # type: ignore[list-item]
+    length = type_.shape[0]
+    for accesses, word in zip(plan.words, words, strict=True):
+        whole = ir.VectorType.get([length * len(accesses)], type_.element_type)
+        if word.type != whole:
+            word = llvm.bitcast(whole, word)
+        for access, piece in zip(accesses, split(word, length), strict=True):
+            pieces[access] = piece
     return pieces
 
 
@@ -331,18 +360,19 @@ def store(
     plan, order = _plan(view, array.layout, "store", optimized, masked is not None)
     stored = [packed.to_memory(v, view.dtype) for v in array.values]
     pieces = _split(plan, [stored[register] for register in order], view.dtype)
-    _exchange(plan, pieces)
+    words = [concatenate([pieces[a] for a in word]) for word in plan.words]
+    _exchange(plan, words)
     pointers = _addresses(plan, slice_pointer(view))
     guard = addressing.thread_bits_clear(plan.predicate_bits)
     if plan.method == "matrix":
         with predicated(guard):
-            for pointer, accesses in zip(pointers, plan.instructions, strict=True):
-                _stmatrix(pointer, [pieces[a] for a in accesses], plan.transpose)
+            for pointer, group in zip(pointers, plan.instructions, strict=True):
+                _stmatrix(pointer, [words[i] for i in group], plan)
         return
     slots = [(order[register], element) for register, element in plan.accesses]
     wanted = masking.conditions(array.layout, slots, masked)
     with predicated(guard):
-        for access in zip(pieces, pointers, wanted, strict=True):
+        for access in zip(words, pointers, wanted, strict=True):
             predication.store(*access)
 
 
@@ -396,14 +426,14 @@ class _Predicated:
         self._point.__exit__(kind, value, traceback)
 
 
-def _exchange(plan: AccessPlan, pieces: list[ir.Value]) -> None:
-    """Swaps paired accesses in the threads that issued them in reverse order."""
+def _exchange(plan: AccessPlan, words: list[ir.Value]) -> None:
+    """Swaps paired words in the threads that accessed them in reverse order."""
     for stagger in plan.staggers:
         swap = addressing.thread_bit(stagger.thread_bit)
         for a, b in stagger.pairs:
-            first, second = pieces[a], pieces[b]
-            pieces[a] = arith.select(swap, second, first)
-            pieces[b] = arith.select(swap, first, second)
+            first, second = words[a], words[b]
+            words[a] = arith.select(swap, second, first)
+            words[b] = arith.select(swap, first, second)
 
 
 def _join(plan: AccessPlan, pieces: list[ir.Value], count: int) -> list[ir.Value]:
@@ -444,33 +474,51 @@ def _split(
     return [parts[access] for access in plan.accesses]
 
 
-def _matrix_attributes(transpose: bool) -> tuple[ir.Attribute, ...]:
-    layout = nvvm.MMALayout.col if transpose else nvvm.MMALayout.row
-    shape = ir.Attribute.parse("#nvvm.ld_st_matrix_shape<m = 8, n = 8>")
-    return layout, shape, nvvm.LdStMatrixEltType.B16
+def _matrix_attributes(
+    plan: AccessPlan, bytes_shape: str
+) -> tuple[ir.Attribute, ir.Attribute, ir.Attribute]:
+    """Layout, shape and element type of the plan's matrices.
+
+    Args:
+      plan: the plan.
+      bytes_shape: the shape of matrices of 8-bit elements.
+    """
+    layout = nvvm.MMALayout.col if plan.transpose else nvvm.MMALayout.row
+    shape, element = "m = 8, n = 8", nvvm.LdStMatrixEltType.B16
+    if plan.of_bytes:
+        shape, element = bytes_shape, nvvm.LdStMatrixEltType.B8
+    return layout, ir.Attribute.parse(f"#nvvm.ld_st_matrix_shape<{shape}>"), element
 
 
-def _ldmatrix(pointer: ir.Value, count: int, transpose: bool) -> list[ir.Value]:
-    """PTX: `ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`."""
+def _ldmatrix(pointer: ir.Value, count: int, plan: AccessPlan) -> list[ir.Value]:
+    """Loads so many words.
+
+    PTX: `ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`, or
+    `ldmatrix.sync.aligned.m16n16.x{1,2}.trans.shared.b8`, since sm_100a.
+    """
     i32 = ir.IntegerType.get_signless(32)
     if count == 1:
         result = i32
     else:
         fields = ", ".join(["i32"] * count)
         result = ir.Type.parse(f"!llvm.struct<({fields})>")
-    layout, shape, element = _matrix_attributes(transpose)
-    words = nvvm.ldmatrix(pointer, count, layout, shape, element, results=[result])
+    kind = _matrix_attributes(plan, "m = 16, n = 16")
+    matrices = count // 2 if plan.of_bytes else count
+    words = nvvm.ldmatrix(pointer, matrices, *kind, results=[result])
     if count == 1:
         return [words]
     return [llvm.extractvalue(i32, words, [i]) for i in range(count)]
 
 
-def _stmatrix(pointer: ir.Value, pieces: list[ir.Value], transpose: bool) -> None:
-    """PTX: `stmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`. Since: sm_90."""
+def _stmatrix(pointer: ir.Value, words: list[ir.Value], plan: AccessPlan) -> None:
+    """Stores words, of 32 bits each.
+
+    PTX: `stmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`, since sm_90, or
+    `stmatrix.sync.aligned.m16n8.x{1,2,4}.trans.shared.b8`, since sm_100a.
+    """
     i32 = ir.IntegerType.get_signless(32)
-    layout, shape, element = _matrix_attributes(transpose)
-    words = [llvm.bitcast(i32, piece) for piece in pieces]
-    nvvm.stmatrix(pointer, words, layout, shape, element)
+    whole = [llvm.bitcast(i32, word) for word in words]
+    nvvm.stmatrix(pointer, whole, *_matrix_attributes(plan, "m = 16, n = 8"))
 
 
 # --- single elements ------------------------------------------------------------------

@@ -119,7 +119,7 @@ def load(
         load_indexed_p,
         {"src": src, **where, "mask": mask, "other": other},
         layout=layout,
-        mask_groups=1,
+        mask_edges=None,
         **params,
     )
 
@@ -130,7 +130,7 @@ def store(view: types.RefView, value: jax.Array, mask: Any = None) -> None:
     ops.bind(
         store_indexed_p,
         {"dst": dst, **where, "value": value, "mask": mask},
-        mask_groups=1,
+        mask_edges=None,
         **params,
     )
 

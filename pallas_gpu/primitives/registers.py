@@ -86,8 +86,8 @@ def load(
 ) -> jax.Array:
     """Loads a reference into registers, in a given layout or under a mask.
 
-    PTX: ld.shared, ldmatrix or ld.global; under a mask predicated, with one load
-    for each element unless the mask is the same along a vector.
+    PTX: ld.shared, ldmatrix or ld.global; under a mask predicated, and a vector of
+    which the mask has some elements is loaded as a whole if it is within the array.
     Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
@@ -95,8 +95,8 @@ def load(
     Args:
       src: SMEM or GMEM reference, or a part of one.
       idx: an index applied to `src` first, as in `src[idx]`.
-      mask: bools of a shape that broadcasts to the result's. Where it is False no
-        memory is accessed: indices may be out of bounds there, in ranges too.
+      mask: bools of a shape that broadcasts to the result's. Where it is False indices
+        may be out of bounds, in ranges too: no memory beyond the array is accessed.
       other: the result's elements where the mask is False, of its shape or a scalar;
         zeros by default.
       layout: register layout of the result, or a `TMEMLayout`, in whose lanes threads
@@ -164,8 +164,9 @@ def store(
 
     `store(dst, value)`, or `store(dst, idx, value)`.
 
-    PTX: st.shared, stmatrix or st.global; under a mask predicated, with one
-    store for each element unless the mask is the same along a vector.
+    PTX: st.shared, stmatrix or st.global; under a mask predicated. Masks that compare
+    positions to a bound store vectors as a whole, and the one that the bound cuts in
+    pieces; other masks store each element, unless they are the same along a vector.
     Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns, for

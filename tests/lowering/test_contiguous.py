@@ -49,10 +49,48 @@ def moves(make, args, expected, wanted):
     assert widths(make, *args) == wanted
 
 
-@pytest.mark.parametrize(("n", "width"), [(1000, 4), (1002, 2), (1001, 1)])
-def test_a_mask_leaves_wide_what_it_does_not_cut(n, width):
+@pytest.mark.parametrize(
+    ("n", "wanted"),
+    [(1000, {4}), (1002, {4, 2}), (1001, {4, 1}), (1003, {4, 2, 1})],
+)
+def test_a_mask_leaves_wide_what_it_does_not_cut(n, wanted):
     x = np.arange(n, dtype=np.float32)
-    moves(masked(n), [x], 2 * x, {width})
+    moves(masked(n), [x], 2 * x, wanted)
+
+
+CUTS = {
+    "below": lambda i, n: i < 1005,
+    "from": lambda i, n: i >= 3,
+    "between": lambda i, n: (i >= 3) & (i < 62),
+    "outside": lambda i, n: (i < 3) | (i >= 62),
+    "below a value": lambda i, n: i < n,
+    "from a value": lambda i, n: i > 1000 - n,
+    "a shifted range": lambda i, n: i + n < 1016,
+    "two values": lambda i, n: (i >= 3) ^ (i > n),
+    "chosen": lambda i, n: jnp.where(n > 9, i < 3, i >= 62),
+    "every third": lambda i, n: i % 3 == 0,
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("size", [1024, 1019])
+def test_vectors_that_a_mask_cuts(name, dtype, size):
+    """An array of 1019 elements does not end with a vector."""
+    i, x = np.arange(1024), (np.arange(size) % 7).astype(dtype)
+
+    def body(x, n, o):
+        i = jnp.arange(1024)
+        o[...] = jnp.full(o.shape, 2, o.dtype)
+        mask = CUTS[name](i, n[0]) & (i < size)
+        part = plgpu.load(x, i, mask=mask, other=jnp.ones((), o.dtype))
+        plgpu.store(o, i, part + part, mask=CUTS[name](i, n[0]))
+
+    mask = np.asarray(CUTS[name](i, 13))
+    loaded = np.where(mask & (i < size), np.resize(x, 1024), np.ones((), dtype))
+    expected = np.where(mask, loaded + loaded, np.full((), 2, dtype))
+    n = np.array([13], np.int32)
+    check(kernel(body, (1024,), expected.dtype), [x, n], expected)
 
 
 X = np.arange(2 * BLOCK, dtype=np.float32)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.lowering import contiguous
 from pallas_gpu.lowering.progressions import Progression
 
@@ -43,12 +44,13 @@ def holds(fact, value):
                 return False
         power = 2**32 if fact.modulus == 0 else fact.modulus & -fact.modulus
         return not ((rest - fact.rest) % power).any()
-    for axis, group in enumerate(fact):
-        n = value.shape[axis]
-        group = group or n
-        for first in range(0, n, group):
-            part = value.take(range(first, min(first + group, n)), axis)
-            if (part != part.take([0], axis)).any():
+    for axis, edges in enumerate(fact):
+        steps = np.diff(value.astype(np.int8), axis=axis)
+        if edges is None:
+            continue
+        for step, places in zip((1, -1), edges, strict=True):
+            changes = np.nonzero(steps == step)[axis] + 1
+            if any(not places >> i % 16 & 1 for i in changes):
                 return False
     return True
 
@@ -57,7 +59,11 @@ def line(n=64):
     return jnp.arange(n)
 
 
-# name: (function, what is known of it: strides and divisor, or groups of a mask)
+def edges(rises, falls):
+    return Edges(sum(1 << i for i in rises), sum(1 << i for i in falls))
+
+
+# name: (function, what is known of it: strides and divisor, or where a mask changes)
 FUNCTIONS = {
     "offsets": (lambda i, n: i * 128 + line(), ((1,), 128)),
     "2d": (
@@ -97,22 +103,43 @@ FUNCTIONS = {
         lambda i, n: lax.cond(i > 2, lambda: line() + 32, lambda: line() + i * 4),
         ((1,), 4),
     ),
-    "mask": (lambda i, n: i * 128 + line() < n * 8, (8,)),
-    "mask of a constant": (lambda i, n: i * 64 + line() < 1000, (8,)),
-    "to the end": (lambda i, n: i * 64 + line() <= 1023, (64,)),
-    "from": (lambda i, n: line() >= 24, (8,)),
-    "above": (lambda i, n: line() > 23, (8,)),
-    "odd": (lambda i, n: i * 64 + line() < 1001, (1,)),
-    "down to": (lambda i, n: 63 - line() > 31, (32,)),
-    "not above": (lambda i, n: 63 - line() <= 31, (32,)),
+    "mask": (lambda i, n: i * 128 + line() < n * 8, (edges([0], [0, 8]),)),
+    "mask of a constant": (lambda i, n: i * 64 + line() < 1000, (edges([0], [8]),)),
+    "to the end": (lambda i, n: i * 64 + line() <= 1023, (edges([0], [0]),)),
+    "from": (lambda i, n: line() >= 24, (edges([8], []),)),
+    "above": (lambda i, n: line() > 23, (edges([8], []),)),
+    "odd": (lambda i, n: i * 64 + line() < 1001, (edges([0], [9]),)),
+    "down to": (lambda i, n: 63 - line() > 31, (edges([], [0]),)),
+    "not above": (lambda i, n: 63 - line() <= 31, (edges([0], []),)),
     "both": (
         lambda i, n: (line(16) + i * 16 < 100)[:, None] & (line(32) < 24)[None],
-        (4, 8),
+        (edges([0], [4]), edges([], [8])),
     ),
-    "negated": (lambda i, n: ~(line() < 40) | (line() == 3), (1,)),
-    "unsigned mask": (lambda i, n: line().astype(jnp.uint32) - 4 < 100, (4,)),
+    "inside": (
+        lambda i, n: (line() >= 3) & ~(line() + 5 > 46),
+        (edges([3], [10]),),
+    ),
+    "exclusive": (
+        lambda i, n: (line() < 3) ^ (line() < 21),
+        (edges([3, 5], [3, 5]),),
+    ),
+    "chosen mask": (
+        lambda i, n: jnp.where(n > 5, line() < 3, line() >= i * 16 + 7),
+        (edges([7], [3]),),
+    ),
+    "chosen by element": (
+        lambda i, n: jnp.where(line() < 6, line() < 3, line() > 8),
+        (edges([6, 9], [3, 6]),),
+    ),
+    "negated": (lambda i, n: ~(line() < 40) | (line() == 3), (None,)),
+    "unsigned mask": (
+        lambda i, n: line().astype(jnp.uint32) - 4 < 100,
+        (edges([4], [8]),),
+    ),
     "two lines": (lambda i, n: line() * 2 < line() + 9, None),
-    "near the end": (lambda i, n: i + line() < n, (1,)),
+    "two lines of values": (lambda i, n: line() + i < line() * 2 + n, (None,)),
+    "near the end": (lambda i, n: i + line() < n, (edges(range(16), range(16)),)),
+    "down near the end": (lambda i, n: i - line() >= n * 8, None),
 }
 
 
@@ -131,4 +158,5 @@ def test_what_is_claimed_wrongly_does_not_hold():
     """The comparison of this file can fail."""
     assert not holds(Progression((1,), 0, 8), np.arange(16) + 4)
     assert not holds(Progression((2,), 0, 1), np.arange(16))
-    assert not holds((8,), np.arange(16) < 12)
+    assert not holds((edges([], [12]),), np.arange(16) < 11)
+    assert not holds((edges([12], []),), np.arange(16) < 12)

@@ -30,6 +30,8 @@ def wrong(request):
     def find(programs, on_card=0.0):
         found = []
         for name, program in programs:
+            if machine is card and program.arch > card.capability():
+                continue
             results = program.results(program.module(), machine)
             tolerance = max(program.tolerance, on_card * (machine is card))
             if not dataclasses.replace(program, tolerance=tolerance).is_right(results):

@@ -13,6 +13,11 @@ from jaxlib.mlir import ir
 from pallas_gpu.runtime import custom_call, serialize
 
 
+def capability() -> tuple[int, ...]:
+    """The compute capability of the GPU."""
+    return tuple(map(int, jax.devices("cuda")[0].compute_capability.split(".")))
+
+
 def run_module(
     module: ir.Module, operands: Sequence[np.ndarray], results: Sequence[Any]
 ) -> list[np.ndarray]:

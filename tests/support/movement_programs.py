@@ -155,6 +155,8 @@ _TRANSFERS = {
     "staggered": (Layout.WGMMA, (64, 32), "float32", (8, 32), 128, None),
     "staggered less": (Layout.WGMMA, (64, 16), "float32", (8, 16), 64, None),
     "bytes": (Layout.WGMMA_8BIT, (64, 64), "int8", (8, 64), 64, None),
+    "transposed bytes": (Layout.WGMMA_8BIT, (32, 64), "int8", (8, 64), 64, (1, 0)),
+    "pairs of bytes": (Layout.TCGEN05, (16, 128), "int8", (8, 128), 128, (1, 0)),
     "plain": (None, (64, 8), "float32", None, 16, None),
     "bools": (None, (512,), "bool", None, 16, None),
 }
@@ -166,7 +168,10 @@ def _transfer(layout, shape, dtype: str, tiling, swizzle, order) -> Program:
 
 
 def transfer(x: np.ndarray, layout: Any, tiling, swizzle, order=None) -> Program:
-    """Stores an array in SMEM, in a view of this order, and loads it twice."""
+    """Stores an array in SMEM, in a view of this order, and loads it twice.
+
+    Of bytes that are transposed, for Blackwell: before, no instruction transposes them.
+    """
     shape = tuple(x.shape[order.index(i)] for i in range(x.ndim)) if order else x.shape
     plain_layout = None if tiling is None else Layout.WG_STRIDED(x.shape, 1)
 
@@ -175,11 +180,12 @@ def transfer(x: np.ndarray, layout: Any, tiling, swizzle, order=None) -> Program
         part = whole.transpose(order) if order else whole
         smem.store(part, gmem.load(view, layout))
         mbarrier.warpgroup_barrier()
-        gmem.store(out, smem.load(part, layout))
+        gmem.store(out, smem.load(part, layout, optimized=False))
         # The same bytes in another layout: where each element is stored counts too.
         gmem.store(plain, smem.load(part, plain_layout, optimized=False))
 
-    return Program(emit, [x], [x, x], smem_bytes=x.nbytes)
+    arch = (10, 0) if order and x.dtype.itemsize == 1 else (9, 0)
+    return Program(emit, [x], [x, x], smem_bytes=x.nbytes, arch=arch)
 
 
 def kind_of(name: str) -> str:

@@ -173,7 +173,9 @@ def _intrinsics(op: ir.Operation) -> Iterator[tuple[str, Callable]]:
 def _matrices(op: ir.Operation) -> Iterator[tuple[str, Callable]]:
     old = str(op.attributes["layout"])
     new = old.replace("row", "col") if "row" in old else old.replace("col", "row")
-    yield "transposed", _attribute(op, "layout", ir.Attribute.parse(new))
+    # Matrices of 8-bit elements are always transposed.
+    if "b16" in str(op.attributes["eltType"]):
+        yield "transposed", _attribute(op, "layout", ir.Attribute.parse(new))
     if op.name == "nvvm.stmatrix" and len(op.operands) > 2:
         rest = range(3, len(op.operands))
         yield "other matrix first", _operands(op, [0, 2, 1, *rest])

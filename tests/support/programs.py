@@ -26,6 +26,7 @@ class Program:
       expected: the arrays it stores.
       tolerance: relative, and absolute around zero; 0 for equality. NaN equals NaN.
       smem_bytes: shared memory that it uses.
+      arch: compute capability.
       signed_zeros: whether the sign of a zero has to be right.
     """
 
@@ -34,11 +35,12 @@ class Program:
     expected: Sequence[np.ndarray]
     tolerance: float = 0.0
     smem_bytes: int = 0
+    arch: tuple[int, int] = (9, 0)
     signed_zeros: bool = True
 
     def module(self) -> ir.Module:
         """Emits the kernel."""
-        spec = {"smem_bytes": self.smem_bytes}
+        spec = {"smem_bytes": self.smem_bytes, "arch": self.arch}
         return emitted(self.emit, self.operands, self.expected, **spec)
 
     def results(

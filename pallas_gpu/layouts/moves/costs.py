@@ -69,6 +69,7 @@ def smem_access_cost(
     bits: int,
     store: bool,
     base_alignment_bytes: int = MAX_WIDTH_BYTES,
+    byte_matrices: bool = False,
 ) -> float | None:
     """Cycles to load or store a slice of an array in SMEM.
 
@@ -79,6 +80,7 @@ def smem_access_cost(
       bits: width of an element in registers; 1 for a bool, a byte in memory.
       store: registers to SMEM.
       base_alignment_bytes: a known divisor of the slice's address.
+      byte_matrices: as of `plan_access`.
 
     Returns:
       None if no instructions can access the slice. Bank conflicts cost their replays;
@@ -92,6 +94,7 @@ def smem_access_cost(
             window=window,
             optimized=False,
             base_alignment_bytes=base_alignment_bytes,
+            byte_matrices=byte_matrices,
         )
     except PartialBytesError:
         # Each element is read alone, or updated by two atomic operations.

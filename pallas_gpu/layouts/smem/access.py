@@ -2,7 +2,7 @@
 """Plans how a warpgroup transfers an array between registers and shared memory.
 
 Two methods are tried: plain loads and stores of up to 16 bytes per lane, and ldmatrix /
-stmatrix if the registers match their fragments. Both must be free of bank conflicts,
+stmatrix if the registers match their fragments. Both should be free of bank conflicts,
 if necessary by staggering (see `stagger.py`); the one with fewer instructions is
 selected. Where threads skip accesses, to padding or under a mask, only plain ones in
 order are.
@@ -41,6 +41,7 @@ def plan_access(
     base_alignment_bytes: int | None = None,
     methods: tuple[Method, ...] = ("matrix", "vector"),
     single: bool = False,
+    byte_matrices: bool = False,
 ) -> AccessPlan:
     """Plans the accesses for an array in registers and a slice of shared memory.
 
@@ -56,6 +57,7 @@ def plan_access(
       base_alignment_bytes: a known divisor of the slice's address; 16 if None.
       methods: the methods that may be used.
       single: access each element separately, in order.
+      byte_matrices: the target transposes matrices of 8-bit elements.
 
     Raises:
       LayoutError: the shapes do not match, elements of different threads share bytes,
@@ -70,6 +72,7 @@ def plan_access(
         MAX_WIDTH_BYTES if base_alignment_bytes is None else base_alignment_bytes,
         tuple(methods),
         single,
+        byte_matrices,
     )
 
 
@@ -83,6 +86,7 @@ def _plan(
     alignment: int,
     methods: tuple[Method, ...],
     single: bool,
+    byte_matrices: bool,
 ) -> AccessPlan:
     offsets, replication = bit_offsets(layout, smem, window)
     plans = []
@@ -92,7 +96,7 @@ def _plan(
     alike = kind == "load" and all(bit >= LANE_BITS for bit in replication)
     matrix = "matrix" in methods and (alike or not replication) and not in_order
     if matrix and alignment >= MAX_WIDTH_BYTES:
-        plans += plan_matrix(offsets, smem, kind)
+        plans += plan_matrix(offsets, smem, kind, byte_matrices)
     if "vector" in methods:
         most = 1 if single else uniform_length(layout)
         plans += plan_vector(
@@ -116,7 +120,11 @@ def _plan(
             hint="use a tiled and swizzled reference, another register layout, or "
             "optimized=False to accept the conflicts",
         )
-    return min(free or plans, key=_cost)
+    best = min(free or plans, key=_cost)
+    if optimized:
+        return best
+    # Matrices with conflicts may take less time than single bytes without.
+    return min([best, *plans], key=lambda plan: _cost(plan)[0])
 
 
 def _cost(plan: AccessPlan) -> tuple[int, int]:

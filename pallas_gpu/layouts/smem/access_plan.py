@@ -36,14 +36,16 @@ class AccessPlan:
       elements_per_access: elements per access of a thread.
       accesses: for each access (register, first element in it). All accesses together
         are the thread's array, in order.
-      instructions: for each instruction its accesses: one for "vector"; one, two or
-        four (.x1, .x2, .x4; in the order of the matrices) for "matrix".
+      words: for each register of an instruction its accesses: one, or with .trans of
+        8-bit elements two.
+      instructions: for each instruction its words: one for "vector"; for "matrix" those
+        of one, two or four matrices (.x1, .x2, .x4), in order.
       transpose: "matrix" with .trans.
       thread_columns: seven constants, joined by XOR.
       thread_add: seven constants, added; zero unless sizes are not powers of two.
       xor: per instruction.
       add: per instruction; fits the immediate offset of the instruction.
-      staggers: exchanges after a load, or before a store (in any order).
+      staggers: exchanges of words after a load, or before a store (in any order).
       predicate_bits: the replication bits of the thread index. Only threads with all of
         them clear have to store ("matrix" stores have no such bits).
       wavefronts_per_access: of the worst instruction.
@@ -55,6 +57,7 @@ class AccessPlan:
     width_bytes: int
     elements_per_access: int
     accesses: tuple[tuple[int, int], ...]
+    words: tuple[tuple[int, ...], ...]
     instructions: tuple[tuple[int, ...], ...]
     transpose: bool
     thread_columns: tuple[int, ...]
@@ -71,6 +74,11 @@ class AccessPlan:
         return AddressForm(
             self.thread_columns, self.thread_add, self.xor, self.add, 1
         ).evaluate()
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether matrices consist of 8-bit elements: words of two accesses."""
+        return len(self.words[0]) > 1
 
     @property
     def conflict_free(self) -> bool:

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ldmatrix and stmatrix: four 8x8 matrices of 16-bit elements per instruction.
+"""ldmatrix and stmatrix: matrices of 16-byte rows, up to four per instruction.
 
-PTX ISA, "Warp-level matrix load instruction: ldmatrix": lane i supplies the address of
-row i % 8 of matrix i // 8, a row is 16 bytes, and thread t receives 32 bits: bytes
-4 * (t % 4) of row t // 4; with .trans the 16-bit elements at byte 2 * (t // 4) of rows
-2 * (t % 4) and 2 * (t % 4) + 1.
+PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "... stmatrix": each lane
+supplies the address of a row, those of the first matrix first. For g = lane / 4 and
+t = lane % 4 a thread has of each matrix
+
+- m8n8 of 16-bit elements: bytes 4 t to 4 t + 3 of row g; with .trans the elements at
+  byte 2 g of rows 2 t and 2 t + 1.
+- ldmatrix, m16n16.trans of 8-bit elements: byte g of rows 4 t to 4 t + 3, and in a
+  second register byte g + 8 of these rows.
+- stmatrix, m16n8.trans of 8-bit elements, with 8 rows in memory: byte g of rows 2 t and
+  2 t + 1, and byte g + 8 of these rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS, WARP_LANES
 from pallas_gpu.layouts.smem.access_plan import (
     MAX_WIDTH_BYTES,
     AccessPlan,
@@ -24,82 +31,113 @@ from pallas_gpu.layouts.smem.access_plan import (
 from pallas_gpu.layouts.smem.address import AddressForm, address_form
 from pallas_gpu.layouts.smem.banks import ideal_wavefronts, wavefronts_of
 from pallas_gpu.layouts.smem.layout import SmemLayout
-from pallas_gpu.layouts.smem.stagger import find_staggers
+from pallas_gpu.layouts.smem.stagger import Stagger, find_staggers
 
 _ROW_BYTES = 16
 _WORD_BITS = 32
-_MATRIX_ROWS = 8
+# Shared memory serves eight rows at once.
+_PHASE_BITS = 3
+
+# The XOR part and the sum part of an address.
+_Key = tuple[int, int]
 
 
 class _Fragment(NamedTuple):
-    """Registers that are fragments of 8x8 matrices."""
+    """Registers that are fragments of matrices."""
 
     transpose: bool
-    elements: int
-    row_columns: tuple[int, int, int]  # bytes between rows, per bit of the row number
+    elements: int  # of an access
+    row_columns: tuple[int, ...]  # bytes between rows, per bit of the row number
     row_data_bits: tuple[int | None, ...]  # the thread bit of each row bit
     warp_columns: tuple[int, int]
-    statics: list[int]
+    statics: list[int]  # of matrices
+    words: Sequence[tuple[int, ...]]  # the accesses of each register, matrix by matrix
 
 
 class _Grouping(NamedTuple):
-    """Accesses joined into instructions, and the distance between their matrices."""
+    """Matrices joined into instructions, and the distance between them."""
 
     groups: list[tuple[int, ...]]
-    deltas: list[tuple[int, int]]
+    deltas: list[_Key]
 
 
 def plan_matrix(
-    bit_offsets: np.ndarray, smem: SmemLayout, kind: Kind
+    bit_offsets: np.ndarray, smem: SmemLayout, kind: Kind, byte_matrices: bool
 ) -> list[AccessPlan]:
     """All plans with ldmatrix or stmatrix; none if the registers are not fragments."""
-    found = [
-        _straight_fragment(bit_offsets, smem.itemsize_bits),
-        _transposed_fragment(bit_offsets, smem.itemsize_bits),
+    bits = smem.itemsize_bits
+    fragments = [
+        *_straight_fragments(bit_offsets, bits),
+        *_transposed_fragments(bit_offsets, bits, kind, byte_matrices),
     ]
-    plans = []
-    for fragment in found:
-        plan = fragment and _plan_fragment(fragment, bit_offsets.shape, smem, kind)
-        if plan:
-            plans.append(plan)
-    return plans
+    plans = [_plan_fragment(x, bit_offsets.shape, smem, kind) for x in fragments]
+    return [plan for plan in plans if plan is not None]
 
 
-def _straight_fragment(bit_offsets: np.ndarray, bits: int) -> _Fragment | None:
+def _straight_fragments(bit_offsets: np.ndarray, bits: int) -> Iterator[_Fragment]:
     elements = _WORD_BITS // bits
     if elements < 1 or bit_offsets.shape[2] % elements:
-        return None
+        return
     words = bit_offsets.reshape(*bit_offsets.shape[:2], -1, elements)
     if (words - words[..., :1] != np.arange(elements) * bits).any():
-        return None
+        return
     split = _try_split(words[..., 0])
     if split is None:
-        return None
+        return
     columns, statics = split
-    if columns[:2] != [4, 8] or not _on_rows([*columns[2:], *statics]):
-        return None
-    rows = (columns[2], columns[3], columns[4])
-    warps = (columns[5], columns[6])
-    return _Fragment(False, elements, rows, (2, 3, 4), warps, statics)
+    if columns[:2] == [4, 8] and _on_rows([*columns[2:], *statics]):
+        rows, warps = tuple(columns[2:5]), (columns[5], columns[6])
+        single = [(a,) for a in range(len(statics))]
+        yield _Fragment(False, elements, rows, (2, 3, 4), warps, statics, single)
 
 
-def _transposed_fragment(bit_offsets: np.ndarray, bits: int) -> _Fragment | None:
-    if bits != 16 or bit_offsets.shape[2] % 2:
-        return None
+def _transposed_fragments(
+    bit_offsets: np.ndarray, bits: int, kind: Kind, byte_matrices: bool
+) -> Iterator[_Fragment]:
+    if bits not in (8, 16) or bit_offsets.shape[2] % 2:
+        return
     steps = (bit_offsets[:, :, 1::2] - bit_offsets[:, :, ::2]) // 8
-    step = int(steps[0, 0, 0])
+    step, unit = int(steps[0, 0, 0]), bits // 8
     split = _try_split(bit_offsets[:, :, ::2])
     if split is None or (steps != step).any():
-        return None
+        return
     columns, statics = split
-    outside = [step, *columns[:2], *columns[5:], *statics]
-    if columns[2:5] != [2, 4, 8] or not _on_rows(outside):
-        return None
-    # The two elements of a register are in adjacent rows, so an exchange of registers
-    # cannot separate these rows: their thread bit is None.
-    rows = (step, columns[0], columns[1])
+    if columns[2:5] != [unit, 2 * unit, 4 * unit]:
+        return
+    if not _on_rows([step, *columns[:2], *columns[5:]]):
+        return
+    # The two elements of an access are in two rows, so an exchange of registers cannot
+    # separate these rows: their thread bit is None.
+    rows, bits_of_rows = (step, columns[0], columns[1]), (None, 0, 1)
     warps = (columns[5], columns[6])
-    return _Fragment(True, 2, rows, (None, 0, 1), warps, statics)
+    if bits == 16:
+        if _on_rows(statics):
+            single = [(a,) for a in range(len(statics))]
+            yield _Fragment(True, 2, rows, bits_of_rows, warps, statics, single)
+        return
+    halves = _pairs_at([(0, x) for x in statics], (0, _ROW_BYTES // 2))
+    if not byte_matrices or halves is None:
+        return
+    starts = [statics[a] for a, _ in halves]
+    if not _on_rows(starts):
+        return
+    if kind == "store":
+        yield _Fragment(True, 2, rows, bits_of_rows, warps, starts, halves)
+        return
+    # A register of the load has four rows: of two accesses, at any distance.
+    for other in (1 << i for i in range(len(starts).bit_length() - 1)):
+        distance = starts[other] - starts[0]
+        pairs = _pairs_at([(0, x) for x in starts], (0, distance))
+        if pairs is not None:
+            yield _Fragment(
+                True,
+                2,
+                (step, distance, *columns[:2]),
+                (None, *bits_of_rows),
+                warps,
+                [starts[a] for a, _ in pairs],
+                [(halves[a][i], halves[b][i]) for a, b in pairs for i in (0, 1)],
+            )
 
 
 def _try_split(bit_offsets: np.ndarray) -> tuple[list[int], list[int]] | None:
@@ -121,51 +159,68 @@ def _plan_fragment(
     if form is None:
         return None
     data_bits = (*fragment.row_data_bits, None, None)
-    staggered = find_staggers(form, range(3), _ROW_BYTES, data_bits)
-    form, staggers = staggered or (form, ())
-    grouping = _group_accesses(form)
-    matrices = len(grouping.groups[0])
-    form = _with_matrix_bits(form, grouping).with_few_xors()
-    lanes = form.evaluate().T.reshape(-1, WARP_LANES)[:, : matrices * _MATRIX_ROWS]
+    staggered = find_staggers(form, range(_PHASE_BITS), _ROW_BYTES, data_bits)
+    form, exchanges = staggered or (form, ())
+    row_bits = len(fragment.row_columns)
+    grouping = _group_matrices(form, LANE_BITS - row_bits)
+    rows = len(grouping.groups[0]) << row_bits
+    form = _with_matrix_bits(form, grouping, row_bits).with_few_xors()
+    lanes = form.evaluate().T.reshape(-1, WARP_LANES)[:, :rows]
     splits = range(0, shape[2], fragment.elements)
+    each = len(fragment.words) // len(fragment.statics)
+
+    staggers = [
+        [(each * a + i, each * b + i) for a, b in x.pairs for i in range(each)]
+        for x in exchanges
+    ]
     return AccessPlan(
         method="matrix",
         kind=kind,
         width_bytes=MAX_WIDTH_BYTES,
         elements_per_access=fragment.elements,
         accesses=tuple((r, v) for r in range(shape[1]) for v in splits),
-        instructions=tuple(grouping.groups),
+        words=tuple(fragment.words),
+        instructions=tuple(
+            tuple(each * m + i for m in group for i in range(each))
+            for group in grouping.groups
+        ),
         transpose=fragment.transpose,
         thread_columns=form.columns,
         thread_add=form.column_add,
         xor=form.xor,
         add=form.add,
-        staggers=staggers,
+        staggers=tuple(
+            Stagger(x.thread_bit, tuple(pairs))
+            for x, pairs in zip(exchanges, staggers, strict=True)
+        ),
         predicate_bits=(),
         wavefronts_per_access=int(wavefronts_of(lanes, _ROW_BYTES).max()),
-        ideal_wavefronts=ideal_wavefronts(matrices * _MATRIX_ROWS, _ROW_BYTES),
+        ideal_wavefronts=ideal_wavefronts(rows, _ROW_BYTES),
     )
 
 
-def _with_matrix_bits(form: AddressForm, grouping: _Grouping) -> AddressForm:
-    """Lane bits 3 and 4 select the matrix; one address per instruction remains."""
-    deltas = grouping.deltas + [(0, 0)] * (2 - len(grouping.deltas))
-    xors, adds = (list(x) for x in zip(*deltas, strict=True))
+def _with_matrix_bits(
+    form: AddressForm, grouping: _Grouping, row_bits: int
+) -> AddressForm:
+    """Lane bits after those of the row select the matrix; an instruction has a key."""
+    deltas = grouping.deltas + [(0, 0)] * (LANE_BITS - row_bits - len(grouping.deltas))
+    xors, adds = zip(*deltas, strict=True)
     first = [group[0] for group in grouping.groups]
+    columns, column_add = form.columns, form.column_add
     return form.replace(
-        columns=(*form.columns[:3], *xors, *form.columns[3:]),
-        column_add=(*form.column_add[:3], *adds, *form.column_add[3:]),
+        columns=(*columns[:row_bits], *xors, *columns[row_bits:]),
+        column_add=(*column_add[:row_bits], *adds, *column_add[row_bits:]),
         xor=tuple(form.xor[a] for a in first),
         add=tuple(form.add[a] for a in first),
     )
 
 
-def _group_accesses(form: AddressForm) -> _Grouping:
-    """Joins as many accesses as possible at a constant distance: 4, 2 or 1."""
+def _group_matrices(form: AddressForm, most_bits: int) -> _Grouping:
+    """Joins as many matrices as possible at a constant distance."""
     keys = form.keys
     groups: list[tuple[int, ...]] = [(a,) for a in range(len(keys))]
-    deltas: list[tuple[int, int]] = []
-    while len(deltas) < 2 and len(groups) > 1:
+    deltas: list[_Key] = []
+    while len(deltas) < most_bits and len(groups) > 1:
         pairing = _pair_up([keys[group[0]] for group in groups])
         if pairing is None:
             break
@@ -175,21 +230,24 @@ def _group_accesses(form: AddressForm) -> _Grouping:
     return _Grouping(groups, deltas)
 
 
-def _pair_up(
-    keys: list[tuple[int, int]],
-) -> tuple[tuple[int, int], list[tuple[int, int]]] | None:
+def _pair_up(keys: list[_Key]) -> tuple[_Key, list[tuple[int, int]]] | None:
     """Splits the keys into pairs at one distance (XOR part, sum part)."""
-    index = {key: a for a, key in enumerate(keys)}
     for xor, add in keys[1:]:
         delta = (xor ^ keys[0][0], add - keys[0][1])
-        free = set(range(len(keys)))
-        pairs = []
-        for a, key in enumerate(keys):
-            partner = index.get((key[0] ^ delta[0], key[1] + delta[1]))
-            if a not in free or partner is None or partner not in free:
-                continue
-            free -= {a, partner}
-            pairs.append((a, partner))
-        if not free:
+        pairs = _pairs_at(keys, delta)
+        if pairs is not None:
             return delta, pairs
     return None
+
+
+def _pairs_at(keys: list[_Key], delta: _Key) -> list[tuple[int, int]] | None:
+    """All keys in pairs at this distance; None if one is left over."""
+    index = {key: a for a, key in enumerate(keys)}
+    free = set(range(len(keys)))
+    pairs = []
+    for a, key in enumerate(keys):
+        partner = index.get((key[0] ^ delta[0], key[1] + delta[1]))
+        if a in free and partner in free and partner != a:
+            free -= {a, partner}
+            pairs.append((a, partner))
+    return None if free else pairs

@@ -21,13 +21,13 @@ _LINE_BYTES = BANKS * BANK_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class Stagger:
-    """Threads with `thread_bit` set exchange the values of paired accesses.
+    """Threads with `thread_bit` set exchange paired words.
 
     After a load, before a store. The addresses already include the exchange.
 
     Attributes:
       thread_bit: bit of the thread index.
-      pairs: indices into the plan's accesses; every access occurs once.
+      pairs: indices into the plan's words; every word occurs once.
     """
 
     thread_bit: int

@@ -94,13 +94,15 @@ def _plan_width(
     warps = form.evaluate().T.reshape(-1, WARP_LANES)
     splits = range(0, bit_offsets.shape[2], elements)
     accesses = tuple((r, v) for r in range(bit_offsets.shape[1]) for v in splits)
+    words = tuple((a,) for a in range(len(accesses)))
     return AccessPlan(
         method="vector",
         kind=kind,
         width_bytes=width,
         elements_per_access=elements,
         accesses=accesses,
-        instructions=tuple((a,) for a in range(len(accesses))),
+        words=words,
+        instructions=words,
         transpose=False,
         thread_columns=form.columns,
         thread_add=form.column_add,

@@ -15,6 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import WGStridedLayout
+from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
@@ -44,7 +45,7 @@ class Access:
       indices, mask, extra: values; extra are the operands of one family, or None.
       shape: of the access; () for a single element.
       dtype: of the elements.
-      view_shape, adjacent, mask_groups, rank: see `indexed.Elements`.
+      view_shape, adjacent, mask_edges, rank: see `indexed.Elements`.
     """
 
     ref: Any
@@ -55,7 +56,7 @@ class Access:
     dtype: np.dtype
     view_shape: tuple[int, ...] | None
     adjacent: tuple[int, int] | None
-    mask_groups: int
+    mask_edges: Edges | None
     rank: ir.Value | None
 
 
@@ -79,7 +80,7 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         np.dtype(params["dtype"]),
         params["view_shape"],
         params["adjacent"],
-        params.get("mask_groups", 1),
+        params.get("mask_edges"),
         _rank_of(ctx, params["cta_axes"], operands["cta"]),
     )
 
@@ -116,7 +117,7 @@ def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
         found.indices,
         found.mask,
         found.adjacent,
-        found.mask_groups,
+        found.mask_edges,
         found.rank,
     )
 
@@ -191,7 +192,7 @@ def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 # Attributes: which operands there are; dtypes of indices and of the family's operands.
 _COUNTS, _DTYPES, _DTYPE, _VIEW = "counts", "dtypes", "dtype", "view_shape"
-_ADJACENT, _MASK_GROUPS = "adjacent", "mask_groups"
+_ADJACENT, _MASK_EDGES = "adjacent", "mask_edges"
 
 
 def operation(
@@ -220,8 +221,8 @@ def operation(
         own[_VIEW] = ir.DenseI64ArrayAttr.get(list(found.view_shape))
     if found.adjacent is not None:
         own[_ADJACENT] = ir.DenseI64ArrayAttr.get(list(found.adjacent))
-    if found.mask is not None:
-        own[_MASK_GROUPS] = ir.IntegerAttr.get(i64, found.mask_groups)
+    if found.mask_edges is not None:
+        own[_MASK_EDGES] = ir.DenseI64ArrayAttr.get(list(found.mask_edges))
     types = []
     if result is not None and found.shape:
         types = [logical.vector_type(result, found.shape)]
@@ -273,6 +274,9 @@ def expanded(
     view_shape = None
     if _VIEW in base.attributes:
         view_shape = tuple(ir.DenseI64ArrayAttr(base.attributes[_VIEW]))
+    mask_edges = None
+    if _MASK_EDGES in base.attributes:
+        mask_edges = Edges(*ir.DenseI64ArrayAttr(base.attributes[_MASK_EDGES]))
     dtype, adjacent = stored_elements(base)
     assert rank is None or isinstance(rank, regs.Splat)
     elements = indexed.Elements(
@@ -282,7 +286,7 @@ def expanded(
         indices,
         mask,
         adjacent,
-        1 if mask is None else ir.IntegerAttr(base.attributes[_MASK_GROUPS]).value,
+        mask_edges,
         None if rank is None else rank.value,
     )
     return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra

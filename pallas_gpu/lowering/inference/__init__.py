@@ -92,6 +92,7 @@ def infer(
     scratch_bytes: Sequence[int],
     free_bytes: int | None = None,
     cluster: Sequence[int] = (),
+    byte_matrices: bool = False,
 ) -> Assignment:
     """Chooses the layouts of a kernel.
 
@@ -103,6 +104,7 @@ def infer(
           message of the error; None if that is not known.
         cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
           empty, copies are assumed to be in one piece.
+        byte_matrices: as of `plan_access`.
 
     Raises:
         LayoutError: no assignment satisfies all operations; the message names those
@@ -110,7 +112,7 @@ def infer(
     """
     network = collect(block, cluster)
     for size in scratch_bytes:
-        problem = assembly.Assembly(network, size, free_bytes)
+        problem = assembly.Assembly(network, size, free_bytes, byte_matrices)
         error = explain.domain_error(problem)
         if error is not None:
             continue

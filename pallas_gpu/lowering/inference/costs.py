@@ -67,10 +67,12 @@ class Costs:
     Args:
       book: the layouts, by number.
       scratch_bytes: SMEM that a relayout or a reduction may use.
+      byte_matrices: as of `plan_access`.
     """
 
-    def __init__(self, book: Book, scratch_bytes: int):
+    def __init__(self, book: Book, scratch_bytes: int, byte_matrices: bool = False):
         self._book = book
+        self._byte_matrices = byte_matrices
         self._scratch_bytes = scratch_bytes
         self._known: dict[Key, int] = {}
         self._bounds: dict[Key, int] = {}
@@ -245,12 +247,11 @@ class Costs:
                 ordered = smem.in_memory_order(order, layouts[number])
                 if cut or ordered is None:
                     return by_element
-                cost = moves.smem_access_cost(
-                    storage, sizes, ordered, bits, store, aligned
-                )
+                given = store, aligned, self._byte_matrices
+                cost = moves.smem_access_cost(storage, sizes, ordered, bits, *given)
                 if cost is None:
                     return by_element
-                free = smem.conflict_free(storage, sizes, ordered, store, aligned)
+                free = smem.conflict_free(storage, sizes, ordered, *given)
                 return scaled(cost + (optimized and not free) * _UNWANTED_CONFLICT, 1)
         raise AssertionError(key)
 

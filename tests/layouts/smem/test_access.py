@@ -20,6 +20,7 @@ from pallas_gpu.layouts import (
 )
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.smem.access import bit_offsets
+from pallas_gpu.layouts.smem.matrix_access import plan_matrix
 from pallas_gpu.layouts.smem.swizzle import swizzle_bytes
 
 NOTHING = -1
@@ -54,8 +55,9 @@ def exchange(plan: AccessPlan, values: np.ndarray) -> np.ndarray:
     threads = np.arange(128)
     for stagger in plan.staggers:
         rows = threads[(threads >> stagger.thread_bit) & 1 == 1]
-        for a, b in stagger.pairs:
-            values[rows, a], values[rows, b] = values[rows, b], values[rows, a]
+        for words in stagger.pairs:
+            a, b = (list(plan.words[i]) for i in words)
+            values[rows[:, None], a + b] = values[rows[:, None], b + a]
     return values
 
 
@@ -64,12 +66,29 @@ def places(plan: AccessPlan) -> np.ndarray:
     address = plan.addresses()
     if plan.method == "vector":
         assert plan.instructions == tuple((i,) for i in range(len(plan.accesses)))
+        assert plan.words == plan.instructions
         return 2 * address[..., None] + np.arange(2 * plan.width_bytes)
     lane = np.arange(128) % 32
     warp = np.arange(128) // 32
-    result = np.zeros((128, len(plan.accesses), 8), dtype=np.int64)
+    each = 4 if plan.of_bytes else 8
+    result = np.zeros((128, len(plan.accesses), each), dtype=np.int64)
     for i, group in enumerate(plan.instructions):
-        for matrix, access in enumerate(group):
+        for matrix, word in enumerate(group):
+            if plan.of_bytes:
+                byte, half, k = np.arange(4), matrix % 2, lane // 4
+                if plan.kind == "load":
+                    rows, at = (
+                        matrix // 2 * 16 + 4 * (lane % 4)[:, None] + byte,
+                        8 * half,
+                    )
+                else:
+                    rows = matrix * 8 + 2 * (lane % 4)[:, None] + byte % 2
+                    at = 8 * (byte // 2)
+                place = address[warp[:, None] * 32 + rows, i] + k[:, None] + at
+                nibbles = 2 * place[..., None] + np.arange(2)
+                result[:, list(plan.words[word])] = nibbles.reshape(128, 2, 4)
+                continue
+            (access,) = plan.words[word]
             if plan.transpose:
                 first = address[warp * 32 + matrix * 8 + 2 * (lane % 4), i]
                 second = address[warp * 32 + matrix * 8 + 2 * (lane % 4) + 1, i]
@@ -174,6 +193,57 @@ def test_bf16_accumulators_take_four_matrices_at_once(transposed):
     assert plan.transpose == transposed
     assert not plan.staggers
     assert {len(group) for group in plan.instructions} == {4}
+
+
+# name: layout, axes of the array in memory, whether it has no replicas to store.
+BYTES = {
+    "wgmma": (catalogue.WGMMA_8BIT, (1, 0), True),
+    "accumulator": (catalogue.WGMMA, (1, 0), True),
+    "tmem": (catalogue.TCGEN05, (1, 0), True),
+    "upcast": (catalogue.WGMMA_UPCAST_4X, (1, 0), True),
+    "lhs": (catalogue.mma_lhs(8), (1, 0), True),
+    "lhs of one warp": (catalogue.mma_lhs(8, 1), (1, 0), False),
+    "rhs": (catalogue.mma_rhs(8), (0, 1), False),
+}
+
+
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_are_transposed_four_registers_at_once(name, swizzle):
+    layout, order, stored = BYTES[name]
+    linear = layout.linear((128, 128)).transpose(order)
+    smem, options = tiled((128, 128), 8, swizzle), {"optimized": False}
+    loaded = check(linear, smem, byte_matrices=True, **options)
+    store = plan_access(linear, smem, kind="store", byte_matrices=True, **options)
+    for plan in (loaded, store) if stored else (loaded,):
+        assert plan.of_bytes and {len(group) for group in plan.instructions} == {4}
+    assert not plan_access(linear, smem, kind="load").of_bytes
+    assert check(linear, smem, byte_matrices=True).conflict_free
+    memory = expected_memory(linear, smem, smem.shape)
+    values = register_nibbles(linear, 8)
+    # The plan that is taken is one of several with other registers in a matrix.
+    for plan in plan_matrix(
+        bit_offsets(linear, smem, smem.shape)[0], smem, "load", True
+    ):
+        np.testing.assert_array_equal(run_load(plan, memory, values), values)
+
+
+def test_one_matrix_of_bytes():
+    smem = SmemLayout((16, 64), 8, (8, 64), 64)
+    load = check(
+        catalogue.WGMMA_8BIT.linear((64, 16)).transpose((1, 0)),
+        smem,
+        byte_matrices=True,
+    )
+    assert load.of_bytes and load.instructions == ((0, 1),)
+    smem = SmemLayout((8, 64), 8, (8, 64), 64)
+    store = plan_access(
+        catalogue.WGMMA.linear((64, 8)).transpose((1, 0)),
+        smem,
+        kind="store",
+        byte_matrices=True,
+    )
+    assert store.of_bytes and store.instructions == ((0,),)
 
 
 @pytest.mark.parametrize("m_warps", [1, 2, 4])

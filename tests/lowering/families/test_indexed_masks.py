@@ -292,12 +292,23 @@ def test_an_accumulator_has_no_addresses(x, o):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("mask", ["rows", "columns"])
-def test_masked_accesses_have_no_branches_and_vectors_where_rows_are_masked(mask):
+@pytest.mark.parametrize(
+    ("mask", "stores"),
+    [
+        ("rows < n", {}),
+        ("columns < n", {".b16": 24}),
+        ("columns < 63", {".b32": 8, ".b16": 8}),
+        ("columns >= 1", {".b16": 8, ".b32": 8}),
+        ("columns % 3 == 0", {".v2.b32": 0, ".b16": 32}),
+    ],
+)
+def test_masked_accesses_have_no_branches_and_are_vectors(mask, stores):
+    """4096 elements are 8 vectors of 4 in each thread, which are loaded as a whole."""
+
     def body(x, n, o):
-        rows, columns = jnp.arange(64), jnp.arange(64)
-        inside = (rows < n[0])[:, None] if mask == "rows" else columns < n[0]
-        part = (rows, plgpu.ds(0, 64))
+        rows, columns = jnp.arange(64)[:, None], jnp.arange(64)
+        inside = eval(mask, {"rows": rows, "columns": columns, "n": n[0]})
+        part = (jnp.arange(64), plgpu.ds(0, 64))
         plgpu.store(o, part, plgpu.load(x, part, mask=inside, other=0), mask=inside)
 
     x = jax.ShapeDtypeStruct((128, 64), ml_dtypes.bfloat16)
@@ -305,10 +316,10 @@ def test_masked_accesses_have_no_branches_and_vectors_where_rows_are_masked(mask
     make = kernel(body, (64, 64), x.dtype)
     (report,) = plgpu.offline.compile(make(None), x, n)
     assert ptx_stats.count(report.ptx, "bra") == 0
-    # 4096 elements are 32 in each of the threads: 8 vectors of 4.
-    width, count = (".v2.b32", 8) if mask == "rows" else (".b16", 32)
-    for name in ("ld", "st"):
-        assert len(re.findall(rf"@%p\d+ {name}\.global{width} ", report.ptx)) == count
+    found = re.findall(r"@%p\d+ (ld|st)\.global([.\w]+) ", report.ptx)
+    loads = {".v2.b32": 8, ".b32": 0, ".b16": 0}
+    for name, wanted in (("ld", loads), ("st", loads | stores)):
+        assert {x: found.count((name, x)) for x in wanted} == wanted
 
 
 @pytest.mark.offline

@@ -2,6 +2,7 @@
 """Loads, stores, layouts, reductions and broadcasts, against NumPy."""
 
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,63 @@ def test_a_transposed_reference_reads_transposed(dtype):
 
     tile = plgpu.SMEM((64, 64), dtype, transforms=tiled(dtype))
     everywhere.run(body, [x], x.T, tile, plgpu.Barrier())
+
+
+BYTES = ["int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
+
+
+def transposing(dtype, layout):
+    """x, transposed by threads twice: by a load, and by a store to another array."""
+
+    def body(x, transposed, again, a, b, barrier):
+        plgpu.copy_gmem_to_smem(x, a, barrier)
+        plgpu.barrier_wait(barrier)
+        value = plgpu.load(a.T, layout=layout, optimized=False)
+        transposed[...] = value
+        plgpu.store(b.T, (), value, optimized=False)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(b, again)
+        plgpu.wait_smem_to_gmem(0)
+
+    tile = plgpu.SMEM((128, 128), dtype, transforms=tiled(dtype))
+    scratch = (tile, tile, plgpu.Barrier())
+    result = jax.ShapeDtypeStruct((128, 128), dtype)
+    return lambda target: everywhere.kernel(
+        body, (result, result), *scratch, target=target
+    )
+
+
+@pytest.mark.parametrize("layout", ["WGMMA_8BIT", "WGMMA", "TCGEN05"])
+@pytest.mark.parametrize("dtype", BYTES)
+def test_bytes_are_transposed_on_blackwell(dtype, layout):
+    x = np.random.default_rng(0).integers(-8, 8, (128, 128)).astype(dtype)
+    make = transposing(dtype, getattr(plgpu.Layout, layout))("sm_100a")
+    everywhere.check(make, [x], (x.T, x), on_gpu=False)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (
+            "sm_100a",
+            {
+                "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8": 8,
+                "stmatrix.sync.aligned.m16n8.x4.trans.shared.b8": 8,
+            },
+        ),
+        ("sm_90a", {"ld.shared.b8": 128, "st.shared.b8": 128}),
+    ],
+)
+def test_instructions_that_transpose_bytes(target, expected, semantics):
+    """128 elements of each thread, 16 for each of the matrix instructions."""
+    x = jax.ShapeDtypeStruct((128, 128), jnp.float8_e4m3fn)
+    make = transposing(x.dtype, WGMMA_8BIT)(target)
+    (report,) = plgpu.offline.compile(under(semantics, make(None)), x, target=target)
+    pattern = r"\b(?:ldmatrix|stmatrix|ld\.shared|st\.shared)[.\w]*b8\b"
+    assert dict(Counter(re.findall(pattern, report.ptx))) == expected
+    assert report.resources.spill_store_bytes == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,6 +8,8 @@ block's rank, from 1, times 2**24 on top.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -211,13 +213,14 @@ def _cast(program: Program, op: ir.Operation) -> Step:
 @runs("nvvm.ldmatrix")
 def _ldmatrix(program: Program, op: ir.Operation) -> Step:
     (pointer,), (out,) = program.inputs(op), program.outputs(op)
-    count = ir.IntegerAttr(op.attributes["num"]).value
-    transposed = _is_transposed(op)
+    matrices = ir.IntegerAttr(op.attributes["num"]).value
+    places_of_words = _fragments(op)
 
     def load(strand: Any) -> None:
         strand.whole_warps("ldmatrix")
         address = strand.per_lane(strand.env[pointer]) - SMEM_BASE
-        places = _matrix_places(address, count, transposed)
+        places = places_of_words(address, matrices)
+        count = places.shape[1]
         if strand.mask is not None:
             places = places[strand.mask]
         data = strand.cta.smem.load(strand, places.reshape(-1, 4 * count))
@@ -235,14 +238,14 @@ def _ldmatrix(program: Program, op: ir.Operation) -> Step:
 @runs("nvvm.stmatrix")
 def _stmatrix(program: Program, op: ir.Operation) -> Step:
     pointer, *sources = program.inputs(op)
-    transposed = _is_transposed(op)
+    places_of_words = _fragments(op)
 
     def store(strand: Any) -> None:
         strand.whole_warps("stmatrix")
         address = strand.per_lane(strand.env[pointer]) - SMEM_BASE
         words = [strand.per_lane(strand.env[i]) for i in sources]
         data = np.ascontiguousarray(np.stack(words, axis=1)).view(np.uint8)
-        places = _matrix_places(address, len(sources), transposed)
+        places = places_of_words(address, len(sources))
         places = places.reshape(strand.lanes, -1)
         if strand.mask is not None:
             places, data = places[strand.mask], data[strand.mask]
@@ -251,26 +254,75 @@ def _stmatrix(program: Program, op: ir.Operation) -> Step:
     return store
 
 
-def _is_transposed(op: ir.Operation) -> bool:
-    if "m = 8, n = 8" not in str(op.attributes["shape"]) and "shape" in op.attributes:
-        raise NotModelled(f"{op.name} of {op.attributes['shape']}")
-    return "col" in str(op.attributes["layout"])
+# The bytes of each register, [lanes, registers, 4], by the rows' addresses and the
+# number of matrices.
+_Fragments = Callable[[np.ndarray, int], np.ndarray]
 
 
-def _matrix_places(address: np.ndarray, count: int, transposed: bool) -> np.ndarray:
-    """[lanes, count, 4]: the bytes that each thread has of each 8x8 matrix.
+def _fragments(op: ir.Operation) -> _Fragments:
+    """PTX ISA, ldmatrix and stmatrix: shape, .trans and type of the matrices."""
+    attributes = op.attributes
+    shape = str(attributes["shape"]) if "shape" in attributes else "m = 8, n = 8"
+    m, n = (int(x) for x in re.findall(r"[mn] = (\d+)", shape))
+    bits = int(re.findall(r"<b(\d+)>", str(attributes["eltType"]))[0])
+    transposed = "col" in str(attributes["layout"])
+    match op.name, (m, n), bits, transposed:
+        case _, (8, 8), 16, False:
+            return _straight
+        case _, (8, 8), 16, True:
+            return _transposed
+        case "nvvm.ldmatrix", (16, 16), 8, True:
+            return _transposed_bytes
+        case "nvvm.stmatrix", (16, 8), 8, True:
+            return _stored_bytes
+    raise NotModelled(f"{op.name} of {shape}, {bits} bits")
 
-    Lane 8 m + r names row r of matrix m; a thread has elements 2t and 2t + 1 of row
-    g, for g = lane / 4 and t = lane % 4 (PTX ISA, ldmatrix).
+
+def _rows(address: np.ndarray, count: int, rows: int) -> tuple[np.ndarray, ...]:
+    """[warps, matrices, rows]: where rows start; warp and lane of each thread.
+
+    Lane `rows` m + r names row r of matrix m (PTX ISA, ldmatrix).
     """
     warps = len(address) // LANES
-    rows = address.reshape(warps, LANES)[:, : 8 * count].reshape(warps, count, 8)
-    if (rows % 16).any():
+    if rows * count > LANES:
+        raise KernelError(
+            f"{count} matrices of {rows} rows need more than {LANES} lanes"
+        )
+    named = address.reshape(warps, LANES)[:, : rows * count].reshape(warps, count, rows)
+    if (named % 16).any():
         raise KernelError("a row of ldmatrix or stmatrix is not aligned to 16 bytes")
-    warp, lane = np.divmod(np.arange(len(address)), LANES)
-    if transposed:
-        first = rows[warp, :, 2 * (lane % 4)] + 2 * (lane // 4)[:, None]
-        second = rows[warp, :, 2 * (lane % 4) + 1] + 2 * (lane // 4)[:, None]
-        return np.stack([first, first + 1, second, second + 1], axis=-1)
+    return (named, *np.divmod(np.arange(len(address)), LANES))
+
+
+def _straight(address: np.ndarray, count: int) -> np.ndarray:
+    """Elements 2t and 2t + 1 of row g, for g = lane / 4 and t = lane % 4."""
+    rows, warp, lane = _rows(address, count, 8)
     start = rows[warp, :, lane // 4] + 4 * (lane % 4)[:, None]
     return start[..., None] + np.arange(4)
+
+
+def _transposed(address: np.ndarray, count: int) -> np.ndarray:
+    """Element g of rows 2t and 2t + 1."""
+    rows, warp, lane = _rows(address, count, 8)
+    first = rows[warp, :, 2 * (lane % 4)] + 2 * (lane // 4)[:, None]
+    second = rows[warp, :, 2 * (lane % 4) + 1] + 2 * (lane // 4)[:, None]
+    return np.stack([first, first + 1, second, second + 1], axis=-1)
+
+
+def _transposed_bytes(address: np.ndarray, count: int) -> np.ndarray:
+    """Two registers: element g, and g + 8, of rows 4t to 4t + 3."""
+    rows, warp, lane = _rows(address, count, 16)
+    four = np.stack([rows[warp, :, 4 * (lane % 4) + i] for i in range(4)], axis=-1)
+    first = four + (lane // 4)[:, None, None]
+    return np.stack([first, first + 8], axis=2).reshape(len(address), 2 * count, 4)
+
+
+def _stored_bytes(address: np.ndarray, count: int) -> np.ndarray:
+    """Row g, columns 2t and 2t + 1, then row g + 8, as of the 16x8 accumulator of mma.
+
+    Columns of the matrix are rows in memory.
+    """
+    rows, warp, lane = _rows(address, count, 8)
+    columns = [rows[warp, :, 2 * (lane % 4) + i] for i in range(2)]
+    first = np.stack(columns, axis=-1) + (lane // 4)[:, None, None]
+    return np.concatenate([first, first + 8], axis=-1)

@@ -261,17 +261,20 @@ def conflict_free(
     placement: Placement,
     store: bool,
     alignment: int,
+    byte_matrices: bool = False,
 ) -> bool:
-    """Whether a feasible access has no bank conflicts."""
+    """Whether a feasible access exists without bank conflicts; see `plan_access`."""
     try:
-        plan = plan_access(
+        plan_access(
             placement,
             storage,
             kind="store" if store else "load",
             window=window,
-            optimized=False,
             base_alignment_bytes=alignment,
+            byte_matrices=byte_matrices,
         )
     except PartialBytesError:
         return True
-    return plan.conflict_free
+    except errors.LayoutError:
+        return False
+    return True
