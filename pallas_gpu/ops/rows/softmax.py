@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax and its logarithm over the last axis, with derivatives."""
+"""Softmax and its logarithm along an axis, with derivatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import expect
+from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Rows
 from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
@@ -20,64 +20,87 @@ from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
 _MOST_COLUMNS, _MOST_OF_TWO = 16384, 8192
 
 
-@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(
+    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
+)
 def softmax(
     x: Any,
     *,
+    axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Computes the softmax over the last axis.
+    """Computes the softmax along an axis.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
     `jax.grad` (reverse mode).
 
     Args:
-      x: (..., columns), float32, float16 or bfloat16; a row of up to 16384 elements is
-        read once, a longer one twice.
+      x: float32, float16 or bfloat16; of up to 16384 elements along the axis each is
+        read once, of more twice.
+      axis: the elements along it are a distribution; one that is not the last is made
+        the last for the kernel, by a transposition before and after.
       compiler_params: see `pallas_call`; default: approximate exponentials for 16-bit
         types, exact ones for float32.
       interpret: see `pallas_call`.
 
     Returns:
-      (..., columns) of the type of x, computed in float32.
+      Shape and type of x, computed in float32.
 
     Raises:
-      ShapeError, DTypeError: an empty array, or another type.
+      ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
+        that x has not.
 
     Example:
       >>> y = ops.softmax(x)
     """
-    rows.check("softmax", x=x)
-    return _softmax(x, False, rows.params(compiler_params, x.dtype), interpret)
+    return _checked(x, axis, False, compiler_params, interpret)
 
 
-@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(
+    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
+)
 def log_softmax(
     x: Any,
     *,
+    axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Computes the logarithm of the softmax over the last axis.
+    """Computes the logarithm of the softmax along an axis.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
     `jax.grad` (reverse mode).
 
     Args:
-      x, compiler_params, interpret: as for `softmax`.
+      x, axis, compiler_params, interpret: as for `softmax`.
 
     Returns:
-      (..., columns) of the type of x, computed in float32.
+      Shape and type of x, computed in float32.
 
     Raises:
-      ShapeError, DTypeError: an empty array, or another type.
+      ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
+        that x has not.
 
     Example:
       >>> y = ops.log_softmax(x)
     """
-    rows.check("log_softmax", x=x)
-    return _softmax(x, True, rows.params(compiler_params, x.dtype), interpret)
+    return _checked(x, axis, True, compiler_params, interpret)
+
+
+def _checked(x: Any, axis: int, log: bool, compiler_params: Any, interpret: Any) -> Any:
+    name = "log_softmax" if log else "softmax"
+    rows.check(name, x=x)
+    if not -x.ndim <= axis < x.ndim:
+        raise errors.ArgumentError(
+            f"{name}: x has no such axis",
+            expected=f"axis from {-x.ndim} to {x.ndim - 1}",
+            got=axis,
+            hint="-1 is the last axis",
+        )
+    last = jnp.moveaxis(x, axis, -1)
+    y = _softmax(last, log, rows.params(compiler_params, x.dtype), interpret)
+    return jnp.moveaxis(y, -1, axis)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
