@@ -17,10 +17,9 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
+from pallas_gpu.layouts.moves.least_scratch import in_rounds
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
-from pallas_gpu.primitives.positions import scatter_positions_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
@@ -155,9 +154,6 @@ def _exchanged_bytes(eqn: _jax.JaxprEqn) -> int:
     name = eqn.primitive.name
     moved = max(map(_bytes, (*eqn.invars, *eqn.outvars)))
     in_any_layout = max(_ROUND_BYTES, in_rounds(moved))
-    if eqn.primitive is scatter_positions_p:
-        # The queue has positions of 4 bytes beside updates of one or more.
-        return max(in_any_layout, of_scatter(moved, 5 * moved))
     if name in _SCANNED:
         axes: tuple[int, ...] = (eqn.params["axis"],)
     elif name.startswith(_REDUCED):

@@ -23,6 +23,7 @@ import numpy as np
 from pallas_gpu import types
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.window import consists_of_tiles
@@ -84,7 +85,7 @@ class Costs:
 
     def _can_move(self, variable: Variable) -> bool:
         """Whether operations can move data through scratch: less takes more rounds."""
-        return self.room_bytes(variable.in_warp) >= variable.moving_bytes
+        return self.room_bytes(variable.in_warp) >= IMAGE_BYTES
 
     def refine(self, keys: Iterable[Key]) -> bool:
         """Replaces bounds by exact costs; returns whether there were any."""
