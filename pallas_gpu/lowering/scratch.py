@@ -151,11 +151,10 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
 def for_relayout(
     kernel: KernelState, x: RegisterArray, target: Placement
 ) -> SmemScratch | None:
-    """Returns the scratch if the relayout needs it; the emitter checks its size."""
+    """Returns the scratch if the relayout needs it; less than that means rounds."""
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
-    if not relayout.scratch_bytes(x.layout, target, bits, available):
-        return None
-    return of_issuer(kernel)
+    wanted = relayout.scratch_bytes(x.layout, target, bits, available)
+    return for_data(kernel, wanted) if wanted else None
 
 
 def for_reduction(

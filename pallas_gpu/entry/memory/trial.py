@@ -17,15 +17,14 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.moves.least_scratch import in_rounds
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
 
-# With so much scratch all relayouts, and rearrangements in rounds, have code: a thread
-# of each warp passes on 16 bytes.
+# With so much scratch a reduction of one register has code: the threads of each warp pass
+# on 16 bytes each.
 _ROUND_BYTES = 4 * 32 * 16
 # The least width in which elements are combined.
 _COMBINED_BYTES = 4
@@ -152,22 +151,13 @@ def _has_arrays(eqn: _jax.JaxprEqn) -> bool:
 def _exchanged_bytes(eqn: _jax.JaxprEqn) -> int:
     """The most scratch of a warpgroup that an equation has to have, in any layout."""
     name = eqn.primitive.name
-    moved = max(map(_bytes, (*eqn.invars, *eqn.outvars)))
-    in_any_layout = max(_ROUND_BYTES, in_rounds(moved))
     if name in _SCANNED:
         axes: tuple[int, ...] = (eqn.params["axis"],)
     elif name.startswith(_REDUCED):
         axes = tuple(eqn.params["axes"])
     else:
-        return in_any_layout
+        return _ROUND_BYTES
     aval = eqn.invars[0].aval
     kept = math.prod(n for axis, n in enumerate(aval.shape) if axis not in axes)
     bits = max(types.itemsize_bits(aval.dtype), 8 * _COMBINED_BYTES)
-    return max(in_any_layout, WARPS * kept * bits // 8)
-
-
-def _bytes(x: Any) -> int:
-    """The size of an array in registers, of which each element has a byte or more."""
-    if isinstance(x.aval, _jax.AbstractRef) or not getattr(x.aval, "shape", ()):
-        return 0
-    return math.prod(x.aval.shape) * max(types.itemsize_bits(x.aval.dtype), 8) // 8
+    return max(_ROUND_BYTES, WARPS * kept * bits // 8)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-# Rounds of a relayout or a reduction, each of which is emitted: with 64 bytes those of
+# Rounds of an exchange or a reduction, each of which is emitted: with 64 bytes those of
 # an array of 32 KiB. Code of more takes tens of seconds to emit, and ptxas far longer.
 MOST_ROUNDS = 512
 
@@ -11,9 +11,3 @@ MOST_ROUNDS = 512
 IMAGE_BYTES = 16
 # A scatter has a queue beside the image: 16 updates of a byte, with their positions.
 SCATTER_BYTES = 96
-
-
-def in_rounds(data_bytes: int) -> int:
-    """The least scratch of a relayout, whose data goes through it in rounds."""
-    granules = -(-data_bytes // (MOST_ROUNDS * IMAGE_BYTES))
-    return max(granules, 1) * IMAGE_BYTES

@@ -229,8 +229,8 @@ class Assembly:
             number = self.labels[variable.index].source[labels[variable.index]]
             yield self.costs.smem_key(use, storage, number, variable.bits)
 
-    def solve(self) -> Solution:
-        """The assignment of least cost; infeasible if there is none."""
+    def solve(self, *, cheapest: bool = True) -> Solution:
+        """The assignment of least cost, or any; infeasible if there is none."""
         entries, series = 0, solver.Series()
         while True:
             problem = self.problem()
@@ -242,6 +242,9 @@ class Assembly:
             refined = solution.feasible and self.costs.refine(
                 self.costs_of(solution.labels)
             )
+            if refined and not cheapest:
+                cost = solver.evaluate(self.problem(), list(solution.labels))
+                refined = cost >= solver.INFEASIBLE
             if not refined:
                 return dataclasses.replace(solution, entries=entries)
 

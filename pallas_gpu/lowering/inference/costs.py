@@ -216,7 +216,7 @@ class Costs:
 
     # --- bounds and exact costs -------------------------------------------------------
 
-    def _bound(self, key: Key) -> float:
+    def _bound(self, key: Key) -> float | None:
         layouts = self._book.layouts
         match key:
             case ("relayout", a, b, bits, room_bytes):
@@ -258,15 +258,20 @@ class Costs:
 
 def _relayout_bound(
     src: Placement, dst: Placement, bits: int, scratch_bytes: int
-) -> float:
-    """A lower bound: half the bytes through SMEM if warps exchange elements."""
+) -> float | None:
+    """A lower bound: half the bytes through SMEM if warps exchange elements.
+
+    None without scratch for them.
+    """
     if not isinstance(src, LinearLayout) or not isinstance(dst, LinearLayout):
         return 0.0
     before, after = _warp_bits(src), _warp_bits(dst)
     if before is None or after is None or before == after:
         return 0.0
+    if scratch_bytes < IMAGE_BYTES:
+        return None
     moved = math.prod(src.shape) * max(bits, 8) / 16
-    rounds = math.ceil(moved / max(scratch_bytes, 1))
+    rounds = math.ceil(moved / scratch_bytes)
     return 2 * moved / _SMEM_BYTES_PER_CYCLE + rounds * rates.SMEM_LATENCY
 
 

@@ -377,7 +377,7 @@ def _solved(
         return None
     if domain_error(problem) is not None:
         return None
-    solution = problem.solve()
+    solution = problem.solve(cheapest=False)
     return (problem, solution) if solution.feasible else None
 
 
