@@ -166,12 +166,12 @@ def for_reduction(
       OutOfResources: the scratch is too small.
     """
     bits = dtypes.bits(x.dtype)
-    needed = reductions.scratch_bytes(x.layout, axes, bits)
-    limit = kernel.plan.scratch_limit_bytes // _issuers(kernel)
-    if needed > limit:
-        needed = reductions.least_scratch_bytes(x.layout, axes, bits)
-    got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
-    return of_bytes(kernel, needed, "a reduction across warps", got)
+    wanted = reductions.scratch_bytes(x.layout, axes, bits)
+    if not wanted:
+        return None
+    least = reductions.least_scratch_bytes(x.layout, axes, bits)
+    what = f"a reduction across warps of {x.dtype}{list(x.shape)} over axes {axes}"
+    return require(for_data(kernel, wanted), least, what)
 
 
 def of_bytes(

@@ -9,7 +9,6 @@ the compiler accepts.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -23,13 +22,9 @@ from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
 
-# With so much scratch a reduction of one register has code: the threads of each warp pass
-# on 16 bytes each.
+# With so much scratch every operation has code, in rounds: a thread of each warp passes
+# on 16 bytes.
 _ROUND_BYTES = 4 * 32 * 16
-# The least width in which elements are combined.
-_COMBINED_BYTES = 4
-_REDUCED = ("reduce_", "arg")
-_SCANNED = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 _COPIES = (
     *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
@@ -88,10 +83,9 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         return True
     if sum(site.eqn.primitive.name in _COPIES for site in sites) >= _MANY_COPIES:
         return True
-    arrays = [site.eqn for site in sites if _has_arrays(site.eqn)]
-    if not arrays:
+    if not any(_has_arrays(site.eqn) for site in sites):
         return False
-    needed = max(map(_exchanged_bytes, arrays))
+    needed = _ROUND_BYTES
     if any(site.eqn.primitive is warp_map_p for site in sites):
         needed *= WARPS
     plan = resources.plan(
@@ -146,18 +140,3 @@ def _has_arrays(eqn: _jax.JaxprEqn) -> bool:
         not isinstance(aval, _jax.AbstractRef) and getattr(aval, "shape", ())
         for aval in avals
     )
-
-
-def _exchanged_bytes(eqn: _jax.JaxprEqn) -> int:
-    """The most scratch of a warpgroup that an equation has to have, in any layout."""
-    name = eqn.primitive.name
-    if name in _SCANNED:
-        axes: tuple[int, ...] = (eqn.params["axis"],)
-    elif name.startswith(_REDUCED):
-        axes = tuple(eqn.params["axes"])
-    else:
-        return _ROUND_BYTES
-    aval = eqn.invars[0].aval
-    kept = math.prod(n for axis, n in enumerate(aval.shape) if axis not in axes)
-    bits = max(types.itemsize_bits(aval.dtype), 8 * _COMBINED_BYTES)
-    return max(_ROUND_BYTES, WARPS * kept * bits // 8)
