@@ -215,6 +215,7 @@ def _computed_stores(
     for r, (value, places) in enumerate(zip(x.values, registers, strict=True)):
         for i in range(x.layout.vector_length):
             place = dtypes.extract(places, i)
+            place = place if span is None else span.relative(place)
             yield _single_store(x, r, i, place, value, pointer, span)
 
 
@@ -236,8 +237,11 @@ def _summed_stores(
                 step = i * width * found.step
                 yield _Store(condition, chunk, start, (shift + step,))
         elif not bounds or (low < bounds[1] and bounds[0] <= high):
+            assert span is not None
+            # The sum of base and span is that of all registers, which saves some.
+            relative = span.relative(plus(base, 0))
             for i in range(found.length):
-                place = plus(base, origin + i * found.step)
+                place = plus(relative, origin + i * found.step)
                 yield _single_store(x, r, i, place, value, pointer, span)
 
 
@@ -252,7 +256,6 @@ def _single_store(
 ) -> _Store:
     condition = inside_from(x.layout, register, i)
     if span is not None:
-        place = span.relative(place)
         condition = both(condition, span.holds(place))
     return _Store(condition, element(value, i), pointer, (place,))
 

@@ -263,11 +263,10 @@ class Loads:
         length = self.target.vector_length
         result = []
         for i in range(length):
-            place = self._place(r, i)
+            place = self._place(r, i, span)
             asked = None if covered is True else dtypes.extract(covered, i)
             holds = image.both(asked, inside_from(self.target, r, i))
             if span is not None:
-                place = span.relative(place)
                 holds = image.both(holds, span.holds(place))
             if holds is not None:
                 place = arith.select(holds, place, module.current().i32(0))
@@ -278,9 +277,12 @@ class Loads:
             result.append(value)
         return dtypes.pack(result)
 
-    def _place(self, r: int, i: int) -> ir.Value:
-        """i32: the address of an element of a register."""
+    def _place(self, r: int, i: int, span: image.Span | None) -> ir.Value:
+        """i32: the address of an element of a register, counted from the span's."""
         if self.found is None:
-            return dtypes.extract(self.computed[r], i)
+            place = dtypes.extract(self.computed[r], i)
+            return place if span is None else span.relative(place)
         base, constant = self.base
+        if span is not None:
+            base = span.relative(image.plus(base, 0))
         return image.plus(base, self.found.origins[r] + constant + i * self.found.step)
