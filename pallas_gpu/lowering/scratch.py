@@ -13,9 +13,11 @@ from pallas_gpu import errors
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.moves import reductions, relayout
 from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves.image import MOST_EMITTED
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
@@ -145,7 +147,10 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
         granules = -(-wanted // SCRATCH_GRANULE_BYTES)
         room = granules * SCRATCH_GRANULE_BYTES * issuers
         kernel.plan = kernel.plan.with_room(min(room, kernel.plan.scratch_limit_bytes))
-    return of_issuer(kernel)
+    result = of_issuer(kernel)
+    if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
+        slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
+    return result
 
 
 def for_relayout(

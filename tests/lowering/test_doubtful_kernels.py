@@ -119,7 +119,10 @@ def test_a_thousand_rounds_are_a_loop(name, semantics):
     def kernel(x_ref, o_ref):
         o_ref[...] = ROUNDS[name](x_ref[...])
 
-    (report,) = plgpu.offline.lower(kernel, x, target="sm_90a")
+    with pytest.warns(errors.PerformanceWarning, match="a little at a time") as seen:
+        (report,) = plgpu.offline.lower(kernel, x, target="sm_90a")
+    assert "test_doubtful_kernels.py" in str(seen[0].message)
+    assert "1024 rounds" in str(seen[0].message)
     assert len(report.mlir) < 200_000
     np.testing.assert_array_equal(kernel(x), ROUNDS[name](x))
 

@@ -30,7 +30,7 @@ from pallas_gpu.mosaic.registers import Iota, RegisterArray
 ALIGNMENT_BYTES = IMAGE_BYTES
 # More rounds than this are a loop, whose code does not know which registers a round
 # moves: it tests each element. Estimate.
-_MOST_EMITTED = 8
+MOST_EMITTED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ def in_rounds(
     """
     if total <= most:
         return list(move(None, values))
-    if total <= _MOST_EMITTED * most:
+    if total <= MOST_EMITTED * most:
         for low in range(0, total, most):
             values = move(Span(low, min(most, total - low)), values)
         return list(values)
