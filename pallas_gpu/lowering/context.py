@@ -59,7 +59,8 @@ class KernelState:
       axes: index of each named axis, emitted once in the prologue.
       trial: the block of a trial, which only determines layouts and is erased; None
         while code is emitted.
-      where: returns the line of the operation that is emitted.
+      where: returns the line of the equation that is lowered, or the operation that is
+        expanded.
     """
 
     params: CallParams
