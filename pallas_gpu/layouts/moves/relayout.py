@@ -99,13 +99,13 @@ def plan_relayout(
 
 
 def plan_within(
-    src: Placement, dst: Placement, bits: int, scratch_bytes: int
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int, in_rounds: bool
 ) -> RelayoutPlan | None:
     """Plans a relayout of one shape; None, and early, if there is no scratch for it."""
     plan = _plan(src, dst, bits, scratch_bytes, False, True)
     if plan is not None and plan.scratch_bytes <= scratch_bytes:
         return plan
-    return _in_rounds(src, dst, bits, scratch_bytes)
+    return _in_rounds(src, dst, bits, scratch_bytes) if in_rounds else None
 
 
 @functools.lru_cache(maxsize=512)

@@ -53,6 +53,7 @@ class Assembly:
       network: the collected variables, edges and arrays.
       scratch_bytes: SMEM that relayouts and reductions may use.
       free_bytes: SMEM that they could have, None if that is not known.
+      in_rounds: whether a relayout may take less than it wants, at any cost.
 
     Attributes:
       book: the layouts.
@@ -66,7 +67,11 @@ class Assembly:
     """
 
     def __init__(
-        self, network: Network, scratch_bytes: int, free_bytes: int | None = None
+        self,
+        network: Network,
+        scratch_bytes: int,
+        free_bytes: int | None = None,
+        in_rounds: bool = True,
     ):
         self.network = network
         self.scratch_bytes, self.free_bytes = scratch_bytes, free_bytes
@@ -79,7 +84,7 @@ class Assembly:
             {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
             for array, storages in zip(self.arrays, self.storages, strict=True)
         ]
-        self.costs = Costs(self.book, scratch_bytes)
+        self.costs = Costs(self.book, scratch_bytes, in_rounds)
         self._keys = _keys(network)
         # A value that is two operands of an operation is converted once.
         self._edges = list(

@@ -68,10 +68,11 @@ class Costs:
     Args:
       book: the layouts, by number.
       scratch_bytes: SMEM that a relayout or a reduction may use.
+      in_rounds: whether a relayout may take less than it wants.
     """
 
-    def __init__(self, book: Book, scratch_bytes: int):
-        self._book = book
+    def __init__(self, book: Book, scratch_bytes: int, in_rounds: bool):
+        self._book, self._in_rounds = book, in_rounds
         self._scratch_bytes = scratch_bytes
         self._known: dict[Key, int] = {}
         self._bounds: dict[Key, int] = {}
@@ -233,7 +234,9 @@ class Costs:
         layouts = self._book.layouts
         match key:
             case ("relayout", a, b, bits, room_bytes):
-                cost = moves.relayout_cost(layouts[a], layouts[b], bits, room_bytes)
+                cost = moves.relayout_cost(
+                    layouts[a], layouts[b], bits, room_bytes, self._in_rounds
+                )
                 return scaled(cost, 1)
             case ("gmem", shape, strides, number, bits, divisor):
                 layout = layouts[number]
