@@ -37,21 +37,21 @@ def softmax(
     `jax.grad` (reverse mode).
 
     Args:
-      x: float32, float16 or bfloat16; of up to 16384 elements along the axis each is
-        read once, of more twice.
-      axis: the elements along it are a distribution. Another one than the last is made
-        the last by a transposition before and after the kernel, unless some neighbours
-        of 32 bytes or more, with up to 8192 elements, are a block.
+      x: float32, float16 or bfloat16. Up to 16384 elements along the axis are read once,
+        more of them twice.
+      axis: the sum along it is one. If it is not the last, and too long for blocks of
+        8192 elements and of 32 bytes along the axes after it, x is transposed before and
+        after the kernel.
       compiler_params: see `pallas_call`; default: approximate exponentials for 16-bit
         types, exact ones for float32.
       interpret: see `pallas_call`.
 
     Returns:
-      Shape and type of x, computed in float32.
+      An array of the shape and type of x, computed in float32.
 
     Raises:
       ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
-        that x has not.
+        out of range.
 
     Example:
       >>> y = ops.softmax(x)
@@ -78,11 +78,11 @@ def log_softmax(
       x, axis, compiler_params, interpret: as for `softmax`.
 
     Returns:
-      Shape and type of x, computed in float32.
+      An array of the shape and type of x, computed in float32.
 
     Raises:
       ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
-        that x has not.
+        out of range.
 
     Example:
       >>> y = ops.log_softmax(x)
