@@ -22,8 +22,8 @@ from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
 
-# With so much scratch every operation has code: a round in which each thread passes on 16
-# bytes.
+# With so much scratch every operation has code: a round in which each thread passes on
+# 16 bytes.
 _ROUND_BYTES = 4 * 32 * 16
 
 _COPIES = (

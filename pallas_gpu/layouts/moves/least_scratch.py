@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-# Rounds of an exchange between two layouts, each of which is emitted: code of more takes
-# tens of seconds to emit, and ptxas far longer.
+# Rounds of an exchange between two layouts, each of which is emitted: code of more
+# takes tens of seconds to emit, and ptxas far longer.
 MOST_ROUNDS = 512
 
 # An image of data on its way is a multiple of this; its rounds may be a loop.

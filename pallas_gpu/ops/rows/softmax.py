@@ -37,11 +37,11 @@ def softmax(
     `jax.grad` (reverse mode).
 
     Args:
-      x: float32, float16 or bfloat16. Up to 16384 elements along the axis are read once,
-        more of them twice.
+      x: float32, float16 or bfloat16. Up to 16384 elements along the axis are read
+        once, more of them twice.
       axis: the sum along it is one. If it is not the last, and too long for blocks of
-        8192 elements and of 32 bytes along the axes after it, x is transposed before and
-        after the kernel.
+        8192 elements and of 32 bytes along the axes after it, x is transposed before
+        and after the kernel.
       compiler_params: see `pallas_call`; default: approximate exponentials for 16-bit
         types, exact ones for float32.
       interpret: see `pallas_call`.
