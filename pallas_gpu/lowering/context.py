@@ -59,6 +59,8 @@ class KernelState:
       axes: index of each named axis, emitted once in the prologue.
       trial: the block of a trial, which only determines layouts and is erased; None
         while code is emitted.
+      where: returns the line of the equation that is lowered, or the operation that is
+        expanded.
     """
 
     params: CallParams
@@ -72,6 +74,7 @@ class KernelState:
     tmem: Any = None
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
+    where: Callable[[], str | None] = lambda: None
 
     @functools.cached_property
     def arrival_scope(self) -> cluster.MemoryScope:
@@ -360,10 +363,13 @@ def lower_jaxpr(
     number = kernel.jaxpr_numbers[jaxpr]
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
+    caller = kernel.where
     for i, eqn in enumerate(jaxpr.eqns):
         rule = rules.get(eqn.primitive)
         if rule is None:
             raise kernel.no_rule(eqn).with_location(_jax.where(eqn))
+        # Calls of JAX's functions have no lines inside.
+        kernel.where = lambda eqn=eqn: _jax.where(eqn) or caller()
         try:
             with _location(eqn, around) if keeps_lines else around:
                 ctx = RuleContext(kernel, eqn, (number, i), used)
@@ -374,6 +380,7 @@ def lower_jaxpr(
             results = [results]
         for var, result in zip(eqn.outvars, results, strict=True):
             env[var] = result
+    kernel.where = caller
     return [read(v) for v in jaxpr.outvars]
 
 

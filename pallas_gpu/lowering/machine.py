@@ -43,9 +43,11 @@ class State(Protocol):
 
     Attributes:
       plan: the planner's, as extended by rules that need scratch.
+      where: returns the line of the equation that is lowered, for warnings.
     """
 
     plan: Any
+    where: Callable[[], str | None]
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:

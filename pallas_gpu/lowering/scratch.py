@@ -13,9 +13,11 @@ from pallas_gpu import errors
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.moves import reductions, relayout
 from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves.image import MOST_EMITTED
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
@@ -145,17 +147,19 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
         granules = -(-wanted // SCRATCH_GRANULE_BYTES)
         room = granules * SCRATCH_GRANULE_BYTES * issuers
         kernel.plan = kernel.plan.with_room(min(room, kernel.plan.scratch_limit_bytes))
-    return of_issuer(kernel)
+    result = of_issuer(kernel)
+    if result is not None and wanted_bytes > MOST_EMITTED * result.size_bytes:
+        slow.in_many_rounds(wanted_bytes, result.size_bytes, kernel.where)
+    return result
 
 
 def for_relayout(
     kernel: KernelState, x: RegisterArray, target: Placement
 ) -> SmemScratch | None:
-    """Returns the scratch if the relayout needs it; the emitter checks its size."""
+    """Returns the scratch if the relayout needs it; less than that means rounds."""
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
-    if not relayout.scratch_bytes(x.layout, target, bits, available):
-        return None
-    return of_issuer(kernel)
+    wanted = relayout.scratch_bytes(x.layout, target, bits, available)
+    return for_data(kernel, wanted) if wanted else None
 
 
 def for_reduction(
@@ -167,12 +171,12 @@ def for_reduction(
       OutOfResources: the scratch is too small.
     """
     bits = dtypes.bits(x.dtype)
-    needed = reductions.scratch_bytes(x.layout, axes, bits)
-    limit = kernel.plan.scratch_limit_bytes // _issuers(kernel)
-    if needed > limit:
-        needed = reductions.least_scratch_bytes(x.layout, axes, bits)
-    got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
-    return of_bytes(kernel, needed, "a reduction across warps", got)
+    wanted = reductions.scratch_bytes(x.layout, axes, bits)
+    if not wanted:
+        return None
+    least = reductions.least_scratch_bytes(x.layout, axes, bits)
+    what = f"a reduction across warps of {x.dtype}{list(x.shape)} over axes {axes}"
+    return require(for_data(kernel, wanted), least, what)
 
 
 def of_bytes(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings about accesses that are slow: bank conflicts, and starts without alignment.
+"""Warnings about what is slow: bank conflicts, starts without alignment, many rounds.
 
 They are Python warnings, once per line of a kernel: nothing is refused for its speed
 unless its author asks for that.
@@ -97,6 +97,19 @@ def copied_by_threads(
         _described(view),
         "start and end rows at multiples of 4 bytes, or of 16 bytes for TMA: pad the "
         "array's minor dimension",
+        where,
+    )
+
+
+def in_many_rounds(
+    wanted_bytes: int, scratch_bytes: int, where: Callable[[], str | None]
+) -> None:
+    """Warns of data that moves between threads through too little scratch."""
+    warn(
+        "data moves between threads a little at a time",
+        f"{-(-wanted_bytes // scratch_bytes)} rounds, each with two barriers",
+        f"{scratch_bytes} bytes of scratch for {wanted_bytes}",
+        "leave more SMEM free, and reduction_scratch_bytes unset or larger",
         where,
     )
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from pallas_gpu.composites import sorting
 from tests.support import everywhere
 from tests.support.functions import check, kernel_of
+from tests.support.semantics import BOTH, under
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (8, 32)) -> np.ndarray:
@@ -72,6 +76,26 @@ def test_any_size_of_any_axis(shape: tuple[int, int], axis: int):
 def test_a_vector():
     x = np.random.default_rng(1).normal(size=256).astype(np.float32)
     check(lambda x: jnp.sort(x), x)
+
+
+@pytest.mark.parametrize("bytes_", [16, 128])
+def test_a_vector_through_little_scratch(bytes_: int):
+    """Warps exchange partners a few at a time."""
+    x = np.random.default_rng(1).normal(size=256).astype(np.float32)
+    little = plgpu.CompilerParams(reduction_scratch_bytes=bytes_)
+    check(jnp.sort, x, compiler_params=little)
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_vector_without_scratch_is_refused(semantics):
+    none = plgpu.CompilerParams(reduction_scratch_bytes=0)
+    x = np.zeros(256, np.float32)
+    kernel = under(semantics, kernel_of(jnp.sort, x, compiler_params=none)())
+    asked = "pass CompilerParams\\(reduction_scratch_bytes="
+    for call in (kernel, functools.partial(plgpu.offline.lower, kernel)):
+        with pytest.raises(errors.PallasGpuError, match=asked) as info:
+            call(x)
+        assert info.value.where
 
 
 @pytest.mark.parametrize(("num_keys", "columns"), [(1, 64), (2, 32), (3, 32)])

@@ -88,6 +88,7 @@ class Beads:
     launch: Function
     jaxpr_numbers: walk.Numbers
     keeps_lines: bool = False
+    where: Callable[[], str | None] = lambda: None
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:

@@ -204,6 +204,8 @@ ROWS = [
     call(ops.log_softmax, zeros(dtype=F32)),
     call(ops.rms_norm, zeros(2, 8), zeros(4)),
     call(ops.layer_norm, zeros(2, 8), zeros(2, 8)),
+    call(ops.rms_norm, zeros(2, 8), None, zeros(4)),
+    call(ops.softmax, zeros(2, 8), axis=2),
     call(TURN, zeros(2, 8, 3)),
     call(TURN, HEAD[..., :3]),
     call(TURN, HEAD, zeros(2)),

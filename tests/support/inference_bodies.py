@@ -70,9 +70,10 @@ class Body:
     def vector_type(self, shape: Sequence[int], element: str) -> ir.Type:
         return ir.VectorType.get(list(shape), self.type(element))
 
-    def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
+    def infer(self, *scratch_bytes: int, **kw) -> inference.Assignment:
         with self.context:
-            return inference.infer(self.block, scratch_bytes=[scratch_bytes], **kw)
+            sizes = scratch_bytes or (8192,)
+            return inference.infer(self.block, scratch_bytes=sizes, **kw)
 
     # --- memory -----------------------------------------------------------------------
 

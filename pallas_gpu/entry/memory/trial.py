@@ -9,7 +9,6 @@ the compiler accepts.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -17,21 +16,15 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
-from pallas_gpu.primitives.positions import scatter_positions_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
 
-# With so much scratch all relayouts, and rearrangements in rounds, have code: a thread
-# of each warp passes on 16 bytes.
+# With so much scratch every operation has code: a round in which each thread passes on
+# 16 bytes.
 _ROUND_BYTES = 4 * 32 * 16
-# The least width in which elements are combined.
-_COMBINED_BYTES = 4
-_REDUCED = ("reduce_", "arg")
-_SCANNED = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 _COPIES = (
     *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
@@ -90,10 +83,9 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         return True
     if sum(site.eqn.primitive.name in _COPIES for site in sites) >= _MANY_COPIES:
         return True
-    arrays = [site.eqn for site in sites if _has_arrays(site.eqn)]
-    if not arrays:
+    if not any(_has_arrays(site.eqn) for site in sites):
         return False
-    needed = max(map(_exchanged_bytes, arrays))
+    needed = _ROUND_BYTES
     if any(site.eqn.primitive is warp_map_p for site in sites):
         needed *= WARPS
     plan = resources.plan(
@@ -148,30 +140,3 @@ def _has_arrays(eqn: _jax.JaxprEqn) -> bool:
         not isinstance(aval, _jax.AbstractRef) and getattr(aval, "shape", ())
         for aval in avals
     )
-
-
-def _exchanged_bytes(eqn: _jax.JaxprEqn) -> int:
-    """The most scratch of a warpgroup that an equation has to have, in any layout."""
-    name = eqn.primitive.name
-    moved = max(map(_bytes, (*eqn.invars, *eqn.outvars)))
-    in_any_layout = max(_ROUND_BYTES, in_rounds(moved))
-    if eqn.primitive is scatter_positions_p:
-        # The queue has positions of 4 bytes beside updates of one or more.
-        return max(in_any_layout, of_scatter(moved, 5 * moved))
-    if name in _SCANNED:
-        axes: tuple[int, ...] = (eqn.params["axis"],)
-    elif name.startswith(_REDUCED):
-        axes = tuple(eqn.params["axes"])
-    else:
-        return in_any_layout
-    aval = eqn.invars[0].aval
-    kept = math.prod(n for axis, n in enumerate(aval.shape) if axis not in axes)
-    bits = max(types.itemsize_bits(aval.dtype), 8 * _COMBINED_BYTES)
-    return max(in_any_layout, WARPS * kept * bits // 8)
-
-
-def _bytes(x: Any) -> int:
-    """The size of an array in registers, of which each element has a byte or more."""
-    if isinstance(x.aval, _jax.AbstractRef) or not getattr(x.aval, "shape", ()):
-        return 0
-    return math.prod(x.aval.shape) * max(types.itemsize_bits(x.aval.dtype), 8) // 8

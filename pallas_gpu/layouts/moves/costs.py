@@ -30,7 +30,11 @@ _ELEMENT_WAVEFRONTS = 2
 
 @functools.lru_cache(maxsize=8192)
 def relayout_cost(
-    src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
+    src: Placement,
+    dst: Placement,
+    bits: int,
+    scratch_bytes: int | None = None,
+    in_rounds: bool = True,
 ) -> float | None:
     """Cycles to convert an array from one layout to another.
 
@@ -39,6 +43,7 @@ def relayout_cost(
       dst: the new layout, of the same shape.
       bits: width of an element; 1 for a bool.
       scratch_bytes: SMEM that may be used; None for the default.
+      in_rounds: whether less than it wants will do.
 
     Returns:
       0 if registers are only renamed; None if the shapes differ or the scratch is too
@@ -47,7 +52,7 @@ def relayout_cost(
     if src == dst:
         return rates.RENAME
     if scratch_bytes is not None and src.shape == dst.shape and bits in RELAYOUT_BITS:
-        fitting = plan_within(src, dst, bits, scratch_bytes)
+        fitting = plan_within(src, dst, bits, scratch_bytes, in_rounds)
         return None if fitting is None else fitting.cost
     try:
         plan = plan_relayout(src, dst, bits, scratch_bytes)

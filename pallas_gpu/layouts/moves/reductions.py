@@ -13,7 +13,6 @@ import functools
 from collections.abc import Sequence
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.moves.least_scratch import MOST_ROUNDS
 from pallas_gpu.layouts.registers.linear import (
     LANE_BITS,
     THREAD_BITS,
@@ -74,10 +73,9 @@ def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
 
 
 def least_scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
-    """As `scratch_bytes`, for a reduction in as many rounds as are permitted."""
+    """As `scratch_bytes`, for a lane of each warp at a time."""
     plan = plan_reduction(layout, tuple(axes))
-    registers = -(-len(plan.groups) // MOST_ROUNDS)
-    return registers * plan.round_bytes(bits) if plan.warps else 0
+    return WARPS * plan.slot_bytes(bits) if plan.warps else 0
 
 
 @functools.lru_cache(maxsize=512)

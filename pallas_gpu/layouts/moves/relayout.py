@@ -4,7 +4,7 @@
 The plan with the lowest cost is selected among three strategies: the registers of a
 thread are renamed, lanes of a warp exchange words (`shuffle.py`), or the array is
 stored to scratch in SMEM and loaded again (`exchange.py`; row-major for layouts that
-are not linear over GF(2)).
+are not linear over GF(2), and in rounds where the scratch is too small for others).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.moves.binary import BinaryLayout, Slot, binary_layout
 from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
-from pallas_gpu.layouts.moves.least_scratch import in_rounds
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES, MOST_ROUNDS
 from pallas_gpu.layouts.moves.shuffle import Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS, LinearLayout
@@ -30,6 +30,8 @@ from pallas_gpu.layouts.smem.layout import SmemLayout
 # Large enough for the pieces of most pairs of layouts; see `plan_relayout`.
 _AMPLE_SCRATCH_BYTES = 8192
 _WORD_BITS = 32
+# The cost of many rounds: more, in loops, would exceed the integers that are added up.
+_MOST_CYCLES = 1e6
 
 # For each register of the destination the sources of its elements.
 Sources = tuple[tuple[Slot, ...], ...]
@@ -56,7 +58,8 @@ class RelayoutPlan:
     Attributes:
       method: the strategy and its plan.
       cost: issue cycles of the warpgroup; see `rates.py`.
-      scratch_bytes: SMEM that it uses; more than available if that does not suffice.
+      scratch_bytes: SMEM that it uses; more than available if that does not suffice:
+        then it is a rearrangement, row-major and in rounds.
     """
 
     method: Rename | Shuffle | Exchange | RowMajor
@@ -96,11 +99,13 @@ def plan_relayout(
 
 
 def plan_within(
-    src: Placement, dst: Placement, bits: int, scratch_bytes: int
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int, in_rounds: bool
 ) -> RelayoutPlan | None:
-    """Plans a relayout of one shape; None, and early, if the scratch is too small."""
+    """Plans a relayout of one shape; None, and early, if there is no scratch for it."""
     plan = _plan(src, dst, bits, scratch_bytes, False, True)
-    return None if plan is None or plan.scratch_bytes > scratch_bytes else plan
+    if plan is not None and plan.scratch_bytes <= scratch_bytes:
+        return plan
+    return _in_rounds(src, dst, bits, scratch_bytes) if in_rounds else None
 
 
 @functools.lru_cache(maxsize=512)
@@ -195,7 +200,7 @@ def _shuffle_cost(plan: Shuffle, src: Placement, dst: Placement, bits: int) -> f
 def _through_smem(
     src: Placement, dst: Placement, bits: int, available: int, must_fit: bool
 ) -> list[RelayoutPlan]:
-    if must_fit and in_rounds(math.prod(src.shape) * bits // 8) > available:
+    if must_fit and math.prod(src.shape) * bits // 8 > MOST_ROUNDS * available:
         return []
     pair = _binary_forms(src, dst)
     exchanges = [] if pair is None else plan_exchanges(*pair, bits, available)
@@ -250,6 +255,20 @@ def _row_major(src: Placement, dst: Placement, bits: int) -> RelayoutPlan:
         count = len(plan.instructions) * plan.wavefronts_per_access * WARPS
         cost += count * rates.SMEM_WAVEFRONT
     return RelayoutPlan(RowMajor(smem), cost, smem.size_bytes)
+
+
+def _in_rounds(
+    src: Placement, dst: Placement, bits: int, available: int
+) -> RelayoutPlan | None:
+    """Row-major through less scratch than the array takes: each round tests all."""
+    if available < IMAGE_BYTES:
+        return None
+    smem = SmemLayout(src.shape, max(bits, 8))
+    rounds = -(-smem.size_bytes // available)
+    accesses = _elements(src) + _elements(dst)
+    each = rates.SELECT + WARPS * rates.SMEM_WAVEFRONT
+    cost = _barrier_cost(rounds) + rounds * accesses * each
+    return RelayoutPlan(RowMajor(smem), min(cost, _MOST_CYCLES), available)
 
 
 # --- registers ------------------------------------------------------------------------

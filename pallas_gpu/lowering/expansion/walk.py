@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,7 @@ def expand_block(expansion: Expansion, block: Any) -> None:
         if expander is None:
             continue
         location = op.location if keep_lines else unknown
+        expansion.kernel.where = functools.partial(inference.where, op.operation)
         with ir.InsertionPoint(op), location, scope:
             try:
                 expander(expansion, op)

@@ -99,7 +99,8 @@ def infer(
     Args:
       block: the kernel's body.
         scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps:
-          the sizes to try in order; the first that admits an assignment is used.
+          the sizes to try in order; the first that admits an assignment is used; the
+          last may be less than a relayout wants.
         free_bytes: what a warpgroup could have if the author set no limit, for the
           message of the error; None if that is not known.
         cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
@@ -112,7 +113,13 @@ def infer(
     """
     network = collect(block, cluster)
     for size in scratch_bytes:
-        problem = assembly.Assembly(network, size, free_bytes, byte_matrices)
+        problem = assembly.Assembly(
+            network,
+            size,
+            free_bytes,
+            in_rounds=size == scratch_bytes[-1],
+            byte_matrices=byte_matrices,
+        )
         error = explain.domain_error(problem)
         if error is not None:
             continue

@@ -53,6 +53,7 @@ class Assembly:
       network: the collected variables, edges and arrays.
       scratch_bytes: SMEM that relayouts and reductions may use.
       free_bytes: SMEM that they could have, None if that is not known.
+      in_rounds: whether a relayout may take less than it wants, at any cost.
       byte_matrices: as of `plan_access`.
 
     Attributes:
@@ -71,6 +72,7 @@ class Assembly:
         network: Network,
         scratch_bytes: int,
         free_bytes: int | None = None,
+        in_rounds: bool = True,
         byte_matrices: bool = False,
     ):
         self.network = network
@@ -84,7 +86,7 @@ class Assembly:
             {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
             for array, storages in zip(self.arrays, self.storages, strict=True)
         ]
-        self.costs = Costs(self.book, scratch_bytes, byte_matrices)
+        self.costs = Costs(self.book, scratch_bytes, in_rounds, byte_matrices)
         self._keys = _keys(network)
         # A value that is two operands of an operation is converted once.
         self._edges = list(
@@ -234,8 +236,8 @@ class Assembly:
             number = self.labels[variable.index].source[labels[variable.index]]
             yield self.costs.smem_key(use, storage, number, variable.bits)
 
-    def solve(self) -> Solution:
-        """The assignment of least cost; infeasible if there is none."""
+    def solve(self, *, cheapest: bool = True) -> Solution:
+        """The assignment of least cost, or any; infeasible if there is none."""
         entries, series = 0, solver.Series()
         while True:
             problem = self.problem()
@@ -247,6 +249,9 @@ class Assembly:
             refined = solution.feasible and self.costs.refine(
                 self.costs_of(solution.labels)
             )
+            if refined and not cheapest:
+                cost = solver.evaluate(self.problem(), list(solution.labels))
+                refined = cost >= solver.INFEASIBLE
             if not refined:
                 return dataclasses.replace(solution, entries=entries)
 

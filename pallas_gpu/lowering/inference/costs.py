@@ -23,6 +23,7 @@ import numpy as np
 from pallas_gpu import types
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.window import consists_of_tiles
@@ -67,11 +68,18 @@ class Costs:
     Args:
       book: the layouts, by number.
       scratch_bytes: SMEM that a relayout or a reduction may use.
+      in_rounds: whether a relayout may take less than it wants.
       byte_matrices: as of `plan_access`.
     """
 
-    def __init__(self, book: Book, scratch_bytes: int, byte_matrices: bool = False):
-        self._book = book
+    def __init__(
+        self,
+        book: Book,
+        scratch_bytes: int,
+        in_rounds: bool,
+        byte_matrices: bool = False,
+    ):
+        self._book, self._in_rounds = book, in_rounds
         self._byte_matrices = byte_matrices
         self._scratch_bytes = scratch_bytes
         self._known: dict[Key, int] = {}
@@ -86,7 +94,7 @@ class Costs:
 
     def _can_move(self, variable: Variable) -> bool:
         """Whether operations can move data through scratch: less takes more rounds."""
-        return self.room_bytes(variable.in_warp) >= variable.moving_bytes
+        return self.room_bytes(variable.in_warp) >= IMAGE_BYTES
 
     def refine(self, keys: Iterable[Key]) -> bool:
         """Replaces bounds by exact costs; returns whether there were any."""
@@ -217,7 +225,7 @@ class Costs:
 
     # --- bounds and exact costs -------------------------------------------------------
 
-    def _bound(self, key: Key) -> float:
+    def _bound(self, key: Key) -> float | None:
         layouts = self._book.layouts
         match key:
             case ("relayout", a, b, bits, room_bytes):
@@ -234,7 +242,9 @@ class Costs:
         layouts = self._book.layouts
         match key:
             case ("relayout", a, b, bits, room_bytes):
-                cost = moves.relayout_cost(layouts[a], layouts[b], bits, room_bytes)
+                cost = moves.relayout_cost(
+                    layouts[a], layouts[b], bits, room_bytes, self._in_rounds
+                )
                 return scaled(cost, 1)
             case ("gmem", shape, strides, number, bits, divisor):
                 layout = layouts[number]
@@ -258,15 +268,20 @@ class Costs:
 
 def _relayout_bound(
     src: Placement, dst: Placement, bits: int, scratch_bytes: int
-) -> float:
-    """A lower bound: half the bytes through SMEM if warps exchange elements."""
+) -> float | None:
+    """A lower bound: half the bytes through SMEM if warps exchange elements.
+
+    None without scratch for them.
+    """
     if not isinstance(src, LinearLayout) or not isinstance(dst, LinearLayout):
         return 0.0
     before, after = _warp_bits(src), _warp_bits(dst)
     if before is None or after is None or before == after:
         return 0.0
+    if scratch_bytes < IMAGE_BYTES:
+        return None
     moved = math.prod(src.shape) * max(bits, 8) / 16
-    rounds = math.ceil(moved / max(scratch_bytes, 1))
+    rounds = math.ceil(moved / scratch_bytes)
     return 2 * moved / _SMEM_BYTES_PER_CYCLE + rounds * rates.SMEM_LATENCY
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, TmemLayout
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering.inference import relations, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
@@ -268,7 +269,7 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
     if variable.moved_bits:
         return errors.LayoutError(
             f"{variable.name}: too little SMEM is left for moving data between threads",
-            expected=f"at least {variable.moving_bytes} bytes of scratch for each "
+            expected=f"at least {IMAGE_BYTES} bytes of scratch for each "
             f"{'warp' if variable.in_warp else 'warpgroup'}",
             got=f"{problem.scratch_bytes} bytes",
             hint=_remedies(problem, []) or "use smaller or fewer arrays in SMEM",
@@ -376,7 +377,7 @@ def _solved(
         return None
     if domain_error(problem) is not None:
         return None
-    solution = problem.solve()
+    solution = problem.solve(cheapest=False)
     return (problem, solution) if solution.feasible else None
 
 

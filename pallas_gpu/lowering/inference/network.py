@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -21,7 +20,6 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES, in_rounds
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.inference import sources
@@ -139,15 +137,6 @@ class Variable:
     def in_warp(self) -> bool:
         """Whether a single warp executes it."""
         return self.source.in_warp
-
-    @property
-    def moving_bytes(self) -> int:
-        """The least scratch for its elements, if data is moved between threads."""
-        if self.moved_bits and not self.role.startswith("operand"):
-            # It loads from there. What is stored may be less, as that of a broadcast.
-            return IMAGE_BYTES
-        bits = max(self.moved_bits or self.bits, 8)
-        return in_rounds(math.prod(self.source.shape) * bits // 8)
 
     @property
     def name(self) -> str:

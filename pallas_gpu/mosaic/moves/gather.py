@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.layouts.moves.least_scratch import in_rounds
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.moves.rearrange import Affine
 from pallas_gpu.mosaic import addressing, mbarrier, module
 from pallas_gpu.mosaic.elements import dtypes
@@ -36,7 +37,7 @@ def gather(
       index: i32: a position for each element of the result.
       other: the elements where the position is outside of the array, in the layout of
         `index`.
-      scratch: less than the array means rounds, of which there may be 512.
+      scratch: less than the array means rounds.
 
     Returns:
       An array in the layout of `index`.
@@ -45,65 +46,58 @@ def gather(
       OutOfResources: the scratch is too small.
     """
     held, size = image.in_memory(x), math.prod(x.shape)
-    image_bytes = image.size_bytes(size, x.dtype)
-    scratch = require(scratch, in_rounds(image_bytes), "a gather")
+    scratch = require(scratch, IMAGE_BYTES, "a gather")
+    pointer, itemsize = scratch.pointer, held.dtype.itemsize
     where = Affine.row_major(x.shape)
-    loads = _Loads(index, scratch.pointer, size, held)
-    values = list(image.in_memory(other).values)
-    for span in image.spans(image_bytes, scratch.size_bytes):
+    loads = _Loads(index, pointer, held)
+
+    def move(span: image.Span | None, values: Sequence[ir.Value]) -> list[ir.Value]:
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.synchronize()
-        image.store(held, where, scratch.pointer, span)
+        image.store(held, where, pointer, span and span.times(itemsize))
         mbarrier.synchronize()
-        values = [loads.register(r, value, span) for r, value in enumerate(values)]
+        part = span or image.Span(0, size)
+        return [loads.register(r, value, part) for r, value in enumerate(values)]
+
+    values = image.in_rounds(
+        size, scratch.size_bytes // itemsize, image.in_memory(other).values, move
+    )
     final = tuple(convert_value(value, held.dtype, x.dtype) for value in values)
     return RegisterArray(final, index.layout, x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Loads:
-    """Loads from the image of `size` elements, at the positions of `index`."""
+    """Loads from the image, at the positions of `index`."""
 
     index: RegisterArray
     pointer: ir.Value
-    size: int
     held: RegisterArray
 
-    def register(self, r: int, before: ir.Value, span: image.Span | None) -> ir.Value:
-        """The register with what is loaded in a span, and what it was before."""
+    def register(self, r: int, before: ir.Value, span: image.Span) -> ir.Value:
+        """The register with what is loaded from a span of positions, or was before."""
         itemsize = self.held.dtype.itemsize
         type_ = dtypes.vector_type(self.held.dtype, 1)
-        low, high = 0, self.size
-        if span is not None:
-            low, high = (bound // itemsize for bound in span)
         result = []
         for i in range(self.index.layout.vector_length):
-            position = dtypes.extract(self.index.values[r], i)
+            position = span.relative(dtypes.extract(self.index.values[r], i))
             # The positions of padding have no meaning.
-            holds = image.both(
-                inside_from(self.index.layout, r, i),
-                image.within(position, (low, min(high, self.size))),
-            )
-            place = position_pointer(self.pointer, position, low, itemsize, holds)
+            inside = inside_from(self.index.layout, r, i)
+            holds = image.both(inside, span.holds(position))
+            place = position_pointer(self.pointer, position, itemsize, holds)
             value = dtypes.extract(llvm.load(type_, place), 0)
             result.append(arith.select(holds, value, dtypes.extract(before, i)))
         return dtypes.pack(result)
 
 
 def position_pointer(
-    pointer: ir.Value,
-    position: ir.Value,
-    low: int,
-    itemsize: int,
-    holds: ir.Value | None = None,
+    pointer: ir.Value, position: ir.Value, itemsize: int, holds: ir.Value | None = None
 ) -> ir.Value:
-    """The address of a position in the image that starts at position `low`.
+    """The address of a position in the image.
 
     Where `holds` does not hold, it is that of the image's first element.
     """
     kernel = module.current()
-    if low:
-        position = arith.subi(position, kernel.i32(low))
     if holds is not None:
         position = arith.select(holds, position, kernel.i32(0))
     if itemsize > 1:

@@ -2,7 +2,7 @@
 """An image in the scratch of a warpgroup: its addresses, and stores of arrays to it.
 
 An image that is larger than the scratch goes through it in several rounds, of which
-each stores and loads a span of the image's addresses.
+each stores and loads a span of the image's addresses: `in_rounds`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.moves.rearrange import Addresses, Affine, addresses
@@ -28,8 +28,50 @@ from pallas_gpu.mosaic.registers import Iota, RegisterArray
 
 # The image starts on such a boundary, and so does each span.
 ALIGNMENT_BYTES = IMAGE_BYTES
-# The addresses of an image that are in the scratch in a round: from, up to.
-Span = tuple[int, int]
+# More rounds than this are a loop, whose code does not know which registers a round
+# moves: it tests each element. Estimate.
+MOST_EMITTED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """The addresses of an image that are in the scratch in a round.
+
+    Attributes:
+      low: the first one; a value, i32, where the rounds are a loop.
+      size: their number, likewise.
+    """
+
+    low: int | ir.Value
+    size: int | ir.Value
+
+    def bounds(self) -> tuple[int, int] | None:
+        """From, up to; None if they are values."""
+        if isinstance(self.low, int) and isinstance(self.size, int):
+            return self.low, self.low + self.size
+        return None
+
+    def relative(self, address: ir.Value) -> ir.Value:
+        """An address counted from the first one."""
+        if isinstance(self.low, int):
+            return plus(address, -self.low)
+        return arith.subi(address, self.low)
+
+    def holds(self, relative: ir.Value) -> ir.Value:
+        """Whether a relative address is in the span; one unsigned comparison."""
+        size = self.size
+        end = module.current().i32(size) if isinstance(size, int) else size
+        return arith.cmpi(arith.CmpIPredicate.ult, relative, end)
+
+    def times(self, factor: int) -> Span:
+        """The span in a smaller unit: from elements to bytes."""
+        low, size = (
+            x * factor
+            if isinstance(x, int)
+            else arith.muli(x, module.current().i32(factor))
+            for x in (self.low, self.size)
+        )
+        return Span(low, size)
 
 
 def size_bytes(elements: int, dtype: np.dtype) -> int:
@@ -42,12 +84,31 @@ def aligned(number: int) -> int:
     return -(-number // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def spans(image_bytes: int, scratch_bytes: int) -> list[Span | None]:
-    """The rounds of an image; a single one of all of it is None."""
-    if image_bytes <= scratch_bytes:
-        return [None]
-    starts = range(0, image_bytes, scratch_bytes)
-    return [(low, min(low + scratch_bytes, image_bytes)) for low in starts]
+def in_rounds(
+    total: int,
+    most: int,
+    values: Sequence[ir.Value],
+    move: Callable[[Span | None, Sequence[ir.Value]], Sequence[ir.Value]],
+) -> list[ir.Value]:
+    """Calls `move(span, values)`, which returns new values, for each round.
+
+    Args:
+      total, most: addresses in all, and of a round. A single round has the span None.
+      values: before the first round.
+    """
+    if total <= most:
+        return list(move(None, values))
+    if total <= MOST_EMITTED * most:
+        for low in range(0, total, most):
+            values = move(Span(low, min(most, total - low)), values)
+        return list(values)
+    i32 = module.current().i32
+    loop = scf.ForOp(i32(0), i32(total), i32(most), list(values))
+    with ir.InsertionPoint(loop.body):
+        low = loop.induction_variable
+        span = Span(low, arith.minui(arith.subi(i32(total), low), i32(most)))
+        scf.yield_(list(move(span, list(loop.inner_iter_args))))
+    return list(loop.results)
 
 
 def in_memory(x: RegisterArray) -> RegisterArray:
@@ -96,13 +157,6 @@ def coordinates_of(layout: Placement, axis: int) -> tuple[ir.Value, ...]:
 
 def like(value: int, vector: ir.Value) -> ir.Value:
     return dtypes.constant(value, dtypes.I32, vector)
-
-
-def within(address: ir.Value, span: Span) -> ir.Value:
-    """Whether an address is in a span; one unsigned comparison."""
-    low, high = span
-    shifted = arith.subi(address, like(low, address)) if low else address
-    return arith.cmpi(arith.CmpIPredicate.ult, shifted, like(high - low, address))
 
 
 def plus(a: ir.Value | None, b: int) -> ir.Value:
@@ -161,6 +215,7 @@ def _computed_stores(
     for r, (value, places) in enumerate(zip(x.values, registers, strict=True)):
         for i in range(x.layout.vector_length):
             place = dtypes.extract(places, i)
+            place = place if span is None else span.relative(place)
             yield _single_store(x, r, i, place, value, pointer, span)
 
 
@@ -174,15 +229,19 @@ def _summed_stores(
     for r, value in enumerate(x.values):
         low, high = found.bounds(r)
         origin = found.origins[r] + constant
-        if span is None or (span[0] <= low and high < span[1]):
-            shift = origin - (span[0] if span else 0)
+        bounds = (low, high + 1) if span is None else span.bounds()
+        if bounds and bounds[0] <= low and high < bounds[1]:
+            shift = origin - (0 if span is None else bounds[0])
             for i, chunk in enumerate(smem.split(value, width)):
                 condition = inside_from(x.layout, r, i * width)
                 step = i * width * found.step
                 yield _Store(condition, chunk, start, (shift + step,))
-        elif low < span[1] and span[0] <= high:
+        elif not bounds or (low < bounds[1] and bounds[0] <= high):
+            assert span is not None
+            # The sum of base and span is that of all registers, which saves some.
+            relative = span.relative(plus(base, 0))
             for i in range(found.length):
-                place = plus(base, origin + i * found.step)
+                place = plus(relative, origin + i * found.step)
                 yield _single_store(x, r, i, place, value, pointer, span)
 
 
@@ -197,9 +256,8 @@ def _single_store(
 ) -> _Store:
     condition = inside_from(x.layout, register, i)
     if span is not None:
-        condition = both(condition, within(place, span))
-    start = () if span is None else (-span[0],)
-    return _Store(condition, element(value, i), pointer, (place, *start))
+        condition = both(condition, span.holds(place))
+    return _Store(condition, element(value, i), pointer, (place,))
 
 
 def both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu.layouts.moves.least_scratch import in_rounds
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.moves.rearrange import (
     Addresses,
     Affine,
@@ -31,7 +31,7 @@ from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.moves import image
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.padding import inside_from, is_padded
-from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat
 
 
 def rearrange(
@@ -52,7 +52,7 @@ def rearrange(
       plan: where the elements are.
       operands: one for each of the plan's sources, of one dtype.
       target: the result's layout.
-      scratch: less than the image means rounds, of which there may be 512.
+      scratch: less than the image means rounds.
       starts: i32, for each of the plan's dynamic axes.
       other: the elements that the plan does not load, of the result's shape.
 
@@ -60,23 +60,29 @@ def rearrange(
       OutOfResources: the scratch is too small.
     """
     dtype = operands[0].dtype
-    image_bytes = image.size_bytes(plan.size, dtype)
-    scratch = require(scratch, in_rounds(image_bytes), "moving data between threads")
-    memory = dtypes.memory_dtype(dtype)
+    scratch = require(scratch, IMAGE_BYTES, "moving data between threads")
+    pointer, memory = scratch.pointer, dtypes.memory_dtype(dtype)
     held = [image.in_memory(x) for x in operands]
-    loads = Loads(plan, target, memory, tuple(starts), scratch.pointer)
-    values: list[ir.Value | None] = [None] * target.num_registers
-    if other is not None:
-        placed = other.materialize(target) if isinstance(other, Deferred) else other
-        values = list(image.in_memory(placed).values)
-    for span in image.spans(image_bytes, scratch.size_bytes):
+    loads = Loads(plan, target, memory, tuple(starts), pointer)
+    if other is None:
+        other = Splat(dtypes.constant(0, memory), memory, plan.shape)
+    placed = other.materialize(target) if isinstance(other, Deferred) else other
+
+    def move(span: image.Span | None, values: Sequence[ir.Value]) -> list[ir.Value]:
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.synchronize()
         for where, x in zip(plan.sources, held, strict=True):
-            image.store(x, where, scratch.pointer, span)
+            image.store(x, where, pointer, span)
         mbarrier.synchronize()
-        values = [loads.register(r, values[r], span) for r in range(len(values))]
-    final = tuple(convert_value(value, memory, dtype) for value in values)  # type: ignore[arg-type]
+        return [loads.register(r, value, span) for r, value in enumerate(values)]
+
+    values = image.in_rounds(
+        plan.size * memory.itemsize,
+        scratch.size_bytes,
+        image.in_memory(placed).values,
+        move,
+    )
+    final = tuple(convert_value(value, memory, dtype) for value in values)
     return RegisterArray(final, target, dtype)
 
 
@@ -214,27 +220,25 @@ class Loads:
 
     # --- a register -------------------------------------------------------------------
 
-    def register(
-        self, r: int, before: ir.Value | None, span: image.Span | None
-    ) -> ir.Value | None:
-        """A register with the elements that are loaded in a span.
-
-        Args:
-          before: the register before; None where all elements are loaded sometime.
-        """
+    def register(self, r: int, before: ir.Value, span: image.Span | None) -> ir.Value:
+        """A register with the elements that are loaded in a span, or were before."""
         covered = self.covered(r)
         if covered is False:
             return before
         if covered is True and self.found is not None:
             low, high = self.found.bounds(r)
-            static = not self.dynamic
-            first, end = span or (0, self.plan.size * self.dtype.itemsize)
+            bounds = (
+                span.bounds() if span else (0, self.plan.size * self.dtype.itemsize)
+            )
             # What is loaded into padding does not matter, if it is in the image.
             unpadded = span is None and not is_padded(self.target)
-            if unpadded or (static and first <= low and high < end):
-                return self._whole(r, first)
-            if static and (high < first or end <= low):
-                return before
+            if unpadded:
+                return self._whole(r, 0)
+            if bounds and not self.dynamic:
+                if bounds[0] <= low and high < bounds[1]:
+                    return self._whole(r, bounds[0])
+                if high < bounds[0] or bounds[1] <= low:
+                    return before
         return self._elements(r, before, covered, span)
 
     def _whole(self, r: int, origin: int) -> ir.Value:
@@ -250,7 +254,7 @@ class Loads:
     def _elements(
         self,
         r: int,
-        before: ir.Value | None,
+        before: ir.Value,
         covered: ir.Value | bool,
         span: image.Span | None,
     ) -> ir.Value:
@@ -259,24 +263,26 @@ class Loads:
         length = self.target.vector_length
         result = []
         for i in range(length):
-            place = self._place(r, i)
+            place = self._place(r, i, span)
             asked = None if covered is True else dtypes.extract(covered, i)
             holds = image.both(asked, inside_from(self.target, r, i))
             if span is not None:
-                holds = image.both(holds, image.within(place, span))
-                place = image.plus(place, -span[0])
+                holds = image.both(holds, span.holds(place))
             if holds is not None:
                 place = arith.select(holds, place, module.current().i32(0))
             at = addressing.offset_pointer(self.pointer, place)
             value = dtypes.extract(llvm.load(type_, at), 0)
-            if holds is not None and before is not None:
+            if holds is not None:
                 value = arith.select(holds, value, dtypes.extract(before, i))
             result.append(value)
         return dtypes.pack(result)
 
-    def _place(self, r: int, i: int) -> ir.Value:
-        """i32: the address of an element of a register."""
+    def _place(self, r: int, i: int, span: image.Span | None) -> ir.Value:
+        """i32: the address of an element of a register, counted from the span's."""
         if self.found is None:
-            return dtypes.extract(self.computed[r], i)
+            place = dtypes.extract(self.computed[r], i)
+            return place if span is None else span.relative(place)
         base, constant = self.base
+        if span is not None:
+            base = span.relative(image.plus(base, 0))
         return image.plus(base, self.found.origins[r] + constant + i * self.found.step)

@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
-from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
-from pallas_gpu.mosaic import addressing, mbarrier, padding
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, WARPS
+from pallas_gpu.mosaic import addressing, mbarrier, module, padding
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import before_extension, convert_value
 from pallas_gpu.mosaic.elements.identities import identity
-from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves import image, shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
@@ -52,7 +53,7 @@ def reduce(
 
     Raises:
       LayoutError: a thread bit moves along reduced and along remaining axes.
-      OutOfResources: the scratch is smaller than a register of each thread.
+      OutOfResources: the scratch is smaller than a register of a lane of each warp.
     """
     axes = tuple(sorted(a % len(x.shape) for a in axes))
     steps, wanted = plan_reduction(x.layout, axes), x.dtype
@@ -165,16 +166,39 @@ def _across_warps(
 ) -> list[ir.Value]:
     """Each warp stores its part; each thread loads what it combines, in a fixed order.
 
-    If the scratch does not hold all registers, this takes several rounds.
+    If the scratch does not hold all registers, this takes several rounds; where it does
+    not hold one register of all lanes, they take turns.
     """
-    round_bytes = steps.round_bytes(dtypes.bits(dtype))
-    scratch = require(scratch, round_bytes, "a reduction across warps")
-    per_round = scratch.size_bytes // round_bytes
-    result: list[ir.Value] = []
-    for first in range(0, len(partial), per_round):
-        chunk = partial[first : first + per_round]
-        result += _one_round(combine, chunk, dtype, steps, scratch.pointer)
-    return result
+    slot_bytes = steps.slot_bytes(dtypes.bits(dtype))
+    scratch = require(scratch, WARPS * slot_bytes, "a reduction across warps")
+    pointer, slots = scratch.pointer, scratch.size_bytes // (WARPS * slot_bytes)
+    together = min(slots.bit_length() - 1, len(steps.slots))
+    waiting = steps.slots[together:]
+    steps = dataclasses.replace(steps, slots=steps.slots[:together])
+    per_round = slots >> together
+
+    def turn(span: image.Span | None, values: Sequence[ir.Value]) -> list[ir.Value]:
+        own = None if span is None else _are_bits(waiting, span.low)
+        result: list[ir.Value] = []
+        for first in range(0, len(partial), per_round):
+            chunk = partial[first : first + per_round]
+            result += _one_round(combine, chunk, dtype, steps, pointer, waiting, own)
+        if own is None:
+            return result
+        pairs = zip(result, values, strict=True)
+        return [arith.select(own, new, old) for new, old in pairs]
+
+    return image.in_rounds(1 << len(waiting), 1, partial, turn)
+
+
+def _are_bits(bits: Sequence[int], number: int | ir.Value) -> ir.Value:
+    """i1: these bits of the thread's index form a number."""
+    columns = [0] * THREAD_BITS
+    for i, bit in enumerate(bits):
+        columns[bit] = 1 << i
+    value = module.current().i32(number) if isinstance(number, int) else number
+    found = addressing.thread_sum(columns)
+    return arith.cmpi(arith.CmpIPredicate.eq, found, value)
 
 
 def _one_round(
@@ -183,6 +207,8 @@ def _one_round(
     dtype: np.dtype,
     steps: Reduction,
     pointer: ir.Value,
+    waiting: Sequence[int],
+    turn: ir.Value | None,
 ) -> list[ir.Value]:
     slot_bytes = steps.slot_bytes(dtypes.bits(dtype))
     register_bytes = slot_bytes << len(steps.slots)
@@ -193,10 +219,10 @@ def _one_round(
     for i, bit in enumerate(range(LANE_BITS, THREAD_BITS)):
         columns[bit] = warp_bytes << i
     own = addressing.offset_pointer(pointer, addressing.thread_sum(columns))
-    idle = [b for b in range(LANE_BITS) if b not in steps.slots]
+    idle = [b for b in range(LANE_BITS) if b not in (*steps.slots, *waiting)]
     # Threads may still be reading what an earlier round stored here.
     mbarrier.warpgroup_barrier()
-    with predicated(addressing.thread_bits_clear(idle)):
+    with predicated(image.both(addressing.thread_bits_clear(idle), turn)):
         for r, value in enumerate(partial):
             llvm.store(value, addressing.offset_pointer(own, r * register_bytes))
     mbarrier.warpgroup_barrier()

@@ -17,6 +17,8 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from pallas_gpu.layouts import WGSplatLayout, plan_relayout
 from pallas_gpu.layouts.moves.binary import Slot
 from pallas_gpu.layouts.moves.exchange import Exchange, Side
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
+from pallas_gpu.layouts.moves.rearrange import reshape
 from pallas_gpu.layouts.moves.relayout import Rename, RowMajor, filled
 from pallas_gpu.layouts.moves.shuffle import OWN_LANE, Network, Shuffle
 from pallas_gpu.layouts.registers.placement import (
@@ -29,6 +31,7 @@ from pallas_gpu.mosaic import addressing, mbarrier, module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves.rearrange import rearrange
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, gather
 
@@ -63,7 +66,8 @@ def relayout(
     Args:
       x: bools are exchanged as bytes, float8 as its bits.
       target: the new layout, of the same shape.
-      scratch: SMEM for data that crosses warps; see `layouts/moves/relayout.py`.
+      scratch: SMEM for data that crosses warps, 16 bytes or more; see
+        `layouts/moves/relayout.py`.
 
     Raises:
       OutOfResources: the scratch is too small.
@@ -77,11 +81,14 @@ def relayout(
         values = _regroup(x.values, plan.method.sources)
         return RegisterArray(values, target, x.dtype)
     if plan.scratch_bytes:
-        scratch = require(scratch, plan.scratch_bytes, _conversion(x, target))
+        least = min(plan.scratch_bytes, IMAGE_BYTES)
+        scratch = require(scratch, least, _conversion(x, target))
     if dtypes.is_packed(x.dtype):
         # In the scratch too each element takes a byte.
         bytes_ = relayout(x.with_values(x.values, dtypes.U8), target, scratch)
         return bytes_.with_values(bytes_.values, x.dtype)
+    if plan.scratch_bytes > available:
+        return rearrange(reshape(x.shape, x.shape), [x], target, scratch)
     memory = dtypes.memory_dtype(x.dtype)
     held = x.with_values(_converted(x.values, x.dtype, memory), memory)
     if isinstance(plan.method, Shuffle):

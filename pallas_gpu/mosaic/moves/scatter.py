@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.moves import rearrange as plans
-from pallas_gpu.layouts.moves.least_scratch import in_rounds, of_scatter
+from pallas_gpu.layouts.moves.least_scratch import SCATTER_BYTES
 from pallas_gpu.layouts.moves.rearrange import Affine
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem
@@ -69,8 +69,7 @@ def scatter(
       index: i32: the position of each update in the row-major order of `x`. Updates of
         positions outside of it are dropped.
       updates: of the shape and layout of `index`.
-      scratch: less than `wanted_bytes` means rounds, of which there may be 1024; at
-        least 96 bytes.
+      scratch: less than `wanted_bytes` means rounds; at least 96 bytes.
       unique: no two positions are equal.
 
     Returns:
@@ -82,35 +81,32 @@ def scatter(
     """
     held = image.in_memory(x)
     size = math.prod(x.shape)
-    image_bytes = image.size_bytes(size, x.dtype)
-    each = 0 if unique else dtypes.I32.itemsize + updates.dtype.itemsize
-    least = of_scatter(image_bytes, each * math.prod(index.shape))
-    least = max(least, in_rounds(image_bytes))
-    scratch = require(scratch, least, "a scatter")
-    queue = None
-    room = scratch.size_bytes
+    scratch = require(scratch, SCATTER_BYTES, "a scatter")
+    queue, room = None, scratch.size_bytes
     if not unique:
+        image_bytes = image.size_bytes(size, x.dtype)
         queue = _queue(index, image.in_memory(updates), scratch, image_bytes)
         room -= queue.size_bytes
-    target = _Target(
-        scratch.pointer, size, x.dtype, held.dtype, _combining(kind, x.dtype)
-    )
-    loads = Loads(
-        plans.reshape(x.shape, x.shape), x.layout, held.dtype, (), scratch.pointer
-    )
-    values: list[ir.Value | None] = [None] * len(held.values)
-    for span in image.spans(image_bytes, room):
+    pointer, itemsize = scratch.pointer, held.dtype.itemsize
+    target = _Target(pointer, x.dtype, held.dtype, _combining(kind, x.dtype))
+    plan = plans.reshape(x.shape, x.shape)
+    loads = Loads(plan, x.layout, held.dtype, (), pointer)
+
+    def move(span: image.Span | None, values: Sequence[ir.Value]) -> list[ir.Value]:
+        part, span = span or image.Span(0, size), span and span.times(itemsize)
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.synchronize()
-        image.store(held, Affine.row_major(x.shape), scratch.pointer, span)
+        image.store(held, plan.sources[0], pointer, span)
         if queue is None:
             mbarrier.synchronize()
-            _update_own(target, index, image.in_memory(updates), span)
+            _update_own(target, index, image.in_memory(updates), part)
         else:
-            queue.apply(target, span)
+            queue.apply(target, part)
         mbarrier.synchronize()
-        values = [loads.register(r, values[r], span) for r in range(len(values))]
-    final = tuple(convert_value(v, held.dtype, x.dtype) for v in values)  # type: ignore[arg-type]
+        return [loads.register(r, value, span) for r, value in enumerate(values)]
+
+    values = image.in_rounds(size, room // itemsize, held.values, move)
+    final = tuple(convert_value(v, held.dtype, x.dtype) for v in values)
     return RegisterArray(final, x.layout, x.dtype)
 
 
@@ -124,27 +120,18 @@ class _Target:
 
     Attributes:
       pointer: the image.
-      size: its elements.
       dtype, memory: of an element in registers and in memory.
       combine: None for an update that replaces the element.
     """
 
     pointer: ir.Value
-    size: int
     dtype: np.dtype
     memory: np.dtype
     combine: Callable[..., ir.Value] | None
 
-    def bounds(self, span: image.Span | None) -> tuple[int, int]:
-        """The positions of a span: from, up to."""
-        if span is None:
-            return 0, self.size
-        low, high = (bound // self.memory.itemsize for bound in span)
-        return low, min(high, self.size)
-
-    def update(self, position: ir.Value, value: ir.Value, low: int) -> None:
+    def update(self, position: ir.Value, value: ir.Value) -> None:
         """Applies an update, a vector of one element in memory's type."""
-        place = position_pointer(self.pointer, position, low, self.memory.itemsize)
+        place = position_pointer(self.pointer, position, self.memory.itemsize)
         if self.combine is not None:
             old = llvm.load(value.type, place)
             operands = [convert_value(v, self.memory, self.dtype) for v in (old, value)]
@@ -156,23 +143,20 @@ def _update_own(
     target: _Target,
     index: RegisterArray,
     updates: RegisterArray,
-    span: image.Span | None,
+    span: image.Span,
 ) -> None:
     """Each thread applies the updates in its registers."""
     layout = index.layout
     copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
-    low, high = target.bounds(span)
     with smem.predicated(addressing.thread_bits_clear(copies)):
         for r, (positions, values) in enumerate(
             zip(index.values, updates.values, strict=True)
         ):
             for i in range(layout.vector_length):
-                position = dtypes.extract(positions, i)
-                holds = image.both(
-                    inside_from(layout, r, i), image.within(position, (low, high))
-                )
+                position = span.relative(dtypes.extract(positions, i))
+                holds = image.both(inside_from(layout, r, i), span.holds(position))
                 with smem.predicated(holds):
-                    target.update(position, image.element(values, i), low)
+                    target.update(position, image.element(values, i))
 
 
 # --- updates in order -----------------------------------------------------------------
@@ -198,45 +182,45 @@ class _Queue:
         """The scratch that it occupies."""
         return self.count * (dtypes.I32.itemsize + self.updates.dtype.itemsize)
 
-    def apply(self, target: _Target, span: image.Span | None) -> None:
-        """Applies the updates of a span."""
+    def apply(self, target: _Target, span: image.Span) -> None:
+        """Applies the updates of a span of positions."""
         where = Affine.row_major(self.index.shape)
         total = math.prod(self.index.shape)
         values = addressing.offset_pointer(
             self.pointer, self.count * dtypes.I32.itemsize
         )
-        for first in range(0, total, self.count):
-            last = min(first + self.count, total)
-            if first:
+
+        def move(part: image.Span | None, _: Sequence[ir.Value]) -> list[ir.Value]:
+            if part is not None:
                 mbarrier.synchronize()
             for x, pointer in ((self.index, self.pointer), (self.updates, values)):
-                part = (
-                    first * x.dtype.itemsize,
-                    (first + self.count) * x.dtype.itemsize,
-                )
-                image.store(x, where, pointer, None if self.count >= total else part)
+                image.store(x, where, pointer, part and part.times(x.dtype.itemsize))
             mbarrier.synchronize()
-            self._loop(target, values, last - first, span)
+            self._loop(target, values, part.size if part else total, span)
+            return []
+
+        image.in_rounds(total, self.count, [], move)
 
     def _loop(
-        self, target: _Target, values: ir.Value, count: int, span: image.Span | None
+        self, target: _Target, values: ir.Value, count: int | ir.Value, span: image.Span
     ) -> None:
         """Each thread applies, in order, the updates of the elements that it owns."""
         kernel = module.current()
-        low, high = target.bounds(span)
         thread, bits = _thread_of_issuer(), kernel.issuer_threads - 1
         position_type = dtypes.vector_type(dtypes.I32, 1)
         value_type = dtypes.vector_type(self.updates.dtype, 1)
-        loop = scf.ForOp(kernel.i32(0), kernel.i32(count), kernel.i32(1))
+        end = kernel.i32(count) if isinstance(count, int) else count
+        loop = scf.ForOp(kernel.i32(0), end, kernel.i32(1))
         with ir.InsertionPoint(loop.body):
             k = loop.induction_variable
-            place = position_pointer(self.pointer, k, 0, dtypes.I32.itemsize)
+            place = position_pointer(self.pointer, k, dtypes.I32.itemsize)
             position = dtypes.extract(llvm.load(position_type, place), 0)
             owner = arith.andi(position, kernel.i32(bits))
             own = arith.cmpi(arith.CmpIPredicate.eq, owner, thread)
-            with smem.predicated(image.both(own, image.within(position, (low, high)))):
-                source = position_pointer(values, k, 0, self.updates.dtype.itemsize)
-                target.update(position, llvm.load(value_type, source), low)
+            position = span.relative(position)
+            with smem.predicated(image.both(own, span.holds(position))):
+                source = position_pointer(values, k, self.updates.dtype.itemsize)
+                target.update(position, llvm.load(value_type, source))
             scf.yield_([])
 
 

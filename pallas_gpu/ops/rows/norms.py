@@ -44,6 +44,7 @@ class _Norm:
 @expect.arguments(
     x=array,
     scale=ARRAY,
+    bias=ARRAY,
     epsilon=expect.number,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -51,6 +52,7 @@ class _Norm:
 def rms_norm(
     x: Any,
     scale: Any = None,
+    bias: Any = None,
     *,
     epsilon: float = 1e-6,
     compiler_params: plgpu.CompilerParams | None = None,
@@ -63,7 +65,8 @@ def rms_norm(
 
     Args:
       x: (..., columns), float32, float16 or bfloat16.
-      scale: (columns,), factors of the columns, of any of these types.
+      scale, bias: (columns,), factors and summands of the columns, of any of these
+        types.
       epsilon: what is added to the mean.
       compiler_params, interpret: see `softmax`.
 
@@ -76,7 +79,7 @@ def rms_norm(
     Example:
       >>> y = ops.rms_norm(x, scale)
     """
-    return _checked(x, scale, None, False, epsilon, compiler_params, interpret)
+    return _checked(x, scale, bias, False, epsilon, compiler_params, interpret)
 
 
 @expect.arguments(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from pallas_gpu import errors, expect
 
 # Elements that a block of short rows has, and a part of a long one: 32 a thread.
 _BLOCK = 4096
+# CUDA C++ Programming Guide, "Device Memory Accesses".
+_SECTOR_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +30,17 @@ class Rows:
     """
 
     shape: tuple[int, ...]
+    # The axis of a block along which the elements of a row are.
+    axis: ClassVar[int] = -1
 
     @property
     def columns(self) -> int:
         return self.shape[-1]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The blocks."""
+        return (self.count // self.together,)
 
     @property
     def count(self) -> int:
@@ -43,9 +52,17 @@ class Rows:
         """Rows of one block."""
         return together(self.count, self.columns)
 
+    def whole(self, columns: int) -> tuple[int, ...]:
+        """Returns the shape of a result of the kernel."""
+        return self.count, columns
+
     def matrix(self, x: jax.Array) -> jax.Array:
         """Returns the array as a matrix; its last axis may have another size."""
         return x.reshape(self.count, x.shape[-1])
+
+    def array(self, matrix: jax.Array) -> jax.Array:
+        """Returns a result of the kernel with all axes."""
+        return matrix.reshape(*self.shape[:-1], matrix.shape[-1])
 
     def spec(self, columns: int | None = None) -> plgpu.BlockSpec:
         """Returns a block of whole rows, of as many columns."""
@@ -78,20 +95,17 @@ class Rows:
         results = plgpu.pallas_call(
             body,
             out_shape=tuple(
-                jax.ShapeDtypeStruct((self.count, columns), dtype)
+                jax.ShapeDtypeStruct(self.whole(columns), dtype)
                 for columns, dtype in out
             ),
-            grid=(self.count // self.together,),
+            grid=self.grid,
             in_specs=[*(self.spec(x.shape[-1]) for x in args), *[whole] * len(shared)],
             out_specs=tuple(self.spec(columns) for columns, _ in out),
             name=name,
             compiler_params=compiler_params,
             interpret=interpret,
         )(*map(self.matrix, args), *shared)
-        return [
-            y.reshape(*self.shape[:-1], columns)
-            for y, (columns, _) in zip(results, out, strict=True)
-        ]
+        return [self.array(y) for y in results]
 
     def over_parts(self, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """Folds `step(first column, columns, carry)` over the parts of a row."""
@@ -100,6 +114,47 @@ class Rows:
             0, whole, lambda i, carry: step(i * _BLOCK, _BLOCK, carry), carry
         )
         return step(whole * _BLOCK, rest, carry) if rest else carry
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Rows):
+    """Rows along the second of three axes: a block has several of them, as columns."""
+
+    axis: ClassVar[int] = 0
+    # Elements of a block: its derivative has two of them in registers.
+    most: ClassVar[int] = 8192
+
+    @property
+    def columns(self) -> int:
+        return self.shape[1]
+
+    @property
+    def together(self) -> int:
+        return together(self.shape[2], self.columns, self.most)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return self.shape[0], self.shape[2] // self.together
+
+    def fits(self, itemsize_bytes: int) -> bool:
+        """Whether a block fits, and consists of whole sectors of GMEM."""
+        wide = self.together * itemsize_bytes >= _SECTOR_BYTES
+        return wide and self.columns * self.together <= self.most
+
+    def whole(self, columns: int) -> tuple[int, ...]:
+        del columns
+        return self.shape
+
+    def matrix(self, x: jax.Array) -> jax.Array:
+        return x
+
+    def array(self, matrix: jax.Array) -> jax.Array:
+        return matrix
+
+    def spec(self, columns: int | None = None) -> plgpu.BlockSpec:
+        del columns
+        block = None, self.columns, self.together
+        return plgpu.BlockSpec(block, lambda i, j: (i, 0, j), memory_space=plgpu.GMEM)
 
 
 def together(count: int, elements: int, most_elements: int = _BLOCK) -> int:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax and its logarithm over the last axis, with derivatives."""
+"""Softmax and its logarithm along an axis, with derivatives."""
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,78 +12,111 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import expect
+from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rows.rows import Rows
+from pallas_gpu.ops.rows.rows import Columns, Rows
 from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
 
 # Columns that the registers of a warpgroup hold: of one array, and of two.
 _MOST_COLUMNS, _MOST_OF_TWO = 16384, 8192
 
 
-@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(
+    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
+)
 def softmax(
     x: Any,
     *,
+    axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Computes the softmax over the last axis.
+    """Computes the softmax along an axis.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
     `jax.grad` (reverse mode).
 
     Args:
-      x: (..., columns), float32, float16 or bfloat16; a row of up to 16384 elements is
-        read once, a longer one twice.
+      x: float32, float16 or bfloat16. Up to 16384 elements along the axis are read
+        once, more of them twice.
+      axis: the sum along it is one. If it is not the last, and too long for blocks of
+        8192 elements and of 32 bytes along the axes after it, x is transposed before
+        and after the kernel.
       compiler_params: see `pallas_call`; default: approximate exponentials for 16-bit
         types, exact ones for float32.
       interpret: see `pallas_call`.
 
     Returns:
-      (..., columns) of the type of x, computed in float32.
+      An array of the shape and type of x, computed in float32.
 
     Raises:
-      ShapeError, DTypeError: an empty array, or another type.
+      ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
+        out of range.
 
     Example:
       >>> y = ops.softmax(x)
     """
-    rows.check("softmax", x=x)
-    return _softmax(x, False, rows.params(compiler_params, x.dtype), interpret)
+    return _checked(x, axis, False, compiler_params, interpret)
 
 
-@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(
+    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
+)
 def log_softmax(
     x: Any,
     *,
+    axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Computes the logarithm of the softmax over the last axis.
+    """Computes the logarithm of the softmax along an axis.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
     `jax.grad` (reverse mode).
 
     Args:
-      x, compiler_params, interpret: as for `softmax`.
+      x, axis, compiler_params, interpret: as for `softmax`.
 
     Returns:
-      (..., columns) of the type of x, computed in float32.
+      An array of the shape and type of x, computed in float32.
 
     Raises:
-      ShapeError, DTypeError: an empty array, or another type.
+      ShapeError, DTypeError, ArgumentError: an empty array, another type, or an axis
+        out of range.
 
     Example:
       >>> y = ops.log_softmax(x)
     """
-    rows.check("log_softmax", x=x)
-    return _softmax(x, True, rows.params(compiler_params, x.dtype), interpret)
+    return _checked(x, axis, True, compiler_params, interpret)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _softmax(x: jax.Array, log: bool, compiler_params: Any, interpret: Any) -> Any:
-    r = Rows(x.shape)
+def _checked(x: Any, axis: int, log: bool, compiler_params: Any, interpret: Any) -> Any:
+    name = "log_softmax" if log else "softmax"
+    rows.check(name, x=x)
+    if not -x.ndim <= axis < x.ndim:
+        raise errors.ArgumentError(
+            f"{name}: x has no such axis",
+            expected=f"axis from {-x.ndim} to {x.ndim - 1}",
+            got=axis,
+            hint="-1 is the last axis",
+        )
+    options = log, rows.params(compiler_params, x.dtype), interpret
+    before, n, after = (math.prod(s) for s in _around(x.shape, axis % x.ndim))
+    r = Columns((before, n, after))
+    if after > 1 and r.fits(x.dtype.itemsize):
+        return _softmax(x.reshape(r.shape), r, *options).reshape(x.shape)
+    last = jnp.moveaxis(x, axis, -1)
+    return jnp.moveaxis(_softmax(last, Rows(last.shape), *options), -1, axis)
+
+
+def _around(shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
+    return shape[:axis], shape[axis : axis + 1], shape[axis + 1 :]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _softmax(
+    x: jax.Array, r: Rows, log: bool, compiler_params: Any, interpret: Any
+) -> Any:
     body = _whole_rows if r.columns <= _MOST_COLUMNS else _rows_in_parts
     (y,) = r.call(
         functools.partial(body, r, log),
@@ -96,9 +130,8 @@ def _softmax(x: jax.Array, log: bool, compiler_params: Any, interpret: Any) -> A
 
 
 def _whole_rows(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
-    del r
     function = jax.nn.log_softmax if log else jax.nn.softmax
-    y = function(x_ref[...].astype(jnp.float32), axis=-1)
+    y = function(x_ref[...].astype(jnp.float32), axis=r.axis)
     y_ref[...] = y.astype(y_ref.dtype)
 
 
@@ -136,16 +169,17 @@ def _rows_in_parts(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
     r.over_parts(write, jnp.int32(0))
 
 
-def _forward(x: jax.Array, log: bool, compiler_params: Any, interpret: Any) -> Any:
-    y = _softmax(x, log, compiler_params, interpret)
+def _forward(
+    x: jax.Array, r: Rows, log: bool, compiler_params: Any, interpret: Any
+) -> Any:
+    y = _softmax(x, r, log, compiler_params, interpret)
     # A logarithm of 16 bits is too coarse to compute the probability from.
     return y, x if log else y
 
 
 def _backward(
-    log: bool, compiler_params: Any, interpret: Any, saved: jax.Array, d_y: jax.Array
+    r: Rows, log: bool, compiler_params: Any, interpret: Any, saved: Any, d_y: Any
 ) -> tuple[jax.Array]:
-    r = Rows(d_y.shape)
     body = _d_whole_rows if r.columns <= _MOST_OF_TWO else _d_rows_in_parts
     (d_x,) = r.call(
         functools.partial(body, r, log),
@@ -166,11 +200,10 @@ def _derivative(log: bool, p: Any, d_y: Any, total: Any) -> Any:
 def _d_whole_rows(
     r: Rows, log: bool, saved_ref: Any, d_y_ref: Any, d_x_ref: Any
 ) -> None:
-    del r
     saved, d_y = (ref[...].astype(jnp.float32) for ref in (saved_ref, d_y_ref))
-    p = jax.nn.softmax(saved, axis=-1) if log else saved
-    total = jnp.sum(d_y if log else p * d_y, -1)
-    total = lax.broadcast_in_dim(total, d_y.shape, (0,))
+    p = jax.nn.softmax(saved, axis=r.axis) if log else saved
+    total = jnp.sum(d_y if log else p * d_y, r.axis)
+    total = lax.broadcast_in_dim(total, d_y.shape, (1 - r.axis % 2,))
     d_x_ref[...] = _derivative(log, p, d_y, total).astype(d_x_ref.dtype)
 
 

@@ -316,10 +316,18 @@ def test_a_reduction_that_would_cross_warps_stays_inside_of_one(b):
     shape = (16, 512)
     x = b.load(b.gmem(shape))
     b.store(b.reduce(x, [1]), b.gmem((16,)))
-    found = b.infer(scratch_bytes=0)
+    found = b.infer(0)
     layout = found.result(x)
     assert layout is not None
     assert not any(column[1] for column in layout.thread_columns[5:])
+
+
+@pytest.mark.parametrize(("sizes", "chosen"), [((2048, 8192), 8192), ((2048,), 2048)])
+def test_a_relayout_takes_rounds_only_where_there_is_no_more_scratch(b, sizes, chosen):
+    shape = (64, 24)  # 6144 bytes
+    x = b.cast(b.load(b.gmem(shape)), Layout.WGMMA)
+    b.store(b.cast(x, Layout.WG_STRIDED(shape, 4)), b.gmem(shape))
+    assert b.infer(*sizes).scratch_bytes == chosen
 
 
 # --- loops and branches ---------------------------------------------------------------

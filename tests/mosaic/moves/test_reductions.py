@@ -53,7 +53,8 @@ def test_every_kind_over_everything(kind, computes, rng):
 def test_small_scratch_is_used_in_rounds(computes, rng):
     x = rng.integers(-9, 9, (64, 128)).astype(np.float32)
     few = plan_reduction(place(Layout.WGMMA, x.shape), (0,)).round_bytes(32)
-    computes(reduction("add", x, Layout.WGMMA, (0,), scratch=3 * few))
+    for scratch in (3 * few, few // 2, 32):
+        computes(reduction("add", x, Layout.WGMMA, (0,), scratch=scratch))
 
 
 def sum_of_wgmma(columns, axis) -> str:

@@ -32,6 +32,10 @@ CASES = {
     "rows": (Layout.WGMMA, STRIDED, (64, 64), 1 << 15),
     "rows in rounds": (Layout.WGMMA, STRIDED, (64, 64), 4096),
     "rows in parts": (STRIDED, Layout.WGMMA, (64, 64), 2048),
+    "rows, a few at a time": (STRIDED, Layout.WGMMA, (64, 64), 48),
+    "odd rows, a few at a time": (
+        Layout.WGMMA, Layout.WG_STRIDED((64, 24), 4), (64, 24), 16,
+    ),
     "copies": (Layout.WGMMA_ROW, Layout.WG_STRIDED((256,), 1), (256,), 2048),
     "copies made": (Layout.WG_STRIDED((256,), 2), Layout.WGMMA_COL, (256,), 2048),
     "odd rows": (Layout.WGMMA, Layout.WG_STRIDED((64, 24), 4), (64, 24), 1 << 14),
@@ -50,8 +54,6 @@ DTYPES = ("int8", "bfloat16", "float32", "int64", "bool")
 )
 def test_every_element_gets_where_it_belongs(case, dtype, computes, sample):
     src, dst, shape, scratch = CASES[case]
-    # Wider elements need more.
-    scratch = max(scratch, scratch and 8192) if dtype == "int64" else scratch
     computes(relayout_of(sample(shape, dtype), src, dst, scratch))
 
 

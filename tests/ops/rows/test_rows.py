@@ -26,13 +26,13 @@ def normal(*shape, dtype=jnp.float32, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
 
 
-def log_softmax(x):
-    return np.log(softmax(x))
+def log_softmax(x, axis=-1):
+    return np.log(softmax(x, axis))
 
 
 def layer_norm(x, scale=1.0, bias=0.0):
@@ -40,8 +40,8 @@ def layer_norm(x, scale=1.0, bias=0.0):
     return x / ((x * x).mean(-1, keepdims=True) + 1e-5) ** 0.5 * scale + bias
 
 
-def rms_norm(x, scale=1.0):
-    return x / ((x * x).mean(-1, keepdims=True) + 1e-6) ** 0.5 * scale
+def rms_norm(x, scale=1.0, bias=0.0):
+    return x / ((x * x).mean(-1, keepdims=True) + 1e-6) ** 0.5 * scale + bias
 
 
 def check(operation, reference, *args, atol=None, **options):
@@ -81,6 +81,18 @@ def test_softmax(shape, dtype):
     check(ops.softmax, softmax, normal(*shape, dtype=dtype))
     if dtype == "float32":
         check(ops.log_softmax, log_softmax, normal(*shape))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((5, 33), 0), ((3, 6, 48), -2)])
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_along_any_axis(shape, axis, log):
+    """By a transposition, and in blocks of 16 columns."""
+    operation = ops.log_softmax if log else ops.softmax
+    reference, x = (log_softmax if log else softmax), normal(*shape)
+    of_jax = jax.nn.log_softmax if log else jax.nn.softmax
+    check(operation, functools.partial(reference, axis=axis), x, axis=axis)
+    along = (functools.partial(f, axis=axis) for f in (operation, of_jax))
+    check_derivatives(*along, x)
 
 
 OF_JAX = {ops.softmax: jax.nn.softmax, ops.log_softmax: jax.nn.log_softmax}
@@ -126,19 +138,25 @@ def test_norms(shape, dtype):
     x = normal(*shape, dtype=dtype)
     scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
     check(ops.layer_norm, layer_norm, x, scale, bias)
-    check(ops.rms_norm, rms_norm, x, scale)
+    check(ops.rms_norm, rms_norm, x, scale, bias)
 
 
-def test_norms_without_scale_or_bias():
+@pytest.mark.parametrize(
+    ("norm", "reference"), [(ops.layer_norm, layer_norm), (ops.rms_norm, rms_norm)]
+)
+def test_norms_without_scale_or_bias(norm, reference):
     x, column = normal(4, 96), normal(96, seed=1)
 
-    def with_bias(x, bias, interpret):
-        return ops.layer_norm(x, bias=bias, interpret=interpret)
+    def with_bias(x, bias, interpret=None):
+        return norm(x, bias=bias, interpret=interpret)
 
-    check(ops.rms_norm, rms_norm, x)
-    check(ops.layer_norm, layer_norm, x)
-    check(ops.layer_norm, layer_norm, x, column)
-    check(with_bias, lambda x, bias: layer_norm(x, 1.0, bias), x, column)
+    def biased(x, bias):
+        return reference(x, 1.0, bias)
+
+    check(norm, reference, x)
+    check(norm, reference, x, column)
+    check(with_bias, biased, x, column)
+    check_derivatives(with_bias, biased, x, column)
 
 
 def test_the_epsilon_of_norms():
@@ -155,7 +173,7 @@ def test_derivatives_of_norms(shape):
     x = normal(*shape)
     scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
     check_derivatives(ops.layer_norm, layer_norm, x, scale, bias)
-    check_derivatives(ops.rms_norm, rms_norm, x, scale)
+    check_derivatives(ops.rms_norm, rms_norm, x, scale, bias)
 
 
 # Parts of rows with a rest, and buffers that take several tiles.
@@ -168,6 +186,7 @@ def test_derivatives_of_norms_in_one_pass(rows, columns, blocks, dtype, monkeypa
     atol = ROUNDING[x.dtype.name] * 4
     for operation, reference, args in (
         (ops.rms_norm, rms_norm, (x, scale)),
+        (ops.rms_norm, rms_norm, (x, scale, bias)),
         (ops.layer_norm, layer_norm, (x, scale, bias)),
     ):
         got = jax.vjp(operation, *args)[1](d)
@@ -263,9 +282,11 @@ def test_equal_elements_come_in_their_order():
 
 
 def test_operations_under_vmap_and_jit():
-    x, scale = normal(3, 4, 64), normal(64, seed=1)
-    got = jax.jit(jax.vmap(lambda x: ops.rms_norm(ops.softmax(x), scale)))(x)
-    expected = rms_norm(softmax(np.asarray(x, np.float64)), np.asarray(scale))
+    x, scale, bias = normal(3, 4, 64), normal(64, seed=1), normal(3, 64, seed=2)
+    got = jax.jit(
+        jax.vmap(lambda x, b: ops.rms_norm(ops.softmax(x, axis=0), scale, b))
+    )(x, bias)
+    expected = rms_norm(softmax(np.asarray(x, np.float64), 1), scale, bias[:, None])
     np.testing.assert_allclose(got, expected, atol=1e-3, rtol=1e-3)
 
 

@@ -133,7 +133,6 @@ def test_a_small_scratch_is_used_in_rounds(bytes_, rows):
         [x, INDEX],
         np.take_along_axis(y, x % 16, 1),
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
-        executed=[plgpu.LoweringSemantics.Warpgroup],
     )
 
 
