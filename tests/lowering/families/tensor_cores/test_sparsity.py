@@ -45,6 +45,16 @@ KERNELS = {
         a=F32, b=F32, a_swizzle=64, b_swizzle=64, rounds=2
     ),
     "tf32, a in TMEM": SparseProduct(a=F32, b=F32, k=64, a_in_tmem=True),
+    "64 rows": SparseProduct(m=64),
+    "64 rows, bf16, K of two tiles": SparseProduct(m=64, a=BF16, b=BF16, k=256),
+    "64 rows, b along N": SparseProduct(m=64, b_stored=False, n=128),
+    "64 rows, f16 accumulator": SparseProduct(m=64, acc=F16, n=16),
+    "64 rows, float8, added up": SparseProduct(
+        m=64, a=E4M3, b=E5M2, a_swizzle=64, n=48, rounds=2
+    ),
+    "64 rows, int8, 80 columns": SparseProduct(m=64, a=I8, b=U8, acc=I32, k=256, n=80),
+    "64 rows, 256 columns": SparseProduct(m=64, n=256),
+    "64 rows, tf32": SparseProduct(m=64, a=F32, b=F32),
 }
 
 
@@ -59,6 +69,7 @@ def test_a_sparse_product(case):
         SparseProduct(),
         SparseProduct(a=E4M3, b=E4M3),
         SparseProduct(a=F32, b=F32, k=64),
+        SparseProduct(m=64, n=64),
     ],
 )
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
@@ -126,19 +137,12 @@ def test_copied_metadata_has_its_layout():
         ),
         (
             SparseProduct(),
-            {
-                "acc": plgpu.TMEM((64, 32), F32),
-                "a_smem": plgpu.SMEM((64, 64), F16),
-            },
-        ),
-        (
-            SparseProduct(),
             {"a_smem": plgpu.SMEM((128, 128), F16, transforms=storage(F16))},
         ),
         (SparseProduct(b_swizzle=32), {}),
         (SparseProduct(), {"metadata": plgpu.TMEM((128, 64), F32)}),
     ],
-    ids=["N", "K of a", "rows of a", "dense a", "rows of 32 bytes", "type"],
+    ids=["N", "K of a", "dense a", "rows of 32 bytes", "type"],
 )
 @refused
 def test_what_no_instruction_multiplies(case, scratch):
