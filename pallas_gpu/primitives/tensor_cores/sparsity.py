@@ -187,8 +187,7 @@ def _require_rows(m: int, *, scaled: bool, collective: bool) -> None:
         f"tcgen05_mma: a sparse product {'with scales ' * scaled}"
         f"{'of a pair ' * collective}cannot have {m} rows in a CTA",
         expected=f"{f'{layouts.HALF_ROWS} or ' if one else ''}{_ROWS} rows",
-        got=f"M = {m}"
-        + (": where its accumulator lies is not known" if known else ""),
+        got=f"M = {m}" + (": where its accumulator lies is not known" if known else ""),
         hint=f"pad a with zeros to {_ROWS} rows, or multiply the dense operand",
         where=_jax.where_now(),
     )

@@ -63,8 +63,9 @@ def async_load_tmem(
     `ref[...]` is the same with that wait.
 
     Args:
-      src: TMEM reference, or a part of its columns.
-      layout: register layout of the result, one that an instruction leaves: of 128 rows
+      src: TMEM reference, or a part of its columns. Of one with leading dimensions the
+        matrices are loaded one after another.
+      layout: register layout of a matrix, one that an instruction leaves: of 128 rows
         `Layout.TCGEN05` or `Layout.TCGEN05_TMEM_NATIVE`, of 64 `Layout.WGMMA` or
         `Layout.TCGEN05_M64_COLLECTIVE`. None: the compiler chooses.
       reduce: "max", "min", "absmax" or "absmin": also returns what that makes of the
@@ -87,7 +88,13 @@ def async_load_tmem(
     who = "async_load_tmem"
     ops.require_space(src, types.TMEM, who, "the source")
     layout = check_layout(layout, who)
-    loaded = ops.bind(async_load_tmem_p, {"src": ops.operand(src)}, layout=layout)
+
+    def load(view: types.RefView) -> jax.Array:
+        if types.has_parts(view):
+            return jnp.stack([load(view.at[i]) for i in range(len(view))])
+        return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
+
+    loaded = load(types.as_view(src))
     if reduce is None:
         return loaded
     return loaded, _REDUCTIONS[reduce](loaded)
@@ -105,7 +112,8 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     with that wait.
 
     Args:
-      ref: TMEM reference, or a part of its columns.
+      ref: TMEM reference, or a part of its columns. Of one with leading dimensions the
+        matrices are stored one after another.
       value: array of its shape and dtype.
 
     Raises:
@@ -115,9 +123,16 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """
     who = "async_store_tmem"
     ops.require_space(ref, types.TMEM, who, "the destination")
-    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
-    value = types.stored(value, view)
-    ops.bind(async_store_tmem_p, {"ref": ops.operand(ref), "value": value})
+
+    def store(view: types.RefView, value: jax.Array) -> None:
+        if types.has_parts(view):
+            for i in range(len(view)):
+                store(view.at[i], value[i])
+            return
+        ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
+
+    view = types.as_view(ref)
+    store(view, types.stored(value, view))
 
 
 def wait_load_tmem() -> None:
