@@ -319,8 +319,8 @@ PL: dict[str, Row] = {
     ),
     # Debugging
     "debug_print": differs(
-        "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "
-        "emulator prints the same text"
+        "formats such as `{:.2f}`; scalars, arrays of one shape and references in TMEM "
+        "in a line; the emulator prints the same text"
     ),
     "debug_check": differs("the emulator always checks"),
     "enable_debug_checks": other("`plgpu.CompilerParams(debug_checks=True)`"),

@@ -7,13 +7,16 @@ asynchronous like an MMA, and `tcgen05_commit_arrive` tracks them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import arch, expect, types
+from pallas_gpu.layouts import Replicated
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.registers import check_layout
@@ -133,6 +136,46 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
 
     view = types.as_view(ref)
     store(view, types.stored(value, view))
+
+
+def places(view: types.RefView) -> dict[str, jax.Array]:
+    """Where the elements of a part of an array lie, from the array's first column.
+
+    Returns:
+      The lane, the column, and where elements share columns the bit in it: int32 arrays
+      of the part's shape.
+    """
+    aval = types.base_aval(view)
+    layout, window = aval.storage.layout, types.resolve(aval.shape, view.transforms)
+    coordinates = []
+    for axis, start in enumerate(window.starts):
+        index = start if isinstance(start, int) else start.total(operator.add)
+        if axis in window.axes:
+            index += lax.broadcasted_iota(
+                jnp.int32, window.shape, window.axes.index(axis)
+            )
+        coordinates.append(index)
+
+    def number(digits: Sequence[Any]) -> jax.Array:
+        result = jnp.zeros(window.shape, jnp.int32)
+        for digit in digits:
+            if isinstance(digit, Replicated):
+                result = result * digit.times
+                continue
+            index = lax.div(coordinates[digit.axis], jnp.int32(digit.stride))
+            result = result * digit.size + lax.rem(index, jnp.int32(digit.size))
+        return result
+
+    matrix = tuple(aval.shape[-2:])
+    digits = layout.digits(matrix)
+    earlier = 0
+    for size, index in zip(aval.shape[:-2], coordinates, strict=False):
+        earlier = earlier * size + index
+    column = number(digits.column) + earlier * layout.columns(matrix)
+    found = {"lane": number(digits.lane), "column": column}
+    if layout.packing > 1:
+        found["bit"] = number(digits.position) * types.itemsize_bits(aval.dtype)
+    return found
 
 
 def wait_load_tmem() -> None:
