@@ -7,10 +7,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
 from tests.support.sparse_products import SparseProduct
@@ -61,6 +63,22 @@ KERNELS = {
 @pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
 def test_a_sparse_product(case):
     check(case)
+
+
+def test_each_half_of_n_reads_its_own_metadata_of_64_rows():
+    case = SparseProduct(m=64)
+    (stored, b, meta), (dense, _) = case.operands(), case.dense()
+    # In lanes 16 to 31 of each warp the last two of four elements are stored.
+    last = np.zeros((64, case.k // 4, 4), F16)
+    last[..., 2:] = stored.reshape(64, -1, 2)
+    other = plgpu.compress_2_of_4(np.tile([0, 0, 1, 1], (64, case.k // 4)))[1]
+    other = plgpu.format_tcgen05_sparse_metadata(other, F16)
+    upper = np.arange(128)[:, None] // 16 % 2 == 1
+    meta = np.where(upper, np.asarray(other), np.asarray(meta))
+    halves = zip((dense, last.reshape(dense.shape)), np.split(b, 2), strict=True)
+    expected = [np.float32(a) @ np.float32(right).T for a, right in halves]
+    args = stored, b, meta
+    everywhere.check(case.make, args, np.concatenate(expected, 1), on_gpu=False)
 
 
 @pytest.mark.parametrize(
