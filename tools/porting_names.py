@@ -186,21 +186,20 @@ PLGPU: dict[str, Row] = {
     ),
     # Blackwell
     "async_load_tmem": differs(
-        "`reduce` is computed in registers; of an array with leading dimensions, one "
-        "matrix at a time"
+        "`reduce` is computed in registers; also whole arrays with leading dimensions, "
+        "which upstream stores, and loads one matrix at a time"
     ),
-    "async_store_tmem": differs(
-        "of an array with leading dimensions, one matrix at a time"
-    ),
+    "async_store_tmem": SAME,
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": SAME,
     "tcgen05_mma": differs(
-        "accumulators of several tiles of rows; sparse operands of float32"
+        "accumulators of several tiles of rows; sparse operands of float32, and of 64 "
+        "rows"
     ),
     "async_copy_scales_to_tmem": SAME,
     "async_copy_smem_to_tmem": SAME,
     "async_copy_sparse_metadata_to_tmem": SAME,
-    "format_tcgen05_sparse_metadata": SAME,
+    "format_tcgen05_sparse_metadata": differs("also of 64 rows"),
     "wait_load_tmem": SAME,
     "TryClusterCancelResult": SAME,
     "query_cluster_cancel": differs(
@@ -320,8 +319,8 @@ PL: dict[str, Row] = {
     ),
     # Debugging
     "debug_print": differs(
-        "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "
-        "emulator prints the same text"
+        "formats such as `{:.2f}`; scalars, arrays of one shape and references in TMEM "
+        "in a line; the emulator prints the same text"
     ),
     "debug_check": differs("the emulator always checks"),
     "enable_debug_checks": other("`plgpu.CompilerParams(debug_checks=True)`"),

@@ -84,7 +84,7 @@ def _bind(
             where=_jax.where_now(),
         )
     view: Any = ref.at[()]
-    view = view if isinstance(view, types.RefView) else types.RefView(view, ())
+    view = types.as_view(view)
     dtype = jnp.dtype(view.dtype)
     if dtype.name not in TYPES[who]:
         raise errors.DTypeError(

@@ -115,7 +115,7 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     """
     ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
     view: Any = ref.at[()]
-    base = view if isinstance(view, types.RefView) else types.RefView(view, ())
+    base = types.as_view(view)
     return types.RefView(base.ref, (*base.transforms, ClusterStep.at(block_id)))
 
 

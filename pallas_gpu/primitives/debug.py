@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import tmem
 from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
@@ -30,7 +33,16 @@ def _value(value: Any, what: str) -> Any:
     return value_rules.array(value, what)
 
 
-@expect.arguments(fmt=expect.string, args=_value)
+def _printed(value: Any, what: str) -> Any:
+    return value if _is_in_tmem(value) else _value(value, what)
+
+
+def _is_in_tmem(value: Any) -> bool:
+    aval = types.base_aval(value)
+    return aval is not None and aval.memory_space is types.TMEM
+
+
+@expect.arguments(fmt=expect.string, args=_printed)
 def debug_print(fmt: str, *args: Any) -> None:
     """Prints a line with values: one, or one for each element of the arrays among them.
 
@@ -50,7 +62,11 @@ def debug_print(fmt: str, *args: Any) -> None:
         of the values, `{1} {0}`. A format may follow a colon: alignment `<` or `>`,
         sign, `0`, width, precision, and d, x, X, o, e, f or g, as in `{:8.3f}`. x and o
         show the bits of negative integers. Floats without a format have six digits.
-      *args: scalars, and arrays of one shape: bools, integers, floats.
+        `{!s}` is an element of an array without its position.
+      *args: scalars, and arrays of one shape: bools, integers, floats. A reference in
+        TMEM is read, `ref[...]`, and printed as it lies: `lane 3, column 17, [3, 17]:
+        0.5`, with `bit 16` where elements share columns. The lane is the first one of
+        copies, and columns count from that of the whole array.
 
     Raises:
       ArgumentError: the placeholders do not match the values.
@@ -63,9 +79,37 @@ def debug_print(fmt: str, *args: Any) -> None:
     line = formats.line_of(fmt, len(args), {}, {})
     if line is None:
         raise _mismatch(fmt, len(args))
-    given = tuple(jnp.asarray(value) for value in args)
+    line, given = _with_places(line, args)
     require_printable(line, [jax.typeof(value) for value in given])
     ops.bind(debug_print_p, given, fmt=str(line))
+
+
+def _with_places(
+    line: formats.Line, args: Sequence[Any]
+) -> tuple[formats.Line, tuple[jax.Array, ...]]:
+    """Replaces references in TMEM by their elements, with the places in front."""
+    given: list[jax.Array] = []
+    # Of each argument the texts, and numbers of the values, in front of it.
+    fronts: list[list[tuple[str, int]]] = []
+    for value in args:
+        fronts.append([])
+        if _is_in_tmem(value):
+            view = types.as_view(value)
+            for name, number in tmem.places(view).items():
+                fronts[-1].append((f"{name} ", len(given)))
+                given.append(number)
+            value = view.get()
+        given.append(jnp.asarray(value))
+    last = np.cumsum([len(front) + 1 for front in fronts]) - 1
+    texts, fields = [line.texts[0]], []
+    for field, after in zip(line.fields, line.texts[1:], strict=True):
+        for before, number in fronts[field.value]:
+            texts[-1] += before
+            fields.append(formats.Field(number, bare=True))
+            texts.append(", ")
+        fields.append(dataclasses.replace(field, value=int(last[field.value])))
+        texts.append(after)
+    return formats.Line(tuple(texts), tuple(fields)), tuple(given)
 
 
 def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
@@ -145,7 +189,7 @@ def line_of_jax(params: dict[str, Any]) -> formats.Line:
         raise _mismatch(params["fmt"], len(given))
     dynamic = [leaf for leaf in leaves if leaf not in static]
     fields = (
-        formats.Field(dynamic.index(given[field.value]), field.spec)
+        dataclasses.replace(field, value=dynamic.index(given[field.value]))
         for field in line.fields
     )
     return formats.Line(line.texts, tuple(fields))

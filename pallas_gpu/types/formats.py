@@ -59,13 +59,15 @@ class Field:
     Attributes:
       value: the position of its value.
       spec: the format specification, without colon.
+      bare: `!s`, an element of an array without its position.
     """
 
     value: int
     spec: str = ""
+    bare: bool = False
 
     def __str__(self) -> str:
-        return f"{{{self.value}{self.spec and ':'}{self.spec}}}"
+        return f"{{{self.value}{'!s' * self.bare}{self.spec and ':'}{self.spec}}}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +201,7 @@ def parse(fmt: str) -> Line:
     found = _split(fmt)
     assert found is not None
     texts, placeholders = found
-    fields = (Field(int(name), spec) for name, spec, _ in placeholders)
+    fields = (Field(int(name), spec, how == "s") for name, spec, how in placeholders)
     return Line(tuple(texts), tuple(fields))
 
 
@@ -232,9 +234,9 @@ def line_of(
         if position in texts:
             result[-1] += _text(texts[position], spec, conversion) + after
             continue
-        if conversion is not None or _SPEC.fullmatch(spec) is None:
+        if conversion not in (None, "s") or _SPEC.fullmatch(spec) is None:
             return None
-        fields.append(Field(position, spec))
+        fields.append(Field(position, spec, conversion == "s"))
         result.append(after)
     if used != set(range(count)) | set(names.values()):
         return None

@@ -189,6 +189,30 @@ class ByElement(Protocol):
         """Writes the elements of a view in SMEM or GMEM."""
 
 
+class _ByPart:
+    """Accesses to a view of more dimensions than an operation accesses: in TMEM."""
+
+    @staticmethod
+    def load(view: RefView) -> jax.Array:
+        return jnp.stack([view.at[i].get() for i in range(len(view))])
+
+    @staticmethod
+    def store(view: RefView, value: jax.Array) -> None:
+        for i in range(len(view)):
+            view.at[i].set(value[i])
+
+
+def has_parts(view: RefView) -> bool:
+    """Whether a view has more dimensions than one operation accesses."""
+    rank = base_aval(view).memory_space.access_rank
+    return rank is not None and len(view.shape) > rank
+
+
+def as_view(ref: Any) -> RefView:
+    """Returns a reference, or a part of one, as a part."""
+    return ref if isinstance(ref, RefView) else RefView(ref, ())
+
+
 _BY_ELEMENT: list[ByElement] = []
 
 
@@ -198,6 +222,8 @@ def access_by_element(accesses: ByElement) -> None:
 
 
 def _by_element(view: RefView) -> ByElement:
+    if has_parts(view):
+        return _ByPart()
     aval = base_aval(view)
     if not aval.memory_space.has_addresses:
         raise errors.UnsupportedError(
@@ -216,6 +242,8 @@ def _as_window(view: RefView) -> tuple[RefView | None, tuple[int, ...] | None]:
     The window is None if the view is not one. The shape is None if it is the window's;
     another one only has more or fewer axes of size 1.
     """
+    if has_parts(view):
+        return None, None
     steps = view.transforms
     count = next((i for i, s in enumerate(steps) if not is_window(s)), len(steps))
     if count == len(steps):

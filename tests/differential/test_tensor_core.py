@@ -176,6 +176,10 @@ TRANSFERS = {
         Transfer(("WGMMA",), rows=64, dtype=F16, packed=True),
         "16x128b.x4 0+0, 16x128b.x4 16+0",
     ),
+    "two matrices": (
+        Transfer(("TCGEN05",), columns=16, matrices=2),
+        "16x256b.x2 0+0, 16x256b.x2 16+0, 16x256b.x2 0+16, 16x256b.x2 16+16",
+    ),
     "64 rows of a pair": (
         Transfer(("TCGEN05_M64_COLLECTIVE", 64), rows=64, pair=True),
         "16x256b.x4 0+0, 16x256b.x4 16+0",

@@ -61,6 +61,7 @@ CASES = {
     "one": Added(n=16, k=32, b_stored=True, swizzle=64),
     "scaled": ScaledProduct(n=136, k=256),
     "sparse": SparseProduct(n=16, k=256),
+    "sparse, 64 rows": SparseProduct(m=64, n=16, k=256),
     "tf32": SparseProduct(a=F32, b=F32, n=16, k=64),
     "nvf4": SparseTile(NVF4, 1, True, E4M3, 32),
     "pair": PairProduct(n=32, k=32, swizzle=64, tracked=False),
@@ -163,6 +164,15 @@ MISSING = {
             edit(r"add\.u32 m, \$5, 2;", "add.u32 m, $5, 64;"), "not allocated",
         ),
     },
+    "sparse, 64 rows": {
+        # 1048576 is lane 16: that of the right half of N.
+        "the lane": (
+            edit(r"add\.u32 m, \$5, 1048576;", "add.u32 m, $5, 0;"), "from lane 0",
+        ),
+        "the lane of the left half": (
+            edit(r"add\.u32 m, \$5, 0;", "add.u32 m, $5, 1048576;"), "from lane 16",
+        ),
+    },
     "pair": {
         "the fence after the wait for the product": (drop(FENCE, 0), "fence"),
         "the group of the products": (
@@ -228,6 +238,13 @@ CHANGED = {
         "the column": edit(r"add\.u32 m, \$5, 2;", "add.u32 m, $5, 0;"),
         "a's K step": K_STEPS["a's K step"],
         "b's K step": edit(r"add\.u64 b, \$2, 4;", "add.u64 b, $2, 2;"),
+        "the source of a copy": edit(r"add\.u64 s, \$1, 128;", "add.u64 s, $1, 0;"),
+    },
+    "sparse, 64 rows": {
+        "the selector": edit(
+            r"add\.u32 i, \$3, 1;(?= add\.u32 m, \$5, 1048576)", "add.u32 i, $3, 0;"
+        ),
+        "the column": edit(r"add\.u32 m, \$5, 1048578;", "add.u32 m, $5, 1048576;"),
         "the source of a copy": edit(r"add\.u64 s, \$1, 128;", "add.u64 s, $1, 0;"),
     },
     # Other groups: 1:2, and two of four pairs with scales of blocks.

@@ -134,6 +134,7 @@ FORMS = {
     "mxf4": ScaledProduct(n=16, k=128, a=E2M1, b=E2M1, swizzle=64),
     "sparse": SparseProduct(n=16, k=128),
     "sparse tf32": SparseProduct(a=F32, b=F32, n=16, k=64),
+    "sparse, 64 rows": SparseProduct(m=64, n=16),
     "a pair": PairProduct(n=32, k=32, swizzle=64, tracked=False),
     "a pair of 64 rows, mxf8": ScaledPair(ScaledProduct(n=64), 64),
 }

@@ -13,6 +13,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.entry_kernels import TILE, numbers, run
 from tests.support.refusal import refused, refused_by
+from tests.support.tensor_products import BLACKWELL
 
 I32 = jnp.int32
 
@@ -195,6 +196,34 @@ def test_an_accumulator_is_refused(x, o):
             o[0, 0] = acc[...][0, 0]  # HERE
 
     plgpu.run_scoped(read, plgpu.ACC((64, 64)))
+
+
+TMEM_ACCESSES = {
+    "a read": lambda held: held[...],
+    "a write": lambda held: held.set(0),
+    "an update": lambda held: held.addupdate(1),
+    "a load": lambda held: plgpu.async_load_tmem(held),
+    "a store": lambda held: plgpu.async_store_tmem(held, jnp.zeros((128, 8))),
+}
+
+
+@pytest.mark.parametrize("access", TMEM_ACCESSES.values(), ids=TMEM_ACCESSES)
+@refused
+def test_a_warp_does_not_load_or_store_tensor_memory(access):
+    def body(x, o, held):
+        @plgpu.warp_map
+        def _(warp_id):
+            access(held)
+
+    held = plgpu.TMEM((128, 8), jnp.float32)
+    run(body, scratch_types=[held], compiler_params=BLACKWELL)
+
+
+@refused_by(run)
+def test_the_equations_of_a_warp_are_checked_as_others_are(x, o):
+    @plgpu.warp_map
+    def _(warp_id):
+        o[0, 0] = lax.exp(x[0, 0], accuracy=lax.Tolerance(atol=1e-5))  # HERE
 
 
 CALLS = {

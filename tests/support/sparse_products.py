@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
 from tests.support.tensor_products import F16, F32, Case, in_tmem, start_copies, storage
 
-M = 128
+M = 128  # the rows of metadata as products read it, and the most of a tile
 
 
 # Of types of other widths: elements of K that two indices describe, elements that are
@@ -52,10 +52,10 @@ def indices(k: int, dtype: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class SparseProduct(Case):
-    """One product of a tile; M is 128.
+    """One product of a tile.
 
     Attributes:
-      n, k: sizes.
+      m, n, k: sizes.
       a, b, acc: element types.
       a_swizzle, b_swizzle: of the operands, in bytes.
       b_stored: whether b is stored transposed: (N, K).
@@ -66,6 +66,7 @@ class SparseProduct(Case):
 
     n: int = 32
     k: int = 128
+    m: int = M
     a: Any = F16
     b: Any = F16
     acc: Any = F32
@@ -78,7 +79,7 @@ class SparseProduct(Case):
 
     @property
     def result(self) -> tuple[tuple[int, int], Any]:
-        return (M, self.n), self.acc
+        return (self.m, self.n), self.acc
 
     @property
     def b_shape(self) -> tuple[int, int]:
@@ -90,7 +91,7 @@ class SparseProduct(Case):
         rng = np.random.default_rng(0)
         low = 0 if jnp.dtype(self.b) == jnp.uint8 else -3
         b = rng.integers(low, 4, self.b_shape).astype(jnp.dtype(self.b))
-        return sparse(rng, (M, self.k), self.a), b
+        return sparse(rng, (self.m, self.k), self.a), b
 
     def operands(self) -> tuple[Any, ...]:
         """The stored elements of a, b, and the metadata."""
@@ -112,10 +113,12 @@ class SparseProduct(Case):
         )
         narrow, width = jnp.dtype(self.acc).itemsize < 4, indices(self.k, self.a)
         declared = {
-            "a_smem": plgpu.SMEM((M, self.k // 2), self.a, transforms=a),
+            "a_smem": plgpu.SMEM((self.m, self.k // 2), self.a, transforms=a),
             "b_smem": plgpu.SMEM(self.b_shape, self.b, transforms=b),
             "m_smem": plgpu.SMEM((1, width // 64, 128, 64), jnp.uint2),
-            "acc": plgpu.TMEM((M, self.n), self.acc, packed=False if narrow else None),
+            "acc": plgpu.TMEM(
+                (self.m, self.n), self.acc, packed=False if narrow else None
+            ),
             "metadata": plgpu.TMEM(
                 (M, width), jnp.uint2, layout=TmemLayout.sparse_metadata()
             ),
@@ -142,6 +145,8 @@ class SparseProduct(Case):
             )
         plgpu.tcgen05_commit_arrive(done)
         plgpu.barrier_wait(done)
-        for start in range(0, self.n, 128):
-            part = plgpu.ds(start, min(128, self.n - start))
+        # Of 64 rows half of the columns are in other lanes: a part is not contiguous.
+        width = self.n if self.m < M else 128
+        for start in range(0, self.n, width):
+            part = plgpu.ds(start, min(width, self.n - start))
             out[:, part] = plgpu.async_load_tmem(acc.at[:, part])

@@ -40,7 +40,7 @@ def _print(line: formats.Line, values: Sequence[Any]) -> None:
             line.fields, found, line.texts[1:], strict=True
         ):
             array = arrays[field.value]
-            place = f"{list(position)}: " if array.shape else ""
+            place = f"{list(position)}: " if array.shape and not field.bare else ""
             value: Any = array[position if array.shape else ()]
             text += place + formats.show(conversions, value) + after
         print(text, flush=True)

@@ -30,8 +30,8 @@ def check_part(aval: Any, window: Window) -> None:
     ):
         raise errors.UnsupportedError(
             "an array in TMEM is indexed by rows, by a single column, or transposed",
-            expected="all rows and a range of columns: ref.at[:, 0:64]; an integer in "
-            "each dimension before them",
+            expected="all rows and a range of columns: ref.at[:, 0:64], behind any "
+            "part of the dimensions before them",
             got=f"sizes {window.sizes} of {window.array_shape}, axes {window.axes}",
             hint="load it, and index or transpose the value",
         )

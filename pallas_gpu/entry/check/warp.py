@@ -45,6 +45,8 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
         )
     for var in (*eqn.invars, *eqn.outvars):
         _refuse_accumulator(var.aval, name)
+    if eqn.primitive in (_jax.get_p, _jax.swap_p, _jax.addupdate_p):
+        _refuse_tmem(eqn.invars[0].aval, name)
     _check_layout(eqn)
 
 
@@ -55,7 +57,8 @@ def is_position(site: Site) -> bool:
         for outer in site.enclosing
         if outer.eqn.primitive is warp_map_p
     ]
-    return site.eqn.params.get("axis_name") in names
+    axis = site.eqn.params.get("axis_name")
+    return axis is not None and axis in names
 
 
 def _check_scope(eqn: _jax.JaxprEqn) -> None:
@@ -80,6 +83,18 @@ def _refuse_accumulator(aval: Any, name: str) -> None:
             got=f"{name} on an accumulator, which is in the registers of all four "
             "warps",
             hint="use it outside the warp_map",
+        )
+
+
+def _refuse_tmem(aval: Any, name: str) -> None:
+    # PTX ISA, tcgen05.ld, "Access restrictions".
+    if aval.memory_space is types.TMEM:
+        raise _refusal(
+            "access to elements of TMEM inside warp_map",
+            expected="products of it, and copies to it",
+            got=f"{name} on {types.describe(aval)}, of whose lanes a warp reaches a "
+            "quarter",
+            hint="read and write it outside the warp_map",
         )
 
 

@@ -74,6 +74,18 @@ class TmemPlace(NamedTuple):
     position: int
 
 
+class TmemDigits(NamedTuple):
+    """How coordinates make up a place: each number from its most significant digit.
+
+    The axes of the digits count from the last one; a digit that is a `Replicated` is
+    that of a copy.
+    """
+
+    lane: tuple[TiledDim | Replicated, ...]
+    column: tuple[TiledDim, ...]
+    position: tuple[TiledDim, ...]
+
+
 class TmemPlaces(NamedTuple):
     """The places of a whole array: int64 arrays, read-only.
 
@@ -355,6 +367,15 @@ class TmemLayout(Drawable):
         self.check(shape)
         return _places(self.tiled, tuple(shape))
 
+    def digits(self, shape: Sequence[int]) -> TmemDigits:
+        """The digits of the places of an array.
+
+        Raises:
+          LayoutError: see `check`.
+        """
+        self.check(shape)
+        return _digits(self.tiled, tuple(shape))
+
     def place(self, shape: Sequence[int], row: int, column: int) -> TmemPlace:
         """The place of one element of an array.
 
@@ -414,15 +435,24 @@ def _kinds_of_tile(base: tuple[int, ...], packing: int) -> list[TmemLayout]:
     return result
 
 
-@functools.lru_cache(maxsize=64)
-def _places(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemPlaces:
+def _digits(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemDigits:
     """Distributes the digits of each coordinate over lanes, columns and positions."""
     dims = tiled.tiling.dims
     grid = zip(tiled.tiling.grid(shape), tiled.base_tile_shape, strict=True)
     # Tiles along the rows are neighbours: one instruction reads the scales of all its
     # rows or columns. Other kinds have one tile of rows.
     outer = [TiledDim(i - 2, n, s) for i, (n, s) in enumerate(grid)][::-1]
-    coordinates = np.indices(shape)
+    partition: tuple[PartitionDim, ...] = (*tiled.warp_dims, *tiled.lane_dims)
+    taken = (*partition, tiled.vector_dim)
+    free = [dim for i, dim in enumerate(dims) if i - len(dims) not in taken]
+    lane = [dim if isinstance(dim, Replicated) else dims[dim] for dim in partition]
+    return TmemDigits(tuple(lane), (*outer, *free), (dims[tiled.vector_dim],))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemPlaces:
+    """Places of all elements."""
+    digits, coordinates = _digits(tiled, shape), np.indices(shape)
 
     def number(chosen: Sequence[TiledDim]) -> np.ndarray:
         result = np.zeros(shape, dtype=np.int64)
@@ -431,19 +461,14 @@ def _places(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemPlaces:
             result = result * dim.size + digit
         return result
 
-    partition: tuple[PartitionDim, ...] = (*tiled.warp_dims, *tiled.lane_dims)
     lanes = np.zeros((*shape, 1), dtype=np.int64)
-    for dim in partition:
+    for dim in digits.lane:
         if isinstance(dim, Replicated):
             lanes = lanes * dim.times
             lanes = (lanes[..., None] + np.arange(dim.times)).reshape(*shape, -1)
         else:
-            lanes = lanes * dims[dim].size + number([dims[dim]])[..., None]
-    taken = (*partition, tiled.vector_dim)
-    free = [dim for i, dim in enumerate(dims) if i - len(dims) not in taken]
-    result = TmemPlaces(
-        lanes, number([*outer, *free]), number([dims[tiled.vector_dim]])
-    )
+            lanes = lanes * dim.size + number([dim])[..., None]
+    result = TmemPlaces(lanes, number(digits.column), number(digits.position))
     for array in result:
         array.flags.writeable = False
     return result

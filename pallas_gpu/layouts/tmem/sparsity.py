@@ -7,13 +7,20 @@ of four pairs of 4-bit elements, and of two elements of 32 bits one, whose halve
 two of four. An instruction reads 64 bits of indices for each row of 4-bit and of 8-bit
 elements, and 32 for each row of wider ones: there two rows share 64 bits, in an order
 of their own, and a pair of columns serves two instructions.
+
+Of M = 64 the figure was not to be had. Its metadata is in the lanes of its accumulator,
+"Layout F": the ISA requires one lane offset, 0 or 16, of A, D and the metadata. These
+are 16 lanes of each warp, which is what 16 rows fill, in the order of M = 128. Both
+halves of N need it, so each row is stored twice.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-ROWS = 128
+ROWS, HALF_ROWS = 128, 64
+# Rows whose metadata shares as many lanes.
+_BLOCK = 16
 # What an index counts in a group along K, and the indices of a group.
 UNITS, INDICES = 4, 2
 # Indices of a row that one tcgen05.cp copies, 128 bits; those that share a column; and
@@ -25,7 +32,8 @@ _GROUPS = {4: 8, 8: 4, 16: 4, 32: 2}
 _NARROW = (4, 8)
 # K of an instruction is that of 64 bytes.
 K_BYTES = 64
-# N is a multiple of it, as CUTLASS's instructions for M = 128 have it.
+# N is a multiple of it, as CUTLASS's instructions for M = 128 have it. Of M = 64 there
+# are two instructions, each of half of N, and their step is 8.
 N_STEP = 16
 
 
@@ -67,13 +75,30 @@ def metadata_of(step: int, bits: int) -> tuple[int, int]:
     return step // 2 * 2, step % 2
 
 
-def order_of_tile(bits: int) -> np.ndarray:
+def lanes_of(rows: int, half: int = 0) -> np.ndarray:
+    """The lanes whose metadata an instruction reads: [rows], in the order of M = 128.
+
+    Args:
+      rows: M, 128 or 64.
+      half: of M = 64 the half of N that the instruction multiplies.
+
+      >>> lanes_of(64, half=1)[[0, 15, 16, 63]].tolist()
+      [16, 31, 48, 127]
+    """
+    return np.arange(ROWS).reshape(-1, ROWS // rows, _BLOCK)[:, half].reshape(-1)
+
+
+def order_of_tile(bits: int, rows: int = ROWS) -> np.ndarray:
     """Where the indices of a tile come from: [128, 64] of (row, index along K), flat.
 
     Args:
       bits: width of an element.
+      rows: M, 128 or 64.
     """
-    row, index = np.indices((ROWS, TILE_INDICES))
+    lane, index = np.indices((ROWS, TILE_INDICES))
+    row = np.empty_like(lane)
+    for half in range(ROWS // rows):
+        row[lanes_of(rows, half)] = lane[:rows]
     if bits in _NARROW:
         return row * index.shape[1] + index
     # A lane holds 8 indices of each of two rows, 8 rows apart.

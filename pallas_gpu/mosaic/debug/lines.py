@@ -53,7 +53,7 @@ def print_line(line: formats.Line, values: Sequence[Printed]) -> None:
     """Emits the call that prints a line, in each thread that executes it."""
     found = line.conversions([x.dtype for x in values])
     parts = [
-        _part(values[field.value], conversions)
+        _part(values[field.value], conversions, bare=field.bare)
         for field, conversions in zip(line.fields, found, strict=True)
     ]
     texts = [text.replace("%", "%%") for text in line.texts]
@@ -65,13 +65,13 @@ def print_text(text: str, values: Sequence[ir.Value] = ()) -> None:
     gpu.printf(text + "\n", *values)
 
 
-def _part(x: Printed, found: Sequence[formats.Conversion]) -> _Part:
+def _part(x: Printed, found: Sequence[formats.Conversion], *, bare: bool) -> _Part:
     texts = tuple(conversion.text for conversion in found)
     condition = None
     if len(found) > 1:
         condition = x.value if x.dtype == dtypes.BOOL else _is_whole(_double(x))
     value = None if found[0].takes is None else _argument(x, found[0])
-    return _Part(x.position, texts, condition, value)
+    return _Part(() if bare else x.position, texts, condition, value)
 
 
 def _argument(x: Printed, conversion: formats.Conversion) -> ir.Value:

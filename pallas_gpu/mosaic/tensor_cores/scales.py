@@ -78,8 +78,9 @@ class Scaling:
     registers = "i, sa, sb"
     operands = "i, [sa], [sb]"
 
-    def setup(self, step: int) -> str:
+    def setup(self, step: int, lane: int) -> str:
         """Assembly that sets i, sa and sb for a step of K from $3, $5 and $6."""
+        assert lane == 0, "a block-scaled accumulator starts in the first lane"
         group, ids = self.instruction.scales_of(step)
         columns = group * COLUMNS_PER_TILE
         return (

@@ -45,10 +45,14 @@ class Sparsity:
     registers = "i, m"
     operands = "[m], i"
 
-    def setup(self, step: int) -> str:
-        """Assembly that sets i and m for a step of K from $3 and $5."""
+    def setup(self, step: int, lane: int) -> str:
+        """Assembly that sets i and m for a step of K from $3 and $5.
+
+        Args:
+          lane: that of the accumulator, of which the metadata has to be, as an address.
+        """
         column, selector = layouts.metadata_of(step, self.bits)
-        return f"add.u32 i, $3, {selector}; add.u32 m, $5, {column};"
+        return f"add.u32 i, $3, {selector}; add.u32 m, $5, {lane | column};"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ class ScaledSparsity:
     registers = "i, sa, sb, m"
     operands = "[m], i, [sa], [sb]"
 
-    def setup(self, step: int) -> str:
+    def setup(self, step: int, lane: int) -> str:
         """Assembly that sets i, sa, sb and m for a step of K, m from $7."""
         column, _ = layouts.metadata_of(step, 8)
-        return f"{self.scaling.setup(step)} add.u32 m, $7, {column};"
+        return f"{self.scaling.setup(step, lane)} add.u32 m, $7, {column};"

@@ -87,7 +87,7 @@ def mma(
       b: (K, N) in SMEM.
       accumulate: whether to add to the accumulator: a bool or an i1.
       scaled: the scales of a, (M, blocks of K), and of b, (at least N, blocks of K).
-      metadata: of a sparse a: (M, indices of K).
+      metadata: of a sparse a: (128, indices of K).
       collective: whether a pair of CTAs multiplies: the rows are those of each CTA, and
         `b` is (K, N / 2).
 
@@ -210,7 +210,7 @@ def _plan(
         return _Plan(one, n, k, k_step, a_step, left, right, False, more)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
-    least = sparsity.N_STEP if sparse else 1
+    least = sparsity.N_STEP if sparse and not halved else 1
     # A pair's N is that of one instruction: each CTA has half of its columns of b.
     columns = n if ctas == 2 else _columns(n // 2 if halved else n, right, kind, least)
     instruction = Instruction(
@@ -303,7 +303,9 @@ def _text(plan: _Plan) -> str:
     mnemonic = plan.instruction.mnemonic
     lines = []
     for start in range(0, plan.n, plan.instruction.n):
-        lines.append(f"add.u32 d, $0, {plan.accumulator_offset(start)};")
+        offset = plan.accumulator_offset(start)
+        lane = offset >> _LANE_SHIFT << _LANE_SHIFT
+        lines.append(f"add.u32 d, $0, {offset};")
         for k in range(0, plan.k, plan.k_step):
             step = k // plan.k_step
             if plan.a is None:
@@ -317,7 +319,7 @@ def _text(plan: _Plan) -> str:
             predicate = "rest" if k else "first"
             more = "$3"
             if plan.extra is not None:
-                setup += plan.extra.setup(step)
+                setup += plan.extra.setup(step, lane)
                 more = plan.extra.operands
             lines.append(
                 f"{setup} add.u64 b, $2, {units}; "

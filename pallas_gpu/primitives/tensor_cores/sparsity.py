@@ -57,7 +57,8 @@ def async_copy_sparse_metadata_to_tmem(
         `format_tcgen05_sparse_metadata` returns it.
       tmem_ref: (128, indices) uint2 TMEM reference declared with layout
         `layouts.TmemLayout.sparse_metadata()`. The indices of a row are K / 2, of
-        4-bit operands K / 4, and of 32-bit ones K.
+        4-bit operands K / 4, and of 32-bit ones K. Metadata of 64 rows is of this
+        shape too, with each row twice.
       collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
         index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
         is declared with collective=True; in the other one the call does nothing.
@@ -147,15 +148,15 @@ def require(
     shapes = tuple(tuple(x.shape) for x in (acc, a, b, metadata))
     two = all(len(shape) == 2 for shape in shapes)
     (m, n), (k, _) = (shapes[0], shapes[2]) if two else ((_ROWS, 0), (0, 0))
-    _require_rows(m)
+    _require_rows(m, scaled=scaled, collective=collective)
     columns, indices = n // 2 if collective else n, layouts.INDICES * k // group
-    if not two or shapes != ((m, n), (m, k // 2), (k, columns), (m, indices)):
+    if not two or shapes != ((m, n), (m, k // 2), (k, columns), (_ROWS, indices)):
         right = "(K, N / 2) of each CTA" if collective else "(K, N)"
         count = {8: "K / 4", 4: "K / 2", 2: "K"}[group]
         raise errors.ShapeError(
             f"{who}: the shapes do not form a sparse product",
-            expected=f"acc (M, N), a (M, K / 2), b {right}, a_sparse_metadata (M, "
-            f"{count})",
+            expected=f"acc (M, N), a (M, K / 2), b {right}, a_sparse_metadata "
+            f"({_ROWS}, {count})",
             got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
             hint=f"a holds {group // 2} of each {group} elements along K",
             where=_jax.where_now(),
@@ -175,17 +176,18 @@ def require(
     )
 
 
-def _require_rows(m: int) -> None:
-    if m == _ROWS:
+def _require_rows(m: int, *, scaled: bool, collective: bool) -> None:
+    one = not scaled and not collective
+    if m == _ROWS or (m == layouts.HALF_ROWS and one):
         return
-    # The ISA shows in a figure alone where the metadata of 64 rows lies, and CUTLASS,
-    # of which the other places were learnt, has no such instruction.
-    known = m in instructions.ROWS
+    # A pair's 64 rows have an accumulator of their own, "Layout C", which the ISA shows
+    # in a figure alone; CUTLASS gives it that of a dense product, which is another one.
+    known = m == layouts.HALF_ROWS and not scaled
     raise errors.UnsupportedError(
-        f"tcgen05_mma: a sparse product cannot have {m} rows in a CTA",
-        expected=f"{_ROWS} rows",
-        got=f"M = {m}"
-        + (": the PTX ISA does not state where its metadata lies" if known else ""),
+        f"tcgen05_mma: a sparse product {'with scales ' * scaled}"
+        f"{'of a pair ' * collective}cannot have {m} rows in a CTA",
+        expected=f"{f'{layouts.HALF_ROWS} or ' if one else ''}{_ROWS} rows",
+        got=f"M = {m}" + (": where its accumulator lies is not known" if known else ""),
         hint=f"pad a with zeros to {_ROWS} rows, or multiply the dense operand",
         where=_jax.where_now(),
     )

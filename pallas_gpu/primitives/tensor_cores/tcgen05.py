@@ -125,10 +125,10 @@ def tcgen05_mma(
         stores: two of each four of 8 or 16 bits, one of each two of float32, and of
         float4_e2m1fn two of each four pairs. A (128, indices) uint2 TMEM reference with
         layout=TmemLayout.sparse_metadata(), which `async_copy_sparse_metadata_to_tmem`
-        writes. M is 128, N a multiple of 16, K of 128, of float32 of 64, and of
-        float4_e2m1fn of 256. With scales, a scale is that of twice as many elements
-        along K, in `a` and in `b`, as without metadata. Of a pair, each CTA has the
-        metadata of its rows.
+        writes. M is 128, or of one CTA without scales 64, N a multiple of 16, K of 128,
+        of float32 of 64, and of float4_e2m1fn of 256. With scales, a scale is that of
+        twice as many elements along K, in `a` and in `b`, as without metadata. Of a
+        pair, each CTA has the metadata of its rows.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
       collective_axis: the last axis of the cluster, of size 2; None for one CTA.

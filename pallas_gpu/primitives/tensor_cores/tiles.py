@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.tmem.sparsity import ROWS
 from pallas_gpu.primitives import _operands as ops
 
 
@@ -36,7 +37,8 @@ def split(acc: Any, a: Any, a_scale: Any, metadata: Any) -> list[Tile]:
     Args:
       acc: (tiles, M, N); with two dimensions it is the only tile.
       a: (tiles * M, K) or (tiles, M, K).
-      a_scale, metadata: (tiles, M, columns), or None.
+      a_scale: (tiles, M, columns), or None.
+      metadata: (tiles, 128, columns), or None.
 
     Raises:
       ShapeError: an operand does not have these tiles.
@@ -49,10 +51,11 @@ def split(acc: Any, a: Any, a_scale: Any, metadata: Any) -> list[Tile]:
         if ref is None:
             continue
         ops.require_ref(ref, "tcgen05_mma", name)
-        if not _has_tiles(ref, count, rows, name):
+        high = ROWS if name == "a_sparse_metadata" else rows
+        if not _has_tiles(ref, count, high, name):
             raise errors.ShapeError(
                 f"tcgen05_mma: {name} does not have the tiles of the accumulator",
-                expected=f"{count} tiles of {rows} rows: ({count}, {rows}, columns)"
+                expected=f"{count} tiles of {high} rows: ({count}, {high}, columns)"
                 + (f" or ({count * rows}, K)" if name == "a" else ""),
                 got=f"{name} {tuple(ref.shape)}, acc {tuple(acc.shape)}",
                 hint="declare one tile for each of the accumulator, or pass acc.at[i] "
@@ -75,7 +78,7 @@ def _has_tiles(ref: Any, count: int, rows: int, name: str) -> bool:
 def _tile(ref: Any, number: int, rows: int) -> Any:
     if ref is None:
         return None
-    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    view = types.as_view(ref)
     if len(view.shape) == 3:
         return view.at[number]
     return view.at[number * rows : (number + 1) * rows]

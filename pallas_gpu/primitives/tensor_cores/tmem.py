@@ -7,13 +7,16 @@ asynchronous like an MMA, and `tcgen05_commit_arrive` tracks them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import arch, expect, types
+from pallas_gpu.layouts import Replicated
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.registers import check_layout
@@ -63,8 +66,9 @@ def async_load_tmem(
     `ref[...]` is the same with that wait.
 
     Args:
-      src: TMEM reference, or a part of its columns.
-      layout: register layout of the result, one that an instruction leaves: of 128 rows
+      src: TMEM reference, or a part of its columns. Of one with leading dimensions the
+        matrices are loaded one after another.
+      layout: register layout of a matrix, one that an instruction leaves: of 128 rows
         `Layout.TCGEN05` or `Layout.TCGEN05_TMEM_NATIVE`, of 64 `Layout.WGMMA` or
         `Layout.TCGEN05_M64_COLLECTIVE`. None: the compiler chooses.
       reduce: "max", "min", "absmax" or "absmin": also returns what that makes of the
@@ -87,7 +91,13 @@ def async_load_tmem(
     who = "async_load_tmem"
     ops.require_space(src, types.TMEM, who, "the source")
     layout = check_layout(layout, who)
-    loaded = ops.bind(async_load_tmem_p, {"src": ops.operand(src)}, layout=layout)
+
+    def load(view: types.RefView) -> jax.Array:
+        if types.has_parts(view):
+            return jnp.stack([load(view.at[i]) for i in range(len(view))])
+        return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
+
+    loaded = load(types.as_view(src))
     if reduce is None:
         return loaded
     return loaded, _REDUCTIONS[reduce](loaded)
@@ -105,7 +115,8 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     with that wait.
 
     Args:
-      ref: TMEM reference, or a part of its columns.
+      ref: TMEM reference, or a part of its columns. Of one with leading dimensions the
+        matrices are stored one after another.
       value: array of its shape and dtype.
 
     Raises:
@@ -115,9 +126,56 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """
     who = "async_store_tmem"
     ops.require_space(ref, types.TMEM, who, "the destination")
-    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
-    value = types.stored(value, view)
-    ops.bind(async_store_tmem_p, {"ref": ops.operand(ref), "value": value})
+
+    def store(view: types.RefView, value: jax.Array) -> None:
+        if types.has_parts(view):
+            for i in range(len(view)):
+                store(view.at[i], value[i])
+            return
+        ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
+
+    view = types.as_view(ref)
+    store(view, types.stored(value, view))
+
+
+def places(view: types.RefView) -> dict[str, jax.Array]:
+    """Where the elements of a part of an array lie, from the array's first column.
+
+    Returns:
+      The lane, the column, and where elements share columns the bit in it: int32 arrays
+      of the part's shape.
+    """
+    aval = types.base_aval(view)
+    layout, window = aval.storage.layout, types.resolve(aval.shape, view.transforms)
+    coordinates = []
+    for axis, start in enumerate(window.starts):
+        index = start if isinstance(start, int) else start.total(operator.add)
+        if axis in window.axes:
+            index += lax.broadcasted_iota(
+                jnp.int32, window.shape, window.axes.index(axis)
+            )
+        coordinates.append(index)
+
+    def number(digits: Sequence[Any]) -> jax.Array:
+        result = jnp.zeros(window.shape, jnp.int32)
+        for digit in digits:
+            if isinstance(digit, Replicated):
+                result = result * digit.times
+                continue
+            index = lax.div(coordinates[digit.axis], jnp.int32(digit.stride))
+            result = result * digit.size + lax.rem(index, jnp.int32(digit.size))
+        return result
+
+    matrix = tuple(aval.shape[-2:])
+    digits = layout.digits(matrix)
+    earlier = 0
+    for size, index in zip(aval.shape[:-2], coordinates, strict=False):
+        earlier = earlier * size + index
+    column = number(digits.column) + earlier * layout.columns(matrix)
+    found = {"lane": number(digits.lane), "column": column}
+    if layout.packing > 1:
+        found["bit"] = number(digits.position) * types.itemsize_bits(aval.dtype)
+    return found
 
 
 def wait_load_tmem() -> None:

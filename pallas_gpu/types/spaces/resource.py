@@ -98,6 +98,7 @@ class Resource:
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       has_addresses: whether threads may access any element of it by its address.
+      access_rank: the dimensions of an array that one operation accesses; None for any.
       declared_by: how a kernel gets a reference to it, for hints.
     """
 
@@ -107,6 +108,7 @@ class Resource:
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[arch.Feature | None] = None
     has_addresses: ClassVar[bool] = False
+    access_rank: ClassVar[int | None] = None
     declared_by: ClassVar[str]
 
     def __str__(self) -> str:

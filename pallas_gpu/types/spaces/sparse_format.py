@@ -38,13 +38,13 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
       meta: (M, K / 4, 2) uint2 array: the positions, ascending, of the two elements
         that are stored of each four along K, as `compress_2_of_4` returns them. Of
         4-bit operands (M, K / 8, 2), as `compress_4_of_8`, and of 32-bit ones
-        (M, K / 2, 2), as `compress_1_of_2` returns them. M is a multiple of 128, and
-        the second dimension of 32.
+        (M, K / 2, 2), as `compress_1_of_2` returns them. M is a multiple of 128, or
+        that of a product of 64 rows; the second dimension is a multiple of 32.
       operand_dtype: element type of the product's operands, of 4, 8, 16 or 32 bits.
 
     Returns:
       (M / 128, groups / 32, 128, 64) uint2 array; the groups are the second dimension
-      of `meta`.
+      of `meta`. For 64 rows it is (1, groups / 32, 128, 64), with each row twice.
 
     Raises:
       ShapeError, DTypeError: the metadata has another shape or type.
@@ -71,21 +71,22 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
             hint="meta.astype(jnp.uint2)",
         )
     pair, tile = layouts.INDICES, layouts.TILE_INDICES
-    if meta.ndim != 3 or meta.shape[2] != pair or meta.shape[0] % _ROWS or (
+    rows = layouts.HALF_ROWS if meta.shape[:1] == (layouts.HALF_ROWS,) else _ROWS
+    if meta.ndim != 3 or meta.shape[2] != pair or meta.shape[0] % rows or (
         meta.shape[1] * pair % tile
     ):  # fmt: skip
         group = layouts.group_of(bits)
         raise errors.ShapeError(
             f"{who}: the metadata has another shape",
-            expected=f"(M, K / {group}, 2), M a multiple of {_ROWS} and K of "
-            f"{layouts.tile_k(bits)}",
+            expected=f"(M, K / {group}, 2), M {layouts.HALF_ROWS} or a multiple of "
+            f"{_ROWS}, K a multiple of {layouts.tile_k(bits)}",
             got=meta.shape,
             hint="pad the operand with zeros",
         )
-    across, along = meta.shape[0] // _ROWS, meta.shape[1] * pair // tile
-    tiles = meta.reshape(across, _ROWS, along, tile).swapaxes(1, 2)
-    flat = tiles.reshape(across, along, _ROWS * tile)
-    return flat[..., layouts.order_of_tile(bits)]
+    across, along = meta.shape[0] // rows, meta.shape[1] * pair // tile
+    tiles = meta.reshape(across, rows, along, tile).swapaxes(1, 2)
+    flat = tiles.reshape(across, along, rows * tile)
+    return flat[..., layouts.order_of_tile(bits, rows)]
 
 
 @expect.arguments(a=_array)

@@ -83,6 +83,7 @@ class Tmem(MemorySpace):
     # As upstream aligns arrays within the one allocation of a kernel; the scales of 128
     # rows occupy as many columns.
     alignment = 4
+    access_rank = 2
     feature = arch.Feature.TMEM
     declared_by = "declare it with plgpu.TMEM(shape, dtype)"
     options = ("packed", "collective", "layout")

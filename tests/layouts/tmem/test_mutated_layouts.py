@@ -7,18 +7,20 @@ not loaded by threads: the model of their copy tells where they are.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout
-from pallas_gpu.layouts.tmem import access, transfer
+from pallas_gpu.layouts.tmem import access, sparsity, transfer
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from tests.support import tmem_layouts
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
+from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_pairs import PairProduct
-from tests.support.tensor_products import Product
+from tests.support.tensor_products import E4M3, F16, F32, Product
 
 DEFAULT, HALF, M64 = TmemKind.DEFAULT, TmemKind.HALF_LANE, TmemKind.M64_COLLECTIVE
 SCALES, SCALES_M64 = TmemKind.SCALES, TmemKind.SCALES_M64_COLLECTIVE
@@ -126,3 +128,22 @@ def test_a_wrong_definition_is_noticed(kind, name, mutated):
             assert not is_right(case)
         except (errors.PallasGpuError, KernelError):
             continue
+
+
+# The lanes of 64 rows of metadata: [halves of N, rows].
+HALVES = sparsity.lanes_of(64, 0), sparsity.lanes_of(64, 1)
+LANES = {
+    "those of 128 rows": np.arange(128).reshape(2, 64),
+    "halves of 8 lanes": np.arange(128).reshape(8, 2, 8).swapaxes(0, 1).reshape(2, 64),
+    "rows 15 and 16 exchanged": [
+        x[[*range(15), 16, 15, *range(17, 64)]] for x in HALVES
+    ],
+}
+
+
+@pytest.mark.parametrize("width", [E4M3, F16, F32])
+@pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+def test_wrong_lanes_of_the_metadata_of_64_rows_are_noticed(lanes, width, monkeypatch):
+    monkeypatch.setattr(sparsity, "lanes_of", lambda rows, half=0: lanes[half])
+    case = SparseProduct(m=64, n=16, k=128, a=width, b=width, a_swizzle=64)
+    assert not is_right(case)

@@ -7,13 +7,24 @@ import numpy as np
 import pytest
 
 from pallas_gpu.layouts.tmem.mma_instruction import Instruction
-from pallas_gpu.layouts.tmem.sparsity import metadata_of, order_of_tile
+from pallas_gpu.layouts.tmem.sparsity import lanes_of, metadata_of, order_of_tile
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_a_tile_has_each_index_once(bits):
     found = np.sort(order_of_tile(bits).reshape(-1))
     np.testing.assert_array_equal(found, np.arange(128 * 64))
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_64_rows_of_metadata_lie_in_both_halves_of_the_lanes_of_a_warp(bits):
+    """Those of rows 16 * w to 16 * w + 15, in the order of M = 128, in warp w."""
+    order = order_of_tile(bits, 64).reshape(4, 2, 16, 64)
+    for half in (0, 1):
+        same = order_of_tile(bits)[:64]
+        np.testing.assert_array_equal(order[:, half].reshape(64, 64), same)
+        lanes = [32 * (m // 16) + 16 * half + m % 16 for m in range(64)]
+        assert lanes_of(64, half).tolist() == lanes
 
 
 def test_16_bit_metadata_lies_as_ptx_says():

@@ -16,6 +16,7 @@ from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH
+from tests.support.tensor_products import BLACKWELL
 
 X = np.arange(128, dtype=np.float32)
 
@@ -115,6 +116,14 @@ def test_formats_are_those_of_python(spec, dtype, value, text, capsys):
 def test_a_format_may_name_the_positions_of_the_values(capsys):
     fmt = "{{{1}}} {0} {1:.2f}"
     assert everywhere(printing(fmt, 2, 7), capsys) == ["{7.0} 2.0 7.00"]
+
+
+def test_an_element_may_be_printed_without_its_position(capsys):
+    def body(x_ref, o_ref):
+        plgpu.debug_print("{}, {!s:.2f}", x_ref[:2], x_ref[2:4])
+        o_ref[...] = x_ref[...]
+
+    assert everywhere(body, capsys) == ["[0]: 0.0, 2.00", "[1]: 1.0, 3.00"]
 
 
 def test_the_fifth_value_that_may_be_whole_is_printed_as_c_does(capsys):
@@ -403,6 +412,58 @@ def test_a_layout_has_one_placeholder(x_ref, o_ref, *, fmt):
 @refused_by(lambda body: kernel(body, scratch_types=[plgpu.Barrier()])(X))
 def test_a_barrier_has_no_layout(x_ref, o_ref, barrier):
     plgpu.print_layout("{}", barrier)  # HERE
+
+
+# --- tensor memory --------------------------------------------------------------------
+
+HALVES = plgpu.TMEM((64, 32), jnp.float32)
+PACKED = plgpu.TMEM((128, 16), jnp.float16, packed=True)
+TWO = plgpu.TMEM((2, 128, 16), jnp.float32)
+# A declaration, the part that is printed, how many lines, and one of them. An element
+# of the arrays is its number.
+HELD = {
+    "halves": (HALVES, lambda x: x, 2048, "lane 115, column 9, [51, 25]: 1657.0"),
+    "packed": (
+        PACKED, lambda x: x, 2048, "lane 99, column 7, bit 16, [99, 15]: 1599.0",
+    ),
+    "a part": (
+        TWO, lambda x: x.at[1, :, 8:], 1024, "lane 0, column 26, [0, 2]: 2058.0",
+    ),
+    "a range": (
+        TWO, lambda x: x.at[:, :, 8:], 2048, "lane 0, column 26, [1, 0, 2]: 2058.0",
+    ),
+    "a part that a scalar chooses": (
+        TWO, lambda x: x.at[lax.axis_index("i")], 2048, "lane 0, column 2, [0, 2]: 2.0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("held", "part", "count", "line"), HELD.values(), ids=HELD)
+def test_an_array_in_tensor_memory_is_printed_as_it_lies(
+    held, part, count, line, capsys
+):
+    layout = plgpu.Layout.WGMMA if held is HALVES else plgpu.Layout.TCGEN05
+
+    def body(x_ref, o_ref, tile):
+        tile[...] = plgpu.load(x_ref, layout=layout, optimized=False)
+        plgpu.debug_print("{}!", part(tile))
+        o_ref[...] = x_ref[...]
+
+    x = np.arange(np.prod(held.shape)).reshape(held.shape).astype(held.dtype)
+    options = {"scratch_types": [held], "compiler_params": BLACKWELL}
+    found = everywhere(body, capsys, x, grid=(1,), grid_names=("i",), **options)
+    assert len(set(found)) == count
+    assert f"{line}!" in found
+
+
+@refused
+def test_metadata_in_tensor_memory_is_not_printed():
+    def body(x_ref, o_ref, held):
+        plgpu.debug_print("{}", held)  # HERE
+
+    layout = plgpu.layouts.TmemLayout.sparse_metadata()
+    held = plgpu.TMEM((128, 64), jnp.uint2, layout=layout)
+    kernel(body, scratch_types=[held], compiler_params=BLACKWELL)(X)
 
 
 # --- refusals -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -157,6 +158,7 @@ class Transfer:
       dtype: element type.
       packed: whether its elements fill columns.
       pair: whether it lies as one CTA's part of an accumulator of a pair.
+      matrices: of an array with a leading dimension, which is stored as a whole.
     """
 
     layout: tuple[Any, ...]
@@ -165,21 +167,28 @@ class Transfer:
     dtype: Any = F32
     packed: bool = False
     pair: bool = False
+    matrices: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        leading = () if self.matrices is None else (self.matrices,)
+        return (*leading, self.rows, self.columns)
 
     def kernel(self) -> tuple[Any, ...]:
         """How it is made, and the type of its operand."""
-        shape = (self.rows, self.columns)
-        return self._make, jax.ShapeDtypeStruct(shape, self.dtype)
+        return self._make, jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     def _make(self, names: Any, params: Any) -> Callable[..., Any]:
-        shape, (name, *args) = (self.rows, self.columns), self.layout
+        shape, (name, *args) = self.shape, self.layout
         layout = getattr(names.Layout, name)
         layout = layout(*args) if args else layout
 
         def body(x, out, held):
             names.async_store_tmem(held, names.load(x, layout=layout, optimized=False))
             names.commit_tmem()
-            out[...] = names.async_load_tmem(held, layout=layout)
+            for i in np.ndindex(shape[:-2]):
+                out[i] = names.async_load_tmem(held.at[i], layout=layout)
             names.wait_load_tmem()
 
         held = tmem(names, shape, self.dtype, packed=self.packed)

@@ -133,6 +133,15 @@ REFUSED = (
         "primitives/warp_scopes::a_warp_declares_no_scratch_in_gmem",
     ),
     Refused(
+        "loads and stores of TMEM in warp_map",
+        (),
+        "UnsupportedError",
+        "tcgen05.ld and tcgen05.st of a warp reach the 32 lanes of its number, a "
+        'quarter of each array (PTX ISA, tcgen05.ld, "Access restrictions"); upstream '
+        "refuses them, too",
+        "primitives/warp::a_warp_does_not_load_or_store_tensor_memory",
+    ),
+    Refused(
         "a barrier that some warps wait for in warp_map, and the warpgroup outside",
         ("scratch: barriers that some warps wait for",),
         "BarrierError",

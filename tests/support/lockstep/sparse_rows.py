@@ -2,7 +2,8 @@
 """The metadata that a sparse tcgen05.mma reads from TMEM.
 
 From the PTX ISA, tcgen05 "Sparse matrices": the granularity of each kind, its values,
-and where they lie for M = 128.
+and where they lie for M = 128. Of M = 64 it says that metadata has the lane offset of
+D, "Layout F"; its order in 16 lanes is taken to be that of M = 128.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.support.lockstep import tmem
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 
-_ROWS = 128
+_ROWS = (64, 128)
 # kind -> K of a sparse instruction.
 _K = {
     "tf32": 16,
@@ -37,27 +38,43 @@ _SELECTED = ("f16", "tf32")
 
 
 class SparseRows:
-    """The metadata of one instruction in flight."""
+    """The metadata of one instruction in flight.
+
+    Args:
+      rows: M in a CTA.
+      d: the address of D.
+    """
 
     def __init__(
-        self, cta: Any, row: int, agent: int, kind: str, selector: int, address: int
+        self,
+        cta: Any,
+        row: int,
+        agent: int,
+        kind: str,
+        rows: int,
+        selector: int,
+        address: int,
+        d: int,
     ) -> None:
         base, column = address >> 16, address & 0xFFFF
-        if base or column % 2:
+        if base != d >> 16 or column % 2:
             raise KernelError(f"metadata from lane {base}, column {column} on")
+        self._rows = rows
         self._tmem, self._k = tmem.of_cta(cta), _K[kind]
         self._kind, self._chunk = kind, _CHUNKS.get(kind, 4)
         # For each row and each chunk of K: its lane, column and first bit.
-        m = np.arange(_ROWS)[:, None]
+        m = np.arange(rows)[:, None]
+        # The first lane of each 16 rows.
+        block = m // 16 * 16 if rows == 128 else base + m // 16 * 32
         k = np.arange(0, self._k, self._chunk)[None]
         if kind in _SELECTED:
             half = self._k // 2
-            lane = m % 8 + 8 * (k // half) + 16 * (m // 16)
+            lane = block + m % 8 + 8 * (k // half)
             self._bit = 4 * (k % half // self._chunk) + 16 * (m // 8 % 2)
             columns = column + selector + 0 * self._bit
         else:
             first = 4 * (k // self._chunk)
-            lane, self._bit = m + 0 * k, first % 32 + 0 * m
+            lane, self._bit = block + m % 16 + 0 * k, first % 32 + 0 * m
             columns = column + first // 32 + 0 * m
         self._cells = np.broadcast_arrays(lane, columns)
         self._tmem.begin(
@@ -65,13 +82,10 @@ class SparseRows:
         )
 
     @staticmethod
-    def check(selector: int, kind: str, m: int) -> None:
-        """Raises unless there are such instructions, and they are modelled.
-
-        Args:
-          m: rows in each CTA.
-        """
-        if m != _ROWS or kind not in _K:
+    def check(selector: int, kind: str, m: int, ctas: int) -> None:
+        """Raises unless there are such instructions, and they are modelled."""
+        rows = m // ctas
+        if rows not in _ROWS or kind not in _K or (ctas == 2 and rows == 64):
             raise NotModelled(f"a sparse tcgen05.mma of kind::{kind}, M = {m}")
         if selector and kind not in _SELECTED:
             raise KernelError(f"sparsity selector {selector} of kind::{kind}")
@@ -86,15 +100,15 @@ class SparseRows:
         tf32 = self._kind == "tf32"
         if not np.isin(values, list(_LEGAL_TF32) if tf32 else _LEGAL).all():
             raise KernelError("sparsity metadata that the PTX ISA does not define")
-        chunks = _ROWS, self._k // self._chunk
+        chunks = self._rows, self._k // self._chunk
         if tf32:
             places = (values == 0b1110).astype(np.int64)[..., None]
             dense = np.zeros((*chunks, 2), stored.dtype)
             np.put_along_axis(dense, places, stored[..., None], axis=-1)
-            return dense.reshape(_ROWS, self._k)
+            return dense.reshape(self._rows, self._k)
         size = self._chunk // 4
         dense = np.zeros((*chunks, 4, size), stored.dtype)
         places = np.stack([values & 3, values >> 2], axis=-1).astype(np.int64)
         kept = stored.reshape(*chunks, 2, size)
         np.put_along_axis(dense, places[..., None], kept, axis=-2)
-        return dense.reshape(_ROWS, self._k)
+        return dense.reshape(self._rows, self._k)

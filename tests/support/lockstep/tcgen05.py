@@ -118,7 +118,7 @@ class Instruction:
         halved = ctas == 2 and self.m == 128 and self.selector is None
         fine &= self.scaling is None or self.m == 128 * ctas or halved
         if self.selector is not None:
-            SparseRows.check(self.selector, self.kind, self.m // ctas)
+            SparseRows.check(self.selector, self.kind, self.m, ctas)
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
         if not fine:
             raise KernelError(f"no tcgen05.mma is {self}")
@@ -290,7 +290,7 @@ class Product:
         # And the metadata of its rows, at the same address.
         self._sparse: list[SparseRows | None] = [None for _ in ctas]
         if metadata is not None and spec.selector is not None:
-            chosen = spec.kind, spec.selector, metadata
+            chosen = spec.kind, spec.m // len(ctas), spec.selector, metadata, d
             self._sparse = [SparseRows(x, row, thread.agent, *chosen) for x in ctas]
         # Each CTA has the scales of its rows of A, and of all of B.
         self._scales: list[list[Scales]] = [[] for _ in ctas]

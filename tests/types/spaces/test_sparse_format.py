@@ -91,7 +91,7 @@ def test_metadata_of_float32_with_half_an_element_is_reported():
 @pytest.mark.parametrize(
     ("shape", "dtype", "operand"),
     [
-        ((64, 32, 2), "uint2", "float16"),
+        ((192, 32, 2), "uint2", "float16"),
         ((128, 16, 2), "uint2", "float16"),
         ((128, 32, 4), "uint2", "float16"),
         ((128, 64), "uint2", "float16"),

@@ -12,18 +12,20 @@ from pallas_gpu.types.transforms import itemsize_bits
 _UNITS, _INDICES = layouts.UNITS, layouts.INDICES
 
 
-def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
+def expand(stored: np.ndarray, metadata: np.ndarray, half: int = 0) -> np.ndarray:
     """Returns the (M, K) matrix.
 
     Args:
       stored: (M, K / 2) elements.
-      metadata: (M, indices of K) in the order of TMEM.
+      metadata: (128, indices of K) in the order of TMEM.
+      half: of 64 rows the half of N, for which the metadata has lanes of its own.
 
     Raises:
       KernelError: PTX does not define what the indices select.
     """
     rows, bits = stored.shape[0], itemsize_bits(stored.dtype)
     group = layouts.group_of(bits)
+    metadata = metadata[layouts.lanes_of(rows, half)]
     places = _places(metadata, bits).reshape(rows, -1, _INDICES)
     undefined = places[..., 0] >= places[..., 1]
     # Of two elements one is stored, with both of its halves.
@@ -41,7 +43,7 @@ def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
             got=f"{places[row, number]} in row {row}, columns {group * number} to "
             f"{group * number + group - 1}",
             hint="order it with plgpu.format_tcgen05_sparse_metadata, of the type of "
-            "the operands",
+            "the operands, from as many rows as a has",
         )
     if whole:
         dense = np.zeros((*places.shape[:2], group), stored.dtype)
@@ -55,10 +57,11 @@ def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
 
 
 def _places(metadata: np.ndarray, bits: int) -> np.ndarray:
-    """The indices in the order of rows and of K."""
+    """The indices, which are in the order of M = 128, in that of rows and of K."""
     width = layouts.TILE_INDICES
     rows, tiles = metadata.shape[0], metadata.shape[1] // width
     split = metadata.astype(np.int64).reshape(rows, tiles, width).swapaxes(0, 1)
     ordered = np.empty((tiles, rows * width), np.int64)
-    ordered[:, layouts.order_of_tile(bits).reshape(-1)] = split.reshape(tiles, -1)
+    order = layouts.order_of_tile(bits)[:rows].reshape(-1)
+    ordered[:, order] = split.reshape(tiles, -1)
     return ordered.reshape(tiles, rows, width).swapaxes(0, 1).reshape(rows, -1)

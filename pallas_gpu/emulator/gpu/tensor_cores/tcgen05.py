@@ -33,7 +33,7 @@ from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.tensor_cores import scaled, sparse, tensor_core
 from pallas_gpu.emulator.gpu.tensor_cores.order import Issue, Operation
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
-from pallas_gpu.layouts.tmem import scaled_instruction
+from pallas_gpu.layouts.tmem import scaled_instruction, sparsity
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tcgen05
 
@@ -182,6 +182,16 @@ class Share:
     scales: tuple[Region, ...]
     metadata: Region | None
 
+    def accumulate(self, acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+        """Adds the product of its rows to its accumulator."""
+        if not self.scales:
+            tensor_core.accumulate(acc, a, b, truncates=False)
+            return
+        a_scale, b_scale = (scale.peek() for scale in self.scales)
+        if acc.shape[0] == scaled_instruction.HALF_ROWS:
+            b_scale = scaled.joined(b_scale, acc.shape[1])
+        scaled.accumulate(acc, a, b, a_scale, b_scale)
+
 
 class Product(Work):
     """`acc += a @ b`, or `acc = a @ b`, that has been issued.
@@ -203,15 +213,14 @@ class Product(Work):
             acc, a = share.acc.peek(), share.a.peek()
             if not self._accumulate:
                 acc[...] = 0
-            if share.metadata is not None:
-                a = sparse.expand(a, share.metadata.peek())
-            if share.scales:
-                a_scale, b_scale = (scale.peek() for scale in share.scales)
-                if acc.shape[0] == scaled_instruction.HALF_ROWS:
-                    b_scale = scaled.joined(b_scale, acc.shape[1])
-                scaled.accumulate(acc, a, b, a_scale, b_scale)
-            else:
-                tensor_core.accumulate(acc, a, b, truncates=False)
+            if share.metadata is None:
+                share.accumulate(acc, a, b)
+                continue
+            metadata, halves = share.metadata.peek(), sparsity.ROWS // len(a)
+            both = (np.split(x, halves, axis=1) for x in (acc, b))
+            for half, (columns, right) in enumerate(zip(*both, strict=True)):
+                left = sparse.expand(a, metadata, half)
+                share.accumulate(columns, left, right)
 
 
 @dataclasses.dataclass(slots=True)

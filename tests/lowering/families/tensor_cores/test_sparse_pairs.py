@@ -58,12 +58,22 @@ def test_no_schedule_has_a_race(asynchrony):
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_ptxas_takes_products_of_tf32(ctas):
-    """Those of other types are upstream's: tests/differential/test_narrow_products."""
-    case = SparseTile(SparseProduct(a=F32, b=F32, k=64), ctas)
+@pytest.mark.parametrize(
+    ("case", "kind", "count"),
+    [
+        (SparseTile(SparseProduct(a=F32, b=F32, k=64)), "1.kind::tf32", 4),
+        (SparseTile(SparseProduct(a=F32, b=F32, k=64), 2), "2.kind::tf32", 4),
+        (SparseProduct(m=64), "1.kind::f16", 8),
+        (SparseProduct(m=64, a=F32, b=F32, k=64), "1.kind::tf32", 8),
+        (SparseProduct(m=64, a=E4M3, b=E5M2, a_swizzle=64), "1.kind::f8f6f4", 4),
+        (SparseProduct(m=64, a=I8, b=I8, acc=I32, a_swizzle=64), "1.kind::i8", 4),
+    ],
+)
+def test_ptxas_takes_products_that_upstream_has_not(case, kind, count):
+    """Others are upstream's: tests/differential/test_narrow_products."""
     (report,) = plgpu.offline.compile(case.make(), *case.operands(), target="sm_100a")
-    assert report.ptx.count(f"tcgen05.mma.sp.cta_group::{ctas}.kind::tf32 ") == 4
+    assert report.ptx.count(f"tcgen05.mma.sp.cta_group::{kind} ") == count
+    assert report.resources.spill_load_bytes == 0
 
 
 # --- what is refused ------------------------------------------------------------------
@@ -71,6 +81,7 @@ def test_ptxas_takes_products_of_tf32(ctas):
 
 ONE = plgpu.TMEM((128, 64), jnp.uint2, layout=TmemLayout.sparse_metadata())
 WIDE = plgpu.TMEM((128, 64), F32, collective=True)
+LOW = plgpu.TMEM((64, 32), F32, collective=True)
 INTEGERS = SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, n=48)
 
 
@@ -80,8 +91,13 @@ INTEGERS = SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, n=48)
         (KERNELS["a pair"], {"metadata": ONE, "acc": plgpu.TMEM((128, 32), F32)}),
         (SparseTile(SparseProduct(n=32), 2), {"acc": WIDE}),
         (SparseTile(INTEGERS, 2), {}),
+        (SparseTile(SparseProduct(), 2), {"acc": LOW}),
+        (KERNELS["scales"], {"acc": plgpu.TMEM((64, 64), F32)}),
     ],
-    ids=["metadata of one CTA", "columns of b", "N of integers"],
+    ids=[
+        *("metadata of one CTA", "columns of b", "N of integers"),
+        *("64 rows", "64 rows with scales"),
+    ],
 )
 @refused
 def test_what_is_not_multiplied(case, scratch):

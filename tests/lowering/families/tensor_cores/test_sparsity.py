@@ -7,10 +7,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E2M1
 from tests.support.sparse_products import SparseProduct
@@ -45,6 +47,16 @@ KERNELS = {
         a=F32, b=F32, a_swizzle=64, b_swizzle=64, rounds=2
     ),
     "tf32, a in TMEM": SparseProduct(a=F32, b=F32, k=64, a_in_tmem=True),
+    "64 rows": SparseProduct(m=64),
+    "64 rows, bf16, K of two tiles": SparseProduct(m=64, a=BF16, b=BF16, k=256),
+    "64 rows, b along N": SparseProduct(m=64, b_stored=False, n=128),
+    "64 rows, f16 accumulator": SparseProduct(m=64, acc=F16, n=16),
+    "64 rows, float8, added up": SparseProduct(
+        m=64, a=E4M3, b=E5M2, a_swizzle=64, n=48, rounds=2
+    ),
+    "64 rows, int8, 80 columns": SparseProduct(m=64, a=I8, b=U8, acc=I32, k=256, n=80),
+    "64 rows, 256 columns": SparseProduct(m=64, n=256),
+    "64 rows, tf32": SparseProduct(m=64, a=F32, b=F32),
 }
 
 
@@ -53,12 +65,29 @@ def test_a_sparse_product(case):
     check(case)
 
 
+def test_each_half_of_n_reads_its_own_metadata_of_64_rows():
+    case = SparseProduct(m=64)
+    (stored, b, meta), (dense, _) = case.operands(), case.dense()
+    # In lanes 16 to 31 of each warp the last two of four elements are stored.
+    last = np.zeros((64, case.k // 4, 4), F16)
+    last[..., 2:] = stored.reshape(64, -1, 2)
+    other = plgpu.compress_2_of_4(np.tile([0, 0, 1, 1], (64, case.k // 4)))[1]
+    other = plgpu.format_tcgen05_sparse_metadata(other, F16)
+    upper = np.arange(128)[:, None] // 16 % 2 == 1
+    meta = np.where(upper, np.asarray(other), np.asarray(meta))
+    halves = zip((dense, last.reshape(dense.shape)), np.split(b, 2), strict=True)
+    expected = [np.float32(a) @ np.float32(right).T for a, right in halves]
+    args = stored, b, meta
+    everywhere.check(case.make, args, np.concatenate(expected, 1), on_gpu=False)
+
+
 @pytest.mark.parametrize(
     "case",
     [
         SparseProduct(),
         SparseProduct(a=E4M3, b=E4M3),
         SparseProduct(a=F32, b=F32, k=64),
+        SparseProduct(m=64, n=64),
     ],
 )
 def test_warpgroup_semantics_infer_how_operands_are_stored(case):
@@ -126,19 +155,12 @@ def test_copied_metadata_has_its_layout():
         ),
         (
             SparseProduct(),
-            {
-                "acc": plgpu.TMEM((64, 32), F32),
-                "a_smem": plgpu.SMEM((64, 64), F16),
-            },
-        ),
-        (
-            SparseProduct(),
             {"a_smem": plgpu.SMEM((128, 128), F16, transforms=storage(F16))},
         ),
         (SparseProduct(b_swizzle=32), {}),
         (SparseProduct(), {"metadata": plgpu.TMEM((128, 64), F32)}),
     ],
-    ids=["N", "K of a", "rows of a", "dense a", "rows of 32 bytes", "type"],
+    ids=["N", "K of a", "dense a", "rows of 32 bytes", "type"],
 )
 @refused
 def test_what_no_instruction_multiplies(case, scratch):

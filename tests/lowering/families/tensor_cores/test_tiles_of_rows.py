@@ -15,6 +15,7 @@ from tests.support import everywhere
 from tests.support.refusal import refused
 from tests.support.scaled_products import E8M0, ScaledProduct
 from tests.support.semantics import BOTH
+from tests.support.sparse_products import SparseProduct
 from tests.support.tensor_products import (
     E4M3,
     F16,
@@ -85,6 +86,33 @@ def test_a_left_operand_may_be_stored_tile_by_tile():
     a, b = operands(case)
     args = a.reshape(TILES, case.m, case.k), b
     everywhere.check(make(case, loose=True), args, expected(case, a, b), on_gpu=False)
+
+
+def test_metadata_of_64_rows_is_that_of_128_lanes_in_each_tile():
+    case = SparseProduct(m=64)
+    (stored, b, meta), dense = case.operands(), case.dense()[0].astype(np.float32)
+    args = np.concatenate([stored, stored]), b, meta
+
+    def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, loaded, done):
+        start_copies(loaded, (a, a_smem), (b, b_smem), (meta, m_smem))
+        plgpu.barrier_wait(loaded)
+        for i in range(TILES):
+            plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata.at[i])
+        given = {"a_sparse_metadata": metadata, "accumulate": False}
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **given)
+        plgpu.barrier_wait(done)
+        for i in range(TILES):
+            out[i] = acc[i]
+
+    indices = TmemLayout.sparse_metadata()
+    scratch = case.scratch() | {
+        "a_smem": plgpu.SMEM(args[0].shape, F16, transforms=storage(F16)),
+        "acc": plgpu.TMEM((TILES, 64, case.n), F32),
+        "metadata": plgpu.TMEM((TILES, 128, 64), jnp.uint2, layout=indices),
+    }
+    options = {"scratch_types": scratch, "target": "sm_100a", "on_gpu": False}
+    wanted = np.stack([dense @ b.T.astype(np.float32)] * TILES)
+    everywhere.run(body, args, wanted, **options)
 
 
 def test_scales_have_the_tiles_of_the_accumulator():

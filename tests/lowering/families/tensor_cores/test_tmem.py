@@ -144,6 +144,28 @@ def test_leading_dimensions_are_columns(x, o, tiles):
         o[:, plgpu.ds(16 * i, 16)] = tiles[2 - i]
 
 
+STACK = numbers((2, 3, 128, 8), F32)
+RAISED = np.float32([3, 2]).reshape(2, 1, 1, 1)
+
+
+@gives([STACK], lambda x: x + 1, plgpu.TMEM(STACK.shape, F32))
+def test_arrays_with_leading_dimensions_are_stored_and_loaded_whole(x, o, tiles):
+    plgpu.async_store_tmem(tiles, plgpu.load(x, layout=TCGEN05, optimized=False))
+    plgpu.commit_tmem()
+    o[...] = plgpu.async_load_tmem(tiles, layout=TCGEN05) + 1
+
+
+@gives([STACK], lambda x: x[:, ::-1] + RAISED, plgpu.TMEM(STACK.shape, F32))
+def test_ranges_of_leading_dimensions(x, o, tiles):
+    tiles[...] = 2
+    tiles.at[:1].addupdate(jnp.ones((1, *STACK.shape[1:]), F32))
+    value = plgpu.load(x, layout=TCGEN05, optimized=False)
+    for i in range(2):
+        tiles.at[i].addupdate(value[i])
+    for i in range(3):
+        o[:, i] = tiles[:, 2 - i]
+
+
 @gives([X], lambda x: 3 * x, TILE)
 def test_scopes_share_the_columns(x, o, outer):
     value = load(x)
