@@ -164,14 +164,13 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
             carries = tuple((consts + i, i) for i in range(carry))
             return (body,), ((*kept, *made),), carries
         case Kind.WHILE:
-            of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-            carried = ins[of_condition + of_body :]
-            consts = ins[of_condition : of_condition + of_body]
-            carries = tuple((of_body + i, i) for i in range(len(carried)))
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            of_condition, of_body = ins[:first], ins[first : first + second]
+            carried = ins[first + second :]
             return (
                 (region_of(params["cond_jaxpr"]), region_of(params["body_jaxpr"])),
-                ((*ins[:of_condition], *carried), (*consts, *carried)),
-                carries,
+                ((*of_condition, *carried), (*of_body, *carried)),
+                tuple((second + i, i) for i in range(len(carried))),
             )
         case Kind.IF:
             branches = tuple(map(region_of, params["branches"]))

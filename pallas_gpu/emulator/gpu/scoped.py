@@ -131,7 +131,8 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     declared = [Declared(v, name) for v, name in refs_of]
     shared = bool(step.params["collective_axes"])
     scope, refs = yield from _enter(wg, jaxpr, declared, shared)
-    results = yield from evaluate.run(wg, *step.plans, [*ins, *refs])
+    (body,) = step.plans
+    results = yield from evaluate.run(wg, body, [*ins, *refs])
     wg.location = step.location
     _leave(wg, scope)
     return results
