@@ -85,7 +85,7 @@ def binder(template: Any) -> Callable[[list[Any]], Any]:
 
 def bound(operands: Sequence[Operand], env: list[Any]) -> list[Any]:
     """Returns the values of operands."""
-    return [env[x.index] if type(x) is Value else x.value for x in operands]
+    return [env[x.index] if isinstance(x, Value) else x.value for x in operands]
 
 
 class Location:
