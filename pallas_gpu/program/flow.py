@@ -49,6 +49,13 @@ class Flow[F]:
         """Returns the facts of the results of an operation without regions."""
         raise NotImplementedError
 
+    def in_every_iteration(self, op: Op, i: int, j: int) -> F | None:
+        """Returns what is known of a carry (input, result) without following the loop.
+
+        None for what the rounds find.
+        """
+        return None
+
     def made(self, op: Op, value: Value) -> F:
         """Returns the fact of what an operation makes for its region."""
         return self.unknown(value)
@@ -118,18 +125,29 @@ class Flow[F]:
     def _loop(self, op: Op) -> list[F]:
         *condition, body = op.regions
         inputs, results = self._inputs(op, -1), list[F]()
+        joined = []
+        for i, j in op.carries:
+            fact = self.in_every_iteration(op, i, j)
+            if fact is None:
+                joined.append((i, j))
+            else:
+                inputs[i] = fact
         for round_ in range(_MOST_ROUNDS + 1):
             ends = [self._end(op, region, inputs) for region in condition]
             before = list(inputs)
             with self._under(*ends):
                 results = self.run(body, inputs)
-                for i, j in op.carries:
+                for i, j in joined:
                     inputs[i] = self.join(inputs[i], results[j])
             if inputs == before:
                 break
             if round_ == _MOST_ROUNDS - 1:
-                for i, _ in op.carries:
+                for i, _ in joined:
                     inputs[i] = self.unknown(body.inputs[i])
+        for i, j in set(op.carries) - set(joined):
+            inputs[i] = self.unknown(
+                op.results[j]
+            )  # of the last iteration and one more
         n = len(op.carries)
         stacked = zip(results[n:], op.results[n:], strict=True)
         return [*self._carried(op, inputs), *(self.stacked(*x) for x in stacked)]
