@@ -43,6 +43,8 @@ from pallas_gpu.lowering import (
 )
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
+from pallas_gpu.program import text as program_text
+from pallas_gpu.program.build import region_of
 
 Text = Callable[[Build], str | None]
 # Called with a text's name, the kernel's name and a function that returns the text.
@@ -172,12 +174,23 @@ def module_text(build: Build) -> str:
     return str(build.module)
 
 
+def _program_text(build: Build) -> str:
+    return program_text.text(region_of(build.params.jaxpr), build.params.name)
+
+
 def _warpgroup_text(build: Build) -> str | None:
     return str(build.module) if launch.infers_layouts(build) else None
 
 
 STAGES: tuple[Stage, ...] = (
-    Stage("options", read_options, {"jaxpr": lambda b: str(b.params.jaxpr)}),
+    Stage(
+        "options",
+        read_options,
+        {
+            "jaxpr": lambda b: str(b.params.jaxpr),
+            "program": _program_text,
+        },
+    ),
     Stage("results", find_undefined),
     Stage(
         "composites",

@@ -13,6 +13,8 @@ import jax
 from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.text import text
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
@@ -37,6 +39,7 @@ class KernelReport:
       name: the kernel's name.
       target: the target's name.
       jaxpr: the traced body.
+      program: its normal form: operations, accesses and source lines.
       mlir: the module that JAX's CUDA plugin compiles.
       ptx: PTX text.
       sass: disassembled machine code; None if nvdisasm is missing (see `note`).
@@ -47,6 +50,7 @@ class KernelReport:
     name: str
     target: str
     jaxpr: str = dataclasses.field(repr=False)
+    program: str = dataclasses.field(repr=False)
     mlir: str = dataclasses.field(repr=False)
     ptx: str = dataclasses.field(repr=False)
     sass: str | None = dataclasses.field(repr=False)
@@ -70,12 +74,14 @@ class LoweredReport:
       name: the kernel's name.
       target: the target's name.
       jaxpr: the traced body.
+      program: its normal form: operations, accesses and source lines.
       mlir: the module that JAX's CUDA plugin compiles.
     """
 
     name: str
     target: str
     jaxpr: str = dataclasses.field(repr=False)
+    program: str = dataclasses.field(repr=False)
     mlir: str = dataclasses.field(repr=False)
 
 
@@ -143,7 +149,11 @@ def lower(
         lowered = compiler.lower(params, chosen, register.observe)
         reports.append(
             LoweredReport(
-                params.name, chosen.name, str(params.jaxpr), str(lowered.module)
+                params.name,
+                chosen.name,
+                str(params.jaxpr),
+                _program(params),
+                str(lowered.module),
             )
         )
     return reports
@@ -175,12 +185,17 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
         params.name,
         target.name,
         str(params.jaxpr),
+        _program(params),
         str(build.module),
         compiled.ptx,
         compiled.sass,
         compiled.resources,
         compiled.note,
     )
+
+
+def _program(params: call.CallParams) -> str:
+    return text(region_of(params.jaxpr), params.name)
 
 
 def require_target(params: call.CallParams, target: arch.Target) -> None:

@@ -20,7 +20,8 @@ from tools.source_tree import ROOT, python_files, syntax_tree
 _GROUND = ("errors", "expect", "arch", "layouts", "_jax", "walk")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives", "resources")
-_ENTRY = (*_PRIMITIVES, "entry")
+_PROGRAM = (*_PRIMITIVES, "program")
+_ENTRY = (*_PROGRAM, "entry")
 _LOWERING = (*_ENTRY, "mosaic", "lowering")
 
 # Which rooms a room may import, itself aside. mosaic/ emits instructions and never
@@ -37,7 +38,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "primitives": _TYPES,
     # The planner reads a jaxpr for the scopes that allocate: it knows that primitive.
     "resources": (*_TYPES, "primitives"),
-    "entry": _PRIMITIVES,
+    "program": _PRIMITIVES,
+    "entry": _PROGRAM,
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,
@@ -56,17 +58,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Inner rooms that may import less than the room around them: modules by their names.
 # The emulator's engine runs jaxprs with effects on any machine; of ours it knows
-# how rules are registered, how operands are flattened, which jaxprs one runs and which
-# of their variables are indices.
+# how rules are registered, what a program is, and which of its values are indices.
 INNER_ROOMS: dict[str, tuple[str, ...]] = {
     "pallas_gpu.emulator.engine": (
         "pallas_gpu.errors",
         "pallas_gpu._jax",
         "pallas_gpu.layouts.window",
         "pallas_gpu.primitives._indices",
-        "pallas_gpu.primitives._operands",
         "pallas_gpu.primitives._registry",
-        "pallas_gpu.walk",
+        "pallas_gpu.program",
     ),
 }
 PURE_PYTHON_ROOMS = ("errors", "expect", "arch", "layouts")

@@ -11,7 +11,6 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.emulator.engine import evaluate, poison
-from pallas_gpu.emulator.engine import plan as plans
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, Run
@@ -29,7 +28,7 @@ def _begin_iteration(thread: Thread, step: ControlStep) -> None:
 def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     params = step.params
     num_consts, num_carry = _jax.scan_arity(params)
-    body, length = plans.plan_of(params["jaxpr"]), params["length"]
+    (body,), length = step.plans, params["length"]
     consts, carry = ins[:num_consts], ins[num_consts : num_consts + num_carry]
     arrays = ins[num_consts + num_carry :]
     steps = range(length)
@@ -53,8 +52,7 @@ def _pure(function: Callable[..., Any], operands: list[Any]) -> Any:
 def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     params = step.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
-    condition = plans.plan_of(params["cond_jaxpr"])
-    body = plans.plan_of(params["body_jaxpr"])
+    condition, body = step.plans
     cond_consts = ins[:num_cond]
     body_consts = ins[num_cond : num_cond + num_body]
     carry = ins[num_cond + num_body :]
@@ -70,7 +68,6 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
 
 @registry.register(lax.cond_p, _EMULATE)
 def _cond(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
-    branches = step.params["branches"]
-    which = min(max(int(ins[0]), 0), len(branches) - 1)
-    results = yield from evaluate.run(thread, plans.plan_of(branches[which]), ins[1:])
+    which = min(max(int(ins[0]), 0), len(step.plans) - 1)
+    results = yield from evaluate.run(thread, step.plans[which], ins[1:])
     return results

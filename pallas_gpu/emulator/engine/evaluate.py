@@ -20,6 +20,7 @@ from pallas_gpu.emulator.engine.steps import (
     EffectStep,
     FailStep,
     Plan,
+    bound,
 )
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
@@ -54,15 +55,15 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
                     env[out] = value
         elif kind is ControlStep:
             thread.location = step.location
-            ins = [x.bind(env) for x in step.ins]
+            ins = bound(step.op.inputs, env)
             results = yield from step.rule(thread, step, ins)
-            for out, value in zip(step.outs, results, strict=True):
-                env[out] = value
+            for out, value in zip(step.op.results, results, strict=True):
+                env[out.index] = value
         elif kind is FailStep:
             raise type(step.error)(step.error.what, **_details(step.error))
         else:
             raise errors.InternalError(f"a plan has an unknown step {step!r}")
-    return [x.bind(env) for x in plan.outs]
+    return bound(plan.outs, env)
 
 
 def guarded(thread: Thread, inner: Run) -> Run:
@@ -102,7 +103,7 @@ def _details(error: errors.PallasGpuError) -> dict[str, Any]:
 
 def _poisoned(step: ArithmeticStep, env: list[Any]) -> Any:
     """Evaluates a step that has failed, if its operands are poisoned."""
-    operands = [x.bind(env) for x in step.ins]
+    operands = bound(step.ins, env)
     if not any(isinstance(x, Poisoned) for x in operands):
         return step.fn(*operands)
     return poison.apply(step.fn, operands)

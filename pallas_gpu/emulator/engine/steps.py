@@ -1,47 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a plan, and their operands: slots, constants, references."""
+"""The steps of a plan, and how their operands get values."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.engine.memory import Place, Region
-from pallas_gpu.layouts.window import Sum, Window
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
-    """The storage of a value while a plan runs."""
-
-    index: int
-    aval: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return getattr(self.aval, "shape", ())
-
-    @property
-    def dtype(self) -> Any:
-        return getattr(self.aval, "dtype", None)
-
-    def bind(self, env: list[Any]) -> Any:
-        """Returns the value."""
-        return env[self.index]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Const:
-    """A constant value."""
-
-    value: Any
-
-    def bind(self, env: list[Any]) -> Any:
-        """Returns the value."""
-        return self.value
-
+from pallas_gpu.layouts.window import Sum
+from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Value
 
 # Places that a template remembers: the slots of a pipeline, the tiles of a small array.
 # One holds 0.5 KB and takes 10 us to make (measured).
@@ -52,21 +22,15 @@ class RefTemplate:
     """A window of a reference whose dynamic starts are read from slots.
 
     Args:
-      slot: of the reference.
-      window: the window; dynamic starts are sums of slots.
-      viewed: shape and type that the reference has first; None for its own.
+      access: the reference and its window.
     """
 
     __slots__ = ("_places", "_slots", "_viewed", "dynamic", "slot", "window")
 
-    def __init__(
-        self,
-        slot: Slot,
-        window: Window,
-        viewed: tuple[tuple[int, ...], Any] | None = None,
-    ):
-        self.slot = slot.index
-        self._viewed = viewed
+    def __init__(self, access: Access):
+        window = access.window
+        self.slot = access.buffer.index
+        self._viewed = access.viewed
         self.dynamic = tuple(
             (a, term.index) for a in window.dynamic for term in window.starts[a].terms
         )
@@ -100,7 +64,7 @@ def binder(template: Any) -> Callable[[list[Any]], Any]:
     """Returns a function of the slots: a pytree with values and regions at its leaves.
 
     Args:
-      template: a pytree of dicts, lists and tuples, None and the classes above.
+      template: a pytree of dicts, lists and tuples, None, operands and accesses.
     """
     match template:
         case None:
@@ -111,12 +75,21 @@ def binder(template: Any) -> Callable[[list[Any]], Any]:
         case list() | tuple():
             leaves, kind = [binder(leaf) for leaf in template], type(template)
             return lambda env: kind([bind(env) for bind in leaves])
+        case Value(index=index):
+            return operator.itemgetter(index)
+        case Constant(value=value):
+            return lambda env: value
         case _:
-            return template.bind
+            return RefTemplate(template).bind
+
+
+def bound(operands: Sequence[Operand], env: list[Any]) -> list[Any]:
+    """Returns the values of operands."""
+    return [env[x.index] if isinstance(x, Value) else x.value for x in operands]
 
 
 class Location:
-    """An equation and its line, which is looked up when it is needed."""
+    """The line of an operation, which is looked up when it is needed."""
 
     __slots__ = ("_text", "eqn")
 
@@ -152,16 +125,16 @@ class ArithmeticStep:
 def _caller(fn: Callable[..., Any], ins: tuple[Any, ...]) -> Callable[..., Any]:
     """Returns a function of the slots; most operations have one or two operands."""
     match ins:
-        case (Slot(i),):
+        case (Value(index=i),):
             return lambda env: fn(env[i])
-        case Slot(i), Slot(j):
+        case Value(index=i), Value(index=j):
             return lambda env: fn(env[i], env[j])
-        case Slot(i), Const(b):
+        case Value(index=i), Constant(value=b):
             return lambda env: fn(env[i], b)
-        case Const(a), Slot(j):
+        case Constant(value=a), Value(index=j):
             return lambda env: fn(a, env[j])
         case _:
-            return lambda env: fn(*[x.bind(env) for x in ins])
+            return lambda env: fn(*bound(ins, env))
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,16 +157,16 @@ class EffectStep:
 
 @dataclasses.dataclass(slots=True)
 class ControlStep:
-    """An equation whose body is a plan: a loop, a branch, a scope.
-
-    Its rule runs the jaxprs among its parameters: `rule(thread, step, ins)`.
-    """
+    """An operation that runs plans: `rule(thread, step, ins)` does."""
 
     rule: Callable[..., Any]
-    ins: tuple[Any, ...]
-    outs: tuple[int, ...]
-    params: dict[str, Any]
+    op: Op
+    plans: tuple[Plan, ...]
     location: Location
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.op.params
 
 
 @dataclasses.dataclass(slots=True)
@@ -223,8 +196,10 @@ class Plan:
 def slots_read(step: Any) -> set[int]:
     """Returns the slots that a step reads."""
     match step:
-        case ArithmeticStep() | ControlStep():
-            return {x.index for x in step.ins if isinstance(x, Slot)}
+        case ArithmeticStep():
+            return {x.index for x in step.ins if isinstance(x, Value)}
+        case ControlStep():
+            return {x.index for x in step.op.inputs if isinstance(x, Value)}
         case EffectStep():
             found: set[int] = set()
             _collect(step.operands, found)
@@ -234,13 +209,13 @@ def slots_read(step: Any) -> set[int]:
 
 
 def _collect(template: Any, found: set[int]) -> None:
-    if isinstance(template, dict):
-        template = list(template.values())
-    if isinstance(template, list | tuple):
-        for leaf in template:
-            _collect(leaf, found)
-    elif isinstance(template, Slot):
-        found.add(template.index)
-    elif isinstance(template, RefTemplate):
-        found.add(template.slot)
-        found.update(slot for _, slot in template.dynamic)
+    match template:
+        case dict():
+            _collect(list(template.values()), found)
+        case list() | tuple():
+            for leaf in template:
+                _collect(leaf, found)
+        case Value():
+            found.add(template.index)
+        case Access():
+            _collect([template.buffer, *template.starts()], found)

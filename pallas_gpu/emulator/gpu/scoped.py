@@ -21,7 +21,6 @@ import numpy as np
 from pallas_gpu import errors, resources, types
 from pallas_gpu.emulator.engine import evaluate, ordering
 from pallas_gpu.emulator.engine.memory import Referent, fresh_elements
-from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
@@ -132,7 +131,8 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     declared = [Declared(v, name) for v, name in refs_of]
     shared = bool(step.params["collective_axes"])
     scope, refs = yield from _enter(wg, jaxpr, declared, shared)
-    results = yield from evaluate.run(wg, plan_of(jaxpr), [*ins, *refs])
+    (body,) = step.plans
+    results = yield from evaluate.run(wg, body, [*ins, *refs])
     wg.location = step.location
     _leave(wg, scope)
     return results

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import evaluate, ordering
-from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.waits import Run, Wait
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
@@ -24,7 +23,7 @@ def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     before all of theirs, and theirs before later ones of the warpgroup. Among each
     other they are only ordered by their own synchronization.
     """
-    body = plan_of(step.params["jaxpr"])
+    (body,) = step.plans
     if not wg.warps:
         wg.warps = [Warp(wg, number) for number in range(WARPS)]
     warps, threads, known = wg.warps, wg.group.threads, wg.release()

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_gpu import _jax, types
 from pallas_gpu.primitives import _indices
-from pallas_gpu.walk import Body, Site, bodies, walk
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.flow import Flow
+from pallas_gpu.program.nodes import Constant, Kind, Op, Region, Value
+from pallas_gpu.walk import Site, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +65,8 @@ def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     """
     if any(site.eqn.primitive.name == "axis_index" for site in walk(jaxpr)):
         marks = _indices.find(jaxpr, lambda site: all(map(_runs, site.enclosing)))
-        _Search(marks, dict(mesh.axes)).visit(jaxpr)
+        region, flow = region_of(jaxpr), _Linears(marks, dict(mesh.axes))
+        flow.run(region, [None] * len(region.inputs))
 
 
 def _runs(site: Site) -> bool:
@@ -71,8 +74,8 @@ def _runs(site: Site) -> bool:
     return site.eqn.primitive.name in _CALLS and site.eqn.params.get("length", 1) > 0
 
 
-class _Search:
-    """The search for values that are linear in positions, and wrap.
+class _Linears(Flow[_Linear | None]):
+    """Values that are linear in positions, and wrap.
 
     Args:
       marks: the variables that indices depend on, by jaxpr.
@@ -80,69 +83,56 @@ class _Search:
     """
 
     def __init__(self, marks: _indices.Marks, sizes: Mapping[Any, int]):
+        super().__init__()
         self._marks = marks
         self._sizes = sizes
-        self._known: dict[Any, _Linear] = {}
 
-    def visit(self, jaxpr: _jax.Jaxpr) -> None:
-        """Visits the equations of a jaxpr and of what runs in it."""
-        for eqn in jaxpr.eqns:
-            found = _value(eqn, list(map(self._value_of, eqn.invars)), self._sizes)
-            if found is not None:
-                self._enter(jaxpr, eqn, found)
-            if eqn.primitive.name in _CALLS and eqn.params.get("length", 1) > 0:
-                for body in bodies(eqn):
-                    self._visit_body(eqn, body)
+    def unknown(self, value: Value) -> None:
+        return None
 
-    def _value_of(self, atom: Any) -> _Linear | None:
-        if isinstance(atom, _jax.Literal):
-            number = np.asarray(atom.val)
-            integer = number.shape == () and number.dtype.kind in "iu"
-            return _Linear(int(number)) if integer else None
-        return self._known.get(atom)
+    def constant(self, constant: Constant) -> _Linear | None:
+        integer = constant.shape == () and constant.dtype.kind in "iu"
+        return _Linear(int(constant.value)) if integer else None
 
-    def _enter(self, jaxpr: _jax.Jaxpr, eqn: _jax.JaxprEqn, found: _Linear) -> None:
-        (var,) = eqn.outvars
+    def join(self, a: _Linear | None, b: _Linear | None) -> _Linear | None:
+        return a if a == b else None
+
+    def in_every_iteration(self, op: Op, i: int, j: int) -> _Linear | None:
+        entry = op.entries[-1][i]
+        if op.kind is not Kind.FOR or entry is None or self.of(entry) != _Linear(0):
+            return None
+        if not _is_counted(op.regions[-1], i, j):
+            return None
+        return _Linear(
+            0, ((f"step of a loop at {op.where}", op.params["length"] - 1, 1),)
+        )
+
+    def results(self, op: Op, operands: Sequence[_Linear | None]) -> list[Any]:
+        found = _value(op, list(operands), self._sizes)
+        if found is None:
+            return [None] * len(op.results)
         low, high = found.bounds
-        limits = jnp.iinfo(var.aval.dtype)
+        limits = jnp.iinfo(op.results[0].dtype)
         if limits.min <= low and high <= limits.max:
-            self._known[var] = found
-        elif var in self._marks.get(jaxpr, ()):
+            return [found]
+        if op.equation.outvars[0] in self._marks.get(op.jaxpr(), ()):
             number = low if low < limits.min else high
             raise _indices.overflow(
-                var.aval.dtype.name,
+                op.results[0].dtype.name,
                 f"{number} at {', '.join(_position(found, low < limits.min))}",
-                _jax.where(eqn),
+                op.where,
             )
-
-    def _visit_body(self, eqn: _jax.JaxprEqn, body: Body) -> None:
-        carried = dict(_indices.carried(eqn, body.jaxpr))
-        for i, (var, operand) in enumerate(
-            zip(body.jaxpr.invars, body.inputs, strict=True)
-        ):
-            value = None if operand is None else self._value_of(operand)
-            if i in carried:
-                counts = value == _Linear(0) and _is_counted(body.jaxpr, i, carried[i])
-                axis = f"step of a loop at {_jax.where(eqn)}", eqn.params["length"] - 1
-                value = _Linear(0, ((*axis, 1),)) if counts else None
-            if value is not None:
-                self._known[var] = value
-        self.visit(body.jaxpr)
-        if not carried and len(body.jaxpr.outvars) == len(eqn.outvars):
-            for var, inner in zip(eqn.outvars, body.jaxpr.outvars, strict=True):
-                value = self._value_of(inner)
-                if value is not None:
-                    self._known[var] = value
+        return [None]
 
 
-def _is_counted(body: _jax.Jaxpr, carry: int, result: int) -> bool:
+def _is_counted(body: Region, carry: int, result: int) -> bool:
     """True for a carry that grows by one in every iteration."""
-    var, end = body.invars[carry], body.outvars[result]
-    made = next((eqn for eqn in body.eqns if end in eqn.outvars), None)
-    if made is None or made.primitive.name != "add" or made.invars[0] is not var:
+    end = body.results[result]
+    made = next((op for op in body.ops if end in op.results), None)
+    if made is None or made.name != "add" or made.inputs[0] is not body.inputs[carry]:
         return False
-    step = made.invars[1]
-    return isinstance(step, _jax.Literal) and np.asarray(step.val) == 1
+    step = made.inputs[1]
+    return isinstance(step, Constant) and step.shape == () and step.value == 1
 
 
 def _position(value: _Linear, least: bool) -> list[str]:
@@ -153,15 +143,15 @@ def _position(value: _Linear, least: bool) -> list[str]:
 
 
 def _value(
-    eqn: _jax.JaxprEqn, operands: list[_Linear | None], sizes: Mapping[Any, int]
+    op: Op, operands: list[_Linear | None], sizes: Mapping[Any, int]
 ) -> _Linear | None:
-    """Returns the result of an equation, if it is linear in positions."""
-    name = eqn.params.get("axis_name")
-    if eqn.primitive.name == "axis_index" and name in sizes:
+    """Returns the result of an operation, if it is linear in positions."""
+    name = op.params.get("axis_name")
+    if op.name == "axis_index" and name in sizes:
         return _Linear(0, ((name, sizes[name] - 1, 1),))
-    if len(eqn.outvars) != 1 or not _indices.is_integer(eqn.outvars[0].aval):
+    if len(op.results) != 1 or not _indices.is_integer(op.results[0].aval):
         return None
-    match eqn.primitive.name, operands:
+    match op.name, operands:
         case "add", [_Linear() as a, _Linear() as b]:
             return a.plus(b)
         case "sub", [_Linear() as a, _Linear() as b]:

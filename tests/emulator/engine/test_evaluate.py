@@ -16,7 +16,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import plan
-from pallas_gpu.emulator.engine.steps import ArithmeticStep
+from pallas_gpu.emulator.engine.steps import ArithmeticStep, bound
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 from tests.support import everywhere
@@ -85,8 +85,8 @@ def test_scalar_integers_agree_with_jax(op, a, b):
     with np.errstate(all="ignore"):
         for step in steps.steps:
             assert isinstance(step, ArithmeticStep)
-            env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
-    assert steps.outs[0].bind(env) == compiled(np.int32(a), np.int32(b))
+            env[step.out] = step.fn(*bound(step.ins, env))
+    assert bound(steps.outs, env)[0] == compiled(np.int32(a), np.int32(b))
 
 
 # --- the budget of steps --------------------------------------------------------------

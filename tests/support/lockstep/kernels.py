@@ -14,6 +14,7 @@ from jax.extend import core
 from pallas_gpu import arch, compiler
 from pallas_gpu.entry import call
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.program import build, spec
 from tests.support.lockstep import machine as lockstep
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.semantics import Warpgroup, under
@@ -105,6 +106,7 @@ def lower_traced(closed: core.ClosedJaxpr, args: Sequence[Any]) -> Lowered:
     by_equation = {}
     for eqn in _kernels(closed.jaxpr):
         params = call.CallParams(**eqn.params)
+        spec.check(build.region_of(params.jaxpr))
         target = params.compiler_params.target or "sm_90a"
         by_equation[id(eqn)] = compiler.lower(params, arch.target(target))
     assert by_equation, "the function calls no kernel"

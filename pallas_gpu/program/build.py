@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a jaxpr to a program: calls inlined, references resolved to windows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.primitives import _operands
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Fault,
+    Kind,
+    Op,
+    Operand,
+    Region,
+    Value,
+)
+
+# Calls that are equivalent to the jaxpr in their parameters.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+_KINDS = {
+    "scan": Kind.FOR,
+    "while": Kind.WHILE,
+    "cond": Kind.IF,
+    "run_scoped": Kind.SCOPE,
+    "warp_map": Kind.WARPS,
+}
+
+Names = dict[Any, Operand]
+
+
+def region_of(jaxpr: Any) -> Region:
+    """Returns the program of a jaxpr, made once for each jaxpr object.
+
+    Several threads may call it at a time.
+    """
+    region = _REGIONS.get(jaxpr)
+    if region is None:
+        region = _REGIONS[jaxpr] = _Builder(jaxpr).build()
+    return region
+
+
+# As long as the jaxpr exists, to which its region does not refer.
+_REGIONS: weakref.WeakKeyDictionary[Any, Region] = weakref.WeakKeyDictionary()
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Returns a jaxpr and its consts, closed or not."""
+    if isinstance(jaxpr, _jax.ClosedJaxpr):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, ()
+
+
+class _Builder:
+    def __init__(self, jaxpr: Any):
+        self._jaxpr, self._consts = opened(jaxpr)
+        self._within = weakref.ref(self._jaxpr)
+        self._size = 0
+        self._ops: list[Op] = []
+
+    def build(self) -> Region:
+        names: Names = {}
+        inputs = tuple(self._value(var.aval) for var in self._jaxpr.invars)
+        names.update(zip(self._jaxpr.invars, inputs, strict=True))
+        names.update(
+            zip(self._jaxpr.constvars, map(_constant, self._consts), strict=True)
+        )
+        self._equations(self._jaxpr.eqns, names)
+        results = tuple(_read(v, names) for v in self._jaxpr.outvars)
+        return Region(inputs, tuple(self._ops), results, self._size)
+
+    def _value(self, aval: Any) -> Value:
+        self._size += 1
+        return Value(self._size - 1, aval)
+
+    def _equations(self, eqns: Sequence[Any], names: Names) -> None:
+        for eqn in eqns:
+            ins = tuple(_read(v, names) for v in eqn.invars)
+            call = CALLS.get(eqn.primitive.name)
+            results: Sequence[Operand]
+            if call is not None and call in eqn.params:
+                results = self._inline(eqn.params[call], ins)
+            elif eqn.primitive.name == "optimization_barrier":
+                results = ins
+            else:
+                results = self._op(eqn, ins)
+            names.update(zip(eqn.outvars, results, strict=True))
+
+    def _inline(self, called: Any, ins: tuple[Operand, ...]) -> list[Operand]:
+        jaxpr, consts = opened(called)
+        names: Names = dict(zip(jaxpr.invars, ins, strict=True))
+        names.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+        outer, self._within = self._within, weakref.ref(jaxpr)
+        self._equations(jaxpr.eqns, names)
+        self._within = outer
+        return [_read(v, names) for v in jaxpr.outvars]
+
+    def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Value, ...]:
+        results = tuple(self._value(v.aval) for v in eqn.outvars)
+        kind = _KINDS.get(eqn.primitive.name, Kind.PLAIN)
+        operands: Any
+        try:
+            operands = ins if kind is not Kind.PLAIN else _operands_of(eqn, ins)
+        except errors.PallasGpuError as error:
+            operands = Fault(error.with_location(_jax.where(eqn)))
+        params = {k: v for k, v in eqn.params.items() if k != "tree"}
+        op = Op(
+            kind, eqn.primitive, ins, operands, results, params,
+            *_bodies(kind, eqn, ins), eqn, self._within,
+        )  # fmt: skip
+        self._ops.append(op)
+        return results
+
+
+def _read(var: Any, names: Names) -> Operand:
+    if isinstance(var, _jax.Literal):
+        value = np.asarray(var.val, getattr(var.aval, "dtype", None))
+        return Constant(value[()] if value.ndim == 0 else value)
+    return names[var]
+
+
+def _constant(value: Any) -> Constant:
+    return Constant(np.asarray(value)[()])
+
+
+# --- regions --------------------------------------------------------------------------
+
+Bodies = tuple[
+    tuple[Region, ...],
+    tuple[tuple[Operand | None, ...], ...],
+    tuple[tuple[int, int], ...],
+]
+
+
+def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
+    """Returns the regions of an operation, their entries and the carries."""
+    params = eqn.params
+    match kind:
+        case Kind.PLAIN:
+            return (), (), ()
+        case Kind.FOR:
+            consts, carry = _jax.scan_arity(params)
+            body = region_of(params["jaxpr"])
+            kept = ins[: consts + carry]
+            made = (None,) * (len(body.inputs) - len(kept))
+            carries = tuple((consts + i, i) for i in range(carry))
+            return (body,), ((*kept, *made),), carries
+        case Kind.WHILE:
+            first, second = params["cond_nconsts"], params["body_nconsts"]
+            of_condition, of_body = ins[:first], ins[first : first + second]
+            carried = ins[first + second :]
+            return (
+                (region_of(params["cond_jaxpr"]), region_of(params["body_jaxpr"])),
+                ((*of_condition, *carried), (*of_body, *carried)),
+                tuple((second + i, i) for i in range(len(carried))),
+            )
+        case Kind.IF:
+            branches = tuple(map(region_of, params["branches"]))
+            return branches, (ins[1:],) * len(branches), ()
+        case Kind.SCOPE | Kind.WARPS:
+            body = region_of(params["jaxpr"])
+            made = (None,) * (len(body.inputs) - len(ins))
+            return (body,), ((*ins, *made),), ()
+
+
+# --- operands -------------------------------------------------------------------------
+
+
+def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
+    """Returns the operands of an equation as a pytree with accesses."""
+    if eqn.primitive is _jax.get_p:
+        return {"ref": _access(_indexed(eqn, ins[0], ins[1:]))}
+    if eqn.primitive in (_jax.swap_p, _jax.addupdate_p):
+        return {"ref": _access(_indexed(eqn, ins[0], ins[2:])), "value": ins[1]}
+    if "tree" not in eqn.params:
+        return list(ins)
+    tree = _operands.unflatten(eqn.params["tree"], [_index_or_self(x) for x in ins])
+    return jax.tree.map(
+        _access, tree, is_leaf=lambda x: isinstance(x, _operands.RefOperand)
+    )
+
+
+def _indexed(eqn: Any, ref: Operand, leaves: Sequence[Operand]) -> Any:
+    transforms = jax.tree.unflatten(
+        eqn.params["tree"], [_index_or_self(x) for x in leaves]
+    )
+    return _operands.RefOperand(ref, tuple(transforms))
+
+
+def _index_or_self(x: Operand) -> Any:
+    """Returns the number of a constant index, so that it is static in windows."""
+    if isinstance(x, Constant) and x.shape == () and x.dtype.kind in "iu":
+        return _Index(x)
+    return x
+
+
+class _Index(int):
+    """A constant that is an index in a window and a value elsewhere."""
+
+    constant: Constant
+
+    def __new__(cls, constant: Constant):
+        self = super().__new__(cls, int(constant.value))
+        self.constant = constant
+        return self
+
+
+def _access(leaf: Any) -> Any:
+    if isinstance(leaf, _operands.RefOperand):
+        return Access(leaf.ref, leaf.window(leaf.ref.shape), leaf.viewed)
+    if isinstance(leaf, _Index):
+        return leaf.constant
+    return leaf

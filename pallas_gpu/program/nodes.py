@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program consists of: values, accesses, operations, regions.
+
+A program is a region: inputs, operations in order, results. An operation names its
+operands, the windows of memory that it accesses, and the regions that it runs. A region
+sees its own inputs and results of its own operations alone, as a jaxpr does; values are
+numbered in each region.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.layouts.window import Sum, Window
+
+
+class Kind(enum.Enum):
+    """How an operation runs its regions."""
+
+    PLAIN = "plain"  # it has none
+    FOR = "for"  # one region, a known number of times
+    WHILE = "while"  # a condition and a body
+    IF = "if"  # one of several; the first operand says which
+    SCOPE = "scope"  # one, with memory that it allocates
+    WARPS = "warps"  # one, by each of the four warps
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """An input of a region, or a result of an operation in it.
+
+    Attributes:
+      index: its number in the region; the inputs come first.
+      aval: its type: an array, or a reference.
+    """
+
+    index: int
+    aval: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return getattr(self.aval, "shape", ())
+
+    @property
+    def dtype(self) -> Any:
+        return getattr(self.aval, "dtype", None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A number or an array that is known when the program is made."""
+
+    value: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.dtype
+
+
+Operand = Value | Constant
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """The part of a reference that an operation reads, writes or updates.
+
+    Attributes:
+      buffer: the reference.
+      window: the part; dynamic starts are values, or sums of values.
+      viewed: shape and dtype that the reference has first; None for its own.
+    """
+
+    buffer: Value
+    window: Window
+    viewed: tuple[tuple[int, ...], Any] | None = None
+
+    def starts(self) -> Iterator[Operand]:
+        """The values among the starts."""
+        for axis in self.window.dynamic:
+            start = self.window.starts[axis]
+            yield from start.terms if isinstance(start, Sum) else (start,)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Fault:
+    """Operands that name no part of their reference: an error where they are used."""
+
+    error: errors.PallasGpuError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """An operation.
+
+    Attributes:
+      kind: how it runs its regions.
+      primitive: what it does.
+      inputs: its operands, as a flat sequence.
+      operands: the same as a pytree, by name, with an `Access` for each reference; or
+        a `Fault`.
+      results: what it makes.
+      params: static parameters.
+      regions: what it runs: of a loop with a condition that comes first.
+      entries: for each region and input of it the operand, of a carry the initial one;
+        None for what the operation makes: counters, allocated memory.
+      carries: of a loop: (input, result) of the last region that are one carry.
+      equation: where it comes from.
+      jaxpr: a weak reference to the jaxpr that has the equation: programs are kept as
+        long as their jaxprs are.
+    """
+
+    kind: Kind
+    primitive: Any
+    inputs: tuple[Operand, ...]
+    operands: Any
+    results: tuple[Value, ...]
+    params: dict[str, Any]
+    regions: tuple[Region, ...]
+    entries: tuple[tuple[Operand | None, ...], ...]
+    carries: tuple[tuple[int, int], ...]
+    equation: Any
+    jaxpr: weakref.ref[_jax.Jaxpr]
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+    @property
+    def where(self) -> str | None:
+        """The user's line."""
+        return _jax.where(self.equation)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Region:
+    """Operations in order.
+
+    Attributes:
+      inputs: the values with which it starts.
+      ops: the operations.
+      results: what it returns.
+      size: how many values it has.
+    """
+
+    inputs: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Operand, ...]
+    size: int

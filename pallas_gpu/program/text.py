@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs as text: a line for each operation, with its source line at the end.
+
+double(%0: gmem f32[512,128], %1: gmem f32[512,128])
+  run_scoped {names=('x', 'full of x', 'o')}
+    scope(%2: smem f32[128,128], %3: barrier u32[], %4: smem f32[128,128])
+      %5 = axis_index {axis_name=i}
+      %6 = mul %5, 128
+      copy_gmem_to_smem barrier=%3, dst=%2, src=%0[%6+:128, :]      # double.py:14
+      ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import _jax
+from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.program.nodes import Access, Constant, Fault, Kind, Op, Region, Value
+
+_INDENT = "  "
+# The column in which source lines start, where the operation leaves room for them.
+_LINE_COLUMN = 72
+# More elements of a constant than these are left out.
+_MOST_ELEMENTS = 4
+# Parameters that are written as regions, or restate the types of operands.
+_HIDDEN = {
+    *("jaxpr", "cond_jaxpr", "body_jaxpr", "branches", "cond_nconsts", "body_nconsts"),
+    *("ft_in", "ft_out", "linear", "_split_transpose", "num_consts", "num_carry"),
+    *("sharding", "weak_type", "out_sharding"),
+}
+
+
+def text(region: Region, name: str = "program") -> str:
+    """Returns a program as text; equal programs have equal texts.
+
+    What a region gets unchanged from outside keeps its name there.
+    """
+    printer = _Printer()
+    names = [printer.name() for _ in region.inputs]
+    inputs = ", ".join(map(_declared, names, region.inputs))
+    lines = [f"{name}({inputs})", *printer.body(region, names, 1)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+class _Printer:
+    """Numbers the values of a program, those of inner regions included."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def name(self) -> str:
+        """Returns a name that no other value has."""
+        self._count += 1
+        return f"%{self._count - 1}"
+
+    def body(self, region: Region, names: list[str], depth: int) -> Iterator[str]:
+        """Yields the lines of a region whose inputs have names."""
+        within = _Names(names + [""] * (region.size - len(names)))
+        for op in region.ops:
+            for result in op.results:
+                within.of[result.index] = self.name()
+            yield from self._op(op, within, depth)
+        if region.results:
+            yield f"{_INDENT * depth}return {within.listed(region.results)}"
+
+    def _op(self, op: Op, within: _Names, depth: int) -> Iterator[str]:
+        indent = _INDENT * depth
+        made = f"{within.listed(op.results)} = " if op.results else ""
+        line = f"{indent}{made}{op.name}{within.operands(op)}{_params(op.params)}"
+        where = op.where
+        yield line if where is None else f"{line.ljust(_LINE_COLUMN)}  # {where}"
+        carried = {i for i, _ in op.carries}
+        regions = zip(_titles(op), op.regions, op.entries, strict=True)
+        for position, (title, region, entries) in enumerate(regions):
+            # Of a loop with a condition both regions get the carries.
+            kept = len(entries) - len(carried)
+            starts = (
+                carried
+                if position == len(op.regions) - 1
+                else {*range(kept, len(entries))}
+            )
+            names, shown = [], []
+            for i, (value, entry) in enumerate(
+                zip(region.inputs, entries, strict=True)
+            ):
+                if entry is not None and i not in starts:
+                    names.append(within.operand(entry))
+                    continue
+                names.append(self.name())
+                first = "" if entry is None else f" = {within.operand(entry)}"
+                shown.append(f"{_declared(names[-1], value)}{first}")
+            yield f"{indent}{_INDENT}{title}({', '.join(shown)})"
+            yield from self.body(region, names, depth + 2)
+
+
+def _titles(op: Op) -> Sequence[str]:
+    match op.kind:
+        case Kind.WHILE:
+            return "while", "do"
+        case Kind.IF:
+            return [f"case {i}" for i in range(len(op.regions))]
+        case Kind.FOR:
+            return ("for",)
+        case Kind.SCOPE:
+            return ("scope",)
+        case Kind.WARPS:
+            return ("warps",)
+        case _:
+            return ()
+
+
+class _Names:
+    """The names of a region's values.
+
+    Attributes:
+      of: by their numbers.
+    """
+
+    def __init__(self, of: list[str]):
+        self.of = of
+
+    def operands(self, op: Op) -> str:
+        """Returns the operands of an operation that are not written at its regions."""
+        if op.kind is Kind.IF:
+            return f" {self.operand(op.inputs[0])}"
+        if op.kind is not Kind.PLAIN:
+            return ""
+        match op.operands:
+            case Fault(error):
+                return f" <{error.what}>"
+            case dict() as named:
+                shown = [
+                    f"{k}={self.tree(v)}" for k, v in named.items() if v is not None
+                ]
+                return f" {', '.join(shown)}" if shown else ""
+            case operands:
+                return f" {self.listed(operands)}" if operands else ""
+
+    def tree(self, operand: Any) -> str:
+        """Returns a pytree of operands."""
+        match operand:
+            case dict():
+                shown = [f"{k}={self.tree(v)}" for k, v in operand.items()]
+                return f"{{{', '.join(shown)}}}"
+            case list() | tuple():
+                return f"({', '.join(map(self.tree, operand))})"
+            case _:
+                return self.operand(operand)
+
+    def listed(self, operands: Sequence[Any]) -> str:
+        return ", ".join(map(self.operand, operands))
+
+    def operand(self, operand: Any) -> str:
+        """Returns a value's name, a constant, or an access."""
+        match operand:
+            case Value(index=index):
+                return self.of[index]
+            case Constant(value=value):
+                array = np.asarray(value)
+                if array.size > _MOST_ELEMENTS:
+                    return f"<{array.dtype}{list(array.shape)}>"
+                return str(array.tolist())
+            case Access(buffer=buffer, window=window, viewed=viewed):
+                seen = "" if viewed is None else f" as {viewed[1]}{list(viewed[0])}"
+                return f"{self.of[buffer.index]}{self.window(window)}{seen}"
+            case _:
+                return str(operand)
+
+    def window(self, window: Window) -> str:
+        """Returns `[start, start+:size, :]`; nothing for a whole array."""
+        if window.is_whole:
+            return ""
+        parts = []
+        ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
+        for axis, (start, size, whole) in enumerate(ranges):
+            first = self._start(start)
+            if axis not in window.axes:
+                parts.append(first)
+            else:
+                parts.append(
+                    ":" if start == 0 and size == whole else f"{first}+:{size}"
+                )
+        order = f".T{list(window.order)}" if window.is_transposed else ""
+        return f"[{', '.join(parts)}]{order}"
+
+    def _start(self, start: Any) -> str:
+        if not isinstance(start, Sum):
+            return str(start)
+        constant = [str(start.constant)] if start.constant else []
+        return "+".join([*map(self.operand, start.terms), *constant])
+
+
+def _params(params: dict[str, Any]) -> str:
+    shown = [
+        f"{name}={_param(value)}"
+        for name, value in sorted(params.items())
+        if name not in _HIDDEN
+        and value is not None
+        and value != ()
+        and value is not False
+    ]
+    return f" {{{', '.join(shown)}}}" if shown else ""
+
+
+def _param(value: Any) -> str:
+    if isinstance(value, _jax.Jaxpr | _jax.ClosedJaxpr) or callable(value):
+        return "..."
+    return str(getattr(value, "name", value))
+
+
+def _declared(name: str, value: Value) -> str:
+    return f"{name}: {_type(value.aval)}"
+
+
+def _type(aval: Any) -> str:
+    if isinstance(aval, _jax.AbstractRef):
+        space = getattr(aval, "memory_space", None)
+        return f"{space if space is not None else 'any'} {_type(aval.inner_aval)}"
+    short = getattr(aval, "str_short", None)
+    return str(aval) if short is None else short(short_dtypes=True)
