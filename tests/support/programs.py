@@ -27,6 +27,7 @@ class Program:
       tolerance: relative, and absolute around zero; 0 for equality. NaN equals NaN.
       smem_bytes: shared memory that it uses.
       signed_zeros: whether the sign of a zero has to be right.
+      arch: compute capability that the kernel is emitted for.
     """
 
     emit: Callable[..., None]
@@ -35,10 +36,11 @@ class Program:
     tolerance: float = 0.0
     smem_bytes: int = 0
     signed_zeros: bool = True
+    arch: tuple[int, int] = (9, 0)
 
     def module(self) -> ir.Module:
         """Emits the kernel."""
-        spec = {"smem_bytes": self.smem_bytes}
+        spec = {"smem_bytes": self.smem_bytes, "arch": self.arch}
         return emitted(self.emit, self.operands, self.expected, **spec)
 
     def results(

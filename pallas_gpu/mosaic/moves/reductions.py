@@ -17,7 +17,7 @@ from pallas_gpu.mosaic import addressing, mbarrier, padding
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import before_extension, convert_value
 from pallas_gpu.mosaic.elements.identities import identity
-from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves import redux, shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
@@ -37,8 +37,9 @@ def reduce(
 ) -> RegisterArray | Splat:
     """Reduces an array over axes; the result has the reduced layout.
 
-    PTX: `shfl.sync.bfly`; across warps `st.shared`, `barrier.sync`, `ld.shared`. All
-    threads of the warpgroup issue it. All copies of an element are bitwise equal.
+    PTX: `shfl.sync.bfly`, or `redux.sync` of all lanes of a warp; across warps
+    `st.shared`, `barrier.sync`, `ld.shared`. All threads of the warpgroup issue it. All
+    copies of an element are bitwise equal.
 
     Args:
       kind: `max` and `min` propagate NaN; `and`, `or`, `xor` are for integers, bools.
@@ -79,8 +80,15 @@ def reduce(
     combine = row.emitter(dtype)
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]
-    for bit in steps.lanes:
-        partial = [combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial]
+    if len(steps.lanes) == LANE_BITS and redux.combines(name, dtype, steps.length):
+        is_vote = wanted == dtypes.BOOL and redux.votes(name, steps.length)
+        whole = redux.voted if is_vote else redux.combined
+        partial = [whole(name, v, dtype) for v in partial]
+    else:
+        for bit in steps.lanes:
+            partial = [
+                combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial
+            ]
     if steps.warps:
         partial = _across_warps(combine, partial, dtype, steps, scratch)
     partial = [convert_value(v, dtype, wanted) for v in partial]

@@ -246,6 +246,41 @@ def test_an_extremum_of_converted_numbers_is_found_before_the_conversion(
     assert re.search(rf"arith\.(max|min)imumf .*x{name}>", report.mlir)
 
 
+ROWS = {
+    "sum": (jnp.sum, jnp.uint16),
+    "max": (jnp.max, jnp.int32),
+    "min": (jnp.min, jnp.float32),
+    "argmax": (jnp.argmax, jnp.bfloat16),
+    "any": (jnp.any, jnp.bool_),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_that_a_warp_holds_is_reduced_by_one_instruction(name, target):
+    op, dtype = ROWS[name]
+    x = np.round(4000 * RNG.standard_normal((8, 128))).astype(np.int32)
+    x = jnp.asarray(x > 9500 if name == "any" else x, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        x = x.at[1, 7].set(np.nan).at[2, 31].set(-np.nan).at[3].set(-np.inf)
+    # XLA's minimum on a CPU loses a NaN.
+    expected = getattr(np, name)(np.asarray(x), axis=1).astype(op(x, axis=1).dtype)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = op(x_ref[...], axis=1)
+
+    make = make_kernel(body, (8,), expected.dtype, target=target)
+    everywhere.check(make, [x], expected, on_gpu=target == "sm_90a")
+    (report,) = plgpu.offline.compile(make(None), x, target=target)
+    # Each warp holds two rows; `argmax` reduces positions as well.
+    count = 4 if name == "argmax" else 2
+    of_warps = re.findall(r"(?:redux|vote)\.sync\S+", report.ptx)
+    assert len(of_warps) == count
+    assert "shfl.sync.bfly" not in report.ptx
+    has_floats = any(".NaN.f32" in instruction for instruction in of_warps)
+    assert has_floats == (target == "sm_100a" and jnp.issubdtype(dtype, jnp.floating))
+
+
 @pytest.mark.parametrize(
     ("layout", "shape", "dtype"),
     [
