@@ -21,6 +21,7 @@ from pallas_gpu.mosaic.moves import redux, shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
+from pallas_gpu.mosaic.tensor_cores import load_reduce
 
 Kind = Literal["add", "mul", "max", "min", "and", "or", "xor"]
 
@@ -70,6 +71,8 @@ def reduce(
     row = table.lookup(name)
     first = row.emitter(own)
     groups = [[values[r] for r in group] for group in steps.groups]
+    if steps.vector_reduced or x.layout.vector_length == 1:
+        groups = [_of_loads(kind, group, own) or group for group in groups]
     if kind == "add":
         groups = [_with_products_added(first, group) for group in groups]
     partial = [_fold(first, group) for group in groups]
@@ -114,6 +117,13 @@ def _before_extension(x: RegisterArray) -> RegisterArray | None:
         if len(narrow) == len(values):
             return RegisterArray(narrow, x.layout, dtype)
     return None
+
+
+def _of_loads(
+    kind: Kind, values: list[ir.Value], dtype: np.dtype
+) -> list[ir.Value] | None:
+    found = load_reduce.extrema(kind, values, dtype)
+    return None if found is None else [dtypes.splat(x, 1) for x in found]
 
 
 def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:

@@ -86,7 +86,7 @@ def _redux(program: Program, op: ir.Operation) -> Step:
     if kind not in _INTEGERS:
         if not _is_set(op, "nan") or _is_set(op, "abs"):
             raise NotModelled(f"nvvm.redux.sync {kind} without NaN, or of absolutes")
-        return _of_warps("redux.sync", value, out, lambda x: _extremes(kind, x))
+        return _of_warps("redux.sync", value, out, lambda x: extremes(kind, x))
     combine, type_ = _INTEGERS[kind]
 
     def integers(each: np.ndarray) -> np.ndarray:
@@ -96,8 +96,11 @@ def _redux(program: Program, op: ir.Operation) -> Step:
     return _of_warps("redux.sync", value, out, integers)
 
 
-def _extremes(kind: str, each: np.ndarray) -> np.ndarray:
-    """PTX ISA, redux.sync.NaN: a NaN gives the canonical one; +0.0 exceeds -0.0."""
+def extremes(kind: str, each: np.ndarray) -> np.ndarray:
+    """Of rows: a NaN gives the canonical one; +0.0 exceeds -0.0.
+
+    PTX ISA, redux.sync.NaN, which says it as max.NaN does; tcgen05.ld.red.NaN.
+    """
     # In ascending order, of equal numbers those with a sign first.
     order = np.lexsort((~np.signbit(each), each), axis=1)
     place = order[:, -1 if kind == "fmax" else 0]
