@@ -46,6 +46,11 @@ class Reduction:
     result: LinearLayout | None
     length: int
 
+    @property
+    def is_of_warpgroup(self) -> bool:
+        """Whether the result is one element, of several warps."""
+        return self.result is None and bool(self.warps)
+
     def slot_bytes(self, bits: int) -> int:
         """Returns the scratch for one register of one lane.
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
@@ -27,6 +27,8 @@ Kind = Literal["add", "mul", "max", "min", "and", "or", "xor"]
 
 # Products in a sum of their own: longer ones round more often.
 _CHAIN = 4
+# A copy of an element changes nothing. A `redux` takes as long as two shuffles.
+_IDEMPOTENT, _LEAST_LANES = ("max", "min", "and", "or"), 3
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
 
@@ -39,8 +41,8 @@ def reduce(
     """Reduces an array over axes; the result has the reduced layout.
 
     PTX: `shfl.sync.bfly`, or `redux.sync` of all lanes of a warp; across warps
-    `st.shared`, `barrier.sync`, `ld.shared`. All threads of the warpgroup issue it. All
-    copies of an element are bitwise equal.
+    `st.shared`, `barrier.sync`, `ld.shared`, or `barrier.red` of bools. All threads of
+    the warpgroup issue it. All copies of an element are bitwise equal.
 
     Args:
       kind: `max` and `min` propagate NaN; `and`, `or`, `xor` are for integers, bools.
@@ -83,8 +85,11 @@ def reduce(
     combine = row.emitter(dtype)
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]
-    if len(steps.lanes) == LANE_BITS and redux.combines(name, dtype, steps.length):
-        is_vote = wanted == dtypes.BOOL and redux.votes(name, steps.length)
+    if wanted == dtypes.BOOL and name in redux.VOTES and steps.is_of_warpgroup:
+        return Splat(_of_all_threads(name, partial[0], dtype), wanted, ())
+    if _is_of_warp(name, steps) and redux.combines(name, dtype, steps.length):
+        # More bools than one share a word, and a `redux`.
+        is_vote = wanted == dtypes.BOOL and name in redux.VOTES and steps.length == 1
         whole = redux.voted if is_vote else redux.combined
         partial = [whole(name, v, dtype) for v in partial]
     else:
@@ -171,7 +176,23 @@ def _fold_lanes(combine: Callable, value: ir.Value) -> ir.Value:
     )
 
 
+def _is_of_warp(kind: str, steps: Reduction) -> bool:
+    """Whether a result is that of all lanes: other lanes may hold copies, for some."""
+    if kind in _IDEMPOTENT and not steps.slots:
+        return len(steps.lanes) >= _LEAST_LANES
+    return len(steps.lanes) == LANE_BITS
+
+
 # --- across warps ---------------------------------------------------------------------
+
+
+def _of_all_threads(kind: str, value: ir.Value, dtype: np.dtype) -> ir.Value:
+    """A bool of all threads, which needs no memory: `barrier.red`."""
+    holds = dtypes.extract(convert_value(value, dtype, dtypes.BOOL), 0)
+    true = dtypes.constant(True, dtypes.BOOL)
+    if kind == "and":
+        return mbarrier.agree(holds)
+    return arith.xori(mbarrier.agree(arith.xori(holds, true)), true)
 
 
 def _across_warps(

@@ -19,7 +19,7 @@ from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.moves import shuffle
 
 _Kind = nvvm.ReductionKind
-_VOTES = {"and": nvvm.VoteSyncKind.all, "or": nvvm.VoteSyncKind.any}
+VOTES = {"and": nvvm.VoteSyncKind.all, "or": nvvm.VoteSyncKind.any}
 _BITWISE = {"and": _Kind.AND, "or": _Kind.OR, "xor": _Kind.XOR}
 _WIDE = {"signed": dtypes.I32, "unsigned": dtypes.U32, "float": dtypes.F32}
 _KINDS = {
@@ -58,19 +58,14 @@ def _has_floats() -> bool:
     return module.current().spec.arch[0] == _FLOATS_MAJOR
 
 
-def votes(kind: str, length: int) -> bool:
-    """Whether `voted` has the operation; more bools share a word, and one `redux`."""
-    return kind in _VOTES and length == 1
-
-
 def voted(kind: str, value: ir.Value, dtype: np.dtype) -> ir.Value:
-    """As `combined`, for one element that is 0 or 1.
+    """As `combined`, for one element that is 0 or 1 and an operation of `VOTES`.
 
     PTX: `vote.sync`. Since: sm_70. All threads of the warp issue it.
     """
     predicate = dtypes.extract(convert_value(value, dtype, dtypes.BOOL), 0)
     result = nvvm.vote_sync(
-        shuffle.full_mask(), predicate, _VOTES[kind], results=[predicate.type]
+        shuffle.full_mask(), predicate, VOTES[kind], results=[predicate.type]
     )
     return convert_value(dtypes.splat(result, 1), dtypes.BOOL, dtype)
 

@@ -282,6 +282,45 @@ def test_a_row_that_a_warp_holds_is_reduced_by_one_instruction(name, target):
 
 
 @pytest.mark.parametrize(
+    ("op", "count"), [(jnp.any, 0), (jnp.any, 1), (jnp.all, 1023), (jnp.all, 1024)]
+)
+def test_a_bool_of_all_threads_takes_a_barrier_and_no_memory(op, count):
+    x = RNG.permutation(1024) < count
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(op(x_ref[...]), (128,))
+
+    make = make_kernel(body, (128,), jnp.bool_)
+    everywhere.check(make, [x], np.full(128, op(x)))
+    (report,) = plgpu.offline.compile(make(None), x)
+    assert report.ptx.count("barrier.cta.red.and.pred") == 1
+    assert "st.shared" not in report.ptx
+
+
+@pytest.mark.parametrize("size", [8, 12, 64])
+@pytest.mark.parametrize("op", [np.max, np.sum])
+def test_copies_of_elements_do_not_hinder_an_extremum(op, size):
+    x = RNG.integers(-99, 99, (2, size)).astype(np.float32)
+    x[1, size // 2] = np.nan
+
+    def body(x_ref, o_ref, i_ref):
+        for row in range(2):
+            found = getattr(jnp, op.__name__)(x_ref[row])
+            o_ref[row] = jnp.broadcast_to(found, (128,))
+            found = getattr(jnp, op.__name__)(x_ref[0].astype(jnp.int32))
+            i_ref[row] = jnp.broadcast_to(found, (128,))
+
+    types = [jax.ShapeDtypeStruct((2, 128), t) for t in (jnp.float32, jnp.int32)]
+    make = everywhere.kernel(body, types)
+    rows = np.broadcast_to(op(x, axis=1)[:, None], (2, 128))
+    numbers = np.full((2, 128), op(x[0].astype(np.int32)))
+    everywhere.check(make, [x], [rows, numbers])
+    (report,) = plgpu.offline.compile(make(None), x)
+    is_whole = size == 64 if op is np.sum else size in (8, 64)
+    assert ("redux" in report.ptx) == is_whole
+
+
+@pytest.mark.parametrize(
     ("layout", "shape", "dtype"),
     [
         (plgpu.TMEMLayout.SCALES_LAYOUT, (128, 4), np.uint8),
