@@ -105,8 +105,8 @@ def compile(
     Args:
       fn: a function of arrays, jitted or not, that calls kernels.
       *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes are used.
-      target: `"sm_90a"` or `"sm_100a"`. Functions that have a kernel for each target,
-        as those of `ops`, choose the one for it.
+      target: `"sm_90a"`, `"sm_100a"` or `"sm_103a"`. Functions that have a kernel for
+        each target, as those of `ops` for the first two, choose the one for it.
 
     Returns:
       One report per kernel, in program order.

@@ -25,6 +25,7 @@ class Feature(enum.Enum):
     WGMMA = "wgmma"
     SETMAXNREG = "setmaxnreg"
     TCGEN05 = "tcgen05"
+    TCGEN05_INT8 = "tcgen05 products of 8-bit integers"
     TMEM = "tensor memory"
     CLUSTER_LAUNCH_CONTROL = "cluster launch control"
 
@@ -175,10 +176,20 @@ SM_100A = dataclasses.replace(
     memory_bytes=180 * 10**9,
     memory_bytes_per_second=8_000_000_000_000,
     l2_bytes=126 * 2**20,
+    features=_BLACKWELL | {Feature.TCGEN05_INT8},
+)
+
+# PTX ISA, tcgen05.mma: .kind::i8 is not for sm_103a.
+SM_103A = dataclasses.replace(
+    SM_100A,
+    name="sm_103a",
+    compute_capability=(10, 3),
+    card="NVIDIA B300",
+    memory_bytes=288 * 10**9,
     features=_BLACKWELL,
 )
 
-TARGETS: dict[str, GpuTarget] = {t.name: t for t in (SM_90A, SM_100A)}
+TARGETS: dict[str, GpuTarget] = {t.name: t for t in (SM_90A, SM_100A, SM_103A)}
 DEFAULT_TARGET = SM_90A
 
 
@@ -191,7 +202,7 @@ def target(name: str | Target) -> Target:
     """Returns the target of that name.
 
     Args:
-      name: `sm_90a`, `sm_100a`, or a `Target`, which is returned unchanged.
+      name: `sm_90a`, `sm_100a`, `sm_103a`, or a `Target`, which is returned unchanged.
 
     Raises:
       TargetError: the target is unknown.
@@ -204,7 +215,8 @@ def target(name: str | Target) -> Target:
         "unknown target",
         expected=" or ".join(TARGETS),
         got=expect.shown(name),
-        hint="pass target='sm_90a' for Hopper or target='sm_100a' for Blackwell",
+        hint="pass target='sm_90a' for Hopper, 'sm_100a' for Blackwell, or 'sm_103a' "
+        "for Blackwell Ultra",
     )
 
 

@@ -341,14 +341,15 @@ def shared(
     copies: Sequence[int],
     room: scratches.SmemScratch | None,
 ) -> list[ir.Value]:
-    """Elements of the threads in which these bits are clear, in all threads.
+    """Integers of the threads in which these bits are clear, in all threads.
 
-    Args:
-      values: integers, 0 in all other threads.
+    PTX: `shfl.sync.idx` in a warp; across warps through SMEM. All threads of the issuer
+    issue it.
     """
-    for bit in copies:
-        if bit < LANE_BITS:
-            values = [_combined(value, integer, 1 << bit) for value in values]
+    if lanes := sum(1 << bit for bit in copies if bit < LANE_BITS):
+        kernel = module.current()
+        source = arith.andi(kernel.threads.lane, kernel.i32(~lanes))
+        values = [_of_lane(value, integer, source) for value in values]
     warps = [bit for bit in copies if bit >= LANE_BITS]
     if not warps:
         return values
@@ -375,7 +376,7 @@ def shared(
     return result
 
 
-def _combined(value: ir.Value, integer: np.dtype, lane_mask: int) -> ir.Value:
+def _of_lane(value: ir.Value, integer: np.dtype, lane: ir.Value) -> ir.Value:
     single = dtypes.splat(value, 1)
-    other = shuffle.exchange(single, integer, lane_mask)
-    return arith.ori(value, dtypes.extract(other, 0))
+    moved = shuffle.by_words(single, integer, lambda x: shuffle.from_lane(x, lane))
+    return dtypes.extract(moved, 0)

@@ -439,9 +439,10 @@ def max(
 ) -> jax.Array:
     """Returns the largest elements along axes.
 
-    PTX: max in the registers of a thread, shfl.sync in a warp, and st.shared,
-    barrier.sync and ld.shared between warps, in scratch that
-    `CompilerParams.reduction_scratch_bytes` reserves. Since: sm_90.
+    PTX: max in the registers of a thread, redux.sync where all lanes of a warp hold
+    parts of a result, else shfl.sync, and st.shared, barrier.sync and ld.shared between
+    warps, in scratch that `CompilerParams.reduction_scratch_bytes` reserves.
+    Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
 

@@ -54,7 +54,7 @@ _CLASSES = (
     ("matrix", r"ldmatrix|stmatrix"),
     ("barriers", r"bar|mbarrier"),
     ("fences", r"fence|membar|wgmma\.fence"),
-    ("shuffles", r"shfl"),
+    ("shuffles", r"shfl|redux|vote"),
     ("memory", r"(ld|st|atom|red|multimem)\.(?!param|const)"),
 )
 CLASSES = (*(name for name, _ in _CLASSES), "total")
@@ -112,9 +112,9 @@ def class_counts(ptx: str) -> dict[str, int]:
 
     The classes are `waits` (of every kind), `wgmma` (products, without fences and
     groups), `tma` (bulk copies and their prefetches), `matrix` (ldmatrix and
-    stmatrix), `barriers` (arrivals and initialization), `fences`, `shuffles`, `memory`
-    (loads, stores and atomics, except those of parameters) and `total`: all
-    instructions, including those in no class.
+    stmatrix), `barriers` (arrivals and initialization), `fences`, `shuffles` (redux and
+    vote among them), `memory` (loads, stores and atomics, except those of parameters)
+    and `total`: all instructions, including those in no class.
 
     Example:
       >>> class_counts(compiled.ptx)["waits"]

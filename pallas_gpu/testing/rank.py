@@ -40,7 +40,7 @@ def rank(
       f: a function of `args` and `config=` that calls kernels.
       configs: the configurations.
       *args: arrays or `jax.ShapeDtypeStruct`s, and other arguments.
-      target: `"sm_90a"` or `"sm_100a"`.
+      target: `"sm_90a"`, `"sm_100a"` or `"sm_103a"`.
 
     Returns:
       An estimate for each configuration, the fastest first; those that do not trace or

@@ -117,8 +117,8 @@ class CompilerParams:
         cross warps; less where the kernel's arrays leave less. A kernel without such
         operations has none. None: 2048, and more where inferred layouts need it.
       lowering_semantics: `Warpgroup` (default) or `Lane`.
-      target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else the first
-        that has what the kernel uses.
+      target: `"sm_90a"`, `"sm_100a"`, `"sm_103a"`, or None: the attached GPU, else the
+        first that has what the kernel uses; a kernel with tcgen05 names `"sm_103a"`.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
       debug_checks: compile the kernel's `debug_check`s (also
         PALLAS_GPU_DEBUG_CHECKS=1). The emulator always makes them.

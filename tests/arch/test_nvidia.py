@@ -10,7 +10,7 @@ from pallas_gpu.arch import Feature
 from tests.support.refusal import refused
 
 
-@pytest.mark.parametrize("name", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", ["sm_90a", "sm_100a", "sm_103a"])
 def test_a_target_is_found_by_name_and_by_capability(name):
     target = arch.target(name)
     assert target.name == name
@@ -22,7 +22,7 @@ def test_a_target_is_found_by_name_and_by_capability(name):
 def test_an_unknown_target_is_refused_with_the_known_ones(name):
     with pytest.raises(errors.TargetError) as info:
         arch.target(name)
-    assert info.value.expected == "sm_90a or sm_100a"
+    assert info.value.expected == "sm_90a or sm_100a or sm_103a"
     assert info.value.got == repr(name)
 
 
@@ -37,6 +37,7 @@ def test_an_unknown_gpu_is_refused():
         (Feature.WGMMA, "sm_90a", "sm_100a"),
         (Feature.TCGEN05, "sm_100a", "sm_90a"),
         (Feature.TMEM, "sm_100a", "sm_90a"),
+        (Feature.TCGEN05_INT8, "sm_100a", "sm_103a"),
         (Feature.CLUSTER_LAUNCH_CONTROL, "sm_100a", "sm_90a"),
     ],
 )
@@ -47,7 +48,7 @@ def test_a_missing_feature_names_the_targets_that_have_it(feature, owner, other)
 
 
 @pytest.mark.parametrize("feature", [Feature.TMA, Feature.MBARRIER_TX, Feature.CLUSTER])
-def test_both_targets_copy_asynchronously(feature):
+def test_all_targets_copy_asynchronously(feature):
     assert all(target.has(feature) for target in arch.TARGETS.values())
 
 

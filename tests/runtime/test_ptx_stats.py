@@ -113,6 +113,8 @@ def test_counts_are_by_family():
         ("wgmma.fence.sync.aligned", "fences"),
         ("fence.proxy.async.shared::cta", "fences"),
         ("shfl.sync.idx.b32", "shuffles"),
+        ("redux.sync.add.s32", "shuffles"),
+        ("vote.sync.any.pred", "shuffles"),
         ("ld.shared.v4.b32", "memory"),
         ("st.b32", "memory"),
         ("atom.add.release.gpu.global.u32", "memory"),

@@ -7,6 +7,7 @@ every kind of shuffle, exchange and matrix instruction.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -80,6 +81,44 @@ def reduction(kind: Any, x: np.ndarray, layout: Any, axes, scratch=2048) -> Prog
             gmem.store(out, result)
 
     return Program(emit, [x], [np.asarray(expected)], smem_bytes=2048)
+
+
+# What a whole warp combines in one instruction.
+_OF_A_WARP = (
+    *((kind, "int32") for kind in ("add", "max", "min", "and", "or", "xor")),
+    *(("max", "uint32"), ("min", "uint32"), ("max", "int8"), ("add", "uint16")),
+    *((kind, "float32") for kind in ("max", "min")),
+    *(("max", "bfloat16"), ("min", "float16"), ("or", "bool"), ("and", "bool")),
+    *(("xor", "int64"), ("or", "int8")),
+)
+
+
+def _of_a_warp(kind: Any, dtype: str, arch: tuple[int, int] = (9, 0)) -> Program:
+    """Rows of what 32 lanes hold, among them those that only their order decides."""
+    if kind in ("and", "or", "xor"):
+        # In most rows three elements decide, two of them of a thread; they share bits.
+        x = np.zeros((8, 128), np.int64)
+        for bits, place in ((3, 0), (5, 1), (12, 5)):
+            x[np.arange(8), np.arange(8) * 37 % 128 ^ place] = bits + (bits << 32)
+        x[::4] = 0
+        x = (x != 0) if dtype == "bool" else x
+        return reduction(kind, (~x if kind == "and" else x).astype(dtype), None, (1,))
+    if "int" in dtype:
+        return reduction(kind, _numbers((8, 128), dtype), None, (1,))
+    x = _rng().normal(size=(16, 128)).astype(np.float32)
+    x[1::4] = -np.abs(x[1::4])
+    x[2:12:4, 77] = np.array([0x7FC00000, 0xFFC00000, 0xFF800001], "u4").view("f4")
+    x[[3, 7]], x[3, 9], x[7, 9] = [[0], [-0.0]], -0.0, 0
+    x[12:14], x[12, 5], x[14, [3, 99]] = [[np.inf], [-np.inf]], -1, [np.inf, -np.inf]
+    x[15] *= 2.0**-130
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        x = x.astype(dtype)
+    # Of equal numbers those with a sign are less.
+    order = np.lexsort((~np.signbit(x), x.astype(np.float32)), axis=1)
+    place = order[:, -1 if kind == "max" else 0]
+    expected = np.where(np.isnan(x).any(1), np.nan, x[np.arange(16), place])
+    made = reduction(kind, x, None, (1,))
+    return dataclasses.replace(made, expected=[expected.astype(dtype)], arch=arch)
 
 
 def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
@@ -204,6 +243,12 @@ def combinations() -> dict[str, Program]:
     found["rows"] = _reduction("add", "int32", wgmma, (64, 16), (1,))
     found["rows of halves"] = _reduction("max", "float16", wgmma, (64, 16), (1,))
     found["everything"] = _reduction("add", "int8", wgmma, (64, 16), (0, 1))
+    for kind, dtype in _OF_A_WARP:
+        found[f"{kind} of {dtype} in a warp"] = _of_a_warp(kind, dtype)
+        if "float" in dtype:
+            found[f"{kind} of {dtype} in a warp of sm_100a"] = _of_a_warp(
+                kind, dtype, (10, 0)
+            )
     for kind in ("add", "mul", "max", "min", "logaddexp"):
         found[f"scan by {kind}"] = _scan(kind, None, (256,), 0, False)
     found["scan back"] = _scan("add", None, (256,), 0, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 
 from jaxlib.mlir import ir
@@ -61,6 +62,7 @@ _OTHER = {
 _MOVES = (
     *("arith.cmpi", "arith.select", "nvvm.shfl.sync", "llvm.call_intrinsic"),
     *("nvvm.ldmatrix", "nvvm.stmatrix", "vector.extract"),
+    *("nvvm.redux.sync", "nvvm.vote.sync"),
 )
 
 
@@ -125,6 +127,8 @@ def _changes(op: ir.Operation, combines: bool) -> Iterator[tuple[str, Callable]]
             yield "swapped", _operands(op, [0, 2, 1])
         case "nvvm.shfl.sync":
             yield from _shuffles(op, combines)
+        case "nvvm.redux.sync" | "nvvm.vote.sync":
+            yield from _of_warps(op)
         case "llvm.call_intrinsic":
             yield from _intrinsics(op)
         case "nvvm.ldmatrix" | "nvvm.stmatrix":
@@ -156,6 +160,19 @@ def _shuffles(op: ir.Operation, combines: bool) -> Iterator[tuple[str, Callable]
     if not by_number:
         idx = ir.Attribute.parse("#nvvm.shfl_kind<idx>")
         yield "by number", _attribute(op, "kind", idx)
+
+
+def _of_warps(op: ir.Operation) -> Iterator[tuple[str, Callable]]:
+    attribute = str(op.attributes["kind"])
+    own = re.split(r"[< >]+", attribute)[1]
+    for kinds in (
+        ("any", "all"),
+        ("fmin", "fmax"),
+        ("add", "and", "or", "xor", "max", "min", "umax", "umin"),
+    ):
+        for other in set(kinds) - {own} if own in kinds else ():
+            new = ir.Attribute.parse(attribute.replace(own, other))
+            yield f"{own} to {other}", _attribute(op, "kind", new)
 
 
 def _intrinsics(op: ir.Operation) -> Iterator[tuple[str, Callable]]:

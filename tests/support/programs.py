@@ -28,6 +28,7 @@ class Program:
       smem_bytes: shared memory that it uses.
       arch: compute capability.
       signed_zeros: whether the sign of a zero has to be right.
+      arch: compute capability that the kernel is emitted for.
     """
 
     emit: Callable[..., None]
@@ -37,6 +38,7 @@ class Program:
     smem_bytes: int = 0
     arch: tuple[int, int] = (9, 0)
     signed_zeros: bool = True
+    arch: tuple[int, int] = (9, 0)
 
     def module(self) -> ir.Module:
         """Emits the kernel."""

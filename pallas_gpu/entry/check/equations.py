@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, arch, errors, resources, types
@@ -25,6 +26,7 @@ from pallas_gpu.entry.check.tensor_cores.pairs import check_groups
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.walk import Site, walk
 
@@ -159,6 +161,8 @@ def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
     optional = eqn.params.get("if_supported", False)
     if operation is not None and operation.feature is not None and not optional:
         yield operation.feature, operation.name
+    if eqn.primitive is tcgen05_mma_p and _has_bytes(eqn):
+        yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
     if eqn.params.get("leader_tracked") is not None:
         yield arch.Feature.TCGEN05, "a copy with leader_tracked"
     if eqn.primitive is run_scoped_p:
@@ -171,3 +175,9 @@ def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
             barrier = getattr(var.aval, "barrier", None)
             if barrier is not None and barrier.orders_tensor_core:
                 yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"
+
+
+def _has_bytes(eqn: _jax.JaxprEqn) -> bool:
+    """Whether 8-bit integers are multiplied: they are no scales or metadata."""
+    dtypes = {getattr(var.aval, "dtype", None) for var in eqn.invars}
+    return not dtypes.isdisjoint({np.dtype(np.int8), np.dtype(np.uint8)})

@@ -3,7 +3,8 @@
 
 Which of these a reduction needs follows from the layout. Registers whose origins differ
 along a reduced axis are combined within the thread. Thread bits whose column is along a
-reduced axis are combined by a butterfly of shuffles (lanes) or through SMEM (warps).
+reduced axis are combined by a butterfly of shuffles (lanes; for many operations one
+instruction combines all of a warp) or through SMEM (warps).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Reduction:
     Attributes:
       groups: for each register of the result the registers that are combined into it.
       vector_reduced: whether the elements within a register are combined too.
-      lanes: thread bits to combine by shuffles.
+      lanes: thread bits to combine within a warp.
       warps: thread bits to combine through SMEM.
       slots: lane bits that distinguish the results within a warp.
       result: the result's layout; None for a scalar.
@@ -43,6 +44,11 @@ class Reduction:
     slots: tuple[int, ...]
     result: LinearLayout | None
     length: int
+
+    @property
+    def is_of_warpgroup(self) -> bool:
+        """Whether the result is one element, of several warps."""
+        return self.result is None and bool(self.warps)
 
     def slot_bytes(self, bits: int) -> int:
         """Returns the scratch for one register of one lane.

@@ -210,7 +210,10 @@ class Reduce(Relation):
             yield layout
 
     def cost(self, layout: Placement, bits: int) -> float:
-        """Shuffles for the lanes, SMEM and two barriers for the warps."""
+        """Shuffles for the lanes, SMEM and two barriers for the warps.
+
+        A `redux` of all lanes counts as shuffles: not all operations have one.
+        """
         lanes, warps, results = reduction_bits(layout, self.axes)
         words = max(1, bits // 32)
         cycles = results * lanes * words * (rates.SHUFFLE + 1)

@@ -18,15 +18,18 @@ from pallas_gpu.mosaic import addressing, mbarrier, module, padding
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import before_extension, convert_value
 from pallas_gpu.mosaic.elements.identities import identity
-from pallas_gpu.mosaic.moves import image, shuffle
+from pallas_gpu.mosaic.moves import image, redux, shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
+from pallas_gpu.mosaic.tensor_cores import load_reduce
 
 Kind = Literal["add", "mul", "max", "min", "and", "or", "xor"]
 
 # Products in a sum of their own: longer ones round more often.
 _CHAIN = 4
+# A copy of an element changes nothing. A `redux` takes as long as two shuffles.
+_IDEMPOTENT, _LEAST_LANES = ("max", "min", "and", "or"), 3
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
 
@@ -38,8 +41,9 @@ def reduce(
 ) -> RegisterArray | Splat:
     """Reduces an array over axes; the result has the reduced layout.
 
-    PTX: `shfl.sync.bfly`; across warps `st.shared`, `barrier.sync`, `ld.shared`. All
-    threads of the warpgroup issue it. All copies of an element are bitwise equal.
+    PTX: `shfl.sync.bfly`, or `redux.sync` of all lanes of a warp; across warps
+    `st.shared`, `barrier.sync`, `ld.shared`, or `barrier.red` of bools. All threads of
+    the warpgroup issue it. All copies of an element are bitwise equal.
 
     Args:
       kind: `max` and `min` propagate NaN; `and`, `or`, `xor` are for integers, bools.
@@ -70,6 +74,8 @@ def reduce(
     row = table.lookup(name)
     first = row.emitter(own)
     groups = [[values[r] for r in group] for group in steps.groups]
+    if steps.vector_reduced or x.layout.vector_length == 1:
+        groups = [_of_loads(kind, group, own) or group for group in groups]
     if kind == "add":
         groups = [_with_products_added(first, group) for group in groups]
     partial = [_fold(first, group) for group in groups]
@@ -80,8 +86,18 @@ def reduce(
     combine = row.emitter(dtype)
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]
-    for bit in steps.lanes:
-        partial = [combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial]
+    if wanted == dtypes.BOOL and name in redux.VOTES and steps.is_of_warpgroup:
+        return Splat(_of_all_threads(name, partial[0], dtype), wanted, ())
+    if _is_of_warp(name, steps) and redux.combines(name, dtype, steps.length):
+        # More bools than one share a word, and a `redux`.
+        is_vote = wanted == dtypes.BOOL and name in redux.VOTES and steps.length == 1
+        whole = redux.voted if is_vote else redux.combined
+        partial = [whole(name, v, dtype) for v in partial]
+    else:
+        for bit in steps.lanes:
+            partial = [
+                combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial
+            ]
     if steps.warps:
         partial = _across_warps(combine, partial, dtype, steps, scratch)
     partial = [convert_value(v, dtype, wanted) for v in partial]
@@ -107,6 +123,13 @@ def _before_extension(x: RegisterArray) -> RegisterArray | None:
         if len(narrow) == len(values):
             return RegisterArray(narrow, x.layout, dtype)
     return None
+
+
+def _of_loads(
+    kind: Kind, values: list[ir.Value], dtype: np.dtype
+) -> list[ir.Value] | None:
+    found = load_reduce.extrema(kind, values, dtype)
+    return None if found is None else [dtypes.splat(x, 1) for x in found]
 
 
 def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
@@ -154,7 +177,23 @@ def _fold_lanes(combine: Callable, value: ir.Value) -> ir.Value:
     )
 
 
+def _is_of_warp(kind: str, steps: Reduction) -> bool:
+    """Whether a result is that of all lanes: other lanes may hold copies, for some."""
+    if kind in _IDEMPOTENT and not steps.slots:
+        return len(steps.lanes) >= _LEAST_LANES
+    return len(steps.lanes) == LANE_BITS
+
+
 # --- across warps ---------------------------------------------------------------------
+
+
+def _of_all_threads(kind: str, value: ir.Value, dtype: np.dtype) -> ir.Value:
+    """A bool of all threads, which needs no memory: `barrier.red`."""
+    holds = dtypes.extract(convert_value(value, dtype, dtypes.BOOL), 0)
+    true = dtypes.constant(True, dtypes.BOOL)
+    if kind == "and":
+        return mbarrier.agree(holds)
+    return arith.xori(mbarrier.agree(arith.xori(holds, true)), true)
 
 
 def _across_warps(

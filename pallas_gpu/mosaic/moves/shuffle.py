@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, nvvm
@@ -36,27 +38,40 @@ def exchange(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
 
     PTX: `shfl.sync.bfly.b32` for each word. All threads of the warp issue it.
     """
+    return by_words(value, dtype, lambda word: from_distance(word, lane_mask))
+
+
+def by_words(
+    value: ir.Value, dtype: np.dtype, emit: Callable[[ir.Value], ir.Value]
+) -> ir.Value:
+    """A vector, of any dtype, from what is emitted for each of its 32-bit words.
+
+    Elements that do not fill a word have one each, whose other bits are zero and
+    afterwards ignored.
+    """
     lanes = dtypes.length(value) or 1
     total_bits = lanes * dtypes.bits(dtype)
     if total_bits % 32 == 0:
         words = dtypes.bitcast(value, dtypes.I32)
         count = dtypes.length(words) or 1
-        moved = [
-            from_distance(dtypes.extract(words, i), lane_mask) for i in range(count)
-        ]
+        moved = [emit(dtypes.extract(words, i)) for i in range(count)]
         return dtypes.bitcast(dtypes.pack(moved), dtype)
     if lanes > 1:
         parts = [dtypes.splat(dtypes.extract(value, i), 1) for i in range(lanes)]
-        moved = [exchange(part, dtype, lane_mask) for part in parts]
+        moved = [by_words(part, dtype, emit) for part in parts]
         return dtypes.pack([dtypes.extract(part, 0) for part in moved])
     narrow = np.dtype(f"int{dtypes.bits(dtype)}")
     bits = dtypes.extract(dtypes.bitcast(value, narrow), 0)
-    word = from_distance(arith.extui(ir.IntegerType.get_signless(32), bits), lane_mask)
+    word = emit(arith.extui(ir.IntegerType.get_signless(32), bits))
     back = arith.trunci(dtypes.mlir_type(narrow), word)
     return dtypes.bitcast(dtypes.splat(back, 1), dtype)
 
 
+def full_mask() -> ir.Value:
+    """The mask of all lanes of a warp."""
+    return module.current().i32(_FULL_MASK)
+
+
 def _shuffle(word: ir.Value, lane: ir.Value, kind: nvvm.ShflKind) -> ir.Value:
-    kernel = module.current()
-    mask, last = kernel.i32(_FULL_MASK), kernel.i32(_LAST_LANE)
-    return nvvm.shfl_sync(mask, word, lane, last, kind, results=[word.type])
+    last = module.current().i32(_LAST_LANE)
+    return nvvm.shfl_sync(full_mask(), word, lane, last, kind, results=[word.type])

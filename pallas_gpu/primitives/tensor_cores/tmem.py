@@ -39,7 +39,7 @@ async_store_tmem_p = registry.define(
 wait_load_tmem_p = registry.define("wait_load_tmem", "tmem", feature=arch.Feature.TMEM)
 commit_tmem_p = registry.define("commit_tmem", "tmem", feature=arch.Feature.TMEM)
 
-# What PTX calls `tcgen05.ld.red`, which needs sm_101a or sm_103a.
+# The lowering emits `tcgen05.ld.red` for what these make of a load, where it can.
 _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "max": lambda x: jnp.max(x, axis=-1),
     "min": lambda x: jnp.min(x, axis=-1),
@@ -58,7 +58,9 @@ def async_load_tmem(
 ) -> Any:
     """Starts a load from tensor memory; its values can be used at once.
 
-    PTX: tcgen05.ld.sync.aligned. Since: sm_100a.
+    PTX: tcgen05.ld.sync.aligned; for the target sm_103a tcgen05.ld.red, where a maximum
+    or minimum along the columns of what is loaded is computed and each thread loads a
+    row (`Layout.TCGEN05_TMEM_NATIVE`, elements of 32 bits). Since: sm_100a.
 
     Issued by a warpgroup. Uses of the values wait for them by themselves, and it is in
     order with stores of the warpgroup; whoever else overwrites the columns afterwards,
@@ -72,8 +74,8 @@ def async_load_tmem(
         `Layout.TCGEN05` or `Layout.TCGEN05_TMEM_NATIVE`, of 64 `Layout.WGMMA` or
         `Layout.TCGEN05_M64_COLLECTIVE`. None: the compiler chooses.
       reduce: "max", "min", "absmax" or "absmin": also returns what that makes of the
-        loaded elements along the last dimension, NaN if one of them is. It is
-        computed in registers, as sm_100a has no instruction for it.
+        loaded elements along the last dimension, NaN if one of them is; as
+        `jnp.max(loaded, axis=-1)` and the like do.
 
     Returns:
       The elements, in the reference's dtype; with `reduce`, they and the reduced ones.

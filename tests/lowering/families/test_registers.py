@@ -304,6 +304,80 @@ def test_an_extremum_of_converted_numbers_is_found_before_the_conversion(
     assert re.search(rf"arith\.(max|min)imumf .*x{name}>", report.mlir)
 
 
+ROWS = {
+    "sum": (jnp.sum, jnp.uint16),
+    "max": (jnp.max, jnp.int32),
+    "min": (jnp.min, jnp.float32),
+    "argmax": (jnp.argmax, jnp.bfloat16),
+    "any": (jnp.any, jnp.bool_),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_that_a_warp_holds_is_reduced_by_one_instruction(name, target):
+    op, dtype = ROWS[name]
+    x = np.round(4000 * RNG.standard_normal((8, 128))).astype(np.int32)
+    x = jnp.asarray(x > 9500 if name == "any" else x, dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        x = x.at[1, 7].set(np.nan).at[2, 31].set(-np.nan).at[3].set(-np.inf)
+    # XLA's minimum on a CPU loses a NaN.
+    expected = getattr(np, name)(np.asarray(x), axis=1).astype(op(x, axis=1).dtype)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = op(x_ref[...], axis=1)
+
+    make = make_kernel(body, (8,), expected.dtype, target=target)
+    everywhere.check(make, [x], expected, on_gpu=target == "sm_90a")
+    (report,) = plgpu.offline.compile(make(None), x, target=target)
+    # Each warp holds two rows; `argmax` reduces positions as well.
+    count = 4 if name == "argmax" else 2
+    of_warps = re.findall(r"(?:redux|vote)\.sync\S+", report.ptx)
+    assert len(of_warps) == count
+    assert "shfl.sync.bfly" not in report.ptx
+    has_floats = any(".NaN.f32" in instruction for instruction in of_warps)
+    assert has_floats == (target == "sm_100a" and jnp.issubdtype(dtype, jnp.floating))
+
+
+@pytest.mark.parametrize(
+    ("op", "count"), [(jnp.any, 0), (jnp.any, 1), (jnp.all, 1023), (jnp.all, 1024)]
+)
+def test_a_bool_of_all_threads_takes_a_barrier_and_no_memory(op, count):
+    x = RNG.permutation(1024) < count
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(op(x_ref[...]), (128,))
+
+    make = make_kernel(body, (128,), jnp.bool_)
+    everywhere.check(make, [x], np.full(128, op(x)))
+    (report,) = plgpu.offline.compile(make(None), x)
+    assert report.ptx.count("barrier.cta.red.and.pred") == 1
+    assert "st.shared" not in report.ptx
+
+
+@pytest.mark.parametrize("size", [8, 12, 64])
+@pytest.mark.parametrize("op", [np.max, np.sum])
+def test_copies_of_elements_do_not_hinder_an_extremum(op, size):
+    x = RNG.integers(-99, 99, (2, size)).astype(np.float32)
+    x[1, size // 2] = np.nan
+
+    def body(x_ref, o_ref, i_ref):
+        for row in range(2):
+            found = getattr(jnp, op.__name__)(x_ref[row])
+            o_ref[row] = jnp.broadcast_to(found, (128,))
+            found = getattr(jnp, op.__name__)(x_ref[0].astype(jnp.int32))
+            i_ref[row] = jnp.broadcast_to(found, (128,))
+
+    types = [jax.ShapeDtypeStruct((2, 128), t) for t in (jnp.float32, jnp.int32)]
+    make = everywhere.kernel(body, types)
+    rows = np.broadcast_to(op(x, axis=1)[:, None], (2, 128))
+    numbers = np.full((2, 128), op(x[0].astype(np.int32)))
+    everywhere.check(make, [x], [rows, numbers])
+    (report,) = plgpu.offline.compile(make(None), x)
+    is_whole = size == 64 if op is np.sum else size in (8, 64)
+    assert ("redux" in report.ptx) == is_whole
+
+
 @pytest.mark.parametrize(
     ("layout", "shape", "dtype"),
     [

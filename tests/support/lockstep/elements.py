@@ -50,6 +50,11 @@ def _truncate(x: np.ndarray, to: np.dtype) -> np.ndarray:
     return (x & x.dtype.type(1) if to.kind == "b" else x).astype(to)
 
 
+def _maximum(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """+0.0 exceeds -0.0; NumPy gives either of the two."""
+    return np.where(x == y, np.where(np.signbit(x), y, x), np.maximum(x, y))
+
+
 # Functions of arrays of the operands' own types, which give the result's.
 _SAME_TYPE: dict[str, Callable] = {
     "arith.addf": np.add,
@@ -57,8 +62,8 @@ _SAME_TYPE: dict[str, Callable] = {
     "arith.mulf": np.multiply,
     "arith.divf": np.divide,
     "arith.negf": np.negative,
-    "arith.maximumf": np.maximum,
-    "arith.minimumf": np.minimum,
+    "arith.maximumf": _maximum,
+    "arith.minimumf": lambda x, y: -_maximum(-x, -y),
     "math.absf": np.abs,
     "math.copysign": np.copysign,
     "math.ceil": np.ceil,

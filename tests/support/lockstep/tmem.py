@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
-from tests.support.lockstep import accesses, values
-from tests.support.lockstep.assembly import Statement, parse
+from tests.support.lockstep import accesses, load_reduce, values
+from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import LANES, KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
@@ -452,6 +453,12 @@ class Form:
 def transfer(program: Program, op: ir.Operation, text: str) -> Step:
     """The step of a tcgen05.ld or tcgen05.st."""
     (statement,) = parse(text)
+    if (found := load_reduce.form_of(statement.opcode)) and not statement.guard:
+        repetitions, reduced = found
+        form = Form("32x32b", repetitions, packed=False)
+        registers, extremum, place = statement.operands
+        names = (*registers, str(extremum))
+        return _load(program, op, form, names, str(place), reduced)
     match = _TRANSFER.fullmatch(statement.opcode)
     if match is None or statement.guard:
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
@@ -462,7 +469,7 @@ def transfer(program: Program, op: ir.Operation, text: str) -> Step:
     if len(names) != 1 or len(places) != 1 or len(names[0]) != form.registers:
         raise KernelError(f"{statement.opcode} with other operands: {text[:80]}")
     if verb == "ld":
-        return _load(program, op, form, statement)
+        return _load(program, op, form, names[0], places[0])
     return _store(program, op, form, names[0], places[0])
 
 
@@ -501,12 +508,19 @@ def _cells(form: Form, lane: np.ndarray, columns: Any) -> list[Any]:
     return [(lane, start + 2 * column), (lane, start + 2 * column + 1)]
 
 
-def _load(program: Program, op: ir.Operation, form: Form, statement: Statement) -> Step:
+def _load(
+    program: Program,
+    op: ir.Operation,
+    form: Form,
+    results: tuple[str, ...],
+    place: str,
+    reduced: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> Step:
     inputs, (out,) = program.inputs(op), program.outputs(op)
-    outputs = form.registers
+    outputs = form.registers + (reduced is not None)
     kinds = _result_kinds(op.results[0].type)
-    names = [_number(x) for x in statement.operands[0]]
-    source = inputs[_number(str(statement.operands[1])) - outputs]
+    names = [_number(x) for x in results]
+    source = inputs[_number(place) - outputs]
     if sorted(names) != list(range(outputs)):
         raise NotModelled("tcgen05.ld with registers that are no results")
 
@@ -523,7 +537,9 @@ def _load(program: Program, op: ir.Operation, form: Form, statement: Statement) 
             word = parts[0]
             if form.packed:
                 word = parts[0] & 0xFFFF | parts[1] << 16
-            result[threads] = word
+            result[threads, : form.registers] = word
+            if reduced is not None:
+                result[threads, -1] = reduced(word)
         held = [
             np.ascontiguousarray(result[:, names.index(i)]).view(kind)
             for i, kind in enumerate(kinds)

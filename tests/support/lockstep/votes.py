@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicates that threads combine where they meet (PTX ISA: barrier.red, vote.sync)."""
+"""What threads combine where they meet (PTX ISA: barrier.red, vote, redux.sync)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.control import Barrier, meet
 from tests.support.lockstep.engine import LANES, Wait
 from tests.support.lockstep.not_modelled import NotModelled
-from tests.support.lockstep.program import Program, Step
+from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 from tests.support.lockstep.values import forced
 
@@ -42,12 +42,86 @@ def _all(program: Program, op: ir.Operation, text: str) -> Step:
 
 
 def _vote_all(value: int, out: int) -> Step:
-    def vote(strand: Any) -> None:
-        strand.whole_warps("vote.sync")
-        each = strand.per_lane(forced(strand.env[value])).reshape(-1, LANES)
-        strand.env[out] = np.repeat(each.all(axis=1), LANES).astype(np.uint32)
+    return _of_warps("vote.sync", value, out, lambda x: x.all(axis=1).astype(np.uint32))
 
-    return vote
+
+def _of_warps(
+    name: str, value: int, out: int, combine: Callable[[np.ndarray], np.ndarray]
+) -> Step:
+    """What a function makes of a row of lanes is the result of all of them."""
+
+    def step(strand: Any) -> None:
+        strand.whole_warps(name)
+        each = strand.per_lane(forced(strand.env[value])).reshape(-1, LANES)
+        strand.env[out] = np.repeat(combine(each), LANES)
+
+    return step
+
+
+@runs("nvvm.vote.sync")
+def _vote(program: Program, op: ir.Operation) -> Step:
+    (_, value), (out,) = program.inputs(op), program.outputs(op)
+    _require_full(op.operands[0])
+    combine = {"any": np.any, "all": np.all}[_kind(op)]
+    return _of_warps("vote.sync", value, out, lambda x: combine(x != 0, axis=1))
+
+
+_INTEGERS: dict[str, tuple[np.ufunc, type]] = {
+    "add": (np.add, np.uint32),
+    "and": (np.bitwise_and, np.uint32),
+    "or": (np.bitwise_or, np.uint32),
+    "xor": (np.bitwise_xor, np.uint32),
+    "umax": (np.maximum, np.uint32),
+    "umin": (np.minimum, np.uint32),
+    "max": (np.maximum, np.int32),
+    "min": (np.minimum, np.int32),
+}
+
+
+@runs("nvvm.redux.sync")
+def _redux(program: Program, op: ir.Operation) -> Step:
+    (value, _), (out,) = program.inputs(op), program.outputs(op)
+    _require_full(op.operands[1])
+    kind = _kind(op)
+    if kind not in _INTEGERS:
+        if not _is_set(op, "nan") or _is_set(op, "abs"):
+            raise NotModelled(f"nvvm.redux.sync {kind} without NaN, or of absolutes")
+        return _of_warps("redux.sync", value, out, lambda x: extremes(kind, x))
+    combine, type_ = _INTEGERS[kind]
+
+    def integers(each: np.ndarray) -> np.ndarray:
+        result = combine.reduce(each.view(type_), axis=1, dtype=type_)
+        return result.view(each.dtype)
+
+    return _of_warps("redux.sync", value, out, integers)
+
+
+def extremes(kind: str, each: np.ndarray) -> np.ndarray:
+    """Of rows: a NaN gives the canonical one; +0.0 exceeds -0.0.
+
+    PTX ISA, redux.sync.NaN, which says it as max.NaN does; tcgen05.ld.red.NaN.
+    """
+    # In ascending order, of equal numbers those with a sign first.
+    order = np.lexsort((~np.signbit(each), each), axis=1)
+    place = order[:, -1 if kind == "fmax" else 0]
+    result = np.take_along_axis(each, place[:, None], axis=1)[:, 0]
+    canonical = np.uint32(0x7FFFFFFF).view(np.float32)
+    return np.where(np.isnan(each).any(axis=1), canonical, result)
+
+
+def _is_set(op: ir.Operation, name: str) -> bool:
+    return name in op.attributes and bool(ir.BoolAttr(op.attributes[name]).value)
+
+
+def _kind(op: ir.Operation) -> str:
+    return str(op.attributes["kind"]).split("<")[-1].split()[-1].strip(" >")
+
+
+def _require_full(mask: ir.Value) -> None:
+    made = mask.owner
+    full = made.name == "arith.constant" and made.attributes["value"].value == -1
+    if not full:
+        raise NotModelled("a mask of a part of the warp's lanes")
 
 
 def _barrier_all(value: int, place: int, count: int, out: int) -> Step:

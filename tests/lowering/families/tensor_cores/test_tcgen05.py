@@ -255,3 +255,11 @@ def test_hopper_has_no_tcgen05():
 
     done = plgpu.Barrier(orders_tensor_core=True)
     jax.eval_shape(everywhere.kernel(body, (), done, target="sm_90a")())
+
+
+@refused
+def test_blackwell_ultra_does_not_multiply_bytes():
+    case = KERNELS["int8 and uint8"]
+    options = {"scratch_types": case.scratch(), "target": "sm_103a"}
+    out = jax.ShapeDtypeStruct(*case.result)
+    jax.eval_shape(everywhere.kernel(case.body, out, **options)(), *case.operands())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import TmemLayout
+from pallas_gpu.mosaic.tensor_cores import load_reduce
+from pallas_gpu.runtime import ptx_stats
 from tests.support import everywhere
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import under
@@ -81,6 +84,90 @@ def test_a_load_that_reduces(reduce, dtype):
         plgpu.TMEM((128, 32), dtype),
         **ON_BLACKWELL,
     )
+
+
+ORIGIN = load_reduce._origin
+
+
+def check_extrema(of, dtype, columns, **options):
+    """Checks what a function of a load gives on sm_103a; returns its instructions."""
+
+    def body(x, o, found, tile):
+        plgpu.async_store_tmem(tile, load(x))
+        plgpu.commit_tmem()
+        loaded = plgpu.async_load_tmem(tile, layout=NATIVE(2))
+        o[...], found[...] = loaded, of(jnp, loaded)
+
+    x = np.random.default_rng(3).integers(-99, 99, (128, columns)).astype(np.int32)
+    x = x.astype(jnp.dtype(dtype))
+    if dtype == F32:
+        x[5, 1], x[6, -1], x[7, 0], x[8] = np.nan, -np.nan, -np.inf, -1
+    expected = [x, of(np, x)]
+    tile = plgpu.TMEM((128, columns), dtype)
+    make = everywhere.kernel(body, expected, tile, target="sm_103a")
+    everywhere.check(make, [x], expected, on_gpu=False, **options)
+    (report,) = plgpu.offline.compile(make(None), x, target="sm_103a")
+    return list(ptx_stats.mnemonics(report.ptx))
+
+
+def found_by_loads(instructions):
+    """The repetitions and the operation of each tcgen05.ld.red."""
+    form = "tcgen05.ld.red.sync.aligned.32x32b."
+    return [x.removeprefix(form) for x in instructions if x.startswith(form)]
+
+
+@pytest.mark.parametrize(
+    ("of", "dtype", "operation"),
+    [
+        ("max", F32, "max.NaN.f32"),
+        ("min", F32, "min.NaN.f32"),
+        ("absmax", F32, "max.abs.NaN.f32"),
+        ("absmin", F32, "min.abs.NaN.f32"),
+        ("max", jnp.int32, "max.s32"),
+        ("min", jnp.uint32, "min.u32"),
+    ],
+)
+def test_a_load_finds_the_extrema_of_its_rows(of, dtype, operation):
+    instructions = check_extrema(lambda _, x: REDUCED[of](x), dtype, 48)
+    assert found_by_loads(instructions) == [f"x32.{operation}", f"x16.{operation}"]
+    # What the two have found is combined.
+    combined = operation.replace(".abs", "")
+    assert instructions.count(combined) == 1
+
+
+@pytest.mark.parametrize(
+    ("of", "loads"),
+    [
+        (lambda xp, x: x.max(1) - x.min(1), ["max", "max"]),
+        (lambda xp, x: x[:, :32].max(1), ["max"]),
+        (lambda xp, x: abs(x[:, 32:]).max(1), ["max.abs"]),
+        (lambda xp, x: x[:, 16:].max(1), []),
+        (lambda xp, x: (x + 1).max(1), []),
+        (lambda xp, x: x.max(0)[:1] + x.sum(1), []),
+        (lambda xp, x: xp.concatenate([abs(x[:, :32]), x[:, 32:]], 1).max(1), []),
+    ],
+    ids=["also min", "one of two", "absolute", "part", "sum", "columns", "mixed"],
+)
+def test_a_load_reduces_only_what_it_loads(of, loads):
+    found = found_by_loads(check_extrema(of, F32, 64, atol=1e-3))
+    assert found == [f"x32.{operation}.NaN.f32" for operation in loads]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "of"),
+    [
+        ("_TYPES", {np.dtype(np.float32): "s32"}, lambda _, x: x.min(1)),
+        (
+            "_origin",
+            lambda value, lane: (ORIGIN(value, lane)[0], False),
+            lambda _, x: abs(x).max(1),
+        ),
+        ("_count", lambda load: 16, lambda _, x: x[:, :16].max(1)),
+    ],
+)
+def test_a_wrong_reduction_of_a_load_is_noticed(name, wrong, of):
+    with mock.patch.object(load_reduce, name, wrong), pytest.raises(AssertionError):
+        check_extrema(of, F32, 64, emulate=False)
 
 
 @pytest.mark.parametrize(
