@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pallas_gpu import _jax
 from pallas_gpu.layouts.edges import Edges
@@ -25,16 +24,13 @@ from pallas_gpu.lowering.progressions import (
     unknown,
 )
 from pallas_gpu.lowering.progressions import result as result_of
-from pallas_gpu.primitives import _indices
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
-from pallas_gpu.walk import Body, bodies, walk, with_equations
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.flow import Flow
+from pallas_gpu.program.nodes import Constant, Op, Value
+from pallas_gpu.walk import walk, with_equations
 
 _ACCESSES = (load_indexed_p, store_indexed_p)
-_CALLS = ("jit", "pjit", "closed_call", "run_scoped", "custom_jvp_call")
-# Facts of a loop's carries become weaker in each round; after these all are dropped,
-# which another round cannot weaken.
-_MOST_ROUNDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +60,16 @@ def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     accesses = [s.eqn for s in walk(jaxpr) if s.eqn.primitive in _ACCESSES]
     if not accesses:
         return jaxpr
-    search = _Search()
-    search.visit(jaxpr)
+    region, search = region_of(jaxpr), _Search()
+    search.run(region, [unknown(value.aval) for value in region.inputs])
     return with_equations(jaxpr, {id(e): search.stated(e) for e in accesses})
 
 
-class _Search:
-    """The facts of a kernel's variables, and of its accesses by their identity."""
+class _Search(Flow[Fact | None]):
+    """The facts of a kernel's values, and of its accesses by their identity."""
 
     def __init__(self) -> None:
-        self._facts: dict[Any, Fact | None] = {}
+        super().__init__()
         self.found: dict[int, Found] = {}
 
     def stated(self, access: _jax.JaxprEqn) -> _jax.JaxprEqn:
@@ -81,94 +77,41 @@ class _Search:
         found = self.found[id(access)]
         return access.replace(params={**access.params, **vars(found)})
 
-    def _of(self, atom: Any) -> Fact | None:
-        if isinstance(atom, _jax.Literal):
-            return literal(atom.val)
-        return self._facts.get(atom, unknown(atom.aval))
+    def unknown(self, value: Value) -> Fact | None:
+        return unknown(value.aval)
 
-    def visit(self, jaxpr: _jax.Jaxpr) -> None:
-        """Visits the equations of a jaxpr, and of what it runs."""
-        for eqn in jaxpr.eqns:
-            if eqn.primitive in _ACCESSES:
-                self._access(eqn)
-            inner = bodies(eqn)
-            if inner:
-                found = self._bodies(eqn, inner)
-            else:
-                found = [result_of(eqn, [self._of(x) for x in eqn.invars])]
-            if len(found) == len(eqn.outvars):
-                self._facts.update(zip(eqn.outvars, found, strict=True))
+    def constant(self, constant: Constant) -> Fact | None:
+        return literal(constant.value)
 
-    def _bodies(self, eqn: _jax.JaxprEqn, inner: Sequence[Body]) -> list[Fact | None]:
-        """Visits what an equation runs; returns facts of its results, or nothing."""
-        match eqn.primitive.name:
-            case "scan" | "while":
-                return self._loop(eqn, inner)
-            case "cond":
-                results = [self._run(body, self._inputs(body)) for body in inner]
-                return [_joined(facts) for facts in zip(*results, strict=True)]
-        results = [self._run(body, self._inputs(body)) for body in inner]
-        return results[0] if eqn.primitive.name in _CALLS else []
+    def join(self, a: Fact | None, b: Fact | None) -> Fact | None:
+        return join(a, b)
 
-    def _inputs(self, body: Body) -> list[Fact | None]:
-        pairs = zip(body.jaxpr.invars, body.inputs, strict=True)
-        return [unknown(v.aval) if x is None else self._of(x) for v, x in pairs]
+    def results(self, op: Op, operands: Sequence[Fact | None]) -> list[Fact | None]:
+        if len(op.results) == 1:
+            return [result_of(op.equation, operands)]
+        return [unknown(value.aval) for value in op.results]
 
-    def _run(self, body: Body, inputs: Sequence[Fact | None]) -> list[Fact | None]:
-        self._facts.update(zip(body.jaxpr.invars, inputs, strict=True))
-        self.visit(body.jaxpr)
-        return [self._of(x) for x in body.jaxpr.outvars]
+    def visit(self, op: Op, operands: Sequence[Fact | None]) -> None:
+        if op.primitive in _ACCESSES:
+            found, key = self._found(op), id(op.equation)
+            before = self.found.get(key)
+            self.found[key] = found if before is None else before.met_with(found)
 
-    def _loop(self, eqn: _jax.JaxprEqn, inner: Sequence[Body]) -> list[Fact | None]:
-        body = inner[-1]
-        pairs, inputs = _indices.carried(eqn, body.jaxpr), self._inputs(body)
-        for round_ in range(_MOST_ROUNDS + 1):
-            results = self._run(body, inputs)
-            before = list(inputs)
-            for i, j in pairs:
-                inputs[i] = join(inputs[i], results[j])
-            if inputs == before:
-                break
-            if round_ == _MOST_ROUNDS - 1:
-                for i, _ in pairs:
-                    inputs[i] = unknown(body.jaxpr.invars[i].aval)
-        carries = {j: inputs[i] for i, j in pairs}
-        for condition in inner[:-1]:
-            consts = len(condition.inputs) - len(carries)
-            known = [*self._inputs(condition)[:consts], *carries.values()]
-            self._run(condition, known)
-        return [carries.get(j, unknown(v.aval)) for j, v in enumerate(eqn.outvars)]
-
-    def _access(self, eqn: _jax.JaxprEqn) -> None:
-        found = self._found(eqn)
-        before = self.found.get(id(eqn))
-        self.found[id(eqn)] = found if before is None else before.met_with(found)
-
-    def _found(self, eqn: _jax.JaxprEqn) -> Found:
-        named = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-        operand = named.get("src") or named["dst"]
-        rank, view = len(eqn.params["shape"]), eqn.params["view_shape"]
-        strides = operand.window(operand.ref.aval.shape).strides
-        if view is not None:
-            strides = row_major_strides(view)
-        facts = [_of_rank(self._of(x), rank) for x in named["indices"]]
-        adjacent = _adjacent(strides, facts, eqn.params["shape"])
-        given = eqn.params["adjacent"]
+    def _found(self, op: Op) -> Found:
+        named, params = op.operands, op.params
+        access = named.get("src") or named["dst"]
+        rank, view = len(params["shape"]), params["view_shape"]
+        strides = access.window.strides if view is None else row_major_strides(view)
+        facts = [_of_rank(self.of(x), rank) for x in named["indices"]]
+        adjacent, given = _adjacent(strides, facts, params["shape"]), params["adjacent"]
         if given is not None and (adjacent is None or adjacent[0] != given[0]):
             adjacent = given
         elif given is not None and adjacent is not None:
             adjacent = given[0], math.lcm(given[1], adjacent[1])
         if adjacent is None or named["mask"] is None:
             return Found(adjacent, Edges())
-        mask = self._of(named["mask"])
+        mask = self.of(named["mask"])
         return Found(adjacent, mask[adjacent[0]] if isinstance(mask, tuple) else None)
-
-
-def _joined(facts: Sequence[Fact | None]) -> Fact | None:
-    first, *rest = facts
-    for fact in rest:
-        first = join(first, fact)
-    return first
 
 
 def _of_rank(fact: Fact | None, rank: int) -> Progression:
