@@ -14,6 +14,7 @@ from jax import lax
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.lowering import contiguous
 from pallas_gpu.lowering.progressions import Progression
+from pallas_gpu.program.build import region_of
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 SCALARS = (0, 1, 3, 8, 130, -5, I32_MAX // 128, I32_MAX, I32_MIN)
@@ -23,9 +24,9 @@ def known(f, *scalars):
     """Returns the facts of a function's results, and the function."""
     with jax.enable_x64(False):
         closed = jax.make_jaxpr(f)(*(np.int32(s) for s in scalars))
-    search = contiguous._Search()
-    search.visit(closed.jaxpr)
-    return [search._of(x) for x in closed.jaxpr.outvars]
+    region = region_of(closed)
+    inputs = [contiguous.unknown(value.aval) for value in region.inputs]
+    return contiguous._Search().run(region, inputs)
 
 
 def holds(fact, value):
