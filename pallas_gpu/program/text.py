@@ -137,8 +137,10 @@ class _Names:
                     f"{k}={self.tree(v)}" for k, v in named.items() if v is not None
                 ]
                 return f" {', '.join(shown)}" if shown else ""
-            case operands:
-                return f" {self.listed(operands)}" if operands else ""
+            case list() | tuple() as several:
+                return f" {self.listed(several)}" if several else ""
+            case alone:
+                return f" {self.tree(alone)}"
 
     def tree(self, operand: Any) -> str:
         """Returns a pytree of operands."""
