@@ -80,7 +80,7 @@ PLGPU: dict[str, Row] = {
     ),
     "Mesh": differs(
         "at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op; names are "
-        "strings, not tuples of them"
+        "strings or tuples of them"
     ),
     "WarpMesh": differs(
         "the `mesh` of `plgpu.kernel`, with scratch of each warp; `core_map` "
