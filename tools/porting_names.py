@@ -145,7 +145,7 @@ PLGPU: dict[str, Row] = {
     "Tiling": SAME,
     "Replicated": SAME,
     # Tensor cores
-    "wgmma": differs("a reshaped reference is not an operand: declare its shape"),
+    "wgmma": differs("operands may be bitcast, and `a` reshaped under Lane, too"),
     "wgmma_wait": SAME,
     "wgmma_accumulator_load": SAME,
     "ACC": differs("its initial value is given by `ACC.init`"),

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
+from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.indexing import steps as index_steps
 from pallas_gpu.types.selection import is_window, result_shape
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
@@ -48,8 +49,8 @@ class RefView(_jax.TransformedRef):
         shape, dtype = tuple(aval.shape), aval.dtype
         for step in self.transforms:
             shape = result_shape(step, shape, dtype)
-            if isinstance(step, _jax.BitcastTransform):
-                dtype = step.dtype
+            if isinstance(step, _jax.BitcastTransform | Reinterpreted):
+                dtype = dtype if step.dtype is None else step.dtype
         return shape, dtype
 
     @property
