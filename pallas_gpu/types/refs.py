@@ -154,6 +154,19 @@ class RefView(_jax.TransformedRef):
         _check_bitcast(self, dtype)
         return RefView(self.ref, (*self.transforms, _jax.BitcastTransform(dtype)))
 
+    def memory_space_cast(self, memory_space: Any) -> RefView:
+        """Returns the reference itself, in its own memory space; refuses another."""
+        own = getattr(base_aval(self), "memory_space", None)
+        if memory_space is own:
+            return self
+        raise errors.UnsupportedError(
+            "memory_space_cast of a reference to another memory space",
+            expected=expect.shown(own),
+            got=expect.shown(memory_space),
+            hint="a part of memory has one space: copy the elements to the other one",
+            where=_jax.where_now(),
+        )
+
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -351,6 +364,9 @@ class IndexableRef(_jax.AbstractRef):
     )
     reshape = _aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
     bitcast = _aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
+    memory_space_cast = _aval_method(
+        lambda tracer, space: RefView(tracer, ()).memory_space_cast(space)
+    )
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]

@@ -499,6 +499,7 @@ METHODS: dict[str, dict[str, Callable[[Env, Any], Any]]] = {
     },
     "reshape": {"shape": lambda e, v: e.x.reshape(v)},
     "bitcast": {"dtype": lambda e, v: e.x.bitcast(v)},
+    "memory_space_cast": {"space": lambda e, v: e.x.memory_space_cast(v)},
     "slices": {
         "start": lambda e, v: e.x[v:8],
         "stop": lambda e, v: e.x[0:v],
