@@ -131,6 +131,12 @@ from pallas_gpu.primitives.tma import (
     copy_smem_to_gmem,
     wait_smem_to_gmem,
 )
+from pallas_gpu.runtime.export import (
+    enable_debug_checks,
+    estimate_cost,
+    lower_as_mlir,
+    pallas_export_experimental,
+)
 from pallas_gpu.testing.autotune import autotune
 from pallas_gpu.types import (
     ACC,
@@ -211,6 +217,9 @@ __all__ = [
     "ops",
     "testing",
     "autotune",
+    "estimate_cost",
+    "lower_as_mlir",
+    "pallas_export_experimental",
     # Control flow and positions
     "when",
     "loop",
@@ -235,6 +244,7 @@ __all__ = [
     "multiple_of",
     "debug_print",
     "debug_check",
+    "enable_debug_checks",
     "print_layout",
     # Copies
     "async_prefetch",

@@ -198,6 +198,10 @@ GOOD: dict[str, Good] = {
     "run_state": _in(
         lambda e: {"f": nothing}, lambda f, e: f(plgpu.ACC.init(jnp.zeros((64, 64))))
     ),
+    "estimate_cost": _top(fun=lambda x: x, args=(OUT,)),
+    "lower_as_mlir": _top(f=lambda x: kernel(nothing)(x), args=(OUT,)),
+    "pallas_export_experimental": _top(dynamic_shapes=False),
+    "enable_debug_checks": _top(new_val=True),
     # Without a kernel to compile, which would need the CUDA wheels.
     "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
     "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
