@@ -63,6 +63,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xor,
 )
 from pallas_gpu.primitives.cluster import async_store_smem, cluster_ref
+from pallas_gpu.primitives.copies.im2col import im2col_ref
 from pallas_gpu.primitives.copies.prefetch import async_prefetch
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
@@ -250,6 +251,7 @@ __all__ = [
     "async_prefetch",
     "async_store_smem",
     "cluster_ref",
+    "im2col_ref",
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
     "commit_gmem",

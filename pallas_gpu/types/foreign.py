@@ -48,7 +48,6 @@ INSTEAD: dict[str, str] = {
     "core_map": "plgpu.kernel(body, out_type=(), mesh=mesh)()",
     "enable_poison_buffers": "the emulator always fills fresh memory with poison; "
     'plgpu.InterpretParams(uninitialized_memory="zero") turns it off',
-    "im2col_ref": "not supported yet: plgpu.copy_gmem_to_smem of each row of a window",
     "Indirect": "plgpu.GMEM as the block's memory space, and an index by an array",
     "mosaic_gpu": "import pallas_gpu as plgpu",
     "select_ref": "plgpu.when for each case",

@@ -21,6 +21,7 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
+from pallas_gpu.types.copies.im2col import Im2ColStep
 from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.spaces.cluster import ClusterStep
 from pallas_gpu.types.window import resolve
@@ -111,6 +112,8 @@ def result_shape(step: Any, shape: tuple[int, ...], dtype: Any) -> tuple[int, ..
             return _bitcast_shape(shape, dtype, step.dtype)
         case ClusterStep():
             return shape
+        case Im2ColStep():
+            return step.windows.of(shape)
         case _:
             return indexing.selected(step)
 

@@ -219,6 +219,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         "test_a_function_is_lowered_for_its_static_arguments_and_platforms"
         for name in ("args", "kwargs", "static_argnames", "platforms")
     },
+    "im2col_ref.padding": "tests/lowering/families/copies/test_im2col.py",
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
     "run_scoped.kw_types": lambda: bodies(

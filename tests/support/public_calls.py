@@ -330,6 +330,12 @@ GOOD: dict[str, Good] = {
             "cluster_dim": "c",
         }
     ),
+    "im2col_ref": _in(
+        lambda e: {"ref": e.x.reshape(1, 64, -1), "window_shape": (1,)},
+        lambda view, e: plgpu.copy_gmem_to_smem(
+            view.at[:, 0, : e.s.shape[1]], e.s, e.b
+        ),
+    ),
     "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
     "try_cluster_cancel": _blackwell(lambda e: {"result_ref": e.k, "barrier": e.b}),
     "query_cluster_cancel": _blackwell(
