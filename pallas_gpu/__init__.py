@@ -63,6 +63,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xor,
 )
 from pallas_gpu.primitives.cluster import async_store_smem, cluster_ref
+from pallas_gpu.primitives.copies.im2col import im2col_ref
 from pallas_gpu.primitives.copies.prefetch import async_prefetch
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
@@ -130,6 +131,12 @@ from pallas_gpu.primitives.tma import (
     copy_gmem_to_smem,
     copy_smem_to_gmem,
     wait_smem_to_gmem,
+)
+from pallas_gpu.runtime.export import (
+    enable_debug_checks,
+    estimate_cost,
+    lower_as_mlir,
+    pallas_export_experimental,
 )
 from pallas_gpu.testing.autotune import autotune
 from pallas_gpu.types import (
@@ -211,6 +218,9 @@ __all__ = [
     "ops",
     "testing",
     "autotune",
+    "estimate_cost",
+    "lower_as_mlir",
+    "pallas_export_experimental",
     # Control flow and positions
     "when",
     "loop",
@@ -235,11 +245,13 @@ __all__ = [
     "multiple_of",
     "debug_print",
     "debug_check",
+    "enable_debug_checks",
     "print_layout",
     # Copies
     "async_prefetch",
     "async_store_smem",
     "cluster_ref",
+    "im2col_ref",
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
     "commit_gmem",

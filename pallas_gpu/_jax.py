@@ -71,6 +71,7 @@ DropVar = _core.DropVar
 api_boundary = _traceback_util.api_boundary
 # A key of JAX's options that a trace depends on, such as `jax_enable_x64`.
 trace_context = _config.trace_context
+enable_debug_checks = _config.jax_pallas_enable_debug_checks
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 jaxprs_in_params = _core.jaxprs_in_params
 
@@ -125,6 +126,7 @@ __all__ = [
     "swap_p",
     "threefry2x32",
     "trace",
+    "enable_debug_checks",
     "trace_context",
     "trace_without_ref_rules",
     "unmapped",

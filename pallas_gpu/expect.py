@@ -363,11 +363,11 @@ def string(value: Any, what: str) -> str:
     raise wrong_type(what, "a string", "a string", value, "pass its name as a string")
 
 
-def names(value: Any, what: str) -> tuple[str, ...]:
-    """Accepts a name or a sequence of names, as a tuple."""
+def names(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts a name or a sequence of names, strings or tuples of them, as a tuple."""
     if isinstance(value, str):
         return (value,)
-    if is_sequence(value) and all(isinstance(name, str) for name in value):
+    if is_sequence(value) and all(map(_is_name, value)):
         return tuple(value)
     raise wrong_type(
         what,
@@ -375,6 +375,12 @@ def names(value: Any, what: str) -> tuple[str, ...]:
         "strings",
         value,
         "name axes by strings, e.g. ('x', 'y')",
+    )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, tuple) and all(map(_is_name, value))
     )
 
 

@@ -85,15 +85,7 @@ class LoweredReport:
     mlir: str = dataclasses.field(repr=False)
 
 
-def _operand(value: Any, what: str) -> Any:
-    """Accepts pytrees of arrays, numbers and `jax.ShapeDtypeStruct`s."""
-    for leaf in jax.tree.leaves(value):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            values.values(leaf, what)
-    return value
-
-
-@expect.arguments(fn=expect.function, args=_operand, target=expect.anything)
+@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
 def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
@@ -125,7 +117,7 @@ def compile(
     return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
 
 
-@expect.arguments(fn=expect.function, args=_operand, target=expect.anything)
+@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
 def lower(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[LoweredReport]:

@@ -136,6 +136,9 @@ ARGUMENTS: dict[str, Reasons] = {
     },
     "copy_smem_to_gmem": _HINTED,
     "async_prefetch": _MULTICAST_PREFETCH,
+    "enable_debug_checks": _default(
+        "required, as upstream without a default", "new_val"
+    ),
     "async_store_smem": {
         **_default("a hint: bank conflicts are never refused here", "optimized"),
         **_new("the memory order of the arrival", "sem"),

@@ -440,7 +440,10 @@ def _trace_for_target(
 
 
 def _for_target(params: types.CompilerParams, name: str | None) -> types.CompilerParams:
-    return params if params.target == name else dataclasses.replace(params, target=name)
+    checks = params.debug_checks or _jax.enable_debug_checks.value
+    if (params.target, params.debug_checks) == (name, checks):
+        return params
+    return dataclasses.replace(params, target=name, debug_checks=checks)
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:

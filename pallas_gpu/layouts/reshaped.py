@@ -83,7 +83,7 @@ axes=(0, 1, 2), multiples=(4, 0, 0))
     }
     # For each dimension of the result of more than one element: axis, and which range.
     order: list[tuple[int, int]] = []
-    for old, new in _groups([window.sizes[a] for a in axes], sizes):
+    for old, new in groups([window.sizes[a] for a in axes], sizes):
         mine = [axes[i] for i in old]
         parts = _merged_and_split(
             [ranges[a] for a in mine],
@@ -152,7 +152,7 @@ def _are_adjacent(axes: Sequence[int], shape: Sequence[int]) -> bool:
     return all(shape[a] == 1 for a in between)
 
 
-def _groups(
+def groups(
     before: Sequence[int], after: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
     """The shortest runs of axes with equal products, before and after."""

@@ -13,7 +13,7 @@ library exports.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -27,6 +27,7 @@ TAG = "tensor_map"
 INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
 # CUDA driver API; both ends of the supported range of jax export it beside the above.
 ENCODE_FUNCTION = "cuTensorMapEncodeTiled"
+IM2COL_FUNCTION = "cuTensorMapEncodeIm2col"
 # CUtensorMap is an opaque struct of 128 bytes, 64-byte aligned (CUDA driver API).
 DESCRIPTOR_BYTES = 128
 DESCRIPTOR_ALIGNMENT_BYTES = 64
@@ -41,8 +42,9 @@ _BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
 # TMA reductions distinguish signed from unsigned: min and max differ.
 _SIGNED_CODES = {"int32": 9, "int64": 10}
 _SWIZZLES = (16, 32, 64, 128)
-# CUDA driver API: CUtensorMapDataType of floats, CUtensorMapSwizzle by the span, and
-# CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA.
+# CUDA driver API: CUtensorMapDataType by bytes and of floats, CUtensorMapSwizzle by the
+# span, and CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA.
+_DRIVER_BITS = {1: 0, 2: 1, 4: 2, 8: 4}
 _DRIVER_FLOATS = {"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
 _DRIVER_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 _DRIVER_NAN_FILL = 1
@@ -61,6 +63,8 @@ class TensorMap:
       swizzle: 16 (none), 32, 64 or 128.
       offset_elems: offset of the described array in the buffer, in elements.
       nan_fill: whether elements outside are read as NaN, not as zero.
+      corners: of a map in im2col mode where the windows start in an image, and where
+        they end from its end, outermost first; its box are windows and channels.
     """
 
     buffer_index: int
@@ -71,10 +75,16 @@ class TensorMap:
     swizzle: int = 16
     offset_elems: int = 0
     nan_fill: bool = False
+    corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         rank = len(self.sizes)
-        if not 1 <= rank <= 5 or len(self.strides) != rank or len(self.box) != rank:
+        dimensions = rank if self.corners is None else 2
+        if (
+            not 1 <= rank <= 5
+            or len(self.strides) != rank
+            or len(self.box) != dimensions
+        ):
             raise errors.InternalError(
                 "A tensor map requires one size, stride and box entry per dimension",
                 expected="1 to 5 dimensions (PTX ISA, Tensors)",
@@ -86,10 +96,13 @@ class TensorMap:
                 expected="a last stride of 1",
                 got=self.strides,
             )
-        if max(self.box) > 256 or min(self.box) < 1:
+        most, encoder = (256, ENCODE_FUNCTION)
+        if self.corners is not None:
+            most, encoder = (1024, IM2COL_FUNCTION)
+        if max(self.box) > most or min(self.box) < 1:
             raise errors.InternalError(
                 "A box dimension is out of range",
-                expected="1 to 256 elements (CUDA driver API, cuTensorMapEncodeTiled)",
+                expected=f"1 to {most} elements (CUDA driver API, {encoder})",
                 got=self.box,
             )
         if self.swizzle not in _SWIZZLES:
@@ -120,6 +133,8 @@ class TensorMap:
             entries[name] = ir.DenseI64ArrayAttr.get(getattr(self, name))
         if self.nan_fill:
             entries["nan_fill"] = ir.UnitAttr.get()
+        if self.corners is not None:
+            entries["corners"] = ir.DenseI64ArrayAttr.get(sum(self.corners, ()))
         return ir.DictAttr.get(entries)
 
     @classmethod
@@ -135,8 +150,11 @@ class TensorMap:
             for name in ("sizes", "strides", "box")
         }
         dtype = ir.StringAttr(entries["dtype"]).value
-        nan = "nan_fill" in entries
-        return cls(dtype=dtype, nan_fill=nan, **scalars, **tuples)  # type: ignore[arg-type]
+        nan, corners = "nan_fill" in entries, None
+        if "corners" in entries:
+            flat = tuple(ir.DenseI64ArrayAttr(entries["corners"]))
+            corners = flat[: len(flat) // 2], flat[len(flat) // 2 :]
+        return cls(dtype=dtype, nan_fill=nan, corners=corners, **scalars, **tuples)  # type: ignore[arg-type]
 
 
 def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
@@ -189,7 +207,7 @@ def lower_tensor_maps(
         raise _too_many(len(slots), name)
     with ir.InsertionPoint(launch):
         array = _emit_host(list(slots), buffers)
-    _declare(kernel, any(tensor_map.nan_fill for tensor_map in slots))
+    _declare(kernel, slots)
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
@@ -251,11 +269,15 @@ def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Valu
         base = _byte_offset(
             buffers[tensor_map.buffer_index], tensor_map.offset_elems * itemsize
         )
+        place = _byte_offset(host, slot * DESCRIPTOR_BYTES)
+        if tensor_map.corners is not None:
+            _encode_im2col(tensor_map, place, base)
+            continue
         func.call(
             [],
             INIT_FUNCTION,
             [
-                _byte_offset(host, slot * DESCRIPTOR_BYTES),
+                place,
                 base,
                 _i64(tensor_map.element_code),
                 _i64(len(tensor_map.sizes)),
@@ -266,7 +288,6 @@ def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Valu
             ],
         )
         if tensor_map.nan_fill:
-            place = _byte_offset(host, slot * DESCRIPTOR_BYTES)
             _encode_nan_fill(tensor_map, place, base)
     return llvm.load(array_type, host)
 
@@ -277,26 +298,49 @@ def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> 
     The runtime function has accepted all other arguments, or has ended the process with
     a message; should the driver refuse this one, the process ends, too.
     """
+    box = _host_array(tensor_map.box[::-1], bits=32)
+    _encode(ENCODE_FUNCTION, tensor_map, place, base, [box])
+
+
+def _encode_im2col(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> None:
+    """Emits host code that encodes a descriptor in im2col mode."""
+    assert tensor_map.corners is not None
+    corners = [_host_array(x[::-1], bits=32) for x in tensor_map.corners]
+    windows, channels = tensor_map.box
+    box = [*corners, _i32(channels), _i32(windows)]
+    _encode(IM2COL_FUNCTION, tensor_map, place, base, box)
+
+
+def _encode(
+    function: str,
+    tensor_map: TensorMap,
+    place: ir.Value,
+    base: ir.Value,
+    box: Sequence[ir.Value],
+) -> None:
+    """Emits a call of the driver, and a trap where it refuses."""
     rank = len(tensor_map.sizes)
     itemsize = np.dtype(tensor_map.dtype).itemsize
     # The driver takes the innermost dimension first, and no stride for it.
     strides = tuple(n * itemsize for n in tensor_map.strides[-2::-1])
+    element = _DRIVER_FLOATS.get(tensor_map.dtype, _DRIVER_BITS.get(itemsize))
+    assert element is not None
     result = func.call(
         [ir.IntegerType.get_signless(32)],
-        ENCODE_FUNCTION,
+        function,
         [
             place,
-            _i32(_DRIVER_FLOATS[tensor_map.dtype]),
+            _i32(element),
             _i32(rank),
             base,
             _host_array(tensor_map.sizes[::-1]),
             _host_array(strides),
-            _host_array(tensor_map.box[::-1], bits=32),
+            *box,
             _host_array((1,) * rank, bits=32),
             _i32(0),  # CU_TENSOR_MAP_INTERLEAVE_NONE
             _i32(_DRIVER_SWIZZLES[tensor_map.swizzle]),
             _i32(0),  # CU_TENSOR_MAP_L2_PROMOTION_NONE, as the runtime function
-            _i32(_DRIVER_NAN_FILL),
+            _i32(_DRIVER_NAN_FILL if tensor_map.nan_fill else 0),
         ],
     )
     refused = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ne, result, _i32(0)))
@@ -305,15 +349,23 @@ def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> 
         scf.yield_([])
 
 
-def _declare(kernel: ir.Module, nan_fill: bool) -> None:
+def _declare(kernel: ir.Module, tensor_maps: Collection[TensorMap]) -> None:
     pointer = ir.Type.parse("!llvm.ptr")
     i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
     arguments = [pointer, pointer, i64, i64, pointer, pointer, i64, pointer]
-    encode = [pointer, i32, i32, *[pointer] * 5, *[i32] * 4]
+    start, end = [pointer, i32, i32, *[pointer] * 3], [pointer, *[i32] * 4]
+    functions = {
+        INIT_FUNCTION: (arguments, []),
+        ENCODE_FUNCTION: ([*start, pointer, *end], [i32]),
+        IM2COL_FUNCTION: ([*start, pointer, pointer, i32, i32, *end], [i32]),
+    }
+    if not any(x.nan_fill for x in tensor_maps):
+        del functions[ENCODE_FUNCTION]
+    if not any(x.corners for x in tensor_maps):
+        del functions[IM2COL_FUNCTION]
     with ir.InsertionPoint.at_block_begin(kernel.body):
-        func.FuncOp(INIT_FUNCTION, (arguments, []), visibility="private")
-        if nan_fill:
-            func.FuncOp(ENCODE_FUNCTION, (encode, [i32]), visibility="private")
+        for name, kind in functions.items():
+            func.FuncOp(name, kind, visibility="private")
 
 
 def _i32(value: int) -> ir.Value:

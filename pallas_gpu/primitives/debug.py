@@ -203,10 +203,11 @@ def debug_check(condition: Any, message: str) -> None:
     """Checks a condition while the kernel runs.
 
     The emulator raises an error if it does not hold. On a GPU the check is compiled
-    with `CompilerParams(debug_checks=True)` or `PALLAS_GPU_DEBUG_CHECKS=1` only: a
-    thread prints the message with its line and position, and ends the launch with an
-    error. Without either, the kernel contains neither the check nor what only the check
-    reads. A kernel with a check is launched even if none of its results is used.
+    with `CompilerParams(debug_checks=True)`, `PALLAS_GPU_DEBUG_CHECKS=1` or in
+    `enable_debug_checks(True)` only: a thread prints the message with its line and
+    position, and ends the launch with an error. Otherwise the kernel contains neither
+    the check nor what only the check reads. A kernel with a check is launched even if
+    none of its results is used.
 
     PTX: vprintf and trap. Since: sm_90.
 

@@ -12,7 +12,7 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.copies import pairs, views
+from pallas_gpu.primitives.copies import im2col, pairs, views
 
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
@@ -81,8 +81,8 @@ def copy_gmem_to_smem(
 
     PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier; without .tensor for bytes
     that are adjacent in both memories and in bounds; cp.async.shared.global for what
-    TMA cannot address; .tile::gather4 for rows that indices name. Since: sm_90, and
-    sm_100a for .tile::gather4.
+    TMA cannot address; .tile::gather4 for rows that indices name; .im2col for windows.
+    Since: sm_90, and sm_100a for .tile::gather4.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA, all lanes one by cp.async. It arrives on the barrier once and, by TMA,
@@ -96,7 +96,8 @@ def copy_gmem_to_smem(
         `multiple_of`. `x.at[rows]`, with an array of indices, is the rows in that
         order: each is a copy of its own, or, on sm_100a, four are one, if their number
         is a multiple of 4 and four rows, or those of a tile, are adjacent in SMEM and
-        multiples of 128 bytes, of at most 2048 bytes a row. `x.reshape(...)` and
+        multiples of 128 bytes, of at most 2048 bytes a row. A part of `im2col_ref` is
+        a pixel of each of some windows. `x.reshape(...)` and
         `x.bitcast(dtype)`, with indices before and after, are parts of the same array
         in another shape or type: of the dimensions that are merged or split all but
         the first are whole, unless `dst` can be reshaped instead.
@@ -152,6 +153,14 @@ def copy_gmem_to_smem(
     one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    pixels = im2col.split(src)
+    if pixels is not None:
+        im2col.require_alone(
+            barrier is None
+            or any((axes, partition, oob_mode, cache_hint, implementation))
+        )
+        im2col.load(*pixels, dst, one_barrier, predicate)
+        return
     found = rows.split(src, who)
     if found is not None:
         others = collective_axes, oob_mode, implementation

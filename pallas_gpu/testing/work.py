@@ -326,7 +326,10 @@ class Counter:
 
 
 _COUNTED: dict[str, Callable[[Counter, Any, list[Any]], Work]] = {
-    **dict.fromkeys(("copy_gmem_to_smem", "cp_async", "gather_rows"), Counter._copy_in),
+    **dict.fromkeys(
+        ("copy_gmem_to_smem", "cp_async", "gather_rows", "copy_im2col"),
+        Counter._copy_in,
+    ),
     **dict.fromkeys(
         ("copy_smem_to_gmem", "copy_smem_to_gmem_by_threads", "scatter_rows"),
         Counter._copy_out,

@@ -46,15 +46,10 @@ INSTEAD: dict[str, str] = {
     "Buffered": "plgpu.CompilerParams(max_concurrent_steps=2), or the argument of "
     "plgpu.emit_pipeline",
     "core_map": "plgpu.kernel(body, out_type=(), mesh=mesh)()",
-    "enable_debug_checks": "plgpu.CompilerParams(debug_checks=True)",
     "enable_poison_buffers": "the emulator always fills fresh memory with poison; "
     'plgpu.InterpretParams(uninitialized_memory="zero") turns it off',
-    "estimate_cost": "jax.jit(f).lower(*args).cost_analysis()",
-    "im2col_ref": "not supported yet: plgpu.copy_gmem_to_smem of each row of a window",
     "Indirect": "plgpu.GMEM as the block's memory space, and an index by an array",
-    "lower_as_mlir": "plgpu.offline.lower(f, *args)[0].mlir",
     "mosaic_gpu": "import pallas_gpu as plgpu",
-    "pallas_export_experimental": "jax.export.export(jax.jit(f), platforms=['cuda'])",
     "select_ref": "plgpu.when for each case",
     "semaphore": "declare plgpu.SemaphoreType.REGULAR",
     "TraceScope": "not supported yet: the profiler",

@@ -49,7 +49,8 @@ class Mesh:
       grid: sizes of the grid axes; with a size of 0, nothing is launched.
       grid_names: a name for each, for `lax.axis_index`.
       cluster: sizes of the cluster axes (at most three).
-      cluster_names: a name for each.
+      cluster_names: a name for each. A name that is a tuple serves `collective_axes`
+        alone: `lax.axis_index` takes a tuple as several axes.
       num_threads: warpgroups a block; None is one warpgroup without a name.
       thread_name: axis name of the warpgroups.
       kernel_name: name of the kernel, unless `kernel` gets one.

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
+from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.indexing import steps as index_steps
 from pallas_gpu.types.selection import is_window, result_shape
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
@@ -48,8 +49,8 @@ class RefView(_jax.TransformedRef):
         shape, dtype = tuple(aval.shape), aval.dtype
         for step in self.transforms:
             shape = result_shape(step, shape, dtype)
-            if isinstance(step, _jax.BitcastTransform):
-                dtype = step.dtype
+            if isinstance(step, _jax.BitcastTransform | Reinterpreted):
+                dtype = dtype if step.dtype is None else step.dtype
         return shape, dtype
 
     @property
@@ -152,6 +153,19 @@ class RefView(_jax.TransformedRef):
             return self
         _check_bitcast(self, dtype)
         return RefView(self.ref, (*self.transforms, _jax.BitcastTransform(dtype)))
+
+    def memory_space_cast(self, memory_space: Any) -> RefView:
+        """Returns the reference itself, in its own memory space; refuses another."""
+        own = getattr(base_aval(self), "memory_space", None)
+        if memory_space is own:
+            return self
+        raise errors.UnsupportedError(
+            "memory_space_cast of a reference to another memory space",
+            expected=expect.shown(own),
+            got=expect.shown(memory_space),
+            hint="a part of memory has one space: copy the elements to the other one",
+            where=_jax.where_now(),
+        )
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -378,6 +392,9 @@ class IndexableRef(_jax.AbstractRef):
     )
     reshape = _aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
     bitcast = _aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
+    memory_space_cast = _aval_method(
+        lambda tracer, space: RefView(tracer, ()).memory_space_cast(space)
+    )
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]

@@ -21,6 +21,8 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
+from pallas_gpu.types.copies.im2col import Im2ColStep
+from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.spaces.cluster import ClusterStep
 from pallas_gpu.types.window import resolve
 
@@ -104,12 +106,14 @@ def result_shape(step: Any, shape: tuple[int, ...], dtype: Any) -> tuple[int, ..
     match step:
         case _jax.TransposeTransform():
             return tuple(shape[axis] for axis in step.permutation)
-        case _jax.ReshapeTransform():
+        case _jax.ReshapeTransform() | Reinterpreted():
             return tuple(step.shape)
         case _jax.BitcastTransform():
             return _bitcast_shape(shape, dtype, step.dtype)
         case ClusterStep():
             return shape
+        case Im2ColStep():
+            return step.windows.of(shape)
         case _:
             return indexing.selected(step)
 

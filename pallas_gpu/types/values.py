@@ -111,6 +111,14 @@ def array(value: Any, what: str) -> jax.Array:
     return jnp.asarray(value)
 
 
+def operands(value: Any, what: str) -> Any:
+    """Accepts pytrees of arrays, numbers and `jax.ShapeDtypeStruct`s."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            values(leaf, what)
+    return value
+
+
 def is_ref(value: Any) -> bool:
     """True for a reference, False for a view of one."""
     return isinstance(abstract(value), _jax.AbstractRef)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.types.copies.im2col import Im2ColStep
 from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 
 STATIC_SIZE_HINT = (
@@ -43,6 +44,14 @@ def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
                 window = window.transpose(step.permutation)
             case Reinterpreted():
                 window = window.reinterpreted(step.shape)
+            case Im2ColStep():
+                raise errors.UnsupportedError(
+                    "windows of images are accessed",
+                    expected="a copy of a part of them to SMEM",
+                    got=f"an access to im2col_ref of windows {step.windows.shape}",
+                    hint="plgpu.copy_gmem_to_smem(view.at[rows, dy, dx], x_smem, "
+                    "barrier), and read that",
+                )
             case _:
                 raise errors.UnsupportedError(
                     f"{type(step).__name__} of a reference is not supported here",

@@ -119,6 +119,17 @@ def test_a_value_of_a_kernel_is_on_one_device_wherever_it_is_put():
     everywhere.check(make, [X], 2 * X + 1 + 1)
 
 
+def under_a_mesh(body):
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))):
+        everywhere.elementwise(body, X.dtype, shape=X.shape)(True)(X)
+
+
+@pytest.mark.parametrize("place", [jax.reshard, lax.with_sharding_constraint])
+@refused_by(under_a_mesh)
+def test_a_value_of_a_kernel_has_no_place_on_a_mesh(x, *, place):
+    return place(x, jax.P())
+
+
 @refused_by(lambda body: everywhere.elementwise(body, X.dtype, shape=X.shape)(True)(X))
 def test_code_for_other_platforms_alone_is_refused(x):
     return lax.platform_dependent(x, cpu=lambda x: x, tpu=lambda x: x)

@@ -191,6 +191,11 @@ def test_an_axis_index_names_an_axis_of_the_kernel(x, o):
     o[lax.axis_index("j")] = x[0]  # HERE
 
 
+@refused_by(run, cluster=(2,), cluster_names=(("a", "b"),))
+def test_an_axis_index_takes_a_tuple_as_several_axes(x, o):
+    o[lax.axis_index(("a", "b"))] = x[0]  # HERE
+
+
 @pytest.mark.parametrize("collective", [lax.psum, lax.pmean, lax.pmax])
 @refused_by(run, **GRID)
 def test_a_collective_does_not_run_over_a_grid_axis(x, o, *, collective):

@@ -20,7 +20,16 @@ from tools.source_tree import ROOT
 
 # The families of copies, barriers, clusters, memory and grids.
 FAMILIES = {
-    *("tma", "cp_async", "rows", "prefetch", "mbarrier", "cluster", "semaphore"),
+    *(
+        "tma",
+        "cp_async",
+        "rows",
+        "im2col",
+        "prefetch",
+        "mbarrier",
+        "cluster",
+        "semaphore",
+    ),
     *("griddepcontrol", "launch_control", "scoped", "warp", "delay"),
 }
 MUTANTS = {f"{s.name}: {m.name}": m for s in SUBJECTS for m in s.mutants}

@@ -130,19 +130,26 @@ def test_a_window_of_another_type_has_the_same_bytes(before, after):
     )
 
 
+T, UNIT, BETWEEN = (8, 64), (1, 8, 64), (8, 1, 64)
 TILED = [
-    ((4, 64, 128), (256, 128), True),
-    ((256, 128), (4, 64, 128), True),
-    ((2, 2, 16, 64), (4, 16, 64), True),
-    ((64, 128), (128, 64), False),
-    ((16, 64), (4, 4, 64), False),
-    ((16, 64), (1024,), False),
+    ((4, 64, 128), T, (256, 128), True),
+    ((256, 128), T, (4, 64, 128), True),
+    ((2, 2, 16, 64), T, (4, 16, 64), True),
+    ((2, 8, 128), UNIT, (16, 128), True),
+    ((8, 3, 64), BETWEEN, (8, 192), True),
+    ((8, 192), T, (8, 3, 64), True),
+    ((4, 64), None, (2, 2, 64), True),
+    ((4, 64), None, (256,), True),
+    ((64, 128), T, (128, 64), False),
+    ((16, 64), T, (4, 4, 64), False),
+    ((16, 64), T, (1024,), False),
+    ((8, 3, 64), BETWEEN, (24, 64), False),
 ]
 
 
-@pytest.mark.parametrize(("shape", "new", "fits"), TILED)
-def test_a_tiled_array_keeps_its_tiles(shape, new, fits):
-    layout = SmemLayout(shape, 16, (8, 64), 128)
+@pytest.mark.parametrize(("shape", "tiling", "new", "fits"), TILED)
+def test_a_tiled_array_keeps_its_tiles(shape, tiling, new, fits):
+    layout = SmemLayout(shape, 16, tiling, 128)
     if not fits:
         with pytest.raises(LayoutError, match="cuts through the tiles"):
             layout.reinterpreted(new, 16)

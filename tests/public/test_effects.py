@@ -210,6 +210,16 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.debug": lambda: see.printed(K),
     "kernel.name": lambda: options("name", "a", "b"),
     "kernel.kernel_name": lambda: options("kernel_name", "a", "b", name=None),
+    **dict.fromkeys(
+        ("estimate_cost.args", "estimate_cost.kwargs"),
+        "tests/runtime/test_export.py::test_an_estimate_is_upstreams",
+    ),
+    **{
+        f"lower_as_mlir.{name}": "tests/runtime/test_export.py::"
+        "test_a_function_is_lowered_for_its_static_arguments_and_platforms"
+        for name in ("args", "kwargs", "static_argnames", "platforms")
+    },
+    "im2col_ref.padding": "tests/lowering/families/copies/test_im2col.py",
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
     "run_scoped.kw_types": lambda: bodies(
@@ -453,6 +463,8 @@ REFUSED = {
     "InterpretParams.on_race": "warn",
     "InterpretParams.skip_floating_point_ops": True,
     "InterpretParams.vector_clock_size": 4,
+    "lower_as_mlir.device": "cuda:0",
+    "lower_as_mlir.dynamic_shapes": True,
     "SemaphoreSignal.device_id": 0,
     "semaphore_signal.device_id": 0,
     "ops.dot_product_attention.implementation": "xla",

@@ -198,6 +198,10 @@ GOOD: dict[str, Good] = {
     "run_state": _in(
         lambda e: {"f": nothing}, lambda f, e: f(plgpu.ACC.init(jnp.zeros((64, 64))))
     ),
+    "estimate_cost": _top(fun=lambda x: x, args=(OUT,)),
+    "lower_as_mlir": _top(f=lambda x: kernel(nothing)(x), args=(OUT,)),
+    "pallas_export_experimental": _top(dynamic_shapes=False),
+    "enable_debug_checks": _top(new_val=True),
     # Without a kernel to compile, which would need the CUDA wheels.
     "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
     "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
@@ -325,6 +329,12 @@ GOOD: dict[str, Good] = {
             "cluster_idx": 0,
             "cluster_dim": "c",
         }
+    ),
+    "im2col_ref": _in(
+        lambda e: {"ref": e.x.reshape(1, 64, -1), "window_shape": (1,)},
+        lambda view, e: plgpu.copy_gmem_to_smem(
+            view.at[:, 0, : e.s.shape[1]], e.s, e.b
+        ),
     ),
     "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
     "try_cluster_cancel": _blackwell(lambda e: {"result_ref": e.k, "barrier": e.b}),
@@ -499,6 +509,7 @@ METHODS: dict[str, dict[str, Callable[[Env, Any], Any]]] = {
     },
     "reshape": {"shape": lambda e, v: e.x.reshape(v)},
     "bitcast": {"dtype": lambda e, v: e.x.bitcast(v)},
+    "memory_space_cast": {"space": lambda e, v: e.x.memory_space_cast(v)},
     "slices": {
         "start": lambda e, v: e.x[v:8],
         "stop": lambda e, v: e.x[0:v],

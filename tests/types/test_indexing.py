@@ -98,6 +98,7 @@ MISTAKES = {
     "a range of no elements": lambda x, o: x[plgpu.ds(0, 0)],  # HERE
     "a range of negative size": lambda x, o: x[plgpu.ds(0, -1)],  # HERE
     "a bitcast of half an element": lambda x, o: x.at[:, 0:3].bitcast("i8"),  # HERE
+    "another memory space": lambda x, o: x.memory_space_cast(plgpu.SMEM)[0],  # HERE
     "a bitcast to bools": lambda x, o: x.bitcast(jnp.bool_),  # HERE
     "a bitcast of columns": lambda x, o: x.T.bitcast(jnp.int16)[0],  # HERE
     "a transpose to one dimension": lambda x, o: x.transpose(0, 0),  # HERE
@@ -118,6 +119,13 @@ MISTAKES = {
 @refused
 def test_what_does_not_fit_a_reference_is_refused(mistake):
     run(mistake, **GRID)
+
+
+def test_a_reference_is_in_its_own_memory_space():
+    def body(x, o):
+        o[...] = x.memory_space_cast(plgpu.GMEM)[...]
+
+    np.testing.assert_array_equal(make(body)(numbers()), numbers())
 
 
 @refused_by(run)

@@ -40,6 +40,10 @@ class ReinterpretedArray(Memory):
         if not base.data.flags.c_contiguous and not base.read_only:
             raise errors.InternalError(f"{base.name} is not stored in row-major order")
 
+    def of(self, base: Any) -> Memory:
+        """Returns another array of the base's type in this shape and as this type."""
+        return base.reinterpreted(self._shape, self._dtype)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape

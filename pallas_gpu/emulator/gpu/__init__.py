@@ -19,7 +19,7 @@ from pallas_gpu.emulator.gpu import (
     warp,
 )
 from pallas_gpu.emulator.gpu.accesses import async_stores, atomics, indexed, positions
-from pallas_gpu.emulator.gpu.copies import prefetch
+from pallas_gpu.emulator.gpu.copies import im2col, prefetch
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
 from pallas_gpu.emulator.gpu.tensor_cores import copies as tensor_copies
@@ -36,6 +36,7 @@ __all__ = [
     "griddepcontrol",
     "launch_control",
     "grid",
+    "im2col",
     "indexed",
     "mbarrier",
     "mma",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Place, Region
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.accesses.elements import known
@@ -71,7 +72,10 @@ def counterpart_of(wg: Warpgroup, region: Region, cta: Cta) -> Region:
       KernelError: the CTA has freed the memory.
       RaceError: it may use the memory for another array.
     """
-    return Region(_reached(wg, region, cta), region.place)
+    memory = _reached(wg, region, cta)
+    if isinstance(region.memory, ReinterpretedArray):
+        memory = region.memory.of(memory)
+    return Region(memory, region.place)
 
 
 def access(

@@ -21,8 +21,12 @@ def _check_axis_index(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     require_axis_name(eqn.params["axis_name"], mesh)
 
 
-def _hint(names: list[Any]) -> str:
+def _hint(name: Any, names: list[Any]) -> str:
     """Returns how a kernel with these axes asks for its position."""
+    if any(isinstance(axis, tuple) and name in axis for axis in names):
+        return (
+            "lax.axis_index takes a tuple as several axes: name that axis by a string"
+        )
     if any(str(name).startswith(NUMBERED_AXIS) for name in names):
         return "plgpu.program_id(0) is the position on the first axis of the grid"
     return "name it in grid_names, cluster_names or thread_name"
@@ -37,7 +41,7 @@ def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> 
         f"the kernel has no axis named {name!r}",
         expected=f"one of {names}" if names else "a kernel with grid_names",
         got=repr(name),
-        hint=_hint(names),
+        hint=_hint(name, names),
         where=where,
     )
 

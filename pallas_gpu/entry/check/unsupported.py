@@ -67,7 +67,8 @@ HINTS: dict[str, str] = {
     ),
     "device_put": "omit it: the values of a kernel are in registers",
     "sharding_constraint": "constrain the arguments of the kernel, outside",
-    **dict.fromkeys(("new_ref", "empty_ref", "freeze"), _REFERENCE),
+    **dict.fromkeys(("new_ref", "empty_ref"), _REFERENCE),
+    "freeze": "read the reference: ref[...]",
     # Other transformations and kernels
     "pallas_call": "call it outside the kernel",
     "pallas_gpu_kernel": "call it outside the kernel, or call its body with references",

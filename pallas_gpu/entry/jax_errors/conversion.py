@@ -48,6 +48,7 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
             or shapes.mismatch(error)
             or traced_values.carry(error)
             or _escaped(error)
+            or _placement(error)
             or traced_values.needed(error)
         )
         if converted is None:
@@ -151,6 +152,23 @@ def escaped_value(value: str, who: str = "") -> errors.KernelError:
         hint="return it: jax.lax.cond(condition, f, g), plgpu.loop(..., "
         "init_carry=...); or store it to a scratch reference and read that; what "
         "another kernel or a jitted function computes is an argument of this kernel",
+    )
+
+
+def _placement(error: Exception) -> errors.PallasGpuError | None:
+    """`jax.reshard` or a constraint to axes of the mesh of `jax.set_mesh`."""
+    if not re.match(
+        r"Using PartitionSpec when you are not under a mesh|"
+        r"with_sharding_constraint requires a non-empty mesh",
+        str(error),
+    ):
+        return None
+    return errors.UnsupportedError(
+        "a value of a kernel is placed on a mesh",
+        expected="values on the device that runs the kernel",
+        got="a PartitionSpec",
+        hint="leave out jax.reshard in the body, and place the arguments and results "
+        "of the kernel outside",
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.drawing.drawing import Drawable
+from pallas_gpu.layouts.reshaped import groups
 from pallas_gpu.layouts.smem.swizzle import (
     NO_SWIZZLE,
     atom_bytes,
@@ -95,9 +96,9 @@ class SmemLayout(Drawable):
     def reinterpreted(self, shape: tuple[int, ...], itemsize_bits: int) -> SmemLayout:
         """Returns the same bytes as an array of another shape or element width.
 
-        The order of the elements in memory has to be that of the array. So a tiled
-        array keeps the dimensions of the tile; the first of them may be merged with
-        those before it, or split, at multiples of the tile.
+        The order of the elements in memory has to be that of the array. So a dimension
+        whose tile is not 1 can be merged with those before it, whose tile is 1, and
+        split at multiples of its tile.
 
         Raises:
           LayoutError: the order of the elements would be another one.
@@ -107,28 +108,27 @@ class SmemLayout(Drawable):
         """
         if (shape, itemsize_bits) == (self.shape, self.itemsize_bits):
             return self
-        tile, bits = list(self.tile), (self.itemsize_bits, itemsize_bits)
-        kept = list(self.shape[len(self.shape) - max(len(tile) - 1, 0) :])
-        if self.swizzle != NO_SWIZZLE and not tile:
-            kept = [self.shape[-1]]
-        for sizes in (tile, kept):
-            if sizes:
-                sizes[-1] = sizes[-1] * bits[0] // bits[1]
-        same = list(shape[max(len(shape) - len(kept), 0) :]) == kept
-        whole = not tile or self.tile[-1] * bits[0] % bits[1] == 0
-        first = shape[-len(tile)] if tile and len(shape) >= len(tile) else 0
-        if not same or not whole or (tile and (not first or first % tile[0])):
+        shape, bits = tuple(shape), (self.itemsize_bits, itemsize_bits)
+        if self.is_plain:
+            return SmemLayout.of(shape, itemsize_bits, self.tiling, self.swizzle)
+        tile = self.tile or self.shape[-1:]
+        tile = (1,) * (len(self.shape) - len(tile)) + tile
+        sizes, tile = _scaled(self.shape, *bits), _scaled(tile, *bits)
+        found = _tiles_in(sizes, tile, shape) if sizes and tile else ()
+        if not found:
             raise LayoutError(
                 "a reshape cuts through the tiles of an SMEM array",
-                expected=f"{self.description}: the tile's dimensions as they are, and "
-                "the first of them a multiple of the tile",
+                expected=f"{self.description}: dimensions that are merged with those "
+                "before them whose tile is 1, or split at multiples of their tile",
                 got=f"{self.shape} in the shape {shape}"
                 + (f", as elements of {bits[1]} bits" if bits[0] != bits[1] else ""),
-                hint="reshape the GMEM side of the copy, merge or split dimensions "
-                "before those of the tile, or declare the array without transforms",
+                hint="merge or split dimensions before those of the tile, reshape the "
+                "GMEM side of a copy, or declare the array without transforms",
             )
-        tiling = None if self.tiling is None else tuple(tile)
-        return SmemLayout.of(tuple(shape), itemsize_bits, tiling, self.swizzle)
+        leading = next((i for i, t in enumerate(found) if t != 1), len(found))
+        whole = self.tiling is None and found[leading:] == shape[-1:]
+        tiling = None if whole else found[min(leading, max(len(found) - 2, 0)) :]
+        return SmemLayout.of(shape, itemsize_bits, tiling, self.swizzle)
 
     @property
     def tile(self) -> tuple[int, ...]:
@@ -202,3 +202,27 @@ class SmemLayout(Drawable):
     def byte_offsets(self, coordinates: np.ndarray) -> np.ndarray:
         """Swizzled byte offsets of coordinates [..., rank]."""
         return swizzle_bytes(self.linear_bit_offset(coordinates) // 8, self.swizzle)
+
+
+def _scaled(sizes: tuple[int, ...], before: int, after: int) -> tuple[int, ...]:
+    """Sizes in elements of another width, in bits; empty where parts are left."""
+    last, cut = divmod(sizes[-1] * before, after)
+    return () if cut else (*sizes[:-1], last)
+
+
+def _tiles_in(
+    sizes: tuple[int, ...], tile: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The tile of the same array in another shape, empty if there is none."""
+    if math.prod(sizes) != math.prod(shape):
+        return ()
+    tiled = [(n, t) for n, t in zip(sizes, tile, strict=True) if n != 1]
+    wanted = [i for i, n in enumerate(shape) if n != 1]
+    result = [1] * len(shape)
+    for before, after in groups([n for n, _ in tiled], [shape[i] for i in wanted]):
+        *outer, inner = (tiled[i][1] for i in before)
+        last = wanted[after[-1]]
+        if any(t != 1 for t in outer) or shape[last] % inner:
+            return ()
+        result[last] = inner
+    return tuple(result)

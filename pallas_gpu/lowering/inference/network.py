@@ -31,7 +31,17 @@ from pallas_gpu.mosaic import logical
 Deferral = Literal["splat", "made"]
 Side = Literal["source", "target"]
 UseKind = Literal[
-    "load", "store", "indexed", "a", "b", "copy", "pointer", "mma", "alloc", "constrain"
+    "load",
+    "store",
+    "indexed",
+    "a",
+    "b",
+    "copy",
+    "im2col",
+    "pointer",
+    "mma",
+    "alloc",
+    "constrain",
 ]
 
 

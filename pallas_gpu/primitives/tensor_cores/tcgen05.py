@@ -20,6 +20,7 @@ from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.copies import views
 from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity, tiles
 
 tcgen05_mma_p = registry.define(
@@ -153,7 +154,9 @@ def tcgen05_mma(
     aval = ops.require_ref(a, who, "a")
     if aval.memory_space is not types.TMEM:
         ops.require_space(a, types.SMEM, who, "a")
+        a = views.plain(a, f"{who}: a")
     ops.require_space(b, types.SMEM, who, "b")
+    b = views.plain(b, f"{who}: b")
     parts = tiles.split(acc, a, a_scale, a_sparse_metadata)
     for tile in parts:
         _require_product(tile, b, b_scale, collective=collective_axis is not None)
@@ -430,10 +433,12 @@ def _require_storage(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand
     aval = types.base_aval(operand)
     window = types.resolve(aval.shape, ops.operand(operand).transforms)
     window = window.at(_static(window.starts))
+    bits = types.itemsize_bits(operand.dtype)
     found, refused = [], None
     for transforms in [aval.transforms] if aval.transforms else _inferable(aval.dtype):
         try:
             layout = types.smem_layout(aval.shape, aval.dtype, transforms)
+            layout = layout.reinterpreted(window.array_shape, bits)
             found.append(descriptors.plan(layout, window, name))
         except errors.LayoutError as error:
             refused = error

@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives._engines import Side
+from pallas_gpu.primitives.copies import views
 from pallas_gpu.types import values
 
 wgmma_p = registry.define(
@@ -86,6 +89,7 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
         a = values.array(a, f"{who}: a")
     _check_types(acc, a, b)
     _check_shapes(acc, a, b)
+    a, b = views.plain(a, f"{who}: a") if a_is_ref else a, views.plain(b, f"{who}: b")
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
         check_storage(operand, name)
     ops.bind(
@@ -183,16 +187,15 @@ def check_storage(operand: Any, name: str) -> None:
       name: `a` or `b`.
     """
     aval = types.base_aval(operand)
-    window = _storage_window(operand)
+    side = Side.at(ops.RefOperand(aval, ops.operand(operand).transforms))
+    window, layout = side.window, side.layout
     _require_matrix(window, name)
     if not aval.transforms:
-        _check_inferable(aval, window, name)
+        _check_inferable(aval, layout, window, name)
         _check_major(operand, window, name)
         return
-    layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
     elements = layout.swizzle * 8 // layout.itemsize_bits
-    tiled = layout.tiling is not None and tuple(layout.tiling) == (8, elements)
-    if not tiled or layout.swizzle == 16:
+    if layout.tiling != (8, elements) or layout.swizzle == 16:
         raise storage_error(aval, name).with_location(_jax.where_now())
     if not _has_whole_tiles(window, (8, elements)):
         raise _cut_tiles(
@@ -204,20 +207,33 @@ def check_storage(operand: Any, name: str) -> None:
     _check_major(operand, window, name)
 
 
-def _check_inferable(aval: Any, window: Window, name: str) -> None:
-    """Raises LayoutError where no tiling and swizzle fit an array without them."""
+def _check_inferable(aval: Any, used: SmemLayout, window: Window, name: str) -> None:
+    """Raises LayoutError where no tiling and swizzle fit an array without them.
+
+    Args:
+      aval: the array's type.
+      used: its layout without them, in the shape and type in which it is used.
+      window: the part that is used.
+      name: of the operand.
+    """
     bits = types.itemsize_bits(aval.dtype)
-    tiles = [(8, 8 * swizzle // bits) for swizzle in _SWIZZLES]
-    rows, columns = aval.shape[-2:]
-    fit = [t for t in tiles if rows % t[0] == columns % t[1] == 0]
-    if any(_has_whole_tiles(window, tile) for tile in fit):
-        return
+    tiles = [(8, 8 * swizzle // used.itemsize_bits) for swizzle in _SWIZZLES]
+    for tile, swizzle in zip(tiles, _SWIZZLES, strict=True):
+        try:
+            stored = SmemLayout.of(aval.shape, bits, (8, 8 * swizzle // bits), swizzle)
+            layout = stored.reinterpreted(used.shape, used.itemsize_bits)
+        except errors.LayoutError:
+            continue
+        if layout.tiling == tile and _has_whole_tiles(window, tile):
+            return
     raise _cut_tiles(
         window,
         name,
         "an array, and starts and sizes, that are multiples of "
         f"{' or '.join(map(str, tiles))}, tiles of the tensor core",
-        "pad the array, or slice at multiples",
+        "pad the array, or slice at multiples"
+        if used.shape == aval.shape
+        else "declare the array in that shape, or with transforms",
     )
 
 
@@ -236,11 +252,6 @@ def storage_error(aval: Any, name: str, who: str = "wgmma") -> errors.PallasGpuE
         hint=f"declare it with transforms=(plgpu.TilingTransform((8, {wanted})), "
         "plgpu.SwizzleTransform(128))",
     )
-
-
-def _storage_window(operand: Any) -> Window:
-    split = ops.operand(operand)
-    return types.resolve(types.base_aval(operand).shape, split.transforms)
 
 
 def _require_matrix(window: Window, name: str) -> None:

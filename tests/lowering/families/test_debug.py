@@ -277,6 +277,15 @@ def test_checks_that_hold_print_nothing(semantics, capsys):
     assert lines(capsys) == []
 
 
+def test_checks_are_enabled_for_what_is_called_in_a_context():
+    kernel = jax.jit(checked(X))
+    with plgpu.enable_debug_checks(True):
+        assert "trap" in plgpu.offline.lower(kernel, X)[0].mlir
+        with plgpu.enable_debug_checks(False):
+            assert "trap" not in plgpu.offline.lower(kernel, X)[0].mlir
+    assert "trap" not in plgpu.offline.lower(kernel, X)[0].mlir
+
+
 @pytest.mark.parametrize("semantics", BOTH)
 def test_a_check_that_is_not_enabled_leaves_nothing(semantics):
     def nested(x_ref, o_ref):

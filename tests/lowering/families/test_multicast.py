@@ -91,6 +91,29 @@ def test_a_multicast_along_any_axes_reaches_the_ctas_along_them(axes):
     everywhere.check(make, [x], result)
 
 
+def test_an_axis_has_a_tuple_for_a_name():
+    """`lax.axis_index` does not know it: all CTAs along it store equal values."""
+
+    def body(x, o, tile, barrier, ready):
+        row = lax.axis_index("c")
+        axes = (("a", "b"),)
+        plgpu.copy_gmem_to_smem(x.at[row], tile, barrier, collective_axes=axes)
+        plgpu.barrier_wait(barrier)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[row] = tile[...]
+
+    x = np.arange(2 * 16 * 128, dtype=F32).reshape(2, 16, 128)
+    scratch = (
+        plgpu.SMEM((16, 128), F32),
+        plgpu.Barrier(),
+        plgpu.ClusterBarrier(collective_axes=((("a", "b"),), "c")),
+    )
+    cluster = {("a", "b"): 2, "c": 2}
+    # The models of lockstep take equal stores for a mistake.
+    everywhere.run(body, [x], x, *scratch, cluster=cluster, executed=())
+
+
 # 9, 15 and 16 CTAs need the attribute of non-portable cluster sizes.
 CLUSTERS = [(2, 1), (1, 2), (2, 2), (4, 1), (16, 1), (1, 16), (9,), (3, 5), (4, 2, 2)]
 

@@ -20,6 +20,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
 from pallas_gpu.lowering.machine import Build
 from tests.support import everywhere
+from tests.support.semantics import BOTH, Warpgroup
 
 F16, F32 = jnp.float16, jnp.float32
 M, N, K = 128, 64, 128
@@ -190,6 +191,54 @@ def product(c: Case):
 def test_every_form_of_operand_is_multiplied(c):
     make, stored, expected = product(c)
     everywhere.check(make, stored, expected, atol=c.atol)
+
+
+# How b is declared, in tiles of which shape, and how it becomes (K, N).
+RESHAPED = {
+    "dimensions before the tiles": ((2, 64, N), (8, 64), lambda b: b.reshape(K, N)),
+    "tiles of one row": ((16, 8, N), (1, 8, 64), lambda b: b.reshape(K, N)),
+    "between the tiles": ((N, 2, 64), (8, 1, 64), lambda b: b.reshape(N, K).T),
+    "a part": ((2, 2, 64, N), (8, 64), lambda b: at(b, 1).reshape(K, N)),
+    "split": ((2 * K, N), (8, 64), lambda b: at(b.reshape(2, K, N), 1)),
+    "rows of it": ((3, 64, N), (8, 64), lambda b: at(b.reshape(192, N), RANGE)),
+}
+RANGE = slice(32, 32 + K)
+OUT = jax.ShapeDtypeStruct((M, N), F32)
+
+
+def at(x, index):
+    return x[index] if isinstance(x, np.ndarray) else x.at[index]
+
+
+# Inference tiles the last two dimensions.
+INFERRED = [(case, True) for case in RESHAPED if RESHAPED[case][1] == (8, 64)]
+
+
+@pytest.mark.parametrize(
+    ("case", "inferred"), [*((case, False) for case in RESHAPED), *INFERRED]
+)
+def test_a_reshaped_reference_is_an_operand(case, inferred):
+    shape, tiling, view = RESHAPED[case]
+    a, b = numbers(1, (2, M // 2, K), F16), numbers(2, shape, F16)
+
+    def body(a_ref, b_ref, o, sa, sb, barrier):
+        plgpu.copy_gmem_to_smem(a_ref, sa, barrier)
+        plgpu.copy_gmem_to_smem(b_ref, sb, barrier)
+        plgpu.barrier_wait(barrier)
+        o[...] = multiplied(sa.reshape(M, K), view(sb))
+
+    stored = [
+        plgpu.SMEM(x.shape, F16, transforms=() if inferred else (
+            plgpu.TilingTransform(t), plgpu.SwizzleTransform(128)
+        ))
+        for x, t in ((a, (8, 64)), (b, tiling))
+    ]  # fmt: skip
+    expected = exact(a).reshape(M, K) @ exact(view(b))
+    semantics = [Warpgroup] if inferred else BOTH
+    everywhere.run(
+        body, [a, b], expected, *stored, plgpu.Barrier(num_arrivals=2), out=OUT,
+        atol=EXACT, semantics=semantics, executed=semantics, emulate=not inferred,
+    )  # fmt: skip
 
 
 def test_zeros_in_registers_take_their_layout_from_wgmma():

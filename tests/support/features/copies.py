@@ -168,6 +168,15 @@ ROWS = (
         omissions("load rows"),
     ),
     Row(
+        "a pixel of each window of images (im2col)",
+        (),
+        ("copy_im2col",),
+        f"{COPIES}/im2col::a_pixel_of_each_window",
+        f"{COPIES}/im2col::the_instruction_adds_offsets_to_all_pixels",
+        ".im2col",
+        omissions("load windows"),
+    ),
+    Row(
         "rows that indices name, four at a time",
         ("copy: gather4, its indices and multiples", "copy: scatter4"),
         ("gather_rows", "scatter_rows"),

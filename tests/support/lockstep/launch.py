@@ -327,8 +327,12 @@ class Host:
 
     def _call(self, op: ir.Operation, inputs: list[int]) -> None:
         name = str(op.attributes["callee"])
-        if name == "@cuTensorMapEncodeTiled":
-            self._values[op.results[0]] = self._encode(inputs)
+        encoders = {
+            "@cuTensorMapEncodeTiled": self._encode,
+            "@cuTensorMapEncodeIm2col": self._encode_windows,
+        }
+        if name in encoders:
+            self._values[op.results[0]] = encoders[name](inputs)
             return
         if name != "@mosaic_gpu_init_tma_desc":
             raise NotModelled(f"func.call {name}")
@@ -357,6 +361,25 @@ class Host:
         self._descriptors[place] = tma.TensorMap.encoded_by_driver(
             base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
             read(box, rank, 4), modes,
+        )  # fmt: skip
+        return 0
+
+    def _encode_windows(self, inputs: list[int]) -> int:
+        """cuTensorMapEncodeIm2col (CUDA driver API); 0 is success."""
+        place, element, rank, base, sizes, strides, *rest = inputs
+        lower, upper, channels, pixels, steps, *modes = rest
+        if place % 64:
+            raise KernelError("a tensor map is not aligned to 64 bytes")
+
+        def read(start: int, count: int, width: int) -> list[int]:
+            return [self._memory[start + width * i] for i in range(count)]
+
+        if read(steps, rank, 4) != [1] * rank:
+            raise NotModelled("element strides of a tensor map")
+        corners = np.uint32([read(x, rank - 2, 4) for x in (lower, upper)])
+        self._descriptors[place] = tma.WindowsMap.encoded(
+            base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
+            corners.astype(np.int32).tolist(), (channels, pixels), modes,
         )  # fmt: skip
         return 0
 

@@ -28,8 +28,11 @@ _ELEMENTS: dict[int, np.dtype] = {
     9: np.dtype(np.int32),
     10: np.dtype(np.int64),
 }
-# CUDA driver API, CUtensorMapDataType: the floats.
+# CUDA driver API, CUtensorMapDataType.
 _DRIVER_ELEMENTS: dict[int, np.dtype] = {
+    0: np.dtype(np.uint8),
+    1: np.dtype(np.uint16),
+    2: np.dtype(np.uint32),
     6: np.dtype(np.float16),
     7: np.dtype(np.float32),
     8: np.dtype(np.float64),
@@ -197,6 +200,76 @@ class RowsMap(TensorMap):
         found = [super(RowsMap, self).in_gmem((column, row)) for row in rows]
         offsets, inside = zip(*found, strict=True)
         return np.concatenate(offsets), np.concatenate(inside)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowsMap(TensorMap):
+    """A map in im2col mode; its box are channels and pixels (PTX ISA, "im2col mode").
+
+    A copy has the coordinates of its first pixel, and the offsets that it adds to those
+    of all its pixels.
+
+    Attributes:
+      lower, upper: of each dimension but the channels and the images, the first pixel,
+        and the distance of the last one from the end.
+    """
+
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+
+    @classmethod
+    def encoded(cls, base, element, sizes, strides, corners, box, modes) -> WindowsMap:
+        """From the arguments of cuTensorMapEncodeIm2col, innermost first, in bytes.
+
+        Raises:
+          KernelError: it refuses them.
+        """
+        interleave, swizzle, promotion, fill = modes
+        if element not in _DRIVER_ELEMENTS or interleave or promotion or fill:
+            raise NotModelled(f"an im2col map of elements {element} and modes {modes}")
+        dtype = _DRIVER_ELEMENTS[element]
+        made = cls(
+            base, dtype, tuple(sizes), (dtype.itemsize, *strides), tuple(box),
+            16 << swizzle, False, *map(tuple, corners),
+        )  # fmt: skip
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        dataclasses.replace(self, box=(self.box[0], 1))._check_tiles()
+        limit = 1 << 16 // (len(self.sizes) - 2) - 1
+        fine = 3 <= len(self.sizes) <= 5 and 1 <= self.box[1] <= 1024
+        fine &= all(-limit <= n < limit for n in (*self.lower, *self.upper))
+        if not fine:
+            raise KernelError(f"cuTensorMapEncodeIm2col refuses {self}")
+
+    def _check_tiles(self) -> None:
+        super()._check()
+
+    @property
+    def rank(self) -> int:
+        return 2 * len(self.sizes) - 2
+
+    def in_gmem(self, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        sizes, (channels, pixels) = self.sizes, self.box
+        channel, *place = start[: len(sizes)]
+        offsets = (*start[len(sizes) :], 0)
+        last = [n - 1 + b for n, b in zip(sizes[1:-1], self.upper, strict=True)]
+        c = channel + np.arange(channels)
+        found = []
+        for _ in range(pixels):
+            at = [a + b for a, b in zip(place, offsets, strict=True)]
+            pairs = list(zip(at, sizes[1:], self.strides[1:], strict=True))
+            within = all(0 <= a < n for a, n, _ in pairs) & (c >= 0) & (c < sizes[0])
+            first = sum(a * stride for a, _, stride in pairs)
+            found.append((first + c * self.strides[0], within))
+            place[0] += 1
+            for axis, end in enumerate(last):
+                if place[axis] > end:
+                    place[axis] = self.lower[axis]
+                    place[axis + 1] += 1
+        offset, inside = zip(*found, strict=True)
+        return np.concatenate(offset), np.concatenate(inside)
 
 
 @functools.lru_cache(maxsize=32)

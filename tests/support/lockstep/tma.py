@@ -17,7 +17,7 @@ from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.predication import guarded
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
-from tests.support.lockstep.tensor_map import RowsMap, TensorMap
+from tests.support.lockstep.tensor_map import RowsMap, TensorMap, WindowsMap
 
 
 def _buffer(strand: Any, base: int) -> tuple[Any, int]:
@@ -197,6 +197,40 @@ def _load_rows(program: Program, op: ir.Operation, text: str) -> Step:
 
 # In front of the unit whose prefix is that of the names.
 ASSEMBLY.insert(0, AssemblyUnit(_GATHER, _load_rows))
+
+
+_IM2COL = {
+    rank: f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col"
+    ".mbarrier::complete_tx::bytes"
+    for rank in (3, 4, 5)
+}
+
+
+def _load_im2col(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    inputs = program.inputs(op)
+    rank = (len(inputs) - 1) // 2
+    at = ", ".join(f"${i + 2}" for i in range(rank))
+    by = ", ".join(f"${i + 3 + rank}" for i in range(rank - 2))
+    written = f"{_IM2COL[rank]} [$0], [$1, {{{at}}}], [${rank + 2}], {{{by}}};"
+    if text != written or statement.guard:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    target, descriptor, *rest = inputs
+    barrier = rest.pop(rank)
+
+    def load(strand: Any) -> None:
+        for lane, issue in _issues(strand, descriptor, rest, target):
+            if not isinstance(issue.tensor_map, WindowsMap):
+                raise KernelError(f"windows through {issue.tensor_map}")
+            local = int(strand.per_lane(strand.env[barrier])[lane])
+            work = _LoadWork(issue, issue.address, local, [strand.cta])
+            strand.cta.cluster.launch.scheduler.in_flight.append(work)
+
+    return load
+
+
+for _text in _IM2COL.values():
+    ASSEMBLY.insert(0, AssemblyUnit(_text, _load_im2col))
 
 
 class _LoadWork:

@@ -61,6 +61,12 @@ def _rows(source, target, barrier):
     plgpu.copy_gmem_to_smem(source.at[ORDER], target, barrier)
 
 
+def _windows(source, target, barrier):
+    images = source.reshape(1, ROWS, COLUMNS)
+    view = plgpu.im2col_ref(images, window_shape=(1,))
+    plgpu.copy_gmem_to_smem(view.at[:, 0], target, barrier)
+
+
 def _by_threads(source, target, barrier):
     plgpu.copy_gmem_to_smem(
         source, target, barrier, implementation=plgpu.AsyncCopyImplementation.CP_ASYNC
@@ -73,6 +79,7 @@ LOADS = {
     "nan fill": Form(_load(oob_mode=plgpu.OOBFillMode.NAN), transforms=TILED),
     "hint": Form(_load(cache_hint="evict_first"), transforms=TILED),
     "rows": Form(_rows, lambda x: x[ORDER]),
+    "windows": Form(_windows),
     "four rows": Form(_rows, lambda x: x[ORDER], BLACKWELL),
     "threads": Form(_by_threads, transforms=TILED),
     "multicast": Form(_load(collective_axes="c"), options=CLUSTER, transforms=TILED),

@@ -19,6 +19,7 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
+from pallas_gpu.layouts.gmem.im2col import require_adjacent
 from pallas_gpu.layouts.gmem.line import line_bytes
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.registers.placement import Placement
@@ -87,6 +88,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
                 _check_tiles(use, storage)
             case "copy":
                 copy_plan(use, storage)
+            case "im2col":
+                require_adjacent(storage, use.part.window)
             case _ if use.kind in _BY_ELEMENT:
                 pass
             case _:

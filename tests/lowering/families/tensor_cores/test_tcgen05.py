@@ -116,7 +116,7 @@ def test_columns_of_an_accumulator_are_accumulators(
     load(a, b, a_smem, b_smem, loaded)
     for start in (0, 16):
         part = plgpu.ds(start, 16)
-        right = b_smem.at[part].T
+        right = b_smem.at[part].T if start else b_smem.reshape(2, 16, -1).at[0].T
         plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
     plgpu.tcgen05_commit_arrive(done)
     plgpu.barrier_wait(done)

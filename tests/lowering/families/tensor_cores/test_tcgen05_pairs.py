@@ -140,7 +140,7 @@ def test_columns_of_an_accumulator_are_accumulators(
     g = lax.axis_index("g")
     WIDE.load(a.at[g], b, a_smem, b_smem, loaded, ready)
     for i in range(2):
-        part, right = plgpu.ds(16 * i, 16), b_smem.at[plgpu.ds(8 * i, 8)].T
+        part, right = plgpu.ds(16 * i, 16), b_smem.reshape(2, 8, -1).at[i].T
         plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, **ONCE)
     plgpu.tcgen05_commit_arrive(done, collective_axis="c")
     plgpu.barrier_wait(done)
