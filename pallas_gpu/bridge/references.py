@@ -25,7 +25,7 @@ def view(ref: Any, steps: Sequence[Any]) -> types.RefView:
     Raises:
       OutOfBoundsError, UnsupportedError: a step is not supported.
     """
-    part = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    part = types.as_view(ref)
     for step in steps:
         match step:
             case _jax.NDIndexer():

@@ -133,7 +133,7 @@ def load(
             hint="pass mask=..., or omit `other`",
             where=_jax.where_now(),
         )
-    view = src if isinstance(src, types.RefView) else types.RefView(src, ())
+    view = types.as_view(src)
     if mask is not None or not view.is_window:
         mask = indexed.mask_of(mask, view.shape, who)
         other = None if other is None else types.stored(other, view, "`other`")
@@ -203,8 +203,7 @@ def store(
         )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
-    view: Any = dst.at[() if idx is None else idx]
-    view = view if isinstance(view, types.RefView) else types.RefView(view, ())
+    view = types.as_view(dst.at[() if idx is None else idx])
     if mask is None and (optimized is None or not view.is_window):
         view.set(value)
         return

@@ -530,6 +530,15 @@ def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
     return ref.transpose(permutation)
 
 
+def as_view(ref: Any) -> RefView:
+    """Returns a reference, or a part of one, also of JAX's making, as a part."""
+    if isinstance(ref, RefView):
+        return ref
+    if isinstance(ref, _jax.TransformedRef):
+        return RefView(ref.ref, tuple(ref.transforms))
+    return RefView(ref, ())
+
+
 def base_aval(ref: Any) -> Any:
     """Returns the abstract reference under a tracer, a view or an abstract value.
 

@@ -75,7 +75,7 @@ def _has_tiles(ref: Any, count: int, rows: int, name: str) -> bool:
 def _tile(ref: Any, number: int, rows: int) -> Any:
     if ref is None:
         return None
-    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    view = types.as_view(ref)
     if len(view.shape) == 3:
         return view.at[number]
     return view.at[number * rows : (number + 1) * rows]

@@ -115,7 +115,7 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """
     who = "async_store_tmem"
     ops.require_space(ref, types.TMEM, who, "the destination")
-    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    view = types.as_view(ref)
     value = types.stored(value, view)
     ops.bind(async_store_tmem_p, {"ref": ops.operand(ref), "value": value})
 
