@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, triton
@@ -106,3 +108,22 @@ def test_a_block_over_the_edge_is_masked_or_an_error():
     )  # fmt: skip
     with pytest.raises(errors.OutOfBoundsError):
         call(np.zeros(16, np.float32))
+
+
+@pytest.mark.parametrize(("pallas", "names"), [(plgpu, triton), (pl, pltriton)])
+def test_a_block_may_exceed_smem(pallas, names):
+    """With JAX's own `pallas_call` the parameters alone are ours."""
+
+    def body(x_ref, o_ref):
+        start = pallas.program_id(0) * 128
+        x = names.load(x_ref.at[pallas.ds(start, 128)], mask=jnp.arange(128) < 100)
+        names.store(o_ref, x)
+
+    x = np.arange(2**17, dtype=np.float32)
+    call = pallas.pallas_call(
+        body, jax.ShapeDtypeStruct((256,), jnp.float32), grid=2,
+        in_specs=[pallas.BlockSpec((2**17,), lambda i: (0,))],
+        out_specs=pallas.BlockSpec((128,), lambda i: (i,)),
+        compiler_params=triton.CompilerParams(num_warps=4),
+    )  # fmt: skip
+    np.testing.assert_array_equal(call(x), np.where(x % 128 < 100, x, 0)[:256])
