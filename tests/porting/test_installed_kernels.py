@@ -22,6 +22,7 @@ from tests.support.differential import sides
 from tests.support.everywhere import has_gpu
 from tests.support.installed_cases import CASES, wide
 from tests.support.installed_kernels import ported
+from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, Lane, Traced, under
 
 pytestmark = pytest.mark.skipif(
@@ -44,8 +45,12 @@ def check(case, params):
     else:
         with plgpu.force_gpu_interpret_mode(params):
             got = function(*args)
+    close(got, expected, case.error)
+
+
+def close(got, expected, error):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(wide(a), wide(b), rtol=case.error, atol=case.error)
+        np.testing.assert_allclose(wide(a), wide(b), rtol=error, atol=error)
 
 
 @each
@@ -65,6 +70,12 @@ def test_no_schedule_raises_a_false_alarm(name):
     case = CASES[name]
     relaxed = LIKE_UPSTREAM if case.alarm else plgpu.InterpretParams()
     check(case, dataclasses.replace(relaxed, schedules=20))
+
+
+@pytest.mark.parametrize("name", [n for n in FIRST if "blackwell_matmul" not in n])
+def test_what_is_emitted_runs(name):
+    function, args, expected = CASES[name].make()
+    close(in_lockstep.lower(function, args).run(), expected, CASES[name].error)
 
 
 @each
@@ -98,7 +109,7 @@ def test_it_lacks_a_wait_for_its_last_copies_and_an_order_of_its_phases(
     waiting = ported("blackwell_matmul_mgpu", *(waits.format(n) for n in (1, 0)))
     monkeypatch.setattr(installed_cases, "ported", lambda _: waiting)
     case = CASES[name]
-    if case.options["collective"] and case.options["tiles"] > 1:
+    if case.options["tile"][-1] and case.options["tiles"] > 1:
         with pytest.raises(errors.BarrierError, match="a wait can miss its phase"):
             check(case, plgpu.InterpretParams(schedules=8))
     else:

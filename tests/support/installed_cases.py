@@ -46,14 +46,13 @@ CASES: dict[str, Case] = {}
 _Options = dict[str, Sequence[Any]]
 
 
-def in_pairs(options: _Options, valid: Callable[..., bool]) -> Iterator[dict[str, Any]]:
-    """Yields valid configurations until each valid pair of values was in one."""
+def in_pairs(options: _Options) -> Iterator[dict[str, Any]]:
+    """Yields configurations until each pair of values was in one."""
     numbers: dict[Any, int] = {}
     masks = {}
     for row in itertools.product(*options.values()):
-        if valid(**dict(zip(options, row, strict=True))):
-            pairs = itertools.combinations(enumerate(row), 2)
-            masks[row] = sum(1 << numbers.setdefault(x, len(numbers)) for x in pairs)
+        pairs = itertools.combinations(enumerate(row), 2)
+        masks[row] = sum(1 << numbers.setdefault(x, len(numbers)) for x in pairs)
     left = (1 << len(numbers)) - 1
     while left:
         best = max(masks, key=lambda row: (masks[row] & left).bit_count())
@@ -65,7 +64,6 @@ def kernel(
     title: str,
     options: _Options,
     *,
-    valid: Callable[..., bool] = lambda **_: True,
     error: float = 0.05,
     target: str = "sm_90a",
     alarm: Callable[..., str | None] = lambda **_: None,
@@ -74,7 +72,7 @@ def kernel(
     """Enters the configurations of a kernel, which the decorated function makes."""
 
     def enter(make: Any) -> Any:
-        for i, given in enumerate(in_pairs(options, valid)):
+        for i, given in enumerate(in_pairs(options)):
             made = functools.partial(make, **given)
             CASES[f"{title} {i}"] = Case(
                 given, made, error, target, alarm(**given), lane(**given)
@@ -112,15 +110,14 @@ _GRID = {"grid_minor_dim": ("N", "M"), "grid_tile_width": (1, 4)}
 # --- products on Hopper ---------------------------------------------------------------
 
 _PRODUCT: _Options = {
-    "tile_m": (64, 128, 256), "tile_n": (64, 128), "tile_k": (64, 128),
-    "max_concurrent_steps": (2, 4), "epilogue": (64, None), "wg_dimension": ("N", "M"),
+    # M, N, K and steps ahead.
+    "tile": (
+        (64, 64, 64, 2), (64, 128, 64, 4), (128, 64, 128, 2), (128, 128, 64, 2),
+        (256, 64, 64, 2), (64, 64, 128, 4),
+    ),
+    "epilogue": (64, None), "wg_dimension": ("N", "M"),
     "cluster_dimension": (None, "M", "N"), "dtype": _HALF, **_GRID,
 }  # fmt: skip
-
-
-def _fits(tile_m: int, tile_n: int, tile_k: int, max_concurrent_steps: int, **_: Any):
-    loaded = max_concurrent_steps * tile_k * 2 * (tile_m + tile_n)
-    return loaded + 2 * tile_m * tile_n < 90_000
 
 
 def _tiles(module: Any, given: dict[str, Any]) -> tuple[Any, int, int]:
@@ -130,26 +127,24 @@ def _tiles(module: Any, given: dict[str, Any]) -> tuple[Any, int, int]:
     named |= {k: dims[v] for k, v in named.items() if isinstance(v, str)}
     named |= dict.fromkeys(("epi_tile_m", "epi_tile_n"), given["epilogue"])
     divided = given["wg_dimension"], given["cluster_dimension"]
-    m, n = (given[f"tile_{x}"] * 2 ** divided.count(x.upper()) for x in "mn")
-    return module.TuningConfig(**named), m, 2 * n
+    m, n = (given["tile"][i] * 2 ** divided.count("MN"[i]) for i in (0, 1))
+    return module.TuningConfig(*given["tile"], **named), m, 2 * n
 
 
-@kernel("matmul", {**_PRODUCT, "c": _BOOLS}, valid=_fits)
+@kernel("matmul", {**_PRODUCT, "c": _BOOLS})
 def _hopper(**given: Any) -> Any:
     config, m, n = _tiles(module := ported("hopper_matmul_mgpu"), given)
-    k, dtype = 2 * given["tile_k"], given["dtype"]
+    k, dtype = 2 * given["tile"][2], given["dtype"]
     a, b = normal((m, k), dtype), normal((k, n), dtype, 1)
     c = normal((m, n), dtype, 2) if given["c"] else None
     expected = wide(a) @ wide(b) + (0 if c is None else wide(c))
     return lambda *x: module.matmul(*x, config), (a, b, c), expected
 
 
-@kernel(
-    "mixed", {**_PRODUCT, "out_dtype": (*_HALF, jnp.float32)}, valid=_fits, error=0.15
-)
+@kernel("mixed", {**_PRODUCT, "out_dtype": (*_HALF, jnp.float32)}, error=0.15)
 def _mixed(out_dtype: Any, **given: Any) -> Any:
     config, m, n = _tiles(module := ported("hopper_mixed_type_matmul_mgpu"), given)
-    k, how = 2 * given["tile_k"], {"out_dtype": out_dtype, "config": config}
+    k, how = 2 * given["tile"][2], {"out_dtype": out_dtype, "config": config}
     a = host.array(np.random.default_rng(0).integers(-8, 8, (m, k)), jnp.int8)
     b = normal((k, n), given["dtype"], 1)
     return lambda *x: module.mixed_matmul_kernel(*x, **how), (a, b), wide(a) @ wide(b)
@@ -189,21 +184,19 @@ def _ragged(**given: Any) -> Any:
 @kernel(
     "transposed_ragged_dot",
     {
-        "block_m": (64, 128), "block_n": (64, 128), "block_k": (64, 128),
+        "block": ((64, 64, 64), (128, 64, 64), (64, 128, 128), (128, 128, 64)),
         "max_concurrent_steps": (1, 2, 4), "grid_block_n": (1, 2),
     },
-    valid=lambda block_m, block_n, block_k, max_concurrent_steps, **_: (
-        max_concurrent_steps * block_k * (block_m + block_n) < 90_000
-    ),
-    alarm=lambda block_k, max_concurrent_steps, **_: (
-        _WHILE_READ if 1 < max_concurrent_steps < (5 if block_k == 64 else 3) else None
+    alarm=lambda block, max_concurrent_steps, **_: (
+        _WHILE_READ if 1 < max_concurrent_steps < (5 if block[2] == 64 else 3) else None
     ),
 )  # fmt: skip
-def _transposed(**given: Any) -> Any:
+def _transposed(block: Any, **given: Any) -> Any:
     sizes = np.asarray([100, 0, 284], np.int32)
-    a, b = normal((384, given["block_m"])), normal((384, 2 * given["block_n"]), seed=1)
+    a, b = normal((384, block[0])), normal((384, 2 * block[1]), seed=1)
     expected = np.stack([wide(a[s]).T @ wide(b[s]) for s in _groups(sizes)])
     module = ported("transposed_ragged_dot_mgpu")
+    given |= zip(("block_m", "block_n", "block_k"), block, strict=True)
     call = functools.partial(module.transposed_ragged_dot, **given)
     return lambda a, b, g: call(a, b, group_sizes=g), (a, b, sizes), expected
 
@@ -211,22 +204,20 @@ def _transposed(**given: Any) -> Any:
 # --- attention on Hopper --------------------------------------------------------------
 
 _ATTENTION: _Options = {
-    "head_dim": (64, 128, 256), "block_kv": (64, 128, 256),
+    # Keys and values of a block, and the size of a head.
+    "block": (
+        (64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (256, 64), (256, 128)
+    ),
     "max_concurrent_steps": (2, 3), "kv_heads": (2, 1), "residuals": _BOOLS,
 }  # fmt: skip
-
-
-def _blocks_fit(head_dim: int, block_kv: int, **_: Any) -> bool:
-    return head_dim * block_kv < 2**15
 
 
 @kernel(
     "attention",
     {"name": ("attention",), **_ATTENTION, "causal": _BOOLS},
-    valid=_blocks_fit,
     error=0.005,
-    alarm=lambda causal, block_kv, **_: (
-        "is freed while the copy" if causal and block_kv == 128 else None
+    alarm=lambda causal, block, **_: (
+        "is freed while the copy" if causal and block[0] == 128 else None
     ),
 )
 @kernel(
@@ -236,14 +227,14 @@ def _blocks_fit(head_dim: int, block_kv: int, **_: Any) -> bool:
         **_ATTENTION,
         "use_schedule_barrier": (True, False),
     },
-    valid=_blocks_fit,
     error=0.005,
     lane=lambda **_: False,
 )
-def _attention(name: str, head_dim: int, kv_heads: int, residuals: bool, **given: Any):
+def _attention(name: str, block: Any, kv_heads: int, residuals: bool, **given: Any):
     module = ported("attention_mgpu")
-    config = module.TuningConfig(64, **given)
-    length = min(256, 2 * given["block_kv"])
+    block_kv, head_dim = block
+    config = module.TuningConfig(64, block_kv, **given)
+    length = min(256, 2 * block_kv)
     q = normal((1, length, 2, head_dim))
     k, v = (normal((1, length, kv_heads, head_dim), seed=i) for i in (1, 2))
     causal = given.get("causal", False)
@@ -274,24 +265,23 @@ def _backward(head_dim: int, kv_heads: int, **given: Any) -> Any:
 @kernel(
     "blackwell_matmul",
     {
-        "tile_n": (128, 64, 256), "tile_k": (64, 32), "max_concurrent_steps": (2, 4, 6),
-        "collective": _BOOLS, "epilogue_tile_n": (64, 32), "dtype": _HALF,
-        "tiles": (1, 2), **_GRID,
+        # M, N, K, steps ahead, and whether two CTAs share it.
+        "tile": (
+            (128, 128, 64, 2, False), (128, 256, 64, 3, False), (128, 64, 32, 4, False),
+            (128, 128, 64, 6, False), (128, 128, 64, 2, True), (128, 64, 32, 6, True),
+        ),
+        "tiles": (1, 2), "epilogue_tile_n": (64, 32), "dtype": _HALF, **_GRID,
     },
-    valid=lambda tile_n, tile_k, max_concurrent_steps, collective, **_: (
-        max_concurrent_steps * tile_k * (128 + tile_n) < 90_000
-        and tile_n <= 256 - 128 * collective
-    ),
     target="sm_100a",
     alarm=lambda **_: "is freed while the copy|can miss its phase",
 )  # fmt: skip
-def _blackwell(tile_n: int, tile_k: int, tiles: int, dtype: Any, **given: Any) -> Any:
+def _blackwell(tile: Any, tiles: int, dtype: Any, **given: Any) -> Any:
     module = ported("blackwell_matmul_mgpu")
     given["grid_minor_dim"] = module.MatmulDimension[given["grid_minor_dim"]]
-    config = module.TuningConfig(128, tile_n, tile_k, **given)
-    ctas = 1 + given["collective"]
-    a = normal((256 * ctas, 2 * tile_k), dtype)
-    b = normal((2 * tile_k, tiles * tile_n * ctas), dtype, 1)
+    config = module.TuningConfig(*tile, **given)
+    m, n, k, _, shared = tile
+    a = normal((2 * m * (1 + shared), 2 * k), dtype)
+    b = normal((2 * k, tiles * n * (1 + shared)), dtype, 1)
     return lambda *x: module.matmul_kernel(*x, config), (a, b), wide(a) @ wide(b)
 
 
