@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.primitives import atomics, registers
 from pallas_gpu.primitives.atomics import atomic_cas
+from pallas_gpu.types import values as value_rules
 from pallas_gpu.types.foreign import INSTEAD
 
 __all__ = [
@@ -155,13 +156,26 @@ atomic_xchg = _update("atomic_xchg")
 atomic_xor = _update("atomic_xor")
 
 
+def _precision(value: Any, what: str) -> Any:
+    """Accepts what JAX takes for the precision of a product."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    try:
+        jax.eval_shape(lambda a: jax.lax.dot(a, a, precision=value), one)
+    except Exception:
+        raise expect.wrong_type(
+            what, "a precision", "None, a string or a member of jax.lax.Precision",
+            value, 'write "highest" for the precision of float32',
+        ) from None  # fmt: skip
+    return value
+
+
 @expect.arguments(
-    a=expect.anything,
-    b=expect.anything,
+    a=value_rules.array,
+    b=value_rules.array,
     trans_a=expect.boolean,
     trans_b=expect.boolean,
     allow_tf32=expect.optional(expect.boolean),
-    precision=expect.anything,
+    precision=_precision,
 )
 def dot(
     a: jax.Array,
@@ -186,11 +200,11 @@ def dot(
       ShapeError: not two matrices that fit.
       ArgumentError: both `allow_tf32` and `precision`.
     """
-    if jnp.ndim(a) != 2 or jnp.ndim(b) != 2:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1 - trans_a] != b.shape[trans_b]:
         raise errors.ShapeError(
-            "dot: not two matrices",
-            expected="arrays of two dimensions",
-            got=f"shapes {jnp.shape(a)} and {jnp.shape(b)}",
+            "dot: not two matrices that fit",
+            expected="two dimensions, and one K",
+            got=f"shapes {a.shape} and {b.shape}, {trans_a=}, {trans_b=}",
             hint="reshape them, or use jax.lax.dot_general",
             where=_jax.where_now(),
         )
@@ -215,6 +229,7 @@ def dot(
     )
 
 
+@expect.arguments(x=value_rules.array)
 def approx_tanh(x: jax.Array) -> jax.Array:
     """Computes tanh; `pallas_gpu.CompilerParams(approx_math=True)` approximates it.
 
@@ -242,6 +257,7 @@ def debug_barrier() -> None:
     """Does nothing: a warpgroup synchronizes where operations exchange elements."""
 
 
+@expect.arguments(x=expect.anything, values=expect.anything)
 def max_contiguous(x: Any, values: Any) -> Any:
     """Returns `x`: which elements are adjacent is found in the index itself.
 

@@ -85,7 +85,7 @@ def test_tanh():
 MISTAKES = {
     "a vector": lambda: triton.dot(A, A[0]),
     "two precisions": lambda: triton.dot(A, B, allow_tf32=True, precision="high"),
-    "float64": lambda: triton.approx_tanh(np.zeros(1)),
+    "integers": lambda: triton.approx_tanh(np.zeros(1, int)),
     "a volatile load": lambda: triton.load(A, volatile=True),
     "no warps": lambda: triton.CompilerParams(num_warps=0),
 }
