@@ -10,7 +10,7 @@ The blocks of such a kernel stay in GMEM, and the body loads what it needs of th
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -272,11 +272,14 @@ def max_contiguous(x: Any, values: Any) -> Any:
     return x
 
 
-def __getattr__(name: str) -> Any:
-    known = INSTEAD.get(name)
-    hint = "" if known is None else f"; instead: {known}"
-    raise AttributeError(
-        f"module 'pallas_gpu.triton' has no attribute {name!r}{hint}",
-        name=name,
-        obj=sys.modules[__name__],
-    )
+# To a type checker this function would mean that every name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        known = INSTEAD.get(name)
+        hint = "" if known is None else f"; instead: {known}"
+        raise AttributeError(
+            f"module 'pallas_gpu.triton' has no attribute {name!r}{hint}",
+            name=name,
+            obj=sys.modules[__name__],
+        )

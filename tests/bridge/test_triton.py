@@ -39,7 +39,7 @@ def test_dot_of_transposes(trans_a, trans_b):
         triton.store(o_ref, triton.dot(a, b, trans_a, trans_b))
 
     a, b = (np.asarray(x, jnp.bfloat16) for x in (A, B))
-    expected = np.float32(a) @ np.float32(b)
+    expected = a.astype(np.float32) @ b.astype(np.float32)
     given = [
         np.ascontiguousarray(x) for x in (a.T if trans_a else a, b.T if trans_b else b)
     ]

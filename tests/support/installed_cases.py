@@ -351,8 +351,8 @@ def _mha(
     ids = host.array(np.repeat([[0] * 20 + [1] * 44], 2, 0)) if segments else None
     given = {"segment_ids": ids, "sm_scale": head_dim**-0.5, "causal": causal}
     sizes = module.BlockSizes(*blocks)
-    function = functools.partial(module.mha, **given, block_sizes=sizes)
-    reference = functools.partial(module.mha_reference, **given)
+    function: Any = functools.partial(module.mha, **given, block_sizes=sizes)
+    reference: Any = functools.partial(module.mha_reference, **given)
     if backward:
         function, reference = derivatives(function), derivatives(reference)
     return function, (q, k, v), reference(q, k, v)
@@ -392,7 +392,7 @@ def _paged(heads: int, quantized: bool, bounded: bool, splits: int, **given: Any
     q, *pages = (normal(s, seed=i) for i, s in enumerate([(2, heads, 64), *_PAGES]))
     table = np.random.default_rng(0).permutation(16).reshape(2, 8).astype(np.int32)
     lengths = np.asarray([100, 37], np.int32) if bounded else None
-    scales = (None, None)
+    scales: Any = (None, None)
     if quantized:
         pages = [host.array((wide(x) * 250).clip(-127, 127), jnp.int8) for x in pages]
         scales = (np.full((2, 16, 16), 1 / 250, np.float32),) * 2
