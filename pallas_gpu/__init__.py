@@ -21,6 +21,7 @@ from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
 from pallas_gpu import testing as testing
+from pallas_gpu.bridge import triton as triton
 from pallas_gpu.entry.control import loop, num_programs, program_id, when
 from pallas_gpu.entry.integers import (
     align_to,
@@ -217,6 +218,7 @@ __all__ = [
     "offline",
     "ops",
     "testing",
+    "triton",
     "autotune",
     "estimate_cost",
     "lower_as_mlir",

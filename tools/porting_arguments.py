@@ -92,6 +92,7 @@ ARGUMENTS: dict[str, Reasons] = {
         ),
         **_not_taken("no kernels over several devices yet", "skip_device_barrier"),
         **_new("compiles for another GPU than the attached one", "target"),
+        **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),
         **_new("keeps source lines in PTX and SASS", "line_info"),
         **_new("compiles `debug_check`; a flag of JAX upstream", "debug_checks"),
         **_default(

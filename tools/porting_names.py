@@ -2,8 +2,9 @@
 """What becomes of each public name of upstream's Pallas, for docs/porting.md.
 
 `PLGPU` has the names of jax.experimental.pallas.mosaic_gpu, `PL` those of
-jax.experimental.pallas, of both ends of the supported range of jax. A name that this
-package gets has its row changed: the tests compare the rows with both packages.
+jax.experimental.pallas, `TRITON` those of its module triton, of both ends of the
+supported range of jax. A name that this package gets has its row changed: the tests
+compare the rows with both packages.
 """
 
 from __future__ import annotations
@@ -333,6 +334,41 @@ PL: dict[str, Row] = {
 }  # fmt: skip
 
 # Names that older versions of upstream had.
+_GPU_INFO = other("`plgpu.arch.target`", "the limits of a GPU by its name")
+_UNUSED = "%s: hints that this compiler does not use"
+
+TRITON: dict[str, Row] = {
+    "CompilerParams": differs(
+        "blocks stay in GMEM; " + _UNUSED % "`num_warps`, `num_stages`"
+    ),
+    "load": differs(
+        _UNUSED % "`cache_modifier`, `eviction_policy`" + "; `volatile` is refused"
+    ),
+    "store": differs(_UNUSED % "`eviction_policy`"),
+    "dot": SAME,
+    **dict.fromkeys(
+        (
+            "atomic_add", "atomic_and", "atomic_cas", "atomic_max", "atomic_min",
+            "atomic_or", "atomic_xchg", "atomic_xor",
+        ),
+        differs("also of bfloat16 where PTX has it; `atomic_cas` of arrays"),
+    ),
+    "approx_tanh": differs("`jnp.tanh`; not of float64"),
+    "max_contiguous": differs("adjacent elements are found in the index itself"),
+    "debug_barrier": differs(
+        "does nothing: a warpgroup synchronizes where operations exchange elements"
+    ),
+    "elementwise_inline_asm": later("inline PTX"),
+    "CUSTOM_CALL_TARGET_NAME": no("of upstream's Triton compiler"),
+    **dict.fromkeys(
+        (
+            "GpuInfo", "GpuVersion", "get_gpu_info", "get_gpu_info_from_version",
+            "is_gpu_device",
+        ),
+        _GPU_INFO,
+    ),
+}  # fmt: skip
+
 OLDER: dict[str, Row] = {
     "pl.core_map(mesh)(body)": other("`plgpu.kernel(body, out_type=(), mesh=mesh)()`"),
     "pl.load(ref, idx), pl.store(ref, idx, x)": other(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from tools.porting_arguments import ARGUMENTS
-from tools.porting_names import OLDER, PL, PLGPU, Row
+from tools.porting_names import OLDER, PL, PLGPU, TRITON, Row
 from tools.source_tree import ROOT
 
 PATH = ROOT / "docs" / "porting.md"
@@ -34,6 +34,24 @@ are a `ValueError`; a wrong type of an argument is a `TypeError`, too, and what 
 supported a `NotImplementedError`.
 """
 
+_TRITON = """\
+A kernel for Triton changes its import lines as well. Its blocks stay in GMEM, and a
+block of threads is one warpgroup. With JAX's own `pl.pallas_call` only the parameters
+change, `compiler_params=pallas_gpu.triton.CompilerParams()`, see received.md:
+
+```python
+# from jax.experimental import pallas as pl
+import pallas_gpu as pl
+
+# from jax.experimental.pallas import triton as plgpu
+from pallas_gpu import triton as plgpu
+```
+
+`num_warps` does not divide a block: choose blocks that the registers of four warps
+hold, such as 64 rows of attention. With the 128 rows of its default, `attention.mha`
+spills 656 bytes per thread on sm_90a for heads of 64 elements.
+"""
+
 _ARGUMENTS = """\
 All other arguments have the names, the positions and the defaults of upstream's; a test
 compares the signatures with the installed ones.
@@ -44,6 +62,7 @@ def table() -> str:
     """The text of docs/porting.md."""
     lines = [_HEAD, "## jax.experimental.pallas.mosaic_gpu", "", *_rows(PLGPU)]
     lines += ["", "## jax.experimental.pallas", "", *_rows(PL)]
+    lines += ["", "## jax.experimental.pallas.triton", "", _TRITON, *_rows(TRITON)]
     lines += ["", "## Older spellings", "", *_rows(OLDER)]
     lines += ["", "## Arguments that differ", "", _ARGUMENTS]
     lines += ["| names | arguments | here | why |", "|---|---|---|---|", *_arguments()]

@@ -56,7 +56,9 @@ def _is_left_out(mapping: Any) -> bool:
     )
 
 
-def _space(mapping: Any) -> types.MemorySpace:
+def _space(mapping: Any) -> types.MemorySpace | None:
+    if getattr(mapping.ref_aval.memory_space, "name", "") == "DEFAULT":
+        return None
     space = types.base_aval(mapping.ref_aval).memory_space
     if space in (types.SMEM, types.GMEM):
         return space

@@ -324,7 +324,7 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
-    for field in ("dimension_semantics", "max_concurrent_steps"):
+    for field in ("dimension_semantics", "max_concurrent_steps", "block_memory_space"):
         if getattr(params, field) != getattr(types.CompilerParams(), field):
             raise errors.UnsupportedError(
                 f"kernel {name}: {field} is for pallas_call",

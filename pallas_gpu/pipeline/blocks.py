@@ -126,10 +126,9 @@ class Stream:
                 starts, self.sizes, self.spec.squeezed(len(shape)), strict=True
             )
         ]
-        base, before = self.ref, ()
-        if isinstance(base, _jax.TransformedRef):
-            base, before = base.ref, tuple(base.transforms)
-        return types.RefView(base, (*before, _jax.indexer(steps, (), shape)))
+        base = types.as_view(self.ref)
+        step = _jax.indexer(steps, (), shape)
+        return types.RefView(base.ref, (*base.transforms, step))
 
     def starts(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the first index of a block in each dimension of the array."""
@@ -266,16 +265,16 @@ class Stream:
         """Returns the stream; the body accesses its blocks where they are.
 
         Raises:
-          UnsupportedError: a block may exceed the array.
+          UnsupportedError: a block is padded.
         """
         whole = self.block_shape == tuple(self.ref.shape)
         if self.spec.block_shape is None or whole:
             return self
-        if self._may_exceed:
+        if self._is_padded:
             raise errors.UnsupportedError(
-                f"BlockSpec of {self.what}: blocks in GMEM exceed the array",
-                expected="a block shape that divides the array's, without padding",
-                got=f"blocks of {self.sizes} of an array of {tuple(self.ref.shape)}",
+                f"BlockSpec of {self.what}: a block in GMEM is padded",
+                expected="integers: where a block exceeds the array, the body masks",
+                got=f"block_shape {self.spec.block_shape}",
                 hint="leave memory_space out, or pass plgpu.BlockSpec(memory_space="
                 "plgpu.GMEM) and take the part in the body",
                 where=_jax.where_now(),
@@ -283,15 +282,18 @@ class Stream:
         return dataclasses.replace(self, direct=True)
 
     @property
+    def _is_padded(self) -> bool:
+        """Whether an entry of the block shape adds elements outside of the array."""
+        return any(
+            isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
+            for entry in self.spec.block_shape or ()
+        )
+
+    @property
     def _may_exceed(self) -> bool:
         """Whether a block with a valid index may lie partly outside of the array."""
-        entries = self.spec.block_shape or ()
-        extended = (
-            isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
-            for entry in entries
-        )
         divides = zip(self.ref.shape, self.sizes, strict=True)
-        return any(extended) or any(n % size for n, size in divides)
+        return self._is_padded or any(n % size for n, size in divides)
 
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""

@@ -175,6 +175,7 @@ def pallas_call(
         scratch=scratch,
         threads=threads,
         depth=params.max_concurrent_steps,
+        memory=params.block_memory_space,
         name=name,
     )
     launch = functools.partial(

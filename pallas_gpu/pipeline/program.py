@@ -36,6 +36,7 @@ class Program:
       scratch: the author's scratch.
       threads: the compute warpgroups of a block; None: one, which copies as well.
       depth: number of buffers of a block that changes.
+      memory: of blocks whose spec names none.
       name: of the call.
     """
 
@@ -47,6 +48,7 @@ class Program:
     scratch: Scratch
     threads: Threads | None
     depth: int
+    memory: types.MemorySpace | None
     name: str
 
     @property
@@ -203,9 +205,12 @@ class Program:
 
     def _placed(self, spec: types.BlockSpec) -> types.BlockSpec:
         """Returns the spec; CTAs share a whole array of no stated memory in GMEM."""
-        if spec == types.no_block_spec and self.grid.parallel:
-            return types.BlockSpec(memory_space=types.GMEM)
-        return spec
+        memory = self.memory
+        if memory is None and spec == types.no_block_spec and self.grid.parallel:
+            memory = types.GMEM
+        if memory is None or spec.memory_space is not None:
+            return spec
+        return spec.replace(memory_space=memory)
 
     def require_own_parts(self, jaxpr: _jax.Jaxpr, results: Sequence[Any]) -> None:
         """Refuses a body that stores the same part of a shared result in each CTA.

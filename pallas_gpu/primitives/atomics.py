@@ -83,8 +83,7 @@ def _bind(
             hint="add to an accumulator with acc[...] += x",
             where=_jax.where_now(),
         )
-    view: Any = ref.at[()]
-    view = types.as_view(view)
+    view = types.as_view(ref.at[()])
     dtype = jnp.dtype(view.dtype)
     if dtype.name not in TYPES[who]:
         raise errors.DTypeError(

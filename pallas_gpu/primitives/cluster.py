@@ -114,8 +114,7 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
       >>> total = part_ref[...] + other[...]
     """
     ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
-    view: Any = ref.at[()]
-    base = types.as_view(view)
+    base = types.as_view(ref.at[()])
     return types.RefView(base.ref, (*base.transforms, ClusterStep.at(block_id)))
 
 

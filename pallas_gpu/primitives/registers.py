@@ -204,8 +204,7 @@ def store(
         )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
-    view: Any = dst.at[() if idx is None else idx]
-    view = types.as_view(view)
+    view = types.as_view(dst.at[() if idx is None else idx])
     if mask is None and (optimized is None or not view.is_window):
         view.set(value)
         return

@@ -44,6 +44,7 @@ from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
 from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh, WarpMesh
+from pallas_gpu.types.not_values import conversion, not_a_value
 from pallas_gpu.types.params import (
     AsyncCopyImplementation,
     CompilerParams,
@@ -59,10 +60,8 @@ from pallas_gpu.types.refs import (
     access_by_element,
     as_view,
     base_aval,
-    conversion,
     describe,
     has_parts,
-    not_a_value,
     stored,
     transpose_ref,
 )

@@ -132,8 +132,10 @@ class BlockSpec:
         always the first block. With `PrefetchScalarGridSpec`, the references of the
         first arguments follow the grid indices.
       memory_space: SMEM: the block is copied. GMEM: the body accesses the block in
-        global memory, or the whole array if there is no block_shape. Default: SMEM; but
-        GMEM for `BlockSpec()` in a `pallas_call` whose grid has a parallel axis.
+        global memory, or the whole array if there is no block_shape; where a block
+        exceeds the array, the body masks its accesses. Default: SMEM; but GMEM for
+        `BlockSpec()` in a `pallas_call` whose grid has a parallel axis, and
+        `CompilerParams.block_memory_space`.
       pipeline_mode: not supported, as upstream refuses it on GPUs: the pipeline's
         `max_concurrent_steps` is the number of buffers of all blocks.
       transforms: tiling and swizzle of the block in SMEM.

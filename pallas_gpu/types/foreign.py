@@ -85,6 +85,14 @@ INSTEAD: dict[str, str] = {
     "approx_tanh": "plgpu.CompilerParams(approx_math=True), and jnp.tanh",
     # Triton
     "debug_barrier": _SYNC,
+    "elementwise_inline_asm": "not supported yet: inline PTX",
+    **dict.fromkeys(
+        (
+            "GpuInfo", "GpuVersion", "get_gpu_info", "get_gpu_info_from_version",
+            "is_gpu_device",
+        ),
+        "plgpu.arch.target(name), the limits of a GPU",
+    ),
     "device_print": "plgpu.debug_print(format, x)",
     "device_assert": "plgpu.debug_check(condition, message)",
     "dot": _JNP + "dot(a, b, preferred_element_type=jnp.float32), or plgpu.wgmma",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pallas_gpu import arch, expect
+from pallas_gpu.types.spaces.memory_space import MemorySpace
 
 
 class LoweringSemantics(enum.Enum):
@@ -87,6 +88,9 @@ def _target(value: Any, what: str) -> str:
     approx_math=expect.boolean,
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),
+    block_memory_space=expect.optional(
+        expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
+    ),
     unsafe_no_auto_barriers=expect.boolean,
     reduction_scratch_bytes=expect.optional(
         expect.integer(
@@ -111,6 +115,8 @@ class CompilerParams:
         of the launch, or `"arbitrary"`, a loop in each CTA. Default: all parallel.
       max_concurrent_steps: `pallas_call` only: number of SMEM buffers of a block that
         changes along "arbitrary" axes; copies run up to this many steps ahead.
+      block_memory_space: `pallas_call` only: memory of blocks whose `BlockSpec` names
+        none. GMEM: the body accesses them there, as in Triton. None: SMEM.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses,
         and the proxy fences before copies that overwrite SMEM.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
@@ -130,6 +136,7 @@ class CompilerParams:
     approx_math: bool = False
     dimension_semantics: Sequence[str] | None = None
     max_concurrent_steps: int = 1
+    block_memory_space: MemorySpace | None = None
     unsafe_no_auto_barriers: bool = False
     reduction_scratch_bytes: int | None = None
     lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
@@ -196,7 +203,8 @@ class InterpretParams:
         livelock. A step is an operation with an effect, an iteration of a loop, or 4096
         elements that an operation computes or moves; a million take some 15 seconds.
       detect_races: whether to compare the accesses of threads, and of CTAs, with each
-        other. False is faster; accesses of asynchronous work are always compared.
+        other. False is faster; accesses of asynchronous work are compared all the same,
+        but with `like_upstream`.
       out_of_bounds_reads: `"raise"`, or `"uninitialized"` to read poison.
       uninitialized_memory: `"nan"` fills fresh memory with poison, and a use of it is
         an error; `"zero"` fills it with zeros, which count as values.
@@ -210,8 +218,9 @@ class InterpretParams:
       like_upstream: accept what upstream's interpreter accepts, to run kernels before
         they are cleaned up: stores to inputs, which change the kernel's own copy of the
         array; results as under `partial_results`; copies that are not waited for when
-        their scope or the kernel ends; and semaphores that are not zero then. Races are
-        `detect_races`, which upstream turns off by default.
+        their scope or the kernel ends; and semaphores that are not zero then. With
+        `detect_races=False`, upstream's default, also accesses that no wait orders with
+        asynchronous work; `asynchrony="eager"` performs that work at once, as upstream.
       on_race: `"raise"`; upstream's `"warn"` is refused.
       skip_floating_point_ops: False; upstream's True is refused.
       vector_clock_size: None; other values are refused, as upstream refuses them.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -31,8 +30,8 @@ from pallas_gpu.types.transforms import itemsize_bits
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attributes
 # receive the tracer as their argument.
-_aval_property = type(vars(_jax.AbstractRef)["at"])
-_aval_method = type(vars(_jax.AbstractRef)["get"])
+aval_property = type(vars(_jax.AbstractRef)["at"])
+aval_method = type(vars(_jax.AbstractRef)["get"])
 
 
 @shows(
@@ -222,11 +221,6 @@ def has_parts(view: RefView) -> bool:
     return rank is not None and len(view.shape) > rank
 
 
-def as_view(ref: Any) -> RefView:
-    """Returns a reference, or a part of one, as a part."""
-    return ref if isinstance(ref, RefView) else RefView(ref, ())
-
-
 _BY_ELEMENT: list[ByElement] = []
 
 
@@ -381,18 +375,18 @@ class IndexableRef(_jax.AbstractRef):
 
     __slots__ = ()
 
-    at = _aval_property(lambda tracer: RefView(tracer, ()).at)
-    T = _aval_property(lambda tracer: RefView(tracer, ()).T)
-    transpose = _aval_method(lambda tracer, *a: RefView(tracer, ()).transpose(*a))
-    get = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
-    set = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
-    swap = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
-    addupdate = _aval_method(
+    at = aval_property(lambda tracer: RefView(tracer, ()).at)
+    T = aval_property(lambda tracer: RefView(tracer, ()).T)
+    transpose = aval_method(lambda tracer, *a: RefView(tracer, ()).transpose(*a))
+    get = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
+    set = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
+    swap = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
+    addupdate = aval_method(
         lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
     )
-    reshape = _aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
-    bitcast = _aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
-    memory_space_cast = _aval_method(
+    reshape = aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
+    bitcast = aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
+    memory_space_cast = aval_method(
         lambda tracer, space: RefView(tracer, ()).memory_space_cast(space)
     )
 
@@ -401,97 +395,6 @@ class IndexableRef(_jax.AbstractRef):
 
     def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
         RefView(tracer, ())[idx] = value
-
-
-def _refuse_value(what: str) -> Any:
-    """Returns a method that raises: a reference is used where a value is expected."""
-
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise not_a_value(what, _jax.where_now())
-
-    return refuse
-
-
-def _refuse_sum(*operands: Any) -> Any:
-    """Raises for a sum with a reference, which may be meant as a pointer."""
-    error = not_a_value("arithmetic on a reference", _jax.where_now())
-    refs = IndexableRef, RefView
-    values = [x for x in operands[1:] if not isinstance(getattr(x, "aval", x), refs)]
-    kinds = [getattr(getattr(x, "dtype", None), "kind", "") for x in values]
-    if any(kind in ("i", "u") for kind in kinds):
-        error.hint = (
-            f"{error.hint}; for the elements at some offsets, as of a pointer: "
-            "x_ref[offsets], or plgpu.load(x_ref, offsets, mask=...)"
-        )
-    raise error
-
-
-def conversion(method: str) -> str | None:
-    """Returns the description of a method that asks for a Python value, as `__int__`.
-
-    None for another method.
-    """
-    return _CONVERSIONS.get(method.strip("_"))
-
-
-def not_a_value(what: str, where: str | None = None) -> errors.ArgumentTypeError:
-    """Returns the error for a reference that is used as if it were its contents."""
-    return errors.ArgumentTypeError(
-        what,
-        expected="a value: ref[...] reads all of it, ref[i] a part",
-        got="the reference itself",
-        hint="read it first: 2 * x_ref[...], jnp.exp(x_ref[...])",
-        where=where,
-    )
-
-
-# The names under which a tracer looks up operators in its abstract value.
-_OPERATORS = re.findall(
-    r"\w+",
-    """
-    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow
-    matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs
-    invert lt le gt ge
-    """,
-)
-# What asks a reference for a Python value, and its description.
-_CONVERSIONS = {
-    "bool": "a reference is a condition",
-    "int": "a reference is converted with int()",
-    "float": "a reference is converted with float()",
-    "complex": "a reference is converted with complex()",
-    "index": "a reference is an index",
-    "iter": "a loop runs over a reference",
-    "contains": "`in` searches a reference",
-    "round": "a reference is rounded",
-}
-
-
-def _refuse_uses_as_values() -> None:
-    arithmetic = _refuse_value("arithmetic on a reference")
-    # A view is compared where references are.
-    for name in (*_OPERATORS, "eq", "ne"):
-        setattr(IndexableRef, f"_{name}", staticmethod(arithmetic))
-    for name in _OPERATORS:
-        setattr(RefView, f"__{name}__", arithmetic)
-    for name in ("add", "radd"):
-        setattr(IndexableRef, f"_{name}", staticmethod(_refuse_sum))
-        setattr(RefView, f"__{name}__", _refuse_sum)
-    for name, what in _CONVERSIONS.items():
-        setattr(IndexableRef, f"_{name}", staticmethod(_refuse_value(what)))
-        setattr(RefView, f"__{name}__", _refuse_value(what))
-    # A tracer expects attributes of the same kinds as those of an array's type.
-    for name, attribute in vars(_jax.ShapedArray).items():
-        kind = type(attribute)
-        if kind in (_aval_property, _aval_method) and not hasattr(IndexableRef, name):
-            refuse = _refuse_value(f"a reference has no `{name}`: arrays have")
-            setattr(IndexableRef, name, kind(refuse))
-    # jnp's functions call it; NumPy's ask for __array__, which a tracer refuses.
-    call = _refuse_value("a function of arrays is called on a reference")
-    IndexableRef.__jax_array__ = _aval_method(call)  # type: ignore[attr-defined]
-
-
-_refuse_uses_as_values()
 
 
 class KernelRef(IndexableRef):
@@ -573,6 +476,15 @@ def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
             hint="transpose an array with jnp.transpose",
         )
     return ref.transpose(permutation)
+
+
+def as_view(ref: Any) -> RefView:
+    """Returns a reference, or a part of one, also of JAX's making, as a part."""
+    if isinstance(ref, RefView):
+        return ref
+    if isinstance(ref, _jax.TransformedRef):
+        return RefView(ref.ref, tuple(ref.transforms))
+    return RefView(ref, ())
 
 
 def base_aval(ref: Any) -> Any:

@@ -133,12 +133,18 @@ def test_scoped_scratch(x_ref, o_ref):
 COLUMN = np.arange(128)
 
 
-@everywhere.tests(check, np.where(COLUMN < 50, 0, np.where(COLUMN < 100, X, 7)), X)
-def test_masked_loads_and_stores(x_ref, o_ref):
-    column = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
-    x = pltriton.load(x_ref, mask=column < 100, other=7.0)
-    o_ref[...] = jnp.zeros_like(o_ref)
-    pltriton.store(o_ref, x, mask=column >= 50)
+@pytest.mark.parametrize("operations", [pltriton, plgpu.triton], ids=["jax", "ours"])
+def test_masked_loads_and_stores(operations):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.zeros_like(o_ref)
+        for i in range(2):
+            rows = pl.ds(32 * i, 32)
+            column = lax.broadcasted_iota(jnp.int32, (32, 128), 1)
+            x = operations.load(x_ref.at[rows, :], mask=column < 100, other=7.0)
+            operations.store(o_ref.at[rows, :], x, mask=column >= 50)
+
+    expected = np.where(COLUMN < 50, 0, np.where(COLUMN < 100, X, 7))
+    check(body, expected, X)
 
 
 def test_atomic_operations_and_index_arrays():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -115,3 +117,18 @@ def test_a_race_is_one_like_upstream_too():
             grid_names=("g",),
             interpret=LIKE_UPSTREAM,
         )(X)
+
+
+def test_what_overwrites_an_operand_in_flight_is_accepted_without_races():
+    def body(x, o, held, barrier):
+        for i in range(2):
+            plgpu.copy_gmem_to_smem(x.at[64 * i : 64 * (i + 1)], held.at[0:64], barrier)
+            plgpu.barrier_wait(barrier)
+            plgpu.copy_smem_to_gmem(held.at[0:64], o.at[64 * i : 64 * (i + 1)])
+        plgpu.wait_smem_to_gmem(0)
+
+    scratch = SMEM, plgpu.Barrier()
+    with pytest.raises(errors.RaceError):
+        call(body, plgpu.InterpretParams(detect_races=False), *scratch)
+    at_once = dataclasses.replace(LIKE_UPSTREAM, detect_races=False, asynchrony="eager")
+    np.testing.assert_array_equal(call(body, at_once, *scratch), X)

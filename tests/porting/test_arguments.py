@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu
+from jax.experimental.pallas import mosaic_gpu, triton
 
 import pallas_gpu as plgpu
 from tests.support.every import every
@@ -96,6 +96,14 @@ def test_each_argument_that_differs_has_a_reason(name, module):
 def test_positions_are_those_of_upstream(name, module):
     theirs, ours = (positional(parameters(getattr(m, name))) for m in (module, plgpu))
     assert ours[: len(theirs)] == theirs
+
+
+@on_0_11
+@every(plgpu.triton.__all__)
+def test_arguments_of_the_names_of_triton_are_upstreams(name):
+    theirs, ours = (parameters(getattr(m, name)) for m in (triton, plgpu.triton))
+    assert positional(ours)[: len(theirs)] == positional(theirs)
+    assert set(changes(theirs, ours).values()) <= {Change.NEW}
 
 
 @on_0_11

@@ -388,6 +388,17 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for steps in (1, 2)
         )
     ),
+    "CompilerParams.block_memory_space": "tests/pipeline/test_pallas_call.py::"
+    "test_a_block_in_gmem_is_accessed_there",
+    **{
+        f"triton.dot.{name}": f"tests/bridge/test_triton.py::{test}"
+        for name, test in {
+            "trans_a": "test_dot_of_transposes",
+            "trans_b": "test_dot_of_transposes",
+            "allow_tf32": "test_the_precision_of_dot",
+            "precision": "test_the_precision_of_dot",
+        }.items()
+    },
     "CompilerParams.unsafe_no_auto_barriers": lambda: see.kernels(
         see.exchange,
         *(

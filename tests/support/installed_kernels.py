@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that JAX installs for Mosaic GPU, with their import lines changed."""
+"""The kernels that JAX installs for GPUs, with their import lines changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pathlib
 import re
 import sys
 import types
+import warnings
 
 import jax
 
@@ -18,6 +19,7 @@ _PALLAS = re.compile(
     r"|from jax\.experimental(?:\.pallas)? import (?:pallas|mosaic_gpu)) as (\w+)$",
     re.MULTILINE,
 )
+_TRITON = "from jax.experimental.pallas import triton as plgpu"
 _SIBLING = re.compile(rf"^from {re.escape(PLACE)} import (\w+)$", re.MULTILINE)
 # A CPU does not say how many cores it has, a GPU does.
 _CORES = re.compile(r"[\w.]+\(\)(?:\[0\])?\.core_count")
@@ -36,12 +38,15 @@ def ported(name, old="", new=""):
     assert old in text
     text = text.replace(old, new)
     text, count = _PALLAS.subn(r"import pallas_gpu as \1", text)
-    assert count == 2
+    assert count + text.count(_TRITON) == 2
+    text = text.replace(_TRITON, "from pallas_gpu import triton as plgpu")
     if jax.default_backend() == "cpu":
         text = _CORES.sub("4", text)
     siblings = {other: ported(other) for other in _SIBLING.findall(text)}
     module = types.ModuleType(f"ported_{name}")
     sys.modules[module.__name__] = module  # its dataclasses look it up
-    exec(compile(_SIBLING.sub("", text), spec.origin, "exec"), vars(module))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # those for Triton
+        exec(compile(_SIBLING.sub("", text), spec.origin, "exec"), vars(module))
     vars(module).update(siblings)
     return module

@@ -351,6 +351,10 @@ GOOD: dict[str, Good] = {
     "atomic_xchg": _in(lambda e: {"ref": e.o, "val": 0.0}),
     "atomic_xor": _in(lambda e: {"ref": e.n, "val": 0}),
     "atomic_cas": _in(lambda e: {"ref": e.o, "cmp": 0.0, "val": 1.0}),
+    "triton.dot": _in(lambda e: {"a": jnp.zeros((64, 32)), "b": jnp.zeros((32, 64))}),
+    "triton.approx_tanh": _in(lambda e: {"x": e.array}),
+    "triton.max_contiguous": _in(lambda e: {"x": e.i, "values": 8}),
+    "triton.debug_barrier": _in(lambda e: {}),
     "layout_cast": _in(lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA}),
     "broadcasted_iota": _in(
         lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}

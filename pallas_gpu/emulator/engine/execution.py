@@ -29,6 +29,7 @@ class Execution:
       asynchrony: when asynchronous work completes: `"eager"`, `"late"` or `"random"`.
       max_steps: the budget of steps from the end of one group to that of the next.
       detect_races: whether to also compare threads with threads.
+      accept_races: whether to compare no accesses at all.
       lenient_reads: whether reads outside an array return poison instead of raising.
 
     Attributes:
@@ -46,10 +47,12 @@ class Execution:
         asynchrony: str = "random",
         max_steps: int = 1_000_000,
         detect_races: bool = True,
+        accept_races: bool = False,
         lenient_reads: bool = False,
     ):
         self.rng = random.Random(seed)
         self.detect_races = detect_races
+        self.accept_races = accept_races
         self.lenient_reads = lenient_reads
         self.steps = 0
         self.resident: list[HasThreads] = []

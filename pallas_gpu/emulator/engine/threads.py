@@ -189,7 +189,7 @@ class Thread:
         ):
             who = what or self.label
             raise too_early(earlier, memory.name, region.box(), who, writes)
-        if memory.read_only:
+        if memory.read_only or self.execution.accept_races:
             return None
         actor, time = by or (self.actor, self.clock[self.actor])
         viewer = memory.viewer

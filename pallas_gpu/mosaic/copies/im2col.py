@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.layouts.gmem.im2col import Windows, require_adjacent
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import gmem, mbarrier, module, smem, tensor_map, tma
+from pallas_gpu.mosaic import elected, gmem, mbarrier, module, smem, tensor_map, tma
 from pallas_gpu.mosaic.copies import instructions
 from pallas_gpu.mosaic.smem import predicated
 
@@ -62,9 +62,9 @@ def load(
     num_bytes: ir.Value = kernel.i32(tma.transfer_bytes(target))
     if predicate is not None:
         num_bytes = arith.select(predicate, num_bytes, kernel.i32(0))
-    with predicated(kernel.elected):
-        mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
+    with elected.thread() as by:
+        mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes, by)
         with predicated(predicate):
             instructions.load_im2col(
-                pointer, descriptor, start[::-1], barrier_pointer, narrow[::-1]
+                pointer, descriptor, start[::-1], barrier_pointer, narrow[::-1], by
             )

@@ -80,24 +80,25 @@ def load_im2col(
     coordinates: Sequence[ir.Value],
     barrier: ir.Value,
     offsets: Sequence[ir.Value],
+    by: ir.Value | None = None,
 ) -> None:
     """Copies a pixel of each of some windows to SMEM. PTX: `cp.async.….im2col`.
 
     Args:
-      pointer, descriptor, barrier: as of `load`.
+      pointer, descriptor, barrier, by: as of `load`.
       coordinates: i32, of the first window.
       offsets: i16, of the pixel in a window.
     """
     rank, many = len(coordinates), len(offsets)
     at = ", ".join(f"${i + 2}" for i in range(rank))
-    by = ", ".join(f"${i + rank + 3}" for i in range(many))
+    pixel = ", ".join(f"${i + rank + 3}" for i in range(many))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col"
-        f".mbarrier::complete_tx::bytes [$0], [$1, {{{at}}}], [${rank + 2}], {{{by}}};"
+        f".mbarrier::complete_tx::bytes [$0], [$1, {{{at}}}], [${rank + 2}], {{{pixel}}}"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
     constraints = ["r", "l", *["r"] * rank, "r", *["h"] * many]
-    _assembly(text, [*operands, *offsets], constraints)
+    instruction(text, [*operands, *offsets], constraints, by)
 
 
 def load_rows(

@@ -209,13 +209,14 @@ _IM2COL = {
 def _load_im2col(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
-    rank = (len(inputs) - 1) // 2
+    unguarded = inputs[: len(inputs) - bool(statement.guard)]
+    rank = (len(unguarded) - 1) // 2
     at = ", ".join(f"${i + 2}" for i in range(rank))
     by = ", ".join(f"${i + 3 + rank}" for i in range(rank - 2))
     written = f"{_IM2COL[rank]} [$0], [$1, {{{at}}}], [${rank + 2}], {{{by}}};"
-    if text != written or statement.guard:
+    if not text.endswith(written):
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
-    target, descriptor, *rest = inputs
+    target, descriptor, *rest = unguarded
     barrier = rest.pop(rank)
 
     def load(strand: Any) -> None:
@@ -226,7 +227,7 @@ def _load_im2col(program: Program, op: ir.Operation, text: str) -> Step:
             work = _LoadWork(issue, issue.address, local, [strand.cta])
             strand.cta.cluster.launch.scheduler.in_flight.append(work)
 
-    return load
+    return guarded(inputs, statement, load)
 
 
 for _text in _IM2COL.values():

@@ -34,6 +34,7 @@ class Machine:
             asynchrony=params.asynchrony,
             max_steps=params.max_steps,
             detect_races=params.detect_races,
+            accept_races=params.like_upstream and not params.detect_races,
             lenient_reads=params.out_of_bounds_reads == "uninitialized",
         )
         self.devices = [

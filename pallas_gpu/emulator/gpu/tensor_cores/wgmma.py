@@ -125,7 +125,7 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
         what="the wgmma",
         by=(stream.actor, stream.open_group),
         hint="call wgmma_wait(n) in the warpgroup that started the wgmma first; in a "
-        "pipeline, wait within the step, or set delay_release=1 in the BlockSpec",
+        "pipeline, wgmma_wait(0) in the step, or wgmma_wait(1) with delay_release=1",
     )
     operand.require_written()
 

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's Pallas for Triton: its names, for kernels that change their imports alone.
+
+    # from jax.experimental.pallas import triton as plgpu
+    from pallas_gpu import triton as plgpu
+
+The blocks of such a kernel stay in GMEM, and the body loads what it needs of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.primitives import atomics, registers
+from pallas_gpu.primitives.atomics import atomic_cas
+from pallas_gpu.types import values as value_rules
+from pallas_gpu.types.foreign import INSTEAD
+
+__all__ = [
+    "CompilerParams",
+    "approx_tanh",
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
+    "debug_barrier",
+    "dot",
+    "load",
+    "max_contiguous",
+    "store",
+]
+
+_OPTIONAL_COUNT = expect.optional(expect.integer(1))
+_OPTIONAL_WORD = expect.optional(expect.string)
+
+
+@expect.arguments(num_warps=_OPTIONAL_COUNT, num_stages=_OPTIONAL_COUNT)
+def CompilerParams(  # noqa: N802 - a class upstream
+    num_warps: int | None = None, num_stages: int | None = None
+) -> types.CompilerParams:
+    """Returns parameters under which the blocks of a `pallas_call` stay in GMEM.
+
+    Args:
+      num_warps: a hint that this compiler does not use: a block has one warpgroup, or
+        as many as `num_threads` of `pallas_call` says.
+      num_stages: a hint that this compiler does not use: nothing copies ahead of the
+        body's loads.
+
+    Raises:
+      ArgumentError, ArgumentTypeError: not a positive integer.
+    """
+    del num_warps, num_stages
+    return types.CompilerParams(block_memory_space=types.GMEM)
+
+
+@expect.arguments(
+    ref=expect.anything,
+    mask=expect.anything,
+    other=expect.anything,
+    cache_modifier=_OPTIONAL_WORD,
+    eviction_policy=_OPTIONAL_WORD,
+    volatile=expect.refused(False, "an atomic operation reads what others write"),
+)
+def load(
+    ref: Any,
+    *,
+    mask: Any = None,
+    other: Any = None,
+    cache_modifier: str | None = None,
+    eviction_policy: str | None = None,
+    volatile: bool = False,
+) -> jax.Array:
+    """Loads a reference into registers, also under a mask: `pallas_gpu.load`.
+
+    Args:
+      ref: SMEM or GMEM reference, or a part of one.
+      mask, other: as of `pallas_gpu.load`.
+      cache_modifier, eviction_policy: hints that this compiler does not use.
+      volatile: False; True is refused.
+
+    Returns:
+      An array of the reference's shape and dtype.
+
+    Raises:
+      KernelError and its classes: as `pallas_gpu.load`.
+      UnsupportedError: a volatile load.
+    """
+    del cache_modifier, eviction_policy, volatile
+    return registers.load(ref, mask=mask, other=other)
+
+
+@expect.arguments(
+    ref=expect.anything,
+    val=expect.anything,
+    mask=expect.anything,
+    eviction_policy=_OPTIONAL_WORD,
+)
+def store(
+    ref: Any, val: Any, *, mask: Any = None, eviction_policy: str | None = None
+) -> None:
+    """Stores an array to a reference, also under a mask: `pallas_gpu.store`.
+
+    Args:
+      ref: SMEM or GMEM reference, or a part of one.
+      val: of its shape and dtype; a scalar is broadcast.
+      mask: as of `pallas_gpu.store`.
+      eviction_policy: a hint that this compiler does not use.
+
+    Raises:
+      KernelError and its classes: as `pallas_gpu.store`.
+    """
+    del eviction_policy
+    registers.store(ref, (), val, mask=mask)
+
+
+def _update(name: str) -> Any:
+    operation = getattr(atomics, name)
+
+    def update(x_ref_or_view: Any, idx: Any, val: Any, *, mask: Any = None) -> Any:
+        ref = x_ref_or_view if idx is None else x_ref_or_view.at[idx]
+        return operation(ref, val, mask=mask)
+
+    update.__name__ = update.__qualname__ = name
+    update.__doc__ = f"""Updates elements, each at once: `pallas_gpu.{name}`.
+
+    Args:
+      x_ref_or_view: SMEM or GMEM reference, or a part of one.
+      idx: an index applied to it first; None: all of it.
+      val: of the selected shape and dtype.
+      mask: as of `pallas_gpu.{name}`.
+
+    Returns:
+      The old elements.
+
+    Raises:
+      KernelError and its classes: as `pallas_gpu.{name}`.
+    """
+    return update
+
+
+atomic_add = _update("atomic_add")
+atomic_and = _update("atomic_and")
+atomic_max = _update("atomic_max")
+atomic_min = _update("atomic_min")
+atomic_or = _update("atomic_or")
+atomic_xchg = _update("atomic_xchg")
+atomic_xor = _update("atomic_xor")
+
+
+def _precision(value: Any, what: str) -> Any:
+    """Accepts what JAX takes for the precision of a product."""
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    try:
+        jax.eval_shape(lambda a: jax.lax.dot(a, a, precision=value), one)
+    except Exception:
+        raise expect.wrong_type(
+            what, "a precision", "None, a string or a member of jax.lax.Precision",
+            value, 'write "highest" for the precision of float32',
+        ) from None  # fmt: skip
+    return value
+
+
+@expect.arguments(
+    a=value_rules.array,
+    b=value_rules.array,
+    trans_a=expect.boolean,
+    trans_b=expect.boolean,
+    allow_tf32=expect.optional(expect.boolean),
+    precision=_precision,
+)
+def dot(
+    a: jax.Array,
+    b: jax.Array,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    allow_tf32: bool | None = None,
+    precision: Any = None,
+) -> jax.Array:
+    """Multiplies two matrices: `jax.lax.dot_general`.
+
+    Args:
+      a, b: matrices.
+      trans_a, trans_b: whether to multiply their transposes.
+      allow_tf32: of float32: True for tf32, False for float32's precision.
+      precision: as of `jax.lax.dot_general`, in place of `allow_tf32`.
+
+    Returns:
+      A matrix of float32; of int32 for integers, and of float64 for float64.
+
+    Raises:
+      ShapeError: not two matrices that fit.
+      ArgumentError: both `allow_tf32` and `precision`.
+    """
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1 - trans_a] != b.shape[trans_b]:
+        raise errors.ShapeError(
+            "dot: not two matrices that fit",
+            expected="two dimensions, and one K",
+            got=f"shapes {a.shape} and {b.shape}, {trans_a=}, {trans_b=}",
+            hint="reshape them, or use jax.lax.dot_general",
+            where=_jax.where_now(),
+        )
+    if allow_tf32 is not None:
+        if precision is not None:
+            raise errors.ArgumentError(
+                "dot: allow_tf32 and precision",
+                expected="one of them",
+                got=f"{allow_tf32=}, {precision=}",
+                hint="leave allow_tf32 out",
+                where=_jax.where_now(),
+            )
+        precision = "high" if allow_tf32 else "highest"
+    kind = jnp.promote_types(a.dtype, b.dtype)
+    sums = jnp.float64 if kind == jnp.float64 else jnp.float32
+    return jax.lax.dot_general(
+        a,
+        b,
+        (((1 - trans_a,), (int(trans_b),)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.int32 if jnp.issubdtype(kind, jnp.integer) else sums,
+    )
+
+
+@expect.arguments(x=value_rules.array)
+def approx_tanh(x: jax.Array) -> jax.Array:
+    """Computes tanh; `pallas_gpu.CompilerParams(approx_math=True)` approximates it.
+
+    Args:
+      x: an array of float16, bfloat16 or float32.
+
+    Returns:
+      An array of the same shape and dtype.
+
+    Raises:
+      DTypeError: another dtype.
+    """
+    if x.dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
+        raise errors.DTypeError(
+            "approx_tanh: there is no approximation for this dtype",
+            expected="float16, bfloat16 or float32",
+            got=str(x.dtype),
+            hint="use jnp.tanh",
+            where=_jax.where_now(),
+        )
+    return jnp.tanh(x)
+
+
+def debug_barrier() -> None:
+    """Does nothing: a warpgroup synchronizes where operations exchange elements."""
+
+
+@expect.arguments(x=expect.anything, values=expect.anything)
+def max_contiguous(x: Any, values: Any) -> Any:
+    """Returns `x`: which elements are adjacent is found in the index itself.
+
+    Args:
+      x: indices.
+      values: a hint that this compiler does not use.
+
+    Returns:
+      `x`.
+    """
+    del values
+    return x
+
+
+# To a type checker this function would mean that every name exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        known = INSTEAD.get(name)
+        hint = "" if known is None else f"; instead: {known}"
+        raise AttributeError(
+            f"module 'pallas_gpu.triton' has no attribute {name!r}{hint}",
+            name=name,
+            obj=sys.modules[__name__],
+        )
