@@ -94,7 +94,8 @@ def load_im2col(
     pixel = ", ".join(f"${i + rank + 3}" for i in range(many))
     text = (
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col"
-        f".mbarrier::complete_tx::bytes [$0], [$1, {{{at}}}], [${rank + 2}], {{{pixel}}}"
+        ".mbarrier::complete_tx::bytes"
+        f" [$0], [$1, {{{at}}}], [${rank + 2}], {{{pixel}}}"
     )
     operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
     constraints = ["r", "l", *["r"] * rank, "r", *["h"] * many]
