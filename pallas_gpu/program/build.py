@@ -73,6 +73,7 @@ class _Builder:
     def __init__(self, jaxpr: Any):
         self._jaxpr, self._consts = opened(jaxpr)
         self._within = weakref.ref(self._jaxpr)
+        self._calls: tuple[Any, ...] = ()
         self._size = 0
         self._ops: list[Op] = []
 
@@ -97,20 +98,21 @@ class _Builder:
             call = CALLS.get(eqn.primitive.name)
             results: Sequence[Operand]
             if call is not None and call in eqn.params:
-                results = self._inline(eqn.params[call], ins)
+                results = self._inline(eqn, eqn.params[call], ins)
             elif eqn.primitive.name == "optimization_barrier":
                 results = ins
             else:
                 results = self._op(eqn, ins)
             names.update(zip(eqn.outvars, results, strict=True))
 
-    def _inline(self, called: Any, ins: tuple[Operand, ...]) -> list[Operand]:
+    def _inline(self, eqn: Any, called: Any, ins: tuple[Operand, ...]) -> list[Operand]:
         jaxpr, consts = opened(called)
         names: Names = dict(zip(jaxpr.invars, ins, strict=True))
         names.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
-        outer, self._within = self._within, weakref.ref(jaxpr)
+        outer = self._within, self._calls
+        self._within, self._calls = weakref.ref(jaxpr), (*self._calls, eqn)
         self._equations(jaxpr.eqns, names)
-        self._within = outer
+        self._within, self._calls = outer
         return [_read(v, names) for v in jaxpr.outvars]
 
     def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Value, ...]:
@@ -124,7 +126,7 @@ class _Builder:
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         op = Op(
             kind, eqn.primitive, ins, operands, results, params,
-            *_bodies(kind, eqn, ins), eqn, self._within,
+            *_bodies(kind, eqn, ins), eqn, self._calls, self._within,
         )  # fmt: skip
         self._ops.append(op)
         return results

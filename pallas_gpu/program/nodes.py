@@ -114,6 +114,7 @@ class Op:
         None for what the operation makes: counters, allocated memory.
       carries: of a loop: (input, result) of the last region that are one carry.
       equation: where it comes from.
+      calls: the calls around it that are inlined, outermost first.
       jaxpr: a weak reference to the jaxpr that has the equation: programs are kept as
         long as their jaxprs are.
     """
@@ -128,6 +129,7 @@ class Op:
     entries: tuple[tuple[Operand | None, ...], ...]
     carries: tuple[tuple[int, int], ...]
     equation: Any
+    calls: tuple[Any, ...]
     jaxpr: weakref.ref[_jax.Jaxpr]
 
     @property
@@ -136,8 +138,12 @@ class Op:
 
     @property
     def where(self) -> str | None:
-        """The user's line."""
-        return _jax.where(self.equation)
+        """The user's line, or that of the innermost call around it that has one.
+
+        Functions of jax.numpy are jitted: their equations have no line of the user's.
+        """
+        lines = (_jax.where(eqn) for eqn in (self.equation, *reversed(self.calls)))
+        return next((line for line in lines if line is not None), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -515,3 +515,19 @@ def test_a_pipeline_that_does_not_fit_its_kernel_is_refused(options):
         Specialized(copy, grid=(8,), max_concurrent_steps=2, **options)(*refs)  # HERE
 
     jax.eval_shape(launched(body, f32())(None), numbers())
+
+
+@refused
+def test_a_wait_in_a_pipeline_has_the_line_of_what_runs_the_pipeline():
+    def context(pipeline):
+        pipeline(jnp.int32(0))  # HERE
+
+    def never_released(_, x, o, barrier, carry):
+        o[...] = x[...]
+        return carry
+
+    body = pipelined(
+        never_released, compute_context=context, manual_consumed_barriers=True,
+        max_concurrent_steps=2,
+    )  # fmt: skip
+    body(None)(numbers())

@@ -54,9 +54,11 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
                 for out, value in zip(step.outs, result, strict=True):
                     env[out] = value
         elif kind is ControlStep:
-            thread.location = step.location
+            thread.location, around = step.location, thread.around
+            thread.around = (step.location, *around)
             ins = bound(step.op.inputs, env)
             results = yield from step.rule(thread, step, ins)
+            thread.around = around
             for out, value in zip(step.op.results, results, strict=True):
                 env[out.index] = value
         elif kind is FailStep:

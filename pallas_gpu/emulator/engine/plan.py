@@ -103,7 +103,7 @@ class _Builder:
             return FailStep(op.operands.error)
         if op.kind is not Kind.PLAIN:
             plans = tuple(map(_plan_of_region, op.regions))
-            return ControlStep(rule, op, plans, Location(op.equation))
+            return ControlStep(rule, op, plans, Location(op))
         if not op.equation.effects:
             # The rule of a primitive without effects is a function of its operands.
             self._count(*op.results)
@@ -114,7 +114,7 @@ class _Builder:
         return EffectStep(
             rule, op.operands, binder(op.operands), dict(op.params),
             tuple(s.index for s in op.results),
-            not op.primitive.multiple_results, Location(op.equation),
+            not op.primitive.multiple_results, Location(op),
         )  # fmt: skip
 
     def _count(self, *operands: Any) -> None:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.layouts.window import Sum
 from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Value
@@ -91,16 +91,16 @@ def bound(operands: Sequence[Operand], env: list[Any]) -> list[Any]:
 class Location:
     """The line of an operation, which is looked up when it is needed."""
 
-    __slots__ = ("_text", "eqn")
+    __slots__ = ("_text", "op")
 
-    def __init__(self, eqn: Any):
-        self.eqn = eqn
+    def __init__(self, op: Op):
+        self.op = op
         self._text: str | None = None
 
     @property
     def where(self) -> str | None:
         if self._text is None:
-            self._text = _jax.where(self.eqn)
+            self._text = self.op.where
         return self._text
 
 

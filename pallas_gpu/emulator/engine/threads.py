@@ -85,7 +85,8 @@ class Thread:
       clock: its vector clock.
       actor: its own number in clocks.
       generator, wait, done: for the scheduler.
-      location: the current equation.
+      location: the current operation.
+      around: those of the loops, branches and scopes around it, innermost first.
       state: state of families, such as streams of asynchronous work.
       alone: whether no other thread of its group shares memory with it.
       handover: of the phase that it has waited for last, if threads have arrived.
@@ -102,6 +103,7 @@ class Thread:
         self.wait: Wait | None = None
         self.done = False
         self.location: Location | None = None
+        self.around: tuple[Location, ...] = ()
         self.state: State = {}
         self.alone = alone
         self.handover: Handover | None = None
@@ -124,11 +126,12 @@ class Thread:
     def where(self) -> str | None:
         """Returns the current line of the kernel.
 
-        Equations of this package's own loops have none; a line of the kernel then
-        stands for them.
+        Operations of this package's own loops have none: the line of what is around
+        them stands for them, or one of the kernel.
         """
-        line = self.location.where if self.location is not None else None
-        return line or self.execution.default_line()
+        here = () if self.location is None else (self.location,)
+        lines = (location.where for location in (*here, *self.around))
+        return next(filter(None, lines), None) or self.execution.default_line()
 
     def release(self) -> ordering.Clock:
         """Returns the clock that an arrival releases, which excludes later work."""

@@ -141,7 +141,7 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
 @registry.register(get_global_p, registry.RuleKind.EMULATE)
 def _get_global(wg: Warpgroup, _: Any, **__: Any) -> list[Referent]:
     assert wg.location is not None
-    (var,) = wg.location.eqn.outvars
+    (var,) = wg.location.op.equation.outvars
     array = wg.cta.work[var]
     if isinstance(var.aval, types.SemaphoreRef):
         return [semaphore.of_launch(wg.cta, array, wg.location.where)]

@@ -28,7 +28,7 @@ def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
         wg.warps = [Warp(wg, number) for number in range(WARPS)]
     warps, threads, known = wg.warps, wg.group.threads, wg.release()
     for warp in warps:
-        warp.axis_name = step.params["axis_name"]
+        warp.axis_name, warp.around = step.params["axis_name"], wg.around
         body_run = evaluate.run(warp, body, [*ins, np.int32(warp.number)])
         warp.start(known, evaluate.guarded(warp, body_run), step.location)
     threads.extend(warps)
