@@ -169,7 +169,7 @@ ROWS = (
     ),
     Row(
         "a pixel of each window of images (im2col)",
-        (),
+        ("copy: im2col views",),
         ("copy_im2col",),
         f"{COPIES}/im2col::a_pixel_of_each_window",
         f"{COPIES}/im2col::the_instruction_adds_offsets_to_all_pixels",

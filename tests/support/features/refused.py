@@ -16,13 +16,6 @@ REFUSED = (
         "types/indexing::a_copy_takes_slices_of_stride_one",
     ),
     Refused(
-        "im2col tensor maps",
-        ("copy: im2col views",),
-        "AttributeError",
-        "the launcher's function encodes tiled maps alone; copy each row of a window",
-        "porting/table::names_of_other_languages_say_what_to_write",
-    ),
-    Refused(
         "a copy by TMA that exchanges the minor dimension",
         ("copy: transposed minor dimension",),
         "UnsupportedError",
