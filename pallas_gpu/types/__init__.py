@@ -42,7 +42,6 @@ from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
 from pallas_gpu.types.indexing import ds
-from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh, WarpMesh
 from pallas_gpu.types.not_values import conversion, not_a_value
 from pallas_gpu.types.params import (
@@ -67,6 +66,7 @@ from pallas_gpu.types.refs import (
 )
 from pallas_gpu.types.selection import select
 from pallas_gpu.types.spaces.memory_space import MemoryRef, MemorySpace, ScratchType
+from pallas_gpu.types.spaces.nvidia import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.spaces.resource import (
     Declaration,
     GmemArray,

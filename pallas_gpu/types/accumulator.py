@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.memory_space import REGS
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
+from pallas_gpu.types.spaces.nvidia import REGS
 from pallas_gpu.types.spaces.registers import Regs
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.

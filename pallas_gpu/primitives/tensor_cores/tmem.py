@@ -93,13 +93,7 @@ def async_load_tmem(
     who = "async_load_tmem"
     ops.require_space(src, types.TMEM, who, "the source")
     layout = check_layout(layout, who)
-
-    def load(view: types.RefView) -> jax.Array:
-        if types.has_parts(view):
-            return jnp.stack([load(view.at[i]) for i in range(len(view))])
-        return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
-
-    loaded = load(types.as_view(src))
+    loaded = _load(types.as_view(src), layout)
     if reduce is None:
         return loaded
     return loaded, _REDUCTIONS[reduce](loaded)
@@ -128,16 +122,22 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """
     who = "async_store_tmem"
     ops.require_space(ref, types.TMEM, who, "the destination")
-
-    def store(view: types.RefView, value: jax.Array) -> None:
-        if types.has_parts(view):
-            for i in range(len(view)):
-                store(view.at[i], value[i])
-            return
-        ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
-
     view = types.as_view(ref)
-    store(view, types.stored(value, view))
+    _store(view, types.stored(value, view))
+
+
+def _load(view: types.RefView, layout: Any) -> jax.Array:
+    if types.has_parts(view):
+        return jnp.stack([_load(view.at[i], layout) for i in range(len(view))])
+    return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
+
+
+def _store(view: types.RefView, value: jax.Array) -> None:
+    if types.has_parts(view):
+        for i in range(len(view)):
+            _store(view.at[i], value[i])
+        return
+    ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
 
 
 def places(view: types.RefView) -> dict[str, jax.Array]:
