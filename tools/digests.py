@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of the modules that tests lower: whether a refactoring changes emitted code.
+
+As a plugin of pytest it records the hash of every module that the compiler completes;
+equal modules have equal PTX and SASS. As a program it compares two records:
+
+    python -m pytest -q -p tools.digests --digests /tmp/before tests/ops tests/examples
+    python -m tools.digests /tmp/before /tmp/after
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pallas_gpu import compiler, errors
+from pallas_gpu.lowering.machine import Build
+from pallas_gpu.runtime import serialize
+
+# Name, target and digest of a module, and the first test of a process that lowered it.
+Record = dict[str, str]
+
+_record: Record = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--digests", type=Path, help="folder of the record of digests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("digests") is None:
+        raise pytest.UsageError("-p tools.digests needs --digests FOLDER")
+    stages = []
+    for stage in compiler.STAGES:
+        if stage.name == compiler.LOWERED:
+            stage = dataclasses.replace(stage, run=_recorded(stage.run))
+        stages.append(stage)
+    compiler.STAGES = tuple(stages)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    folder = config.getoption("digests")
+    if folder is not None and _record:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        (folder / f"{name}.json").write_text(json.dumps(_record, indent=0))
+
+
+def _recorded(run: Callable[[Build], Build]) -> Callable[[Build], Build]:
+    def stage(build: Build) -> Build:
+        build = run(build)
+        test = os.environ.get("PYTEST_CURRENT_TEST", "outside").rsplit(" ", 1)[0]
+        module = f"{build.name} {build.target.name} {_digest(build)}"
+        _record.setdefault(module, test)
+        return build
+
+    return stage
+
+
+def _digest(build: Build) -> str:
+    try:
+        return serialize.serialize(build.module, verify=False).hash.hex()[:16]
+    except errors.PallasGpuError as error:
+        return type(error).__name__
+
+
+def read(folder: Path) -> Record:
+    """Returns the record in a folder: for each module a test that lowered it."""
+    record: Record = {}
+    for path in sorted(folder.glob("*.json")):
+        record.update(json.loads(path.read_text()))
+    if not record:
+        raise SystemExit(f"no record of digests in {folder}")
+    return record
+
+
+def main() -> None:
+    """Prints the modules that only one record has; the exit status says if any is."""
+    parser = argparse.ArgumentParser(description="compare two records of digests")
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
+    options = parser.parse_args()
+    before, after = read(options.before), read(options.after)
+    gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+    for sign, record, modules in (("-", before, gone), ("+", after, new)):
+        for module in sorted(modules, key=lambda module: (record[module], module)):
+            print(sign, record[module], module)
+    print(f"{len(before)} and {len(after)} modules: {len(gone)} gone, {len(new)} new")
+    sys.exit(bool(gone or new))
+
+
+if __name__ == "__main__":
+    main()
