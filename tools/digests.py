@@ -4,7 +4,7 @@
 As a plugin of pytest it records the hash of every module that the compiler completes;
 equal modules have equal PTX and SASS. As a program it compares two records:
 
-    python -m pytest -q -p tools.digests --digests /tmp/before tests/ops tests/examples
+    python -m pytest -q -p tools.digests --digests=/tmp/before tests/ops tests/examples
     python -m tools.digests /tmp/before /tmp/after
 """
 
@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("digests") is None:
-        raise pytest.UsageError("-p tools.digests needs --digests FOLDER")
+        raise pytest.UsageError("-p tools.digests needs --digests=FOLDER")
     stages = []
     for stage in compiler.STAGES:
         if stage.name == compiler.LOWERED:
