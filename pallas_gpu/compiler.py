@@ -153,7 +153,7 @@ def _lowered(build: Build) -> Build:
     shell = hardware.launch(params, target, build.plan)
     with shell:
         state = hardware.state(params, target, build.plan, shell)
-        context.lower_jaxpr(state, params.jaxpr, hardware.prologue(state))
+        context.lower_region(state, region_of(params.jaxpr), hardware.prologue(state))
         hardware.epilogue(state)
     return build.replace(module=shell.module, launch=shell, plan=state.plan)
 

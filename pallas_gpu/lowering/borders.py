@@ -20,12 +20,13 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import errors
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, lower_jaxpr
+from pallas_gpu.lowering.context import KernelState, lower_region
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.program.nodes import Region
 
 # Returns a value in the form in which it crosses.
 Fit = Callable[[Any, vals.Packed], Any]
@@ -185,16 +186,16 @@ class Branch:
     layouts of the results.
     """
 
-    def __init__(self, kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]):
+    def __init__(self, kernel: KernelState, region: Region, args: Sequence[Any]):
         self._kernel = kernel
-        self._jaxpr = jaxpr
+        self._region = region
         self._args = args
         self._ahead: _Emitted | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to emit."""
-        return not self._jaxpr.eqns
+        return not self._region.ops
 
     def layout(self, i: int) -> Any:
         """Returns the layout of a result, None for one without a layout."""
@@ -220,7 +221,7 @@ class Branch:
     def _lower(self, staging: scf.ExecuteRegionOp | None = None) -> _Emitted:
         kernel = self._kernel
         before = dict(kernel.state)
-        results = lower_jaxpr(kernel, self._jaxpr, self._args)
+        results = lower_region(kernel, self._region, self._args)
         check_carry(results, "a branch")
         after, kernel.state = kernel.state, before
         return _Emitted(results, after, staging)

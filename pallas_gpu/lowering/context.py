@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context of a lowering rule, and the loop over equations."""
+"""The context of a lowering rule, and the loop over operations."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.grids.scheduling import publish_p
 from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
 from pallas_gpu.primitives.rows import gather_rows_p
+from pallas_gpu.program.build import opened
+from pallas_gpu.program.nodes import Constant, Op, Operand, Region, Value
 
 I32 = np.dtype(np.int32)
 
@@ -146,9 +148,9 @@ class KernelState:
         )
 
     @functools.cached_property
-    def jaxpr_numbers(self) -> walk.Numbers:
-        """Numbers of the kernel's jaxprs, as in the planner."""
-        return walk.number_jaxprs(self.params.jaxpr)
+    def places(self) -> dict[int, walk.Place]:
+        """The places of the equations, by their identity, as in the planner."""
+        return {id(site.eqn): site.place for site in walk.walk(self.params.jaxpr)}
 
     @functools.cached_property
     def declared_barriers(self) -> dict[_jax.Jaxpr, set[int]]:
@@ -183,19 +185,28 @@ class KernelState:
         """Returns a scalar that is known in advance."""
         return vals.constant(value, dtype)
 
-    def no_rule(self, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+    def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
-        return no_rule(self, eqn)
+        return no_rule(self, op)
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleContext:
-    """The context of one equation: kernel, equation, and the variables read later."""
+    """The context of one operation: kernel, operation, and the values read later."""
 
     kernel: KernelState
-    eqn: _jax.JaxprEqn
-    place: walk.Place
-    read: frozenset[Any] = frozenset()
+    op: Op
+    read: frozenset[Value] = frozenset()
+
+    @property
+    def eqn(self) -> _jax.JaxprEqn:
+        """The operation's equation."""
+        return self.op.equation
+
+    @property
+    def place(self) -> walk.Place:
+        """Identifies the equation among those of the kernel."""
+        return self.kernel.places[id(self.eqn)]
 
     @property
     def builder(self) -> mosaic_module.KernelBuilder:
@@ -210,7 +221,7 @@ class RuleContext:
     @property
     def out_aval(self) -> Any:
         """Type of the single result."""
-        return self.eqn.outvars[0].aval
+        return self.op.results[0].aval
 
     @property
     def approx_math(self) -> bool:
@@ -220,7 +231,7 @@ class RuleContext:
     @property
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
-        return self.eqn.outvars[0] in self.read
+        return self.op.results[0] in self.read
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
@@ -328,88 +339,79 @@ def _scaled(index: Any, factor: int) -> Any:
     return arith.muli(index, mosaic_module.current().i32(factor))
 
 
-# --- the equation loop ----------------------------------------------------------------
+# --- the operation loop ---------------------------------------------------------------
 
 
-def lower_jaxpr(
-    kernel: Any,
-    jaxpr: _jax.Jaxpr,
-    args: Sequence[Any],
-    consts: Sequence[Any] = (),
-) -> list[Any]:
-    """Lowers the equations of a jaxpr in order; returns its results.
+def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
+    """Lowers the operations of a region in order; returns its results.
 
     Args:
       kernel: the state of the machine, a `machine.State`.
-      args: values of the jaxpr's arguments.
-      consts: scalars that it closes over, as JAX or NumPy arrays of shape ().
+      args: values of the region's inputs.
     """
-    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    for var, const in zip(jaxpr.constvars, consts, strict=True):
-        env[var] = _scalar(kernel, const, var.aval)
+    env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
 
-    def read(atom: Any) -> Any:
-        if isinstance(atom, _jax.Literal):
-            return _scalar(kernel, atom.val, atom.aval)
-        return env[atom]
+    def read(operand: Operand) -> Any:
+        if isinstance(operand, Constant):
+            return _constant(kernel, operand)
+        return env[operand]
 
     used = frozenset(
-        v
-        for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
-        for v in atoms
-        if not isinstance(v, _jax.Literal)
+        x
+        for operands in (*(op.inputs for op in region.ops), region.results)
+        for x in operands
+        if isinstance(x, Value)
     )
     rules = kernel.rules
-    number = kernel.jaxpr_numbers[jaxpr]
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
     caller = kernel.where
-    for i, eqn in enumerate(jaxpr.eqns):
-        rule = rules.get(eqn.primitive)
+    for op in region.ops:
+        rule = rules.get(op.primitive)
         if rule is None:
-            raise kernel.no_rule(eqn).with_location(_jax.where(eqn))
-        # Calls of JAX's functions have no lines inside.
-        kernel.where = lambda eqn=eqn: _jax.where(eqn) or caller()
+            raise kernel.no_rule(op).with_location(op.where)
+        kernel.where = lambda op=op: op.where or caller()
         try:
-            with _location(eqn, around) if keeps_lines else around:
-                ctx = RuleContext(kernel, eqn, (number, i), used)
-                results = rule(ctx, *map(read, eqn.invars))
+            with _location(op, around) if keeps_lines else around:
+                ctx = RuleContext(kernel, op, used)
+                results = rule(ctx, *map(read, op.inputs))
         except errors.PallasGpuError as error:
-            raise error.with_location(_jax.where(eqn)) from None
-        if not eqn.primitive.multiple_results:
+            raise error.with_location(op.where) from None
+        if not op.primitive.multiple_results:
             results = [results]
-        for var, result in zip(eqn.outvars, results, strict=True):
-            env[var] = result
+        env.update(zip(op.results, results, strict=True))
     kernel.where = caller
-    return [read(v) for v in jaxpr.outvars]
+    return [read(x) for x in region.results]
 
 
-def _scalar(kernel: State, constant: Any, aval: Any) -> Any:
-    value = np.asarray(constant)
-    if value.shape:
-        raise errors.InternalError(f"an array constant of shape {value.shape}")
-    return kernel.constant(value.item(), vals.numpy_dtype(aval))
+def _constant(kernel: State, constant: Constant) -> Any:
+    if constant.shape:
+        raise errors.InternalError(f"an array constant of shape {constant.shape}")
+    return kernel.constant(constant.value.item(), constant.dtype)
 
 
-def _location(eqn: _jax.JaxprEqn, around: ir.Location) -> ir.Location:
-    place = _jax.file_and_line(eqn)
-    return around if place is None else ir.Location.file(place[0], place[1], 0)
+def _location(op: Op, around: ir.Location) -> ir.Location:
+    for eqn in (op.equation, *reversed(op.calls)):
+        place = _jax.file_and_line(eqn)
+        if place is not None:
+            return ir.Location.file(place[0], place[1], 0)
+    return around
 
 
-def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
     """Returns the error for a primitive without a rule."""
-    name = eqn.primitive.name
+    name = op.name
     semantics = kernel.params.compiler_params.lowering_semantics.name
     gap = registry.KNOWN_GAPS.get((name, kernel.semantics.rule_kind))
     return errors.UnsupportedError(
         f"{name} is not supported under {semantics} semantics on {kernel.target.name}",
         got=gap,
         hint="see docs/coverage.md for what each semantics supports",
-        where=_jax.where(eqn),
+        where=op.where,
     )
 
 
-def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+def state_keys(kernel: KernelState, body: Any, args: Sequence[Any]) -> list[Any]:
     """Returns the register state that a body may use.
 
     These are the barriers and accumulators among its arguments, and the barriers that
@@ -417,7 +419,7 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {key for a in args if isinstance(a, stateful) for key in a.keys}
-    keys |= kernel.declared_barriers.get(jaxpr, set())
+    keys |= kernel.declared_barriers.get(opened(body)[0], set())
     return [key for key in kernel.state if key in keys]
 
 

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, errors, walk
+from pallas_gpu import arch, errors
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.program.nodes import Op
 
 
 class Plan(Protocol):
@@ -54,17 +55,13 @@ class State(Protocol):
         """The rule of each primitive: `rule(context, *operands)`."""
 
     @property
-    def jaxpr_numbers(self) -> walk.Numbers:
-        """The number of each jaxpr of the kernel, which identifies equations."""
-
-    @property
     def keeps_lines(self) -> bool:
         """Whether operations carry the lines of their equations."""
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
 
-    def no_rule(self, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+    def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
 
 

@@ -99,8 +99,6 @@ class _Builder:
             results: Sequence[Operand]
             if call is not None and call in eqn.params:
                 results = self._inline(eqn, eqn.params[call], ins)
-            elif eqn.primitive.name == "optimization_barrier":
-                results = ins
             else:
                 results = self._op(eqn, ins)
             names.update(zip(eqn.outvars, results, strict=True))

@@ -90,6 +90,8 @@ class Flow[F]:
 
     def _follow(self, op: Op, operands: Sequence[F]) -> Sequence[F]:
         match op.kind:
+            case Kind.PLAIN if op.name == "optimization_barrier":
+                return operands
             case Kind.PLAIN:
                 return self.results(op, operands)
             case Kind.FOR | Kind.WHILE:

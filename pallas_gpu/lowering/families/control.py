@@ -10,11 +10,11 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.borders import Border, Branch, StateBorder
-from pallas_gpu.lowering.context import RuleContext, lower_jaxpr, state_keys
+from pallas_gpu.lowering.context import RuleContext, lower_region, state_keys
 from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
 from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
 from pallas_gpu.lowering.inference.network import Key, Network, Variable
@@ -32,21 +32,10 @@ _MAX_WEIGHT = MAX_TRIPS**4
 # --- calls ----------------------------------------------------------------------------
 
 
-@uniform("jit")
-def _jit(ctx: RuleContext, *args, jaxpr=None):
-    return _call(ctx, ctx.eqn.params["jaxpr"], args)
-
-
 @uniform("platform_index")
 def _platform_index(ctx: RuleContext) -> Any:
     """`lax.platform_dependent`: a branch on a constant."""
     return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
-
-
-@uniform("checkpoint")
-def _checkpoint(ctx: RuleContext, *args):
-    """`jax.checkpoint`: a kernel has no backward pass that could recompute."""
-    return _call(ctx, ctx.eqn.params["jaxpr"], args)
 
 
 @uniform("name")
@@ -55,23 +44,13 @@ def _name(ctx: RuleContext, x):
     return x
 
 
-@uniform("custom_jvp_call")
-def _custom_jvp(ctx: RuleContext, *args):
-    return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
+def _inlined(ctx: RuleContext, *args):
+    raise errors.InternalError(f"{ctx.op.name} is not inlined")
 
 
-@uniform("custom_vjp_call")
-def _custom_vjp(ctx: RuleContext, *args):
-    return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
-
-
-def _call(ctx: RuleContext, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    consts = jaxpr.consts if isinstance(jaxpr, _jax.ClosedJaxpr) else ()
-    return lower_jaxpr(ctx.kernel, _open(jaxpr), args, consts)
-
-
-def _open(jaxpr: Any) -> _jax.Jaxpr:
-    return jaxpr.jaxpr if isinstance(jaxpr, _jax.ClosedJaxpr) else jaxpr
+# Their bodies are part of the program that calls them.
+for _call in ("jit", "checkpoint", "custom_jvp_call", "custom_vjp_call"):
+    uniform(_call)(_inlined)
 
 
 # --- loops ----------------------------------------------------------------------------
@@ -83,18 +62,18 @@ def _scan(ctx: RuleContext, *args):
     n_consts, _ = _jax.scan_arity(params)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
     borders.check_carry(carry, "a loop")
-    kernel, body = ctx.kernel, _open(params["jaxpr"])
+    kernel, (body,) = ctx.kernel, ctx.op.regions
     length, unroll = params["length"], int(params["unroll"])
 
     def steps(values: list[Any]) -> list[Any]:
         for _ in range(unroll):
-            values = lower_jaxpr(kernel, body, [*consts, *values])
+            values = lower_region(kernel, body, [*consts, *values])
         return values
 
     if length == unroll:
         return steps(carry)
     carry = borders.place_carry(kernel, carry, steps)
-    keys = state_keys(kernel, body, consts)
+    keys = state_keys(kernel, params["jaxpr"], consts)
     border = StateBorder(kernel, keys, borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
@@ -115,14 +94,14 @@ def _while(ctx: RuleContext, *args):
     carry = list(args[n_cond + n_body :])
     borders.check_carry(carry, "a while loop")
     kernel = ctx.kernel
-    cond, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
+    cond, body = ctx.op.regions
 
     def step(values: list[Any]) -> list[Any]:
-        return lower_jaxpr(kernel, body, [*body_consts, *values])
+        return lower_region(kernel, body, [*body_consts, *values])
 
     carry = borders.place_carry(kernel, carry, step)
-    touched = {*state_keys(kernel, body, body_consts)}
-    touched |= {*state_keys(kernel, cond, cond_consts)}
+    touched = {*state_keys(kernel, params["body_jaxpr"], body_consts)}
+    touched |= {*state_keys(kernel, params["cond_jaxpr"], cond_consts)}
     keys = [key for key in kernel.state if key in touched]
     border = StateBorder(kernel, keys, borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
@@ -133,7 +112,7 @@ def _while(ctx: RuleContext, *args):
     after = loop.after.blocks.append(*kinds)
     with ir.InsertionPoint(before):
         values = border.unpack(before.arguments)
-        (proceed,) = lower_jaxpr(kernel, cond, [*cond_consts, *values])
+        (proceed,) = lower_region(kernel, cond, [*cond_consts, *values])
         scf.condition(vals.scalar_value(proceed), border.pack(values))
     with ir.InsertionPoint(after):
         scf.yield_(border.pack(step(border.unpack(after.arguments))))
@@ -146,12 +125,11 @@ def _while(ctx: RuleContext, *args):
 @uniform("cond")
 def _cond(ctx: RuleContext, index, *args):
     kernel = ctx.kernel
-    bodies = [_open(b) for b in ctx.eqn.params["branches"]]
     touched: set[Any] = set()
-    for body in bodies:
+    for body in ctx.eqn.params["branches"]:
         touched |= {*state_keys(kernel, body, args)}
     keys = [key for key in kernel.state if key in touched]
-    branches = [Branch(kernel, body, args) for body in bodies]
+    branches = [Branch(kernel, body, args) for body in ctx.op.regions]
     border = StateBorder(kernel, keys, _branch_results(ctx, branches))
     choice = vals.scalar_value(index)
     return border.unpack(_emit_choice(choice, branches, border))

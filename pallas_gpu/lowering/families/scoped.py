@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import nvvm
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
-from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
+from pallas_gpu.lowering.context import RuleContext, lower_region
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
@@ -41,7 +41,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
             nvvm.barrier()
     elif ctx.place in kernel.meets:
         mbarrier.synchronize()
-    results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
+    results = lower_region(kernel, ctx.op.regions[0], [*captured, *handles])
     kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):

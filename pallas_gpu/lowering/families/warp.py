@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.lowering.context import I32, RuleContext, lower_jaxpr
+from pallas_gpu.lowering.context import I32, RuleContext, lower_region
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import elementwise, logical, mbarrier
 from pallas_gpu.primitives.warp import warp_map_p
@@ -37,7 +37,7 @@ def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
     # Each warp has a stack of its own.
     block_top, ctx.kernel.smem_top_bytes = ctx.kernel.smem_top_bytes, 0
     with ctx.builder.in_warp(), _marked(ctx):
-        lower_jaxpr(ctx.kernel, ctx.eqn.params["jaxpr"], [*captured, number])
+        lower_region(ctx.kernel, ctx.op.regions[0], [*captured, number])
     ctx.kernel.smem_top_bytes = block_top
     axes.pop(name, None)
     mbarrier.warpgroup_barrier()

@@ -23,11 +23,17 @@ def functions(eqn: Any) -> list[Callable[..., Any]] | None:
 
     None if the operation is not a pure one that kernels support.
     """
+    if eqn.primitive.name == "optimization_barrier":
+        return [_operand(i) for i in range(len(eqn.outvars))]
     kinds = (registry.RuleKind.COMPOSITE, registry.RuleKind.LANE)
     supported = any(registry.rule(eqn.primitive, kind) for kind in kinds)
     if eqn.effects or not supported:
         return None
     return [_function(eqn, i) for i in range(len(eqn.outvars))]
+
+
+def _operand(i: int) -> Callable[..., Any]:
+    return lambda *operands: operands[i]
 
 
 def _function(eqn: Any, i: int) -> Callable[..., Any]:
