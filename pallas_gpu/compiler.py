@@ -152,7 +152,7 @@ def _lowered(build: Build) -> Build:
     hardware = machine.machine_of(target)
     shell = hardware.launch(params, target, build.plan)
     with shell:
-        state = hardware.state(params, target, build.plan, shell)
+        state = hardware.state(params, target, build.plan, shell, build.assignment)
         context.lower_region(state, region_of(params.jaxpr), hardware.prologue(state))
         hardware.epilogue(state)
     return build.replace(module=shell.module, launch=shell, plan=state.plan)
@@ -200,6 +200,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("fences", fence_smem),
     Stage("ranges", find_ranges),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
+    Stage("assign", machine_pass("assign")),
     Stage(
         "rules",
         lower_equations,

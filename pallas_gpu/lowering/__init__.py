@@ -2,6 +2,6 @@
 """Lowers a jaxpr to Mosaic GPU MLIR; importing it registers the rules."""
 
 from pallas_gpu.lowering import families, launch
-from pallas_gpu.lowering.semantics import lane, warpgroup
+from pallas_gpu.lowering.semantics import assigned, lane, warpgroup
 
 __all__ = ["families", "lane", "launch", "warpgroup"]

@@ -21,12 +21,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.registers.placement import describe
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, lower_region
+from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.program.nodes import Region
 
 # Returns a value in the form in which it crosses.
 Fit = Callable[[Any, vals.Packed], Any]
@@ -69,8 +68,8 @@ class StateBorder:
         self._kernel = kernel
         self._keys = list(keys)
         state = specs_of([kernel.state[key] for key in keys])
-        match = functools.partial(_match, kernel)
-        self._border = Border((*state, *specs), match)
+        fit = functools.partial(_fit, kernel)
+        self._border = Border((*state, *specs), fit)
 
     @property
     def types(self) -> list[ir.Type]:
@@ -95,15 +94,23 @@ def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
     return [vals.pack(value)[1] for value in values]
 
 
-def _match(kernel: KernelState, value: Any, spec: vals.Packed) -> Any:
-    """Returns a value in the layout of a border."""
+def _fit(kernel: KernelState, value: Any, spec: vals.Packed) -> Any:
     if spec.layout is None or not isinstance(value, regs.Array):
         return value
-    value = agreement.in_layout(kernel, value, spec.layout)
+    return kernel.semantics.fit(kernel, value, spec.layout)
+
+
+def match(kernel: KernelState, value: Any, layout: Placement) -> Any:
+    """Returns a value in the layout of a border.
+
+    Raises:
+      LayoutError: the author has chosen another one.
+    """
+    value = agreement.in_layout(kernel, value, layout)
     if isinstance(value, regs.Deferred):
-        return value.materialize(spec.layout)
-    if value.layout != spec.layout:
-        before, after = describe(spec.layout), describe(value.layout)
+        return value.materialize(layout)
+    if value.layout != layout:
+        before, after = describe(layout), describe(value.layout)
         raise errors.LayoutError(
             "a loop or a branch changes the layout of an array",
             expected=before,
@@ -186,22 +193,22 @@ class Branch:
     layouts of the results.
     """
 
-    def __init__(self, kernel: KernelState, region: Region, args: Sequence[Any]):
-        self._kernel = kernel
-        self._region = region
+    def __init__(self, ctx: RuleContext, i: int, args: Sequence[Any]):
+        self._ctx, self._i = ctx, i
+        self._kernel = ctx.kernel
         self._args = args
         self._ahead: _Emitted | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to emit."""
-        return not self._region.ops
+        return not self._ctx.op.regions[self._i].ops
 
     def layout(self, i: int) -> Any:
         """Returns the layout of a result, None for one without a layout."""
         if self._ahead is None:
             staging = scf.ExecuteRegionOp([])
-            with ir.InsertionPoint(staging.regions[0].blocks.append()):
+            with self._kernel.in_block(staging.regions[0].blocks.append()):
                 self._ahead = self._lower(staging)
         return getattr(self._ahead.results[i], "layout", None)
 
@@ -209,7 +216,7 @@ class Branch:
         """Emits the body and its terminator into a block."""
         kernel = self._kernel
         before = dict(kernel.state)
-        with ir.InsertionPoint(block):
+        with kernel.in_block(block):
             body = self._ahead or self._lower()
             if body.staging is not None:
                 move_operations(body.staging.regions[0].blocks[0], block)
@@ -221,7 +228,7 @@ class Branch:
     def _lower(self, staging: scf.ExecuteRegionOp | None = None) -> _Emitted:
         kernel = self._kernel
         before = dict(kernel.state)
-        results = lower_region(kernel, self._region, self._args)
+        results = self._ctx.run(self._i, self._args)
         check_carry(results, "a branch")
         after, kernel.state = kernel.state, before
         return _Emitted(results, after, staging)

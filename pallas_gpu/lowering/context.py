@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -63,6 +64,10 @@ class KernelState:
         while code is emitted.
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
+      layouts: the inferred layouts; None where the author determines them.
+      path: the regions around the operation that is lowered, as in `layouts`.
+      moved: for each open block the arrays that were moved to another layout there: a
+        block's values are not visible after its end.
     """
 
     params: CallParams
@@ -77,6 +82,9 @@ class KernelState:
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
     where: Callable[[], str | None] = lambda: None
+    layouts: Any = None
+    path: tuple[tuple[Op, int, int], ...] = ()
+    moved: list[dict[Any, Any]] = dataclasses.field(default_factory=lambda: [{}])
 
     @functools.cached_property
     def arrival_scope(self) -> cluster.MemoryScope:
@@ -169,6 +177,8 @@ class KernelState:
     @functools.cached_property
     def semantics(self) -> protocol.Semantics:
         """The call's semantics."""
+        if self.layouts is not None:
+            return protocol.inferred(self.layouts)
         return protocol.of(self.params.compiler_params.lowering_semantics)
 
     @property
@@ -181,6 +191,20 @@ class KernelState:
         """The rule of each primitive under the kernel's semantics."""
         return registry.rules(self.semantics.rule_kind)
 
+    @contextlib.contextmanager
+    def in_block(self, block: Any) -> Iterator[None]:
+        """Emits at the end of a block."""
+        self.moved.append({})
+        with ir.InsertionPoint(block):
+            yield
+        self.moved.pop()
+
+    def finished(self, ctx: RuleContext, results: Sequence[Any]) -> Sequence[Any]:
+        """Returns the results of a rule in their assigned layouts."""
+        if self.layouts is None:
+            return results
+        return [self.semantics.result(ctx, x, i) for i, x in enumerate(results)]
+
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
         return vals.constant(value, dtype)
@@ -192,11 +216,17 @@ class KernelState:
 
 @dataclasses.dataclass(frozen=True)
 class RuleContext:
-    """The context of one operation: kernel, operation, and the values read later."""
+    """The context of one operation.
+
+    Attributes:
+      kernel: the kernel that is lowered.
+      op: the operation.
+      users: for each value of its region what reads it; None is the region's end.
+    """
 
     kernel: KernelState
     op: Op
-    read: frozenset[Value] = frozenset()
+    users: Mapping[Value, Sequence[Op | None]]
 
     @property
     def eqn(self) -> _jax.JaxprEqn:
@@ -231,7 +261,37 @@ class RuleContext:
     @property
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
-        return self.op.results[0] in self.read
+        return bool(self.users[self.op.results[0]])
+
+    # --- layouts ----------------------------------------------------------------------
+
+    def operand(self, x: Any, slot: Any = 0) -> Any:
+        """Returns an operand in the layout that inference has assigned, if it has.
+
+        Args:
+          slot: which operand, as in the relation of the primitive.
+        """
+        return self.kernel.semantics.operand(self, x, slot)
+
+    def placed(self, x: Any, slot: Any = 0) -> regs.RegisterArray:
+        """As `operand`, materialized in registers."""
+        return self.kernel.semantics.placed(self, x, slot)
+
+    def result(self, x: Any, slot: Any) -> Any:
+        """Returns an intermediate result in its assigned layout."""
+        return self.kernel.semantics.result(self, x, slot)
+
+    def run(self, i: int, args: Sequence[Any], copy: int = 0) -> list[Any]:
+        """Lowers a region of the operation; returns its results.
+
+        Args:
+          copy: which copy of an unrolled body.
+        """
+        kernel, outer = self.kernel, self.kernel.path
+        kernel.path = (*outer, (self.op, i, copy))
+        results = lower_region(kernel, self.op.regions[i], args)
+        kernel.path = outer
+        return results
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:
@@ -356,12 +416,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             return _constant(kernel, operand)
         return env[operand]
 
-    used = frozenset(
-        x
-        for operands in (*(op.inputs for op in region.ops), region.results)
-        for x in operands
-        if isinstance(x, Value)
-    )
+    users = _users(region)
     rules = kernel.rules
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
@@ -373,15 +428,25 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
         kernel.where = lambda op=op: op.where or caller()
         try:
             with _location(op, around) if keeps_lines else around:
-                ctx = RuleContext(kernel, op, used)
+                ctx = RuleContext(kernel, op, users)
                 results = rule(ctx, *map(read, op.inputs))
+                if not op.primitive.multiple_results:
+                    results = [results]
+                results = kernel.finished(ctx, results)
         except errors.PallasGpuError as error:
             raise error.with_location(op.where) from None
-        if not op.primitive.multiple_results:
-            results = [results]
         env.update(zip(op.results, results, strict=True))
     kernel.where = caller
     return [read(x) for x in region.results]
+
+
+def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
+    users: dict[Value, list[Op | None]] = collections.defaultdict(list)
+    for op in (*region.ops, None):
+        for x in region.results if op is None else op.inputs:
+            if isinstance(x, Value):
+                users[x].append(op)
+    return users
 
 
 def _constant(kernel: State, constant: Constant) -> Any:

@@ -11,10 +11,12 @@ from typing import Any
 from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import expansion, inference
+from pallas_gpu.lowering import expansion, inference, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.inference import collect
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier, smem
@@ -23,6 +25,7 @@ from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives._accesses import reaches_other_ctas
 from pallas_gpu.primitives.grids import griddepcontrol
+from pallas_gpu.program.build import region_of
 
 
 class Nvidia:
@@ -34,6 +37,7 @@ class Nvidia:
         # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
         # those that process the finished module.
         self.passes: dict[str, Pass] = {
+            "assign": assign_layouts,
             "layouts": infer_layouts,
             "expand": expand,
             "host": lower_host_work,
@@ -69,9 +73,10 @@ class Nvidia:
         target: arch.GpuTarget,
         plan: resources.Plan,
         launch: KernelBuilder,
+        layouts: Any = None,
     ) -> KernelState:
         """Returns a state without registers and axes."""
-        return KernelState(params, target, launch, plan, {})
+        return KernelState(params, target, launch, plan, {}, layouts=layouts)
 
     def prologue(self, state: KernelState) -> Sequence[Any]:
         """Emits the positions on the axes and the initialisation of the barriers."""
@@ -139,13 +144,64 @@ def infers_layouts(build: Build) -> bool:
     return build.target.machine == NVIDIA.name and "layouts" in semantics.stages
 
 
+def assign_layouts(build: Build) -> Build:
+    """Infers the layouts of the arrays of a program.
+
+    Raises:
+      LayoutError: no assignment satisfies all operations.
+    """
+    region = region_of(build.params.jaxpr)
+    import os
+    if os.environ.get("PG_OLD") or not infers_layouts(build) or not collect.supports(region):
+        return build
+    params = build.params
+    network = collect.collect(
+        region,
+        [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
+        dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
+        free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
+        lead=lambda var: params.lead(workspace.array(params, var)),
+        approx_math=params.compiler_params.approx_math,
+    )
+    warpgroups = params.mesh.warpgroups
+    layouts = inference.infer_program(
+        network,
+        scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
+        free_bytes=build.plan.scratch_free_bytes // warpgroups,
+        byte_matrices=smem.has_byte_matrices(_gpu(build.target).compute_capability),
+    )
+    plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)
+    return build.replace(assignment=layouts, plan=plan)
+
+
+def _gmem_array(params: CallParams, i: int) -> collect.Memory:
+    """Returns what inference knows of an operand or a result."""
+    aval = params.jaxpr.invars[i].aval
+    lead = tuple(size for _, size in _levels(params, i))
+    shape, number = (*lead, *aval.shape), inference.digest("buffer", str(i))
+    bits = collect.memory_bits(aval.dtype)
+    return collect.Memory(
+        types.GMEM, shape, bits, len(lead), lambda: number, "GMEM array", None
+    )
+
+
+def _levels(params: CallParams, i: int) -> list[tuple[int, int]]:
+    """Returns level and size of the batch axes that an operand or a result has."""
+    is_input = i < params.num_inputs
+    return [
+        (level, axis.size)
+        for level, axis in enumerate(params.batch)
+        if not is_input or axis.batched[i]
+    ]
+
+
 def infer_layouts(build: Build) -> Build:
     """Infers the layouts of the arrays in a warpgroup-level module.
 
     Raises:
       LayoutError: no assignment satisfies all operations.
     """
-    if not infers_layouts(build):
+    if not infers_layouts(build) or build.assignment is not None:
         return build
     warpgroups = build.params.mesh.warpgroups
     with build.module.context:
@@ -307,11 +363,7 @@ def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:
     """Returns the part of an operand or a result at the block's batch position."""
     params = kernel.params
     var, is_input = params.jaxpr.invars[i], i < params.num_inputs
-    levels = [
-        (kernel.axes["batch", level], axis.size)
-        for level, axis in enumerate(params.batch)
-        if not is_input or axis.batched[i]
-    ]
+    levels = [(kernel.axes["batch", level], size) for level, size in _levels(params, i)]
     shape = (*(size for _, size in levels), *var.aval.shape)
     lead = tuple(index for index, _ in levels)
     buffer = i if is_input else i + len(params.work_operands)

@@ -58,6 +58,9 @@ class State(Protocol):
     def keeps_lines(self) -> bool:
         """Whether operations carry the lines of their equations."""
 
+    def finished(self, ctx: Any, results: Sequence[Any]) -> Sequence[Any]:
+        """Returns the results of a rule as they are used."""
+
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
 
@@ -87,7 +90,12 @@ class Machine[PlanT: Plan, LaunchT: Launch, StateT: State](Protocol):
         """Returns the launch of the kernel, without a body."""
 
     def state(
-        self, params: CallParams, target: Any, plan: PlanT, launch: LaunchT
+        self,
+        params: CallParams,
+        target: Any,
+        plan: PlanT,
+        launch: LaunchT,
+        layouts: Any = None,
     ) -> StateT:
         """Returns the initial state of the rules; the launch is open."""
 
@@ -115,6 +123,7 @@ class Build:
       module: from the stage `rules` on.
       launch: the launch that has built this module, if available.
       layouts: the result of the stage `layouts`, where it infers any.
+      assignment: that of the stage `assign`.
       serialized: the module as bytes, from the stage `serialize` on.
       compiled: the machine code and its statistics, from the stage `compile` on.
     """
@@ -125,6 +134,7 @@ class Build:
     module: Any = None
     launch: Any = None
     layouts: Any = None
+    assignment: Any = None
     serialized: Any = None
     compiled: Any = None
 

@@ -32,6 +32,17 @@ def uniform(primitive: Any) -> Decorator:
     return lambda rule: by_lane(by_warpgroup(rule))
 
 
+def relates(*primitives: Any) -> Decorator:
+    """Returns a decorator that registers the layout relation of some primitives."""
+
+    def enter(rule: Callable) -> Callable:
+        for primitive in primitives:
+            register(find_primitive(primitive), RuleKind.RELATION)(rule)
+        return rule
+
+    return enter
+
+
 def infers(*names: str) -> Decorator:
     """Returns a decorator that registers the infer rule of MLIR operations."""
     return _enter(RuleKind.INFER, names)

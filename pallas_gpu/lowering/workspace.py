@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 
@@ -20,15 +22,20 @@ def handle(kernel: KernelState, key: Hashable) -> vals.GmemHandle:
       key: that of its `WorkArray`.
     """
     params = kernel.params
-    keys = [work.key for work in params.workspace]
-    if key not in keys:
-        raise errors.InternalError(f"the launch adds no array {key}")
-    position = keys.index(key)
-    work = params.workspace[position]
+    work = array(params, key)
+    position = params.workspace.index(work)
     buffer = len(params.jaxpr.invars) + len(params.work_operands) + position
     shape = (*params.lead(work), *work.array.shape)
     lead = tuple(kernel.axes[axis] for axis in _axes(kernel, work.array.sharing))
     return vals.GmemHandle(buffer, shape, np.dtype(work.array.dtype), lead)
+
+
+def array(params: CallParams, key: Hashable) -> Any:
+    """Returns the `WorkArray` of a key."""
+    found = next((work for work in params.workspace if work.key == key), None)
+    if found is None:
+        raise errors.InternalError(f"the launch adds no array {key}")
+    return found
 
 
 def _axes(kernel: KernelState, sharing: types.Sharing) -> list[Hashable]:

@@ -36,6 +36,7 @@ class RuleKind(enum.Enum):
     WARPGROUP = "warpgroup"
     INFER = "infer"
     EXPAND = "expand"
+    RELATION = "relation"
     COMPOSITE = "composite"
 
     # That of `Enum` is a function in Python: a kernel looks up thousands of rules.

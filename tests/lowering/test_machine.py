@@ -93,6 +93,9 @@ class Beads:
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
         return {_jax.get_p: _load, _jax.swap_p: _store, lax.add_p: _add}
 
+    def finished(self, ctx: Any, results: Sequence[Any]) -> Sequence[Any]:
+        return results
+
     def constant(self, value: Any, dtype: Any) -> Any:
         type_ = ir.F32Type.get() if dtype == np.float32 else ir.IndexType.get()
         return arith.constant(type_, value)
@@ -135,7 +138,12 @@ class Abacus:
         return Function(params.name, plan.used)
 
     def state(
-        self, params: CallParams, target: AbacusTarget, plan: Words, launch: Function
+        self,
+        params: CallParams,
+        target: AbacusTarget,
+        plan: Words,
+        launch: Function,
+        layouts: Any = None,
     ) -> Beads:
         return Beads(plan, launch)
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.borders import Border, Branch, StateBorder
-from pallas_gpu.lowering.context import RuleContext, lower_region, state_keys
+from pallas_gpu.lowering.context import RuleContext, state_keys
 from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
+from pallas_gpu.lowering.inference.collect import Node, Symbol, inside
 from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
 from pallas_gpu.lowering.inference.network import Key, Network, Variable
-from pallas_gpu.lowering.rules import expands, infers, uniform
+from pallas_gpu.lowering.rules import expands, infers, relates, uniform
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
@@ -62,17 +64,17 @@ def _scan(ctx: RuleContext, *args):
     n_consts, _ = _jax.scan_arity(params)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
     borders.check_carry(carry, "a loop")
-    kernel, (body,) = ctx.kernel, ctx.op.regions
+    kernel = ctx.kernel
     length, unroll = params["length"], int(params["unroll"])
 
     def steps(values: list[Any]) -> list[Any]:
-        for _ in range(unroll):
-            values = lower_region(kernel, body, [*consts, *values])
+        for copy in range(unroll):
+            values = ctx.run(0, [*consts, *values], copy)
         return values
 
     if length == unroll:
         return steps(carry)
-    carry = borders.place_carry(kernel, carry, steps)
+    carry = kernel.semantics.carried(ctx, carry, steps)
     keys = state_keys(kernel, params["jaxpr"], consts)
     border = StateBorder(kernel, keys, borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
@@ -80,7 +82,7 @@ def _scan(ctx: RuleContext, *args):
     index = ir.IndexType.get()
     bounds = [arith.constant(index, n) for n in (0, length // unroll, 1)]
     loop = scf.ForOp(*bounds, border.pack(carry))
-    with ir.InsertionPoint(loop.body):
+    with kernel.in_block(loop.body):
         results = steps(border.unpack(loop.inner_iter_args))
         scf.yield_(border.pack(results))
     return border.unpack(loop.results)
@@ -94,12 +96,11 @@ def _while(ctx: RuleContext, *args):
     carry = list(args[n_cond + n_body :])
     borders.check_carry(carry, "a while loop")
     kernel = ctx.kernel
-    cond, body = ctx.op.regions
 
     def step(values: list[Any]) -> list[Any]:
-        return lower_region(kernel, body, [*body_consts, *values])
+        return ctx.run(1, [*body_consts, *values])
 
-    carry = borders.place_carry(kernel, carry, step)
+    carry = kernel.semantics.carried(ctx, carry, step)
     touched = {*state_keys(kernel, params["body_jaxpr"], body_consts)}
     touched |= {*state_keys(kernel, params["cond_jaxpr"], cond_consts)}
     keys = [key for key in kernel.state if key in touched]
@@ -110,11 +111,11 @@ def _while(ctx: RuleContext, *args):
     loop = scf.WhileOp(kinds, border.pack(carry))
     before = loop.before.blocks.append(*kinds)
     after = loop.after.blocks.append(*kinds)
-    with ir.InsertionPoint(before):
+    with kernel.in_block(before):
         values = border.unpack(before.arguments)
-        (proceed,) = lower_region(kernel, cond, [*cond_consts, *values])
+        (proceed,) = ctx.run(0, [*cond_consts, *values])
         scf.condition(vals.scalar_value(proceed), border.pack(values))
-    with ir.InsertionPoint(after):
+    with kernel.in_block(after):
         scf.yield_(border.pack(step(border.unpack(after.arguments))))
     return border.unpack(loop.results)
 
@@ -129,7 +130,7 @@ def _cond(ctx: RuleContext, index, *args):
     for body in ctx.eqn.params["branches"]:
         touched |= {*state_keys(kernel, body, args)}
     keys = [key for key in kernel.state if key in touched]
-    branches = [Branch(kernel, body, args) for body in ctx.op.regions]
+    branches = [Branch(ctx, i, args) for i in range(len(ctx.op.regions))]
     border = StateBorder(kernel, keys, _branch_results(ctx, branches))
     choice = vals.scalar_value(index)
     return border.unpack(_emit_choice(choice, branches, border))
@@ -140,6 +141,8 @@ def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[vals.P
 
     def packed(i: int, aval: Any) -> vals.Packed:
         return ctx.kernel.semantics.packed(
+            ctx,
+            i,
             vals.numpy_dtype(aval),
             tuple(aval.shape),
             lambda: [branch.layout(i) for branch in branches],
@@ -188,6 +191,105 @@ def _test(choice: ir.Value) -> ir.Value | None:
 
 
 # --- layouts that loops and branches require ------------------------------------------
+
+
+@relates("scan")
+def _relate_scan(node: Node, *args: Any) -> list[Any]:
+    params = node.params
+    n_consts, _ = _jax.scan_arity(params)
+    consts, carry = list(args[:n_consts]), list(args[n_consts:])
+    length, unroll = params["length"], int(params["unroll"])
+
+    def steps(values: list[Any]) -> list[Any]:
+        for copy in range(unroll):
+            values = node.run(0, [*consts, *values], copy)
+        return values
+
+    if length == unroll:
+        return steps(carry)
+    carries = _carries(node, carry, node.op.regions[0].inputs[n_consts:])
+    with _in_loop(node, length // unroll):
+        _take_results(node, steps([x for x, _ in carries]), carries)
+    return _made(node, carries)
+
+
+@relates("while")
+def _relate_while(node: Node, *args: Any) -> list[Any]:
+    n_cond, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
+    cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
+    carry = args[n_cond + n_body :]
+    carries = _carries(node, carry, node.op.regions[1].inputs[n_body:])
+    values = [x for x, _ in carries]
+    with _in_loop(node, MAX_TRIPS):
+        node.run(0, [*cond_consts, *values])
+        _take_results(node, node.run(1, [*body_consts, *values]), carries)
+    return _made(node, carries)
+
+
+Carry = tuple[Any, Variable | None]
+
+
+def _carries(node: Node, carry: Sequence[Any], inputs: Sequence[Any]) -> list[Carry]:
+    """Returns what stands for the carry in the body, and the variables of arrays."""
+    carries: list[Carry] = []
+    for i, (x, value) in enumerate(zip(carry, inputs, strict=True)):
+        if not isinstance(x, Symbol):
+            carries.append((x, None))
+            continue
+        variable = None
+        if x.shape:
+            variable = node.variable(x, f"carry {i}")
+            node.take(x, variable, f"initial {i}")
+        carries.append((node.argument(value, i, variable), variable))
+    return carries
+
+
+def _take_results(node: Node, results: Sequence[Any], carries: Sequence[Carry]) -> None:
+    for i, (x, (_, variable)) in enumerate(zip(results, carries, strict=True)):
+        if variable is not None:
+            node.take(x, variable, f"yielded {i}")
+
+
+def _made(node: Node, carries: Sequence[Carry]) -> list[Any]:
+    return [
+        x
+        if not isinstance(x, Symbol)
+        else node.scalar(x, i)
+        if variable is None
+        else node.make(variable, x, i)
+        for i, (x, variable) in enumerate(carries)
+    ]
+
+
+@contextlib.contextmanager
+def _in_loop(node: Node, trips: int) -> Iterator[None]:
+    before = node.network.weight
+    node.network.weight = inside(before, trips)
+    yield
+    node.network.weight = before
+
+
+@relates("cond")
+def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
+    results = node.op.results
+    chosen = [
+        node.variable(_like(x), f"result {i}") if x.shape else None
+        for i, x in enumerate(results)
+    ]
+    for branch in range(len(node.op.regions)):
+        for i, (x, variable) in enumerate(
+            zip(node.run(branch, args), chosen, strict=True)
+        ):
+            if variable is not None:
+                node.take(x, variable, f"branch {branch} {i}")
+    return [
+        node.scalar(x, i) if variable is None else node.make(variable, x, i)
+        for i, (x, variable) in enumerate(zip(results, chosen, strict=True))
+    ]
+
+
+def _like(x: Any) -> Symbol:
+    return Symbol(tuple(x.shape), np.dtype(x.dtype), lambda: 0)
 
 
 @infers("scf.yield", "scf.condition")

@@ -12,23 +12,25 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.agreement import agreed
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
-from pallas_gpu.lowering.families.shapes import broadcast_to
+from pallas_gpu.lowering.families.shapes import broadcast_to, related_broadcast
 from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.collect import Node, Symbol, without_arrays
 from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     find_primitive,
     infers,
     lane,
+    relates,
     uniform,
     warpgroup,
 )
@@ -69,10 +71,68 @@ def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
     """The rule for arrays that have layouts, and for scalars."""
     shape = ctx.out_aval.shape
     # lax admits a scalar predicate or bound for a whole array.
-    operands = tuple(vals.as_shape(x, shape) for x in operands)
+    wide = [_wide(ctx, i, x, shape) for i, x in enumerate(operands)]
     dtype = vals.numpy_dtype(ctx.out_aval)
-    operands = agreed(ctx.kernel, operands)
-    return elementwise.apply(row.name, *operands, to=dtype, **_params_of(ctx, row))
+    params = _params_of(ctx, row)
+    if row.name == "exp" and ctx.kernel.layouts is not None and not params:
+        params["summed"] = _is_summed(ctx)
+    alike = ctx.kernel.semantics.alike(ctx, wide)
+    return elementwise.apply(row.name, *alike, to=dtype, **params)
+
+
+def _wide(ctx: RuleContext, i: int, x: Any, shape: tuple[int, ...]) -> Any:
+    if vals.is_scalar(x) or x.shape == shape:
+        return vals.as_shape(x, shape)
+    slot = f"broadcast {i}"
+    return ctx.result(vals.as_shape(ctx.operand(x, slot), shape), slot)
+
+
+def _is_summed(ctx: RuleContext) -> bool:
+    """Whether sums of the result's elements are all that uses it."""
+    if not ctx.out_aval.shape or dtypes.combining(ctx.out_aval.dtype) != np.dtype(
+        ctx.out_aval.dtype
+    ):
+        return False
+    users = ctx.users[ctx.op.results[0]]
+    return all(op is not None and op.name == "reduce_sum" for op in users)
+
+
+# --- relations ------------------------------------------------------------------------
+
+
+def _relate(row: Row, node: Node, *operands: Symbol) -> Symbol:
+    """All arrays of the operation have one layout."""
+    (result,) = node.op.results
+    shape = tuple(result.shape)
+    if not shape:
+        return without_arrays(node)[0]
+    wide = [_related_wide(node, i, x, shape) for i, x in enumerate(operands)]
+    cycles = row.cost(np.dtype(operands[row.typed_by].dtype), node.network.approx_math)
+    return node.alike(wide, result, cycles_per_element=cycles)
+
+
+def _related_wide(node: Node, i: int, x: Symbol, shape: tuple[int, ...]) -> Symbol:
+    if not x.shape or x.shape == shape:
+        return x
+    dims = tuple(range(len(shape) - len(x.shape), len(shape)))
+    aval = jax.ShapeDtypeStruct(shape, x.dtype)
+    return related_broadcast(node, x, aval, dims, f"broadcast {i}")
+
+
+def convert_operand(ctx: RuleContext, x: Any, dtype: np.dtype, slot: str) -> Any:
+    """Converts the elements of an operand of another operation."""
+    if x.dtype == dtype:
+        return x
+    return ctx.result(elementwise.astype(ctx.operand(x, slot), dtype), slot)
+
+
+def related_convert(node: Node, x: Symbol, dtype: np.dtype, slot: str) -> Symbol:
+    """The relation of `convert_operand`."""
+    if x.dtype == dtype:
+        return x
+    cycles = table.lookup("convert_element_type").cost(x.dtype, False)
+    aval = jax.ShapeDtypeStruct(x.shape, dtype)
+    return node.alike([x], aval, [slot], slot, cycles_per_element=cycles)
 
 
 # --- Warpgroup ------------------------------------------------------------------------
@@ -208,6 +268,7 @@ def enter_rules(rows: Iterable[Row]) -> None:
         warpgroup(primitive)(_of(row, _on_arrays))
         registry.checks(primitive)(_of(row, _check))
         infers(operation)(_of(row, _infer))
+        relates(primitive)(_of(row, _relate))
         expands(operation)(_of(row, _expand))
 
 
@@ -230,6 +291,11 @@ def _primitive(row: Row) -> Any:
 
 
 enter_rules(table.ROWS)
+
+
+@relates("stop_gradient", "copy", "name")
+def _relate_identity(node: Node, x: Symbol) -> Symbol:
+    return x
 
 
 @uniform("stop_gradient")

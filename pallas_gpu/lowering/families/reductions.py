@@ -5,16 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
-from pallas_gpu.lowering import agreement, scratch
+from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import elementwise, shapes
+from pallas_gpu.lowering.families.elementwise import convert_operand as convert
+from pallas_gpu.lowering.families.elementwise import related_convert
 from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.constraints import is_vector
 from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
@@ -22,9 +26,9 @@ from pallas_gpu.lowering.rules import (
     find_primitive,
     infers,
     lane,
+    relates,
     warpgroup,
 )
-from pallas_gpu.mosaic import elementwise as on_registers
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
@@ -80,14 +84,28 @@ def _make_lane(kind: reductions.Kind):
         axes = tuple(ctx.eqn.params["axes"])
         if not axes:
             return x
-        source = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
-        if len(axes) < len(source.shape):
-            source = agreement.linear(ctx.kernel, source)
+        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
+        if len(axes) < len(wide.shape):
+            source = ctx.kernel.semantics.linear(ctx, wide, "reduced")
+        else:
+            source = ctx.placed(wide, "reduced")
         room = scratch.for_reduction(ctx.kernel, source, axes)
         result = reductions.reduce(kind, source, axes, room)
-        return on_registers.astype(result, x.dtype)
+        result = ctx.result(result, "reduced")
+        return convert(ctx, result, x.dtype, "narrowed")
 
     return rule
+
+
+def _relate(node: Node, x: Symbol) -> Symbol:
+    axes, (aval,) = tuple(node.params["axes"]), node.op.results
+    if not axes:
+        return x
+    dtype = dtypes.combining(x.dtype)
+    wide = related_convert(node, x, dtype, "widened")
+    reduced = jax.ShapeDtypeStruct(aval.shape, dtype)
+    result = node.related(wide, reduced, relations.Reduce(axes), "reduced", splat=True)
+    return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
 
 
 def _make_warpgroup(kind: reductions.Kind):
@@ -127,6 +145,7 @@ for _name, _kind in KINDS.items():
     registry.checks(find_primitive(_name))(_make_check(_kind))
     lane(_name)(_make_lane(_kind))
     warpgroup(_name)(_make_warpgroup(_kind))
+    relates(_name)(_relate)
 
 
 @infers("vector.multi_reduction")

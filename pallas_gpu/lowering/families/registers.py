@@ -7,10 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.layouts import WGSplatLayout
+from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import accesses
@@ -21,12 +23,13 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
-from pallas_gpu.lowering.rules import expands, infers, uniform
+from pallas_gpu.lowering.rules import expands, infers, relates, uniform
 from pallas_gpu.mosaic import dialect, elementwise, logical
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.elements import dtypes, scalars, table
 from pallas_gpu.mosaic.registers import default_placement
 from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
 from pallas_gpu.primitives import _operands as ops
@@ -37,6 +40,7 @@ from pallas_gpu.primitives.registers import (
     set_max_registers_p,
     store_p,
 )
+from pallas_gpu.program.nodes import Access
 
 # --- loads ----------------------------------------------------------------------------
 
@@ -148,6 +152,143 @@ def _expand_store_element(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
+# --- relations ------------------------------------------------------------------------
+
+
+def _relate_read(
+    node: Node,
+    access: Access,
+    layout: Any = None,
+    optimized: bool | None = None,
+    dtype: Any = None,
+) -> Symbol:
+    """A load of a part of a reference."""
+    if dtype is None:
+        dtype = node.op.results[0].dtype
+    reference = node.reference(access)
+    if isinstance(reference, types.AccumulatorRef):
+        return wgmma.related_read(node, access)
+    part = node.part(access)
+    aval = jax.ShapeDtypeStruct(access.window.shape, dtype)
+    if part.space is types.TMEM:
+        return tmem.related_load(node, part, aval)
+    if not aval.shape:
+        node.use(part, "indexed")
+        return node.scalar(aval, "loaded")
+    use = node.use(part, "load", optimized=_is_optimized(part, optimized))
+    symbol = Symbol(aval.shape, np.dtype(aval.dtype), lambda: 0)
+    variable = node.variable(symbol, access=use)
+    _note_access(variable, use)
+    loaded = node.make(variable, aval, "loaded")
+    return loaded if layout is None else related_cast(node, loaded, layout, "cast")
+
+
+def _relate_write(
+    node: Node, access: Access, value: Symbol, optimized: bool | None = None
+) -> None:
+    """A store to a part of a reference."""
+    reference = node.reference(access)
+    if isinstance(reference, types.AccumulatorRef):
+        wgmma.related_write(node, access, value)
+        return
+    part = node.part(access)
+    shape = access.window.shape
+    if part.space is types.TMEM:
+        tmem.related_store(node, part, value)
+        return
+    if not shape:
+        node.use(part, "indexed")
+        return
+    use = node.use(part, "store", optimized=_is_optimized(part, optimized))
+    symbol = Symbol(shape, np.dtype(value.dtype), lambda: 0)
+    variable = node.variable(symbol, access=use)
+    _note_access(variable, use)
+    node.taken(value, variable, "stored")
+
+
+def _is_optimized(part: Part, optimized: bool | None) -> bool:
+    whole = math.prod(part.window.sizes) % THREADS == 0
+    return whole if optimized is None else whole and optimized
+
+
+@relates(load_p)
+def _relate_load(node: Node, *_: Any) -> Symbol:
+    params = node.params
+    return _relate_read(
+        node, node.operands["src"], params["layout"], params["optimized"]
+    )
+
+
+@relates(store_p)
+def _relate_store(node: Node, *_: Any) -> list[Any]:
+    operands = node.operands
+    _relate_write(node, operands["dst"], operands["value"], node.params["optimized"])
+    return []
+
+
+@relates(_jax.get_p)
+def _relate_get(node: Node, *_: Any) -> Symbol:
+    return _relate_read(node, node.operands["ref"])
+
+
+@relates(_jax.swap_p)
+def _relate_swap(node: Node, *_: Any) -> Symbol:
+    access, (aval,) = node.operands["ref"], node.op.results
+    old = node.defer("splat", aval)
+    if node.is_read:
+        old = _relate_read(node, access)
+    _relate_write(node, access, node.operands["value"])
+    return old
+
+
+@relates(_jax.addupdate_p)
+def _relate_addupdate(node: Node, *_: Any) -> list[Any]:
+    access, value = node.operands["ref"], node.operands["value"]
+    old = _relate_read(node, access, dtype=value.dtype)
+    cycles = table.lookup("add").cost(np.dtype(value.dtype), False)
+    aval = jax.ShapeDtypeStruct(access.window.shape, value.dtype)
+    total = node.alike(
+        [old, value], aval, ["old", "added"], "total", cycles_per_element=cycles
+    )
+    _relate_write(node, access, total)
+    return []
+
+
+@relates(layout_cast_p)
+def _relate_layout_cast(node: Node, x: Symbol) -> Symbol:
+    return related_cast(node, x, node.params["layout"], 0)
+
+
+def related_cast(node: Node, x: Symbol, layout: Any, slot: Any) -> Symbol:
+    """Returns an array in the layout that the author has chosen."""
+    description = to_layout(layout)
+    is_splat = isinstance(description, WGSplatLayout)
+    if not x.shape or (is_splat and x.deferred == "splat"):
+        return x
+    if is_splat:
+        raise errors.LayoutError(
+            "Only a splat can have a splat layout",
+            expected="a layout that distributes the elements",
+            got=f"WG_SPLAT for shape {x.shape}",
+            hint="cast to another layout",
+            where=node.where,
+        )
+    try:
+        placement = place(description, x.shape)
+    except errors.LayoutError as error:
+        raise errors.LayoutError(
+            f"layout_cast: an array of shape {x.shape} does not fit the layout",
+            expected=error.expected,
+            got=error.got,
+            hint=f"{error.what}: cast to a layout that fits the shape, or remove the "
+            "layout_cast",
+            where=node.where,
+        ) from None
+    variable = node.variable(x, fixed=placement)
+    node.take(x, variable, slot)
+    return node.make(variable, x, slot)
+
+
 # --- JAX's reads and writes of references ---------------------------------------------
 
 
@@ -168,7 +309,7 @@ def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
 def _addupdate(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> list[Any]:
     transforms = _transforms(ctx, leaves)
     old = _read(ctx, handle, transforms, value)
-    _write(ctx, handle, transforms, ctx.kernel.semantics.add(old, value))
+    _write(ctx, handle, transforms, ctx.kernel.semantics.add(ctx, old, value))
     return []
 
 

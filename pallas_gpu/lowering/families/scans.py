@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -15,21 +16,24 @@ from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.lowering import agreement, scratch
+from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import elementwise, shapes
+from pallas_gpu.lowering.families import elementwise
+from pallas_gpu.lowering.families.elementwise import convert_operand as convert
+from pallas_gpu.lowering.families.elementwise import related_convert
 from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     find_primitive,
     infers,
     lane,
+    relates,
     warpgroup,
 )
-from pallas_gpu.mosaic import elementwise as on_registers
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import scans
@@ -113,12 +117,21 @@ def _emit(kernel: Any, kind: scans.Kind, x: Any, axis: int, reverse: bool) -> An
 def _make_lane(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
-        wide = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
-        wide = agreement.linear(ctx.kernel, wide)
-        result = _emit(ctx.kernel, kind, wide, axis, reverse)
-        return on_registers.astype(result, x.dtype)
+        wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
+        wide = ctx.kernel.semantics.linear(ctx, wide, "scanned")
+        result = ctx.result(_emit(ctx.kernel, kind, wide, axis, reverse), "scanned")
+        return convert(ctx, result, x.dtype, "narrowed")
 
     return rule
+
+
+def _relate(node: Node, x: Symbol) -> Symbol:
+    dtype = dtypes.combining(x.dtype)
+    wide = related_convert(node, x, dtype, "widened")
+    scanned = jax.ShapeDtypeStruct(x.shape, dtype)
+    relation = Scan(node.params["axis"])
+    result = node.related(wide, scanned, relation, "scanned", splat=True)
+    return related_convert(node, result, x.dtype, "narrowed")
 
 
 def _make_warpgroup(kind: scans.Kind):
@@ -149,6 +162,7 @@ for _name, _kind in KINDS.items():
     registry.checks(find_primitive(_name))(_make_check(_kind))
     lane(_name)(_make_lane(_kind))
     warpgroup(_name)(_make_warpgroup(_kind))
+    relates(_name)(_relate)
 
 
 @infers("pallas_gpu.scan")

@@ -10,10 +10,11 @@ from jaxlib.mlir.dialects import nvvm
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
-from pallas_gpu.lowering.context import RuleContext, lower_region
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import relates, uniform
 from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
@@ -41,12 +42,36 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
             nvvm.barrier()
     elif ctx.place in kernel.meets:
         mbarrier.synchronize()
-    results = lower_region(kernel, ctx.op.regions[0], [*captured, *handles])
+    results = ctx.run(0, [*captured, *handles])
     kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):
             del kernel.state[handle.key]
     return results
+
+
+@relates(run_scoped_p)
+def _relate_scope(node: Node, *captured: Any) -> list[Any]:
+    declared = [
+        _declared(node, i, var)
+        for i, var in enumerate(resources.scope_refs(node.op.equation))
+    ]
+    return node.run(0, [*captured, *declared])
+
+
+def _declared(node: Node, i: int, var: Any) -> Any:
+    """Returns what stands for a reference that a scope declares."""
+    aval = var.aval
+    if isinstance(aval, types.BarrierRef | types.AccumulatorRef):
+        return aval
+    free = bool(aval.transforms) or var in node.network.free
+    row_major = aval.storage.overlay is not None and not free
+    return node.declare(i, var, row_major=row_major)
+
+
+@relates(get_global_p)
+def _relate_global(node: Node) -> list[Any]:
+    return [node.declare(0, node.op.equation.outvars[0])]
 
 
 def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
@@ -70,7 +95,7 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
                 offset += part.offset_bytes
                 distance = addressing.Distance(own, part.bytes_each)
             return kernel.semantics.smem_handle(
-                kernel, aval, offset, row_major, distance
+                ctx, i, aval, offset, row_major, distance
             )
 
 

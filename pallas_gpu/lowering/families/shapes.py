@@ -11,16 +11,17 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
 from pallas_gpu import errors
-from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference import constraints, relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     infers,
     lane,
+    relates,
     warpgroup,
 )
 from pallas_gpu.mosaic import dialect, logical
@@ -90,7 +91,7 @@ def placed(x: Any) -> regs.RegisterArray:
 def _broadcast_lane(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
     _refuse_dynamic_shape(dynamic)
     dims = tuple(ctx.eqn.params["broadcast_dimensions"])
-    return regs.broadcast_in_dim(x, ctx.out_aval.shape, dims)
+    return regs.broadcast_in_dim(ctx.operand(x), ctx.out_aval.shape, dims)
 
 
 @warpgroup("broadcast_in_dim")
@@ -113,6 +114,43 @@ def _refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
             got=f"{len(dynamic)} dynamic sizes",
             hint="use the sizes of references, which are static",
         )
+
+
+@relates("broadcast_in_dim")
+def _relate_broadcast(node: Node, x: Symbol, *dynamic: Any) -> Symbol:
+    dims = tuple(node.params["broadcast_dimensions"])
+    return related_broadcast(node, x, node.op.results[0], dims)
+
+
+def related_broadcast(
+    node: Node, x: Symbol, aval: Any, dims: tuple[int, ...], slot: Any = 0
+) -> Symbol:
+    """Returns a broadcast array: axis i of the operand becomes axis `dims[i]`."""
+    if not aval.shape:
+        return x
+    new = tuple(aval.shape)
+    if not x.shape or x.deferred is not None:
+        return node.defer(x.deferred or "splat", aval, slot)
+    if math.prod(x.shape) == math.prod(new):
+        relation: relations.Relation = relations.Reshape(x.shape, new)
+    else:
+        relation = relations.Broadcast(x.shape, new, dims)
+    return node.related(x, aval, relation, slot)
+
+
+@relates("iota")
+def _relate_iota(node: Node, *dynamic: Any) -> Symbol:
+    return node.defer("made", node.op.results[0])
+
+
+@relates("transpose")
+def _relate_transpose(node: Node, x: Symbol) -> Symbol:
+    permutation = tuple(node.params["permutation"])
+    result = node.related(x, node.op.results[0], relations.Transpose(permutation))
+    for symbol in (x, result):
+        if symbol.port is not None:
+            symbol.port.cell.transposed = True
+    return result
 
 
 @infers("vector.broadcast")
@@ -189,7 +227,7 @@ def _transpose_lane(ctx: RuleContext, x: Any) -> Any:
     permutation = tuple(ctx.eqn.params["permutation"])
     if isinstance(x, regs.Splat):
         return regs.Splat(x.value, x.dtype, ctx.out_aval.shape)
-    return regs.transpose(agreement.linear(ctx.kernel, placed(x)), permutation)
+    return regs.transpose(ctx.kernel.semantics.linear(ctx, x), permutation)
 
 
 @warpgroup("transpose")

@@ -20,9 +20,10 @@ from pallas_gpu.lowering.families.mbarrier import (
     cluster_group,
     predicate_value,
 )
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.smem import predicated
@@ -195,6 +196,32 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
             cache_hint=_hint(op),
         )
     expansion.dead.append(op.operation)
+
+
+@relates(primitives.copy_gmem_to_smem_p)
+def _relate_load(node: Node, *_: Any) -> list[Any]:
+    params, operands = node.params, node.operands
+    axes = params["collective_axes"]
+    pieces = 1
+    if not isinstance(params["leader_tracked"], CopyPartition.PARTITIONED):
+        pieces = math.prod(node.network.sizes[axis] for axis in axes or ())
+    node.use(
+        node.part(operands["dst"]),
+        "copy",
+        other=node.part(operands["src"]),
+        pieces=pieces,
+        allow_line=not axes,
+        in_bounds=params["oob_mode"] is OOBFillMode.PROMISE_IN_BOUNDS,
+    )
+    return []
+
+
+@relates(primitives.copy_smem_to_gmem_p)
+def _relate_store(node: Node, *_: Any) -> list[Any]:
+    operands = node.operands
+    source, target = node.part(operands["src"]), node.part(operands["dst"])
+    node.use(source, "copy", other=target, allow_line=True)
+    return []
 
 
 @infers("mosaic_gpu.async_load", "mosaic_gpu.async_store")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
@@ -25,6 +26,7 @@ from pallas_gpu.lowering.expansion.memory import barrier_pointer
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.shapes import as_vector
 from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.constraints import array_of, use_as_pointers
 from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
 from pallas_gpu.lowering.memrefs import Part
@@ -223,6 +225,24 @@ def _infer_store(network: Network, op: ir.Operation, key: Key) -> None:
     variable = network.variable(op, op.operands[0].type, key, access=use)
     _note_access(variable, use)
     network.consume(op, 0, variable)
+
+
+def related_load(node: Node, part: Any, aval: Any, slot: Any = "loaded") -> Symbol:
+    """A load of a part of an array."""
+    use = node.use(part, "load")
+    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
+    variable = node.variable(like, access=use)
+    _note_access(variable, use)
+    return node.make(variable, aval, slot)
+
+
+def related_store(node: Node, part: Any, value: Symbol) -> None:
+    """A store to a part of an array."""
+    use = node.use(part, "store")
+    shape = part.window.shape
+    variable = node.variable(Symbol(shape, value.dtype, lambda: 0), access=use)
+    _note_access(variable, use)
+    node.taken(value, variable, "stored")
 
 
 def _note_access(variable: Variable, use: Use) -> None:

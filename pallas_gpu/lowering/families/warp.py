@@ -19,8 +19,9 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.lowering.context import I32, RuleContext, lower_region
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.context import I32, RuleContext
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import relates, uniform
 from pallas_gpu.mosaic import elementwise, logical, mbarrier
 from pallas_gpu.primitives.warp import warp_map_p
 
@@ -37,10 +38,19 @@ def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
     # Each warp has a stack of its own.
     block_top, ctx.kernel.smem_top_bytes = ctx.kernel.smem_top_bytes, 0
     with ctx.builder.in_warp(), _marked(ctx):
-        lower_region(ctx.kernel, ctx.op.regions[0], [*captured, number])
+        ctx.run(0, [*captured, number])
     ctx.kernel.smem_top_bytes = block_top
     axes.pop(name, None)
     mbarrier.warpgroup_barrier()
+    return []
+
+
+@relates(warp_map_p)
+def _relate(node: Node, *captured: Any) -> list[Any]:
+    outer, node.network.in_warp = node.network.in_warp, True
+    number = node.scalar(node.op.regions[0].inputs[-1], "number")
+    node.run(0, [*captured, number])
+    node.network.in_warp = outer
     return []
 
 

@@ -16,17 +16,20 @@ such that the modelled cost of the kernel is minimal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.inference import assembly, explain, solver
+from pallas_gpu.lowering.inference import collect
 from pallas_gpu.lowering.inference.annotate import annotate
-from pallas_gpu.lowering.inference.constraints import collect
+from pallas_gpu.lowering.inference.constraints import collect as collect_block
 from pallas_gpu.lowering.inference.listing import listing
-from pallas_gpu.lowering.inference.network import Port
+from pallas_gpu.lowering.inference.network import Network, Port, digest
 from pallas_gpu.lowering.inference.sources import where
+from pallas_gpu.program.nodes import Op
 
 
 class Assignment:
@@ -111,7 +114,21 @@ def infer(
         LayoutError: no assignment satisfies all operations; the message names those
           that conflict, with their lines, and a change that would resolve the conflict.
     """
-    network = collect(block, cluster)
+    network = collect_block(block, cluster)
+    return Assignment(*_solved(network, scratch_bytes, free_bytes, byte_matrices))
+
+
+def infer_program(network: collect.Network, **options: Any) -> ProgramAssignment:
+    """As `infer`, of a program whose constraints are collected."""
+    return ProgramAssignment(network, *_solved(network, **options))
+
+
+def _solved(
+    network: Network,
+    scratch_bytes: Sequence[int],
+    free_bytes: int | None = None,
+    byte_matrices: bool = False,
+) -> tuple[assembly.Assembly, solver.Solution]:
     for size in scratch_bytes:
         problem = assembly.Assembly(
             network,
@@ -125,8 +142,66 @@ def infer(
             continue
         solution = problem.solve()
         if solution.feasible:
-            return Assignment(problem, solution)
+            return problem, solution
     raise error or explain.conflict(problem)
 
 
-__all__ = ["Assignment", "annotate", "infer", "listing", "where"]
+class ProgramAssignment:
+    """The layouts of a program.
+
+    Attributes:
+      scratch_bytes, exact, entries: as of `Assignment`.
+    """
+
+    def __init__(
+        self,
+        network: collect.Network,
+        problem: assembly.Assembly,
+        solution: solver.Solution,
+    ):
+        self.scratch_bytes = problem.scratch_bytes
+        self.exact = solution.exact
+        self.entries = solution.entries
+        self.network = network
+        self._problem = problem
+        self._labels = solution.labels
+        self._storages = {
+            array.base: problem.storages[array.index][
+                solution.labels[problem.array_variable(array)]
+            ]
+            for array in problem.arrays
+        }
+
+    def result(self, path: Any, op: Op, slot: Any) -> Placement | None:
+        """The layout of a result; None if it has none, see `Node.defer`."""
+        return self._layout(self.network.made.get((path, op, slot)))
+
+    def operand(self, path: Any, op: Op, slot: Any) -> Placement | None:
+        """The layout that an operation needs of an operand."""
+        return self._layout(self.network.taken.get((path, op, slot)))
+
+    def smem(self, path: Any, op: Op, i: int) -> SmemLayout:
+        """Tiling and swizzle of the array in SMEM that a scope declares."""
+        memory = self.network.declared[path, op, i]
+        found = self._storages.get(memory)
+        if found is None:
+            found = memory.given or SmemLayout(memory.shape, memory.bits)
+        return found
+
+    def _layout(self, port: Port | None) -> Placement | None:
+        if port is None:
+            return None
+        label = self._labels[port.variable.index]
+        return self._problem.book.layouts[self._problem.numbers(port)[label]]
+
+
+__all__ = [
+    "Assignment",
+    "ProgramAssignment",
+    "annotate",
+    "digest",
+    "infer",
+    "infer_program",
+    "listing",
+    "where",
+]

@@ -241,7 +241,7 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
         problem.network.variables[v]
         for v in culprits
         if v < len(problem.labels)
-        and problem.network.variables[v].op.name == "mosaic_gpu.layout_cast"
+        and sources.words(problem.network.variables[v].op) == "layout_cast"
     ]
     return errors.LayoutError(
         f"No layouts satisfy both {_name(problem, first)} and "

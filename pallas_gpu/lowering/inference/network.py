@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jaxlib.mlir import ir
 
@@ -215,7 +215,7 @@ class SmemArray:
     @property
     def op(self) -> ir.Operation:
         """The operation that declares it."""
-        return self.base.owner.operation
+        return _declaration(self.base)
 
 
 @dataclasses.dataclass(eq=False)
@@ -241,7 +241,11 @@ class TmemArray:
     @property
     def op(self) -> ir.Operation:
         """The operation that declares it."""
-        return self.base.owner.operation
+        return _declaration(self.base)
+
+
+def _declaration(base: Any) -> Any:
+    return base.owner.operation if isinstance(base, ir.Value) else base
 
 
 Array = SmemArray | TmemArray

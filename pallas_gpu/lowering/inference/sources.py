@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxlib.mlir import ir
 
 from pallas_gpu import _jax
@@ -43,13 +45,35 @@ _WORDS = {
 }
 
 
-def words(op: ir.Operation) -> str:
+# Names of primitives in messages, where the kernel's source has another one.
+_NAMES = {
+    "swap": "store",
+    "get": "load",
+    "scan": "loop",
+    "while": "while loop",
+    "cond": "branch",
+    "broadcast_in_dim": "broadcast",
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "scan"),
+}
+
+
+def name_of(primitive: Any) -> str:
+    """The name of a primitive in the kernel's source."""
+    name = primitive.name
+    return "reduction" if name.startswith("reduce_") else _NAMES.get(name, name)
+
+
+def words(op: Any) -> str:
     """The operation's name in the kernel's source."""
+    if not isinstance(op, ir.Operation):
+        return op.words
     return _WORDS.get(op.name, op.name.removeprefix(logical.OWN))
 
 
-def where(op: ir.Operation) -> str | None:
+def where(op: Any) -> str | None:
     """The operation's line as `file:line`, `file:line (function)` if that is known."""
+    if not isinstance(op, ir.Operation):
+        return op.where
     return _place(op.location)
 
 
@@ -68,7 +92,7 @@ def _place(location: ir.Location) -> str | None:
     return None
 
 
-def named(op: ir.Operation) -> str:
+def named(op: Any) -> str:
     """The operation with its line, if known: `wgmma (kernel.py:12)`."""
     line = where(op)
     return words(op) if line is None else f"{words(op)} ({line})"

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import Layout, WGSplatLayout, WGStridedLayout
-from pallas_gpu.layouts.registers.placement import place, place_registers
+from pallas_gpu.layouts.registers.placement import Placement, place, place_registers
 from pallas_gpu.layouts.window import is_contiguous
-from pallas_gpu.lowering import accesses, agreement, scratch
+from pallas_gpu.lowering import accesses, agreement, borders, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import (
     KernelState,
@@ -50,7 +50,8 @@ class Lane:
 
     def smem_handle(
         self,
-        kernel: KernelState,
+        ctx: RuleContext,
+        i: int,
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
@@ -140,7 +141,33 @@ class Lane:
                 value = agreement.to_store(ctx.kernel, view, value)
             accesses.store(view, value, lambda: _jax.where(ctx.eqn), optimized)
 
-    def add(self, a: Any, b: Any) -> Any:
+    def operand(self, ctx: RuleContext, x: Any, slot: Any = 0) -> Any:
+        return x
+
+    def placed(self, ctx: RuleContext, x: Any, slot: Any = 0) -> regs.RegisterArray:
+        return regs.placed(x) if isinstance(x, regs.Deferred) else x
+
+    def linear(self, ctx: RuleContext, x: Any, slot: Any = 0) -> regs.RegisterArray:
+        return agreement.linear(ctx.kernel, self.placed(ctx, x, slot))
+
+    def result(self, ctx: RuleContext, x: Any, slot: Any) -> Any:
+        return x
+
+    def alike(self, ctx: RuleContext, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return agreement.agreed(ctx.kernel, operands)
+
+    def carried(
+        self,
+        ctx: RuleContext,
+        carry: list[Any],
+        emit: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        return borders.place_carry(ctx.kernel, carry, emit)
+
+    def fit(self, kernel: KernelState, value: Any, layout: Placement) -> Any:
+        return borders.match(kernel, value, layout)
+
+    def add(self, ctx: RuleContext, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)
 
     def layout_cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
@@ -155,7 +182,12 @@ class Lane:
         return relayout.layout_cast(x, placement, room)
 
     def packed(
-        self, dtype: np.dtype, shape: tuple[int, ...], layouts: protocol.Layouts
+        self,
+        ctx: RuleContext,
+        i: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        layouts: protocol.Layouts,
     ) -> vals.Packed:
         if not shape:
             return vals.Packed(dtype)

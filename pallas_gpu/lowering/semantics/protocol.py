@@ -42,7 +42,8 @@ class Semantics(Protocol):
 
     def smem_handle(
         self,
-        kernel: Any,
+        ctx: Any,
+        i: int,
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
@@ -51,7 +52,7 @@ class Semantics(Protocol):
         """Returns the handle of an array at its offset in the block's SMEM.
 
         Args:
-          kernel: the kernel.
+          i: its number in the scope.
           aval: the type of its reference.
           offset_bytes: the offset; of what each warp or warpgroup has its own, that of
             the first.
@@ -99,18 +100,51 @@ class Semantics(Protocol):
 
     # --- values -----------------------------------------------------------------------
 
-    def add(self, a: Any, b: Any) -> Any:
+    def operand(self, ctx: Any, x: Any, slot: Any = 0) -> Any:
+        """Returns an operand in its assigned layout, if it has one."""
+
+    def placed(self, ctx: Any, x: Any, slot: Any = 0) -> Any:
+        """As `operand`, materialized in registers."""
+
+    def linear(self, ctx: Any, x: Any, slot: Any = 0) -> Any:
+        """As `placed`, in a layout that has a linear form."""
+
+    def result(self, ctx: Any, x: Any, slot: Any) -> Any:
+        """Returns a result in its assigned layout, if it has one."""
+
+    def alike(self, ctx: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the operands of an elementwise operation in one layout."""
+
+    def carried(
+        self, ctx: Any, carry: list[Any], emit: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Returns the initial values of a loop's carry with a layout each.
+
+        Args:
+          emit: emits the body; returns its results.
+        """
+
+    def fit(self, kernel: Any, value: Any, layout: Any) -> Any:
+        """Returns a value in the layout in which it crosses a region's border."""
+
+    def add(self, ctx: Any, a: Any, b: Any) -> Any:
         """Adds two values of one type."""
 
     def layout_cast(self, ctx: Any, x: Any, layout: Any) -> Any:
         """Returns an array in a layout."""
 
     def packed(
-        self, dtype: np.dtype, shape: tuple[int, ...], layouts: Layouts
+        self,
+        ctx: Any,
+        i: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        layouts: Layouts,
     ) -> vals.Packed:
         """Returns how a branch's result crosses the border of its region.
 
         Args:
+          i: its number.
           layouts: returns the layout that the result has in each branch, None where it
             has none; emits the branches.
         """
@@ -131,11 +165,23 @@ class Semantics(Protocol):
 
 
 _SEMANTICS: dict[LoweringSemantics, Semantics] = {}
+_INFERRED: list[Callable[[Any], Semantics]] = []
 
 
 def enter(name: LoweringSemantics, semantics: Semantics) -> None:
     """Registers the semantics of a value of `LoweringSemantics`."""
     _SEMANTICS[name] = semantics
+
+
+def enter_inferred(make: Callable[[Any], Semantics]) -> None:
+    """Registers what makes the semantics of a program with inferred layouts."""
+    _INFERRED.append(make)
+
+
+def inferred(layouts: Any) -> Semantics:
+    """Returns the semantics of a program with inferred layouts."""
+    (make,) = _INFERRED
+    return make(layouts)
 
 
 def of(name: LoweringSemantics) -> Semantics:

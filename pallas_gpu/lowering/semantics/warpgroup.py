@@ -58,7 +58,8 @@ class Warpgroup:
 
     def smem_handle(
         self,
-        kernel: KernelState,
+        ctx: RuleContext,
+        i: int,
         aval: Any,
         offset_bytes: int,
         row_major: bool = False,
@@ -161,7 +162,24 @@ class Warpgroup:
             converted = elementwise.convert(array, stored).value
             dialect.ops.vector_store(converted, target, optimized=optimized)
 
-    def add(self, a: Any, b: Any) -> Any:
+    def operand(self, ctx: RuleContext, x: Any, slot: Any = 0) -> Any:
+        return x
+
+    placed = linear = operand
+
+    def result(self, ctx: RuleContext, x: Any, slot: Any) -> Any:
+        return x
+
+    def alike(self, ctx: RuleContext, operands: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(operands)
+
+    def carried(self, ctx: RuleContext, carry: list[Any], emit: Any) -> list[Any]:
+        return carry
+
+    def fit(self, kernel: KernelState, value: Any, layout: Any) -> Any:
+        return value
+
+    def add(self, ctx: RuleContext, a: Any, b: Any) -> Any:
         if vals.is_scalar(a):
             total = table.emit("add", a.dtype, a.value, vals.scalar_value(b))
             return regs.Splat(total, a.dtype, ())
@@ -184,7 +202,12 @@ class Warpgroup:
         return vals.Vector(dialect.ops.layout_cast(x.value, attribute), x.dtype)
 
     def packed(
-        self, dtype: np.dtype, shape: tuple[int, ...], layouts: protocol.Layouts
+        self,
+        ctx: RuleContext,
+        i: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        layouts: protocol.Layouts,
     ) -> vals.Packed:
         return vals.Packed(dtype, shape=shape or None)
 

@@ -7,11 +7,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import arch, errors, types
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.layouts.registers.placement import Placement, place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
@@ -19,14 +21,16 @@ from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.families.shapes import integers
 from pallas_gpu.lowering.families.tensor_cores import signs
 from pallas_gpu.lowering.inference import relations, sources
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.constraints import array_of, is_vector
-from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import wgmma
 from pallas_gpu.primitives.tensor_cores import wgmma as primitives
+from pallas_gpu.program.nodes import Access
 
 # --- accumulators ---------------------------------------------------------------------
 
@@ -71,6 +75,7 @@ def write_accumulator(
         handle.key
     ):
         wgmma.wait(0)
+    value = ctx.operand(value, "stored")
     stored = kernel.semantics.accumulator(value, handle.ref_shape)
     kernel.state[handle.key] = kernel.settled[handle.key] = stored
 
@@ -88,6 +93,59 @@ def columns(
 def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
     acc = ctx.operands(invals)["acc"]
     return read_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
+
+
+def related_read(node: Node, access: Access) -> Symbol:
+    """The values of an accumulator or of a part of its columns."""
+    aval = jax.ShapeDtypeStruct(access.window.shape, access.buffer.dtype)
+    return node.make(_accumulator(node, aval, "accumulator"), aval)
+
+
+def related_write(node: Node, access: Access, value: Symbol) -> None:
+    """A store to a whole accumulator."""
+    variable = _accumulator(node, access.buffer.aval, "accumulator")
+    node.taken(value, variable, "stored")
+
+
+def _accumulator(node: Node, aval: Any, role: str) -> Variable:
+    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
+    fixed = _only_layout(node, like, Layout.WGMMA, role)
+    return node.variable(like, role, fixed=fixed)
+
+
+def _only_layout(node: Node, x: Symbol, layout: Layout, role: str) -> Placement:
+    """Returns the only layout that wgmma supports for an operand."""
+    try:
+        return place(layout, x.shape)
+    except errors.LayoutError as error:
+        raise errors.LayoutError(
+            f"wgmma: the {role} does not fit Layout.{layout.name}",
+            expected=error.expected,
+            got=f"shape {x.shape}",
+            hint="pad the array to whole tiles",
+            where=node.where,
+        ) from None
+
+
+@relates(primitives.accumulator_load_p)
+def _relate_accumulator_load(node: Node, *_: Any) -> Symbol:
+    return related_read(node, node.operands["acc"])
+
+
+@relates(primitives.wgmma_p)
+def _relate_wgmma(node: Node, *_: Any) -> list[Any]:
+    node.network.uses_wgmma = True
+    operands = node.operands
+    a, b, acc = operands["a"], operands["b"], operands["acc"]
+    shape = jax.ShapeDtypeStruct(acc.window.shape, acc.buffer.dtype)
+    _accumulator(node, shape, "accumulator")
+    if isinstance(a, Symbol):
+        left = _only_layout(node, a, wgmma.left_layout(a.bits), "left operand")
+        node.take(a, node.variable(a, "left operand", fixed=left), "a")
+    else:
+        node.use(node.part(a), "a")
+    node.use(node.part(b), "b")
+    return []
 
 
 @infers("vector.insert_strided_slice")
@@ -124,6 +182,7 @@ def _expand_update(expansion: Expansion, op: Any) -> None:
 @lane(primitives.wgmma_p)
 def _wgmma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     def in_registers(a: Any) -> Any:
+        a = ctx.operand(a, "a")
         if not isinstance(a, regs.Deferred):
             return a
         return a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
@@ -245,7 +304,21 @@ def _wgmma_wait(ctx: RuleContext) -> list[Any]:
 
 @lane("optimization_barrier")
 def _optimization_barrier_lane(ctx: RuleContext, *values: Any) -> list[Any]:
-    return list(wgmma.optimization_barrier(values))
+    alike = [ctx.operand(x, i) for i, x in enumerate(values)]
+    return list(wgmma.optimization_barrier(alike))
+
+
+@relates("optimization_barrier")
+def _relate_barrier(node: Node, *values: Any) -> list[Any]:
+    results: list[Any] = []
+    for i, x in enumerate(values):
+        if not x.shape:
+            results.append(x)
+            continue
+        variable = node.variable(x, f"operand {i}")
+        node.take(x, variable, i)
+        results.append(node.make(variable, x, i))
+    return results
 
 
 @warpgroup("optimization_barrier")

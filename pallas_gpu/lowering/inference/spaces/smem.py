@@ -52,6 +52,8 @@ def storages(array: SmemArray) -> list[SmemLayout]:
       LayoutError: the user's transforms do not fit the array.
     """
     shape, bits = array.shape, array.bits
+    if isinstance(array.transforms, SmemLayout):
+        return [array.transforms]
     if array.transforms is not None:
         given = array.transforms.attributes["transforms"]
         tiling, swizzle = dialect.transforms_from_attribute(given)

@@ -32,6 +32,8 @@ def storages(array: TmemArray) -> list[TmemLayout]:
       LayoutError: there is none for its shape.
     """
     found: list[TmemLayout] = []
+    if not isinstance(array.base, ir.Value):
+        return [array.base.given]
     op, (rows, *rest) = array.op, array.shape
     packings = sorted({1, max(1, COLUMN_BITS // array.bits)})
     makers: list[Callable[[int], TmemLayout]] = [TmemLayout.default]

@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects the layout constraints of a program, by one relation for each primitive.
+
+The relation of a primitive adds the operation's variables to the network, takes its
+operands and makes its results. It is called at each instance of an operation: a body
+that is unrolled has one for each copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import errors, types
+from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.lowering.inference import network as networks
+from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.network import (
+    Deferral,
+    Port,
+    Side,
+    SmemArray,
+    TmemArray,
+    Use,
+    Variable,
+    digest,
+)
+from pallas_gpu.lowering.inference.relations import Relation
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
+
+# The regions around an operation: for each the operation that runs it, which of its
+# regions it is, and which copy of an unrolled body.
+Path = tuple[tuple[Op, int, int], ...]
+Slot = int | str
+
+# Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
+# multiply, up to a limit that keeps sums of costs small.
+MAX_TRIPS = 8
+_MAX_WEIGHT = MAX_TRIPS**4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Symbol:
+    """A scalar or an array, as inference sees it.
+
+    Attributes:
+      shape, dtype: its type.
+      origin: returns a number that does not depend on the order of operations.
+      port: what determines its layout; None for a scalar and a deferred array.
+      deferred: how an array without a layout is materialized at its uses.
+      multiple: a known divisor of an integer scalar; 0 for 0.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    origin: Callable[[], int]
+    port: Port | None = None
+    deferred: Deferral | None = None
+    multiple: int = 1
+
+    @property
+    def bits(self) -> int:
+        """Width of an element in a register, 1 for a bool."""
+        return dtypes.bits(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memory:
+    """An array in memory.
+
+    Attributes:
+      space: where it is.
+      shape: of the whole array; batch axes first.
+      bits: width of an element in memory.
+      batch: number of batch axes.
+      origin: as of `Symbol`.
+      words: its name in messages.
+      where: the line of its declaration.
+      given: its layout in SMEM or TMEM, where the author specified it.
+    """
+
+    space: types.MemorySpace
+    shape: tuple[int, ...]
+    bits: int
+    batch: int
+    origin: Callable[[], int]
+    words: str
+    where: str | None
+    given: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array in memory.
+
+    Attributes:
+      base: the array.
+      bits: width of an element, after a change of type.
+      window: the part, in the array's shape or in that in which it is viewed.
+    """
+
+    base: Memory
+    bits: int
+    window: Window
+
+    @property
+    def space(self) -> types.MemorySpace:
+        """Memory space."""
+        return self.base.space
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """An instance of an operation.
+
+    Attributes:
+      network: what its relation adds to.
+      op: the operation.
+      path: the regions around it.
+      inputs: its operands: symbols, arrays in memory, other references.
+      env: those of all values in its region.
+      users: the values that the region reads.
+    """
+
+    network: Network
+    op: Op
+    path: Path
+    inputs: tuple[Any, ...]
+    env: dict[Value, Any]
+    users: Set[Value]
+
+    # --- names ------------------------------------------------------------------------
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The operation's static parameters."""
+        return self.op.params
+
+    @property
+    def words(self) -> str:
+        """The operation's name in messages."""
+        return sources.name_of(self.op.primitive)
+
+    @property
+    def where(self) -> str | None:
+        """The operation's line."""
+        lines = (op.where for op in (self.op, *(op for op, *_ in reversed(self.path))))
+        return next((line for line in lines if line is not None), None)
+
+    @functools.cached_property
+    def key(self) -> int:
+        """A hash of name, parameters, types and the operands' numbers."""
+        params = (f"{k}={v}" for k, v in self.params.items() if _is_plain(v))
+        results = (str(x.aval) for x in self.op.results)
+        operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
+        return digest(self.op.name, *params, *results, *operands)
+
+    def _origin(self, slot: Slot) -> Callable[[], int]:
+        return functools.cache(lambda: digest(str(self.key), str(slot)))
+
+    # --- operands ---------------------------------------------------------------------
+
+    @functools.cached_property
+    def operands(self) -> Any:
+        """The operands by name: symbols, and an `Access` for each reference."""
+        if hasattr(self.op.operands, "error"):
+            raise self.op.operands.error
+        return jax.tree.map(
+            lambda x: x if isinstance(x, Access) else self.network.read(x, self.env),
+            self.op.operands,
+            is_leaf=lambda x: isinstance(x, Access | Value | Constant),
+        )
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anything reads the single result."""
+        return self.op.results[0] in self.users
+
+    def reference(self, access: Access) -> Any:
+        """Returns what is behind a reference: a `Memory`, a barrier, an accumulator."""
+        return self.env[access.buffer]
+
+    def part(self, access: Access) -> Part:
+        """Returns the part of an array in memory that an operand is."""
+        memory = self.reference(access)
+        window, bits = access.window, memory.bits
+        if access.viewed is not None and access.viewed[1] is not None:
+            bits = memory_bits(access.viewed[1])
+        multiples = [
+            start if isinstance(start, int) else self._multiple(start)
+            for start in window.starts
+        ]
+        n = memory.batch
+        lead = memory.shape[:n]
+        window = Window(
+            lead + window.array_shape,
+            (None,) * n + window.starts,
+            (1,) * n + window.sizes,
+            tuple(axis + n for axis in window.axes),
+            (1,) * n + tuple(map(abs, multiples)),
+        )
+        return Part(memory, bits, window)
+
+    def _multiple(self, start: Any) -> int:
+        if isinstance(start, Sum):
+            return math.gcd(start.constant, *map(self._multiple, start.terms))
+        return self.network.read(start, self.env).multiple
+
+    # --- variables --------------------------------------------------------------------
+
+    def variable(self, like: Symbol, role: str = "", **options: Any) -> Variable:
+        """Adds a variable for operands of a shape and width; see `Network.variable`."""
+        key = self.key
+        type_: Any = like.shape, like.bits
+        return self.network.variable(self, type_, key, role=role, **options)  # type: ignore[arg-type]
+
+    def take(
+        self,
+        x: Symbol,
+        variable: Variable,
+        slot: Slot = 0,
+        side: Side = "source",
+        rigid: bool = False,
+    ) -> None:
+        """Declares that the operation consumes an array in a variable's layout.
+
+        Args:
+          slot: which operand: what the emission asks for.
+        """
+        self.network.take(self, slot, x, variable, side, rigid)
+
+    def taken(self, x: Symbol, variable: Variable, slot: Slot) -> None:
+        """As `take`, of an operand that may be a scalar, which is broadcast."""
+        if x.shape:
+            self.take(x, variable, slot)
+        else:
+            self.network.taken[self.path, self.op, slot] = Port(variable, "source")
+
+    def make(
+        self,
+        variable: Variable,
+        aval: Any,
+        slot: Slot = 0,
+        side: Side = "target",
+    ) -> Symbol:
+        """Declares that the operation produces an array in a variable's layout."""
+        port = Port(variable, side)
+        self.network.made[self.path, self.op, slot] = port
+        dtype = np.dtype(aval.dtype)
+        port.cell.bits.add(dtypes.bits(dtype))
+        return Symbol(tuple(aval.shape), dtype, self._origin(slot), port)
+
+    def defer(self, how: Deferral, aval: Any, slot: Slot = 0) -> Symbol:
+        """Declares that a result has no layout: it is materialized at its uses."""
+        dtype = np.dtype(aval.dtype)
+        return Symbol(tuple(aval.shape), dtype, self._origin(slot), deferred=how)
+
+    def scalar(self, aval: Any, slot: Slot = 0, multiple: int = 1) -> Symbol:
+        """Returns a scalar result."""
+        dtype = np.dtype(aval.dtype)
+        return Symbol((), dtype, self._origin(slot), multiple=multiple)
+
+    def use(self, part: Part, kind: networks.UseKind, **options: Any) -> Use:
+        """Records the use of a part of an array in memory; see `Use`."""
+        use = Use(self, kind, part, self.network.weight, **options)  # type: ignore[arg-type]
+        self.network.use_memory(use)
+        return use
+
+    def declare(self, i: int, var: Any, *, row_major: bool = False) -> Memory:
+        """Returns an array in memory that the operation declares.
+
+        Args:
+          i: its number.
+          var: the variable of its reference.
+          row_major: whether it has to be, where its type leaves that open.
+        """
+        aval, space = var.aval, var.aval.memory_space
+        lead = self.network.lead(var) if space is types.GMEM else ()
+        given: Any = None
+        if space is types.TMEM:
+            given = aval.storage.layout.tiled
+        elif space is types.SMEM and (aval.transforms or row_major):
+            given = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+        memory = Memory(
+            space,
+            _memory_shape(aval, lead),
+            memory_bits(aval.dtype),
+            len(lead),
+            self._origin(i),
+            f"{space} array",
+            self.where,
+            given,
+        )
+        self.network.declared[self.path, self.op, i] = memory
+        return memory
+
+    def related(
+        self,
+        x: Symbol,
+        aval: Any,
+        relation: Relation,
+        slot: Slot = 0,
+        *,
+        splat: bool = False,
+        **options: Any,
+    ) -> Symbol:
+        """Returns a result whose layout follows from that of an operand.
+
+        Args:
+          splat: whether a splat, too, needs a layout.
+        """
+        if not (splat and x.shape) and (x.deferred == "splat" or not x.shape):
+            return self.defer("splat", aval, slot)
+        variable = self.variable(
+            x, result=tuple(aval.shape), relation=relation, **options
+        )
+        self.take(x, variable, slot)
+        if not aval.shape:
+            return self.scalar(aval, slot)
+        return self.make(variable, aval, slot)
+
+    def alike(
+        self,
+        operands: Sequence[Symbol],
+        aval: Any,
+        slots: Sequence[Slot] | None = None,
+        slot: Slot = 0,
+        **options: Any,
+    ) -> Symbol:
+        """Returns the result of an operation whose arrays have one layout.
+
+        Args:
+          operands: arrays of the result's shape, and scalars.
+          aval: the result's type.
+          slots, slot: of operands and result.
+        """
+        if not aval.shape:
+            return self.scalar(aval, slot)
+        names = range(len(operands)) if slots is None else slots
+        arrays = [(x, n) for x, n in zip(operands, names, strict=True) if x.shape]
+        if all(x.deferred for x, _ in arrays):
+            return self.defer("made", aval, slot)
+        like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), self._origin(slot))
+        variable = self.variable(like, **options)
+        for x, name in arrays:
+            self.take(x, variable, name)
+        return self.make(variable, aval, slot)
+
+    # --- regions ----------------------------------------------------------------------
+
+    def argument(self, value: Value, slot: Slot, variable: Variable | None) -> Symbol:
+        """Returns an array or a scalar that a region is given."""
+        dtype = np.dtype(value.dtype)
+        port = None if variable is None else Port(variable, "target")
+        if port is not None:
+            port.cell.bits.add(dtypes.bits(dtype))
+        return Symbol(tuple(value.shape), dtype, self._origin(f"argument {slot}"), port)
+
+    def run(self, i: int, args: Sequence[Any], copy: int = 0) -> list[Any]:
+        """Collects a region of the operation; returns its results."""
+        path = (*self.path, (self.op, i, copy))
+        return self.network.run(self.op.regions[i], args, path)
+
+
+class Network(networks.Network):
+    """As its base, of a program.
+
+    Attributes:
+      sizes: CTAs of a cluster along each axis, by its name.
+      made: what determines the layout of a result, by path, operation and slot.
+      taken: likewise of an operand.
+      declared: the arrays in memory that scopes declare.
+      free: the references whose layout in SMEM is inferred although they share bytes.
+      lead: returns the sizes of the batch axes of an array that the launch adds.
+      approx_math: whether fast approximations are allowed.
+    """
+
+    def __init__(
+        self,
+        cluster: Mapping[str, int],
+        free: frozenset[Any] = frozenset(),
+        lead: Callable[[Any], tuple[int, ...]] = lambda var: (),
+        approx_math: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sizes = cluster
+        self.free, self.lead, self.approx_math = free, lead, approx_math
+        self.made: dict[tuple[Path, Op, Slot], Port] = {}
+        self.taken: dict[tuple[Path, Op, Slot], Port] = {}
+        self.declared: dict[tuple[Path, Op, int], Memory] = {}
+
+    def vector_type(self, type_: Any) -> tuple[tuple[int, ...], int]:
+        return type_
+
+    def take(
+        self,
+        node: Node,
+        slot: Slot,
+        x: Symbol,
+        variable: Variable,
+        side: Side,
+        rigid: bool,
+    ) -> None:
+        """See `Node.take`."""
+        consumer = Port(variable, side)
+        self.taken[node.path, node.op, slot] = consumer
+        producer = x.port
+        if producer is None:
+            return
+        producer.cell.join(consumer.cell)
+        consumer.cell.bits.add(x.bits)
+        self.edges.append(networks.Edge(producer, consumer, x.bits, self.weight, rigid))
+
+    def array(self, part: Any) -> networks.Array:
+        base = part.base
+        found = self.arrays.get(base)
+        if found is None:
+            number, key = len(self.arrays), base.origin()
+            fields: Any = (number, base, base.shape, base.bits)
+            if base.space is types.TMEM:
+                found = TmemArray(*fields, key)
+            else:
+                found = SmemArray(*fields, base.given, key)
+            self.arrays[base] = found
+        return found
+
+    # --- the operations in order ------------------------------------------------------
+
+    def run(self, region: Region, args: Sequence[Any], path: Path) -> list[Any]:
+        """Collects the operations of a region; returns its results."""
+        env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
+        rules = registry.rules(registry.RuleKind.RELATION)
+        reads = (*(op.inputs for op in region.ops), region.results)
+        users = {x for operands in reads for x in operands if isinstance(x, Value)}
+        for op in region.ops:
+            inputs = tuple(self.read(x, env) for x in op.inputs)
+            node = Node(self, op, path, inputs, env, users)
+            results = rules.get(op.primitive, without_arrays)(node, *inputs)
+            if not isinstance(results, list | tuple):
+                results = [results]
+            env.update(zip(op.results, results, strict=True))
+        return [self.read(x, env) for x in region.results]
+
+    def read(self, operand: Operand, env: dict[Value, Any]) -> Any:
+        """Returns what stands for an operand."""
+        if not isinstance(operand, Constant):
+            return env[operand]
+        number = digest(str(operand.value))
+        multiple = 1
+        if operand.shape == () and operand.dtype.kind in "iu":
+            multiple = abs(int(operand.value))
+        return Symbol(
+            tuple(operand.shape), operand.dtype, lambda: number, multiple=multiple
+        )
+
+
+def collect(
+    region: Region, args: Sequence[Memory], cluster: Mapping[str, int], **options: Any
+) -> Network:
+    """Collects a kernel.
+
+    Args:
+      region: its program.
+      args: its operands and results in GMEM.
+      cluster: CTAs of a cluster along each axis, by its name.
+      **options: as of `Network`.
+
+    Raises:
+      LayoutError: a layout that an operation requires does not fit its array.
+    """
+    network = Network(cluster, **options)
+    network.run(region, args, ())
+    return network
+
+
+def supports(region: Region) -> bool:
+    """Whether all operations of a program that need a relation have one."""
+    rules = registry.rules(registry.RuleKind.RELATION)
+    return all(
+        op.primitive in rules or (not op.regions and not _has_arrays(op))
+        for op in operations(region)
+    )
+
+
+def operations(region: Region) -> Iterator[Op]:
+    """The operations of a region and of those in it, in order."""
+    for op in region.ops:
+        yield op
+        for inner in op.regions:
+            yield from operations(inner)
+
+
+def _has_arrays(op: Op) -> bool:
+    """Whether an operation handles arrays in registers or in memory."""
+    for x in (*op.inputs, *op.results):
+        aval = getattr(x, "aval", None)
+        space = getattr(aval, "memory_space", None)
+        if space in (types.SMEM, types.GMEM, types.TMEM) and hasattr(aval, "storage"):
+            return True
+        if space is None and x.shape:
+            return True
+    return False
+
+
+def without_arrays(node: Node, *inputs: Any) -> list[Any]:
+    """The relation of an operation on scalars."""
+    if _has_arrays(node.op):
+        raise no_relation(node)
+    return [
+        node.scalar(x, i, _multiple_of(node)) for i, x in enumerate(node.op.results)
+    ]
+
+
+def _multiple_of(node: Node) -> int:
+    known = [getattr(x, "multiple", 1) for x in node.inputs]
+    match node.op.name:
+        case "mul":
+            return math.prod(known)
+        case "add" | "sub" | "max" | "min":
+            return math.gcd(*known)
+        case "select_n":
+            return math.gcd(*known[1:])
+        case "convert_element_type" | "neg":
+            return known[0]
+        case "multiple_of":
+            return math.lcm(known[0] or 1, node.params["divisor"])
+    return 1
+
+
+def no_relation(node: Node) -> errors.InternalError:
+    """Returns the error for an operation on arrays without a relation."""
+    return errors.InternalError(
+        f"Layout inference has no relation for {node.op.name}", where=node.where
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | str | float | tuple | np.dtype | None.__class__)
+
+
+def memory_bits(dtype: Any) -> int:
+    """Returns the width of an element in memory."""
+    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
+
+
+def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:
+    if aval.memory_space is types.TMEM:
+        *leading, rows, columns = aval.shape
+        return rows, math.prod(leading) * columns
+    return (*lead, *aval.shape)
+
+
+def inside(weight: int, trips: int) -> int:
+    """Returns how often the body of a loop runs."""
+    return min(weight * min(max(trips, 1), MAX_TRIPS), _MAX_WEIGHT)
