@@ -4,4 +4,4 @@
 from pallas_gpu.lowering import families, launch
 from pallas_gpu.lowering.semantics import assigned, lane, warpgroup
 
-__all__ = ["families", "lane", "launch", "warpgroup"]
+__all__ = ["assigned", "families", "lane", "launch", "warpgroup"]

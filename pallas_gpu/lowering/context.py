@@ -281,6 +281,10 @@ class RuleContext:
         """Returns an intermediate result in its assigned layout."""
         return self.kernel.semantics.result(self, x, slot)
 
+    def target(self, slot: Any = 0) -> Any:
+        """Returns the assigned layout of a result; None if there is none."""
+        return self.kernel.semantics.target(self, slot)
+
     def run(self, i: int, args: Sequence[Any], copy: int = 0) -> list[Any]:
         """Lowers a region of the operation; returns its results.
 

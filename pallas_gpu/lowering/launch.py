@@ -152,7 +152,12 @@ def assign_layouts(build: Build) -> Build:
     """
     region = region_of(build.params.jaxpr)
     import os
-    if os.environ.get("PG_OLD") or not infers_layouts(build) or not collect.supports(region):
+
+    if (
+        os.environ.get("PG_OLD")
+        or not infers_layouts(build)
+        or not collect.supports(region)
+    ):
         return build
     params = build.params
     network = collect.collect(

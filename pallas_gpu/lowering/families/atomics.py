@@ -11,8 +11,9 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import indexed
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
 
@@ -73,8 +74,20 @@ def _make_warpgroup(name: str):
     return rule
 
 
+def _make_relation(name: str):
+    def relate(node: Node, *_: Any) -> Symbol:
+        (aval,) = node.op.results
+        variable = indexed.related_access(node, "ref", *_values(name))
+        if variable is None:
+            return node.scalar(aval)
+        return node.make(variable, aval)
+
+    return relate
+
+
 for _name, _primitive in PRIMITIVES.items():
     lane(_primitive)(_make_lane(_name))
+    relates(_primitive)(_make_relation(_name))
     warpgroup(_primitive)(_make_warpgroup(_name))
 
 

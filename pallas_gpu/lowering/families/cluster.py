@@ -21,8 +21,9 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import indexed
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 
@@ -72,6 +73,14 @@ def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
         params["atomic"],
         params["sem"],
     )
+    return []
+
+
+@relates(async_store_smem_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    params = node.params
+    words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
+    indexed.related_access(node, "ref", "value", fixed=words)
     return []
 
 

@@ -208,7 +208,7 @@ def _relate_scan(node: Node, *args: Any) -> list[Any]:
     if length == unroll:
         return steps(carry)
     carries = _carries(node, carry, node.op.regions[0].inputs[n_consts:])
-    with _in_loop(node, length // unroll):
+    with _looping(node, length // unroll):
         _take_results(node, steps([x for x, _ in carries]), carries)
     return _made(node, carries)
 
@@ -220,7 +220,7 @@ def _relate_while(node: Node, *args: Any) -> list[Any]:
     carry = args[n_cond + n_body :]
     carries = _carries(node, carry, node.op.regions[1].inputs[n_body:])
     values = [x for x, _ in carries]
-    with _in_loop(node, MAX_TRIPS):
+    with _looping(node, MAX_TRIPS):
         node.run(0, [*cond_consts, *values])
         _take_results(node, node.run(1, [*body_consts, *values]), carries)
     return _made(node, carries)
@@ -262,7 +262,7 @@ def _made(node: Node, carries: Sequence[Carry]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _in_loop(node: Node, trips: int) -> Iterator[None]:
+def _looping(node: Node, trips: int) -> Iterator[None]:
     before = node.network.weight
     node.network.weight = inside(before, trips)
     yield

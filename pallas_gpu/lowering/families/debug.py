@@ -14,12 +14,14 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.collect import Memory, Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.debug import values as printed
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import debug
+from pallas_gpu.program.nodes import Access
 from pallas_gpu.types import formats
 
 # Attributes of the warpgroup-level operations.
@@ -30,7 +32,19 @@ _FORMAT, _DTYPES = "format", "dtypes"
 
 
 def _print_lane(ctx: RuleContext, *values: Any) -> list[Any]:
-    printed.print_values(debug.line_of(ctx.eqn), values)
+    alike = [ctx.operand(x, i) for i, x in enumerate(values)]
+    printed.print_values(debug.line_of(ctx.eqn), alike)
+    return []
+
+
+def _relate_print(node: Node, *values: Symbol) -> list[Any]:
+    """The arrays of a line have one layout, which costs nothing by itself."""
+    arrays = [(i, x) for i, x in enumerate(values) if x.shape]
+    if all(x.deferred for _, x in arrays):
+        return []
+    variable = node.variable(arrays[0][1])
+    for i, x in arrays:
+        node.take(x, variable, i)
     return []
 
 
@@ -48,6 +62,7 @@ def _print_warpgroup(ctx: RuleContext, *values: Any) -> list[Any]:
 
 for _primitive in (debug.debug_print_p, _jax.debug_print_p):
     lane(_primitive)(_print_lane)
+    relates(_primitive)(_relate_print)
     warpgroup(_primitive)(_print_warpgroup)
 
 
@@ -117,6 +132,8 @@ def _known_layout(ctx: RuleContext, invals: Any) -> str:
             return handle.layout.description
         case vals.GmemHandle():
             return "row-major, in GMEM"
+        case vals.TmemHandle():
+            return str(handle.layout)
         case int() | float():
             return _SCALAR
     return _layout_of(handle)
@@ -131,6 +148,17 @@ def _layout_of(array: Any) -> str:
     if isinstance(array, regs.RegisterArray):
         return describe(array.layout)
     return "no layout: each use materializes it in its own"
+
+
+@relates(debug.print_layout_p)
+def _relate_layout(node: Node, *_: Any) -> list[Any]:
+    """It requires nothing: it prints what the other operations lead to."""
+    x = node.operands["x"]
+    if isinstance(x, Access) and isinstance(node.reference(x), Memory):
+        part = node.part(x)
+        if part.space is not types.GMEM:
+            node.network.array(part)
+    return []
 
 
 @warpgroup(debug.print_layout_p)

@@ -22,10 +22,12 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, i32
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
+from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import cluster, elementwise, indexed, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -138,6 +140,8 @@ def lane_access(
       default: the layout if nothing determines one; None for that of the shape.
     """
     found = access(ctx, invals, ref, *extra)
+    if ctx.kernel.layouts is not None:
+        return _assigned_access(ctx, found, extra), ctx.target("access")
     arrays = [found.mask, *found.extra, *found.indices]
     given = agreement.preferred(arrays)
     if default is not None and given == _default_placement(found):
@@ -162,6 +166,64 @@ def lane_access(
     ), placement
 
 
+def _assigned_access(ctx: RuleContext, found: Access, extra: Sequence[str]) -> Access:
+    return dataclasses.replace(
+        found,
+        indices=tuple(
+            ctx.operand(x, f"index {i}") for i, x in enumerate(found.indices)
+        ),
+        mask=None if found.mask is None else ctx.operand(found.mask, "mask"),
+        extra=tuple(
+            None if x is None else ctx.operand(x, name)
+            for x, name in zip(found.extra, extra, strict=True)
+        ),
+    )
+
+
+def related_access(
+    node: Node, ref: str, *extra: str, fixed: Placement | None = None
+) -> Variable | None:
+    """All arrays of an access have one layout: this one, if it is given.
+
+    Returns:
+      The variable; None for the access to a single element.
+    """
+    operands, params = node.operands, node.params
+    reinterpreted = params["view_shape"] is not None
+    # Reinterpreted elements have to be adjacent, in row-major order.
+    part = node.part(operands[ref])
+    node.use(part, "pointer" if reinterpreted else "indexed")
+    shape = tuple(params["shape"])
+    if not shape:
+        return None
+    like = Symbol(shape, np.dtype(params["dtype"]), lambda: 0)
+    variable = node.variable(like, fixed=fixed)
+    named = [(f"index {i}", x) for i, x in enumerate(operands["indices"])]
+    named += [(name, operands[name]) for name in ("mask", *extra)]
+    for name, x in named:
+        if x is not None and x.shape:
+            node.take(x, variable, name)
+    node.make(variable, like, "access")
+    return variable
+
+
+@relates(load_indexed_p)
+def _relate_load(node: Node, *_: Any) -> Symbol:
+    (aval,) = node.op.results
+    variable = related_access(node, "src", "other")
+    if variable is None:
+        return node.scalar(aval)
+    loaded = node.make(variable, aval, "loaded")
+    layout = node.params["layout"]
+    return loaded if layout is None else shapes.related_cast(node, loaded, layout)
+
+
+@relates(store_indexed_p)
+def _relate_store(node: Node, *_: Any) -> list[Any]:
+    related_access(node, "dst", "value")
+    return []
+
+
 def _default_placement(found: Access) -> Placement | None:
     """Returns the layout of an access for which nothing determines one."""
     if not found.shape:
@@ -176,7 +238,8 @@ def _default_placement(found: Access) -> Placement | None:
 def _load_lane(ctx: RuleContext, *invals: Any) -> Any:
     layout = ctx.eqn.params["layout"]
     found, placement = lane_access(ctx, invals, "src", "other", layout=layout)
-    return indexed.load(lane_elements(ctx, found), placement, found.extra[0])
+    loaded = indexed.load(lane_elements(ctx, found), placement, found.extra[0])
+    return loaded if layout is None else ctx.operand(loaded)
 
 
 @lane(store_indexed_p)

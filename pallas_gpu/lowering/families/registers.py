@@ -12,7 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.layouts import WGSplatLayout, to_layout
+from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import accesses
@@ -20,7 +20,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import tmem
+from pallas_gpu.lowering.families import shapes, tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
@@ -180,7 +180,9 @@ def _relate_read(
     variable = node.variable(symbol, access=use)
     _note_access(variable, use)
     loaded = node.make(variable, aval, "loaded")
-    return loaded if layout is None else related_cast(node, loaded, layout, "cast")
+    return (
+        loaded if layout is None else shapes.related_cast(node, loaded, layout, "cast")
+    )
 
 
 def _relate_write(
@@ -256,37 +258,7 @@ def _relate_addupdate(node: Node, *_: Any) -> list[Any]:
 
 @relates(layout_cast_p)
 def _relate_layout_cast(node: Node, x: Symbol) -> Symbol:
-    return related_cast(node, x, node.params["layout"], 0)
-
-
-def related_cast(node: Node, x: Symbol, layout: Any, slot: Any) -> Symbol:
-    """Returns an array in the layout that the author has chosen."""
-    description = to_layout(layout)
-    is_splat = isinstance(description, WGSplatLayout)
-    if not x.shape or (is_splat and x.deferred == "splat"):
-        return x
-    if is_splat:
-        raise errors.LayoutError(
-            "Only a splat can have a splat layout",
-            expected="a layout that distributes the elements",
-            got=f"WG_SPLAT for shape {x.shape}",
-            hint="cast to another layout",
-            where=node.where,
-        )
-    try:
-        placement = place(description, x.shape)
-    except errors.LayoutError as error:
-        raise errors.LayoutError(
-            f"layout_cast: an array of shape {x.shape} does not fit the layout",
-            expected=error.expected,
-            got=error.got,
-            hint=f"{error.what}: cast to a layout that fits the shape, or remove the "
-            "layout_cast",
-            where=node.where,
-        ) from None
-    variable = node.variable(x, fixed=placement)
-    node.take(x, variable, slot)
-    return node.make(variable, x, slot)
+    return shapes.related_cast(node, x, node.params["layout"], 0)
 
 
 # --- JAX's reads and writes of references ---------------------------------------------

@@ -11,6 +11,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
 from pallas_gpu import errors
+from pallas_gpu.layouts import WGSplatLayout, to_layout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -151,6 +153,36 @@ def _relate_transpose(node: Node, x: Symbol) -> Symbol:
         if symbol.port is not None:
             symbol.port.cell.transposed = True
     return result
+
+
+def related_cast(node: Node, x: Symbol, layout: Any, slot: Any = 0) -> Symbol:
+    """Returns an array in the layout that the author has chosen."""
+    description = to_layout(layout)
+    is_splat = isinstance(description, WGSplatLayout)
+    if not x.shape or (is_splat and x.deferred == "splat"):
+        return x
+    if is_splat:
+        raise errors.LayoutError(
+            "Only a splat can have a splat layout",
+            expected="a layout that distributes the elements",
+            got=f"WG_SPLAT for shape {x.shape}",
+            hint="cast to another layout",
+            where=node.where,
+        )
+    try:
+        placement = place(description, x.shape)
+    except errors.LayoutError as error:
+        raise errors.LayoutError(
+            f"layout_cast: an array of shape {x.shape} does not fit the layout",
+            expected=error.expected,
+            got=error.got,
+            hint=f"{error.what}: cast to a layout that fits the shape, or remove the "
+            "layout_cast",
+            where=node.where,
+        ) from None
+    variable = node.variable(x, fixed=placement)
+    node.take(x, variable, slot)
+    return node.make(variable, x, slot)
 
 
 @infers("vector.broadcast")

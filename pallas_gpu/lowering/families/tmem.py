@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.layouts.registers.placement import describe, place_registers
+from pallas_gpu.layouts.registers.placement import Placement, describe, place_registers
 from pallas_gpu.layouts.tmem.access import register_layouts, transfers
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering import memrefs
@@ -24,13 +24,14 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import barrier_pointer
 from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.shapes import as_vector
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.constraints import array_of, use_as_pointers
 from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
 from pallas_gpu.lowering.memrefs import Part
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -99,10 +100,16 @@ def _infer_layout_cast(network: Network, op: ir.Operation, key: Key) -> None:
 
 @lane(primitives.async_load_tmem_p)
 def _load_lane(ctx: RuleContext, *invals: Any) -> Any:
-    return _load_view(ctx.part(ctx.operands(invals)["src"]), ctx.eqn.params["layout"])
+    view, layout = ctx.part(ctx.operands(invals)["src"]), ctx.eqn.params["layout"]
+    loaded = _load_view(view, layout, ctx.target("loaded"))
+    return ctx.operand(loaded)
 
 
-def _load_view(view: tmem.TmemView, layout: Any) -> Any:
+def _load_view(
+    view: tmem.TmemView, layout: Any, assigned: Placement | None = None
+) -> Any:
+    if assigned is not None:
+        return tmem.load(view, assigned)
     if layout is not None:
         return tmem.load(view, place_registers(layout, view.shape))
     bits = dtypes.stored_bits(view.dtype)
@@ -126,7 +133,7 @@ def read(ctx: RuleContext, handle: vals.TmemHandle, transforms: Any) -> Any:
     """Loads a part of an array, and waits: an index expression."""
     part = ctx.kernel.semantics.part(ctx, handle, transforms)
     if isinstance(part, tmem.TmemView):
-        value = _load_view(part, None)
+        value = _load_view(part, None, ctx.target("loaded"))
     else:
         value = _load_vector(ctx, part, handle.dtype, None)
     tmem.wait_loads()
@@ -154,6 +161,7 @@ def _store(ctx: RuleContext, part: Any, value: Any) -> None:
         dialect.ops.async_store_tmem(as_vector(value, shape).value, part)
         return
     bits = dtypes.stored_bits(part.dtype)
+    value = ctx.operand(vals.as_shape(value, part.shape), "stored")
     if isinstance(value, regs.Deferred):
         value = vals.as_shape(value, part.shape)
         value = value.materialize(next(register_layouts(part.layout, part.shape, bits)))
@@ -180,6 +188,20 @@ def _wait_load(ctx: RuleContext) -> list[Any]:
 @uniform(primitives.commit_tmem_p)
 def _commit(ctx: RuleContext) -> list[Any]:
     tmem.wait_stores()
+    return []
+
+
+@relates(primitives.async_load_tmem_p)
+def _relate_load(node: Node, *_: Any) -> Symbol:
+    (aval,), layout = node.op.results, node.params["layout"]
+    loaded = related_load(node, node.part(node.operands["src"]), aval)
+    return loaded if layout is None else shapes.related_cast(node, loaded, layout)
+
+
+@relates(primitives.async_store_tmem_p)
+def _relate_store(node: Node, *_: Any) -> list[Any]:
+    operands = node.operands
+    related_store(node, node.part(operands["ref"]), operands["value"])
     return []
 
 
@@ -251,6 +273,30 @@ def _note_access(variable: Variable, use: Use) -> None:
 
 
 # --- copies from SMEM -----------------------------------------------------------------
+
+
+def related_contiguous_copy(node: Node, *admitted: TmemLayout) -> list[Any]:
+    """Of a copy from contiguous SMEM to an array in one of some layouts."""
+    operands = node.operands
+    node.use(node.part(operands["smem"]), "pointer")
+    node.use(node.part(operands["tmem"]), "constrain", admitted=admitted)
+    return []
+
+
+def constrain(node: Node, part: Any, role: str, make: Callable[[], TmemLayout]) -> None:
+    """Constrains an operand in TMEM to the layout that `make` returns."""
+    try:
+        admitted = make()
+    except errors.LayoutError as error:
+        name = f"{role} of {node.words}" if role else node.words
+        raise errors.LayoutError(
+            f"{name}: {error.what}",
+            expected=error.expected,
+            got=error.got,
+            hint=error.hint,
+            where=node.where,
+        ) from None
+    node.use(part, "constrain", role=role, admitted=(admitted,))
 
 
 def infer_contiguous_copy(

@@ -22,8 +22,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.lowering.inference import assembly, explain, solver
-from pallas_gpu.lowering.inference import collect
+from pallas_gpu.lowering.inference import assembly, collect, explain, solver
 from pallas_gpu.lowering.inference.annotate import annotate
 from pallas_gpu.lowering.inference.constraints import collect as collect_block
 from pallas_gpu.lowering.inference.listing import listing

@@ -57,6 +57,7 @@ class Symbol:
       port: what determines its layout; None for a scalar and a deferred array.
       deferred: how an array without a layout is materialized at its uses.
       multiple: a known divisor of an integer scalar; 0 for 0.
+      known: the value of an integer scalar that is a constant.
     """
 
     shape: tuple[int, ...]
@@ -65,6 +66,7 @@ class Symbol:
     port: Port | None = None
     deferred: Deferral | None = None
     multiple: int = 1
+    known: int | None = None
 
     @property
     def bits(self) -> int:
@@ -192,6 +194,8 @@ class Node:
         """Returns the part of an array in memory that an operand is."""
         memory = self.reference(access)
         window, bits = access.window, memory.bits
+        if memory.space is types.TMEM:
+            return Part(memory, bits, self._tmem_window(memory, window))
         if access.viewed is not None and access.viewed[1] is not None:
             bits = memory_bits(access.viewed[1])
         multiples = [
@@ -208,6 +212,28 @@ class Node:
             (1,) * n + tuple(map(abs, multiples)),
         )
         return Part(memory, bits, window)
+
+    def _tmem_window(self, memory: Memory, window: Window) -> Window:
+        """The window of rows and columns, over which other dimensions are spread."""
+        *lead, _, columns = window.array_shape
+        starts = window.starts[:-2] + window.starts[-1:]
+        strides = [math.prod(lead[i + 1 :]) * columns for i in range(len(lead))]
+        first: Any = None
+        multiple = 0
+        if all(isinstance(start, int) for start in starts):
+            first = math.sumprod(starts, [*strides, 1])
+            multiple = first
+        else:
+            known = [s if isinstance(s, int) else self._multiple(s) for s in starts]
+            multiple = math.gcd(
+                *(k * s for k, s in zip(known, [*strides, 1], strict=True))
+            )
+        return Window.whole(memory.shape).slice(
+            (window.starts[-2], first),
+            window.sizes[-2:],
+            (0, multiple),
+            add=lambda a, b: None,
+        )
 
     def _multiple(self, start: Any) -> int:
         if isinstance(start, Sum):
@@ -295,7 +321,7 @@ class Node:
             memory_bits(aval.dtype),
             len(lead),
             self._origin(i),
-            f"{space} array",
+            f"{str(space).upper()} array",
             self.where,
             given,
         )
@@ -454,12 +480,12 @@ class Network(networks.Network):
         if not isinstance(operand, Constant):
             return env[operand]
         number = digest(str(operand.value))
-        multiple = 1
+        multiple, known = 1, None
         if operand.shape == () and operand.dtype.kind in "iu":
-            multiple = abs(int(operand.value))
-        return Symbol(
-            tuple(operand.shape), operand.dtype, lambda: number, multiple=multiple
-        )
+            known = int(operand.value)
+            multiple = abs(known)
+        shape, dtype = tuple(operand.shape), operand.dtype
+        return Symbol(shape, dtype, lambda: number, multiple=multiple, known=known)
 
 
 def collect(

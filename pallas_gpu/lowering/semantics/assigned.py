@@ -59,7 +59,7 @@ class Assigned(Lane):
         view = self.part(ctx, handle, transforms)
         if tuple(view.shape) == ():
             return elementwise.scalar(accesses.load_scalar(view), handle.dtype)
-        placement = self._made(ctx, "loaded")
+        placement = self.target(ctx, "loaded")
         if placement is None:
             placement = default_placement(tuple(view.shape), dtypes.bits(handle.dtype))
         array = accesses.load(view, placement, optimized, lambda: ctx.op.where)
@@ -102,11 +102,14 @@ class Assigned(Lane):
         return self.placed(ctx, x, slot)
 
     def result(self, ctx: RuleContext, x: Any, slot: Any) -> Any:
-        layout = self._made(ctx, slot)
+        layout = self.target(ctx, slot)
         # Deferred arrays stay so; a broadcast can only be materialized in one layout.
         if layout is None or not isinstance(x, regs.RegisterArray | regs.Broadcast):
             return x
         return self._in_layout(ctx.kernel, x, layout)
+
+    def target(self, ctx: RuleContext, slot: Any) -> Placement | None:
+        return self.layouts.result(ctx.kernel.path, ctx.op, slot)
 
     def alike(self, ctx: RuleContext, operands: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self.operand(ctx, x, i) for i, x in enumerate(operands))
@@ -132,7 +135,7 @@ class Assigned(Lane):
     def _layout_of(self, ctx: RuleContext, x: Any, slot: Any) -> Placement | None:
         if vals.is_scalar(x) or not isinstance(x, regs.Array):
             return None
-        made = self._made(ctx, slot)
+        made = self.target(ctx, slot)
         return made or default_placement(x.shape, dtypes.bits(x.dtype))
 
     def packed(
@@ -145,16 +148,13 @@ class Assigned(Lane):
     ) -> vals.Packed:
         if not shape:
             return vals.Packed(dtype)
-        made = self._made(ctx, i)
+        made = self.target(ctx, i)
         return vals.Packed(dtype, made or default_placement(shape, dtypes.bits(dtype)))
 
     def fit(self, kernel: KernelState, value: Any, layout: Placement) -> Any:
         return self._in_layout(kernel, value, layout)
 
     # --- layouts ----------------------------------------------------------------------
-
-    def _made(self, ctx: RuleContext, slot: Any) -> Placement | None:
-        return self.layouts.result(ctx.kernel.path, ctx.op, slot)
 
     def _moved(self, kernel: KernelState, x: Any, layout: Placement) -> Any:
         """Moves an array to a layout, once for all that use it there."""

@@ -153,6 +153,9 @@ class Lane:
     def result(self, ctx: RuleContext, x: Any, slot: Any) -> Any:
         return x
 
+    def target(self, ctx: RuleContext, slot: Any) -> Placement | None:
+        return None
+
     def alike(self, ctx: RuleContext, operands: Sequence[Any]) -> tuple[Any, ...]:
         return agreement.agreed(ctx.kernel, operands)
 

@@ -112,6 +112,9 @@ class Semantics(Protocol):
     def result(self, ctx: Any, x: Any, slot: Any) -> Any:
         """Returns a result in its assigned layout, if it has one."""
 
+    def target(self, ctx: Any, slot: Any) -> Any:
+        """Returns the assigned layout of a result, if it has one."""
+
     def alike(self, ctx: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the operands of an elementwise operation in one layout."""
 

@@ -170,6 +170,9 @@ class Warpgroup:
     def result(self, ctx: RuleContext, x: Any, slot: Any) -> Any:
         return x
 
+    def target(self, ctx: RuleContext, slot: Any) -> None:
+        return None
+
     def alike(self, ctx: RuleContext, operands: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(operands)
 

@@ -18,9 +18,10 @@ from pallas_gpu.lowering.families.mbarrier import (
     predicate_value,
 )
 from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import cp_async
 from pallas_gpu.primitives import cp_async as primitives
@@ -128,6 +129,19 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
     plan = cp_async.copy_smem_to_gmem(source, target, optional_operands(op)[1])
     slow.copied_by_threads(plan, target, lambda: sources.where(op.operation))
     expansion.dead.append(op.operation)
+
+
+@relates(primitives.cp_async_p)
+def _relate_load(node: Node, *_: Any) -> list[Any]:
+    """Threads access SMEM in any layout."""
+    node.use(node.part(node.operands["dst"]), "indexed")
+    return []
+
+
+@relates(primitives.store_by_threads_p)
+def _relate_store(node: Node, *_: Any) -> list[Any]:
+    node.use(node.part(node.operands["src"]), "indexed")
+    return []
 
 
 @infers("pallas_gpu.cp_async", "pallas_gpu.copy_smem_to_gmem_by_threads")

@@ -13,9 +13,10 @@ from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
 
@@ -60,6 +61,12 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         _PADDING: ir.DenseI64ArrayAttr.get(padding),
     }
     ir.Operation.create("pallas_gpu.copy_im2col", results, values, attributes)
+    return []
+
+
+@relates(primitives.copy_im2col_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    node.use(node.part(node.operands["dst"]), "im2col")
     return []
 
 

@@ -12,8 +12,9 @@ from pallas_gpu.lowering.expansion.memory import gmem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import tma
 from pallas_gpu.lowering.families.mbarrier import cluster_group, predicate_value
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import cluster, dialect
 from pallas_gpu.mosaic.copies.prefetch import prefetch
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
@@ -41,6 +42,12 @@ def _async_prefetch_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         tma.cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
         predicate=predicate_value(operands["predicate"]),
     )
+    return []
+
+
+@relates(async_prefetch_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    """It reads GMEM, whose layout is given."""
     return []
 
 

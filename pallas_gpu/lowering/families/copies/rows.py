@@ -12,9 +12,10 @@ from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import rows
 from pallas_gpu.mosaic.elements import dtypes
@@ -24,7 +25,8 @@ from pallas_gpu.primitives import rows as primitives
 
 def _indices(ctx: RuleContext, invals: Any) -> Any:
     # Here they are an array; `ctx.operands` makes numbers of constants.
-    return ops.unflatten(ctx.eqn.params["tree"], list(invals))["rows"]
+    rows_ = ops.unflatten(ctx.eqn.params["tree"], list(invals))["rows"]
+    return ctx.operand(rows_, "rows")
 
 
 @lane(primitives.gather_rows_p)
@@ -106,6 +108,25 @@ def _expand_scatter(expansion: Expansion, op: Any) -> None:
         predicate,
     )
     expansion.dead.append(op.operation)
+
+
+@relates(primitives.gather_rows_p)
+def _relate_gather(node: Node, *_: Any) -> list[Any]:
+    return _related(node, "dst")
+
+
+@relates(primitives.scatter_rows_p)
+def _relate_scatter(node: Node, *_: Any) -> list[Any]:
+    return _related(node, "src")
+
+
+def _related(node: Node, smem: str) -> list[Any]:
+    """Indices and SMEM are taken in any layout."""
+    operands = node.operands
+    node.use(node.part(operands[smem]), "indexed")
+    rows_ = operands["rows"]
+    node.take(rows_, node.variable(rows_), "rows")
+    return []
 
 
 @infers("pallas_gpu.gather_rows", "pallas_gpu.scatter_rows")

@@ -14,9 +14,10 @@ from pallas_gpu.lowering.context import I32, RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.grids import launch_control
@@ -74,6 +75,18 @@ def _request_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = [answer, *_request_operands(ctx, invals)]
     ir.Operation.create("pallas_gpu.try_cluster_cancel", [], operands)
     return []
+
+
+@relates(try_cluster_cancel_p)
+def _relate_request(node: Node, *_: Any) -> list[Any]:
+    node.use(node.part(node.operands["result"]), "store")
+    return []
+
+
+@relates(query_cluster_cancel_p)
+def _relate_decode(node: Node, *_: Any) -> list[Any]:
+    node.use(node.part(node.operands["result"]), "load")
+    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
 @infers("pallas_gpu.try_cluster_cancel")

@@ -19,9 +19,10 @@ from pallas_gpu.lowering.families.mbarrier import (
     barrier_pointer,
     predicate_value,
 )
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
@@ -64,6 +65,12 @@ def _values(
         barrier_pointer(ctx, barrier.ref, index),
         predicate_value(operands["predicate"]),
     )
+
+
+@relates(publish_p)
+def _relate_publish(node: Node, *_: Any) -> list[Any]:
+    node.use(node.part(node.operands["dst"]), "store")
+    return []
 
 
 @infers("pallas_gpu.publish")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,10 +19,12 @@ from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
     joined,
     lane_moved,
+    related_moved,
     warpgroup_moved,
 )
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.rules import lane, warpgroup
+from pallas_gpu.lowering.inference.collect import Node, Symbol
+from pallas_gpu.lowering.rules import lane, relates, warpgroup
 from pallas_gpu.mosaic import registers as regs
 
 
@@ -31,6 +34,13 @@ def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
         return operands[0]
     axis = ctx.eqn.params["dimension"]
     shapes_ = [x.shape for x in operands]
+    plan = plans.concatenation(shapes_, axis)
+    if ctx.target("moved") is not None:
+        if len(set(shapes_)) > 1:
+            return lane_moved(ctx, plan, operands)
+        starts = _join_starts(shapes_, axis)
+        rename = functools.partial(_joined, starts)
+        return lane_moved(ctx, plan, operands, rename=rename)
     first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
     if first is not None and len(set(shapes_)) == 1:
         target = relations.repeated(first.layout, ctx.out_aval.shape)
@@ -40,7 +50,24 @@ def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
             whole = joined(alike, _join_starts(shapes_, axis), target)
             if whole is not None:
                 return whole
-    return lane_moved(ctx, plans.concatenation(shapes_, axis), operands)
+    return lane_moved(ctx, plan, operands)
+
+
+def _joined(starts: Any, held: Sequence[Any], target: Placement) -> Any:
+    return joined(held, starts, target)
+
+
+@relates("concatenate")
+def _relate_concatenate(node: Node, *operands: Symbol) -> Symbol:
+    if len(operands) == 1:
+        return operands[0]
+    axis, (aval,) = node.params["dimension"], node.op.results
+    sizes = [x.shape for x in operands]
+    renames: list[relations.Relation] = []
+    if len(set(sizes)) == 1:
+        starts = _join_starts(sizes, axis)
+        renames = [relations.Join(sizes[0], tuple(aval.shape), s) for s in starts]
+    return related_moved(node, operands, aval, renames=renames)
 
 
 def _like(x: Any, layout: Placement) -> regs.RegisterArray | None:
@@ -76,9 +103,27 @@ def _concatenate_warpgroup(ctx: RuleContext, *operands: Any) -> Any:
 def _rev_lane(ctx: RuleContext, x: Any) -> Any:
     if isinstance(x, regs.Splat):
         return x
-    held = in_registers(ctx, x)
     plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
+    if ctx.target("moved") is not None:
+        return lane_moved(ctx, plan, [x])
+    held = in_registers(ctx, x)
     return lane_moved(ctx, plan, [held], target=held.layout)
+
+
+@relates("rev")
+def _relate_rev(node: Node, x: Symbol) -> Symbol:
+    if x.deferred == "splat":
+        return x
+    return related_moved(node, [x], node.op.results[0])
+
+
+@relates("pad")
+def _relate_pad(node: Node, x: Symbol, value: Symbol) -> Symbol:
+    if not x.shape:
+        return x
+    plan = plans.padding(x.shape, node.params["padding_config"])
+    other = None if plan.is_total else value
+    return related_moved(node, [x], node.op.results[0], other=other)
 
 
 @warpgroup("rev")

@@ -16,8 +16,9 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.moves.rearrange import in_registers
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network, digest
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
@@ -47,9 +48,41 @@ def _gather(kernel: Any, x: Any, index: Any, fill: regs.Array) -> regs.RegisterA
 @lane(gather_positions_p)
 def _gather_lane(ctx: RuleContext, *invals: Any) -> Any:
     operands = _operands(ctx, invals)
-    x, index = (in_registers(ctx, operands[name]) for name in ("x", "index"))
+    x, index = (_held(ctx, operands[name], name) for name in ("x", "index"))
     fill = regs.splat(vals.scalar_value(operands["fill"]), x.dtype, index.shape)
     return _gather(ctx.kernel, x, index, fill)
+
+
+def _held(ctx: RuleContext, x: Any, slot: str) -> regs.RegisterArray:
+    if ctx.kernel.layouts is None:
+        return in_registers(ctx, x)
+    return ctx.placed(x, slot)
+
+
+@relates(gather_positions_p)
+def _relate_gather(node: Node, *_: Any) -> Symbol:
+    """Index and result have one layout; the array may have any."""
+    operands, (aval,) = node.operands, node.op.results
+    x, index = operands["x"], operands["index"]
+    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
+    made = node.variable(like, moved_bits=max(like.bits, 8))
+    node.take(x, node.variable(x, "array", moved_bits=max(x.bits, 8)), "x")
+    node.take(index, made, "index")
+    return node.make(made, aval)
+
+
+@relates(scatter_positions_p)
+def _relate_scatter(node: Node, *_: Any) -> Symbol:
+    """Index and updates have one layout, the array and the result another."""
+    operands, (aval,) = node.operands, node.op.results
+    x, index, updates = (operands[name] for name in ("x", "index", "updates"))
+    bits = max(x.bits, 8)
+    taken = node.variable(index, "updates", moved_bits=bits)
+    node.take(index, taken, "index")
+    node.take(updates, taken, "updates")
+    made = node.variable(x, moved_bits=bits)
+    node.take(x, made, "x")
+    return node.make(made, aval)
 
 
 @warpgroup(gather_positions_p)
@@ -124,10 +157,9 @@ def _scatter(
 @lane(scatter_positions_p)
 def _scatter_lane(ctx: RuleContext, *invals: Any) -> Any:
     operands = _operands(ctx, invals)
-    x, updates = (in_registers(ctx, operands[name]) for name in ("x", "updates"))
-    index = operands["index"]
-    if isinstance(index, regs.Deferred):
-        index = in_registers(ctx, index)
+    x, updates, index = (
+        _held(ctx, operands[name], name) for name in ("x", "updates", "index")
+    )
     if index.layout != updates.layout:
         room = scratch.for_relayout(ctx.kernel, updates, index.layout)
         updates = relayout.relayout(updates, index.layout, room)

@@ -7,9 +7,10 @@ concatenations and others. Where the layouts permit it, registers are renamed in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
@@ -23,6 +24,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network, digest
 from pallas_gpu.lowering.rules import expands, infers
 from pallas_gpu.mosaic import logical
@@ -39,6 +41,9 @@ _DTYPE, _SOURCES, _OTHER, _PARTS, _WHOLE = (
 _FIELDS = ("result", "firsts", "steps", "counts", "dynamic")
 _ALL = -1  # a count of None
 
+# From operands in registers and the result's layout to the result.
+Rename = Callable[[Sequence[regs.RegisterArray], Placement], Any]
+
 
 # --- both semantics: an operation on arrays -------------------------------------------
 
@@ -51,12 +56,58 @@ def lane_moved(
     starts: Sequence[ir.Value] = (),
     other: Any = None,
     target: Placement | None = None,
+    rename: Rename | None = None,
+    slot: str = "moved",
 ) -> regs.RegisterArray:
-    """Moves arrays through scratch, to the default layout unless another is given."""
-    held = [in_registers(ctx, x) for x in operands]
-    if target is None:
-        target = default_placement(plan.shape, dtypes.bits(held[0].dtype))
-    return moved(ctx.kernel, plan, held, starts, other, target)
+    """Moves arrays through scratch, to the default layout unless another is given.
+
+    Args:
+      starts: the dynamic starts of the plan.
+      other: what the elements are that the plan leaves out.
+      target: the result's layout, where inference has not assigned one.
+      rename: returns the result if it consists of registers of the operands.
+      slot: as in `related_moved`.
+    """
+    assigned = ctx.target(slot)
+    if assigned is None:
+        held = [in_registers(ctx, x) for x in operands]
+        target = target or default_placement(plan.shape, dtypes.bits(held[0].dtype))
+        return moved(ctx.kernel, plan, held, starts, other, target)
+    held = [ctx.placed(x, f"{slot} {i}") for i, x in enumerate(operands)]
+    if rename is not None and (result := rename(held, assigned)) is not None:
+        return result
+    if other is not None:
+        other = ctx.operand(other, f"{slot} other")
+    return moved(ctx.kernel, plan, held, starts, other, assigned)
+
+
+def related_moved(
+    node: Node,
+    operands: Sequence[Symbol],
+    aval: Any,
+    *,
+    other: Symbol | None = None,
+    renames: Sequence[relations.Relation] = (),
+    slot: str = "moved",
+) -> Symbol:
+    """The relation of `lane_moved`.
+
+    Args:
+      aval: the result's type.
+      renames: for each operand how registers are renamed; empty if data always moves.
+    """
+    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
+    moved_bits = 0 if renames else max(like.bits, 8)
+    made = node.variable(like, "" if slot == "moved" else slot, moved_bits=moved_bits)
+    for i, x in enumerate(operands):
+        name = f"{slot} {i}"
+        taken = node.variable(x, name, moved_bits=moved_bits)
+        node.take(x, taken, name)
+        if renames:
+            node.network.move(taken, made, renames[i])
+    if other is not None:
+        node.taken(other, made, f"{slot} other")
+    return node.make(made, aval, slot)
 
 
 def moved(
@@ -224,7 +275,7 @@ def _expand(expansion: Expansion, op: Any) -> None:
         if ir.BoolAttr(op.attributes[_WHOLE]).value:
             result = joined(operands, parts, target)
         else:
-            result = _renamed_part(operands[0], parts[0], target)
+            result = renamed_part(operands[0], parts[0], target)
     if result is None:
         other = None
         if ir.BoolAttr(op.attributes[_OTHER]).value:
@@ -236,7 +287,7 @@ def _expand(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
-def _renamed_part(
+def renamed_part(
     x: regs.RegisterArray, starts: Sequence[int], target: Placement
 ) -> regs.Array | None:
     """The part, if it consists of registers of the array; else None."""

@@ -21,11 +21,13 @@ from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
     lane_moved,
     moved,
+    related_moved,
     warpgroup_moved,
 )
 from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network, digest
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -47,11 +49,20 @@ def _array_in_shape(
 ) -> Any:
     if isinstance(x, regs.Splat):
         return regs.reshape(x, shape)
+    if not shape:
+        if ctx.kernel.layouts is None:
+            x = in_registers(ctx, x)
+        return _element(ctx.kernel, ctx.placed(x, "element"))
     if _permutes(x.shape, dimensions):
         plan = plans.reshape(x.shape, shape, dimensions)
         return lane_moved(ctx, plan, [x])
-    if not shape:
-        return _element(ctx.kernel, in_registers(ctx, x))
+    if x.shape == shape:
+        return x
+    if ctx.target("moved") is not None:
+        plan = plans.reshape(x.shape, shape)
+        return lane_moved(ctx, plan, [x], rename=_renamed)
+    if ctx.kernel.layouts is not None:
+        return regs.reshape(ctx.operand(x), shape)
     try:
         return regs.reshape(x, shape)
     except errors.LayoutError:
@@ -60,6 +71,44 @@ def _array_in_shape(
         return regs.reshape(held, shape)
     except errors.LayoutError:
         return lane_moved(ctx, plans.reshape(x.shape, shape), [held])
+
+
+def _renamed(held: Sequence[regs.RegisterArray], target: Placement) -> Any:
+    """The array with its registers renamed; None if data moves."""
+    relation = relations.Reshape(held[0].shape, target.shape)
+    if relation.forward(held[0].layout) != target:
+        return None
+    return regs.reshape(held[0], target.shape)
+
+
+@relates("reshape")
+def _relate_reshape(node: Node, x: Symbol, *dynamic: Any) -> Symbol:
+    return _related_shape(node, x, node.params["dimensions"])
+
+
+@relates("squeeze")
+def _relate_squeeze(node: Node, x: Symbol) -> Symbol:
+    return _related_shape(node, x, None)
+
+
+def _related_shape(node: Node, x: Symbol, dimensions: Any) -> Symbol:
+    """Axes of size one are inserted and removed in any layout."""
+    (aval,) = node.op.results
+    old, new = x.shape, tuple(aval.shape)
+    if not old or x.deferred == "splat":
+        return node.defer("splat", aval) if new else node.scalar(aval)
+    if not new:
+        variable = node.variable(x, moved_bits=max(x.bits, 8))
+        node.take(x, variable, "element")
+        return node.scalar(aval)
+    if _permutes(old, dimensions):
+        return related_moved(node, [x], aval)
+    if old == new:
+        return x
+    relation = relations.Reshape(old, new)
+    if [n for n in old if n != 1] == [n for n in new if n != 1]:
+        return node.related(x, aval, relation)
+    return related_moved(node, [x], aval, renames=[relation])
 
 
 def _permutes(shape: Sequence[int], dimensions: Sequence[int] | None) -> bool:

@@ -14,15 +14,20 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import errors
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, index_value
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
     lane_moved,
+    related_moved,
+    renamed_part,
     warpgroup_moved,
 )
-from pallas_gpu.lowering.rules import lane, warpgroup
+from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.collect import Node, Symbol
+from pallas_gpu.lowering.rules import lane, relates, warpgroup
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -50,18 +55,60 @@ def _part_lane(
     starts: Sequence[int],
     sizes: tuple[int, ...],
     steps: Sequence[int] | None = None,
+    slot: str = "moved",
 ) -> Any:
     if isinstance(x, regs.Splat):
         return regs.splat(x.value, x.dtype, sizes)
     if x.shape == sizes:
         return x
-    if all(step == 1 for step in steps or ()):
+    renames = all(step == 1 for step in steps or ())
+    if renames and ctx.target(slot) is None:
         x = in_registers(ctx, x)
         try:
             return regs.static_slice(x, starts, sizes)
         except errors.LayoutError:
             pass  # threads exchange data
-    return lane_moved(ctx, plans.part(x.shape, starts, sizes, steps), [x])
+    plan = plans.part(x.shape, starts, sizes, steps)
+
+    def part(held: Sequence[regs.RegisterArray], target: Placement) -> Any:
+        return renamed_part(held[0], starts, target)
+
+    return lane_moved(ctx, plan, [x], rename=part if renames else None, slot=slot)
+
+
+def _related_part(
+    node: Node,
+    x: Symbol,
+    starts: Sequence[int],
+    aval: Any,
+    steps: Sequence[int] | None = None,
+    slot: str = "moved",
+) -> Symbol:
+    sizes = tuple(aval.shape)
+    if x.deferred == "splat":
+        return node.defer("splat", aval, slot)
+    if x.shape == sizes:
+        return x
+    renames = []
+    if all(step == 1 for step in steps or ()):
+        renames = [relations.Slice(x.shape, tuple(starts), sizes)]
+    return related_moved(node, [x], aval, renames=renames, slot=slot)
+
+
+@relates("slice")
+def _relate_slice(node: Node, x: Symbol) -> Symbol:
+    params, (aval,) = node.params, node.op.results
+    return _related_part(node, x, params["start_indices"], aval, params["strides"])
+
+
+@relates("split")
+def _relate_split(node: Node, x: Symbol) -> list[Symbol]:
+    return [
+        _related_part(node, x, starts, aval, slot=f"part {i}")
+        for i, ((starts, _), aval) in enumerate(
+            zip(_pieces(node.op.equation), node.op.results, strict=True)
+        )
+    ]
 
 
 def _part_warpgroup(
@@ -82,22 +129,25 @@ def _part_warpgroup(
 
 @lane("split")
 def _split_lane(ctx: RuleContext, x: Any) -> list[Any]:
-    return [_part_lane(ctx, x, *part) for part in _pieces(ctx)]
+    return [
+        _part_lane(ctx, x, *part, slot=f"part {i}")
+        for i, part in enumerate(_pieces(ctx.eqn))
+    ]
 
 
 @warpgroup("split")
 def _split_warpgroup(ctx: RuleContext, x: Any) -> list[Any]:
-    return [_part_warpgroup(x, *part) for part in _pieces(ctx)]
+    return [_part_warpgroup(x, *part) for part in _pieces(ctx.eqn)]
 
 
-def _pieces(ctx: RuleContext) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _pieces(eqn: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The starts and the sizes of the parts."""
-    axis, sizes = ctx.eqn.params["axis"], ctx.eqn.params["sizes"]
-    rank = len(ctx.eqn.invars[0].aval.shape)
+    axis, sizes = eqn.params["axis"], eqn.params["sizes"]
+    rank = len(eqn.invars[0].aval.shape)
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     return [
         (tuple(start * (a == axis) for a in range(rank)), tuple(v.aval.shape))
-        for start, v in zip(starts, ctx.eqn.outvars, strict=True)
+        for start, v in zip(starts, eqn.outvars, strict=True)
     ]
 
 
@@ -153,6 +203,28 @@ def _dynamic_slice_lane(ctx: RuleContext, x: Any, *indices: Any) -> Any:
     return lane_moved(ctx, plan, [x], starts=starts)
 
 
+@relates("dynamic_slice")
+def _relate_dynamic_slice(node: Node, x: Symbol, *indices: Symbol) -> Symbol:
+    (aval,) = node.op.results
+    if x.deferred == "splat":
+        return node.defer("splat", aval)
+    starts = [index.known for index in indices]
+    if all(start is not None for start in starts):
+        most = [n - size for n, size in zip(x.shape, aval.shape, strict=True)]
+        known = [min(max(s, 0), m) for s, m in zip(starts, most, strict=True)]
+        return _related_part(node, x, known, aval)
+    if x.shape == tuple(aval.shape):
+        return x
+    return related_moved(node, [x], aval)
+
+
+@relates("dynamic_update_slice")
+def _relate_update(node: Node, x: Symbol, part: Symbol, *indices: Symbol) -> Symbol:
+    if not plans.update(x.shape, part.shape).dynamic:
+        return part
+    return related_moved(node, [part], node.op.results[0], other=x)
+
+
 @warpgroup("dynamic_slice")
 def _dynamic_slice_warpgroup(ctx: RuleContext, x: Any, *indices: Any) -> Any:
     sizes = tuple(ctx.out_aval.shape)
@@ -171,6 +243,8 @@ def _update_lane(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
     plan, starts = _starts(
         plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
     )
+    if ctx.target("moved") is not None:
+        return lane_moved(ctx, plan, [part], starts=starts, other=x)
     held = in_registers(ctx, x)
     return lane_moved(ctx, plan, [part], starts=starts, other=held, target=held.layout)
 

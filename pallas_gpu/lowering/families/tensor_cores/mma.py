@@ -14,8 +14,9 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.shapes import as_vector
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -30,7 +31,7 @@ _TYPES = ("acc", "a", "b")
 @lane(primitives.mma_p)
 def _mma_lane(ctx: RuleContext, *invals: Any) -> Any:
     operands = ctx.operands(invals)
-    given = [operands[name] for name in _TYPES]
+    given = [ctx.operand(operands[name], name) for name in _TYPES]
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
@@ -59,6 +60,22 @@ def _in_layouts(given: list[Any]) -> list[Any]:
         x.materialize(layout) if isinstance(x, regs.Deferred) else x
         for x, layout in zip(given, layouts, strict=True)
     ]
+
+
+@relates(primitives.mma_p)
+def _relate(node: Node, *_: Any) -> Symbol:
+    acc, a, b = given = [node.operands[name] for name in _TYPES]
+    bits = dtypes.stored_bits(np.dtype(a.dtype))
+    shape = MmaShape.best(*acc.shape, b.shape[0], bits)
+    assert shape is not None  # the public function refuses other shapes
+    made = None
+    layouts = (shape.acc, shape.lhs, shape.rhs)
+    for name, x, layout, role in zip(_TYPES, given, layouts, _ROLES, strict=True):
+        variable = node.variable(x, role, fixed=place(layout, x.shape))
+        node.take(x, variable, name)
+        made = made or variable
+    assert made is not None
+    return node.make(made, acc)
 
 
 @warpgroup(primitives.mma_p)

@@ -10,11 +10,12 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
+from pallas_gpu.lowering.families.tmem import constrain, packed, require, tmem_view
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.inference.spaces import smem as smem_space
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.tensor_cores import operand_copy
 from pallas_gpu.primitives.tensor_cores import operand_copy as primitives
@@ -38,6 +39,16 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     dialect.ops.async_store_smem_to_tmem(
         source, target, collective=ctx.eqn.params["collective_axis"] is not None
     )
+    return []
+
+
+@relates(primitives.async_copy_smem_to_tmem_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    operands = node.operands
+    target = node.part(operands["tmem"])
+    # It reads the tiles of a left operand in SMEM.
+    node.use(node.part(operands["smem"]), "mma", role=smem_space.COPIED)
+    constrain(node, target, "", lambda: packed(target))
     return []
 
 

@@ -11,9 +11,14 @@ from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families.tmem import infer_contiguous_copy, tmem_view
+from pallas_gpu.lowering.families.tmem import (
+    infer_contiguous_copy,
+    related_contiguous_copy,
+    tmem_view,
+)
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.tensor_cores import scales
 from pallas_gpu.primitives.tensor_cores import scales as primitives
@@ -38,6 +43,13 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         source, target, collective=ctx.eqn.params["collective_axis"] is not None
     )
     return []
+
+
+@relates(primitives.async_copy_scales_to_tmem_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    return related_contiguous_copy(
+        node, TmemLayout.scales(), TmemLayout.scales_m64_collective()
+    )
 
 
 @infers("mosaic_gpu.async_store_scales_smem_to_tmem")

@@ -17,12 +17,12 @@ from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.families.tensor_cores import signs
-from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
+from pallas_gpu.lowering.families.tmem import constrain, packed, require, tmem_view
 from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.memrefs import Part
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import tcgen05
@@ -104,6 +104,34 @@ def _multiply(
     multiply(*parts, accumulate, scaled, metadata, collective=_is_collective(ctx))
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
+    return []
+
+
+@relates(primitives.tcgen05_mma_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    operands = node.operands
+    collective = node.params["collective_axis"] is not None
+    accumulator, left = node.part(operands["acc"]), node.part(operands["a"])
+    half = accumulator.window.sizes[0] == _HALF_ROWS
+    constrain(
+        node, accumulator, "accumulator", lambda: _accumulator(accumulator, collective)
+    )
+    if left.space is types.TMEM:
+        _check_left(node, left)
+        constrain(node, left, "left operand", lambda: packed(left))
+    else:
+        node.use(left, "mma", role="left operand")
+    pieces = 2 if half and not collective else 1
+    right = node.part(operands["b"])
+    node.use(right, "mma", role="right operand", pieces=pieces)
+    both = TmemLayout.scales_m64_collective if collective and half else None
+    for name, role, make in (
+        ("a_scale", "scales of the left operand", TmemLayout.scales),
+        ("b_scale", "scales of the right operand", both or TmemLayout.scales),
+        ("a_sparse_metadata", "metadata", TmemLayout.sparse_metadata),
+    ):
+        if operands[name] is not None:
+            constrain(node, node.part(operands[name]), role, make)
     return []
 
 
@@ -194,7 +222,7 @@ def _infer_mma(network: Network, op: ir.Operation, key: Key) -> None:
             require(network, op, i, role, make)
 
 
-def _accumulator(part: Part, collective: bool) -> TmemLayout:
+def _accumulator(part: Any, collective: bool) -> TmemLayout:
     """One element per column; the layout of 64 rows depends on one or two CTAs."""
     if part.window.sizes[0] != _HALF_ROWS:
         return TmemLayout.default()
@@ -203,7 +231,7 @@ def _accumulator(part: Part, collective: bool) -> TmemLayout:
     return TmemLayout.half_lane(part.window.sizes[1])
 
 
-def _check_left(op: ir.Operation, part: Part) -> None:
+def _check_left(op: Any, part: Any) -> None:
     window = part.window
     if window.sizes[0] != _ROWS:
         raise errors.UnsupportedError(
