@@ -13,7 +13,7 @@ from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import expansion, inference, workspace
+from pallas_gpu.lowering import expansion, inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect
@@ -76,6 +76,11 @@ class Nvidia:
         layouts: Any = None,
     ) -> KernelState:
         """Returns a state without registers and axes."""
+        if layouts is not None:
+            room = _room(params, target, plan)
+            limit = pressure.register_limit(layouts, room)
+            if limit is not None:
+                launch.limit_registers(limit)
         return KernelState(params, target, launch, plan, {}, layouts=layouts)
 
     def prologue(self, state: KernelState) -> Sequence[Any]:
@@ -250,7 +255,8 @@ def expand(build: Build) -> Build:
     with builder:
         target = _gpu(build.target)
         state = KernelState(build.params, target, builder, build.plan, {})
-        limit = expansion.register_limit(builder.body, build.layouts, _room(build))
+        room = _room(build.params, target, build.plan)
+        limit = expansion.register_limit(builder.body, build.layouts, room)
         if limit is not None:
             builder.limit_registers(limit)
         expansion.expand(state, builder.body, build.layouts)
@@ -258,16 +264,14 @@ def expand(build: Build) -> Build:
     return build.replace(plan=state.plan, layouts=None)
 
 
-def _room(build: Build) -> expansion.Room:
+def _room(params: CallParams, target: arch.GpuTarget, plan: resources.Plan) -> Any:
     """Returns the room for registers in an SM."""
-    target = _gpu(build.target)
-    mesh = build.params.mesh
-    launched = _launched_blocks(build.params, target, build.plan)
-    fitting = resources.residency(build.plan, target, mesh).ctas_per_sm
-    return expansion.Room(
+    launched = _launched_blocks(params, target, plan)
+    fitting = resources.residency(plan, target, params.mesh).ctas_per_sm
+    return pressure.Room(
         target.registers_per_sm,
         target.max_registers_per_thread,
-        threads_of(build.params),
+        threads_of(params),
         min(fitting, -(-launched // target.sm_count)),
     )
 

@@ -173,11 +173,11 @@ class ProgramAssignment:
 
     def result(self, path: Any, op: Op, slot: Any) -> Placement | None:
         """The layout of a result; None if it has none, see `Node.defer`."""
-        return self._layout(self.network.made.get((path, op, slot)))
+        return self._of(self.network.made.get((path, op, slot)))
 
     def operand(self, path: Any, op: Op, slot: Any) -> Placement | None:
         """The layout that an operation needs of an operand."""
-        return self._layout(self.network.taken.get((path, op, slot)))
+        return self._of(self.network.taken.get((path, op, slot)))
 
     def smem(self, path: Any, op: Op, i: int) -> SmemLayout:
         """Tiling and swizzle of the array in SMEM that a scope declares."""
@@ -187,9 +187,11 @@ class ProgramAssignment:
             found = memory.given or SmemLayout(memory.shape, memory.bits)
         return found
 
-    def _layout(self, port: Port | None) -> Placement | None:
-        if port is None:
-            return None
+    def _of(self, port: Port | None) -> Placement | None:
+        return None if port is None else self.layout(port)
+
+    def layout(self, port: Port) -> Placement:
+        """The layout on one side of a variable."""
         label = self._labels[port.variable.index]
         return self._problem.book.layouts[self._problem.numbers(port)[label]]
 

@@ -392,8 +392,36 @@ class Node:
 
     def run(self, i: int, args: Sequence[Any], copy: int = 0) -> list[Any]:
         """Collects a region of the operation; returns its results."""
-        path = (*self.path, (self.op, i, copy))
-        return self.network.run(self.op.regions[i], args, path)
+        network, path = self.network, (*self.path, (self.op, i, copy))
+        outer, step = network.inside, network.steps[-1]
+        if step.node is self:
+            step.arguments.extend(x for x in args if x not in self.inputs)
+        network.inside = (*outer, self)
+        results = network.run(self.op.regions[i], args, path)
+        network.inside = outer
+        network.steps.append(Step(self, outer, results, is_end=True))
+        return results
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """An operation in its order, or the end of one of its regions.
+
+    Attributes:
+      node: the operation.
+      inside: the operations that run it, outermost first.
+      operands: what it reads; at the end of a region, the region's results.
+      is_end: whether it is such an end.
+      arguments: what a loop passes to its body, other than its operands.
+      results: what the operation makes.
+    """
+
+    node: Node
+    inside: tuple[Node, ...]
+    operands: Sequence[Any]
+    is_end: bool = False
+    arguments: list[Symbol] = dataclasses.field(default_factory=list)
+    results: list[Any] = dataclasses.field(default_factory=list)
 
 
 class Network(networks.Network):
@@ -404,6 +432,8 @@ class Network(networks.Network):
       made: what determines the layout of a result, by path, operation and slot.
       taken: likewise of an operand.
       declared: the arrays in memory that scopes declare.
+      steps: the operations in order.
+      inside: the operations that run the one that is collected.
       free: the references whose layout in SMEM is inferred although they share bytes.
       lead: returns the sizes of the batch axes of an array that the launch adds.
       approx_math: whether fast approximations are allowed.
@@ -422,6 +452,8 @@ class Network(networks.Network):
         self.made: dict[tuple[Path, Op, Slot], Port] = {}
         self.taken: dict[tuple[Path, Op, Slot], Port] = {}
         self.declared: dict[tuple[Path, Op, int], Memory] = {}
+        self.steps: list[Step] = []
+        self.inside: tuple[Node, ...] = ()
 
     def vector_type(self, type_: Any) -> tuple[tuple[int, ...], int]:
         return type_
@@ -469,9 +501,12 @@ class Network(networks.Network):
         for op in region.ops:
             inputs = tuple(self.read(x, env) for x in op.inputs)
             node = Node(self, op, path, inputs, env, users)
+            step = Step(node, self.inside, inputs)
+            self.steps.append(step)
             results = rules.get(op.primitive, without_arrays)(node, *inputs)
             if not isinstance(results, list | tuple):
                 results = [results]
+            step.results.extend(results)
             env.update(zip(op.results, results, strict=True))
         return [self.read(x, env) for x in region.results]
 
