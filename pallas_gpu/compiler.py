@@ -4,20 +4,19 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The first seven stages are the same for every machine; the others
-are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
-are:
+verifies afterwards. The stages up to `rules` are the same for every machine, except for
+`layouts`; it and the others are passes that the target's machine implements or omits
+(`lowering.machine`). NVIDIA's are:
 
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
-    expand     whole arrays -> the code of a thread          (lowering.expansion)
+
     host       tagged operations -> TMA descriptors          (mosaic.program)
     cse        common subexpressions, dead code              (mosaic.program)
     barriers   redundant consecutive barriers removed         (mosaic.program)
     serialize  module -> stable bytes and their hash         (runtime.serialize)
     compile    bytes -> PTX, SASS, resources, with no GPU    (runtime.offline_compiler)
 
-`layouts` and `expand` do nothing under Lane semantics. On a GPU, XLA runs instead of
-`compile`.
+`layouts` does nothing under Lane semantics. On a GPU, XLA runs instead of `compile`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Stage:
       texts: the texts that can be dumped, by name; None where a kernel has no such
         text.
       verify: whether to verify a changed module: `barriers` does so itself, also for
-        the stages from `expand` on.
+        the stages before it.
     """
 
     name: str
@@ -152,7 +151,7 @@ def _lowered(build: Build) -> Build:
     hardware = machine.machine_of(target)
     shell = hardware.launch(params, target, build.plan)
     with shell:
-        state = hardware.state(params, target, build.plan, shell, build.assignment)
+        state = hardware.state(params, target, build.plan, shell, build.layouts)
         context.lower_region(state, region_of(params.jaxpr), hardware.prologue(state))
         hardware.epilogue(state)
     return build.replace(module=shell.module, launch=shell, plan=state.plan)
@@ -178,10 +177,6 @@ def _program_text(build: Build) -> str:
     return program_text.text(region_of(build.params.jaxpr), build.params.name)
 
 
-def _warpgroup_text(build: Build) -> str | None:
-    return str(build.module) if launch.infers_layouts(build) else None
-
-
 STAGES: tuple[Stage, ...] = (
     Stage(
         "options",
@@ -200,19 +195,12 @@ STAGES: tuple[Stage, ...] = (
     Stage("fences", fence_smem),
     Stage("ranges", find_ranges),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
-    Stage("assign", machine_pass("assign")),
-    Stage(
-        "rules",
-        lower_equations,
-        {"rules": module_text, "warpgroup": _warpgroup_text},
-    ),
     Stage(
         "layouts",
         machine_pass("layouts"),
         {"layouts": launch.layouts_text, "annotated": launch.annotated_text},
-        verify=False,
     ),
-    Stage("expand", machine_pass("expand"), {"expand": module_text}, verify=False),
+    Stage("rules", lower_equations, {"rules": module_text}),
     Stage("host", machine_pass("host"), {"host": module_text}, verify=False),
     Stage("cse", machine_pass("cse"), {"cse": module_text}, verify=False),
     Stage("barriers", machine_pass("barriers"), {"mlir": module_text}, verify=False),

@@ -2,6 +2,5 @@
 """Lowers a jaxpr to Mosaic GPU MLIR; importing it registers the rules."""
 
 from pallas_gpu.lowering import families, launch
-from pallas_gpu.lowering.semantics import assigned, lane, warpgroup
 
-__all__ = ["assigned", "families", "lane", "launch", "warpgroup"]
+__all__ = ["families", "launch"]

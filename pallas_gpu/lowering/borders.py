@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,63 +26,38 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.mosaic import registers as regs
 
-# Returns a value in the form in which it crosses.
-Fit = Callable[[Any, vals.Packed], Any]
 
-
-@dataclasses.dataclass(frozen=True)
 class Border:
-    """The SSA values of a border: scalars and vectors as such, arrays as registers."""
-
-    specs: tuple[vals.Packed, ...]
-    fit: Fit
-
-    @property
-    def types(self) -> list[ir.Type]:
-        """Types of the SSA values that cross."""
-        return [kind for spec in self.specs for kind in spec.types]
-
-    def pack(self, values: Sequence[Any]) -> list[ir.Value]:
-        """Returns the SSA values of values."""
-        ssa: list[ir.Value] = []
-        for value, spec in zip(values, self.specs, strict=True):
-            ssa += vals.pack(self.fit(value, spec))[0]
-        return ssa
-
-    def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
-        """Returns the values behind SSA values."""
-        ssa, values = list(ssa), []
-        for spec in self.specs:
-            values.append(spec.unpack(ssa[: spec.count]))
-            del ssa[: spec.count]
-        return values
-
-
-class StateBorder:
-    """A border that register state also crosses, before the values."""
+    """The SSA values that cross: register state, then scalars and arrays."""
 
     def __init__(
         self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
     ):
         self._kernel = kernel
         self._keys = list(keys)
-        state = specs_of([kernel.state[key] for key in keys])
-        fit = functools.partial(_fit, kernel)
-        self._border = Border((*state, *specs), fit)
+        self._specs = [*specs_of([kernel.state[key] for key in keys]), *specs]
 
     @property
     def types(self) -> list[ir.Type]:
         """Types of the SSA values that cross."""
-        return self._border.types
+        return [kind for spec in self._specs for kind in spec.types]
 
     def pack(self, values: Sequence[Any]) -> list[ir.Value]:
-        """Returns SSA values: the register state, then the values."""
-        state = [self._kernel.state[key] for key in self._keys]
-        return self._border.pack([*state, *values])
+        """Returns the SSA values of the register state and of values."""
+        kernel, ssa = self._kernel, list[ir.Value]()
+        state = [kernel.state[key] for key in self._keys]
+        for value, spec in zip([*state, *values], self._specs, strict=True):
+            if spec.layout is not None and isinstance(value, regs.Array):
+                value = kernel.layouts.fit(kernel, value, spec.layout)
+            ssa += vals.pack(value)[0]
+        return ssa
 
     def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
-        """Updates the register state and returns the values."""
-        values = self._border.unpack(ssa)
+        """Updates the register state and returns the values behind SSA values."""
+        ssa, values = list(ssa), []
+        for spec in self._specs:
+            values.append(spec.unpack(ssa[: spec.count]))
+            del ssa[: spec.count]
         count = len(self._keys)
         self._kernel.state.update(zip(self._keys, values[:count], strict=True))
         return values[count:]
@@ -92,12 +66,6 @@ class StateBorder:
 def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
     """Returns how scalars and values in registers cross a border."""
     return [vals.pack(value)[1] for value in values]
-
-
-def _fit(kernel: KernelState, value: Any, spec: vals.Packed) -> Any:
-    if spec.layout is None or not isinstance(value, regs.Array):
-        return value
-    return kernel.semantics.fit(kernel, value, spec.layout)
 
 
 def match(kernel: KernelState, value: Any, layout: Placement) -> Any:
@@ -171,7 +139,7 @@ def _trial(kernel: KernelState) -> Iterator[None]:
         region.operation.erase()
 
 
-def results_in_trial(kernel: KernelState, border: StateBorder) -> list[Any] | None:
+def results_in_trial(kernel: KernelState, border: Border) -> list[Any] | None:
     """Returns results of a loop whose layouts are known, None outside a trial.
 
     A trial does not emit nested loops: otherwise each level of nesting would double how
@@ -212,7 +180,7 @@ class Branch:
                 self._ahead = self._lower(staging)
         return getattr(self._ahead.results[i], "layout", None)
 
-    def emit(self, block: ir.Block, border: StateBorder) -> None:
+    def emit(self, block: ir.Block, border: Border) -> None:
         """Emits the body and its terminator into a block."""
         kernel = self._kernel
         before = dict(kernel.state)
@@ -246,7 +214,7 @@ class _Emitted:
 def check_carry(values: Sequence[Any], what: str) -> None:
     """Refuses loops and branches that carry a changing reference."""
     for value in values:
-        if not isinstance(value, vals.Array):
+        if not isinstance(value, regs.Array):
             raise errors.UnsupportedError(
                 f"{what} changes which reference it carries",
                 expected="the same reference in each iteration",

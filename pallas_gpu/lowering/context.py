@@ -18,16 +18,16 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import reuse
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.chooser import Chooser
 from pallas_gpu.lowering.machine import State
-from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import cluster, elementwise, mbarrier
+from pallas_gpu.mosaic import cluster, elementwise, gmem, mbarrier, smem
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores_to
@@ -57,15 +57,14 @@ class KernelState:
       smem_top_bytes: top of the stack of SMEM arrays: of the block, or of the warp that
         executes the code.
       tmem_top_columns: likewise of arrays in TMEM.
-      tmem: the TMEM of the block, if it has any: an `Allocation` under Lane semantics,
-        a memref of all columns under Warpgroup semantics until it is expanded.
+      tmem: the `Allocation` of the block's TMEM, if it has any.
       axes: index of each named axis, emitted once in the prologue.
       trial: the block of a trial, which only determines layouts and is erased; None
         while code is emitted.
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
-      layouts: the inferred layouts; None where the author determines them.
-      path: the regions around the operation that is lowered, as in `layouts`.
+      layouts: who chooses the layouts of arrays.
+      path: the regions around the operation that is lowered, as inference knows them.
       moved: for each open block the arrays that were moved to another layout there: a
         block's values are not visible after its end.
     """
@@ -74,7 +73,8 @@ class KernelState:
     target: arch.GpuTarget
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
-    state: dict[Any, Any]
+    layouts: Chooser
+    state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     smem_top_bytes: int = 0
     tmem_top_columns: int = 0
@@ -82,7 +82,6 @@ class KernelState:
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
     where: Callable[[], str | None] = lambda: None
-    layouts: Any = None
     path: tuple[tuple[Op, int, int], ...] = ()
     moved: list[dict[Any, Any]] = dataclasses.field(default_factory=lambda: [{}])
 
@@ -127,12 +126,6 @@ class KernelState:
         return reuse.meets(self.params.jaxpr)
 
     @functools.cached_property
-    def inferred_members(self) -> frozenset[Any]:
-        """The members of unions whose layout in SMEM is inferred, as variables."""
-        semantics = self.params.compiler_params.lowering_semantics
-        return inferred_members(self.params.jaxpr, semantics)
-
-    @functools.cached_property
     def stores_async(self) -> bool:
         """Whether threads of other CTAs arrive on any barrier, with what they store."""
         sites = walk.walk(self.params.jaxpr)
@@ -174,22 +167,15 @@ class KernelState:
                     declared.setdefault(body, set()).update(keys)
         return declared
 
-    @functools.cached_property
-    def semantics(self) -> protocol.Semantics:
-        """The call's semantics."""
-        if self.layouts is not None:
-            return protocol.inferred(self.layouts)
-        return protocol.of(self.params.compiler_params.lowering_semantics)
-
     @property
     def keeps_lines(self) -> bool:
         """Whether operations carry the lines of their equations."""
-        return self.semantics.keeps_lines or self.params.compiler_params.line_info
+        return self.params.compiler_params.line_info
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        """The rule of each primitive under the kernel's semantics."""
-        return registry.rules(self.semantics.rule_kind)
+        """The rule of each primitive."""
+        return registry.rules(registry.RuleKind.EMIT)
 
     @contextlib.contextmanager
     def in_block(self, block: Any) -> Iterator[None]:
@@ -200,10 +186,8 @@ class KernelState:
         self.moved.pop()
 
     def finished(self, ctx: RuleContext, results: Sequence[Any]) -> Sequence[Any]:
-        """Returns the results of a rule in their assigned layouts."""
-        if self.layouts is None:
-            return results
-        return [self.semantics.result(ctx, x, i) for i, x in enumerate(results)]
+        """Returns the results of a rule in their layouts."""
+        return [self.layouts.result(ctx, x, i) for i, x in enumerate(results)]
 
     def constant(self, value: Any, dtype: Any) -> Any:
         """Returns a scalar that is known in advance."""
@@ -271,19 +255,19 @@ class RuleContext:
         Args:
           slot: which operand, as in the relation of the primitive.
         """
-        return self.kernel.semantics.operand(self, x, slot)
+        return self.kernel.layouts.operand(self, x, slot)
 
     def placed(self, x: Any, slot: Any = 0) -> regs.RegisterArray:
         """As `operand`, materialized in registers."""
-        return self.kernel.semantics.placed(self, x, slot)
+        return self.kernel.layouts.placed(self, x, slot)
 
     def result(self, x: Any, slot: Any) -> Any:
         """Returns an intermediate result in its assigned layout."""
-        return self.kernel.semantics.result(self, x, slot)
+        return self.kernel.layouts.result(self, x, slot)
 
     def target(self, slot: Any = 0) -> Any:
         """Returns the assigned layout of a result; None if there is none."""
-        return self.kernel.semantics.target(self, slot)
+        return self.kernel.layouts.target(self, slot)
 
     def run(self, i: int, args: Sequence[Any], copy: int = 0) -> list[Any]:
         """Lowers a region of the operation; returns its results.
@@ -309,11 +293,29 @@ class RuleContext:
             mbarrier.synchronize()
 
     def part(self, operand: ops.RefOperand) -> Any:
-        """Returns the part of a reference that an operand names.
+        """Returns the view of the part of a reference that an operand names."""
+        return self.view(operand.ref, operand.transforms)
 
-        A view of the emitters under Lane semantics, a memref under Warpgroup semantics.
-        """
-        return self.kernel.semantics.part(self, operand.ref, operand.transforms)
+    def view(self, handle: Any, transforms: Any) -> Any:
+        """Returns the view of a part of an array in memory."""
+        if isinstance(handle, vals.TmemHandle):
+            return tmem.TmemView(
+                self.kernel.tmem,
+                handle.first_column,
+                handle.layout,
+                handle.dtype,
+                tmem_window(handle, transforms),
+            )
+        window = part_window(handle, transforms)
+        dtype = part_dtype(handle, transforms)
+        if isinstance(handle, vals.SmemHandle):
+            bits = dtypes.stored_bits(dtype)
+            layout = handle.layout.reinterpreted(window.array_shape, bits)
+            return smem.SmemView(handle.pointer, layout, dtype, window, handle.internal)
+        if isinstance(handle, vals.GmemHandle):
+            pointer = self.builder.buffers[handle.buffer_index]
+            return gmem.GmemView(pointer, handle.buffer_index, dtype, window)
+        raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""
@@ -470,12 +472,11 @@ def _location(op: Op, around: ir.Location) -> ir.Location:
 def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
     """Returns the error for a primitive without a rule."""
     name = op.name
-    semantics = kernel.params.compiler_params.lowering_semantics.name
-    gap = registry.KNOWN_GAPS.get((name, kernel.semantics.rule_kind))
+    gap = registry.KNOWN_GAPS.get((name, registry.RuleKind.EMIT))
     return errors.UnsupportedError(
-        f"{name} is not supported under {semantics} semantics on {kernel.target.name}",
+        f"{name} is not supported on {kernel.target.name}",
         got=gap,
-        hint="see docs/coverage.md for what each semantics supports",
+        hint="see docs/coverage.md for what is supported",
         where=op.where,
     )
 

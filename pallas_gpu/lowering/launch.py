@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, resources, types
@@ -13,19 +13,23 @@ from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import expansion, inference, pressure, workspace
+from pallas_gpu.lowering import inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.assigned import Assigned
+from pallas_gpu.lowering.authored import Authored
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.lowering.inference import collect
+from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
-from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier, smem
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
+from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives._accesses import reaches_other_ctas
 from pallas_gpu.primitives.grids import griddepcontrol
+from pallas_gpu.program import text
 from pallas_gpu.program.build import region_of
+
+_WARPGROUP = types.LoweringSemantics.Warpgroup
 
 
 class Nvidia:
@@ -37,9 +41,7 @@ class Nvidia:
         # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
         # those that process the finished module.
         self.passes: dict[str, Pass] = {
-            "assign": assign_layouts,
             "layouts": infer_layouts,
-            "expand": expand,
             "host": lower_host_work,
             "cse": share_subexpressions,
             "barriers": drop_repeated_barriers,
@@ -76,12 +78,12 @@ class Nvidia:
         layouts: Any = None,
     ) -> KernelState:
         """Returns a state without registers and axes."""
-        if layouts is not None:
-            room = _room(params, target, plan)
-            limit = pressure.register_limit(layouts, room)
-            if limit is not None:
-                launch.limit_registers(limit)
-        return KernelState(params, target, launch, plan, {}, layouts=layouts)
+        if layouts is None:
+            return KernelState(params, target, launch, plan, Authored())
+        limit = pressure.register_limit(layouts, _room(params, target, plan))
+        if limit is not None:
+            launch.limit_registers(limit)
+        return KernelState(params, target, launch, plan, Assigned(layouts))
 
     def prologue(self, state: KernelState) -> Sequence[Any]:
         """Emits the positions on the axes and the initialisation of the barriers."""
@@ -143,30 +145,17 @@ def threads_of(params: CallParams) -> int:
 # --- the machine's passes -------------------------------------------------------------
 
 
-def infers_layouts(build: Build) -> bool:
-    """True under Warpgroup semantics: the module contains whole arrays."""
-    semantics = protocol.of(build.params.compiler_params.lowering_semantics)
-    return build.target.machine == NVIDIA.name and "layouts" in semantics.stages
-
-
-def assign_layouts(build: Build) -> Build:
-    """Infers the layouts of the arrays of a program.
+def infer_layouts(build: Build) -> Build:
+    """Infers the layouts of the arrays of a program under Warpgroup semantics.
 
     Raises:
       LayoutError: no assignment satisfies all operations.
     """
-    region = region_of(build.params.jaxpr)
-    import os
-
-    if (
-        os.environ.get("PG_OLD")
-        or not infers_layouts(build)
-        or not collect.supports(region)
-    ):
+    if build.params.compiler_params.lowering_semantics is not _WARPGROUP:
         return build
     params = build.params
     network = collect.collect(
-        region,
+        region_of(params.jaxpr),
         [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
         dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
         free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
@@ -174,14 +163,14 @@ def assign_layouts(build: Build) -> Build:
         approx_math=params.compiler_params.approx_math,
     )
     warpgroups = params.mesh.warpgroups
-    layouts = inference.infer_program(
+    layouts = inference.infer(
         network,
         scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
         free_bytes=build.plan.scratch_free_bytes // warpgroups,
         byte_matrices=smem.has_byte_matrices(_gpu(build.target).compute_capability),
     )
     plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)
-    return build.replace(assignment=layouts, plan=plan)
+    return build.replace(layouts=layouts, plan=plan)
 
 
 def _gmem_array(params: CallParams, i: int) -> collect.Memory:
@@ -205,66 +194,25 @@ def _levels(params: CallParams, i: int) -> list[tuple[int, int]]:
     ]
 
 
-def infer_layouts(build: Build) -> Build:
-    """Infers the layouts of the arrays in a warpgroup-level module.
-
-    Raises:
-      LayoutError: no assignment satisfies all operations.
-    """
-    if not infers_layouts(build) or build.assignment is not None:
-        return build
-    warpgroups = build.params.mesh.warpgroups
-    with build.module.context:
-        layouts = inference.infer(
-            launch_of(build.module).regions[0].blocks[0],
-            scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
-            free_bytes=build.plan.scratch_free_bytes // warpgroups,
-            cluster=build.params.mesh.cluster,
-            byte_matrices=smem.has_byte_matrices(_gpu(build.target).compute_capability),
-        )
-    plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)
-    return build.replace(layouts=layouts, plan=plan)
-
-
 def layouts_text(build: Build) -> str | None:
-    """Returns the layouts of values beside their lines, None if there are none."""
-    return _with_layouts(build, inference.listing)
+    """Returns the layouts of values beside their lines, None if none are inferred."""
+    return None if build.layouts is None else listing.listing(build.layouts)
 
 
 def annotated_text(build: Build) -> str | None:
-    """Returns the module's text with its layouts, None if there are none."""
-    return _with_layouts(build, inference.annotate)
-
-
-def _with_layouts(build: Build, text: Callable[[Any, Any], str]) -> str | None:
+    """Returns the program with its layouts, None if none are inferred."""
     if build.layouts is None:
         return None
-    with build.module.context:
-        return text(launch_of(build.module).regions[0].blocks[0], build.layouts)
+    notes: dict[Any, list[str]] = {}
+    for step, rows in listing.rows_of(build.layouts):
+        notes.setdefault(step.node.op, [layout for _, _, layout in rows])
+    region = region_of(build.params.jaxpr)
+    return text.text(region, build.name, lambda op: "; ".join(notes.get(op, [])))
 
 
-def expand(build: Build) -> Build:
-    """Expands a warpgroup-level module with layouts to the code of a thread.
-
-    Raises:
-      UnsupportedError: an operation has no expansion for the target.
-    """
-    if build.layouts is None:
-        return build
-    builder = _reopened(build)
-    with builder:
-        target = _gpu(build.target)
-        state = KernelState(build.params, target, builder, build.plan, {})
-        room = _room(build.params, target, build.plan)
-        limit = expansion.register_limit(builder.body, build.layouts, room)
-        if limit is not None:
-            builder.limit_registers(limit)
-        expansion.expand(state, builder.body, build.layouts)
-        builder.set_smem_bytes(state.plan.smem_bytes)
-    return build.replace(plan=state.plan, layouts=None)
-
-
-def _room(params: CallParams, target: arch.GpuTarget, plan: resources.Plan) -> Any:
+def _room(
+    params: CallParams, target: arch.GpuTarget, plan: resources.Plan
+) -> pressure.Room:
     """Returns the room for registers in an SM."""
     launched = _launched_blocks(params, target, plan)
     fitting = resources.residency(plan, target, params.mesh).ctas_per_sm
@@ -336,7 +284,12 @@ def _prologue(kernel: KernelState) -> None:
             mbarrier.init(pointer, barrier.phase_arrivals(kernel.params.mesh))
     if kernel.plan.tmem_columns:
         # Its barrier makes the initialised mbarriers visible, too.
-        kernel.tmem = kernel.semantics.tmem_allocation(kernel)
+        kernel.tmem = tmem.allocate(
+            kernel.builder.smem_pointer(kernel.plan.tmem_address_offset_bytes),
+            kernel.plan.tmem_columns,
+            collective=kernel.plan.collective_tmem,
+            barriers=kernel.plan.barriers > 0,
+        )
     elif declarations or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
 
@@ -364,8 +317,7 @@ def _position_around(kernel: KernelState, operand: int) -> Any:
 
 
 def _handles(kernel: KernelState) -> Sequence[Any]:
-    handles = [_handle(kernel, i) for i in range(len(kernel.params.jaxpr.invars))]
-    return [kernel.semantics.gmem_handle(kernel, handle) for handle in handles]
+    return [_handle(kernel, i) for i in range(len(kernel.params.jaxpr.invars))]
 
 
 def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:

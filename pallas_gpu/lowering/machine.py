@@ -112,8 +112,7 @@ class Build:
 
     The module is modified in place, and a stage reads what it needs from it. Three
     other things are passed along: the plan, since code may come to need scratch; the
-    inferred layouts, which refer to values of this very module; and the launch, which
-    records what it has emitted once. A module parsed from text has no launch: the order
+    inferred layouts; and the launch, which records what it has emitted once. A module parsed from text has no launch: the order
     of its prologue may then differ.
 
     Attributes:
@@ -123,7 +122,6 @@ class Build:
       module: from the stage `rules` on.
       launch: the launch that has built this module, if available.
       layouts: the result of the stage `layouts`, where it infers any.
-      assignment: that of the stage `assign`.
       serialized: the module as bytes, from the stage `serialize` on.
       compiled: the machine code and its statistics, from the stage `compile` on.
     """
@@ -134,7 +132,6 @@ class Build:
     module: Any = None
     launch: Any = None
     layouts: Any = None
-    assignment: Any = None
     serialized: Any = None
     compiled: Any = None
 

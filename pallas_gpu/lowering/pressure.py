@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from pallas_gpu import _jax
-from pallas_gpu.lowering.inference import ProgramAssignment, relations
+from pallas_gpu.lowering.inference import Assignment, relations
 from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
 from pallas_gpu.mosaic.elements import table
 from pallas_gpu.primitives import registers, tma
@@ -59,7 +59,7 @@ class Room:
     blocks: int
 
 
-def register_limit(layouts: ProgramAssignment, room: Room) -> int | None:
+def register_limit(layouts: Assignment, room: Room) -> int | None:
     """Returns the most registers that a thread should have; None: as ptxas decides.
 
     It is the number with which as many blocks fit an SM as with what the kernel needs.
@@ -83,7 +83,7 @@ def _rounded_up(registers: int) -> int:
     return -(-registers // _UNIT) * _UNIT
 
 
-def _most_registers(layouts: ProgramAssignment) -> int | None:
+def _most_registers(layouts: Assignment) -> int | None:
     """The most registers that arrays take at once, whatever the schedule.
 
     These are the arrays that are live across a reduction, a store or another operation
@@ -155,7 +155,7 @@ def _is_fence(step: Step) -> bool:
     return _is_reduction(step.node) or (bool(op.equation.effects) and not loads)
 
 
-def _is_known(node: Node, layouts: ProgramAssignment) -> bool:
+def _is_known(node: Node, layouts: Assignment) -> bool:
     op = node.op
     if op.primitive is _SETS_REGISTERS:
         return False
@@ -177,7 +177,7 @@ def _in_registers(x: object) -> bool:
     )
 
 
-def _is_in_place(node: Node, layouts: ProgramAssignment) -> bool:
+def _is_in_place(node: Node, layouts: Assignment) -> bool:
     """Whether a reshape or a layout cast leaves each element in its register."""
     (x, *_), result = node.inputs, node.env[node.op.results[0]]
     if x.port is None or result.port is None:
@@ -187,7 +187,7 @@ def _is_in_place(node: Node, layouts: ProgramAssignment) -> bool:
     return relation.forward(before) == layouts.layout(result.port)
 
 
-def _registers(x: Symbol, layouts: ProgramAssignment) -> int:
+def _registers(x: Symbol, layouts: Assignment) -> int:
     """32-bit registers of an array in each thread."""
     if not isinstance(x, Symbol) or x.port is None:
         return 0

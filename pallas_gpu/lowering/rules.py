@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import _jax, errors
@@ -12,24 +12,13 @@ from pallas_gpu.primitives._registry import RuleKind, register
 Decorator = Callable[[Callable], Callable]
 
 
-def lane(primitive: Any) -> Decorator:
-    """Returns a decorator that registers a rule for Lane semantics.
+def emits(primitive: Any) -> Decorator:
+    """Returns a decorator that registers the rule which emits a primitive.
 
     Args:
       primitive: a primitive, or the name of a primitive of JAX.
     """
-    return register(find_primitive(primitive), RuleKind.LANE)
-
-
-def warpgroup(primitive: Any) -> Decorator:
-    """As `lane`, for Warpgroup semantics."""
-    return register(find_primitive(primitive), RuleKind.WARPGROUP)
-
-
-def uniform(primitive: Any) -> Decorator:
-    """As `lane`, for both semantics: for rules that do not depend on layouts."""
-    by_lane, by_warpgroup = lane(primitive), warpgroup(primitive)
-    return lambda rule: by_lane(by_warpgroup(rule))
+    return register(find_primitive(primitive), RuleKind.EMIT)
 
 
 def relates(*primitives: Any) -> Decorator:
@@ -38,25 +27,6 @@ def relates(*primitives: Any) -> Decorator:
     def enter(rule: Callable) -> Callable:
         for primitive in primitives:
             register(find_primitive(primitive), RuleKind.RELATION)(rule)
-        return rule
-
-    return enter
-
-
-def infers(*names: str) -> Decorator:
-    """Returns a decorator that registers the infer rule of MLIR operations."""
-    return _enter(RuleKind.INFER, names)
-
-
-def expands(*names: str) -> Decorator:
-    """Returns a decorator that registers the expand rule of MLIR operations."""
-    return _enter(RuleKind.EXPAND, names)
-
-
-def _enter(kind: RuleKind, names: Sequence[str]) -> Decorator:
-    def enter(rule: Callable) -> Callable:
-        for name in names:
-            register(name, kind)(rule)
         return rule
 
     return enter

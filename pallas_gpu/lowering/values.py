@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The values in the environment of the equation loop.
 
-Under Lane semantics arrays are `RegisterArray`s or `Deferred`s, under Warpgroup
-semantics `Vector`s. A scalar is a `Splat` of shape (). The handles below represent
-references.
+Arrays are `RegisterArray`s or `Deferred`s; a scalar is a `Splat` of shape (). The
+handles below represent references.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import elementwise, logical
+from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.addressing import Distance
 from pallas_gpu.mosaic.elements import dtypes
@@ -109,26 +108,6 @@ class AccumulatorHandle:
 
 
 @dataclasses.dataclass(frozen=True)
-class MemrefHandle:
-    """An array in SMEM or GMEM under Warpgroup semantics.
-
-    Attributes:
-      memref: the whole array, batch axes first.
-      dtype: element type, with the sign that MLIR's integers lack.
-      lead: index for each batch axis.
-    """
-
-    memref: ir.Value
-    dtype: np.dtype
-    lead: tuple[ir.Value, ...] = ()
-
-    @property
-    def window(self) -> Window:
-        """The reference in the array: one index on each batch axis."""
-        return _behind(self.lead, self.memref.type.shape)
-
-
-@dataclasses.dataclass(frozen=True)
 class TmemHandle:
     """An array in TMEM.
 
@@ -137,44 +116,21 @@ class TmemHandle:
       dtype: element type.
       first_column: in the TMEM of the block.
       layout: of its rows and columns.
-      memref: the array of two dimensions, under Warpgroup semantics.
     """
 
     ref_shape: tuple[int, ...]
     dtype: np.dtype
     first_column: int
     layout: TmemLayout
-    memref: ir.Value | None = None
 
 
-MemoryHandle = GmemHandle | SmemHandle | MemrefHandle
+MemoryHandle = GmemHandle | SmemHandle
 
 
 def _behind(lead: Sequence[ir.Value], shape: Sequence[int]) -> Window:
     rest = tuple(shape)[len(lead) :]
     starts, sizes = (*lead, *(0 for _ in rest)), (*(None for _ in lead), *rest)
     return Window.whole(shape).slice(starts, sizes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Vector:
-    """An array of a warpgroup whose layout is not known yet.
-
-    Attributes:
-      value: one SSA vector of the array's shape.
-      dtype: element type, with the sign that MLIR's integers lack.
-    """
-
-    value: ir.Value
-    dtype: np.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The logical shape."""
-        return tuple(self.value.type.shape)
-
-
-Array = regs.Array | Vector
 
 
 def is_scalar(value: Any) -> bool:
@@ -213,8 +169,7 @@ class Packed:
     """How a value that crosses a region's border is composed of SSA values."""
 
     dtype: np.dtype
-    layout: Any = None  # of a register array
-    shape: tuple[int, ...] | None = None  # of a vector; if both are None, a scalar
+    layout: Any = None  # of a register array; None for a scalar
 
     @property
     def types(self) -> list[ir.Type]:
@@ -222,8 +177,6 @@ class Packed:
         if self.layout is not None:
             register = dtypes.vector_type(self.dtype, self.layout.vector_length)
             return [register] * self.layout.num_registers
-        if self.shape is not None:
-            return [logical.vector_type(self.dtype, self.shape)]
         return [dtypes.mlir_type(self.dtype)]
 
     @property
@@ -235,8 +188,6 @@ class Packed:
         """Restores the value."""
         if self.layout is not None:
             return regs.RegisterArray(tuple(ssa), self.layout, self.dtype)
-        if self.shape is not None:
-            return Vector(ssa[0], self.dtype)
         return regs.Splat(ssa[0], self.dtype, ())
 
 
@@ -246,6 +197,4 @@ def pack(value: Any) -> tuple[list[ir.Value], Packed]:
         return [value.value], Packed(value.dtype)
     if isinstance(value, regs.RegisterArray):
         return list(value.values), Packed(value.dtype, layout=value.layout)
-    if isinstance(value, Vector):
-        return [value.value], Packed(value.dtype, shape=value.shape)
     raise errors.InternalError(f"{type(value).__name__} has no SSA values")

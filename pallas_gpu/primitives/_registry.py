@@ -4,11 +4,9 @@
 `define` creates a primitive of ours and declares the properties of the operation: its
 family, the threads that can issue it, its reads and writes, the required features.
 Checks, the choice of fences and the coverage table are derived from them. There are
-five kinds of rules: how the emulator executes a primitive, how it is lowered under Lane
-and under Warpgroup semantics; and, for the operations on arrays of the warpgroup-level
-module, the layouts that they admit (infer) and their expansion (expand). The first
-three are keyed by the primitive, the others by the MLIR operation's name. The
-completeness test and the coverage table read this registry.
+four kinds of rules for a primitive: how the emulator executes it, how the compiler emits
+it, which layouts of arrays it admits (its relation), and by what other primitives it is
+replaced (a composite). The completeness test and the coverage table read this registry.
 """
 
 from __future__ import annotations
@@ -27,25 +25,17 @@ from pallas_gpu import _jax, arch, errors
 class RuleKind(enum.Enum):
     """The kinds of rules.
 
-    A primitive of JAX has either a composite rule, which replaces it by others, or the
-    rules of both semantics.
+    A primitive of JAX has either a composite rule, which replaces it by others, or a
+    rule that emits it.
     """
 
     EMULATE = "emulate"
-    LANE = "lane"
-    WARPGROUP = "warpgroup"
-    INFER = "infer"
-    EXPAND = "expand"
+    EMIT = "emit"
     RELATION = "relation"
     COMPOSITE = "composite"
 
     # That of `Enum` is a function in Python: a kernel looks up thousands of rules.
     __hash__ = object.__hash__
-
-    @property
-    def of_operations(self) -> bool:
-        """True for rules of MLIR operations, false for rules of primitives."""
-        return self in (RuleKind.INFER, RuleKind.EXPAND)
 
 
 class KernelEffect(_jax.Effect):
@@ -151,14 +141,9 @@ JAX_PRIMITIVES: dict[str, Operation] = {}
 _OPERATIONS: dict[Any, Operation] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-_TRIAL_GAP = "the trial of a body is erased before inference"
-
-# Holes in the table, with the reason: by the name of a primitive or an MLIR operation,
-# and the kind of rule. The list may only shrink.
-KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
-    ("scf.execute_region", RuleKind.INFER): _TRIAL_GAP,
-    ("scf.execute_region", RuleKind.EXPAND): _TRIAL_GAP,
-}
+# Holes in the table, with the reason: by the name of a primitive and the kind of rule.
+# The list may only shrink.
+KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {}
 
 
 def define(
@@ -248,21 +233,15 @@ def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
     """Returns a decorator that registers a rule; registering twice is an error.
 
     Args:
-      key: a primitive, or the name of an MLIR operation for the kinds `INFER` and
-        `EXPAND`.
+      key: a primitive.
       kind: the kind of rule.
     """
-    if isinstance(key, str) is not kind.of_operations:
-        raise errors.InternalError(
-            f"{kind.value} rules are keyed by "
-            f"{'names of MLIR operations' if kind.of_operations else 'primitives'}",
-            got=repr(key),
-        )
 
     def enter(rule: Callable) -> Callable:
         if key in _RULES[kind]:
-            name = key if isinstance(key, str) else f"the primitive {key.name}"
-            raise errors.InternalError(f"two {kind.value} rules for {name}")
+            raise errors.InternalError(
+                f"two {kind.value} rules for the primitive {key.name}"
+            )
         _RULES[kind][key] = rule
         return rule
 
@@ -294,7 +273,7 @@ def check_of(primitive: Any) -> Callable[..., None] | None:
 
 
 def rule(key: Any, kind: RuleKind) -> Callable[..., Any] | None:
-    """Returns the rule of a primitive or an MLIR operation, or None."""
+    """Returns the rule of a primitive, or None."""
     return _RULES[kind].get(key)
 
 

@@ -12,7 +12,7 @@ double(%0: gmem f32[512,128], %1: gmem f32[512,128])
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,17 @@ _HIDDEN = {
 }
 
 
-def text(region: Region, name: str = "program") -> str:
+def text(
+    region: Region, name: str = "program", note: Callable[[Op], str] = lambda op: ""
+) -> str:
     """Returns a program as text; equal programs have equal texts.
 
     What a region gets unchanged from outside keeps its name there.
+
+    Args:
+      note: returns what is known of an operation besides, written behind it.
     """
-    printer = _Printer()
+    printer = _Printer(note)
     names = [printer.name() for _ in region.inputs]
     inputs = ", ".join(map(_declared, names, region.inputs))
     lines = [f"{name}({inputs})", *printer.body(region, names, 1)]
@@ -49,8 +54,8 @@ def text(region: Region, name: str = "program") -> str:
 class _Printer:
     """Numbers the values of a program, those of inner regions included."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    def __init__(self, note: Callable[[Op], str]) -> None:
+        self._count, self._note = 0, note
 
     def name(self) -> str:
         """Returns a name that no other value has."""
@@ -71,6 +76,8 @@ class _Printer:
         indent = _INDENT * depth
         made = f"{within.listed(op.results)} = " if op.results else ""
         line = f"{indent}{made}{op.name}{within.operands(op)}{_params(op.params)}"
+        if said := self._note(op):
+            line += f": {said}"
         where = op.where
         yield line if where is None else f"{line.ljust(_LINE_COLUMN)}  # {where}"
         carried = {i for i, _ in op.carries}

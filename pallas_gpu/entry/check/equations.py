@@ -134,10 +134,10 @@ def _refuse_empty(eqn: _jax.JaxprEqn) -> None:
 
 def _has_rules(primitive: Any) -> bool:
     """True for operations of JAX on values that are lowered."""
-    lane = registry.rules(registry.RuleKind.LANE)
+    emitted = registry.rules(registry.RuleKind.EMIT)
     # Before the lowering has registered its rules, there is nothing to compare with.
     composites = registry.rules(registry.RuleKind.COMPOSITE)
-    return not lane or primitive in lane or primitive in composites
+    return not emitted or primitive in emitted or primitive in composites
 
 
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:

@@ -17,13 +17,10 @@ from pallas_gpu.layouts.registers.placement import (
     uniform_length,
 )
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import indexed
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
-from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 
@@ -60,13 +57,13 @@ def _word_layout(
     return word_layout(shape, axis, together)
 
 
-@lane(async_store_smem_p)
-def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+@emits(async_store_smem_p)
+def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     params = ctx.eqn.params
     words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
-    found, placement = indexed.lane_access(ctx, invals, "ref", "value", default=words)
+    found, placement = indexed.placed_access(ctx, invals, "ref", "value", default=words)
     cluster.store_async(
-        indexed.lane_elements(ctx, found),
+        indexed.elements_of(ctx, found),
         placement,
         found.extra[0],
         _barrier(ctx, invals),
@@ -82,38 +79,3 @@ def _relate(node: Node, *_: Any) -> list[Any]:
     words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
     indexed.related_access(node, "ref", "value", fixed=words)
     return []
-
-
-@warpgroup(async_store_smem_p)
-def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    found = indexed.access(ctx, invals, "ref", "value")
-    types, operands, attributes = indexed.operation(ctx, found, None)
-    if ctx.eqn.params["atomic"] is not None:
-        attributes[_ATOMIC] = ir.StringAttr.get(ctx.eqn.params["atomic"])
-    attributes[_SEM] = ir.StringAttr.get(ctx.eqn.params["sem"])
-    operands.append(_barrier(ctx, invals))
-    ir.Operation.create("pallas_gpu.async_store_smem", types, operands, attributes)
-    return []
-
-
-@infers("pallas_gpu.async_store_smem")
-def _infer(network: Network, op: ir.Operation, key: Key) -> None:
-    words = None
-    for i in constraints.vector_operands(op)[:1]:
-        shape, _ = network.vector_type(op.operands[i].type)
-        words = _word_layout(shape, *indexed.stored_elements(op))
-    indexed.infer_access(network, op, key, "indexed", fixed=words)
-
-
-@expands("pallas_gpu.async_store_smem")
-def _expand(expansion: Expansion, op: Any) -> None:
-    elements, placement, (value,) = indexed.expanded(expansion, op)
-    assert value is not None
-    base = op.operation
-    atomic = None
-    if _ATOMIC in base.attributes:
-        atomic = ir.StringAttr(base.attributes[_ATOMIC]).value
-    barrier = base.operands[len(base.operands) - 1]
-    sem = ir.StringAttr(base.attributes[_SEM]).value
-    cluster.store_async(elements, placement, value, barrier, atomic, sem)
-    indexed.finish(expansion, op, None)

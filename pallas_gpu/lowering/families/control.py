@@ -14,33 +14,24 @@ from jaxlib.mlir.dialects import arith, scf
 from pallas_gpu import _jax, errors
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.borders import Border, Branch, StateBorder
+from pallas_gpu.lowering.borders import Border, Branch
 from pallas_gpu.lowering.context import RuleContext, state_keys
-from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
-from pallas_gpu.lowering.inference.collect import Node, Symbol, inside
-from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
-from pallas_gpu.lowering.inference.network import Key, Network, Variable
-from pallas_gpu.lowering.rules import expands, infers, relates, uniform
-from pallas_gpu.mosaic import logical
-from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.lowering.inference.collect import MAX_TRIPS, Node, Symbol, inside
+from pallas_gpu.lowering.inference.network import Variable
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.mosaic.registers import default_placement
-
-# Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
-# multiply, up to a limit that keeps sums of costs small.
-MAX_TRIPS = 8
-_MAX_WEIGHT = MAX_TRIPS**4
 
 # --- calls ----------------------------------------------------------------------------
 
 
-@uniform("platform_index")
+@emits("platform_index")
 def _platform_index(ctx: RuleContext) -> Any:
     """`lax.platform_dependent`: a branch on a constant."""
     return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
 
 
-@uniform("name")
+@emits("name")
 def _name(ctx: RuleContext, x):
     """`checkpoint_name`, which only a backward pass would use."""
     return x
@@ -52,13 +43,13 @@ def _inlined(ctx: RuleContext, *args):
 
 # Their bodies are part of the program that calls them.
 for _call in ("jit", "checkpoint", "custom_jvp_call", "custom_vjp_call"):
-    uniform(_call)(_inlined)
+    emits(_call)(_inlined)
 
 
 # --- loops ----------------------------------------------------------------------------
 
 
-@uniform("scan")
+@emits("scan")
 def _scan(ctx: RuleContext, *args):
     params = ctx.eqn.params
     n_consts, _ = _jax.scan_arity(params)
@@ -74,9 +65,9 @@ def _scan(ctx: RuleContext, *args):
 
     if length == unroll:
         return steps(carry)
-    carry = kernel.semantics.carried(ctx, carry, steps)
+    carry = kernel.layouts.carried(ctx, carry, steps)
     keys = state_keys(kernel, params["jaxpr"], consts)
-    border = StateBorder(kernel, keys, borders.specs_of(carry))
+    border = Border(kernel, keys, borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     index = ir.IndexType.get()
@@ -88,7 +79,7 @@ def _scan(ctx: RuleContext, *args):
     return border.unpack(loop.results)
 
 
-@uniform("while")
+@emits("while")
 def _while(ctx: RuleContext, *args):
     params = ctx.eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -100,11 +91,11 @@ def _while(ctx: RuleContext, *args):
     def step(values: list[Any]) -> list[Any]:
         return ctx.run(1, [*body_consts, *values])
 
-    carry = kernel.semantics.carried(ctx, carry, step)
+    carry = kernel.layouts.carried(ctx, carry, step)
     touched = {*state_keys(kernel, params["body_jaxpr"], body_consts)}
     touched |= {*state_keys(kernel, params["cond_jaxpr"], cond_consts)}
     keys = [key for key in kernel.state if key in touched]
-    border = StateBorder(kernel, keys, borders.specs_of(carry))
+    border = Border(kernel, keys, borders.specs_of(carry))
     if (known := borders.results_in_trial(kernel, border)) is not None:
         return known
     kinds = border.types
@@ -123,7 +114,7 @@ def _while(ctx: RuleContext, *args):
 # --- branches -------------------------------------------------------------------------
 
 
-@uniform("cond")
+@emits("cond")
 def _cond(ctx: RuleContext, index, *args):
     kernel = ctx.kernel
     touched: set[Any] = set()
@@ -131,7 +122,7 @@ def _cond(ctx: RuleContext, index, *args):
         touched |= {*state_keys(kernel, body, args)}
     keys = [key for key in kernel.state if key in touched]
     branches = [Branch(ctx, i, args) for i in range(len(ctx.op.regions))]
-    border = StateBorder(kernel, keys, _branch_results(ctx, branches))
+    border = Border(kernel, keys, _branch_results(ctx, branches))
     choice = vals.scalar_value(index)
     return border.unpack(_emit_choice(choice, branches, border))
 
@@ -140,19 +131,20 @@ def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[vals.P
     """Returns how each result crosses; an array has the layout from a branch."""
 
     def packed(i: int, aval: Any) -> vals.Packed:
-        return ctx.kernel.semantics.packed(
-            ctx,
-            i,
-            vals.numpy_dtype(aval),
-            tuple(aval.shape),
-            lambda: [branch.layout(i) for branch in branches],
+        dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
+        if not shape:
+            return vals.Packed(dtype)
+        found = ctx.kernel.layouts.of_branches(
+            ctx, i, lambda: [branch.layout(i) for branch in branches]
         )
+        layout = found or default_placement(shape, dtypes.bits(dtype))
+        return vals.Packed(dtype, layout)
 
     return [packed(i, var.aval) for i, var in enumerate(ctx.eqn.outvars)]
 
 
 def _emit_choice(
-    choice: ir.Value, branches: Sequence[Branch], border: StateBorder
+    choice: ir.Value, branches: Sequence[Branch], border: Border
 ) -> list[ir.Value]:
     """Emits an scf.if for two branches; more branches nest in its else."""
     condition, first, second = _test(choice), branches[0], branches[1:]
@@ -290,213 +282,3 @@ def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
 
 def _like(x: Any) -> Symbol:
     return Symbol(tuple(x.shape), np.dtype(x.dtype), lambda: 0)
-
-
-@infers("scf.yield", "scf.condition")
-def _infer_end(network: Network, op: ir.Operation, key: Key) -> None:
-    """Does nothing: the rule of the parent operation handles the yielded values."""
-
-
-@infers("scf.for")
-def _infer_for(network: Network, op: ir.Operation, key: Key) -> None:
-    block = op.regions[0].blocks[0]
-    low, high, step = (scalars.known(op.operands[i]) for i in range(3))
-    trips = MAX_TRIPS
-    if low is not None and high is not None and step is not None:
-        trips = -((low - high) // step)
-    carries: dict[int, Variable] = {}
-    for i, result in enumerate(op.results):
-        if is_vector(result):
-            variable = network.variable(op, result.type, key, role=f"carry {i}")
-            network.consume(op, 3 + i, variable)
-            network.produce(block.arguments[1 + i], variable)
-            network.produce(result, variable)
-            carries[i] = variable
-    _in_loop(network, block, key, trips)
-    _consume_yields(network, _last(block), carries, trips)
-
-
-@infers("scf.while")
-def _infer_while(network: Network, op: ir.Operation, key: Key) -> None:
-    test, body = (region.blocks[0] for region in op.regions)
-    carries: dict[int, Variable] = {}
-    for i, argument in enumerate(test.arguments):
-        if is_vector(argument):
-            variable = network.variable(op, argument.type, key, role=f"carry {i}")
-            network.consume(op, i, variable)
-            network.produce(argument, variable)
-            carries[i] = variable
-    passed: dict[int, Variable] = {}
-    for i, result in enumerate(op.results):
-        if is_vector(result):
-            variable = network.variable(op, result.type, key, role=f"result {i}")
-            network.produce(body.arguments[i], variable)
-            network.produce(result, variable)
-            passed[1 + i] = variable
-    _in_loop(network, test, key, MAX_TRIPS)
-    _consume_yields(network, _last(test), passed, MAX_TRIPS)
-    _in_loop(network, body, key, MAX_TRIPS)
-    _consume_yields(network, _last(body), carries, MAX_TRIPS)
-
-
-@infers("scf.if")
-def _infer_branch(network: Network, op: ir.Operation, key: Key) -> None:
-    chosen = {
-        i: network.variable(op, result.type, key, role=f"result {i}")
-        for i, result in enumerate(op.results)
-        if is_vector(result)
-    }
-    for region in op.regions:
-        for block in region.blocks:
-            network.name_arguments(block, key)
-            collect_block(network, block)
-            _consume_yields(network, _last(block), chosen, 1)
-    for i, variable in chosen.items():
-        network.produce(op.results[i], variable)
-
-
-def _last(block: ir.Block) -> ir.Operation:
-    return block.operations[len(block.operations) - 1].operation
-
-
-def _in_loop(network: Network, block: ir.Block, key: Key, trips: int) -> None:
-    network.name_arguments(block, key)
-    before = network.weight
-    network.weight = _inside(before, trips)
-    collect_block(network, block)
-    network.weight = before
-
-
-def _inside(weight: int, trips: int) -> int:
-    return min(weight * min(max(trips, 1), MAX_TRIPS), _MAX_WEIGHT)
-
-
-def _consume_yields(
-    network: Network, end: ir.Operation, carries: dict[int, Variable], trips: int
-) -> None:
-    """Consumes a body's yielded values in the carries' layouts, once per iteration."""
-    before = network.weight
-    network.weight = _inside(before, trips)
-    for i, variable in carries.items():
-        network.consume(end, i, variable)
-    network.weight = before
-
-
-# --- expansion of loops and branches --------------------------------------------------
-#
-# An operation is marked dead before those of its regions: the arguments of its blocks
-# are used until they are erased.
-
-
-@expands("scf.for")
-def _expand_for(expansion: Expansion, op: Any) -> None:
-    if not any(map(is_array, op.results)):
-        _expand_regions(expansion, op)
-        return
-    expansion.dead.append(op.operation)
-    old = op.regions[0].blocks[0]
-    induction, *carried = old.arguments
-    border = _border(expansion, carried)
-    bounds = [op.operands[i] for i in range(3)]
-    loop = scf.ForOp(*bounds, border.pack(_operands(expansion, op, first=3)))
-    induction.replace_all_uses_with(loop.induction_variable)
-    _replace(expansion, carried, border.unpack(loop.inner_iter_args))
-    borders.move_operations(old, loop.body)
-    expand_block(expansion, loop.body)
-    _yield(expansion, loop.body, border)
-    _replace(expansion, op.results, border.unpack(loop.results))
-
-
-@expands("scf.while")
-def _expand_while(expansion: Expansion, op: Any) -> None:
-    if not any(map(is_array, (*op.results, *op.operands))):
-        _expand_regions(expansion, op)
-        return
-    expansion.dead.append(op.operation)
-    before, after = (region.blocks[0] for region in op.regions)
-    outer = _border(expansion, before.arguments)
-    inner = _border(expansion, after.arguments)
-    loop = scf.WhileOp(inner.types, outer.pack(_operands(expansion, op)))
-    new_before = loop.before.blocks.append(*outer.types)
-    new_after = loop.after.blocks.append(*inner.types)
-    for border, old, new in ((outer, before, new_before), (inner, after, new_after)):
-        _replace(expansion, old.arguments, border.unpack(new.arguments))
-        borders.move_operations(old, new)
-        expand_block(expansion, new)
-    condition = _last(new_before)
-    with ir.InsertionPoint(condition), ir.Location.unknown():
-        passed = _operands(expansion, condition, first=1)
-        scf.condition(condition.operands[0], inner.pack(passed))
-    expansion.dead.append(condition)
-    _yield(expansion, new_after, outer)
-    _replace(expansion, op.results, inner.unpack(loop.results))
-
-
-@expands("scf.if")
-def _expand_if(expansion: Expansion, op: Any) -> None:
-    if not any(map(is_array, op.results)):
-        _expand_regions(expansion, op)
-        return
-    expansion.dead.append(op.operation)
-    border = _border(expansion, op.results)
-    new = scf.IfOp(op.operands[0], border.types, has_else=True)
-    for region, block in zip(op.regions, (new.then_block, new.else_block), strict=True):
-        borders.move_operations(region.blocks[0], block)
-        expand_block(expansion, block)
-        _yield(expansion, block, border)
-    _replace(expansion, op.results, border.unpack(new.results))
-
-
-@expands("scf.yield", "scf.condition")
-def _expand_terminator(expansion: Expansion, op: Any) -> None:
-    """Does nothing: the rule of the parent operation replaces the terminator."""
-
-
-def _expand_regions(expansion: Expansion, op: Any) -> None:
-    for region in op.regions:
-        for block in region.blocks:
-            expand_block(expansion, block)
-
-
-def _yield(expansion: Expansion, block: Any, border: Border) -> None:
-    """Replaces a block's terminator by one of registers."""
-    old = _last(block)
-    with ir.InsertionPoint(old), ir.Location.unknown():
-        scf.yield_(border.pack(_operands(expansion, old)))
-    expansion.dead.append(old)
-
-
-def _border(expansion: Expansion, values: Sequence[ir.Value]) -> Border:
-    """Returns the border of values in their assigned layouts."""
-
-    def fit(value: Any, spec: vals.Packed) -> Any:
-        return value if spec.layout is None else expansion.in_layout(value, spec.layout)
-
-    return Border(tuple(_spec(expansion, value) for value in values), fit)
-
-
-def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed:
-    dtype = logical.dtype_of(value.type)
-    if not is_array(value):
-        return vals.Packed(dtype)
-    layout = expansion.assignment.result(value)
-    if layout is None:
-        layout = default_placement(tuple(value.type.shape), dtypes.bits(dtype))
-    return vals.Packed(dtype, layout=layout)
-
-
-def _operands(expansion: Expansion, op: Any, first: int = 0) -> list[regs.Array]:
-    """Returns an operation's operands from index `first`."""
-    return [
-        expansion.array(x) if is_array(x) else regs.Splat(x, logical.dtype_of(x.type))
-        for x in list(op.operands)[first:]
-    ]
-
-
-def _replace(expansion: Expansion, old: Sequence[ir.Value], new: Sequence[Any]) -> None:
-    """Records the arrays of values."""
-    for value, array in zip(old, new, strict=True):
-        if is_array(value):
-            expansion.arrays[value] = array
-        else:
-            value.replace_all_uses_with(array.value)

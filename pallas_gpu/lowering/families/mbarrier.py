@@ -15,7 +15,7 @@ from pallas_gpu import types
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, add_indices, starts
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module, tma
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives.mbarrier import (
@@ -56,7 +56,7 @@ def barrier_pointer(
     return addressing.offset_pointer(start_pointer, offset)
 
 
-@uniform(barrier_arrive_p)
+@emits(barrier_arrive_p)
 def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     barrier, predicate = operands["barrier"], operands["predicate"]
@@ -78,7 +78,7 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@uniform(barrier_expect_p)
+@emits(barrier_expect_p)
 def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     barrier = operands["barrier"]
@@ -116,7 +116,7 @@ def predicate_value(predicate: Any) -> ir.Value | None:
     return vals.scalar_value(predicate)
 
 
-@uniform(barrier_wait_p)
+@emits(barrier_wait_p)
 def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     waited = _Waited.of(ctx, invals)
     if waited.scope is not None:
@@ -130,7 +130,7 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@uniform(barrier_test_p)
+@emits(barrier_test_p)
 def _test(ctx: RuleContext, *invals: Any) -> Any:
     waited = _Waited.of(ctx, invals)
     if waited.scope is not None:

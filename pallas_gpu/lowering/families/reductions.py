@@ -7,32 +7,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import vector
 
 from pallas_gpu.lowering import scratch
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import elementwise, shapes
 from pallas_gpu.lowering.families.elementwise import convert_operand as convert
 from pallas_gpu.lowering.families.elementwise import related_convert
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.inference.constraints import is_vector
-from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import (
-    expands,
-    find_primitive,
-    infers,
-    lane,
-    relates,
-    warpgroup,
-)
-from pallas_gpu.mosaic import logical
-from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.lowering.rules import emits, find_primitive, relates
 from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.primitives import _registry as registry
 
@@ -79,14 +62,14 @@ _KINDS: dict[str, tuple[reductions.Kind, bool]] = {
 }
 
 
-def _make_lane(kind: reductions.Kind):
+def _make(kind: reductions.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axes = tuple(ctx.eqn.params["axes"])
         if not axes:
             return x
         wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
         if len(axes) < len(wide.shape):
-            source = ctx.kernel.semantics.linear(ctx, wide, "reduced")
+            source = ctx.kernel.layouts.linear(ctx, wide, "reduced")
         else:
             source = ctx.placed(wide, "reduced")
         room = scratch.for_reduction(ctx.kernel, source, axes)
@@ -108,30 +91,6 @@ def _relate(node: Node, x: Symbol) -> Symbol:
     return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
 
 
-def _make_warpgroup(kind: reductions.Kind):
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        axes = list(ctx.eqn.params["axes"])
-        if not axes:
-            return x
-        given, dtype = x.dtype, dtypes.combining(x.dtype)
-        x = elementwise.convert(x, dtype)
-        combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
-        attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
-        # The op requires an initial value; our reductions have none and ignore it.
-        zero = vals.constant(0, dtype)
-        if ctx.out_aval.shape:
-            start = shapes.splat(zero, ctx.out_aval.shape).value
-        else:
-            start = logical.to_element(zero.value, dtype)
-        result = vector.multi_reduction(attribute, x.value, start, axes)
-        if ctx.out_aval.shape:
-            return elementwise.convert(vals.Vector(result, dtype), given)
-        scalar = logical.from_element(result, dtype)
-        return regs.Splat(convert_value(scalar, dtype, given), given, ())
-
-    return rule
-
-
 def _make_check(kind: reductions.Kind):
     def check(eqn: Any, mesh: Any) -> None:
         dtype = np.dtype(eqn.invars[0].aval.dtype)
@@ -143,45 +102,5 @@ def _make_check(kind: reductions.Kind):
 
 for _name, _kind in KINDS.items():
     registry.checks(find_primitive(_name))(_make_check(_kind))
-    lane(_name)(_make_lane(_kind))
-    warpgroup(_name)(_make_warpgroup(_kind))
+    emits(_name)(_make(_kind))
     relates(_name)(_relate)
-
-
-@infers("vector.multi_reduction")
-def _infer(network: Network, op: ir.Operation, key: Key) -> None:
-    axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
-    operand, result = op.operands[0], op.results[0]
-    shape = network.vector_type(result.type)[0] if is_vector(result) else ()
-    variable = network.variable(
-        op, operand.type, key, result=shape, relation=relations.Reduce(axes)
-    )
-    network.consume(op, 0, variable)
-    if is_vector(result):
-        network.produce(result, variable)
-
-
-@expands("vector.multi_reduction")
-def _expand(expansion: Expansion, op: Any) -> None:
-    kind, unsigned = _combining(op)
-    axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
-    source = expansion.placed(op, 0)
-    if unsigned:
-        dtype = dtypes.named(f"uint{dtypes.stored_bits(source.dtype)}")
-        source = regs.with_sign(source, dtype)
-    room = scratch.for_reduction(expansion.kernel, source, axes)
-    result = reductions.reduce(kind, source, axes, room)
-    if isinstance(op.result.type, ir.VectorType):
-        expansion.set(op.result, result)
-    else:
-        assert isinstance(result, regs.Splat)
-        expansion.dead.append(op.operation)
-        logical.replace_element(op.result, result.value, expansion.dead)
-        return
-    expansion.dead.append(op.operation)
-
-
-def _combining(op: Any) -> tuple[reductions.Kind, bool]:
-    """Returns the reduction's kind, and whether its integers are unsigned."""
-    name = str(op.attributes["kind"]).removeprefix("#vector.kind<").removesuffix(">")
-    return _KINDS[name]

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, rates
@@ -17,24 +16,12 @@ from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import elementwise
 from pallas_gpu.lowering.families.elementwise import convert_operand as convert
 from pallas_gpu.lowering.families.elementwise import related_convert
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import (
-    expands,
-    find_primitive,
-    infers,
-    lane,
-    relates,
-    warpgroup,
-)
-from pallas_gpu.mosaic import logical
+from pallas_gpu.lowering.rules import emits, find_primitive, relates
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import scans
 from pallas_gpu.primitives import _registry as registry
@@ -114,11 +101,11 @@ def _emit(kernel: Any, kind: scans.Kind, x: Any, axis: int, reverse: bool) -> An
     return scans.scan(kind, x, axis, reverse=reverse, scratch=room)
 
 
-def _make_lane(kind: scans.Kind):
+def _make(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
         wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
-        wide = ctx.kernel.semantics.linear(ctx, wide, "scanned")
+        wide = ctx.kernel.layouts.linear(ctx, wide, "scanned")
         result = ctx.result(_emit(ctx.kernel, kind, wide, axis, reverse), "scanned")
         return convert(ctx, result, x.dtype, "narrowed")
 
@@ -134,23 +121,6 @@ def _relate(node: Node, x: Symbol) -> Symbol:
     return related_convert(node, result, x.dtype, "narrowed")
 
 
-def _make_warpgroup(kind: scans.Kind):
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        given, x = x.dtype, elementwise.convert(x, dtypes.combining(x.dtype))
-        i64 = ir.IntegerType.get_signless(64)
-        attributes = {
-            _KIND: ir.StringAttr.get(kind),
-            _DTYPE: ir.StringAttr.get(x.dtype.name),
-            _AXIS: ir.IntegerAttr.get(i64, ctx.eqn.params["axis"]),
-            _REVERSE: ir.BoolAttr.get(ctx.eqn.params["reverse"]),
-        }
-        type_ = logical.vector_type(x.dtype, x.shape)
-        op = ir.Operation.create("pallas_gpu.scan", [type_], [x.value], attributes)
-        return elementwise.convert(vals.Vector(op.result, x.dtype), given)
-
-    return rule
-
-
 def _make_check(kind: scans.Kind):
     def check(eqn: Any, mesh: Any) -> None:
         table.lookup(kind).require_combining(np.dtype(eqn.invars[0].aval.dtype))
@@ -160,27 +130,5 @@ def _make_check(kind: scans.Kind):
 
 for _name, _kind in KINDS.items():
     registry.checks(find_primitive(_name))(_make_check(_kind))
-    lane(_name)(_make_lane(_kind))
-    warpgroup(_name)(_make_warpgroup(_kind))
+    emits(_name)(_make(_kind))
     relates(_name)(_relate)
-
-
-@infers("pallas_gpu.scan")
-def _infer(network: Network, op: ir.Operation, key: Key) -> None:
-    (operand,), (result,) = op.operands, op.results
-    shape, _ = network.vector_type(result.type)
-    relation = Scan(ir.IntegerAttr(op.attributes[_AXIS]).value)
-    variable = network.variable(op, operand.type, key, result=shape, relation=relation)
-    network.consume(op, 0, variable)
-    network.produce(result, variable)
-
-
-@expands("pallas_gpu.scan")
-def _expand(expansion: Expansion, op: Any) -> None:
-    dtype = dtypes.named(ir.StringAttr(op.attributes[_DTYPE]).value)
-    kind: Any = ir.StringAttr(op.attributes[_KIND]).value
-    axis = ir.IntegerAttr(op.attributes[_AXIS]).value
-    reverse = ir.BoolAttr(op.attributes[_REVERSE]).value
-    source = expansion.placed(op, 0, dtype)
-    expansion.set(op.result, _emit(expansion.kernel, kind, source, axis, reverse))
-    expansion.dead.append(op.operation)

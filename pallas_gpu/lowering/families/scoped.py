@@ -14,12 +14,12 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import relates, uniform
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
-@uniform(run_scoped_p)
+@emits(run_scoped_p)
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
     outer_top, outer_columns = kernel.smem_top_bytes, kernel.tmem_top_columns
@@ -86,16 +86,16 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
         case _ if aval.memory_space is types.TMEM:
             return tmem.new_array(ctx, aval, allocation.offset)
         case _:
-            row_major = aval.storage.overlay is not None and not (
-                aval.transforms or var in kernel.inferred_members
-            )
             offset, distance, own = allocation.offset, None, _owner(ctx)
             if own != "block":
                 part = kernel.plan.own(own)
                 offset += part.offset_bytes
                 distance = addressing.Distance(own, part.bytes_each)
-            return kernel.semantics.smem_handle(
-                ctx, i, aval, offset, row_major, distance
+            return vals.SmemHandle(
+                addressing.own_smem_pointer(offset, distance),
+                kernel.layouts.smem(ctx, i, aval),
+                vals.numpy_dtype(aval),
+                aval.storage.internal,
             )
 
 
@@ -110,14 +110,10 @@ def _owner(ctx: RuleContext) -> resources.Owner:
 
 def _of_launch(ctx: RuleContext, var: Any) -> Any:
     """Returns the handle of an array in GMEM that the launch adds."""
-    array = workspace.handle(ctx.kernel, var)
-    if var.aval.memory_space is types.GMEM:
-        return ctx.kernel.semantics.gmem_handle(ctx.kernel, array)
-    # The same under both semantics: semaphores are no arrays to the author.
-    return array
+    return workspace.handle(ctx.kernel, var)
 
 
-@uniform(get_global_p)
+@emits(get_global_p)
 def _get_global(ctx: RuleContext) -> list[Any]:
     return [_of_launch(ctx, ctx.eqn.outvars[0])]
 

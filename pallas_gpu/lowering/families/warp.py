@@ -6,27 +6,21 @@ has its own: a branch on the warp index sets different bits in threads of differ
 warps.
 
 An array of a warp is one in a layout in which no element depends on the warp: each
-warp holds another array in it. Under Warpgroup semantics arrays get layouts, and are
-expanded, later: an attribute marks the operations of the region.
+warp holds another array in it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterator
 from typing import Any
-
-from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.context import I32, RuleContext
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import relates, uniform
-from pallas_gpu.mosaic import elementwise, logical, mbarrier
+from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.mosaic import elementwise, mbarrier
 from pallas_gpu.primitives.warp import warp_map_p
 
 
-@uniform(warp_map_p)
+@emits(warp_map_p)
 def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
     # A warp may access what other warps were using before, and the warpgroup continues
     # with the effects of all of them.
@@ -37,7 +31,7 @@ def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
         axes[name] = ctx.builder.threads.warp
     # Each warp has a stack of its own.
     block_top, ctx.kernel.smem_top_bytes = ctx.kernel.smem_top_bytes, 0
-    with ctx.builder.in_warp(), _marked(ctx):
+    with ctx.builder.in_warp():
         ctx.run(0, [*captured, number])
     ctx.kernel.smem_top_bytes = block_top
     axes.pop(name, None)
@@ -52,18 +46,3 @@ def _relate(node: Node, *captured: Any) -> list[Any]:
     node.run(0, [*captured, number])
     node.network.in_warp = outer
     return []
-
-
-@contextlib.contextmanager
-def _marked(ctx: RuleContext) -> Iterator[None]:
-    """Marks what is emitted, if it is expanded later."""
-    operations = ir.InsertionPoint.current.block.operations
-    # The barrier; numbers of operations change, as hoisted ones are put before it.
-    last_before = operations[len(operations) - 1]
-    yield
-    if "expand" not in ctx.kernel.semantics.stages:
-        return
-    emitted = itertools.takewhile(lambda op: op != last_before, reversed([*operations]))
-    for op in emitted:
-        if not op.operation.name.startswith(logical.SCALAR):
-            op.operation.attributes[logical.IN_WARP] = ir.UnitAttr.get()

@@ -19,7 +19,6 @@ from pallas_gpu.lowering.inference.network import (
     Edge,
     Network,
     Port,
-    TmemArray,
     Use,
     Variable,
     digest,
@@ -113,10 +112,9 @@ class Assembly:
                 total = settled + self._operation_costs(variable)
                 problem.costs[variable.index] = np.minimum(total, INFEASIBLE)
         for edge in self._edges:
-            if not edge.rigid:
-                made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
-                table = self.costs.relayouts(made, taken, edge)
-                self._add_edge(problem, edge, table)
+            made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
+            table = self.costs.relayouts(made, taken, edge)
+            self._add_edge(problem, edge, table)
         for variable, use in self._accesses():
             array = self.network.array(use.part)
             table = self._access_costs(variable, use, array)
@@ -134,13 +132,7 @@ class Assembly:
                 costs = costs + self._operation_costs(variable)
             problem.add_variable(costs, key)
         for array in self.arrays:
-            problem.add_variable(self._array_costs(array), array.key)
-        for edge in self._edges:
-            if edge.rigid:
-                made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
-                same = np.equal.outer(np.array(made), np.array(taken))
-                table = np.where(same, 0, INFEASIBLE).astype(np.int64)
-                self._add_edge(problem, edge, table)
+            problem.add_variable(self._array_costs(array), array.base.origin())
         for move in self.network.moves:
             a, b = move.operand.index, move.result.index
             given, made = self.labels[a].source, self.labels[b].source
@@ -158,7 +150,7 @@ class Assembly:
 
     def _array_costs(self, array: Array) -> np.ndarray:
         storages = self.storages[array.index]
-        costs = preferences(len(storages), array.key)
+        costs = preferences(len(storages), array.base.origin())
         for use, refusals in self.refusals[array.index].items():
             for i, (storage, refusal) in enumerate(
                 zip(storages, refusals, strict=True)
@@ -228,7 +220,7 @@ class Assembly:
                 for port in (edge.producer, edge.consumer)
             )
             key = self.costs.relayout_key(a, b, edge)
-            if key is not None and not edge.rigid:
+            if key is not None:
                 yield key
         for variable, use in self._accesses():
             array = self.network.array(use.part)
@@ -278,15 +270,15 @@ def _accesses_gmem(variable: Variable) -> bool:
 
 
 def _storages(array: Array) -> list[Storage]:
-    if isinstance(array, TmemArray):
+    if array.base.space is types.TMEM:
         return tmem.storages(array)
     return smem.storages(array)
 
 
 def _refusal(array: Array, use: Use, storage: Storage) -> errors.LayoutError | None:
-    if isinstance(array, TmemArray):
+    if array.base.space is types.TMEM:
         return tmem.refusal(use, storage)
-    return smem.refusal(use, storage, given=array.transforms is not None)
+    return smem.refusal(use, storage, given=array.base.given is not None)
 
 
 def _keys(network: Network) -> list[int]:

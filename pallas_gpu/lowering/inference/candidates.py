@@ -17,7 +17,7 @@ from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
-from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray
+from pallas_gpu.lowering.inference.network import Cell, Network
 from pallas_gpu.lowering.inference.relations import Relation, default, spread
 from pallas_gpu.lowering.inference.spaces import tmem
 
@@ -167,9 +167,8 @@ def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:
     """Layouts in which instructions transfer from or to TMEM."""
     for base in cell.tmem:
         array = network.arrays[base]
-        assert isinstance(array, TmemArray)
         for storage in tmem.storages(array):
-            yield from tmem.register_layouts(storage, cell.shape, array.bits)
+            yield from tmem.register_layouts(storage, cell.shape, array.base.bits)
 
 
 def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:

@@ -20,13 +20,12 @@ import numpy as np
 from pallas_gpu import errors, types
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering.inference import network as networks
-from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import (
     Deferral,
+    Memory,
+    Part,
     Port,
     Side,
-    SmemArray,
-    TmemArray,
     Use,
     Variable,
     digest,
@@ -75,51 +74,6 @@ class Symbol:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Memory:
-    """An array in memory.
-
-    Attributes:
-      space: where it is.
-      shape: of the whole array; batch axes first.
-      bits: width of an element in memory.
-      batch: number of batch axes.
-      origin: as of `Symbol`.
-      words: its name in messages.
-      where: the line of its declaration.
-      given: its layout in SMEM or TMEM, where the author specified it.
-    """
-
-    space: types.MemorySpace
-    shape: tuple[int, ...]
-    bits: int
-    batch: int
-    origin: Callable[[], int]
-    words: str
-    where: str | None
-    given: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of an array in memory.
-
-    Attributes:
-      base: the array.
-      bits: width of an element, after a change of type.
-      window: the part, in the array's shape or in that in which it is viewed.
-    """
-
-    base: Memory
-    bits: int
-    window: Window
-
-    @property
-    def space(self) -> types.MemorySpace:
-        """Memory space."""
-        return self.base.space
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """An instance of an operation.
 
@@ -149,7 +103,7 @@ class Node:
     @property
     def words(self) -> str:
         """The operation's name in messages."""
-        return sources.name_of(self.op.primitive)
+        return _name_of(self.op.primitive)
 
     @property
     def where(self) -> str | None:
@@ -244,24 +198,20 @@ class Node:
 
     def variable(self, like: Symbol, role: str = "", **options: Any) -> Variable:
         """Adds a variable for operands of a shape and width; see `Network.variable`."""
-        key = self.key
-        type_: Any = like.shape, like.bits
-        return self.network.variable(self, type_, key, role=role, **options)  # type: ignore[arg-type]
+        return self.network.variable(self, like.shape, like.bits, role=role, **options)
 
     def take(
-        self,
-        x: Symbol,
-        variable: Variable,
-        slot: Slot = 0,
-        side: Side = "source",
-        rigid: bool = False,
+        self, x: Symbol, variable: Variable, slot: Slot = 0, side: Side = "source"
     ) -> None:
         """Declares that the operation consumes an array in a variable's layout.
 
         Args:
           slot: which operand: what the emission asks for.
         """
-        self.network.take(self, slot, x, variable, side, rigid)
+        consumer = Port(variable, side)
+        self.network.taken[self.path, self.op, slot] = consumer
+        if x.port is not None:
+            self.network.connect(x.port, consumer, x.bits)
 
     def taken(self, x: Symbol, variable: Variable, slot: Slot) -> None:
         """As `take`, of an operand that may be a scalar, which is broadcast."""
@@ -296,7 +246,7 @@ class Node:
 
     def use(self, part: Part, kind: networks.UseKind, **options: Any) -> Use:
         """Records the use of a part of an array in memory; see `Use`."""
-        use = Use(self, kind, part, self.network.weight, **options)  # type: ignore[arg-type]
+        use = Use(self, kind, part, self.network.weight, **options)
         self.network.use_memory(use)
         return use
 
@@ -326,6 +276,7 @@ class Node:
             given,
         )
         self.network.declared[self.path, self.op, i] = memory
+        self.network.steps[-1].declared.append(memory)
         return memory
 
     def related(
@@ -414,6 +365,7 @@ class Step:
       is_end: whether it is such an end.
       arguments: what a loop passes to its body, other than its operands.
       results: what the operation makes.
+      declared: the arrays in memory that it declares.
     """
 
     node: Node
@@ -422,6 +374,7 @@ class Step:
     is_end: bool = False
     arguments: list[Symbol] = dataclasses.field(default_factory=list)
     results: list[Any] = dataclasses.field(default_factory=list)
+    declared: list[Memory] = dataclasses.field(default_factory=list)
 
 
 class Network(networks.Network):
@@ -454,41 +407,6 @@ class Network(networks.Network):
         self.declared: dict[tuple[Path, Op, int], Memory] = {}
         self.steps: list[Step] = []
         self.inside: tuple[Node, ...] = ()
-
-    def vector_type(self, type_: Any) -> tuple[tuple[int, ...], int]:
-        return type_
-
-    def take(
-        self,
-        node: Node,
-        slot: Slot,
-        x: Symbol,
-        variable: Variable,
-        side: Side,
-        rigid: bool,
-    ) -> None:
-        """See `Node.take`."""
-        consumer = Port(variable, side)
-        self.taken[node.path, node.op, slot] = consumer
-        producer = x.port
-        if producer is None:
-            return
-        producer.cell.join(consumer.cell)
-        consumer.cell.bits.add(x.bits)
-        self.edges.append(networks.Edge(producer, consumer, x.bits, self.weight, rigid))
-
-    def array(self, part: Any) -> networks.Array:
-        base = part.base
-        found = self.arrays.get(base)
-        if found is None:
-            number, key = len(self.arrays), base.origin()
-            fields: Any = (number, base, base.shape, base.bits)
-            if base.space is types.TMEM:
-                found = TmemArray(*fields, key)
-            else:
-                found = SmemArray(*fields, base.given, key)
-            self.arrays[base] = found
-        return found
 
     # --- the operations in order ------------------------------------------------------
 
@@ -622,3 +540,21 @@ def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:
 def inside(weight: int, trips: int) -> int:
     """Returns how often the body of a loop runs."""
     return min(weight * min(max(trips, 1), MAX_TRIPS), _MAX_WEIGHT)
+
+
+# Names of primitives in messages, where the kernel's source has another one.
+_NAMES = {
+    "swap": "store",
+    "get": "load",
+    "scan": "loop",
+    "while": "while loop",
+    "cond": "branch",
+    "broadcast_in_dim": "broadcast",
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "scan"),
+}
+
+
+def _name_of(primitive: Any) -> str:
+    """The name of a primitive in the kernel's source."""
+    name = primitive.name
+    return "reduction" if name.startswith("reduce_") else _NAMES.get(name, name)

@@ -13,19 +13,18 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.registers.placement import describe
-from pallas_gpu.lowering.inference import relations, solver, sources
+from pallas_gpu.lowering.inference import relations, solver
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
 from pallas_gpu.lowering.inference.network import (
     Array,
     Network,
-    SmemArray,
-    TmemArray,
     Use,
     Variable,
+    named,
 )
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
@@ -62,7 +61,7 @@ def conflict(problem: Assembly) -> errors.LayoutError:
             f"{problem.scratch_bytes} bytes of scratch",
             hint=_remedies(problem, [])
             or "layout_cast arrays to Layout.WGMMA, or remove the layout_casts",
-            where=sources.where(last.op),
+            where=last.node.where,
         )
     return _conflict_error(problem, found)
 
@@ -75,7 +74,7 @@ def _array_error(problem: Assembly, array: Array) -> errors.LayoutError | None:
     refusals = problem.refusals[array.index]
     if any(all(r[i] is None for r in refusals.values()) for i in range(len(storages))):
         return None
-    if isinstance(array, SmemArray) and array.transforms is not None:
+    if array.base.space is types.SMEM and array.base.given is not None:
         use, (error,) = next((u, r) for u, r in refusals.items() if r[0] is not None)
         assert error is not None
         return _transforms_error(array, storages[0], use, error)
@@ -90,10 +89,10 @@ def _array_error(problem: Assembly, array: Array) -> errors.LayoutError | None:
 
 
 def _transforms_error(
-    array: SmemArray, storage: SmemLayout, use: Use, error: errors.LayoutError
+    array: Array, storage: SmemLayout, use: Use, error: errors.LayoutError
 ) -> errors.LayoutError:
     """The user's transforms do not suit an operation."""
-    free = dataclasses.replace(array, transforms=None)
+    free = dataclasses.replace(array, base=dataclasses.replace(array.base, given=None))
     fitting = [
         other
         for other in smem.storages(free)
@@ -108,7 +107,7 @@ def _transforms_error(
         expected=error.expected,
         got=f"{storage.description} of the array {_declared(array)}",
         hint=hint,
-        where=sources.where(use.op),
+        where=use.node.where,
     )
 
 
@@ -128,10 +127,10 @@ def _single_use_error(
         f"{_used(use)} cannot use its {_space(array)} array in any layout: "
         f"{reason.what}",
         expected=reason.expected,
-        got=f"{reason.got}; the array {_declared(array)} of shape {array.shape} "
+        got=f"{reason.got}; the array {_declared(array)} of shape {array.base.shape} "
         f"admits {_listing(map(_described, storages))}",
         hint=reason.hint or "use an array of another shape",
-        where=sources.where(use.op),
+        where=use.node.where,
     )
 
 
@@ -158,25 +157,25 @@ def _two_uses_error(
         expected=admitted[0],
         got="\n".join(admitted[1:]),
         hint="use a separate array for one of them, and copy between the two",
-        where=sources.where(last.op),
+        where=last.node.where,
     )
 
 
 def _used(use: Use) -> str:
-    name = sources.named(use.op)
+    name = named(use.node)
     if use.role:
         return f"{use.role} of {name}"
     return f"operand {use.kind} of {name}" if use.kind in ("a", "b") else name
 
 
 def _declared(array: Array) -> str:
-    line = sources.where(array.op)
-    kind = f"of {array.bits}-bit elements"
+    line = array.base.where
+    kind = f"of {array.base.bits}-bit elements"
     return kind if line is None else f"{kind} at {line}"
 
 
 def _space(array: Array) -> str:
-    return "TMEM" if isinstance(array, TmemArray) else "SMEM"
+    return "TMEM" if array.base.space is types.TMEM else "SMEM"
 
 
 def _described(storage: Storage) -> str:
@@ -201,7 +200,7 @@ def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
         got=_listing(_neighbours_layouts(problem, variable)),
         hint="layout_cast the operand to a layout made of smaller tiles, slice or "
         "reshape the reference instead, or pad the array",
-        where=sources.where(variable.op),
+        where=variable.node.where,
     )
 
 
@@ -241,7 +240,7 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
         problem.network.variables[v]
         for v in culprits
         if v < len(problem.labels)
-        and sources.words(problem.network.variables[v].op) == "layout_cast"
+        and problem.network.variables[v].node.words == "layout_cast"
     ]
     return errors.LayoutError(
         f"No layouts satisfy both {_name(problem, first)} and "
@@ -273,7 +272,7 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
             f"{'warp' if variable.in_warp else 'warpgroup'}",
             got=f"{problem.scratch_bytes} bytes",
             hint=_remedies(problem, []) or "use smaller or fewer arrays in SMEM",
-            where=sources.where(variable.op),
+            where=variable.node.where,
         )
     if variable.relation is not None:
         relation, bits = variable.relation, variable.bits
@@ -288,14 +287,14 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
                 got=f"{problem.scratch_bytes} bytes",
                 hint=_remedies(problem, [])
                 or "pass a larger CompilerParams(reduction_scratch_bytes=...)",
-                where=sources.where(variable.op),
+                where=variable.node.where,
             )
     return errors.LayoutError(
         f"{variable.name}: the operation supports none of the candidate layouts",
         expected=f"a layout such that {_requirement(variable)}",
         got=_listing(map(describe, layouts)),
         hint="layout_cast the operand to another layout",
-        where=sources.where(variable.op),
+        where=variable.node.where,
     )
 
 
@@ -315,13 +314,13 @@ def _name(problem: Assembly, variable: int) -> str:
     if variable < len(problem.labels):
         return problem.network.variables[variable].name
     array = problem.arrays[variable - len(problem.labels)]
-    return f"the {sources.named(array.op)}"
+    return f"the {named(array.base)}"
 
 
 def _where(problem: Assembly, variable: int) -> str | None:
     if variable < len(problem.labels):
-        return sources.where(problem.network.variables[variable].op)
-    return sources.where(problem.arrays[variable - len(problem.labels)].op)
+        return problem.network.variables[variable].node.where
+    return problem.arrays[variable - len(problem.labels)].base.where
 
 
 def _admits(problem: Assembly, variable: int) -> str:
@@ -427,5 +426,5 @@ def _other_cast(problem: Assembly, cast: Variable) -> str | None:
     number = other.labels[cast.index].source[solution.labels[cast.index]]
     name = describe(other.book.layouts[number])
     if not name.startswith(("Layout.", "WG_STRIDED")):
-        return f"remove the {sources.named(cast.op)}"
-    return f"use {name} in the {sources.named(cast.op)}"
+        return f"remove the {named(cast.node)}"
+    return f"use {name} in the {named(cast.node)}"

@@ -4,33 +4,29 @@
 from __future__ import annotations
 
 import linecache
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
-from jaxlib.mlir import ir
-
-from pallas_gpu.layouts.registers.placement import Placement, describe
-from pallas_gpu.lowering.inference import sources
-from pallas_gpu.lowering.inference.annotate import Layouts, operations
-from pallas_gpu.mosaic import logical
+from pallas_gpu.layouts.registers.placement import describe
+from pallas_gpu.lowering.inference import Assignment
+from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
+from pallas_gpu.lowering.inference.network import Edge, Memory
 
 _HEAD = ("value", "type", "layout")
-_TMEM = ("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
 _DEFERRED = "none: each use has its own"
 
 Row = tuple[str, str, str]
 
 
-def listing(block: ir.Block, assignment: Layouts) -> str:
+def listing(assignment: Assignment) -> str:
     """Returns a table: under each line of the source the values that it makes.
 
     A value that an operation needs in another layout has a row of its own, an arrow.
     """
     groups: list[tuple[str, list[Row]]] = []
-    for op in operations(block):
-        rows = list(_rows(op, assignment))
-        if not rows:
-            continue
-        line = _line(op)
+    for step, rows in rows_of(assignment):
+        line = _line(step.node.where)
         if not groups or groups[-1][0] != line:
             groups.append((line, []))
         groups[-1][1].extend(rows)
@@ -42,45 +38,54 @@ def listing(block: ir.Block, assignment: Layouts) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rows_of(assignment: Assignment) -> Iterator[tuple[Step, list[Row]]]:
+    """Yields the operations that have rows, in order."""
+    moves: dict[Node, list[Edge]] = defaultdict(list)
+    for edge in assignment.network.edges:
+        if assignment.layout(edge.producer) != assignment.layout(edge.consumer):
+            moves[edge.consumer.variable.node].append(edge)
+    for step in assignment.network.steps:
+        rows = [] if step.is_end else list(_rows(step, moves[step.node], assignment))
+        if rows:
+            yield step, rows
+
+
+def _rows(step: Step, moves: list[Edge], assignment: Assignment) -> Iterator[Row]:
+    name = step.node.words
+    for memory in step.declared:
+        storage = assignment.storage(memory)
+        plain = getattr(storage, "is_plain", False)
+        text = getattr(storage, "description", str(storage))
+        yield memory.words, _type(memory), "row-major" if plain else text
+    for edge in moves:
+        needed = describe(assignment.layout(edge.consumer))
+        yield f"-> operand of {name}", _elements(edge), needed
+    for x in step.results:
+        if isinstance(x, Symbol) and x.shape:
+            layout = _DEFERRED
+            if x.port is not None:
+                layout = describe(assignment.layout(x.port))
+            yield name, f"{x.dtype}{list(x.shape)}", layout
+
+
+def _elements(edge: Edge) -> str:
+    return f"{edge.bits} bits{list(edge.producer.cell.shape)}"
+
+
+def _type(memory: Memory) -> str:
+    return f"{memory.bits} bits{list(memory.shape)}"
+
+
 def _text(row: Row, widths: list[int]) -> str:
     value, type_, layout = row
     return f"    {value:<{widths[0]}}  {type_:<{widths[1]}}  {layout}"
 
 
-def _line(op: ir.Operation) -> str:
+def _line(where: Any) -> str:
     """The line of an operation, with its text if it can be read."""
-    where = sources.where(op)
     if where is None:
-        declared = op.name == "mosaic_gpu.slice_smem" or op.name in _TMEM
-        return "scratch of the kernel" if declared else "without a line"
+        return "scratch of the kernel"
     file, _, rest = where.partition(":")
     number = rest.partition(" ")[0]
     text = linecache.getline(file, int(number)).strip() if number.isdecimal() else ""
     return f"{file}:{number}  {text}".rstrip()
-
-
-def _rows(op: ir.Operation, assignment: Layouts) -> Iterator[Row]:
-    name = sources.words(op)
-    if op.name == "mosaic_gpu.slice_smem":
-        storage = assignment.smem(op.results[0])
-        text = "row-major" if storage.is_plain else storage.description
-        yield name, _type(op.results[0]), text
-    if op.name in _TMEM:
-        yield name, _type(op.results[0]), str(assignment.tmem(op.results[0]))
-    for i, value in enumerate(op.operands):
-        needed = assignment.operand(op, i)
-        held = assignment.result(value)
-        if needed is not None and held is not None and needed != held:
-            yield f"-> operand {i} of {name}", _type(value), _named(needed)
-    for value in op.results:
-        if isinstance(value.type, ir.VectorType):
-            yield name, _type(value), _named(assignment.result(value))
-
-
-def _named(layout: Placement | None) -> str:
-    return _DEFERRED if layout is None else describe(layout)
-
-
-def _type(value: ir.Value) -> str:
-    shape = list(value.type.shape)
-    return f"{logical.dtype_of(value.type).name}{shape}"

@@ -11,21 +11,15 @@ values of one shape that can exchange layouts: they share their candidates.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
-
-from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
-from pallas_gpu.lowering import memrefs
-from pallas_gpu.lowering.inference import sources
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
-from pallas_gpu.lowering.memrefs import Part
-from pallas_gpu.mosaic import logical
 
 # "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]
@@ -69,7 +63,7 @@ class Cell:
     in_gmem: bool = False
     transposed: bool = False
     bits: set[int] = dataclasses.field(default_factory=set)
-    tmem: dict[ir.Value, None] = dataclasses.field(default_factory=dict)
+    tmem: dict[Memory, None] = dataclasses.field(default_factory=dict)
     in_warp: bool = False
 
     def admits(self, layout: Placement) -> bool:
@@ -111,7 +105,7 @@ class Variable:
 
     Attributes:
       index: its number.
-      op: the operation.
+      node: the operation, a `collect.Node`.
       role: which part of it, e.g. a loop's carry; empty for all of it.
       weight: how often it runs, see `Network.weight`.
       bits: width of the operand's elements, 1 for a bool.
@@ -123,13 +117,11 @@ class Variable:
         for any other operation.
       moved_bits: width in memory of the elements that it stores to scratch, or loads
         from there, to move them between threads; 0 for any other operation.
-      in_flight: whether its result may be an accumulator of a WGMMA in flight: nothing
-        may read its registers, not even a relayout.
       key: a number that does not depend on the order of operations.
     """
 
     index: int
-    op: ir.Operation
+    node: Any
     role: str
     weight: int
     bits: int
@@ -141,7 +133,6 @@ class Variable:
     access: Use | None = None
     cycles_per_element: float = 0.0
     moved_bits: int = 0
-    in_flight: bool = False
 
     @property
     def in_warp(self) -> bool:
@@ -151,7 +142,7 @@ class Variable:
     @property
     def name(self) -> str:
         """Its name in error messages, with its line."""
-        name = sources.named(self.op)
+        name = named(self.node)
         return f"{self.role} of {name}" if self.role else name
 
 
@@ -160,7 +151,7 @@ class Use:
     """One operation's use of an array in memory.
 
     Attributes:
-      op: the operation.
+      node: the operation, a `collect.Node`.
       kind: how it uses the array; "indexed" accesses elements by an address each,
         "pointer" uses the array's address and sees it as it is stored. "mma" is an
         operand of tcgen05 in SMEM; "alloc" declares an array in TMEM, "constrain"
@@ -177,7 +168,7 @@ class Use:
       admitted: the layouts in TMEM that a "constrain" admits.
     """
 
-    op: ir.Operation
+    node: Any
     kind: UseKind
     part: Part
     weight: int
@@ -190,65 +181,64 @@ class Use:
     admitted: tuple[TmemLayout, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memory:
+    """An array in memory.
+
+    Attributes:
+      space: where it is.
+      shape: of the whole array; batch axes first.
+      bits: width of an element in memory.
+      batch: number of batch axes.
+      origin: returns a number that does not depend on the order of operations.
+      words: its name in messages.
+      where: the line of its declaration.
+      given: its layout in SMEM or TMEM, where the author specified it.
+    """
+
+    space: types.MemorySpace
+    shape: tuple[int, ...]
+    bits: int
+    batch: int
+    origin: Callable[[], int]
+    words: str
+    where: str | None
+    given: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array in memory.
+
+    Attributes:
+      base: the array.
+      bits: width of an element, after a change of type.
+      window: the part, in the array's shape or in that in which it is viewed.
+    """
+
+    base: Memory
+    bits: int
+    window: Window
+
+    @property
+    def space(self) -> types.MemorySpace:
+        """Memory space."""
+        return self.base.space
+
+
 @dataclasses.dataclass(eq=False)
-class SmemArray:
-    """An array in SMEM, whose storage is to be assigned.
+class Array:
+    """An array in SMEM or TMEM, whose storage is to be assigned.
 
     Attributes:
       index: its number.
-      base: the `slice_smem`'s result.
-      shape: of the whole array.
-      bits: width of an element in memory.
+      base: the array.
       uses: its uses, in program order.
-      transforms: the `with_transforms` the user gave it, if any.
-      key: a number that does not depend on the order of operations.
     """
 
     index: int
-    base: ir.Value
-    shape: tuple[int, ...]
-    bits: int
-    transforms: ir.Operation | None
-    key: int
+    base: Memory
     uses: list[Use] = dataclasses.field(default_factory=list)
-
-    @property
-    def op(self) -> ir.Operation:
-        """The operation that declares it."""
-        return _declaration(self.base)
-
-
-@dataclasses.dataclass(eq=False)
-class TmemArray:
-    """An array in TMEM, whose layout is to be assigned.
-
-    Attributes:
-      index: its number, among all arrays.
-      base: the result of the `tmem_alloc` or `slice_tmem`.
-      shape: of the whole array.
-      bits: width of an element in memory.
-      key: a number that does not depend on the order of operations.
-      uses: its uses, in program order; its declaration is the first.
-    """
-
-    index: int
-    base: ir.Value
-    shape: tuple[int, ...]
-    bits: int
-    key: int
-    uses: list[Use] = dataclasses.field(default_factory=list)
-
-    @property
-    def op(self) -> ir.Operation:
-        """The operation that declares it."""
-        return _declaration(self.base)
-
-
-def _declaration(base: Any) -> Any:
-    return base.owner.operation if isinstance(base, ir.Value) else base
-
-
-Array = SmemArray | TmemArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,14 +264,12 @@ class Edge:
       producer, consumer: the two ends.
       bits: width of the value's elements, 1 for a bool.
       weight: how often a relayout between the two would run.
-      rigid: whether a relayout is forbidden here.
     """
 
     producer: Port
     consumer: Port
     bits: int
     weight: int
-    rigid: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,25 +290,10 @@ class Move:
     weight: int
 
 
-class Key:
-    """The key of an operation; its text is computed when a rule needs it."""
-
-    def __init__(self, network: Network, op: ir.Operation) -> None:
-        self._network, self._op = network, op
-
-    def __str__(self) -> str:
-        return self._text
-
-    @functools.cached_property
-    def _text(self) -> str:
-        return str(self._network.key_of(self._op))
-
-
 class Network:
-    """Everything collected from a kernel, and the methods that collect it.
+    """Everything collected from a kernel.
 
     Attributes:
-      cluster: CTAs of a cluster per axis.
       weight: how often the operations that are being collected run: the product of the
         trip counts of the enclosing loops, of which each counts at most 8; 8 where it
         is unknown.
@@ -328,100 +301,20 @@ class Network:
       in_warp: whether a single warp executes the operations that are being collected.
     """
 
-    def __init__(self, cluster: tuple[int, ...] = ()) -> None:
-        self.cluster = cluster
+    def __init__(self) -> None:
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
         self.moves: list[Move] = []
-        self.arrays: dict[ir.Value, Array] = {}
-        self.results: dict[ir.Value, Port] = {}
-        self.operands: dict[tuple[ir.Operation, int], Port] = {}
-        self.deferred: dict[ir.Value, Deferral] = {}
+        self.arrays: dict[Memory, Array] = {}
         self.weight = 1
         self.uses_wgmma = False
         self.in_warp = False
-        self._keys: dict[ir.Value, int] = {}
-        self._parts: dict[ir.Value, Part | None] = {}
-        self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
-        self._texts: dict[ir.Attribute | ir.Type, str] = {}
-
-    # --- types ------------------------------------------------------------------------
-
-    def vector_type(self, type_: ir.Type) -> tuple[tuple[int, ...], int]:
-        """Shape and width of an element in a register, 1 for a bool."""
-        known = self._types.get(type_)
-        if known is None:
-            vector = ir.VectorType(type_)
-            known = tuple(vector.shape), logical.register_bits(vector.element_type)
-            self._types[type_] = known
-        return known
-
-    def part(self, memref: ir.Value) -> Part | None:
-        """The part of an array behind a memref; see `memrefs.resolve`."""
-        if memref not in self._parts:
-            self._parts[memref] = memrefs.resolve(memref)
-        return self._parts[memref]
-
-    # --- keys -------------------------------------------------------------------------
-
-    def key_of(self, op: ir.Operation) -> int:
-        """A hash of name, attributes, types and the operands' keys.
-
-        Keys are computed on demand: few operations on arrays depend on an address.
-        """
-        # Each access to an operation's operands creates them as new Python objects.
-        pending = [(op, list(op.operands))]
-        while True:
-            op, operands = pending[-1]
-            keys = [self._keys.get(operand) for operand in operands]
-            if None in keys:
-                missing = [x for x, k in zip(operands, keys, strict=True) if k is None]
-                owners = {x.owner for x in missing}
-                makers = [x.operation for x in owners if not isinstance(x, ir.Block)]
-                if makers:
-                    pending += [(maker, list(maker.operands)) for maker in makers]
-                    continue
-            pending.pop()
-            key = self._name(op, keys)
-            if not pending:
-                return key
-
-    def _name(self, op: ir.Operation, operands: Sequence[int | None]) -> int:
-        results, text = list(op.results), self._text
-        parts = [op.name]
-        parts += [f"{name}={text(value)}" for name, value in op.attributes.items()]
-        parts += [text(result.type) for result in results]
-        parts += [str(key or 0) for key in operands]
-        name = digest(*parts)
-        for i, result in enumerate(results):
-            self._keys[result] = digest(str(name), str(i))
-        return name
-
-    def _key_of_array(self, base: ir.Value) -> int:
-        """The key of the array that an operation declares."""
-        if base not in self._keys:
-            self.key_of(base.owner.operation)
-        return self._keys[base]
-
-    def _text(self, part: ir.Attribute | ir.Type) -> str:
-        """The text of an attribute or a type, printed once per kernel."""
-        found = self._texts.get(part)
-        if found is None:
-            found = self._texts[part] = str(part)
-        return found
-
-    def name_arguments(self, block: ir.Block, key: Key) -> None:
-        """Assigns keys to a region's arguments."""
-        for i, argument in enumerate(block.arguments):
-            self._keys[argument] = digest(str(key), "argument", str(i))
-
-    # --- variables --------------------------------------------------------------------
 
     def variable(
         self,
-        op: ir.Operation,
-        type_: ir.Type,
-        key: Key | int,
+        node: Any,
+        shape: tuple[int, ...],
+        bits: int,
         *,
         role: str = "",
         result: tuple[int, ...] | None = None,
@@ -430,19 +323,15 @@ class Network:
         access: Use | None = None,
         cycles_per_element: float = 0.0,
         moved_bits: int = 0,
-        in_flight: bool = False,
     ) -> Variable:
         """Adds a variable.
 
         Args:
-          op: the operation.
-          type_: vector type of the operand (or of the result if there is none).
-          key: the operation's.
+          node: the operation.
+          shape, bits: of the operand (or of the result if there is none).
           result: the result's shape where it differs.
-          role, relation, fixed, access, cycles_per_element, moved_bits, in_flight: see
-            `Variable`.
+          role, relation, fixed, access, cycles_per_element, moved_bits: see `Variable`.
         """
-        shape, bits = self.vector_type(type_)
         source = Cell(shape, bits={bits}, in_warp=self.in_warp)
         target = source
         if relation is not None:
@@ -450,58 +339,29 @@ class Network:
             target = Cell(other, bits={bits}, in_warp=self.in_warp)
         variable = Variable(
             len(self.variables),
-            op,
+            node,
             role,
             self.weight,
             bits,
             source,
             target,
-            digest(str(key), role),
+            digest(str(node.key), role),
             relation,
             fixed,
             access,
             cycles_per_element,
             moved_bits,
-            in_flight,
         )
         if fixed is not None:
             source.required[fixed] = None
         self.variables.append(variable)
         return variable
 
-    def consume(
-        self,
-        op: ir.Operation,
-        i: int,
-        variable: Variable,
-        side: Side = "source",
-        *,
-        rigid: bool = False,
-    ) -> None:
-        """Declares that an operation consumes operand `i` in a variable's layout.
-
-        Args:
-          rigid: without a relayout: in the layout in which it was produced.
-        """
-        consumer = Port(variable, side)
-        self.operands[op, i] = consumer
-        value = op.operands[i]
-        producer = self.results.get(value)
-        if producer is None:
-            self._require_known(value, op)
-            return
-        _, bits = self.vector_type(value.type)
+    def connect(self, producer: Port, consumer: Port, bits: int) -> None:
+        """Declares that a value leads from one variable to another."""
         producer.cell.join(consumer.cell)
         consumer.cell.bits.add(bits)
-        rigid = rigid or producer.variable.in_flight
-        self.edges.append(Edge(producer, consumer, bits, self.weight, rigid))
-
-    def produce(
-        self, value: ir.Value, variable: Variable, side: Side = "target"
-    ) -> None:
-        """Declares that a value is produced in the layout of a variable."""
-        self.results[value] = Port(variable, side)
-        self.results[value].cell.bits.add(self.vector_type(value.type)[1])
+        self.edges.append(Edge(producer, consumer, bits, self.weight))
 
     def move(self, operand: Variable, result: Variable, relation: Relation) -> None:
         """Declares that an operation renames registers, or else moves their data."""
@@ -516,20 +376,6 @@ class Network:
             cells = m.operand.source.find(), m.result.source.find()
             yield *cells, m.relation, m.bits
 
-    def defer(self, value: ir.Value, how: Deferral) -> None:
-        """Declares that a value has no layout: it is materialized at its uses."""
-        self.deferred[value] = how
-
-    def _require_known(self, value: ir.Value, op: ir.Operation) -> None:
-        if value not in self.deferred:
-            raise errors.InternalError(
-                "Inference has not collected the definition of a vector",
-                got=f"{value} in {op.name}",
-                where=sources.where(op),
-            )
-
-    # --- memory -----------------------------------------------------------------------
-
     def use_memory(self, use: Use) -> None:
         """Records the use of an array in memory."""
         if use.part.space is not types.GMEM:
@@ -538,20 +384,9 @@ class Network:
     def array(self, part: Part) -> Array:
         """The array that a part belongs to."""
         base = part.base
-        found = self.arrays.get(base)
-        if found is None:
-            whole = memrefs.resolve(base)
-            assert whole is not None
-            shape, bits = whole.window.array_shape, whole.bits
-            key = self._key_of_array(base)
-            number = len(self.arrays)
-            if part.space is types.TMEM:
-                found = TmemArray(number, base, shape, bits, key)
-            else:
-                transforms = memrefs.user_transforms(base)
-                found = SmemArray(number, base, shape, bits, transforms, key)
-            self.arrays[base] = found
-        return found
+        if base not in self.arrays:
+            self.arrays[base] = Array(len(self.arrays), base)
+        return self.arrays[base]
 
     def cells(self) -> Iterator[Cell]:
         """The representatives of all cells, once each."""
@@ -559,6 +394,11 @@ class Network:
             cell.find() for v in self.variables for cell in (v.source, v.target)
         )
         yield from seen
+
+
+def named(node: Any) -> str:
+    """An operation or an array with its line, if known: `wgmma (kernel.py:12)`."""
+    return node.words if node.where is None else f"{node.words} ({node.where})"
 
 
 def digest(*parts: str) -> int:

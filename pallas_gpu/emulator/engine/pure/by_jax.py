@@ -25,7 +25,7 @@ def functions(eqn: Any) -> list[Callable[..., Any]] | None:
     """
     if eqn.primitive.name == "optimization_barrier":
         return [_operand(i) for i in range(len(eqn.outvars))]
-    kinds = (registry.RuleKind.COMPOSITE, registry.RuleKind.LANE)
+    kinds = (registry.RuleKind.COMPOSITE, registry.RuleKind.EMIT)
     supported = any(registry.rule(eqn.primitive, kind) for kind in kinds)
     if eqn.effects or not supported:
         return None

@@ -7,11 +7,11 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.lowering.context import I32, RuleContext
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.mosaic import elementwise
 
 
-@uniform("axis_index")
+@emits("axis_index")
 def _axis_index(ctx: RuleContext) -> Any:
     name = ctx.eqn.params["axis_name"]
     index = ctx.kernel.axes.get(name)

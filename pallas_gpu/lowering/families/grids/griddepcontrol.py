@@ -6,18 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.mosaic.grids import griddepcontrol
 from pallas_gpu.primitives.grids.griddepcontrol import launch_dependents_p, wait_p
 
 
-@uniform(wait_p)
+@emits(wait_p)
 def _wait(ctx: RuleContext) -> list[Any]:
     griddepcontrol.wait()
     return []
 
 
-@uniform(launch_dependents_p)
+@emits(launch_dependents_p)
 def _launch_dependents(ctx: RuleContext) -> list[Any]:
     griddepcontrol.launch_dependents()
     return []

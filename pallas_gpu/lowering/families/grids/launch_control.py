@@ -11,13 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.lowering.context import I32, RuleContext
-from pallas_gpu.lowering.expansion.memory import smem_view
-from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, relates, warpgroup
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.grids import launch_control
@@ -59,21 +55,13 @@ def _request_operands(ctx: RuleContext, invals: Any) -> tuple[ir.Value, ...]:
     return barrier_pointer(ctx, barrier.ref, index), *_conditions(ctx)
 
 
-@lane(try_cluster_cancel_p)
-def _request_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+@emits(try_cluster_cancel_p)
+def _request(ctx: RuleContext, *invals: Any) -> list[Any]:
     answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
     barrier, arms, asks = _request_operands(ctx, invals)
     launch_control.request(
         answer, barrier, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
     )
-    return []
-
-
-@warpgroup(try_cluster_cancel_p)
-def _request_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = ctx.part(ctx.operands(invals)["result"])
-    operands = [answer, *_request_operands(ctx, invals)]
-    ir.Operation.create("pallas_gpu.try_cluster_cancel", [], operands)
     return []
 
 
@@ -89,53 +77,13 @@ def _relate_decode(node: Node, *_: Any) -> list[Any]:
     return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
-@infers("pallas_gpu.try_cluster_cancel")
-def _infer_request(network: Network, op: ir.Operation, key: Key) -> None:
-    network.use_memory(Use(op, "store", array_of(network, op, 0), network.weight))
-
-
-@expands("pallas_gpu.try_cluster_cancel")
-def _expand_request(expansion: Expansion, op: Any) -> None:
-    answer, barrier, arms, asks = op.operands
-    launch_control.request(
-        slice_pointer(smem_view(expansion, answer)),
-        barrier,
-        arms=arms,
-        asks=asks,
-        in_cluster=expansion.kernel.builder.spec.has_cluster,
-    )
-    expansion.dead.append(op.operation)
-
-
 # --- answers --------------------------------------------------------------------------
 
 
-@lane(query_cluster_cancel_p)
-def _decode_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+@emits(query_cluster_cancel_p)
+def _decode(ctx: RuleContext, *invals: Any) -> list[Any]:
     answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
     return _decoded(ctx, *launch_control.decode(answer))
-
-
-@warpgroup(query_cluster_cancel_p)
-def _decode_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = ctx.part(ctx.operands(invals)["result"])
-    types = [ir.IntegerType.get_signless(bits) for bits in (1, 32)]
-    op = ir.Operation.create("pallas_gpu.query_cluster_cancel", types, [answer])
-    return _decoded(ctx, *op.results)
-
-
-@infers("pallas_gpu.query_cluster_cancel")
-def _infer_decode(network: Network, op: ir.Operation, key: Key) -> None:
-    network.use_memory(Use(op, "load", array_of(network, op, 0), network.weight))
-
-
-@expands("pallas_gpu.query_cluster_cancel")
-def _expand_decode(expansion: Expansion, op: Any) -> None:
-    view = smem_view(expansion, op.operands[0])
-    results = launch_control.decode(slice_pointer(view))
-    for old, new in zip(op.results, results, strict=True):
-        old.replace_all_uses_with(new)
-    expansion.dead.append(op.operation)
 
 
 def _decoded(ctx: RuleContext, granted: ir.Value, first: ir.Value) -> list[Any]:

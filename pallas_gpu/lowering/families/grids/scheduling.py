@@ -12,23 +12,19 @@ from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import I32, RuleContext
-from pallas_gpu.lowering.expansion.memory import smem_view
-from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import (
     barrier_index,
     barrier_pointer,
     predicate_value,
 )
 from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Key, Network, Use
-from pallas_gpu.lowering.rules import expands, infers, lane, relates, uniform, warpgroup
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
 
 
-@uniform(claim_p)
+@emits(claim_p)
 def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
     params = ctx.kernel.params
     predicate = predicate_value(ctx.operands(invals)["predicate"])
@@ -39,18 +35,11 @@ def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
     return [elementwise.scalar(claimed, I32)]
 
 
-@lane(publish_p)
-def _publish_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+@emits(publish_p)
+def _publish(ctx: RuleContext, *invals: Any) -> list[Any]:
     position, barrier, predicate = _values(ctx, invals)
     dst = ctx.part(ctx.operands(invals)["dst"])
     scheduling.publish(position, dst, barrier, predicate)
-    return []
-
-
-@warpgroup(publish_p)
-def _publish_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    dst = ctx.part(ctx.operands(invals)["dst"])
-    ir.Operation.create("pallas_gpu.publish", [], [dst, *_values(ctx, invals)])
     return []
 
 
@@ -71,16 +60,3 @@ def _values(
 def _relate_publish(node: Node, *_: Any) -> list[Any]:
     node.use(node.part(node.operands["dst"]), "store")
     return []
-
-
-@infers("pallas_gpu.publish")
-def _infer_publish(network: Network, op: ir.Operation, key: Key) -> None:
-    use = Use(op, "store", array_of(network, op, 0), network.weight)
-    network.use_memory(use)
-
-
-@expands("pallas_gpu.publish")
-def _expand_publish(expansion: Expansion, op: Any) -> None:
-    dst, position, barrier, predicate = op.operands
-    scheduling.publish(position, smem_view(expansion, dst), barrier, predicate)
-    expansion.dead.append(op.operation)

@@ -14,22 +14,20 @@ from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
     joined,
-    lane_moved,
+    moved,
     related_moved,
-    warpgroup_moved,
 )
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import lane, relates, warpgroup
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 
 
-@lane("concatenate")
-def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
+@emits("concatenate")
+def _concatenate(ctx: RuleContext, *operands: Any) -> Any:
     if len(operands) == 1:
         return operands[0]
     axis = ctx.eqn.params["dimension"]
@@ -37,10 +35,10 @@ def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
     plan = plans.concatenation(shapes_, axis)
     if ctx.target("moved") is not None:
         if len(set(shapes_)) > 1:
-            return lane_moved(ctx, plan, operands)
+            return moved(ctx, plan, operands)
         starts = _join_starts(shapes_, axis)
         rename = functools.partial(_joined, starts)
-        return lane_moved(ctx, plan, operands, rename=rename)
+        return moved(ctx, plan, operands, rename=rename)
     first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
     if first is not None and len(set(shapes_)) == 1:
         target = relations.repeated(first.layout, ctx.out_aval.shape)
@@ -50,7 +48,7 @@ def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
             whole = joined(alike, _join_starts(shapes_, axis), target)
             if whole is not None:
                 return whole
-    return lane_moved(ctx, plan, operands)
+    return moved(ctx, plan, operands)
 
 
 def _joined(starts: Any, held: Sequence[Any], target: Placement) -> Any:
@@ -88,26 +86,15 @@ def _join_starts(
     return [tuple(start * (a == axis) for a in range(rank)) for start in starts]
 
 
-@warpgroup("concatenate")
-def _concatenate_warpgroup(ctx: RuleContext, *operands: Any) -> Any:
-    if len(operands) == 1:
-        return operands[0]
-    axis = ctx.eqn.params["dimension"]
-    shapes_ = [x.shape for x in operands]
-    parts = _join_starts(shapes_, axis) if len(set(shapes_)) == 1 else None
-    plan = plans.concatenation(shapes_, axis)
-    return warpgroup_moved(plan, operands, parts=parts, whole=True)
-
-
-@lane("rev")
-def _rev_lane(ctx: RuleContext, x: Any) -> Any:
+@emits("rev")
+def _rev(ctx: RuleContext, x: Any) -> Any:
     if isinstance(x, regs.Splat):
         return x
     plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
     if ctx.target("moved") is not None:
-        return lane_moved(ctx, plan, [x])
+        return moved(ctx, plan, [x])
     held = in_registers(ctx, x)
-    return lane_moved(ctx, plan, [held], target=held.layout)
+    return moved(ctx, plan, [held], target=held.layout)
 
 
 @relates("rev")
@@ -126,27 +113,10 @@ def _relate_pad(node: Node, x: Symbol, value: Symbol) -> Symbol:
     return related_moved(node, [x], node.op.results[0], other=other)
 
 
-@warpgroup("rev")
-def _rev_warpgroup(ctx: RuleContext, x: Any) -> Any:
-    if shapes.splat_source(x) is not None:
-        return x
-    plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
-    return warpgroup_moved(plan, [x])
-
-
-@lane("pad")
-def _pad_lane(ctx: RuleContext, x: Any, value: Any) -> Any:
+@emits("pad")
+def _pad(ctx: RuleContext, x: Any, value: Any) -> Any:
     if vals.is_scalar(x):
         return x
     plan = plans.padding(x.shape, ctx.eqn.params["padding_config"])
     other = None if plan.is_total else regs.splat(value.value, x.dtype, plan.shape)
-    return lane_moved(ctx, plan, [x], other=other)
-
-
-@warpgroup("pad")
-def _pad_warpgroup(ctx: RuleContext, x: Any, value: Any) -> Any:
-    if vals.is_scalar(x):
-        return x
-    plan = plans.padding(x.shape, ctx.eqn.params["padding_config"])
-    other = None if plan.is_total else shapes.splat(value, plan.shape)
-    return warpgroup_moved(plan, [x], other=other)
+    return moved(ctx, plan, [x], other=other)

@@ -17,39 +17,27 @@ from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, index_value
-from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
-    lane_moved,
+    moved,
     related_moved,
     renamed_part,
-    warpgroup_moved,
 )
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.lowering.rules import lane, relates, warpgroup
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 
 
-@lane("slice")
-def _slice_lane(ctx: RuleContext, x: Any) -> Any:
+@emits("slice")
+def _slice(ctx: RuleContext, x: Any) -> Any:
     params = ctx.eqn.params
-    return _part_lane(
-        ctx, x, params["start_indices"], ctx.out_aval.shape, params["strides"]
-    )
+    return _part(ctx, x, params["start_indices"], ctx.out_aval.shape, params["strides"])
 
 
-@warpgroup("slice")
-def _slice_warpgroup(ctx: RuleContext, x: Any) -> Any:
-    params = ctx.eqn.params
-    return _part_warpgroup(
-        x, params["start_indices"], ctx.out_aval.shape, params["strides"]
-    )
-
-
-def _part_lane(
+def _part(
     ctx: RuleContext,
     x: Any,
     starts: Sequence[int],
@@ -73,7 +61,7 @@ def _part_lane(
     def part(held: Sequence[regs.RegisterArray], target: Placement) -> Any:
         return renamed_part(held[0], starts, target)
 
-    return lane_moved(ctx, plan, [x], rename=part if renames else None, slot=slot)
+    return moved(ctx, plan, [x], rename=part if renames else None, slot=slot)
 
 
 def _related_part(
@@ -111,33 +99,12 @@ def _relate_split(node: Node, x: Symbol) -> list[Symbol]:
     ]
 
 
-def _part_warpgroup(
-    x: Any,
-    starts: Sequence[int],
-    sizes: tuple[int, ...],
-    steps: Sequence[int] | None = None,
-) -> Any:
-    source = shapes.splat_source(x)
-    if source is not None:
-        return shapes.splat(regs.Splat(source, x.dtype), sizes)
-    if x.shape == sizes:
-        return x
-    renames = all(step == 1 for step in steps or ())
-    plan = plans.part(x.shape, starts, sizes, steps)
-    return warpgroup_moved(plan, [x], parts=[starts] if renames else None)
-
-
-@lane("split")
-def _split_lane(ctx: RuleContext, x: Any) -> list[Any]:
+@emits("split")
+def _split(ctx: RuleContext, x: Any) -> list[Any]:
     return [
-        _part_lane(ctx, x, *part, slot=f"part {i}")
+        _part(ctx, x, *part, slot=f"part {i}")
         for i, part in enumerate(_pieces(ctx.eqn))
     ]
-
-
-@warpgroup("split")
-def _split_warpgroup(ctx: RuleContext, x: Any) -> list[Any]:
-    return [_part_warpgroup(x, *part) for part in _pieces(ctx.eqn)]
 
 
 def _pieces(eqn: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -190,8 +157,8 @@ def _clamped(index: Any, most: int) -> Any:
     return elementwise.astype(elementwise.apply("clamp", low, index, high), dtypes.I32)
 
 
-@lane("dynamic_slice")
-def _dynamic_slice_lane(ctx: RuleContext, x: Any, *indices: Any) -> Any:
+@emits("dynamic_slice")
+def _dynamic_slice(ctx: RuleContext, x: Any, *indices: Any) -> Any:
     sizes = tuple(ctx.out_aval.shape)
     if isinstance(x, regs.Splat):
         return regs.splat(x.value, x.dtype, sizes)
@@ -199,8 +166,8 @@ def _dynamic_slice_lane(ctx: RuleContext, x: Any, *indices: Any) -> Any:
         plans.dynamic_part(x.shape, sizes), x.shape, sizes, indices, -1
     )
     if not starts:
-        return _part_lane(ctx, x, [-first for first in plan.firsts], sizes)
-    return lane_moved(ctx, plan, [x], starts=starts)
+        return _part(ctx, x, [-first for first in plan.firsts], sizes)
+    return moved(ctx, plan, [x], starts=starts)
 
 
 @relates("dynamic_slice")
@@ -208,8 +175,8 @@ def _relate_dynamic_slice(node: Node, x: Symbol, *indices: Symbol) -> Symbol:
     (aval,) = node.op.results
     if x.deferred == "splat":
         return node.defer("splat", aval)
-    starts = [index.known for index in indices]
-    if all(start is not None for start in starts):
+    starts = [index.known for index in indices if index.known is not None]
+    if len(starts) == len(indices):
         most = [n - size for n, size in zip(x.shape, aval.shape, strict=True)]
         known = [min(max(s, 0), m) for s, m in zip(starts, most, strict=True)]
         return _related_part(node, x, known, aval)
@@ -225,35 +192,14 @@ def _relate_update(node: Node, x: Symbol, part: Symbol, *indices: Symbol) -> Sym
     return related_moved(node, [part], node.op.results[0], other=x)
 
 
-@warpgroup("dynamic_slice")
-def _dynamic_slice_warpgroup(ctx: RuleContext, x: Any, *indices: Any) -> Any:
-    sizes = tuple(ctx.out_aval.shape)
-    plan, starts = _starts(
-        plans.dynamic_part(x.shape, sizes), x.shape, sizes, indices, -1
-    )
-    if not starts:
-        return _part_warpgroup(x, [-first for first in plan.firsts], sizes)
-    return warpgroup_moved(plan, [x], starts=starts)
-
-
-@lane("dynamic_update_slice")
-def _update_lane(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
+@emits("dynamic_update_slice")
+def _update(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
     if not plans.update(x.shape, part.shape).dynamic:
         return part
     plan, starts = _starts(
         plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
     )
     if ctx.target("moved") is not None:
-        return lane_moved(ctx, plan, [part], starts=starts, other=x)
+        return moved(ctx, plan, [part], starts=starts, other=x)
     held = in_registers(ctx, x)
-    return lane_moved(ctx, plan, [part], starts=starts, other=held, target=held.layout)
-
-
-@warpgroup("dynamic_update_slice")
-def _update_warpgroup(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
-    if not plans.update(x.shape, part.shape).dynamic:
-        return part
-    plan, starts = _starts(
-        plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
-    )
-    return warpgroup_moved(plan, [part], starts=starts, other=x)
+    return moved(ctx, plan, [part], starts=starts, other=held, target=held.layout)

@@ -7,12 +7,12 @@ from typing import Any
 
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.rules import emits
 from pallas_gpu.mosaic.sync import delay
 from pallas_gpu.primitives.sync.delay import delay_p
 
 
-@uniform(delay_p)
+@emits(delay_p)
 def _delay(ctx: RuleContext, *invals: Any) -> list[Any]:
     (nanos,) = invals
     delay.delay(vals.scalar_value(nanos))

@@ -10,10 +10,8 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, part_window
-from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.inference.network import Key, Network
-from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.mosaic import elementwise, gmem, logical
+from pallas_gpu.lowering.rules import emits
+from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.sync.semaphore import (
@@ -26,13 +24,11 @@ from pallas_gpu.primitives.sync.semaphore import (
 
 def _pointer(ctx: RuleContext, operand: Any) -> ir.Value:
     handle = operand.ref
-    if isinstance(handle, vals.MemrefHandle):  # an argument
-        buffer = ir.IntegerAttr(handle.memref.owner.attributes[logical.BUFFER]).value
-    else:
-        buffer = handle.buffer_index
     window = part_window(handle, operand.transforms)
-    pointer = ctx.builder.buffers[buffer]
-    return gmem.slice_pointer(gmem.GmemView(pointer, buffer, handle.dtype, window))
+    pointer = ctx.builder.buffers[handle.buffer_index]
+    return gmem.slice_pointer(
+        gmem.GmemView(pointer, handle.buffer_index, handle.dtype, window)
+    )
 
 
 def _operands(ctx: RuleContext, invals: Any) -> tuple[Any, Any]:
@@ -41,7 +37,7 @@ def _operands(ctx: RuleContext, invals: Any) -> tuple[Any, Any]:
     return ctx.operands(invals), values
 
 
-@uniform(semaphore_signal_p)
+@emits(semaphore_signal_p)
 def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
     indexed, values = _operands(ctx, invals)
     pointer = _pointer(ctx, indexed["semaphore"])
@@ -50,7 +46,7 @@ def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@uniform(semaphore_signal_parallel_p)
+@emits(semaphore_signal_parallel_p)
 def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
     signals = [
         (_pointer(ctx, indexed["semaphore"]), vals.scalar_value(values["inc"]))
@@ -60,7 +56,7 @@ def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@uniform(semaphore_wait_p)
+@emits(semaphore_wait_p)
 def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     indexed, values = _operands(ctx, invals)
     semaphore.wait(
@@ -82,27 +78,7 @@ def _emit_read(kernel: Any, pointer: ir.Value) -> ir.Value:
     return semaphore.read(pointer, room)
 
 
-@lane(semaphore_read_p)
-def _read_lane(ctx: RuleContext, *invals: Any) -> Any:
+@emits(semaphore_read_p)
+def _read(ctx: RuleContext, *invals: Any) -> Any:
     pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
     return elementwise.scalar(_emit_read(ctx.kernel, pointer), I32)
-
-
-@warpgroup(semaphore_read_p)
-def _read_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
-    pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
-    i32 = ir.IntegerType.get_signless(32)
-    op = ir.Operation.create("pallas_gpu.semaphore_read", [i32], [pointer])
-    return elementwise.scalar(op.results[0], I32)
-
-
-@infers("pallas_gpu.semaphore_read")
-def _infer_read(network: Network, op: ir.Operation, key: Key) -> None:
-    """Nothing: neither its operand nor its result has a layout."""
-
-
-@expands("pallas_gpu.semaphore_read")
-def _expand_read(expansion: Expansion, op: Any) -> None:
-    value = _emit_read(expansion.kernel, op.operands[0])
-    op.operation.results[0].replace_all_uses_with(value)
-    expansion.dead.append(op.operation)

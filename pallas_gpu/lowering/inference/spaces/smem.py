@@ -32,10 +32,7 @@ from pallas_gpu.layouts.smem.window import (
 )
 from pallas_gpu.layouts.smem.window import check_window, contiguous_layout
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.lowering.inference import sources
-from pallas_gpu.lowering.inference.network import SmemArray, Use
-from pallas_gpu.lowering.memrefs import Part
-from pallas_gpu.mosaic import dialect
+from pallas_gpu.lowering.inference.network import Array, Part, Use
 
 # Uses that may give each element an address of its own, in any layout.
 _BY_ELEMENT = ("load", "store", "indexed")
@@ -45,22 +42,11 @@ COPIED = "the source"
 _SWIZZLES = (128, 64, 32)
 
 
-def storages(array: SmemArray) -> list[SmemLayout]:
-    """The candidate layouts of an array, in order of preference.
-
-    Raises:
-      LayoutError: the user's transforms do not fit the array.
-    """
-    shape, bits = array.shape, array.bits
-    if isinstance(array.transforms, SmemLayout):
-        return [array.transforms]
-    if array.transforms is not None:
-        given = array.transforms.attributes["transforms"]
-        tiling, swizzle = dialect.transforms_from_attribute(given)
-        try:
-            return [SmemLayout(shape, bits, tiling, swizzle)]
-        except errors.LayoutError as error:
-            raise error.with_location(sources.where(array.transforms)) from None
+def storages(array: Array) -> list[SmemLayout]:
+    """The candidate layouts of an array, in order of preference."""
+    shape, bits = array.base.shape, array.base.bits
+    if array.base.given is not None:
+        return [array.base.given]
     result = [SmemLayout(shape, bits)]
     for swizzle in _SWIZZLES if len(shape) > 1 else ():
         tile = (ATOM_ROWS, swizzle * 8 // bits)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lane semantics: the author chooses the layouts, or they follow from the operands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pallas_gpu import types
+from pallas_gpu.layouts import Layout, SmemLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.placement import Placement, place, place_registers
+from pallas_gpu.layouts.window import is_contiguous
+from pallas_gpu.lowering import accesses, agreement, borders, scratch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.chooser import Slot
+from pallas_gpu.lowering.context import KernelState, RuleContext
+from pallas_gpu.mosaic import module, smem
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import relayout
+from pallas_gpu.mosaic.registers import default_placement, spread_layout
+
+# Rows and columns of the smallest tile of the tensor core's layouts.
+_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Authored:
+    """The `Chooser` of Lane semantics."""
+
+    infers = False
+
+    def smem(self, ctx: RuleContext, i: int, aval: Any) -> SmemLayout:
+        return types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+
+    def loaded(
+        self, ctx: RuleContext, handle: Any, view: Any, layout: Any
+    ) -> Placement:
+        if layout is None:
+            return _default_layout(handle, view)
+        return place_registers(layout, tuple(view.shape))
+
+    def stored(self, ctx: RuleContext, handle: Any, view: Any, value: Any) -> Any:
+        if isinstance(value, regs.Deferred):
+            value = regs.placed(value, _default_layout(handle, view))
+        if isinstance(view, smem.SmemView) and view.internal:
+            value = agreement.to_store(ctx.kernel, view, value)
+        return value
+
+    def operand(self, ctx: RuleContext, x: Any, slot: Slot = 0) -> Any:
+        return x
+
+    def placed(self, ctx: RuleContext, x: Any, slot: Slot = 0) -> regs.RegisterArray:
+        return regs.placed(x) if isinstance(x, regs.Deferred) else x
+
+    def linear(self, ctx: RuleContext, x: Any, slot: Slot = 0) -> regs.RegisterArray:
+        return agreement.linear(ctx.kernel, self.placed(ctx, x, slot))
+
+    def alike(
+        self,
+        ctx: RuleContext,
+        operands: Sequence[Any],
+        slots: Sequence[Slot] | None = None,
+    ) -> tuple[Any, ...]:
+        return agreement.agreed(ctx.kernel, operands)
+
+    def cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
+        placement = place(layout, x.shape)
+        room = None
+        if isinstance(x, regs.RegisterArray) and not isinstance(
+            placement, WGSplatLayout
+        ):
+            room = scratch.for_relayout(ctx.kernel, x, placement)
+        return relayout.layout_cast(x, placement, room)
+
+    def result(self, ctx: RuleContext, x: Any, slot: Slot) -> Any:
+        return x
+
+    def target(self, ctx: RuleContext, slot: Slot) -> Placement | None:
+        return None
+
+    def carried(
+        self,
+        ctx: RuleContext,
+        carry: list[Any],
+        emit: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        return borders.place_carry(ctx.kernel, carry, emit)
+
+    def of_branches(
+        self, ctx: RuleContext, i: int, layouts: Callable[[], Sequence[Any]]
+    ) -> Placement | None:
+        return next((layout for layout in layouts() if layout is not None), None)
+
+    def fit(self, kernel: KernelState, value: Any, layout: Placement) -> Any:
+        return borders.match(kernel, value, layout)
+
+
+def _default_layout(handle: Any, view: Any) -> Any:
+    """Returns the layout of a load that specifies none.
+
+    An array tiled for the tensor core is loaded in WGMMA layout, any other in a strided
+    one, or in one of powers of two where a strided one cannot be addressed.
+    """
+    shape = tuple(view.shape)
+    tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
+    in_warp = module.current().issuer == "warp"
+    if tiled and not in_warp and len(shape) == 2 and _covered_by_wgmma(*shape):
+        return place(Layout.WGMMA, shape)
+    placement = default_placement(shape, dtypes.bits(handle.dtype))
+    window = view.window
+    row_major = not (tiled or window.is_transposed) and is_contiguous(
+        window.array_shape, window.sizes
+    )
+    if isinstance(placement, WGStridedLayout) and not row_major:
+        return spread_layout(shape)
+    if tiled and accesses.by_element(view, placement, "load"):
+        return spread_layout(shape)
+    return placement
+
+
+def _covered_by_wgmma(rows: int, columns: int) -> bool:
+    return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0
