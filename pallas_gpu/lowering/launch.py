@@ -178,9 +178,8 @@ def _gmem_array(params: CallParams, i: int) -> collect.Memory:
     aval = params.jaxpr.invars[i].aval
     lead = tuple(size for _, size in _levels(params, i))
     shape, number = (*lead, *aval.shape), inference.digest("buffer", str(i))
-    bits = collect.memory_bits(aval.dtype)
     return collect.Memory(
-        types.GMEM, shape, bits, len(lead), lambda: number, "GMEM array", None
+        types.GMEM, shape, aval.dtype, len(lead), lambda: number, "GMEM array", None
     )
 
 

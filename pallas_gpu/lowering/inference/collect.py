@@ -29,6 +29,7 @@ from pallas_gpu.lowering.inference.network import (
     Use,
     Variable,
     digest,
+    memory_bits,
 )
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.mosaic.elements import dtypes
@@ -73,7 +74,7 @@ class Symbol:
         return dtypes.bits(self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Node:
     """An instance of an operation.
 
@@ -211,7 +212,7 @@ class Node:
         consumer = Port(variable, side)
         self.network.taken[self.path, self.op, slot] = consumer
         if x.port is not None:
-            self.network.connect(x.port, consumer, x.bits)
+            self.network.connect(x, consumer)
 
     def taken(self, x: Symbol, variable: Variable, slot: Slot) -> None:
         """As `take`, of an operand that may be a scalar, which is broadcast."""
@@ -268,7 +269,7 @@ class Node:
         memory = Memory(
             space,
             _memory_shape(aval, lead),
-            memory_bits(aval.dtype),
+            aval.dtype,
             len(lead),
             self._origin(i),
             f"{str(space).upper()} array",
@@ -523,11 +524,6 @@ def no_relation(node: Node) -> errors.InternalError:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, int | str | float | tuple | np.dtype | None.__class__)
-
-
-def memory_bits(dtype: Any) -> int:
-    """Returns the width of an element in memory."""
-    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
 
 
 def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:

@@ -170,7 +170,7 @@ def _used(use: Use) -> str:
 
 def _declared(array: Array) -> str:
     line = array.base.where
-    kind = f"of {array.base.bits}-bit elements"
+    kind = f"of {array.base.dtype} elements"
     return kind if line is None else f"{kind} at {line}"
 
 

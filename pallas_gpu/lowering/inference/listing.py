@@ -59,21 +59,24 @@ def _rows(step: Step, moves: list[Edge], assignment: Assignment) -> Iterator[Row
         yield memory.words, _type(memory), "row-major" if plain else text
     for edge in moves:
         needed = describe(assignment.layout(edge.consumer))
-        yield f"-> operand of {name}", _elements(edge), needed
-    for x in step.results:
-        if isinstance(x, Symbol) and x.shape:
+        yield f"-> {_role(step, edge)} of {name}", _type(edge.value), needed
+    for value, x in zip(step.node.op.results, step.results, strict=True):
+        if isinstance(x, Symbol) and x.shape and value in step.node.users:
             layout = _DEFERRED
             if x.port is not None:
                 layout = describe(assignment.layout(x.port))
-            yield name, f"{x.dtype}{list(x.shape)}", layout
+            yield name, _type(x), layout
 
 
-def _elements(edge: Edge) -> str:
-    return f"{edge.bits} bits{list(edge.producer.cell.shape)}"
+def _role(step: Step, edge: Edge) -> str:
+    """Which operand of an operation a value is."""
+    if edge.value in step.operands:
+        return f"operand {step.operands.index(edge.value)}"
+    return edge.consumer.variable.role or "operand"
 
 
-def _type(memory: Memory) -> str:
-    return f"{memory.bits} bits{list(memory.shape)}"
+def _type(x: Symbol | Memory) -> str:
+    return f"{x.dtype}{list(x.shape)}"
 
 
 def _text(row: Row, widths: list[int]) -> str:

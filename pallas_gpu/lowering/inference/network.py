@@ -11,15 +11,19 @@ values of one shape that can exchange layouts: they share their candidates.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
+
+import numpy as np
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
+from pallas_gpu.mosaic.elements import dtypes
 
 # "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]
@@ -188,7 +192,7 @@ class Memory:
     Attributes:
       space: where it is.
       shape: of the whole array; batch axes first.
-      bits: width of an element in memory.
+      dtype: of its elements.
       batch: number of batch axes.
       origin: returns a number that does not depend on the order of operations.
       words: its name in messages.
@@ -198,12 +202,17 @@ class Memory:
 
     space: types.MemorySpace
     shape: tuple[int, ...]
-    bits: int
+    dtype: Any
     batch: int
     origin: Callable[[], int]
     words: str
     where: str | None
     given: Any = None
+
+    @functools.cached_property
+    def bits(self) -> int:
+        """Width of an element in memory."""
+        return memory_bits(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,15 +270,24 @@ class Edge:
     """A value from the variable that defines it to one that uses it.
 
     Attributes:
-      producer, consumer: the two ends.
-      bits: width of the value's elements, 1 for a bool.
+      value: the array, a `collect.Symbol`.
+      consumer: the end of the edge.
       weight: how often a relayout between the two would run.
     """
 
-    producer: Port
+    value: Any
     consumer: Port
-    bits: int
     weight: int
+
+    @property
+    def producer(self) -> Port:
+        """The start of the edge."""
+        return self.value.port
+
+    @property
+    def bits(self) -> int:
+        """Width of the value's elements, 1 for a bool."""
+        return self.value.bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,11 +375,11 @@ class Network:
         self.variables.append(variable)
         return variable
 
-    def connect(self, producer: Port, consumer: Port, bits: int) -> None:
-        """Declares that a value leads from one variable to another."""
-        producer.cell.join(consumer.cell)
-        consumer.cell.bits.add(bits)
-        self.edges.append(Edge(producer, consumer, bits, self.weight))
+    def connect(self, value: Any, consumer: Port) -> None:
+        """Declares that a value leads from the variable that defines it to another."""
+        value.port.cell.join(consumer.cell)
+        consumer.cell.bits.add(value.bits)
+        self.edges.append(Edge(value, consumer, self.weight))
 
     def move(self, operand: Variable, result: Variable, relation: Relation) -> None:
         """Declares that an operation renames registers, or else moves their data."""
@@ -394,6 +412,11 @@ class Network:
             cell.find() for v in self.variables for cell in (v.source, v.target)
         )
         yield from seen
+
+
+def memory_bits(dtype: Any) -> int:
+    """The width of an element in memory."""
+    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
 
 
 def named(node: Any) -> str:
