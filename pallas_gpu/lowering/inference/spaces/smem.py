@@ -2,9 +2,8 @@
 """The layouts of arrays in SMEM, and what each use of one requires.
 
 An array is stored row-major or in tiles of (8, swizzle bytes), which TMA writes, wgmma
-reads, and registers access without bank conflicts. Accesses to single elements, and
-operations that use an array's address, require it row-major. The user's transforms are
-binding.
+reads, and registers access without bank conflicts. Operations that use an array's
+address require it row-major. The user's transforms are binding.
 """
 
 from __future__ import annotations
