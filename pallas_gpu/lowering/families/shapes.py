@@ -14,6 +14,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
+from pallas_gpu.lowering.inference.network import named
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 
@@ -93,26 +94,29 @@ def related_cast(node: Node, x: Symbol, layout: Any, slot: Any = 0) -> Symbol:
         return x
     if is_splat:
         raise errors.LayoutError(
-            "Only a splat can have a splat layout",
-            expected="a layout that distributes the elements",
-            got=f"WG_SPLAT for shape {x.shape}",
-            hint="cast to another layout",
+            f"{node.words} to WG_SPLAT: the elements of the array may differ",
+            expected="a splat: a scalar broadcast to a shape",
+            got=f"an array of shape {x.shape}{_origin(x)}",
+            hint="choose no layout: a splat is broadcast to any layout",
             where=node.where,
         )
     try:
         placement = place(description, x.shape)
     except errors.LayoutError as error:
         raise errors.LayoutError(
-            f"layout_cast: an array of shape {x.shape} does not fit the layout",
+            f"{node.words}: an array of shape {x.shape} does not fit the layout",
             expected=error.expected,
             got=error.got,
-            hint=f"{error.what}: cast to a layout that fits the shape, or remove the "
-            "layout_cast",
+            hint=f"{error.what}: choose a layout that fits the shape, or none",
             where=node.where,
         ) from None
     variable = node.variable(x, fixed=placement)
     node.take(x, variable, slot)
     return node.make(variable, x, slot)
+
+
+def _origin(x: Symbol) -> str:
+    return "" if x.port is None else f" from {named(x.port.variable.node)}"
 
 
 @emits("iota")

@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout, TmemLayout
@@ -239,8 +240,7 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
     casts = [
         problem.network.variables[v]
         for v in culprits
-        if v < len(problem.labels)
-        and problem.network.variables[v].node.words == "layout_cast"
+        if v < len(problem.labels) and _is_cast(problem.network.variables[v])
     ]
     return errors.LayoutError(
         f"No layouts satisfy both {_name(problem, first)} and "
@@ -250,6 +250,11 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
         hint=_remedies(problem, casts) or _general_hint(problem),
         where=_where(problem, second),
     )
+
+
+def _is_cast(variable: Variable) -> bool:
+    """Whether the author has chosen the layout: of a layout_cast, or of a load."""
+    return variable.fixed is not None and "layout" in variable.node.params
 
 
 def _root(found: solver.Conflict, variable: int) -> int:
@@ -299,9 +304,17 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
 
 
 def _meeting(problem: Assembly, place: int, culprits: Sequence[int]) -> str:
-    if place in culprits:
+    if _what(problem, place) in [_what(problem, v) for v in culprits]:
         return ""
     return f", whose layouts conflict at {_name(problem, place)}"
+
+
+def _what(problem: Assembly, variable: int) -> Any:
+    """The operation of a variable, or its array in memory."""
+    count = len(problem.labels)
+    if variable < count:
+        return problem.network.variables[variable].node
+    return problem.arrays[variable - count].base
 
 
 def _position(problem: Assembly, variable: int) -> int:
@@ -313,14 +326,11 @@ def _position(problem: Assembly, variable: int) -> int:
 def _name(problem: Assembly, variable: int) -> str:
     if variable < len(problem.labels):
         return problem.network.variables[variable].name
-    array = problem.arrays[variable - len(problem.labels)]
-    return f"the {named(array.base)}"
+    return f"the {named(_what(problem, variable))}"
 
 
 def _where(problem: Assembly, variable: int) -> str | None:
-    if variable < len(problem.labels):
-        return problem.network.variables[variable].node.where
-    return problem.arrays[variable - len(problem.labels)].base.where
+    return _what(problem, variable).where
 
 
 def _admits(problem: Assembly, variable: int) -> str:
@@ -426,5 +436,5 @@ def _other_cast(problem: Assembly, cast: Variable) -> str | None:
     number = other.labels[cast.index].source[solution.labels[cast.index]]
     name = describe(other.book.layouts[number])
     if not name.startswith(("Layout.", "WG_STRIDED")):
-        return f"remove the {named(cast.node)}"
+        return f"remove the layout of the {named(cast.node)}"
     return f"use {name} in the {named(cast.node)}"

@@ -86,7 +86,8 @@ def related_moved(
     made = node.variable(like, "" if slot == "moved" else slot, moved_bits=moved_bits)
     for i, x in enumerate(operands):
         name = f"{slot} {i}"
-        taken = node.variable(x, name, moved_bits=moved_bits)
+        role = f"operand {i}" if slot == "moved" else f"operand {i} for {slot}"
+        taken = node.variable(x, role, moved_bits=moved_bits)
         node.take(x, taken, name)
         if renames:
             node.network.move(taken, made, renames[i])
