@@ -8,6 +8,7 @@ that is unrolled has one for each copy.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
@@ -29,6 +30,7 @@ from pallas_gpu.lowering.inference.network import (
     Use,
     Variable,
     digest,
+    memory_bits,
 )
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.mosaic.elements import dtypes
@@ -210,6 +212,7 @@ class Node:
         """
         consumer = Port(variable, side)
         self.network.taken[self.path, self.op, slot] = consumer
+        self.network.takes[self].append((slot, x, consumer))
         if x.port is not None:
             self.network.connect(x.port, consumer, x.bits)
 
@@ -268,7 +271,7 @@ class Node:
         memory = Memory(
             space,
             _memory_shape(aval, lead),
-            memory_bits(aval.dtype),
+            np.dtype(aval.dtype),
             len(lead),
             self._origin(i),
             f"{str(space).upper()} array",
@@ -384,6 +387,7 @@ class Network(networks.Network):
       sizes: CTAs of a cluster along each axis, by its name.
       made: what determines the layout of a result, by path, operation and slot.
       taken: likewise of an operand.
+      takes: for each operation its operands, by slot.
       declared: the arrays in memory that scopes declare.
       steps: the operations in order.
       inside: the operations that run the one that is collected.
@@ -404,6 +408,8 @@ class Network(networks.Network):
         self.free, self.lead, self.approx_math = free, lead, approx_math
         self.made: dict[tuple[Path, Op, Slot], Port] = {}
         self.taken: dict[tuple[Path, Op, Slot], Port] = {}
+        self.takes: dict[Node, list[tuple[Slot, Symbol, Port]]]
+        self.takes = collections.defaultdict(list)
         self.declared: dict[tuple[Path, Op, int], Memory] = {}
         self.steps: list[Step] = []
         self.inside: tuple[Node, ...] = ()
@@ -523,11 +529,6 @@ def no_relation(node: Node) -> errors.InternalError:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, int | str | float | tuple | np.dtype | None.__class__)
-
-
-def memory_bits(dtype: Any) -> int:
-    """Returns the width of an element in memory."""
-    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
 
 
 def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:

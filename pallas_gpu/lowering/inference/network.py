@@ -15,11 +15,14 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import numpy as np
+
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
+from pallas_gpu.mosaic.elements import dtypes
 
 # "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]
@@ -188,7 +191,7 @@ class Memory:
     Attributes:
       space: where it is.
       shape: of the whole array; batch axes first.
-      bits: width of an element in memory.
+      dtype: of its elements.
       batch: number of batch axes.
       origin: returns a number that does not depend on the order of operations.
       words: its name in messages.
@@ -198,12 +201,22 @@ class Memory:
 
     space: types.MemorySpace
     shape: tuple[int, ...]
-    bits: int
+    dtype: np.dtype
     batch: int
     origin: Callable[[], int]
     words: str
     where: str | None
     given: Any = None
+
+    @property
+    def bits(self) -> int:
+        """Width of an element in memory."""
+        return memory_bits(self.dtype)
+
+
+def memory_bits(dtype: Any) -> int:
+    """Returns the width of an element in memory."""
+    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
 
 
 @dataclasses.dataclass(frozen=True)
