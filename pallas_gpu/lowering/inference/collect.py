@@ -12,13 +12,13 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering.inference import network as networks
 from pallas_gpu.lowering.inference.network import (
@@ -265,7 +265,7 @@ class Node:
         lead = self.network.lead(var) if space is types.GMEM else ()
         given: Any = None
         if space is types.TMEM:
-            given = aval.storage.layout.tiled
+            given = aval.storage.layout
         elif space is types.SMEM and (aval.transforms or row_major):
             given = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
         memory = Memory(
@@ -466,31 +466,13 @@ def collect(
     return network
 
 
-def supports(region: Region) -> bool:
-    """Whether all operations of a program that need a relation have one."""
-    rules = registry.rules(registry.RuleKind.RELATION)
-    return all(
-        op.primitive in rules or (not op.regions and not _has_arrays(op))
-        for op in operations(region)
-    )
-
-
-def operations(region: Region) -> Iterator[Op]:
-    """The operations of a region and of those in it, in order."""
-    for op in region.ops:
-        yield op
-        for inner in op.regions:
-            yield from operations(inner)
-
-
 def _has_arrays(op: Op) -> bool:
     """Whether an operation handles arrays in registers or in memory."""
     for x in (*op.inputs, *op.results):
         aval = getattr(x, "aval", None)
-        space = getattr(aval, "memory_space", None)
-        if space in (types.SMEM, types.GMEM, types.TMEM) and hasattr(aval, "storage"):
-            return True
-        if space is None and x.shape:
+        if isinstance(aval, types.SemaphoreRef | types.BarrierRef):
+            continue
+        if isinstance(aval, _jax.AbstractRef) or x.shape:
             return True
     return False
 

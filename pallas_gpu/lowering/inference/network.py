@@ -411,7 +411,10 @@ class Network:
 
 def named(node: Any) -> str:
     """An operation or an array with its line, if known: `wgmma (kernel.py:12)`."""
-    return node.words if node.where is None else f"{node.words} ({node.where})"
+    if node.where is None:
+        return node.words
+    line, _, _ = node.where.partition(" (")
+    return f"{node.words} ({line})"
 
 
 def digest(*parts: str) -> int:

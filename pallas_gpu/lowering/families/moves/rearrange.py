@@ -85,9 +85,10 @@ def related_moved(
     moved_bits = 0 if renames else max(like.bits, 8)
     made = node.variable(like, "" if slot == "moved" else slot, moved_bits=moved_bits)
     for i, x in enumerate(operands):
-        name = f"{slot} {i}"
-        taken = node.variable(x, name, moved_bits=moved_bits)
-        node.take(x, taken, name)
+        role = f"operand {i}" if len(operands) > 1 else "operand"
+        role = role if slot == "moved" else f"{slot}'s {role}"
+        taken = node.variable(x, role, moved_bits=moved_bits)
+        node.take(x, taken, f"{slot} {i}")
         if renames:
             node.network.move(taken, made, renames[i])
     if other is not None:
