@@ -198,9 +198,10 @@ class Node:
 
     # --- variables --------------------------------------------------------------------
 
-    def variable(self, like: Symbol, role: str = "", **options: Any) -> Variable:
-        """Adds a variable for operands of a shape and width; see `Network.variable`."""
-        return self.network.variable(self, like.shape, like.bits, role=role, **options)
+    def variable(self, like: Any, role: str = "", **options: Any) -> Variable:
+        """Adds a variable for arrays of a shape and dtype; see `Network.variable`."""
+        shape, bits = tuple(like.shape), dtypes.bits(np.dtype(like.dtype))
+        return self.network.variable(self, shape, bits, role=role, **options)
 
     def take(
         self, x: Symbol, variable: Variable, slot: Slot = 0, side: Side = "source"
@@ -328,8 +329,7 @@ class Node:
         arrays = [(x, n) for x, n in zip(operands, names, strict=True) if x.shape]
         if all(x.deferred for x, _ in arrays):
             return self.defer("made", aval, slot)
-        like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), self._origin(slot))
-        variable = self.variable(like, **options)
+        variable = self.variable(aval, **options)
         for x, name in arrays:
             self.take(x, variable, name)
         return self.make(variable, aval, slot)
