@@ -19,6 +19,7 @@ from pallas_gpu.lowering.assigned import Assigned
 from pallas_gpu.lowering.authored import Authored
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect, listing
+from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
@@ -173,13 +174,14 @@ def infer_layouts(build: Build) -> Build:
     return build.replace(layouts=layouts, plan=plan)
 
 
-def _gmem_array(params: CallParams, i: int) -> collect.Memory:
+def _gmem_array(params: CallParams, i: int) -> Memory:
     """Returns what inference knows of an operand or a result."""
     aval = params.jaxpr.invars[i].aval
     lead = tuple(size for _, size in _levels(params, i))
     shape, number = (*lead, *aval.shape), inference.digest("buffer", str(i))
-    return collect.Memory(
-        types.GMEM, shape, aval.dtype, len(lead), lambda: number, "GMEM array", None
+    dtype = vals.numpy_dtype(aval)
+    return Memory(
+        types.GMEM, shape, dtype, len(lead), lambda: number, "GMEM array", None
     )
 
 

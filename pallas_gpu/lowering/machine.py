@@ -112,8 +112,8 @@ class Build:
 
     The module is modified in place, and a stage reads what it needs from it. Three
     other things are passed along: the plan, since code may come to need scratch; the
-    inferred layouts; and the launch, which records what it has emitted once. A module parsed from text has no launch: the order
-    of its prologue may then differ.
+    inferred layouts; and the launch, which records what it has emitted once. A module
+    parsed from text has no launch: the order of its prologue may then differ.
 
     Attributes:
       params: the kernel primitive's parameters.

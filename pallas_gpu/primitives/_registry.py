@@ -4,9 +4,10 @@
 `define` creates a primitive of ours and declares the properties of the operation: its
 family, the threads that can issue it, its reads and writes, the required features.
 Checks, the choice of fences and the coverage table are derived from them. There are
-four kinds of rules for a primitive: how the emulator executes it, how the compiler emits
-it, which layouts of arrays it admits (its relation), and by what other primitives it is
-replaced (a composite). The completeness test and the coverage table read this registry.
+four kinds of rules for a primitive: how the emulator executes it, how the compiler
+emits it, which layouts of arrays it admits (its relation), and by what other primitives
+it is replaced (a composite). The completeness test and the coverage table read this
+registry.
 """
 
 from __future__ import annotations

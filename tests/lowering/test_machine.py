@@ -189,7 +189,7 @@ def test_a_second_machine_lowers_through_the_stages(abacus):
     assert texts["rules"].count("arith.addf") == 4
     assert text.count("arith.addf") == 3
     assert texts["plan"] == "words 3"
-    assert texts["warpgroup"] is texts["layouts"] is None
+    assert texts["layouts"] is texts["annotated"] is None
     assert texts["mlir"] == text
 
 

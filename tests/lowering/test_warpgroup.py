@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -153,8 +154,8 @@ def test_a_function_of_an_array_needs_no_layouts(name):
 # --- what the compiler shows ----------------------------------------------------------
 
 
-def test_the_module_before_expansion_is_shown_with_its_layouts(tmp_path, monkeypatch):
-    monkeypatch.setenv("PALLAS_GPU_KEEP", "warpgroup,annotated")
+def test_the_program_is_shown_with_its_layouts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLAS_GPU_KEEP", "annotated")
     monkeypatch.setenv("PALLAS_GPU_DUMP_DIR", str(tmp_path))
     x = normal(64, 64)
 
@@ -164,7 +165,5 @@ def test_the_module_before_expansion_is_shown_with_its_layouts(tmp_path, monkeyp
 
     kernel = everywhere.kernel(body, x, name="shown")
     plgpu.offline.lower(under(Warpgroup, kernel()), x)
-    before = (tmp_path / "shown.0.warpgroup").read_text()
-    assert "pallas_gpu.exp" in before and "mosaic_gpu.vector_load" in before
-    assert "Layout.WGMMA" not in before
-    assert "Layout.WGMMA" in (tmp_path / "shown.0.annotated").read_text()
+    shown = (tmp_path / "shown.0.annotated").read_text()
+    assert re.search(r"= exp %\d+: Layout.WGMMA +# .*test_warpgroup.py", shown)

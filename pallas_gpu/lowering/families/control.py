@@ -265,7 +265,7 @@ def _looping(node: Node, trips: int) -> Iterator[None]:
 def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
     results = node.op.results
     chosen = [
-        node.variable(_like(x), f"result {i}") if x.shape else None
+        node.variable(x, f"result {i}") if x.shape else None
         for i, x in enumerate(results)
     ]
     for branch in range(len(node.op.regions)):
@@ -278,7 +278,3 @@ def _relate_branch(node: Node, index: Any, *args: Any) -> list[Any]:
         node.scalar(x, i) if variable is None else node.make(variable, x, i)
         for i, (x, variable) in enumerate(zip(results, chosen, strict=True))
     ]
-
-
-def _like(x: Any) -> Symbol:
-    return Symbol(tuple(x.shape), np.dtype(x.dtype), lambda: 0)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -186,7 +187,7 @@ def related_access(
     shape = tuple(params["shape"])
     if not shape:
         return None
-    like = Symbol(shape, np.dtype(params["dtype"]), lambda: 0)
+    like = jax.ShapeDtypeStruct(shape, params["dtype"])
     variable = node.variable(like, fixed=fixed)
     named = [(f"index {i}", x) for i, x in enumerate(operands["indices"])]
     named += [(name, operands[name]) for name in ("mask", *extra)]

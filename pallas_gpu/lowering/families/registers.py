@@ -123,8 +123,7 @@ def _relate_read(
         node.use(part, "indexed")
         return node.scalar(aval, "loaded")
     use = node.use(part, "load", optimized=_is_optimized(part, optimized))
-    symbol = Symbol(aval.shape, np.dtype(aval.dtype), lambda: 0)
-    variable = node.variable(symbol, access=use)
+    variable = node.variable(aval, access=use)
     _note_access(variable, use)
     loaded = node.make(variable, aval, "loaded")
     return (
@@ -149,8 +148,7 @@ def _relate_write(
         node.use(part, "indexed")
         return
     use = node.use(part, "store", optimized=_is_optimized(part, optimized))
-    symbol = Symbol(shape, np.dtype(value.dtype), lambda: 0)
-    variable = node.variable(symbol, access=use)
+    variable = node.variable(jax.ShapeDtypeStruct(shape, value.dtype), access=use)
     _note_access(variable, use)
     node.taken(value, variable, "stored")
 

@@ -62,7 +62,7 @@ def _relate_scope(node: Node, *captured: Any) -> list[Any]:
 def _declared(node: Node, i: int, var: Any) -> Any:
     """Returns what stands for a reference that a scope declares."""
     aval = var.aval
-    if isinstance(aval, types.BarrierRef | types.AccumulatorRef):
+    if not isinstance(aval, types.KernelRef):
         return aval
     free = bool(aval.transforms) or var in node.network.free
     row_major = aval.storage.overlay is not None and not free

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+import jax
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
@@ -131,8 +131,7 @@ def _relate_store(node: Node, *_: Any) -> list[Any]:
 def related_load(node: Node, part: Any, aval: Any, slot: Any = "loaded") -> Symbol:
     """A load of a part of an array."""
     use = node.use(part, "load")
-    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
-    variable = node.variable(like, access=use)
+    variable = node.variable(aval, access=use)
     _note_access(variable, use)
     return node.make(variable, aval, slot)
 
@@ -140,8 +139,8 @@ def related_load(node: Node, part: Any, aval: Any, slot: Any = "loaded") -> Symb
 def related_store(node: Node, part: Any, value: Symbol) -> None:
     """A store to a part of an array."""
     use = node.use(part, "store")
-    shape = part.window.shape
-    variable = node.variable(Symbol(shape, value.dtype, lambda: 0), access=use)
+    aval = jax.ShapeDtypeStruct(part.window.shape, value.dtype)
+    variable = node.variable(aval, access=use)
     _note_access(variable, use)
     node.taken(value, variable, "stored")
 

@@ -8,16 +8,17 @@ that is unrolled has one for each copy.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering.inference import network as networks
 from pallas_gpu.lowering.inference.network import (
@@ -74,7 +75,7 @@ class Symbol:
         return dtypes.bits(self.dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """An instance of an operation.
 
@@ -197,9 +198,10 @@ class Node:
 
     # --- variables --------------------------------------------------------------------
 
-    def variable(self, like: Symbol, role: str = "", **options: Any) -> Variable:
-        """Adds a variable for operands of a shape and width; see `Network.variable`."""
-        return self.network.variable(self, like.shape, like.bits, role=role, **options)
+    def variable(self, like: Any, role: str = "", **options: Any) -> Variable:
+        """Adds a variable for arrays of a shape and dtype; see `Network.variable`."""
+        shape, bits = tuple(like.shape), dtypes.bits(np.dtype(like.dtype))
+        return self.network.variable(self, shape, bits, role=role, **options)
 
     def take(
         self, x: Symbol, variable: Variable, slot: Slot = 0, side: Side = "source"
@@ -211,8 +213,9 @@ class Node:
         """
         consumer = Port(variable, side)
         self.network.taken[self.path, self.op, slot] = consumer
+        self.network.takes[self].append((slot, x, consumer))
         if x.port is not None:
-            self.network.connect(x, consumer)
+            self.network.connect(x.port, consumer, x.bits)
 
     def taken(self, x: Symbol, variable: Variable, slot: Slot) -> None:
         """As `take`, of an operand that may be a scalar, which is broadcast."""
@@ -263,13 +266,13 @@ class Node:
         lead = self.network.lead(var) if space is types.GMEM else ()
         given: Any = None
         if space is types.TMEM:
-            given = aval.storage.layout.tiled
+            given = aval.storage.layout
         elif space is types.SMEM and (aval.transforms or row_major):
             given = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
         memory = Memory(
             space,
             _memory_shape(aval, lead),
-            aval.dtype,
+            np.dtype(aval.dtype),
             len(lead),
             self._origin(i),
             f"{str(space).upper()} array",
@@ -326,8 +329,7 @@ class Node:
         arrays = [(x, n) for x, n in zip(operands, names, strict=True) if x.shape]
         if all(x.deferred for x, _ in arrays):
             return self.defer("made", aval, slot)
-        like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), self._origin(slot))
-        variable = self.variable(like, **options)
+        variable = self.variable(aval, **options)
         for x, name in arrays:
             self.take(x, variable, name)
         return self.make(variable, aval, slot)
@@ -385,6 +387,7 @@ class Network(networks.Network):
       sizes: CTAs of a cluster along each axis, by its name.
       made: what determines the layout of a result, by path, operation and slot.
       taken: likewise of an operand.
+      takes: for each operation its operands, by slot.
       declared: the arrays in memory that scopes declare.
       steps: the operations in order.
       inside: the operations that run the one that is collected.
@@ -405,6 +408,8 @@ class Network(networks.Network):
         self.free, self.lead, self.approx_math = free, lead, approx_math
         self.made: dict[tuple[Path, Op, Slot], Port] = {}
         self.taken: dict[tuple[Path, Op, Slot], Port] = {}
+        self.takes: dict[Node, list[tuple[Slot, Symbol, Port]]]
+        self.takes = collections.defaultdict(list)
         self.declared: dict[tuple[Path, Op, int], Memory] = {}
         self.steps: list[Step] = []
         self.inside: tuple[Node, ...] = ()
@@ -461,31 +466,13 @@ def collect(
     return network
 
 
-def supports(region: Region) -> bool:
-    """Whether all operations of a program that need a relation have one."""
-    rules = registry.rules(registry.RuleKind.RELATION)
-    return all(
-        op.primitive in rules or (not op.regions and not _has_arrays(op))
-        for op in operations(region)
-    )
-
-
-def operations(region: Region) -> Iterator[Op]:
-    """The operations of a region and of those in it, in order."""
-    for op in region.ops:
-        yield op
-        for inner in op.regions:
-            yield from operations(inner)
-
-
 def _has_arrays(op: Op) -> bool:
     """Whether an operation handles arrays in registers or in memory."""
     for x in (*op.inputs, *op.results):
         aval = getattr(x, "aval", None)
-        space = getattr(aval, "memory_space", None)
-        if space in (types.SMEM, types.GMEM, types.TMEM) and hasattr(aval, "storage"):
-            return True
-        if space is None and x.shape:
+        if isinstance(aval, types.SemaphoreRef | types.BarrierRef):
+            continue
+        if isinstance(aval, _jax.AbstractRef) or x.shape:
             return True
     return False
 

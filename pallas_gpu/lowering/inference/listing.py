@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import linecache
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering.inference import Assignment
-from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
-from pallas_gpu.lowering.inference.network import Edge, Memory
+from pallas_gpu.lowering.inference.collect import Step, Symbol
+from pallas_gpu.lowering.inference.network import Memory
 
 _HEAD = ("value", "type", "layout")
 _DEFERRED = "none: each use has its own"
@@ -40,39 +39,29 @@ def listing(assignment: Assignment) -> str:
 
 def rows_of(assignment: Assignment) -> Iterator[tuple[Step, list[Row]]]:
     """Yields the operations that have rows, in order."""
-    moves: dict[Node, list[Edge]] = defaultdict(list)
-    for edge in assignment.network.edges:
-        if assignment.layout(edge.producer) != assignment.layout(edge.consumer):
-            moves[edge.consumer.variable.node].append(edge)
     for step in assignment.network.steps:
-        rows = [] if step.is_end else list(_rows(step, moves[step.node], assignment))
+        rows = [] if step.is_end else list(_rows(step, assignment))
         if rows:
             yield step, rows
 
 
-def _rows(step: Step, moves: list[Edge], assignment: Assignment) -> Iterator[Row]:
+def _rows(step: Step, assignment: Assignment) -> Iterator[Row]:
     name = step.node.words
     for memory in step.declared:
         storage = assignment.storage(memory)
         plain = getattr(storage, "is_plain", False)
         text = getattr(storage, "description", str(storage))
         yield memory.words, _type(memory), "row-major" if plain else text
-    for edge in moves:
-        needed = describe(assignment.layout(edge.consumer))
-        yield f"-> {_role(step, edge)} of {name}", _type(edge.value), needed
+    for slot, x, consumer in assignment.network.takes.get(step.node, []):
+        needed = assignment.layout(consumer)
+        if x.port is not None and assignment.layout(x.port) != needed:
+            yield f"-> operand {slot} of {name}", _type(x), describe(needed)
     for value, x in zip(step.node.op.results, step.results, strict=True):
         if isinstance(x, Symbol) and x.shape and value in step.node.users:
             layout = _DEFERRED
             if x.port is not None:
                 layout = describe(assignment.layout(x.port))
             yield name, _type(x), layout
-
-
-def _role(step: Step, edge: Edge) -> str:
-    """Which operand of an operation a value is."""
-    if edge.value in step.operands:
-        return f"operand {step.operands.index(edge.value)}"
-    return edge.consumer.variable.role or "operand"
 
 
 def _type(x: Symbol | Memory) -> str:

@@ -11,7 +11,6 @@ values of one shape that can exchange layouts: they share their candidates.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -202,17 +201,22 @@ class Memory:
 
     space: types.MemorySpace
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     batch: int
     origin: Callable[[], int]
     words: str
     where: str | None
     given: Any = None
 
-    @functools.cached_property
+    @property
     def bits(self) -> int:
         """Width of an element in memory."""
         return memory_bits(self.dtype)
+
+
+def memory_bits(dtype: Any) -> int:
+    """Returns the width of an element in memory."""
+    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,24 +274,15 @@ class Edge:
     """A value from the variable that defines it to one that uses it.
 
     Attributes:
-      value: the array, a `collect.Symbol`.
-      consumer: the end of the edge.
+      producer, consumer: the two ends.
+      bits: width of the value's elements, 1 for a bool.
       weight: how often a relayout between the two would run.
     """
 
-    value: Any
+    producer: Port
     consumer: Port
+    bits: int
     weight: int
-
-    @property
-    def producer(self) -> Port:
-        """The start of the edge."""
-        return self.value.port
-
-    @property
-    def bits(self) -> int:
-        """Width of the value's elements, 1 for a bool."""
-        return self.value.bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,11 +370,11 @@ class Network:
         self.variables.append(variable)
         return variable
 
-    def connect(self, value: Any, consumer: Port) -> None:
-        """Declares that a value leads from the variable that defines it to another."""
-        value.port.cell.join(consumer.cell)
-        consumer.cell.bits.add(value.bits)
-        self.edges.append(Edge(value, consumer, self.weight))
+    def connect(self, producer: Port, consumer: Port, bits: int) -> None:
+        """Declares that a value leads from one variable to another."""
+        producer.cell.join(consumer.cell)
+        consumer.cell.bits.add(bits)
+        self.edges.append(Edge(producer, consumer, bits, self.weight))
 
     def move(self, operand: Variable, result: Variable, relation: Relation) -> None:
         """Declares that an operation renames registers, or else moves their data."""
@@ -414,14 +409,12 @@ class Network:
         yield from seen
 
 
-def memory_bits(dtype: Any) -> int:
-    """The width of an element in memory."""
-    return dtypes.stored_bits(dtypes.memory_dtype(np.dtype(dtype)))
-
-
 def named(node: Any) -> str:
     """An operation or an array with its line, if known: `wgmma (kernel.py:12)`."""
-    return node.words if node.where is None else f"{node.words} ({node.where})"
+    if node.where is None:
+        return node.words
+    line, _, _ = node.where.partition(" (")
+    return f"{node.words} ({line})"
 
 
 def digest(*parts: str) -> int:

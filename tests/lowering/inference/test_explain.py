@@ -17,25 +17,7 @@ TILE, ACC = plgpu.SMEM(SQUARE, F16), plgpu.ACC(SQUARE)
 HALVES = array(dtype=F16)
 
 
-def load(ref, layout):
-    return plgpu.load(ref, layout=layout, optimized=False)
-
-
 # --- arrays in SMEM -------------------------------------------------------------------
-
-
-TILED_BY_4 = plgpu.SMEM(SQUARE, F16, transforms=(plgpu.TilingTransform((4, 4)),))
-
-
-def copy(src, dst, barrier):
-    """A copy that is not done by the threads instead where TMA does not support it."""
-    by_tma = plgpu.AsyncCopyImplementation.TMA
-    plgpu.copy_gmem_to_smem(src, dst, barrier, implementation=by_tma)
-
-
-@refused_by(infer, [HALVES], X, TILED_BY_4, plgpu.Barrier())
-def test_transforms_that_tma_cannot_write(x, o, a, loaded):
-    copy(x, a, loaded)
 
 
 @refused_by(infer, [X], X, TILE, TILE, ACC)
@@ -44,16 +26,11 @@ def test_wgmma_and_an_operation_that_takes_the_address(x, o, a, b, acc):
     plgpu.wgmma(acc, a, b)  # HERE
 
 
-@refused_by(infer, [HALVES], X, TILE, plgpu.Barrier())
-def test_a_copy_that_would_transpose(x, o, a, loaded):
-    copy(x, a.T, loaded)
-
-
-@refused_by(infer, [array(64, 8, dtype=F16)], X, TILE, plgpu.Barrier())
-def test_a_copy_into_part_of_the_rows_that_tiles_would_carry_but_the_slice_cuts(
-    x, o, a, loaded
-):
-    copy(x, a.at[:, 0:8], loaded)
+@refused_by(
+    infer, [array(1, dtype=jnp.int32)], X, plgpu.SMEM((128, 64), F16), TILE, ACC
+)
+def test_a_part_that_may_start_inside_of_a_tile(i, o, a, b, acc):
+    plgpu.wgmma(acc, a.at[plgpu.ds(i[0] * 4, 64)], b)  # HERE
 
 
 # --- layout_cast ----------------------------------------------------------------------
@@ -79,35 +56,40 @@ def test_a_cast_of_an_array_to_a_splat(x, o):
 
 @refused_by(infer, scratch_bytes=0)
 def test_two_casts_and_no_scratch_between_them(x, o):
-    y = jnp.exp(load(x, STRIDED))
+    y = jnp.exp(plgpu.load(x, layout=STRIDED))
     o[...] = plgpu.layout_cast(y, Layout.WGMMA)  # HERE
 
 
 @refused_by(infer, [HALVES], X, TILE, ACC, scratch_bytes=0)
 def test_a_cast_and_the_tensor_core_and_no_scratch_between_them(x, o, b, acc):
-    left = -load(x, STRIDED)
+    left = -plgpu.load(x, layout=STRIDED)
     plgpu.wgmma(acc, left, b)  # HERE
 
 
 @refused_by(infer, [X], array(32, 64), scratch_bytes=0)
 def test_a_slice_that_cuts_the_tiles_of_a_cast(x, o):
-    y = load(x, Layout.WGMMA)
+    y = plgpu.load(x, layout=Layout.WGMMA)
     o[...] = lax.slice(y, (0, 0), (32, 64))  # HERE
 
 
 @refused_by(infer, [array(64, 24)], array(48, 32), scratch_bytes=0)
 def test_a_reshape_that_the_layout_of_a_cast_does_not_survive(x, o):
-    y = load(x, Layout.WGMMA)
+    y = plgpu.load(x, layout=Layout.WGMMA)
     o[...] = y.reshape(48, 32)  # HERE
 
 
 @refused_by(infer, [array(128), array(128, 64)], array(128, 64), scratch_bytes=0)
 def test_a_broadcast_whose_operand_is_cast_to_other_threads(x, y, o):
-    row = load(x, Layout.WG_STRIDED((128,), 1))
-    total = load(y, Layout.WGMMA)
+    row = plgpu.load(x, layout=Layout.WG_STRIDED((128,), 1))
+    total = plgpu.load(y, layout=Layout.WGMMA)
     o[...] = total + lax.broadcast_in_dim(row, (128, 64), (0,))  # HERE
 
 
 @refused_by(infer, [array(4096)], X, scratch_bytes=0)
 def test_a_reduction_across_warps_without_scratch(x, o):
     o[0, 0] = jnp.sum(x[...])  # HERE
+
+
+@refused_by(infer, scratch_bytes=0)
+def test_an_operation_that_moves_data_without_scratch(x, o):
+    o[...] = lax.rev(x[...], (0,))  # HERE

@@ -59,8 +59,7 @@ def _relate_gather(node: Node, *_: Any) -> Symbol:
     """Index and result have one layout; the array may have any."""
     operands, (aval,) = node.operands, node.op.results
     x, index = operands["x"], operands["index"]
-    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
-    made = node.variable(like, moved_bits=max(like.bits, 8))
+    made = node.variable(aval, moved_bits=max(x.bits, 8))
     node.take(x, node.variable(x, "array", moved_bits=max(x.bits, 8)), "x")
     node.take(index, made, "index")
     return node.make(made, aval)

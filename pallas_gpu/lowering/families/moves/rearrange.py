@@ -81,14 +81,13 @@ def related_moved(
       aval: the result's type.
       renames: for each operand how registers are renamed; empty if data always moves.
     """
-    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
-    moved_bits = 0 if renames else max(like.bits, 8)
-    made = node.variable(like, "" if slot == "moved" else slot, moved_bits=moved_bits)
+    moved_bits = 0 if renames else max(dtypes.bits(np.dtype(aval.dtype)), 8)
+    made = node.variable(aval, "" if slot == "moved" else slot, moved_bits=moved_bits)
     for i, x in enumerate(operands):
-        name = f"{slot} {i}"
-        role = f"operand {i}" if slot == "moved" else f"operand {i} for {slot}"
+        role = f"operand {i}" if len(operands) > 1 else "operand"
+        role = role if slot == "moved" else f"{slot}'s {role}"
         taken = node.variable(x, role, moved_bits=moved_bits)
-        node.take(x, taken, name)
+        node.take(x, taken, f"{slot} {i}")
         if renames:
             node.network.move(taken, made, renames[i])
     if other is not None:

@@ -10,7 +10,8 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, part_window
-from pallas_gpu.lowering.rules import emits
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives import _operands as ops
@@ -35,6 +36,14 @@ def _operands(ctx: RuleContext, invals: Any) -> tuple[Any, Any]:
     """Returns the operands with constant indices as numbers, and those with values."""
     values = ops.unflatten(ctx.eqn.params["tree"], list(invals))
     return ctx.operands(invals), values
+
+
+@relates(
+    semaphore_signal_p, semaphore_signal_parallel_p, semaphore_wait_p, semaphore_read_p
+)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    """They access GMEM, whose layout is given."""
+    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
 @emits(semaphore_signal_p)

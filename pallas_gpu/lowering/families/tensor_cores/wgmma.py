@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from pallas_gpu import arch, errors, types
 from pallas_gpu.layouts import Layout
@@ -109,12 +108,11 @@ def related_write(node: Node, access: Access, value: Symbol) -> None:
 
 
 def _accumulator(node: Node, aval: Any, role: str) -> Variable:
-    like = Symbol(tuple(aval.shape), np.dtype(aval.dtype), lambda: 0)
-    fixed = _only_layout(node, like, Layout.WGMMA, role)
-    return node.variable(like, role, fixed=fixed)
+    fixed = _only_layout(node, aval, Layout.WGMMA, role)
+    return node.variable(aval, role, fixed=fixed)
 
 
-def _only_layout(node: Node, x: Symbol, layout: Layout, role: str) -> Placement:
+def _only_layout(node: Node, x: Any, layout: Layout, role: str) -> Placement:
     """Returns the only layout that wgmma supports for an operand."""
     try:
         return place_registers(layout, x.shape)
