@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 
-from tests.support.inference_bodies import large_body
+from tests.support.inferred import large_kernel
 
 
 def main() -> None:
     """Prints a row per size. Seconds are CPU time of this process."""
-    large_body(10).infer()  # fills the caches
+    large_kernel(10)()  # fills the caches
     print(f"{'operations':>10} {'seconds':>8} {'entries':>9} {'per op':>7}  exact")
     for count in (500, 1000, 2000, 4000):
-        body = large_body(count)
+        infer = large_kernel(count)
         start = time.process_time()
-        found = body.infer()
+        found = infer().assignment
         seconds = time.process_time() - start
         each = found.entries / count
         print(f"{count:10} {seconds:8.2f} {found.entries:9} {each:7.0f}  {found.exact}")

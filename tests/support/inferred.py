@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler, offline, types
@@ -32,7 +35,19 @@ def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
 X = array()
 
 
-def infer(
+def infer(*args: Any, **options: Any) -> Inferred:
+    """Infers the layouts of a kernel, which has the arguments of `traced`."""
+    return run(traced(*args, **options))
+
+
+def run(build: Build) -> Inferred:
+    """Infers the layouts of a traced kernel."""
+    with warnings.catch_warnings():  # the tests' arrays are read and never written
+        warnings.simplefilter("ignore", plgpu.errors.UndefinedResultWarning)
+        return Inferred(compiler.run(build, until="layouts").layouts)
+
+
+def traced(
     body: Callable[..., None],
     args: Sequence[Any] = (X,),
     out: Any = X,
@@ -40,8 +55,8 @@ def infer(
     target: str = "sm_90a",
     scratch_bytes: int | None = None,
     **options: Any,
-) -> Inferred:
-    """Infers the layouts of a kernel.
+) -> Build:
+    """Traces a kernel.
 
     Args:
       body: of the kernel.
@@ -58,10 +73,7 @@ def infer(
         reduction_scratch_bytes=scratch_bytes,
     )
     params = dataclasses.replace(params, compiler_params=compiler_params)
-    build = Build(params, arch.target(target))
-    with warnings.catch_warnings():  # the tests' arrays are read and never written
-        warnings.simplefilter("ignore", plgpu.errors.UndefinedResultWarning)
-        return Inferred(compiler.run(build, until="layouts").layouts)
+    return Build(params, arch.target(target))
 
 
 class Inferred:
@@ -70,37 +82,41 @@ class Inferred:
     def __init__(self, assignment: inference.Assignment):
         self.assignment = assignment
         self.network = assignment.network
-
-    def nodes(self, words: str) -> list[collect.Node]:
-        """The operations of a name, in order."""
-        return [step.node for step in self._steps() if step.node.words == words]
+        self.steps = [step for step in self.network.steps if not step.is_end]
 
     def layouts(self, words: str) -> list[Placement | None]:
-        """The layouts of all results of all operations of a name."""
+        """The layouts of the arrays that all operations of a name make."""
+        return [
+            layout
+            for step in self.steps
+            if step.node.words == words
+            for layout in self.results(step)
+        ]
+
+    def results(self, step: collect.Step) -> list[Placement | None]:
+        """The layouts of the arrays that an operation makes; None of a deferred one."""
         return [
             None if x.port is None else self.assignment.layout(x.port)
-            for step in self._steps()
-            if step.node.words == words
             for x in step.results
             if isinstance(x, collect.Symbol) and x.shape
         ]
 
     def layout(self, words: str, i: int = 0) -> Placement | None:
-        """The layout of one of them; None if it is deferred."""
+        """One of the layouts of a name."""
         return self.layouts(words)[i]
 
-    def operands(self, words: str, i: int = 0) -> dict[Any, Placement]:
-        """The layouts that an operation takes its operands in, by slot."""
-        node = self.nodes(words)[i]
-        return {
-            slot: self.assignment.layout(port)
-            for (path, op, slot), port in self.network.taken.items()
-            if (path, op) == (node.path, node.op)
-        }
+    def operands(self, step: collect.Step) -> list[Placement]:
+        """The layouts that an operation takes its operands in."""
+        return [
+            self.assignment.layout(port)
+            for (path, op, _), port in self.network.taken.items()
+            if (path, op) == (step.node.path, step.node.op)
+        ]
 
-    def operand(self, words: str, i: int = 0) -> Placement:
-        """The one layout in which an operation takes its operands."""
-        (layout,) = set(self.operands(words, i).values())
+    def operand(self, words: str) -> Placement:
+        """The one layout in which all operations of a name take their operands."""
+        named = [step for step in self.steps if step.node.words == words]
+        (layout,) = {layout for step in named for layout in self.operands(step)}
         return layout
 
     @property
@@ -132,5 +148,35 @@ class Inferred:
             if memory.space in (types.SMEM, types.TMEM)
         ]
 
-    def _steps(self) -> Iterator[collect.Step]:
-        return (step for step in self.network.steps if not step.is_end)
+
+def large_kernel(count: int, seed: int = 0) -> Callable[[], Inferred]:
+    """A kernel of about `count` operations on arrays, whose values live side by side.
+
+    Most are elementwise and have two operands; loads, stores, reductions and broadcasts
+    lie between them, and a product asks for the tensor core's layout.
+
+    Returns:
+      A function that infers its layouts.
+    """
+    rows, reach = array(128, 128), 8  # operands lie at most `reach` values back
+
+    def body(x, o, a, b, acc):
+        rng = random.Random(seed)
+        plgpu.wgmma(acc, a, b)
+        live = [x[...], acc[...]]
+        for _ in range(count):
+            kind = rng.random()
+            if kind < 0.02:
+                live.append(x[...])
+            elif kind < 0.04:
+                o[...] = rng.choice(live[-reach:])
+            elif kind < 0.06:
+                row = jnp.sum(rng.choice(live[-reach:]), axis=1)
+                live.append(lax.broadcast_in_dim(row, rows.shape, (0,)))
+            else:
+                live.append(rng.choice(live[-reach:]) + rng.choice(live[-reach:]))
+        o[...] = live[-1]
+
+    operands = [plgpu.SMEM(shape, jnp.float16) for shape in ((128, 64), (64, 128))]
+    build = traced(body, [rows], rows, *operands, plgpu.ACC(rows.shape))
+    return functools.partial(run, build)

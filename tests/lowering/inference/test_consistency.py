@@ -5,116 +5,107 @@ from __future__ import annotations
 
 import random
 
+import jax.numpy as jnp
 import pytest
-from jaxlib.mlir import ir
+from jax import lax
 
+import pallas_gpu as plgpu
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.registers.placement import place
-from tests.support.inference_bodies import Body, operations
+from pallas_gpu.lowering.inference.collect import Step
+from pallas_gpu.mosaic.elements import table
+from tests.support.inferred import Inferred, array, infer
 
 SCRATCH = 2048
 SHAPE = (128, 64)
+OUT = array(*SHAPE)
 
 
-def check_relayouts(op: ir.Operation, found) -> None:
+def check_relayouts(found: Inferred) -> None:
     """What arrives in another layout than it was made in can be moved."""
-    for i, operand in enumerate(op.operands):
-        made, wanted = found.result(operand), found.operand(op, i)
-        if made is None or wanted is None or made == wanted:
-            continue
-        bits = operand.type.element_type.width
-        assert costs.relayout_cost(made, wanted, bits, SCRATCH) is not None, op
+    for edge in found.network.edges:
+        made, wanted = map(found.assignment.layout, (edge.producer, edge.consumer))
+        if made != wanted:
+            cost = costs.relayout_cost(made, wanted, edge.bits, SCRATCH)
+            assert cost is not None, edge.consumer.variable.name
 
 
-def check_operation(op: ir.Operation, found) -> None:
+def check_operation(step: Step, found: Inferred) -> None:
     """The layouts of operands and result fit each other."""
-    operand = found.operand(op, 0) if len(op.operands) else None
-    result = found.result(op.results[0]) if len(op.results) else None
-    if operand is None:  # a load, a loop, or all of it is deferred
+    op, operands = step.node.op, found.operands(step)
+    if not operands:  # a load, or all of it is deferred
         return
+    operand, result = operands[0], next(iter(found.results(step)), None)
     match op.name:
-        case "vector.multi_reduction" if result is not None:
-            axes = list(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
-            assert result == operand.reduce(axes)
-        case "mosaic_gpu.broadcast_in_dim" if result is not None:
-            dims = list(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+        case "reduce_sum":
+            assert result == operand.reduce(op.params["axes"])
+        case "broadcast_in_dim":
+            dims = op.params["broadcast_dimensions"]
             assert result.broadcast_matches(operand, dims)
-        case "vector.shape_cast":
+        case "transpose":
+            assert result == operand.transpose(op.params["permutation"])
+        case "reshape" | "slice":
             # Where they are not those of the operand's registers, data moves.
-            assert result.shape == tuple(op.results[0].type.shape)
-            assert operand.shape == tuple(op.operands[0].type.shape)
-        case "vector.transpose":
-            order = list(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
-            assert result == operand.transpose(order)
-        case "vector.extract_strided_slice":
-            starts, sizes = (
-                [ir.IntegerAttr(x).value for x in op.attributes[name]]
-                for name in ("offsets", "sizes")
-            )
-            assert result == operand.slice(starts, sizes)
-        case "mosaic_gpu.wgmma":
-            wgmma = place(Layout.WGMMA, op.results[0].type.shape)
-            assert operand == result == wgmma
-        case name if name.startswith("pallas_gpu."):
-            for i in range(len(op.operands)):
-                assert found.operand(op, i) == result
+            assert result.shape == op.results[0].shape
+            assert operand.shape == op.inputs[0].shape
+        case "wgmma":
+            assert operands == [place(Layout.WGMMA, SHAPE)]
+        case name if name in {"scan", "cond", *table.TABLE}:
+            assert {result} == {*operands}
 
 
-def random_body(seed: int) -> Body:
+def random_body(seed: int):
     """Some of every operation, on values of one shape and of its transpose."""
-    rng = random.Random(seed)
-    body = Body()
-    with body.building() as b:
-        gmem, smem = b.gmem(SHAPE), b.smem(SHAPE)
-        left, right = b.smem(SHAPE, "f16"), b.smem((64, 64), "f16")
-        live = [b.load(gmem), b.splat(SHAPE)]
+
+    def body(x_ref, o_ref, smem, left, right, acc):
+        rng = random.Random(seed)
+        live = [x_ref[...], jnp.full(SHAPE, x_ref[0, 0])]
 
         def step() -> None:
             x, y = (rng.choice(live[-6:]) for _ in range(2))
             match rng.choice("ealsrtwpbc"):
                 case "e":
-                    live.append(b.op("exp", x))
+                    live.append(jnp.exp(x))
                 case "a":
-                    live.append(b.op("add", x, y))
+                    live.append(x + y)
                 case "l":
-                    live.append(b.load(rng.choice([gmem, smem])))
+                    live.append(rng.choice([x_ref, smem])[...])
                 case "s":
-                    b.store(x, rng.choice([gmem, smem]))
+                    rng.choice([o_ref, smem])[...] = x
                 case "r":
                     axis = rng.randrange(2)
-                    row = b.reduce(x, [axis])
-                    live.append(b.broadcast(row, SHAPE, [1 - axis]))
+                    row = jnp.sum(x, axis)
+                    live.append(lax.broadcast_in_dim(row, SHAPE, (1 - axis,)))
                 case "t":
-                    live.append(b.reshape(b.transpose(x, [1, 0]), SHAPE))
+                    live.append(x.T.reshape(SHAPE))
                 case "w":
-                    narrow = b.op("convert_element_type", x, element="f16")
-                    live.append(b.barrier(b.wgmma(y, narrow, right)))
-                    b.wgmma(y, left, right)
+                    acc[...] = y
+                    plgpu.wgmma(acc, x.astype(jnp.float16), right)
+                    plgpu.wgmma(acc, left, right)
+                    live.append(acc[...])
                 case "p":
-                    half = b.slice(x, [64, 0], [64, 64])
-                    again = b.broadcast(
-                        b.reshape(half, (1, 64, 64)), (2, 64, 64), [0, 1, 2]
-                    )
-                    live.append(b.reshape(again, SHAPE))
+                    half = lax.slice(x, (64, 0), SHAPE)
+                    again = jnp.broadcast_to(half.reshape(1, 64, 64), (2, 64, 64))
+                    live.append(again.reshape(SHAPE))
                 case "b":
-                    type_ = x.type
-                    live.extend(
-                        b.branch(lambda: [b.op("neg", x)], lambda: [y], [type_])
-                    )
+                    live.append(lax.cond(x_ref[0, 0] > 0, lambda: -x, lambda: y))
                 case "c":
-                    live.extend(b.loop([x], lambda i, v: [b.op("mul", v, y)], trips=3))
+                    live.append(lax.fori_loop(0, 3, lambda _, v: v * y, x))
 
         for _ in range(25):
             step()
-        b.store(live[-1], gmem)
+        o_ref[...] = live[-1]
+
     return body
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_layouts_of_a_random_body_fit_its_operations(seed: int):
-    body = random_body(seed)
-    found = body.infer(SCRATCH)
-    for op in operations(body.block):
-        check_operation(op, found)
-        check_relayouts(op, found)
+    smem = [plgpu.SMEM(SHAPE, jnp.float32)]
+    smem += [plgpu.SMEM(shape, jnp.float16) for shape in (SHAPE, (64, 64))]
+    body, acc = random_body(seed), plgpu.ACC(SHAPE)
+    found = infer(body, [OUT], OUT, *smem, acc, scratch_bytes=SCRATCH)
+    check_relayouts(found)
+    for step in found.steps:
+        check_operation(step, found)

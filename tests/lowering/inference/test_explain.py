@@ -33,6 +33,15 @@ def test_a_part_that_may_start_inside_of_a_tile(i, o, a, b, acc):
     plgpu.wgmma(acc, a.at[plgpu.ds(i[0] * 4, 64)], b)  # HERE
 
 
+WITHOUT_SWIZZLE = plgpu.SMEM(SQUARE, F16, transforms=(plgpu.TilingTransform((8, 8)),))
+PRODUCT = TILE, plgpu.TMEM(SQUARE, jnp.float32), plgpu.Barrier(orders_tensor_core=True)
+
+
+@refused_by(infer, [X], X, WITHOUT_SWIZZLE, *PRODUCT, target="sm_100a")
+def test_transforms_that_the_tensor_core_does_not_read(x, o, a, b, acc, done):
+    plgpu.tcgen05_mma(acc, a, b, done, accumulate=False)  # HERE
+
+
 # --- layout_cast ----------------------------------------------------------------------
 
 

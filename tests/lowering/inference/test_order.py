@@ -5,104 +5,74 @@ from __future__ import annotations
 
 import random
 
+import jax.numpy as jnp
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu.layouts import Layout
-from pallas_gpu.lowering.inference import constraints
-from pallas_gpu.lowering.inference.network import Key, Network
-from tests.support.inference_bodies import Body, large_body
+from tests.support.inferred import SQUARE, X, array, infer, large_kernel
 
-SQUARE = (64, 64)
+COUNT = 8
+F16 = jnp.float16
 
 
-def independent_chains(order: list[int]) -> tuple[Body, dict]:
-    """Chains without common values, emitted in an order; each has its own needs."""
-    body, named = Body(), {}
-    with body.building() as b:
-        buffers = [b.gmem(SQUARE) for _ in range(8)]
-        arrays = [b.smem(SQUARE, "f16") for _ in range(8)]
+def chains(order: list[int]):
+    """The answers for chains without common values, each with its own needs."""
+    arrays = [plgpu.SMEM(SQUARE, F16)] * COUNT
 
-        def chain(i: int) -> None:
-            x = b.load(buffers[i])
-            y = b.op("exp", x)
-            if i % 4 == 1:
-                y = b.cast(y, Layout.WGMMA)
-            if i % 4 == 2:
-                row = b.reduce(y, [i // 4])
-                y = b.op("sub", y, b.broadcast(row, SQUARE, [1 - i // 4]))
-            if i % 4 == 3:
-                narrow = b.op("convert_element_type", y, element="f16")
-                b.wgmma(b.splat(SQUARE), narrow, arrays[i])
-                b.store(narrow, arrays[i - 1])
-            store = b.store(b.op("neg", y), buffers[i])
-            named[i] = (x, y, store)
-
+    def body(*refs):
+        inputs, outputs = refs[:COUNT], refs[COUNT : 2 * COUNT]
+        smem, acc = refs[2 * COUNT : 3 * COUNT], refs[-1]
         for i in order:
-            chain(i)
-    named["arrays"] = arrays
-    return body, named
+            y = jnp.exp(inputs[i][...])
+            if i % 4 == 1:
+                y = plgpu.layout_cast(y, Layout.WGMMA)
+            if i % 4 == 2:
+                y = y - jnp.sum(y, axis=i // 4, keepdims=True)
+            if i % 4 == 3:
+                narrow = y.astype(F16)
+                plgpu.wgmma(acc, narrow, smem[i])
+                smem[i - 1][...] = narrow
+            outputs[i][...] = -y
 
-
-def answers(body: Body, named: dict) -> list:
-    found = body.infer()
-    result = [found.smem(array) for array in named["arrays"]]
-    for i in range(8):
-        x, y, store = named[i]
-        result += [found.result(x), found.result(y), found.operand(store, 0)]
-    return result
+    found = infer(body, [X] * COUNT, [X] * COUNT, *arrays, plgpu.ACC(SQUARE))
+    rows = [found.layouts(words) for words in ("load", "exp", "neg")]
+    ordered = [dict(zip(order, row, strict=True)) for row in rows]
+    return found.storages, ordered
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_order_of_independent_operations_does_not_matter(seed: int):
-    order = list(range(8))
+    order = list(range(COUNT))
     random.Random(seed).shuffle(order)
-    in_order = answers(*independent_chains(list(range(8))))
-    assert answers(*independent_chains(order)) == in_order
-
-
-def test_two_runs_on_one_body_agree():
-    chains = independent_chains(list(range(8)))
-    assert answers(*chains) == answers(*chains)
+    assert chains(order) == chains(list(range(COUNT)))
 
 
 def test_the_work_grows_about_linearly_with_the_kernel():
-    work = [large_body(n).infer().entries for n in (125, 250, 500)]
+    work = [large_kernel(n)().assignment.entries for n in (250, 500, 1000)]
     assert work[1] < 3 * work[0]
     assert work[2] < 3 * work[1]
 
 
+def keys(body, *args) -> list[int]:
+    """The keys of the operations that make arrays."""
+    return [v.key for v in infer(body, *args).network.variables]
+
+
 def test_keys_of_values_do_not_depend_on_what_stands_before_them():
-    plain, before = Body(), Body()
-    with plain.building() as b:
-        b.op("exp", b.load(b.gmem(SQUARE)))
-    with before.building() as b:
-        buffer = b.gmem(SQUARE)
-        b.iota((8, 8), 0)
-        b.op("exp", b.load(buffer))
-    keys = [
-        [v.key for v in constraints.collect(body.block).variables]
-        for body in (plain, before)
-    ]
-    assert keys[0] == keys[1]
+    def plain(x, o):
+        o[...] = jnp.exp(x[...])
+
+    def behind_another(x, o):
+        o[0, :] = jnp.arange(64, dtype=jnp.float32)
+        plain(x, o)
+
+    assert keys(behind_another)[-3:] == keys(plain)
 
 
 def test_loads_of_different_arrays_have_different_keys():
-    body = Body()
-    with body.building() as b:
-        for _ in range(2):
-            b.load(b.gmem(SQUARE))
-    first, second = constraints.collect(body.block).variables
-    assert first.key != second.key
+    def body(x, y, o):
+        o[...] = x[...] + y[...]
 
-
-def test_a_key_is_computed_when_a_rule_needs_it():
-    body = Body()
-    with body.building() as b:
-        x = b.load(b.gmem(SQUARE))
-    network = Network()
-    computed = []
-    network.key_of = computed.append
-    key = Key(network, x.owner.operation)
-    assert not computed
-    assert str(key) == str(key) == "None"
-    assert computed == [x.owner.operation]
+    first, second, *_ = keys(body, [array(), array()])
+    assert first != second
