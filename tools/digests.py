@@ -2,7 +2,8 @@
 """Digests of the modules that tests lower: whether a refactoring changes emitted code.
 
 As a plugin of pytest it records a hash of every module that the compiler completes;
-modules with equal hashes have equal PTX, but for the order of constants. As a program it compares two records:
+modules with equal hashes have equal PTX, but for the order of constants. As a program
+it compares two records:
 
     python -m pytest -q -p tools.digests --digests=/tmp/before tests/ops tests/examples
     python -m tools.digests /tmp/before /tmp/after
