@@ -233,6 +233,22 @@ axes=(2, 1), multiples=(2, 8, 0))
         axes = tuple([self.axes[p] for p in permutation])
         return Window(self.array_shape, self.starts, self.sizes, axes, self.multiples)
 
+    def behind(self, starts: Sequence[Any], sizes: Sequence[int]) -> Window:
+        """Returns the window in an array with more axes in front, which are indexed.
+
+        Args:
+          starts: the index on each axis in front; nothing is known of it.
+          sizes: their sizes.
+        """
+        count = len(sizes)
+        return Window(
+            (*sizes, *self.array_shape),
+            (*starts, *self.starts),
+            (*(1,) * count, *self.sizes),
+            tuple([axis + count for axis in self.axes]),
+            (*(1,) * count, *self.multiples),
+        )
+
     def reinterpreted(self, shape: Sequence[int]) -> Window:
         """Returns all of the window as an array of another shape, in the same bytes.
 

@@ -12,23 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import reuse
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.chooser import Chooser
 from pallas_gpu.lowering.machine import State
-from pallas_gpu.mosaic import cluster, elementwise, gmem, mbarrier, smem
+from pallas_gpu.lowering.references import Reference, index_value
+from pallas_gpu.mosaic import cluster, gmem, mbarrier, smem
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import tmem
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores_to
 from pallas_gpu.primitives.cluster import async_store_smem_p
@@ -37,9 +35,7 @@ from pallas_gpu.primitives.grids.scheduling import publish_p
 from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
 from pallas_gpu.primitives.rows import gather_rows_p
 from pallas_gpu.program.build import opened
-from pallas_gpu.program.nodes import Constant, Op, Operand, Region, Value
-
-I32 = np.dtype(np.int32)
+from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
 
 
 @dataclasses.dataclass
@@ -292,117 +288,44 @@ class RuleContext:
         if automatic:
             mbarrier.synchronize()
 
-    def part(self, operand: ops.RefOperand) -> Any:
-        """Returns the view of the part of a reference that an operand names."""
-        return self.view(operand.ref, operand.transforms)
-
-    def view(self, handle: Any, transforms: Any) -> Any:
+    def view(self, ref: Reference) -> Any:
         """Returns the view of a part of an array in memory."""
-        if isinstance(handle, vals.TmemHandle):
-            return tmem.TmemView(
-                self.kernel.tmem,
-                handle.first_column,
-                handle.layout,
-                handle.dtype,
-                tmem_window(handle, transforms),
-            )
-        window = part_window(handle, transforms)
-        dtype = part_dtype(handle, transforms)
-        if isinstance(handle, vals.SmemHandle):
-            bits = dtypes.stored_bits(dtype)
-            layout = handle.layout.reinterpreted(window.array_shape, bits)
-            return smem.SmemView(handle.pointer, layout, dtype, window, handle.internal)
-        if isinstance(handle, vals.GmemHandle):
-            pointer = self.builder.buffers[handle.buffer_index]
-            return gmem.GmemView(pointer, handle.buffer_index, dtype, window)
+        handle = ref.handle
+        match handle:
+            case vals.TmemHandle():
+                allocation, first = self.kernel.tmem, handle.first_column
+                return tmem.TmemView(
+                    allocation, first, handle.layout, handle.dtype, ref.in_tmem()
+                )
+            case vals.SmemHandle():
+                window, bits = ref.in_memory(), dtypes.stored_bits(ref.dtype)
+                layout = handle.layout.reinterpreted(window.array_shape, bits)
+                return smem.SmemView(
+                    handle.pointer, layout, ref.dtype, window, handle.internal
+                )
+            case vals.GmemHandle():
+                index = handle.buffer_index
+                pointer = self.builder.buffers[index]
+                return gmem.GmemView(pointer, index, ref.dtype, ref.in_memory())
         raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
-    def operands(self, invals: Sequence[Any]) -> Any:
-        """Returns the operand pytree of a primitive of ours."""
-        return ops.unflatten(self.eqn.params["tree"], list(map(index_value, invals)))
+    def operands(self, invals: Sequence[Any], *, numbers: bool = True) -> Any:
+        """Returns the operands by name; parts of references are `Reference`s.
 
+        Args:
+          numbers: whether constants are Python numbers, as indices are.
+        """
+        env: dict[Any, Any] = dict(zip(self.op.inputs, invals, strict=True))
 
-def index_value(value: Any) -> Any:
-    """Returns a constant index as a Python number, so that it is static in views."""
-    if vals.is_scalar(value) and dtypes.is_constant(value.value):
-        attribute = value.value.owner.attributes["value"]
-        if isinstance(attribute, ir.IntegerAttr):
-            # An attribute holds the bits regardless of the sign.
-            number = np.array(attribute.value).astype(value.dtype)
-            return number.item()
-    return value
+        def of(x: Any) -> Any:
+            if isinstance(x, Access):
+                return Reference.of(x, env.__getitem__)
+            return index_value(env[x]) if numbers else env[x]
 
-
-def i32(value: Any) -> ir.Value | int:
-    """Returns an index as an i32 value, or as a Python number."""
-    if isinstance(value, int | np.integer):
-        return int(value)
-    if isinstance(value, regs.Splat):
-        return vals.scalar_value(elementwise.astype(value, I32))
-    return value
-
-
-def add_indices(a: Any, b: Any) -> ir.Value | int:
-    """Adds two indices, numbers or values."""
-    builder = mosaic_module.current()
-    a, b = i32(a), i32(b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if a == 0 or b == 0:
-        return b if a == 0 else a
-    left = builder.i32(a) if isinstance(a, int) else a
-    right = builder.i32(b) if isinstance(b, int) else b
-    return arith.addi(left, right)
-
-
-def starts(window: Window) -> tuple[Any, ...]:
-    """Returns the starts of a window as i32 values and Python numbers."""
-    return tuple(
-        i32(s.total(add_indices)) if isinstance(s, Sum) else s for s in window.starts
-    )
-
-
-def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
-    """Returns the window of a part of a reference, in the handle's array.
-
-    Dynamic starts are i32 values; their known multiples are derived from the code that
-    computes them.
-    """
-    window = types.resolve(handle.window, transforms)
-    origin = starts(window)
-    return window.at(origin, [scalars.divisor(start) for start in origin])
-
-
-def part_dtype(handle: vals.MemoryHandle, transforms: Any) -> np.dtype:
-    """Returns the type of the elements of a part of a reference."""
-    step = types.reinterpreted(transforms)
-    if step is None or step.dtype is None:
-        return handle.dtype
-    return dtypes.memory_dtype(step.dtype)
-
-
-def tmem_window(handle: vals.TmemHandle, transforms: Any) -> Window:
-    """Returns the window of a part of a reference in TMEM, in its rows and columns.
-
-    The dimensions before the last two are spread over the columns.
-    """
-    window = types.resolve(handle.ref_shape, transforms)
-    *lead, row, column = starts(window)
-    *sizes, rows, columns = handle.ref_shape
-    index: Any = 0
-    for start, size in zip(lead, sizes, strict=True):
-        index = add_indices(_scaled(index, size), start)
-    first = add_indices(_scaled(index, columns), column)
-    whole = Window.whole((rows, math.prod(sizes) * columns))
-    return whole.slice(
-        (row, first), window.sizes[-2:], (0, scalars.divisor(first)), add=add_indices
-    )
-
-
-def _scaled(index: Any, factor: int) -> Any:
-    if isinstance(index, int):
-        return index * factor
-    return arith.muli(index, mosaic_module.current().i32(factor))
+        is_operand = Access | Value | Constant
+        return jax.tree.map(
+            of, self.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
+        )
 
 
 # --- the operation loop ---------------------------------------------------------------
@@ -526,11 +449,6 @@ def emit_axes(kernel: KernelState) -> None:
 def total_blocks(params: CallParams) -> int:
     """Returns the number of blocks of a launch, batch axes included."""
     return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
-
-
-def unflatten_transforms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the steps of JAX's get and swap with static indices as numbers."""
-    return jax.tree.unflatten(tree, list(map(index_value, leaves)))
 
 
 def _barriers(site: walk.Site) -> Iterator[Any]:

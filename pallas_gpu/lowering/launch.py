@@ -21,6 +21,7 @@ from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
+from pallas_gpu.lowering.references import I32
 from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.mosaic.program import passes
@@ -276,7 +277,7 @@ def _prologue(kernel: KernelState) -> None:
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
         for key in barrier.parity_keys(slot):
-            kernel.state[key] = vals.constant(parities, ctx_lib.I32)
+            kernel.state[key] = vals.constant(parities, I32)
         for i in range(barrier.size * copies):
             offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(

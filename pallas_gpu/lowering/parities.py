@@ -7,7 +7,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import I32, KernelState
+from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.references import I32
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.types.barrier import PARITIES_PER_WORD
 

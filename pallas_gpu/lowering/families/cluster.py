@@ -18,7 +18,7 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import indexed
-from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster
@@ -29,8 +29,7 @@ _ATOMIC, _SEM = "atomic", "sem"
 
 def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
     barrier = ctx.operands(invals)["barrier"]
-    index = barrier_index(barrier.ref, barrier.transforms)
-    return barrier_pointer(ctx, barrier.ref, index)
+    return barrier_pointer(ctx, barrier)
 
 
 def _word_layout(

@@ -73,7 +73,7 @@ def _layout(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _known_layout(ctx: RuleContext, invals: Any) -> str:
     """The layout of a value or a reference, as text."""
     x = ctx.operands(invals)["x"]
-    handle = getattr(x, "ref", x)
+    handle = getattr(x, "handle", x)
     match handle:
         case vals.AccumulatorHandle():
             return "Layout.WGMMA (an accumulator)"

@@ -18,15 +18,15 @@ from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering import agreement
-from pallas_gpu.lowering.context import RuleContext, i32
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Variable
+from pallas_gpu.lowering.references import i32
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster, indexed
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.registers import default_placement, spread_layout
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 
 # --- what an equation accesses --------------------------------------------------------
@@ -64,11 +64,9 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
       extra: names of the family's operands.
     """
     params = ctx.eqn.params
-    window = ctx.operands(invals)[ref]
-    # Indices are values here, also constant ones, which are numbers in windows.
-    operands = ops.unflatten(params["tree"], list(invals))
+    operands = ctx.operands(invals, numbers=False)
     return Access(
-        window,
+        operands[ref],
         tuple(operands["indices"]),
         operands["mask"],
         tuple(operands[name] for name in extra),
@@ -104,7 +102,7 @@ def _rank_of(
 def elements_of(ctx: RuleContext, found: Access) -> indexed.Elements:
     """Returns the elements of an access."""
     return indexed.Elements(
-        ctx.part(found.ref),
+        ctx.view(found.ref),
         found.view_shape,
         found.dtype,
         found.indices,

@@ -14,9 +14,10 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import types
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, add_indices, starts
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits
-from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module, tma
+from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, tma
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive_p,
@@ -26,27 +27,9 @@ from pallas_gpu.primitives.mbarrier import (
 )
 
 
-def barrier_index(handle: vals.BarrierHandle, transforms: Any) -> int | ir.Value:
-    """Returns the row-major index of one barrier of a declaration."""
-    window = types.resolve(handle.ref_shape, transforms)
-    index: Any = 0
-    for start, size in zip(starts(window), handle.ref_shape, strict=True):
-        if isinstance(index, int) and isinstance(start, int):
-            index = index * size + start
-            continue
-        scaled = index * size if isinstance(index, int) else _scaled(index, size)
-        index = start if scaled == 0 else add_indices(scaled, start)
-    return index
-
-
-def _scaled(value: ir.Value, factor: int) -> ir.Value:
-    return arith.muli(value, module.current().i32(factor))
-
-
-def barrier_pointer(
-    ctx: RuleContext, handle: vals.BarrierHandle, index: int | ir.Value
-) -> ir.Value:
+def barrier_pointer(ctx: RuleContext, barrier: Reference) -> ir.Value:
     """Returns the address of one barrier."""
+    handle, index = barrier.handle, barrier.element()
     base, distance = handle.offset_bytes, handle.distance
     if isinstance(index, int):
         start = base + types.BARRIER_BYTES * index
@@ -60,16 +43,15 @@ def barrier_pointer(
 def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     barrier, predicate = operands["barrier"], operands["predicate"]
-    index = barrier_index(barrier.ref, barrier.transforms)
-    pointer = barrier_pointer(ctx, barrier.ref, index)
+    pointer = barrier_pointer(ctx, barrier)
     with predicated(predicate_value(predicate)):
         orders = ctx.eqn.params["orders_tensor_core"]
         count = ctx.eqn.params["num_arrivals"]
-        if isinstance(barrier.ref.barrier, types.ClusterBarrier):
+        if isinstance(barrier.handle.barrier, types.ClusterBarrier):
             cluster.arrive(
                 pointer,
-                *_reached(ctx, barrier.ref.barrier),
-                memory_scope=_arrival_scope(ctx, barrier.ref.barrier),
+                *_reached(ctx, barrier.handle.barrier),
+                memory_scope=_arrival_scope(ctx, barrier.handle.barrier),
                 orders_tensor_core=orders,
                 count=count,
             )
@@ -82,8 +64,7 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     barrier = operands["barrier"]
-    index = barrier_index(barrier.ref, barrier.transforms)
-    pointer = barrier_pointer(ctx, barrier.ref, index)
+    pointer = barrier_pointer(ctx, barrier)
     with predicated(predicate_value(operands["predicate"])):
         mbarrier.expect_tx(pointer, ctx.eqn.params["num_bytes"])
     return []
@@ -174,9 +155,9 @@ class _Waited:
     @classmethod
     def of(cls, ctx: RuleContext, invals: Sequence[Any]) -> _Waited:
         barrier = ctx.operands(invals)["barrier"]
-        handle: vals.BarrierHandle = barrier.ref
-        index = barrier_index(handle, barrier.transforms)
-        pointer = barrier_pointer(ctx, handle, index)
+        handle: vals.BarrierHandle = barrier.handle
+        index = barrier.element()
+        pointer = barrier_pointer(ctx, barrier)
         scope = ctx.eqn.params.get("memory_scope")
         others = isinstance(handle.barrier, types.ClusterBarrier)
         if scope is None and (others or ctx.place in ctx.kernel.waits_for_stores):

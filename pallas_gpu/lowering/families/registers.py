@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,16 +13,16 @@ from pallas_gpu import _jax, types
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import accesses
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes, tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
 from pallas_gpu.lowering.inference.network import Use, Variable
+from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import scalars, table
 from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.registers import (
     layout_cast_p,
     load_p,
@@ -38,26 +37,21 @@ from pallas_gpu.program.nodes import Access
 
 @emits(load_p)
 def _load(ctx: RuleContext, *invals: Any) -> Any:
-    src = ctx.operands(invals)["src"]
-    layout, optimized = (ctx.eqn.params[name] for name in ("layout", "optimized"))
-    return _read_memory(ctx, src.ref, src.transforms, layout, optimized)
+    params, src = ctx.op.params, ctx.operands(invals)["src"]
+    return _read_memory(ctx, src, params["layout"], params["optimized"])
 
 
 def _read_memory(
-    ctx: RuleContext,
-    handle: Any,
-    transforms: Any,
-    layout: Any = None,
-    optimized: bool | None = None,
+    ctx: RuleContext, ref: Reference, layout: Any = None, optimized: bool | None = None
 ) -> Any:
     """Loads a part of a reference, in a layout if one is specified.
 
     Bank conflicts are an error if `optimized`; None avoids them where possible.
     """
-    view = ctx.view(handle, transforms)
+    view = ctx.view(ref)
     if tuple(view.shape) == ():
-        return elementwise.scalar(accesses.load_scalar(view), handle.dtype)
-    placement = ctx.kernel.layouts.loaded(ctx, handle, view, layout)
+        return elementwise.scalar(accesses.load_scalar(view), ref.handle.dtype)
+    placement = ctx.kernel.layouts.loaded(ctx, ref.handle, view, layout)
     array = accesses.load(view, placement, optimized, lambda: ctx.op.where)
     return array if layout is None else ctx.operand(array, "cast")
 
@@ -67,26 +61,22 @@ def _read_memory(
 
 @emits(store_p)
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
-    dst = ctx.operands(invals)["dst"]
-    value = ops.unflatten(ctx.eqn.params["tree"], list(invals))["value"]
-    _write_memory(ctx, dst.ref, dst.transforms, value, ctx.eqn.params["optimized"])
+    operands = ctx.operands(invals, numbers=False)
+    optimized = ctx.op.params["optimized"]
+    _write_memory(ctx, operands["dst"], operands["value"], optimized)
     return []
 
 
 def _write_memory(
-    ctx: RuleContext,
-    handle: Any,
-    transforms: Any,
-    value: Any,
-    optimized: bool | None = None,
+    ctx: RuleContext, ref: Reference, value: Any, optimized: bool | None = None
 ) -> None:
     """Stores to a part of a reference, ordered with the warpgroup's accesses."""
-    view = ctx.view(handle, transforms)
+    view = ctx.view(ref)
     with ctx.in_order():
         if tuple(view.shape) == ():
             accesses.store_scalar(view, vals.scalar_value(value))
             return
-        array = ctx.kernel.layouts.stored(ctx, handle, view, value)
+        array = ctx.kernel.layouts.stored(ctx, ref.handle, view, value)
         accesses.store(view, array, lambda: ctx.op.where, optimized)
 
 
@@ -210,48 +200,49 @@ def _relate_layout_cast(node: Node, x: Symbol) -> Symbol:
 
 
 @emits(_jax.get_p)
-def _get(ctx: RuleContext, handle: Any, *leaves: Any) -> Any:
-    return _read(ctx, handle, _transforms(ctx, leaves), None)
+def _get(ctx: RuleContext, *invals: Any) -> Any:
+    return _read(ctx, ctx.operands(invals)["ref"], None)
 
 
 @emits(_jax.swap_p)
-def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
-    transforms = _transforms(ctx, leaves)
-    old = _read(ctx, handle, transforms, value) if ctx.result_is_read else None
-    _write(ctx, handle, transforms, value)
+def _swap(ctx: RuleContext, *invals: Any) -> Any:
+    operands = ctx.operands(invals, numbers=False)
+    ref, value = operands["ref"], operands["value"]
+    old = _read(ctx, ref, value) if ctx.result_is_read else None
+    _write(ctx, ref, value)
     return old
 
 
 @emits(_jax.addupdate_p)
-def _addupdate(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> list[Any]:
-    transforms = _transforms(ctx, leaves)
-    old = _read(ctx, handle, transforms, value)
+def _addupdate(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals, numbers=False)
+    ref, value = operands["ref"], operands["value"]
+    old = _read(ctx, ref, value)
     alike = ctx.kernel.layouts.alike(ctx, [old, value], ["old", "added"])
-    _write(ctx, handle, transforms, elementwise.apply("add", *alike))
+    _write(ctx, ref, elementwise.apply("add", *alike))
     return []
 
 
-def _transforms(ctx: RuleContext, leaves: Sequence[Any]) -> tuple[Any, ...]:
-    return unflatten_transforms(ctx.eqn.params["tree"], leaves)
-
-
-def _read(ctx: RuleContext, handle: Any, transforms: Any, other: Any) -> Any:
-    if isinstance(handle, vals.AccumulatorHandle):
-        return wgmma.read_accumulator(ctx, handle, transforms, 0)
-    if isinstance(handle, vals.TmemHandle):
-        return tmem.read(ctx, handle, transforms)
+def _read(ctx: RuleContext, ref: Reference, other: Any) -> Any:
+    """Loads a part, to combine it with another value if there is one."""
+    match ref.handle:
+        case vals.AccumulatorHandle():
+            return wgmma.read_accumulator(ctx, ref, 0)
+        case vals.TmemHandle():
+            return tmem.read(ctx, ref)
     # Where the author chooses, what is combined with a value has its layout.
     layout = None if ctx.kernel.layouts.infers else getattr(other, "layout", None)
-    return _read_memory(ctx, handle, transforms, layout)
+    return _read_memory(ctx, ref, layout)
 
 
-def _write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
-    if isinstance(handle, vals.AccumulatorHandle):
-        wgmma.write_accumulator(ctx, handle, value)
-    elif isinstance(handle, vals.TmemHandle):
-        tmem.write(ctx, handle, transforms, value)
-    else:
-        _write_memory(ctx, handle, transforms, value)
+def _write(ctx: RuleContext, ref: Reference, value: Any) -> None:
+    match ref.handle:
+        case vals.AccumulatorHandle():
+            wgmma.write_accumulator(ctx, ref.handle, value)
+        case vals.TmemHandle():
+            tmem.write(ctx, ref, value)
+        case _:
+            _write_memory(ctx, ref, value)
 
 
 # --- layout casts ---------------------------------------------------------------------

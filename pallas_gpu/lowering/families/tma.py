@@ -11,7 +11,6 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import (
-    barrier_index,
     barrier_pointer,
     cluster_group,
     predicate_value,
@@ -31,13 +30,12 @@ from pallas_gpu.types import CopyPartition, OOBFillMode
 def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
-    index = barrier_index(barrier.ref, barrier.transforms)
     axes = ctx.eqn.params["collective_axes"]
     tma.copy_gmem_to_smem(
         ctx.builder,
-        ctx.part(src),
-        ctx.part(dst),
-        barrier_pointer(ctx, barrier.ref, index),
+        ctx.view(src),
+        ctx.view(dst),
+        barrier_pointer(ctx, barrier),
         **_shared_by(
             cluster_group(ctx, axes) if axes else None, ctx.eqn.params["leader_tracked"]
         ),
@@ -64,8 +62,8 @@ def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(operands["predicate"])):
         tma.copy_smem_to_gmem(
             ctx.builder,
-            ctx.part(src),
-            ctx.part(dst),
+            ctx.view(src),
+            ctx.view(dst),
             reduction=ctx.eqn.params["reduction_op"],
             commit=False,
             cache_hint=ctx.eqn.params["cache_hint"],

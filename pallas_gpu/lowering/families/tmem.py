@@ -23,6 +23,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
 from pallas_gpu.lowering.inference.network import Use, Variable
+from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -43,7 +44,7 @@ def new_array(ctx: RuleContext, aval: Any, first_column: int) -> vals.TmemHandle
 
 @emits(primitives.async_load_tmem_p)
 def _load(ctx: RuleContext, *invals: Any) -> Any:
-    view, layout = ctx.part(ctx.operands(invals)["src"]), ctx.eqn.params["layout"]
+    view, layout = ctx.view(ctx.operands(invals)["src"]), ctx.eqn.params["layout"]
     loaded = _load_view(view, layout, ctx.target("loaded"))
     return ctx.operand(loaded)
 
@@ -59,26 +60,23 @@ def _load_view(
     return tmem.load(view, next(register_layouts(view.layout, view.shape, bits)))
 
 
-def read(ctx: RuleContext, handle: vals.TmemHandle, transforms: Any) -> Any:
+def read(ctx: RuleContext, ref: Reference) -> Any:
     """Loads a part of an array, and waits: an index expression."""
-    part = ctx.view(handle, transforms)
-    value = _load_view(part, None, ctx.target("loaded"))
+    value = _load_view(ctx.view(ref), None, ctx.target("loaded"))
     tmem.wait_loads()
     return value
 
 
-def write(
-    ctx: RuleContext, handle: vals.TmemHandle, transforms: Any, value: Any
-) -> None:
+def write(ctx: RuleContext, ref: Reference, value: Any) -> None:
     """Stores to a part of an array, and waits: an index expression."""
-    _store(ctx, ctx.view(handle, transforms), value)
+    _store(ctx, ctx.view(ref), value)
     tmem.wait_stores()
 
 
 @emits(primitives.async_store_tmem_p)
 def _store_rule(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    _store(ctx, ctx.part(operands["ref"]), operands["value"])
+    _store(ctx, ctx.view(operands["ref"]), operands["value"])
     return []
 
 

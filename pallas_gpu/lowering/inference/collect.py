@@ -158,16 +158,9 @@ class Node:
             start if isinstance(start, int) else self._multiple(start)
             for start in window.starts
         ]
-        n = memory.batch
-        lead = memory.shape[:n]
-        window = Window(
-            lead + window.array_shape,
-            (None,) * n + window.starts,
-            (1,) * n + window.sizes,
-            tuple(axis + n for axis in window.axes),
-            (1,) * n + tuple(map(abs, multiples)),
-        )
-        return Part(memory, bits, window)
+        window = window.at(window.starts, list(map(abs, multiples)))
+        lead = memory.shape[: memory.batch]
+        return Part(memory, bits, window.behind((None,) * len(lead), lead))
 
     def _tmem_window(self, memory: Memory, window: Window) -> Window:
         """The window of rows and columns, over which other dimensions are spread."""

@@ -11,7 +11,6 @@ from pallas_gpu import _jax
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import (
-    barrier_index,
     barrier_pointer,
     predicate_value,
 )
@@ -29,17 +28,16 @@ def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
     """Returns the address of the barrier operand; None if there is none."""
     if barrier is None:
         return None
-    index = barrier_index(barrier.ref, barrier.transforms)
-    return barrier_pointer(ctx, barrier.ref, index)
+    return barrier_pointer(ctx, barrier)
 
 
 @emits(primitives.cp_async_p)
 def _load(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    source = ctx.part(operands["src"])
+    source = ctx.view(operands["src"])
     plan = cp_async.copy_gmem_to_smem(
         source,
-        ctx.part(operands["dst"]),
+        ctx.view(operands["dst"]),
         barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
     )
@@ -50,9 +48,9 @@ def _load(ctx: RuleContext, *invals: Any) -> list[Any]:
 @emits(primitives.store_by_threads_p)
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    target = ctx.part(operands["dst"])
+    target = ctx.view(operands["dst"])
     plan = cp_async.copy_smem_to_gmem(
-        ctx.part(operands["src"]), target, predicate_value(operands["predicate"])
+        ctx.view(operands["src"]), target, predicate_value(operands["predicate"])
     )
     slow.copied_by_threads(plan, target, lambda: _jax.where(ctx.eqn))
     _close_group(ctx)

@@ -7,10 +7,11 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.lowering.context import RuleContext, i32
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.references import i32
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
@@ -30,8 +31,8 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
     assert pointer is not None
     im2col.load(
         ctx.eqn.params["windows"],
-        ctx.part(operands["src"]),
-        ctx.part(operands["dst"]),
+        ctx.view(operands["src"]),
+        ctx.view(operands["dst"]),
         pointer,
         _scalars(ctx, operands["start"]),
         _scalars(ctx, operands["offsets"]),

@@ -18,7 +18,7 @@ def _async_prefetch(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands, axes = ctx.operands(invals), ctx.eqn.params["collective_axes"]
     prefetch(
         ctx.builder,
-        ctx.part(operands["ref"]),
+        ctx.view(operands["ref"]),
         shared_by=cluster_group(ctx, axes) if axes else None,
         predicate=predicate_value(operands["predicate"]),
     )

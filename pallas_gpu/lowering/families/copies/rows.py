@@ -12,23 +12,20 @@ from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import rows
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import rows as primitives
 
 
 def _indices(ctx: RuleContext, invals: Any) -> Any:
-    # Here they are an array; `ctx.operands` makes numbers of constants.
-    rows_ = ops.unflatten(ctx.eqn.params["tree"], list(invals))["rows"]
-    return ctx.operand(rows_, "rows")
+    return ctx.operand(ctx.operands(invals)["rows"], "rows")
 
 
 @emits(primitives.gather_rows_p)
 def _gather(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     rows.gather(
-        ctx.part(operands["src"]),
+        ctx.view(operands["src"]),
         _indices(ctx, invals),
-        ctx.part(operands["dst"]),
+        ctx.view(operands["dst"]),
         cp_async.barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
     )
@@ -39,8 +36,8 @@ def _gather(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _scatter(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     rows.scatter(
-        ctx.part(operands["src"]),
-        ctx.part(operands["dst"]),
+        ctx.view(operands["src"]),
+        ctx.view(operands["dst"]),
         _indices(ctx, invals),
         predicate_value(operands["predicate"]),
     )

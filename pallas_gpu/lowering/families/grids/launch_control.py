@@ -10,9 +10,10 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.lowering.context import I32, RuleContext
-from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
@@ -51,13 +52,12 @@ def _conditions(ctx: RuleContext) -> tuple[ir.Value, ir.Value]:
 
 def _request_operands(ctx: RuleContext, invals: Any) -> tuple[ir.Value, ...]:
     barrier = ctx.operands(invals)["barrier"]
-    index = barrier_index(barrier.ref, barrier.transforms)
-    return barrier_pointer(ctx, barrier.ref, index), *_conditions(ctx)
+    return barrier_pointer(ctx, barrier), *_conditions(ctx)
 
 
 @emits(try_cluster_cancel_p)
 def _request(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
+    answer = slice_pointer(ctx.view(ctx.operands(invals)["result"]))
     barrier, arms, asks = _request_operands(ctx, invals)
     launch_control.request(
         answer, barrier, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
@@ -82,7 +82,7 @@ def _relate_decode(node: Node, *_: Any) -> list[Any]:
 
 @emits(query_cluster_cancel_p)
 def _decode(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
+    answer = slice_pointer(ctx.view(ctx.operands(invals)["result"]))
     return _decoded(ctx, *launch_control.decode(answer))
 
 

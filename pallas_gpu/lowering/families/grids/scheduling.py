@@ -11,13 +11,13 @@ from jaxlib.mlir import ir
 from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
-from pallas_gpu.lowering.context import I32, RuleContext
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import (
-    barrier_index,
     barrier_pointer,
     predicate_value,
 )
 from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
@@ -38,7 +38,7 @@ def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
 @emits(publish_p)
 def _publish(ctx: RuleContext, *invals: Any) -> list[Any]:
     position, barrier, predicate = _values(ctx, invals)
-    dst = ctx.part(ctx.operands(invals)["dst"])
+    dst = ctx.view(ctx.operands(invals)["dst"])
     scheduling.publish(position, dst, barrier, predicate)
     return []
 
@@ -48,10 +48,9 @@ def _values(
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     operands = ctx.operands(invals)
     barrier = operands["barrier"]
-    index = barrier_index(barrier.ref, barrier.transforms)
     return (
         vals.scalar_value(operands["position"]),
-        barrier_pointer(ctx, barrier.ref, index),
+        barrier_pointer(ctx, barrier),
         predicate_value(operands["predicate"]),
     )
 

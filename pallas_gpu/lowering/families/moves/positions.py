@@ -18,7 +18,6 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import table
 from pallas_gpu.mosaic.moves import gather, image, relayout, scatter
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 
@@ -28,7 +27,7 @@ _DTYPE, _KIND, _UNIQUE = "dtype", "kind", "unique"
 
 def _operands(ctx: RuleContext, invals: Sequence[Any]) -> dict[str, Any]:
     """The operands by name; constants are values too."""
-    return ops.unflatten(ctx.eqn.params["tree"], list(invals))
+    return ctx.operands(invals, numbers=False)
 
 
 # --- gathers --------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, index_value
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.moves.rearrange import (
     in_registers,
     moved,
@@ -25,6 +25,7 @@ from pallas_gpu.lowering.families.moves.rearrange import (
 )
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
+from pallas_gpu.lowering.references import index_value
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs

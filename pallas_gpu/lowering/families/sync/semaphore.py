@@ -9,12 +9,12 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import I32, RuleContext, part_window
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.references import I32, Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.sync.semaphore import (
     semaphore_read_p,
     semaphore_signal_p,
@@ -23,19 +23,8 @@ from pallas_gpu.primitives.sync.semaphore import (
 )
 
 
-def _pointer(ctx: RuleContext, operand: Any) -> ir.Value:
-    handle = operand.ref
-    window = part_window(handle, operand.transforms)
-    pointer = ctx.builder.buffers[handle.buffer_index]
-    return gmem.slice_pointer(
-        gmem.GmemView(pointer, handle.buffer_index, handle.dtype, window)
-    )
-
-
-def _operands(ctx: RuleContext, invals: Any) -> tuple[Any, Any]:
-    """Returns the operands with constant indices as numbers, and those with values."""
-    values = ops.unflatten(ctx.eqn.params["tree"], list(invals))
-    return ctx.operands(invals), values
+def _pointer(ctx: RuleContext, ref: Reference) -> ir.Value:
+    return gmem.slice_pointer(ctx.view(ref))
 
 
 @relates(
@@ -48,9 +37,9 @@ def _relate(node: Node, *_: Any) -> list[Any]:
 
 @emits(semaphore_signal_p)
 def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
-    indexed, values = _operands(ctx, invals)
-    pointer = _pointer(ctx, indexed["semaphore"])
-    inc = vals.scalar_value(values["inc"])
+    operands = ctx.operands(invals, numbers=False)
+    pointer = _pointer(ctx, operands["semaphore"])
+    inc = vals.scalar_value(operands["inc"])
     semaphore.signal(pointer, inc, ctx.eqn.params["memory_scope"])
     return []
 
@@ -58,8 +47,8 @@ def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
 @emits(semaphore_signal_parallel_p)
 def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
     signals = [
-        (_pointer(ctx, indexed["semaphore"]), vals.scalar_value(values["inc"]))
-        for indexed, values in zip(*_operands(ctx, invals), strict=True)
+        (_pointer(ctx, operands["semaphore"]), vals.scalar_value(operands["inc"]))
+        for operands in ctx.operands(invals, numbers=False)
     ]
     semaphore.signal_parallel(signals)
     return []
@@ -67,10 +56,10 @@ def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @emits(semaphore_wait_p)
 def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
-    indexed, values = _operands(ctx, invals)
+    operands = ctx.operands(invals, numbers=False)
     semaphore.wait(
-        _pointer(ctx, indexed["semaphore"]),
-        vals.scalar_value(values["value"]),
+        _pointer(ctx, operands["semaphore"]),
+        vals.scalar_value(operands["value"]),
         ctx.eqn.params["memory_scope"],
         decrement=ctx.eqn.params["decrement"],
     )

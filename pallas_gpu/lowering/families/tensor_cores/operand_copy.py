@@ -18,8 +18,8 @@ from pallas_gpu.primitives.tensor_cores import operand_copy as primitives
 def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     operand_copy.copy_to_tmem(
-        ctx.part(operands["smem"]),
-        ctx.part(operands["tmem"]),
+        ctx.view(operands["smem"]),
+        ctx.view(operands["tmem"]),
         collective=ctx.eqn.params["collective_axis"] is not None,
     )
     return []

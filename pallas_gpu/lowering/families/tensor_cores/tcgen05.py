@@ -10,7 +10,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.families.tmem import constrain, packed
 from pallas_gpu.lowering.inference.collect import Node, Part
 from pallas_gpu.lowering.rules import emits, relates
@@ -30,16 +30,16 @@ def _multiply(
     ctx: RuleContext, invals: Sequence[Any], multiply: Callable[..., None]
 ) -> list[Any]:
     operands = ctx.operands(invals)
-    parts = [ctx.part(operands[name]) for name in ("acc", "a", "b")]
+    parts = [ctx.view(operands[name]) for name in ("acc", "a", "b")]
     accumulate = operands["accumulate"]
     if not isinstance(accumulate, bool):
         accumulate = vals.scalar_value(accumulate)
     scaled = None
     if operands["a_scale"] is not None:
-        scaled = tuple(ctx.part(operands[name]) for name in ("a_scale", "b_scale"))
+        scaled = tuple(ctx.view(operands[name]) for name in ("a_scale", "b_scale"))
     metadata = operands["a_sparse_metadata"]
     if metadata is not None:
-        metadata = ctx.part(metadata)
+        metadata = ctx.view(metadata)
     multiply(*parts, accumulate, scaled, metadata, collective=_is_collective(ctx))
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
@@ -81,8 +81,7 @@ def _commit_arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 def _commit(ctx: RuleContext, barrier: Any) -> None:
-    index = barrier_index(barrier.ref, barrier.transforms)
-    pointer = barrier_pointer(ctx, barrier.ref, index)
+    pointer = barrier_pointer(ctx, barrier)
     tcgen05.commit_arrive(pointer, collective=_is_collective(ctx))
 
 

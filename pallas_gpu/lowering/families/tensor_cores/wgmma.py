@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import arch, errors, types
+from pallas_gpu import arch, errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Variable
+from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -45,22 +46,17 @@ def _as_accumulator(value: Any, shape: tuple[int, ...]) -> regs.RegisterArray:
     return grouped
 
 
-def read_accumulator(
-    ctx: RuleContext,
-    handle: vals.AccumulatorHandle,
-    transforms: Any,
-    wait_n: int | None,
-) -> Any:
+def read_accumulator(ctx: RuleContext, ref: Reference, wait_n: int | None) -> Any:
     """Returns the values of an accumulator or of a part of its columns."""
     if wait_n is not None:
         wgmma.wait(wait_n)
-    kernel = ctx.kernel
+    kernel, handle = ctx.kernel, ref.handle
     fenced = wgmma.fence_accumulator(kernel.state[handle.key])
     kernel.state[handle.key] = kernel.settled[handle.key] = fenced
-    starts, sizes = columns(handle, transforms)
-    if sizes == handle.ref_shape:
+    # The check pass refuses dynamic parts and transposes.
+    if ref.window.sizes == handle.ref_shape:
         return fenced
-    return wgmma.accumulator_slice(fenced, starts, sizes)
+    return wgmma.accumulator_slice(fenced, ref.window.starts, ref.window.sizes)
 
 
 def write_accumulator(
@@ -80,19 +76,10 @@ def write_accumulator(
     kernel.state[handle.key] = kernel.settled[handle.key] = stored
 
 
-def columns(
-    handle: vals.AccumulatorHandle, transforms: Any
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns starts and sizes of a part of an accumulator."""
-    # The check pass refuses dynamic parts and transposes.
-    window = types.resolve(handle.ref_shape, transforms)
-    return window.starts, window.sizes
-
-
 @emits(primitives.accumulator_load_p)
 def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
     acc = ctx.operands(invals)["acc"]
-    return read_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
+    return read_accumulator(ctx, acc, ctx.op.params["wait_n"])
 
 
 def related_read(node: Node, access: Access) -> Symbol:
@@ -175,15 +162,15 @@ def _accumulate(
     """
     operands = ctx.operands(invals)
     acc, a, b = operands["acc"], operands["a"], operands["b"]
-    if hasattr(a, "ref"):
-        a = ctx.part(a)
+    if isinstance(a, Reference):
+        a = ctx.view(a)
     else:
         a = in_registers(a)
-    b = ctx.part(b)
-    handle: vals.AccumulatorHandle = acc.ref
+    b = ctx.view(b)
+    handle: vals.AccumulatorHandle = acc.handle
     state = ctx.kernel.state
     whole = state[handle.key]
-    starts, sizes = columns(handle, acc.transforms)
+    starts, sizes = acc.window.starts, acc.window.sizes
     if sizes == handle.ref_shape:
         state[handle.key] = multiply(whole, a, b)
         return []
