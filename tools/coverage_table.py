@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/coverage.md, the table of supported operations: `make coverage-table`.
 
-It is generated from the registry of primitives and rules in which the emulator and the
-lowering look up their rules. The MLIR operations that the lowering emits are read from
-its source, whether or not a test executes the line.
+It is generated from the registry of primitives and rules in which the emulator, layout
+inference and the lowering look up their rules.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
-from tools.emitted_operations import emitted_operations, lowering_sources
 from tools.source_tree import ROOT
 
 PATH = ROOT / "docs" / "coverage.md"
@@ -23,19 +20,18 @@ _HEAD = """\
 Written by `make coverage-table` from the registry of primitives and their rules. Do not
 edit it by hand.
 
-- *emulator*: runs on a CPU, in the emulator.
-- *lane*: compiles for a GPU under Lane semantics.
-- *warpgroup*: compiles for a GPU under Warpgroup semantics.
+- *emulate*: runs on a CPU, in the emulator.
+- *emit*: compiles for a GPU.
+- *relation*: layout inference, i.e. Warpgroup semantics, knows which layouts the
+  operation supports. Operations on scalars and barriers need no relation.
 
 *Issuers* are the threads that can issue an operation: a warpgroup, or one warp inside
 `warp_map`. *Reads* and *writes* name its operands; *needs* is a required feature of the
 target.
-
-Under Warpgroup semantics a kernel is first lowered to a module of operations on arrays:
-
-- *infer*: layout inference has the constraints of the operation.
-- *expand*: the operation is expanded to code of one thread.
 """
+# Operations of JAX without arrays; calls are part of the program that calls them.
+_SCALAR = {"axis_index", "platform_index"}
+_CALLS = {"jit", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 def filled_registry() -> ModuleType:
@@ -46,49 +42,39 @@ def filled_registry() -> ModuleType:
     return _registry
 
 
-def coverage_complaints(registry: Any, emitted: Collection[str]) -> list[str]:
-    """Missing rules that are not known gaps, and known gaps that are closed.
+def coverage_complaints(registry: Any) -> list[str]:
+    """Missing rules.
 
     Args:
       registry: the module of primitives and rules, or one with its interface.
-      emitted: names of the MLIR operations that the lowering emits.
     """
-    found = []
-    keys = {(n, False): e.primitive for n, e in registry.PRIMITIVES.items()}
-    keys |= {(name, True): name for name in _operations(registry, emitted)}
-    for (name, of_operations), key in keys.items():
-        for kind in _kinds(registry, of_operations):
-            gap = (name, kind) in registry.KNOWN_GAPS
-            has_rule = registry.rule(key, kind) is not None
-            if not has_rule and not gap:
-                found.append(f"{name} has no {kind.value} rule and is not a known gap")
-            if has_rule and gap:
-                found.append(f"{name} has a {kind.value} rule: take it off KNOWN_GAPS")
-    found += _one_sided(registry)
-    for name, kind in registry.KNOWN_GAPS:
-        if (name, kind.of_operations) not in keys:
-            found.append(f"the known gap {name} ({kind.value}) names no operation")
-    return found
-
-
-def _one_sided(registry: Any) -> list[str]:
-    """JAX's operations without a lowering under one or both semantics."""
-    ours = {op.primitive for op in registry.PRIMITIVES.values()}
-    needed = {op.primitive for op in registry.JAX_PRIMITIVES.values()}
-    kinds = _lowerings(registry)
-    needed = needed.union(*(registry.rules(kind) for kind in kinds)) - ours
+    kinds = registry.RuleKind
+    ours = {op.primitive: op for op in registry.PRIMITIVES.values()}
+    jax = {op.primitive for op in registry.JAX_PRIMITIVES.values()}
+    jax = jax.union(registry.rules(kinds.EMIT), registry.rules(kinds.RELATION))
+    needed = [(x, kind) for x in ours for kind in (kinds.EMULATE, kinds.EMIT)]
+    needed += [(x, kinds.RELATION) for x, op in ours.items() if _has_memory(op)]
+    for primitive in sorted(jax - ours.keys(), key=lambda x: x.name):
+        needed.append((primitive, kinds.EMIT))
+        if primitive.name not in _SCALAR | _CALLS:
+            needed.append((primitive, kinds.RELATION))
     return [
-        f"{name} has no {kind.value} rule"
-        for kind in kinds
-        for name in sorted(p.name for p in needed - set(registry.rules(kind)))
+        f"{primitive.name} has no {kind.value} rule"
+        for primitive, kind in needed
+        if registry.rule(primitive, kind) is None
     ]
+
+
+def _has_memory(operation: Any) -> bool:
+    """Whether an operation accesses anything but barriers."""
+    return bool({*operation.reads, *operation.writes} - {"barrier"})
 
 
 def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
     """JAX's operations with their families: the rule's file, if not described."""
     ours = {op.primitive for op in registry.PRIMITIVES.values()}
-    found = []
-    rules = {**registry.rules(_lowerings(registry)[0]), **_composites(registry)}
+    kinds, found = registry.RuleKind, []
+    rules = {**registry.rules(kinds.EMIT), **registry.rules(kinds.COMPOSITE)}
     for primitive, rule in rules.items():
         if primitive not in ours:
             described = registry.JAX_PRIMITIVES.get(primitive.name)
@@ -98,56 +84,23 @@ def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
     return sorted(found, key=lambda row: row[:2])
 
 
-def _lowerings(registry: Any) -> list[Any]:
-    """The kinds required of JAX's operations: the emulator leaves most to JAX."""
-    return [k for k in _kinds(registry, of_operations=False) if k.value != "emulate"]
-
-
-def _kinds(registry: Any, of_operations: bool) -> list[Any]:
-    """The kinds that operations need: a composite has none of its own."""
-    return [
-        kind
-        for kind in registry.RuleKind
-        if kind.of_operations is of_operations and kind.value != "composite"
-    ]
-
-
-def _composites(registry: Any) -> dict[Any, Any]:
-    """The rules of operations that consist of others."""
-    kinds = [kind for kind in registry.RuleKind if kind.value == "composite"]
-    return {key: rule for kind in kinds for key, rule in registry.rules(kind).items()}
-
-
-def _operations(registry: Any, emitted: Collection[str]) -> list[str]:
-    """The names of all MLIR operations that a rule emits or handles."""
-    handled = (registry.rules(kind) for kind in _kinds(registry, of_operations=True))
-    return sorted(set(emitted).union(*handled))
-
-
-def table(registry: Any, emitted: Collection[str]) -> str:
+def table(registry: Any) -> str:
     """The text of docs/coverage.md."""
-    reasons = sorted(set(registry.KNOWN_GAPS.values()))
-    lines = [_HEAD, *_our_operations(registry, reasons), "", *_features()]
-    lines += _jax_operations(registry)
-    lines += _array_operations(registry, emitted, reasons)
-    if reasons:
-        lines += [*(f"{n}. {reason}" for n, reason in enumerate(reasons, 1)), ""]
-    return "\n".join(lines)
+    lines = [_HEAD, *_our_operations(registry), "", *_features()]
+    return "\n".join([*lines, *_jax_operations(registry)])
 
 
-def _our_operations(registry: Any, reasons: list[str]) -> list[str]:
+def _our_operations(registry: Any) -> list[str]:
     """The table of this package's operations: their properties and rules."""
-    kinds = _kinds(registry, of_operations=False)
+    kinds = [kind for kind in registry.RuleKind if kind.value != "composite"]
     titles = ["operation", "family", "issuers", "reads", "writes", "is", "needs"]
-    titles += [kind.value.replace("emulate", "emulator") for kind in kinds]
+    titles += [kind.value for kind in kinds]
     lines = ["## Operations of this package", ""]
     lines += [f"| {' | '.join(titles)} |", "|---|" + "---|" * (len(titles) - 1)]
     entries = registry.PRIMITIVES.items()
     for name, entry in sorted(entries, key=lambda item: (item[1].family, item[0])):
         cells = [f"`{name}`", *_facts(entry)]
-        cells += [
-            _cell(registry, reasons, name, entry.primitive, kind) for kind in kinds
-        ]
+        cells += [_cell(registry, entry.primitive, kind) for kind in kinds]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -191,41 +144,8 @@ def _facts(entry: Any) -> list[str]:
     ]
 
 
-def _cell(registry: Any, reasons: list[str], name: str, key: Any, kind: Any) -> str:
-    if registry.rule(key, kind) is not None:
-        return "yes"
-    if reason := registry.KNOWN_GAPS.get((name, kind)):
-        return f"no ({reasons.index(reason) + 1})"
-    return "no"
-
-
-def _array_operations(
-    registry: Any, emitted: Collection[str], reasons: list[str]
-) -> list[str]:
-    """The table of the warpgroup-level module's operations."""
-    prefix = _prefix()
-    elementwise = {prefix + name for name in _element_kinds()}
-    kinds = _kinds(registry, of_operations=True)
-    titles = " | ".join(kind.value for kind in kinds)
-    lines = ["## Operations of the warpgroup-level module", ""]
-    lines += [
-        "Elementwise operations are omitted: each has the name of JAX's operation,",
-        f"with the prefix `{prefix}`, and both rules.",
-        "",
-    ]
-    lines += [f"| operation | {titles} |", "|---|" + "---|" * len(kinds)]
-    for name in _operations(registry, emitted):
-        if name in elementwise:
-            continue
-        cells = [_cell(registry, reasons, name, name, kind) for kind in kinds]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
-def _prefix() -> str:
-    from pallas_gpu.mosaic import logical
-
-    return logical.OWN
+def _cell(registry: Any, primitive: Any, kind: Any) -> str:
+    return "" if registry.rule(primitive, kind) is None else "yes"
 
 
 def _element_kinds() -> dict[str, str]:
@@ -237,7 +157,7 @@ def _element_kinds() -> dict[str, str]:
 
 def _jax_operations(registry: Any) -> list[str]:
     """The table of JAX's own operations that kernels can contain."""
-    kinds = _lowerings(registry)
+    kinds = [registry.RuleKind.EMIT, registry.RuleKind.RELATION]
     lines = ["## Operations of JAX", ""]
     lines += [
         "The emulator evaluates JAX's operations on values with JAX; the check pass",
@@ -246,12 +166,11 @@ def _jax_operations(registry: Any) -> list[str]:
         "this table before it is lowered (`pallas_gpu/composites/`).",
         "",
     ]
-    taken, composites = _element_kinds(), _composites(registry)
+    taken, composites = _element_kinds(), registry.rules(registry.RuleKind.COMPOSITE)
     titles = " | ".join(["family", *(kind.value for kind in kinds), "dtypes"])
     lines += [f"| operation | {titles} |", "|---|" + "---|" * (len(kinds) + 2)]
     for family, name, primitive in _jax_families(registry):
-        rules = [registry.rule(primitive, kind) for kind in kinds]
-        cells = [family, *("no" if rule is None else "yes" for rule in rules)]
+        cells = [family, *(_cell(registry, primitive, kind) for kind in kinds)]
         if primitive in composites:
             cells = [family, *["composite"] * len(kinds)]
         cells.append(taken.get(name, ""))
@@ -261,8 +180,7 @@ def _jax_operations(registry: Any) -> list[str]:
 
 def main() -> int:
     PATH.parent.mkdir(exist_ok=True)
-    text = table(filled_registry(), emitted_operations(lowering_sources()))
-    PATH.write_text(text, encoding="utf-8")
+    PATH.write_text(table(filled_registry()), encoding="utf-8")
     return 0
 
 

@@ -394,11 +394,8 @@ def _location(op: Op, around: ir.Location) -> ir.Location:
 
 def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
     """Returns the error for a primitive without a rule."""
-    name = op.name
-    gap = registry.KNOWN_GAPS.get((name, registry.RuleKind.EMIT))
     return errors.UnsupportedError(
-        f"{name} is not supported on {kernel.target.name}",
-        got=gap,
+        f"{op.name} is not supported on {kernel.target.name}",
         hint="see docs/coverage.md for what is supported",
         where=op.where,
     )

@@ -142,10 +142,6 @@ JAX_PRIMITIVES: dict[str, Operation] = {}
 _OPERATIONS: dict[Any, Operation] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-# Holes in the table, with the reason: by the name of a primitive and the kind of rule.
-# The list may only shrink.
-KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {}
-
 
 def define(
     name: str,

@@ -14,7 +14,7 @@ from pallas_gpu.primitives import _registry as registry
 from tools.source_tree import ROOT, python_files, syntax_tree
 
 FAMILIES = "pallas_gpu/lowering/families/"
-DECORATORS = {"lane", "warpgroup", "uniform", "infers", "expands"}
+DECORATORS = {"emits", "relates"}
 # Families of JAX's own primitives; the others are elementwise.
 JAX_FAMILIES = {
     **dict.fromkeys(
@@ -27,7 +27,6 @@ JAX_FAMILIES = {
             "while",
             "cond",
             "platform_index",
-            "name",
         ),
         "control",
     ),
@@ -67,20 +66,12 @@ def stem(rule: Callable) -> str:
     return Path(rule.__code__.co_filename).stem
 
 
-@pytest.mark.parametrize("kind", [registry.RuleKind.LANE, registry.RuleKind.WARPGROUP])
+@pytest.mark.parametrize("kind", [registry.RuleKind.EMIT, registry.RuleKind.RELATION])
 def test_a_rule_of_a_primitive_stands_in_the_file_of_its_family(
     kind: registry.RuleKind,
 ):
     found = {p.name: stem(rule) for p, rule in registry.rules(kind).items()}
     assert found == {name: family_of(name) for name in found}
-
-
-def test_the_infer_and_the_expand_rule_of_an_operation_stand_in_one_file():
-    infer, expand = (
-        {name: stem(rule) for name, rule in registry.rules(kind).items()}
-        for kind in (registry.RuleKind.INFER, registry.RuleKind.EXPAND)
-    )
-    assert expand == {name: infer[name] for name in expand}
 
 
 def registrations(source: str) -> Iterator[int]:
@@ -111,7 +102,7 @@ def test_no_file_but_a_familys_registers_a_lowering_rule():
 
 
 @pytest.mark.parametrize(
-    "line", ["@lane(add_p)\ndef f(): ...", "rules.infers('scf.if')(f)"]
+    "line", ["@emits(add_p)\ndef f(): ...", "rules.relates('cond')(f)"]
 )
 def test_a_rule_outside_of_the_families_is_found(tmp_path: Path, line: str):
     for file in ("pallas_gpu/lowering/launch.py", f"{FAMILIES}tma.py"):

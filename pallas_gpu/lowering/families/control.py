@@ -31,12 +31,6 @@ def _platform_index(ctx: RuleContext) -> Any:
     return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
 
 
-@emits("name")
-def _name(ctx: RuleContext, x):
-    """`checkpoint_name`, which only a backward pass would use."""
-    return x
-
-
 def _inlined(ctx: RuleContext, *args):
     raise errors.InternalError(f"{ctx.op.name} is not inlined")
 

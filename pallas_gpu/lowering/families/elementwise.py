@@ -159,16 +159,11 @@ def _primitive(row: Row) -> Any:
 enter_rules(table.ROWS)
 
 
-@relates("stop_gradient", "copy", "name")
-def _relate_identity(node: Node, x: Symbol) -> Symbol:
+def _identity(ctx: RuleContext | Node, x: Any) -> Any:
     return x
 
 
-@emits("stop_gradient")
-def _stop_gradient(ctx: RuleContext, x: Any) -> Any:
-    return x
-
-
-@emits("copy")
-def _copy(ctx: RuleContext, x: Any) -> Any:
-    return x
+# `name` is of `checkpoint_name`, which only a backward pass would use.
+for _alike in ("stop_gradient", "copy", "name"):
+    emits(_alike)(_identity)
+    relates(_alike)(_identity)

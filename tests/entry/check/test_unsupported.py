@@ -21,7 +21,7 @@ from tests.support.refusal import refused_by
 
 SUPPORTED = {
     p.name
-    for kind in (registry.RuleKind.LANE, registry.RuleKind.COMPOSITE)
+    for kind in (registry.RuleKind.EMIT, registry.RuleKind.COMPOSITE)
     for p in registry.rules(kind)
 }
 

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-import pytest
-from jaxlib.mlir import ir
+import functools
 
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.families import elementwise as family
+from pallas_gpu.lowering.rules import find_primitive
 from pallas_gpu.mosaic.elements import arithmetic, table
 from pallas_gpu.mosaic.elements.row import Case, Row
 from pallas_gpu.primitives import _registry as registry
-from tests.support.inference_bodies import Body
+from tests.support import inferred
 
 CASE = Case(arithmetic.identity)
-SQUARE = (64, 64)
 
 
 def test_a_row_of_a_name_that_lax_does_not_know_is_an_error():
@@ -32,50 +34,33 @@ def test_a_row_with_a_parameter_that_the_primitive_does_not_have_is_an_error():
 
 
 def test_a_row_that_has_rules_already_is_an_error():
-    with pytest.raises(errors.InternalError, match=r"two lane rules for .* add"):
+    with pytest.raises(errors.InternalError, match=r"two emit rules for .* add"):
         family.enter_rules([Row("add", floating=CASE)])
 
 
-@pytest.mark.parametrize("kind", [registry.RuleKind.LANE, registry.RuleKind.WARPGROUP])
+@pytest.mark.parametrize("kind", [registry.RuleKind.EMIT, registry.RuleKind.RELATION])
 def test_every_row_has_its_rules(kind):
     names = {primitive.name for primitive in registry.rules(kind)}
     assert names >= set(table.TABLE)
 
 
-def test_an_operation_of_ours_that_no_rule_knows_is_an_error_that_names_it():
-    body = Body()
-    with body.building() as b:
-        b.op("foo", b.load(b.gmem(SQUARE)))
-    with pytest.raises(errors.InternalError, match=r"no rule for pallas_gpu\.foo"):
-        body.infer()
-
-
-def test_so_is_one_without_arrays():
-    body = Body()
-    with body.building() as b, b.at():
-        ir.Operation.create("pallas_gpu.foo", [], [])
-    with pytest.raises(errors.InternalError, match=r"no rule for pallas_gpu\.foo"):
-        body.infer()
-
-
 def test_a_rows_cost_decides_where_the_work_is_done(monkeypatch):
     """Each element of a row in WGMMA_ROW is held by four lanes: costly work moves."""
 
+    def body(x, o):
+        y = plgpu.layout_cast(x[...], plgpu.Layout.WG_STRIDED((512,), 4))
+        y = jnp.exp(plgpu.layout_cast(y, plgpu.Layout.WGMMA_ROW))
+        o[...] = plgpu.layout_cast(y, plgpu.Layout.WGMMA_ROW)
+
     def layout_of_exp(cycles: float):
         row = Row("exp", floating=Case(CASE.emit, cycles))
-        rules = registry.rules(registry.RuleKind.INFER)
-        monkeypatch.setitem(rules, "pallas_gpu.exp", infer_rule(row))
-        body = Body()
-        with body.building() as b:
-            x = b.cast(b.load(b.gmem((512,))), Layout.WG_STRIDED((512,), 4))
-            y = b.op("exp", b.cast(x, Layout.WGMMA_ROW))
-            b.store(b.cast(y, Layout.WGMMA_ROW), b.gmem((512,)))
-        return body.infer().result(y)
+        rules = registry.rules(registry.RuleKind.RELATION)
+        relation = functools.partial(family._relate, row)
+        monkeypatch.setitem(rules, find_primitive("exp"), relation)
+        return inferred.infer(body, [inferred.array(512)], inferred.array(512)).layout(
+            "exp"
+        )
 
-    row = place(Layout.WGMMA_ROW, (512,))
+    row = place(plgpu.Layout.WGMMA_ROW, (512,))
     assert layout_of_exp(1.0) == row
     assert layout_of_exp(1e6) != row
-
-
-def infer_rule(row: Row):
-    return lambda network, op, key: family._infer(row, network, op, key)
