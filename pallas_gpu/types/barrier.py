@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import Resource
+from pallas_gpu.types.spaces.resource import Declaration, Resource
 
 # Parities of a declaration are bits of 32-bit registers of each thread, at most 32 of
 # them: an index that is known at run time only selects among them all.
@@ -58,42 +58,17 @@ BARRIERS = Barriers()
 
 
 class BarrierRef(IndexableRef):
-    """A reference to one mbarrier or an array of them in SMEM.
+    """A reference to one mbarrier or an array of them in SMEM."""
 
-    Attributes:
-      barrier: the declaration: arrivals, shape, what it orders.
-    """
+    __slots__ = ()
 
-    __slots__ = ["barrier"]
-
-    def __init__(
-        self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None
-    ):
-        # An mbarrier is an opaque 64-bit word; the element type is never read, and
-        # uint32 is the widest unsigned type that JAX has without x64.
-        aval = jax.core.ShapedArray(barrier.shape, jnp.uint32)
-        super().__init__(inner_aval or aval, memory_space or BARRIERS)
-        self.barrier = barrier
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return BarrierRef(
-            self.barrier,
-            inner_aval or self.inner_aval,
-            memory_space or self.memory_space,
-        )
+    @property
+    def barrier(self) -> Barrier:
+        """The declaration: arrivals, shape, what it orders."""
+        return self.details
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
         return f"Barrier{list(self.shape)}({self.barrier.num_arrivals})"
-
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.barrier == other.barrier
-            and self.inner_aval == other.inner_aval
-        )
-
-    def __hash__(self):
-        return hash((BarrierRef, self.barrier, self.inner_aval))
 
 
 # PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
@@ -115,7 +90,7 @@ MAX_PENDING_BYTES = 2**20 - 1
 )
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Barrier:
+class Barrier(Declaration):
     """Declares one mbarrier, or an array of them, in SMEM.
 
     A phase completes when all arrivals and all bytes announced by TMA copies have
@@ -143,6 +118,8 @@ class Barrier:
     orders_tensor_core: bool = False
     initially_complete: bool = False
 
+    memory_space = BARRIERS
+
     def __post_init__(self):
         shape = self.shape
         if any(n < 1 for n in shape) or math.prod(shape) > MAX_BARRIERS_PER_ALLOCATION:
@@ -153,11 +130,6 @@ class Barrier:
                 hint="declare several barrier arrays",
                 where=_jax.where_now(),
             )
-
-    @property
-    def memory_space(self) -> Barriers:
-        """The barriers of a block."""
-        return BARRIERS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -182,15 +154,10 @@ class Barrier:
         return self.num_arrivals
 
     def to_ref(self) -> BarrierRef:
-        """Returns a fresh abstract reference of this declaration."""
-        return BarrierRef(self)
-
-    def get_ref_aval(self) -> BarrierRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
-
-    def check_scope(self, mesh: Mesh) -> None:
-        """Does nothing: every kernel may declare barriers of a CTA."""
+        # An mbarrier is an opaque 64-bit word; the element type is never read, and
+        # uint32 is the widest unsigned type that JAX has without x64.
+        aval = jax.core.ShapedArray(self.shape, jnp.uint32)
+        return BarrierRef(aval, BARRIERS, details=self)
 
 
 def _axes_and_groups(value: Any, what: str) -> tuple[Any, ...]:

@@ -371,24 +371,43 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
 
 
 class IndexableRef(_jax.AbstractRef):
-    """Indexing of our references; `tracer` is the traced reference."""
+    """A reference of this package, which has our own indexing.
 
-    __slots__ = ()
+    Attributes:
+      inner_aval: shape and dtype.
+      memory_space: a `Resource`.
+      details: what its type has besides.
+    """
 
-    at = aval_property(lambda tracer: RefView(tracer, ()).at)
-    T = aval_property(lambda tracer: RefView(tracer, ()).T)
-    transpose = aval_method(lambda tracer, *a: RefView(tracer, ()).transpose(*a))
-    get = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
-    set = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
-    swap = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
-    addupdate = aval_method(
-        lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
-    )
-    reshape = aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
-    bitcast = aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
-    memory_space_cast = aval_method(
-        lambda tracer, space: RefView(tracer, ()).memory_space_cast(space)
-    )
+    __slots__ = ["details"]
+
+    def __init__(
+        self,
+        inner_aval: Any,
+        memory_space: Any = None,
+        kind: Any = None,
+        details: Any = ROW_MAJOR,
+    ):
+        super().__init__(inner_aval, memory_space, kind)
+        self.details = details
+
+    def update(self, inner_aval=None, memory_space=None, kind=None):
+        return type(self)(
+            self.inner_aval if inner_aval is None else inner_aval,
+            self.memory_space if memory_space is None else memory_space,
+            self.kind if kind is None else kind,
+            self.details,
+        )
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self.inner_aval, self.memory_space, self.details
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]
@@ -397,39 +416,36 @@ class IndexableRef(_jax.AbstractRef):
         RefView(tracer, ())[idx] = value
 
 
+def _of_view(name: str) -> Any:
+    """Returns what a traced reference has by a name: that of the view of all of it."""
+    if isinstance(vars(RefView)[name], property):
+        return aval_property(lambda tracer: getattr(RefView(tracer, ()), name))
+    return aval_method(
+        lambda tracer, *a, **kw: getattr(RefView(tracer, ()), name)(*a, **kw)
+    )
+
+
+for _name in (
+    "at", "T", "transpose", "get", "set", "swap", "addupdate", "reshape", "bitcast",
+    "memory_space_cast",
+):  # fmt: skip
+    setattr(IndexableRef, _name, _of_view(_name))
+
+
 class KernelRef(IndexableRef):
-    """A reference to an array in GMEM, SMEM, TMEM or registers.
+    """A reference to an array in GMEM, SMEM, TMEM or registers."""
 
-    Attributes:
-      inner_aval: shape and dtype.
-      memory_space: a `MemorySpace`.
-      storage: how the array is stored there.
-    """
+    __slots__ = ()
 
-    __slots__ = ["storage"]
-
-    def __init__(
-        self,
-        inner_aval: Any,
-        memory_space: Any = None,
-        kind: Any = None,
-        storage: Storage = ROW_MAJOR,
-    ):
-        super().__init__(inner_aval, memory_space, kind)
-        self.storage = storage
+    @property
+    def storage(self) -> Storage:
+        """How the array is stored."""
+        return self.details
 
     @property
     def transforms(self) -> tuple[Any, ...]:
-        """Tiling and swizzle of an SMEM array."""
+        """From the logical shape to the stored form."""
         return self.storage.transforms
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return KernelRef(
-            self.inner_aval if inner_aval is None else inner_aval,
-            self.memory_space if memory_space is None else memory_space,
-            self.kind if kind is None else kind,
-            self.storage,
-        )
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
         inner = self.inner_aval.str_short(
@@ -437,17 +453,6 @@ class KernelRef(IndexableRef):
         )
         storage = f", {self.storage}" if str(self.storage) else ""
         return f"Ref<{self.memory_space}>{{{inner}{storage}}}"
-
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.inner_aval == other.inner_aval
-            and self.memory_space == other.memory_space
-            and self.storage == other.storage
-        )
-
-    def __hash__(self):
-        return hash((KernelRef, self.inner_aval, self.memory_space, self.storage))
 
 
 # JAX's memory spaces, by name, as those in which this package has such references.

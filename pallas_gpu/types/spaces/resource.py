@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -42,7 +42,7 @@ class Storage:
     """How an array is stored; row-major unless a space's own storage says otherwise.
 
     Attributes:
-      transforms: tiling and swizzle of an SMEM array.
+      transforms: from the logical shape to the stored form.
       internal: whether an operation declares it, not the author, who cannot follow the
         advice of a warning about its accesses.
       overlay: its place in a union, if it is a member of one.
@@ -98,6 +98,7 @@ class Resource:
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       has_addresses: whether threads may access any element of it by its address.
+      has_unions: whether arrays in it may share their memory.
       access_rank: the dimensions of an array that one operation accesses; None for any.
       declared_by: how a kernel gets a reference to it, for hints.
     """
@@ -108,6 +109,7 @@ class Resource:
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[arch.Feature | None] = None
     has_addresses: ClassVar[bool] = False
+    has_unions: ClassVar[bool] = False
     access_rank: ClassVar[int | None] = None
     declared_by: ClassVar[str]
 
@@ -152,15 +154,22 @@ class Resource:
         """
 
 
-class Declaration(Protocol):
-    """What `scratch_types` and `run_scoped` accept."""
+class Declaration:
+    """What `scratch_types` and `run_scoped` accept.
 
-    @property
-    def memory_space(self) -> Resource:
-        """What it occupies."""
+    Attributes:
+      memory_space: what it occupies.
+    """
+
+    memory_space: Resource
 
     def to_ref(self) -> Any:
         """Returns a fresh abstract reference of this declaration."""
+        raise NotImplementedError
+
+    def get_ref_aval(self) -> Any:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
 
     def check_scope(self, mesh: Mesh) -> None:
         """Raises unless a scope of a kernel with this mesh may declare it."""

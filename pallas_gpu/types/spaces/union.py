@@ -14,14 +14,12 @@ from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
-from pallas_gpu.types.spaces.resource import Overlay
-from pallas_gpu.types.spaces.smem import Smem
-from pallas_gpu.types.spaces.tmem import Tmem, TmemStorage
+from pallas_gpu.types.spaces.resource import Declaration, Overlay
 
 
 @expect.arguments(refs=expect.anything)
 @shows("refs", "memory_space")
-class RefUnion:
+class RefUnion(Declaration):
     """Declares scratch arrays of which only some are in use at a time.
 
     The alternatives start at the same address, and the largest one determines the size.
@@ -161,40 +159,17 @@ def _memory_space(members: Sequence[ScratchType]) -> MemorySpace:
     """Returns the memory that all members share."""
     space = members[0].memory_space
     names = sorted({member.memory_space.name for member in members})
-    if len(names) > 1 or not isinstance(space, Smem | Tmem):
+    if len(names) > 1 or not space.has_unions:
+        known = [f"all in {space.name}" for space in MemorySpace if space.has_unions]
         raise errors.MemorySpaceError(
             "RefUnion: the arrays cannot share their memory",
-            expected="arrays that are all in SMEM, or all in TMEM",
+            expected=f"arrays that are {', or '.join(known)}",
             got=", ".join(names),
             hint="make a union for each memory",
             where=_jax.where_now(),
         )
-    if isinstance(space, Tmem):
-        _require_same_tmem(members)
+    space.check_union(members)
     return space
-
-
-def _require_same_tmem(members: Sequence[ScratchType]) -> None:
-    pairs = {
-        m.storage.collective for m in members if isinstance(m.storage, TmemStorage)
-    }
-    if len(pairs) > 1:
-        raise errors.ArgumentError(
-            "RefUnion: some arrays are collective",
-            expected="collective on all of them, or on none",
-            got="both",
-            hint="pass the same collective to every declaration",
-            where=_jax.where_now(),
-        )
-    rows = sorted({member.shape[-2] for member in members})
-    if len(rows) > 1:
-        raise errors.ShapeError(
-            "RefUnion: arrays in TMEM have different numbers of rows",
-            expected=f"{rows[-1]} rows in each",
-            got=", ".join(map(str, rows)),
-            hint="pad the smaller ones",
-            where=_jax.where_now(),
-        )
 
 
 def _at(member: ScratchType, overlay: Overlay) -> ScratchType:
