@@ -38,7 +38,6 @@ from pallas_gpu.types.copies.reductions import (
     CopyReduction,
     signed_reduction,
 )
-from pallas_gpu.types.copies.reinterpreted import Reinterpreted, reinterpreted
 from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
@@ -86,6 +85,13 @@ from pallas_gpu.types.spaces.semaphore import (
 )
 from pallas_gpu.types.spaces.tmem import TmemStorage
 from pallas_gpu.types.spaces.union import RefUnion
+from pallas_gpu.types.steps import (
+    ClusterStep,
+    Im2ColStep,
+    Reinterpreted,
+    reinterpreted,
+    resolve,
+)
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
     TilingTransform,
@@ -94,7 +100,6 @@ from pallas_gpu.types.transforms import (
     itemsize_bits,
     smem_layout,
 )
-from pallas_gpu.types.window import resolve
 
 _expect.explain_with(refuse_foreign)
 # The constructor that `dataclasses` writes is no line of the kernel's.

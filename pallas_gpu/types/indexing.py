@@ -20,7 +20,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
-from pallas_gpu.types.window import STATIC_SIZE_HINT
+from pallas_gpu.types.steps import STATIC_SIZE_HINT
 
 # What `ds` makes: a start, a size and a stride.
 Slice = _jax.Slice
@@ -97,25 +97,6 @@ def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
     entries = _padded(index if isinstance(index, tuple) else (index,), shape)
     indices = [_entry(entry, dim, shape) for dim, entry in enumerate(entries)]
     return _jax.indexer(*_broadcast(indices), shape)
-
-
-def selected(step: _jax.NDIndexer) -> tuple[int, ...]:
-    """Returns the shape of what an index expression of `indexer` selects.
-
-    The axes of index arrays are where the first of adjacent arrays and integers is, and
-    in front if a slice separates these: as in NumPy.
-    """
-    sizes = tuple(i.size for i in step.indices if isinstance(i, _jax.Slice))
-    at = position_of_arrays(step)
-    return (*sizes[:at], *step.int_indexer_shape, *sizes[at:])
-
-
-def position_of_arrays(step: _jax.NDIndexer) -> int:
-    """Returns the first axis of the index arrays among the axes of the result."""
-    named = [dim for dim, i in enumerate(step.indices) if not isinstance(i, _jax.Slice)]
-    if not named or named[-1] - named[0] >= len(named):
-        return 0
-    return named[0]
 
 
 def is_array_index(entry: Any) -> bool:

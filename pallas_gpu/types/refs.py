@@ -22,10 +22,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.indexing import steps as index_steps
-from pallas_gpu.types.selection import is_window, result_shape
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
+from pallas_gpu.types.steps import is_window, typed
 from pallas_gpu.types.transforms import itemsize_bits
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attributes
@@ -43,14 +42,8 @@ class RefView(_jax.TransformedRef):
 
     @functools.cached_property
     def _type(self) -> tuple[tuple[int, ...], Any]:
-        # JAX would build the type of each step, with sharding, to read its shape.
         aval = base_aval(self)
-        shape, dtype = tuple(aval.shape), aval.dtype
-        for step in self.transforms:
-            shape = result_shape(step, shape, dtype)
-            if isinstance(step, _jax.BitcastTransform | Reinterpreted):
-                dtype = dtype if step.dtype is None else step.dtype
-        return shape, dtype
+        return typed(self.transforms, tuple(aval.shape), aval.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,33 +75,28 @@ class RefView(_jax.TransformedRef):
         """Reads the elements."""
         view = self.at[idx]
         _check_access(view)
-        plain, shape = _as_window(view)
-        if plain is None:
+        window = _window_of(view)
+        if window is None:
             return _by_element(view).load(view)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        value = _jax.get_p.bind(plain.ref, *leaves, tree=tree)
-        return value if shape is None else value.reshape(shape)
+        return _in_shape(window._bind(_jax.get_p), view.shape)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns their old values."""
         view = self.at[idx]
         _check_access(view)
         value = stored(value, view)
-        plain, shape = _as_window(view)
-        if plain is None:
+        window = _window_of(view)
+        if window is None:
             old = _by_element(view).load(view)
             _by_element(view).store(view, value)
             return old
-        if shape is not None:
-            value = value.reshape(plain.shape)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        old = _jax.swap_p.bind(plain.ref, value, *leaves, tree=tree)
-        return old if shape is None else old.reshape(shape)
+        old = window._bind(_jax.swap_p, _in_shape(value, window.shape))
+        return _in_shape(old, view.shape)
 
     def set(self, value: Any, idx: Any = ()) -> None:
         """Writes the elements."""
         view = self.at[idx]
-        if _as_window(view)[0] is not None:
+        if _window_of(view) is not None:
             view.swap(value)
             return
         _check_access(view)
@@ -119,15 +107,16 @@ class RefView(_jax.TransformedRef):
         view = self.at[idx]
         _check_access(view)
         value = stored(value, view)
-        plain, shape = _as_window(view)
-        if plain is None:
+        window = _window_of(view)
+        if window is None:
             old = _by_element(view).load(view)
             _by_element(view).store(view, jax.lax.add(old, value))
             return
-        if shape is not None:
-            value = value.reshape(plain.shape)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        _jax.addupdate_p.bind(plain.ref, value, *leaves, tree=tree)
+        window._bind(_jax.addupdate_p, _in_shape(value, window.shape))
+
+    def _bind(self, primitive: Any, *values: Any) -> Any:
+        leaves, tree = jax.tree.flatten(self.transforms)
+        return primitive.bind(self.ref, *values, *leaves, tree=tree)
 
     def reshape(self, *shape: Any) -> RefView:
         """Returns a view of the elements in another shape, in row-major order."""
@@ -244,22 +233,22 @@ def _by_element(view: RefView) -> ByElement:
     return _BY_ELEMENT[0]
 
 
-def _as_window(view: RefView) -> tuple[RefView | None, tuple[int, ...] | None]:
-    """Splits a view into a window and the shape that its value is given.
+def _window_of(view: RefView) -> RefView | None:
+    """Returns the window that has a view's elements, in their order; None without one.
 
-    The window is None if the view is not one. The shape is None if it is the window's;
-    another one only has more or fewer axes of size 1.
+    If its shape is another one, it only has more or fewer axes of size 1.
     """
-    if has_parts(view):
-        return None, None
-    steps = view.transforms
-    count = next((i for i, s in enumerate(steps) if not is_window(s)), len(steps))
-    if count == len(steps):
-        return view, None
-    window = RefView(view.ref, steps[:count])
+    if has_parts(view) or view.is_window:
+        return None if has_parts(view) else view
+    count = next(i for i, s in enumerate(view.transforms) if not is_window(s))
+    window, rest = RefView(view.ref, view.transforms[:count]), view.transforms[count:]
     units = [n for n in view.shape if n != 1] == [n for n in window.shape if n != 1]
-    reshaped = all(isinstance(s, _jax.ReshapeTransform) for s in steps[count:])
-    return (window, view.shape) if units and reshaped else (None, None)
+    reshaped = all(isinstance(step, _jax.ReshapeTransform) for step in rest)
+    return window if units and reshaped else None
+
+
+def _in_shape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return value if value.shape == shape else value.reshape(shape)
 
 
 def _reshaped(given: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
