@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import Declaration, Resource
+from pallas_gpu.types.spaces.resource import Counters, Declaration
 
 # Parities of a declaration are bits of 32-bit registers of each thread, at most 32 of
 # them: an index that is known at run time only selects among them all.
@@ -25,7 +25,7 @@ MAX_BARRIERS_PER_ALLOCATION = 32 * PARITIES_PER_WORD
 BARRIER_BYTES = 8
 
 
-class Barriers(Resource):
+class Barriers(Counters):
     """The mbarriers of a block, in SMEM behind the arrays.
 
     Their phase outlives a scope, so scopes that follow each other do not share them.
@@ -33,25 +33,12 @@ class Barriers(Resource):
 
     name = "BARRIER"
     unit = "barriers"
+    word = "barrier"
     declared_by = "declare it with plgpu.Barrier()"
-
-    def size(self, aval: Any) -> int:
-        return aval.barrier.size
+    accessed_by = "barrier_wait, barrier_arrive or a copy on the barrier"
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.smem_bytes_per_block // BARRIER_BYTES
-
-    def describe(self, aval: Any, shape: Sequence[int]) -> str:
-        return f"a barrier of shape {tuple(aval.shape)}"
-
-    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
-        raise errors.MemorySpaceError(
-            "a barrier is read or written like an array",
-            expected="barrier_wait, barrier_arrive or a copy on the barrier",
-            got="an index expression on a barrier",
-            hint="index an array of barriers with barrier.at[i]",
-            where=_jax.where_now(),
-        )
 
 
 BARRIERS = Barriers()

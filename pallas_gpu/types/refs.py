@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,16 +181,6 @@ class _At:
         return RefView(view.ref, (*view.transforms, *index_steps(idx, view.shape)))
 
 
-class ByElement(Protocol):
-    """Accesses with an index for each element, whose primitives are defined above."""
-
-    def load(self, view: RefView) -> jax.Array:
-        """Reads the elements of a view in SMEM or GMEM."""
-
-    def store(self, view: RefView, value: jax.Array) -> None:
-        """Writes the elements of a view in SMEM or GMEM."""
-
-
 class _ByPart:
     """Accesses to a view of more dimensions than an operation accesses: in TMEM."""
 
@@ -210,17 +200,21 @@ def has_parts(view: RefView) -> bool:
     return rank is not None and len(view.shape) > rank
 
 
-_BY_ELEMENT: list[ByElement] = []
+_BY_ELEMENT: list[Any] = []
 
 
-def access_by_element(accesses: ByElement) -> None:
-    """Registers the accesses with an index for each element."""
+def access_by_element(accesses: Any) -> None:
+    """Registers the accesses with an index for each element, which are defined above.
+
+    Args:
+      accesses: has `load(view)` and `store(view, value)`, for views in SMEM or GMEM.
+    """
     _BY_ELEMENT.append(accesses)
 
 
-def _by_element(view: RefView) -> ByElement:
+def _by_element(view: RefView) -> Any:
     if has_parts(view):
-        return _ByPart()
+        return _ByPart
     aval = base_aval(view)
     if not aval.memory_space.has_addresses:
         raise errors.UnsupportedError(

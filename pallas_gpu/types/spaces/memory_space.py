@@ -172,10 +172,10 @@ class MemorySpace(Resource, metaclass=_Members):
         """Raises unless arrays in this space can share their memory."""
 
 
-@expect.arguments(
-    inner_aval=expect.arrays,
-    memory_space=expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM"),
-)
+memory_space = expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
+
+
+@expect.arguments(inner_aval=expect.arrays, memory_space=memory_space)
 def MemoryRef(inner_aval: Any, memory_space: MemorySpace) -> ScratchType:  # noqa: N802
     """Declares a scratch array, as `memory_space(shape, dtype)` does.
 

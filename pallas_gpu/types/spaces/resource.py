@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from pallas_gpu import arch
+from pallas_gpu import _jax, arch, errors
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.transforms import Transform
 
@@ -31,10 +32,6 @@ class Overlay:
     def union(self) -> int:
         """The number of the outermost union in its scope."""
         return self.path[0][0]
-
-    def inside(self, union: int, alternative: int) -> Overlay:
-        """Returns the place in a union around this one's."""
-        return Overlay(((union, alternative), *self.path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +149,33 @@ class Resource:
           aval: abstract reference in this resource.
           earlier: abstract references in this resource.
         """
+
+
+class Counters(Resource):
+    """What only operations of its own access, such as barriers.
+
+    Attributes:
+      word: what one of them is called.
+      accessed_by: those operations.
+    """
+
+    word: ClassVar[str]
+    accessed_by: ClassVar[str]
+
+    def size(self, aval: Any) -> int:
+        return math.prod(aval.shape)
+
+    def describe(self, aval: Any, shape: Sequence[int]) -> str:
+        return f"a {self.word} of shape {tuple(shape)}"
+
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
+        raise errors.MemorySpaceError(
+            f"a {self.word} is read or written like an array",
+            expected=self.accessed_by,
+            got=f"an index expression on a {self.word}",
+            hint=f"index an array of {self.word}s with {self.word}.at[i]",
+            where=_jax.where_now(),
+        )
 
 
 class Declaration:

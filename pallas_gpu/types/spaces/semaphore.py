@@ -12,42 +12,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect
+from pallas_gpu import arch, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import Declaration, GmemArray, Resource, Sharing
+from pallas_gpu.types.spaces.resource import Counters, Declaration, GmemArray, Sharing
 
 # An i32 in GMEM, which red, atom and ld access.
 SEMAPHORE_BYTES = 4
 
 
-class Semaphores(Resource):
+class Semaphores(Counters):
     """The semaphores of a launch, in GMEM that it adds to the kernel's arrays."""
 
     name = "SEMAPHORE"
     unit = "semaphores"
+    word = "semaphore"
     declared_by = "declare it with plgpu.SemaphoreType.REGULAR"
-
-    def size(self, aval: Any) -> int:
-        return math.prod(aval.shape)
+    accessed_by = "semaphore_signal, semaphore_wait or semaphore_read"
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.memory_bytes // SEMAPHORE_BYTES
 
     def gmem_array(self, aval: Any) -> GmemArray:
         return GmemArray(tuple(aval.shape), jnp.dtype(jnp.int32), 0, Sharing.CTA)
-
-    def describe(self, aval: Any, shape: Sequence[int]) -> str:
-        return f"a semaphore of shape {tuple(shape)}"
-
-    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
-        raise errors.MemorySpaceError(
-            "a semaphore is read or written like an array",
-            expected="semaphore_signal, semaphore_wait or semaphore_read",
-            got="an index expression on a semaphore",
-            hint="index an array of semaphores with semaphore.at[i]",
-            where=_jax.where_now(),
-        )
 
 
 SEMAPHORES = Semaphores()
