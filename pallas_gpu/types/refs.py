@@ -73,50 +73,38 @@ class RefView(_jax.TransformedRef):
 
     def get(self, idx: Any = ()) -> jax.Array:
         """Reads the elements."""
-        view = self.at[idx]
-        _check_access(view)
-        window = _window_of(view)
-        if window is None:
-            return _by_element(view).load(view)
-        return _in_shape(window._bind(_jax.get_p), view.shape)
+        return self.at[idx]._access(_jax.get_p)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns their old values."""
-        view = self.at[idx]
-        _check_access(view)
-        value = stored(value, view)
-        window = _window_of(view)
-        if window is None:
-            old = _by_element(view).load(view)
-            _by_element(view).store(view, value)
-            return old
-        old = window._bind(_jax.swap_p, _in_shape(value, window.shape))
-        return _in_shape(old, view.shape)
+        return self.at[idx]._access(_jax.swap_p, value)
 
     def set(self, value: Any, idx: Any = ()) -> None:
         """Writes the elements."""
-        view = self.at[idx]
-        if _window_of(view) is not None:
-            view.swap(value)
-            return
-        _check_access(view)
-        _by_element(view).store(view, stored(value, view))
+        self.at[idx]._access(_jax.swap_p, value, is_read=False)
 
     def addupdate(self, value: Any, idx: Any = ()) -> None:
         """Adds to the elements: a load, an addition and a store of each thread."""
-        view = self.at[idx]
-        _check_access(view)
-        value = stored(value, view)
-        window = _window_of(view)
-        if window is None:
-            old = _by_element(view).load(view)
-            _by_element(view).store(view, jax.lax.add(old, value))
-            return
-        window._bind(_jax.addupdate_p, _in_shape(value, window.shape))
+        self.at[idx]._access(_jax.addupdate_p, value)
 
-    def _bind(self, primitive: Any, *values: Any) -> Any:
-        leaves, tree = jax.tree.flatten(self.transforms)
-        return primitive.bind(self.ref, *values, *leaves, tree=tree)
+    def _access(self, primitive: Any, *given: Any, is_read: bool = True) -> Any:
+        """Applies JAX's primitive to the window, or else loads and stores elements."""
+        aval = base_aval(self)
+        aval.memory_space.check_access(aval, self.shape)
+        new = [stored(value, self) for value in given]
+        window = _window_of(self)
+        if window is not None:
+            new = [_in_shape(value, window.shape) for value in new]
+            leaves, tree = jax.tree.flatten(window.transforms)
+            result = primitive.bind(window.ref, *new, *leaves, tree=tree)
+            is_sum = primitive is _jax.addupdate_p
+            return None if is_sum else _in_shape(result, self.shape)
+        elements = _by_element(self)
+        old = elements.load(self) if is_read else None
+        for value in new:
+            is_sum = primitive is _jax.addupdate_p
+            elements.store(self, jax.lax.add(old, value) if is_sum else value)
+        return old
 
     def reshape(self, *shape: Any) -> RefView:
         """Returns a view of the elements in another shape, in row-major order."""
@@ -284,11 +272,6 @@ def _check_bitcast(view: RefView, dtype: Any) -> None:
             hint="slice or reshape the reference first",
             where=_jax.where_now(),
         )
-
-
-def _check_access(view: RefView) -> None:
-    aval = base_aval(view)
-    aval.memory_space.check_access(aval, view.shape)
 
 
 def _selects_all(idx: Any) -> bool:

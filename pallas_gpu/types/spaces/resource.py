@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import _jax, errors
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.transforms import Transform
 
@@ -104,7 +104,7 @@ class Resource:
     unit: ClassVar[str]
     alignment: ClassVar[int] = 1
     per_warpgroup: ClassVar[bool] = False
-    feature: ClassVar[arch.Feature | None] = None
+    feature: ClassVar[Any] = None
     has_addresses: ClassVar[bool] = False
     has_unions: ClassVar[bool] = False
     access_rank: ClassVar[int | None] = None
@@ -117,8 +117,12 @@ class Resource:
         """Returns how many units an abstract reference occupies, without padding."""
         raise NotImplementedError
 
-    def budget(self, target: arch.GpuTarget) -> int:
-        """Returns how many units the target has for what shares this resource."""
+    def budget(self, target: Any) -> int:
+        """Returns how many units a target has for what shares this resource.
+
+        Args:
+          target: of the machine that has the resource.
+        """
         raise NotImplementedError
 
     def gmem_array(self, aval: Any) -> GmemArray | None:
