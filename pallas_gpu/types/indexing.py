@@ -79,7 +79,7 @@ def steps(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
       UnsupportedError: a negative stride, a size that is not static, an array of bools.
       ArgumentTypeError: an invalid index.
     """
-    entries = index if isinstance(index, tuple) else (index,)
+    entries = _padded(index if isinstance(index, tuple) else (index,), tuple(shape))
     without = tuple(entry for entry in entries if entry is not None)
     step = indexer(without, shape)
     if len(without) == len(entries):
@@ -113,18 +113,10 @@ def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int,
             hint="add the axis to the value: ref[index][:, None]",
             where=_jax.where_now(),
         )
-    named = sum(entry is not None and entry is not ... for entry in entries)
-    filler = [slice(None)] * (len(step.shape) - named)
-    at = next((i for i, entry in enumerate(entries) if entry is ...), len(entries))
-    full = [*entries[:at], *filler, *entries[at + 1 :]]
-    indices, shape = iter(step.indices), []
-    for entry in full:
-        index: Any = None if entry is None else next(indices)
-        if index is None:
-            shape.append(1)
-        elif isinstance(index, _jax.Slice):
-            shape.append(index.size)
-    return tuple(shape)
+    indices = iter(step.indices)
+    one = _jax.Slice(0, 1, 1)
+    ranges = (one if entry is None else next(indices) for entry in entries)
+    return tuple(index.size for index in ranges if isinstance(index, _jax.Slice))
 
 
 def _broadcast(indices: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -162,8 +154,9 @@ def _broadcast_one(index: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns an index with one entry for each dimension, and new axes among them."""
     dots = [i for i, entry in enumerate(entries) if entry is ...]
-    given = len(entries) - len(dots)
+    given = sum(entry is not None and entry is not ... for entry in entries)
     if given > len(shape) or len(dots) > 1:
         raise errors.OutOfBoundsError(
             "a reference has fewer dimensions than the index",
