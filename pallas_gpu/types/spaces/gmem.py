@@ -65,6 +65,7 @@ class Gmem(MemorySpace):
     name = "GMEM"
     unit = "bytes"
     has_addresses = True
+    undrawn = "GMEM is row-major; an accumulator has Layout.WGMMA"
     declared_by = "pass an argument or a result, or declare plgpu.GMEM(shape, dtype)"
 
     @declares(init=expect.anything)

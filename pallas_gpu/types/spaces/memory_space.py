@@ -90,6 +90,9 @@ class MemorySpace(Resource, metaclass=_Members):
     scratch array. Its arguments besides shape and dtype belong to the member.
     """
 
+    # What to know instead of a drawing, in a space whose arrays have none.
+    undrawn: ClassVar[str] = "its arrays are row-major"
+
     def __init_subclass__(cls) -> None:
         # `help` and editors show how to call the class's one object.
         _, *parameters = inspect.signature(cls.__call__).parameters.values()
@@ -161,11 +164,12 @@ class MemorySpace(Resource, metaclass=_Members):
         Raises:
           LayoutError: arrays in the space have no layout.
         """
+        drawn = [s.name for s in MemorySpace if type(s).drawn is not MemorySpace.drawn]
         raise errors.LayoutError(
             f"draw: an array in {self.name} has no layout to draw",
-            expected="an array in SMEM or TMEM",
+            expected=f"an array in {' or '.join(drawn)}",
             got=self.describe(declaration, declaration.shape),
-            hint="GMEM is row-major; an accumulator has Layout.WGMMA",
+            hint=self.undrawn,
         )
 
     def check_union(self, members: Sequence[ScratchType]) -> None:

@@ -30,6 +30,7 @@ class Regs(MemorySpace):
     name = "REGS"
     unit = "registers"
     per_warpgroup = True
+    undrawn = "an accumulator has Layout.WGMMA"
     declared_by = "declare an accumulator with plgpu.ACC(shape, dtype)"
 
     def size(self, aval: Any) -> int:
