@@ -19,7 +19,6 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
-from pallas_gpu.types.spaces.cluster import ClusterStep
 
 
 @jax.tree_util.register_pytree_node_class
@@ -82,7 +81,7 @@ def operand(ref: Any) -> RefOperand:
 
 
 def _refuse_other_cta(steps: Sequence[Any]) -> None:
-    if not any(isinstance(step, ClusterStep) for step in steps):
+    if not any(isinstance(step, types.ClusterStep) for step in steps):
         return
     raise errors.UnsupportedError(
         "an operand is in the SMEM of another CTA",

@@ -14,7 +14,6 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values
-from pallas_gpu.types.spaces.cluster import ClusterStep
 
 async_store_smem_p = registry.define(
     "async_store_smem",
@@ -115,7 +114,7 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     """
     ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
     base = types.as_view(ref.at[()])
-    return types.RefView(base.ref, (*base.transforms, ClusterStep.at(block_id)))
+    return types.RefView(base.ref, (*base.transforms, types.ClusterStep.at(block_id)))
 
 
 def _axes(value: Any, what: str) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._engines import Side
 from pallas_gpu.primitives.copies import views
-from pallas_gpu.types.copies.im2col import Im2ColStep
 
 copy_im2col_p = registry.define(
     "copy_im2col",
@@ -118,7 +117,7 @@ def im2col_ref(
             hint="pad the channels with zeros",
             where=_jax.where_now(),
         )
-    return types.RefView(images.ref, (*images.transforms, Im2ColStep(windows)))
+    return types.RefView(images.ref, (*images.transforms, types.Im2ColStep(windows)))
 
 
 def split(ref: Any) -> tuple[types.RefView, Windows, tuple[Any, ...]] | None:
@@ -128,7 +127,7 @@ def split(ref: Any) -> tuple[types.RefView, Windows, tuple[Any, ...]] | None:
     """
     steps = ref.transforms if isinstance(ref, _jax.TransformedRef) else ()
     for i, step in enumerate(steps):
-        if isinstance(step, Im2ColStep):
+        if isinstance(step, types.Im2ColStep):
             return types.RefView(ref.ref, steps[:i]), step.windows, steps[i + 1 :]
     return None
 
