@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,6 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-
-PARAMS = expect.optional(
-    expect.instance(plgpu.CompilerParams, written="plgpu.CompilerParams(...)")
-)
-INTERPRET = expect.optional(
-    expect.instance(
-        bool, plgpu.InterpretParams, written="True, False or plgpu.InterpretParams(...)"
-    )
-)
 
 
 def is_axis(value: Any) -> bool:
@@ -79,7 +70,19 @@ def number_or_array(value: Any, what: str) -> Any:
     return array(value, what)
 
 
-ARRAY = expect.optional(array)
+# Annotations of parameters, with their rules.
+Array = Annotated[Any, array]
+Factor = Annotated[Any, expect.optional(number_or_array)]
+Interpret = Annotated[
+    bool | plgpu.InterpretParams | None,
+    expect.optional(
+        expect.instance(
+            bool,
+            plgpu.InterpretParams,
+            written="True, False or plgpu.InterpretParams(...)",
+        )
+    ),
+]
 
 
 def vary_alike(operands: Any) -> Any:

@@ -25,12 +25,7 @@ _WHO = "dynamic_scheduling_loop"
 _SLOTS = 2
 
 
-@expect.arguments(
-    grid_names=expect.names,
-    thread_axis=expect.optional(expect.string),
-    cluster_axes=expect.names,
-    init_carry=values.values,
-)
+@expect.arguments(init_carry=values.values)
 def dynamic_scheduling_loop(
     grid_names: str | Sequence[str],
     thread_axis: str | None = None,

@@ -31,7 +31,6 @@ BUFFERS = expect.integer(1, unit="steps", hint="2 to 6 hide the latency of GMEM"
 
 
 @expect.arguments(
-    body=expect.function,
     grid=grid_sizes,
     in_specs=block_specs,
     out_specs=block_specs,

@@ -103,7 +103,6 @@ def grid_size(n: Any, who: str) -> Any:
 
 @expect.arguments(
     grid=grid_sizes,
-    collective_axes=expect.names,
     tiling=expect.optional(expect.integers(1)),
     init_carry=values.values,
 )
@@ -253,12 +252,7 @@ def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     return (linear, *reversed(digits))
 
 
-@expect.arguments(
-    lin_idx=values.indices,
-    shape=expect.integers(1, _MOST),
-    minor_dim=expect.integer(),
-    tile_width=expect.integer(),
-)
+@expect.arguments(lin_idx=values.indices, shape=expect.integers(1, _MOST))
 def planar_snake(
     lin_idx: Any, shape: tuple[int, int], minor_dim: int, tile_width: int
 ) -> tuple[Any, Any]:

@@ -52,19 +52,12 @@ def _state(value: Any, what: str) -> Any:
 
 
 @expect.arguments(
-    body=expect.function,
     grid=grid_sizes,
-    memory_registers=expect.integer(),
     in_specs=block_specs,
     out_specs=block_specs,
     max_concurrent_steps=emit.BUFFERS,
-    wg_axis=expect.string,
     num_compute_wgs=expect.integer(1),
     pipeline_state=expect.optional(_state),
-    manual_produced_barriers=expect.boolean,
-    manual_consumed_barriers=expect.boolean,
-    compute_context=expect.optional(expect.function),
-    memory_thread_idx=expect.optional(expect.integer()),
 )
 def emit_pipeline_warp_specialized(
     body: Callable[..., Any],

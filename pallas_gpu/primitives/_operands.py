@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -244,3 +244,12 @@ def require_scalar_bool(predicate: Any, who: str) -> Any:
             where=_jax.where_now(),
         )
     return jnp.asarray(predicate)
+
+
+def _predicate(value: Any, what: str) -> Any:
+    who = what.partition(":")[0]
+    return None if value is None else require_scalar_bool(value, who)
+
+
+# An annotation of a parameter, with its rule.
+Predicate = Annotated[bool | jax.Array | None, _predicate]

@@ -81,7 +81,7 @@ def position_on_axis(value: Any, what: str) -> Any:
     return jax.lax.convert_element_type(value, "int32")
 
 
-@expect.arguments(ref=expect.anything, block_id=_positions)
+@expect.arguments(block_id=_positions)
 def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     """Returns a reference to the same array in the SMEM of another CTA of the cluster.
 
@@ -123,17 +123,12 @@ def _axes(value: Any, what: str) -> tuple[str, ...]:
 
 
 @expect.arguments(
-    src=values.array,
-    ref=expect.anything,
-    barrier=expect.anything,
-    cluster_idx=expect.anything,
     cluster_dim=_axes,
-    optimized=expect.optional(expect.boolean),
     atomic=expect.choice(None, *ATOMICS),
     sem=expect.choice("release", "relaxed"),
 )
 def async_store_smem(
-    src: jax.Array,
+    src: values.Array,
     ref: types.Ref,
     barrier: types.Ref,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -81,7 +81,9 @@ def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) ->
     )
 
 
-@expect.arguments(n=expect.anything)
+@expect.arguments(
+    n=expect.integer(0, hint="wait_gmem_to_smem(0) waits for all of them")
+)
 def wait_gmem_to_smem(n: int) -> None:
     """Waits until at most `n` copies to SMEM without a barrier are in flight.
 
@@ -94,18 +96,10 @@ def wait_gmem_to_smem(n: int) -> None:
       n: maximum number of copies in flight.
 
     Raises:
-      ArgumentError: `n` is not a non-negative integer.
+      ArgumentError: `n` is negative.
 
     Example:
       >>> plgpu.copy_gmem_to_smem(x_gmem.at[:, plgpu.ds(3, 5)], x_smem)
       >>> plgpu.wait_gmem_to_smem(0)
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise errors.ArgumentError(
-            "wait_gmem_to_smem: invalid number of copies",
-            expected="a Python integer, 0 or more",
-            got=expect.shown(n),
-            hint="wait_gmem_to_smem(0) waits for all of them",
-            where=_jax.where_now(),
-        )
     ops.bind(wait_gmem_to_smem_p, {}, n=n)

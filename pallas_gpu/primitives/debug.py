@@ -42,7 +42,7 @@ def _is_in_tmem(value: Any) -> bool:
     return aval is not None and aval.memory_space is types.TMEM
 
 
-@expect.arguments(fmt=expect.string, args=_printed)
+@expect.arguments(args=_printed)
 def debug_print(fmt: str, *args: Any) -> None:
     """Prints a line with values: one, or one for each element of the arrays among them.
 
@@ -198,7 +198,7 @@ def line_of_jax(params: dict[str, Any]) -> formats.Line:
 # --- checks ---------------------------------------------------------------------------
 
 
-@expect.arguments(condition=expect.anything, message=expect.string)
+@expect.arguments()
 def debug_check(condition: Any, message: str) -> None:
     """Checks a condition while the kernel runs.
 
@@ -231,7 +231,7 @@ def debug_check(condition: Any, message: str) -> None:
 # --- layouts --------------------------------------------------------------------------
 
 
-@expect.arguments(fmt=expect.string, x=expect.anything)
+@expect.arguments()
 def print_layout(fmt: str, x: Any) -> None:
     """Prints the layout of a value or of a reference while the kernel is compiled.
 

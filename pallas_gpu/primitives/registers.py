@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,14 +67,7 @@ def check_layout(layout: Any, who: str) -> Any:
     )
 
 
-@expect.arguments(
-    src=expect.anything,
-    idx=expect.anything,
-    mask=expect.anything,
-    other=expect.anything,
-    layout=expect.anything,
-    optimized=expect.optional(expect.boolean),
-)
+@expect.arguments()
 def load(
     src: types.Ref,
     idx: Any = (),
@@ -144,13 +137,7 @@ def load(
 
 
 @expect.arguments(
-    None,
-    "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second",
-    dst=expect.anything,
-    idx=expect.anything,
-    value=expect.anything,
-    mask=expect.anything,
-    optimized=expect.optional(expect.boolean),
+    None, "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second"
 )
 def store(
     dst: types.Ref,
@@ -229,8 +216,8 @@ def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:
         )
 
 
-@expect.arguments(x=value_rules.array, new_layout=expect.anything)
-def layout_cast(x: Any, new_layout: Any) -> jax.Array:
+@expect.arguments()
+def layout_cast(x: value_rules.Array, new_layout: Any) -> jax.Array:
     """Converts an array to a register layout.
 
     PTX: no instruction where the value has no layout (a constant, an iota) or each
@@ -265,14 +252,13 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
     return ops.bind(layout_cast_p, x, layout=layout)
 
 
-@expect.arguments(
-    dtype=value_rules.element_type,
-    shape=expect.integers(0),
-    dimension=expect.integer(),
-    layout=expect.anything,
-)
+@expect.arguments(shape=expect.integers(0))
 def broadcasted_iota(
-    dtype: Any, shape: Sequence[int], dimension: int, *, layout: Any = None
+    dtype: value_rules.ElementType,
+    shape: Sequence[int],
+    dimension: int,
+    *,
+    layout: Any = None,
 ) -> jax.Array:
     """Creates an array of indices along one dimension.
 
@@ -382,7 +368,12 @@ def require_multiple(
         )
 
 
-@expect.arguments(n=expect.anything, action=expect.anything)
+@expect.arguments(
+    n=expect.anything,
+    action=expect.choice(
+        "increase", "decrease", hint="producers decrease, consumers increase"
+    ),
+)
 def set_max_registers(n: int, *, action: str) -> None:
     """Releases registers of this warpgroup, or requests more.
 
@@ -407,34 +398,24 @@ def set_max_registers(n: int, *, action: str) -> None:
             hint="a block of W warpgroups has 65536 / (128 W) registers per thread",
             where=_jax.where_now(),
         )
-    if not isinstance(action, str) or action not in ("increase", "decrease"):
-        raise errors.ArgumentError(
-            "set_max_registers: invalid action",
-            expected="'increase' or 'decrease'",
-            got=expect.shown(action),
-            hint="producers decrease, consumers increase",
-            where=_jax.where_now(),
-        )
     ops.bind(set_max_registers_p, {}, n=n, action=action)
 
 
 # --- reductions, which `jax.numpy` has too --------------------------------------------
 
-_REDUCTION = expect.arguments(
-    x=value_rules.array,
-    axis=expect.optional(expect.integers()),
-    keepdims=expect.boolean,
-    accumulator_ilp=expect.optional(expect.integer(1, unit="accumulators")),
-)
+# An annotation of a parameter, with its rule.
+Accumulators = Annotated[
+    int | None, expect.optional(expect.integer(1, unit="accumulators"))
+]
 
 
-@_REDUCTION
+@expect.arguments()
 def max(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the largest elements along axes.
 
@@ -465,13 +446,13 @@ def max(
     return _reduced(jax.lax.reduce_max, "max", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def min(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the smallest elements along axes.
 
@@ -492,13 +473,13 @@ def min(
     return _reduced(jax.lax.reduce_min, "min", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def sum(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the sums of elements along axes; narrow integers wrap.
 
@@ -519,13 +500,13 @@ def sum(
     return _reduced(jax.lax.reduce_sum, "sum", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def prod(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the products of elements along axes; narrow integers wrap.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 
@@ -45,24 +45,18 @@ fence_smem_p = registry.define("fence_smem", "tma", issuers=registry.ISSUERS)
 commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
 
 # PTX ISA, createpolicy: primary priorities.
-CACHE_HINT = expect.choice(None, "evict_first", "evict_normal", "evict_last")
+CacheHint = Annotated[
+    str | None, expect.choice(None, "evict_first", "evict_normal", "evict_last")
+]
 
 
 @expect.arguments(
-    src=expect.anything,
-    dst=expect.anything,
-    barrier=expect.anything,
-    collective_axes=expect.optional(expect.names),
     leader_tracked=expect.optional(
         expect.instance(
             types.CopyPartition, written="plgpu.CopyPartition.PARTITIONED(axis)"
         )
     ),
     partitioned_axis=expect.optional(expect.integer(0)),
-    oob_mode=expect.optional(expect.member(types.OOBFillMode)),
-    predicate=expect.anything,
-    cache_hint=CACHE_HINT,
-    implementation=expect.optional(expect.member(types.AsyncCopyImplementation)),
 )
 def copy_gmem_to_smem(
     src: types.Ref,
@@ -73,8 +67,8 @@ def copy_gmem_to_smem(
     leader_tracked: types.CopyPartition | None = None,
     partitioned_axis: int | None = None,
     oob_mode: types.OOBFillMode | None = None,
-    predicate: Any = None,
-    cache_hint: str | None = None,
+    predicate: ops.Predicate = None,
+    cache_hint: CacheHint = None,
     implementation: types.AsyncCopyImplementation | None = None,
 ) -> None:
     """Starts an asynchronous copy from GMEM to SMEM.
@@ -151,8 +145,6 @@ def copy_gmem_to_smem(
     src = pairs.own_part(src, partition, axes, who)
     ops.require_same(src, dst, who)
     one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     pixels = im2col.split(src)
     if pixels is not None:
         im2col.require_alone(
@@ -197,22 +189,15 @@ def copy_gmem_to_smem(
     )
 
 
-@expect.arguments(
-    src=expect.anything,
-    dst=expect.anything,
-    predicate=expect.anything,
-    commit_group=expect.boolean,
-    reduction_op=expect.choice(None, *types.REDUCTIONS),
-    cache_hint=CACHE_HINT,
-)
+@expect.arguments(reduction_op=expect.choice(None, *types.REDUCTIONS))
 def copy_smem_to_gmem(
     src: types.Ref,
     dst: types.Ref,
-    predicate: Any = None,
+    predicate: ops.Predicate = None,
     *,
     commit_group: bool = True,
     reduction_op: str | None = None,
-    cache_hint: str | None = None,
+    cache_hint: CacheHint = None,
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
@@ -269,8 +254,6 @@ def copy_smem_to_gmem(
     if reduction_op is not None:
         _require_reduction(reduction_op, dst, who)
         reduction_op = types.signed_reduction(reduction_op, dst.dtype)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     found = rows.split(dst, who)
     if found is not None:
         rows.require_alone(reduction_op is not None, who)
@@ -306,7 +289,9 @@ def _require_reduction(reduction: str, dst: Any, who: str) -> None:
     )
 
 
-@expect.arguments(n=expect.anything, wait_read_only=expect.boolean)
+@expect.arguments(
+    n=expect.integer(0, hint="wait_smem_to_gmem(0) waits for all of them")
+)
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
     """Waits until at most `n` groups of copies to GMEM are pending.
 
@@ -322,16 +307,8 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
         the destinations have been written.
 
     Raises:
-      ArgumentError: `n` is not a non-negative integer.
+      ArgumentError: `n` is negative.
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise errors.ArgumentError(
-            "wait_smem_to_gmem: invalid number of groups",
-            expected="a Python integer, 0 or more",
-            got=expect.shown(n),
-            hint="wait_smem_to_gmem(0) waits for all of them",
-            where=_jax.where_now(),
-        )
     ops.bind(wait_smem_to_gmem_p, {}, n=n, wait_read_only=wait_read_only)
 
 

@@ -16,16 +16,7 @@ _SHORT = 1024
 BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
 
 
-@expect.arguments(
-    rows=expect.integer(),
-    block_kv=expect.integer(),
-    stages=expect.integer(),
-    consumers=expect.integer(),
-    ping_pong=expect.boolean,
-    heads_together=expect.integer(),
-    blocks=expect.optional(expect.integer()),
-    keep_maxima=expect.boolean,
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Tile sizes and schedule of `attention` on Hopper.
@@ -93,9 +84,8 @@ class AttentionConfig:
 
     @classmethod
     @expect.arguments(
-        lambda *_, **__: "AttentionConfig.default",
+        "AttentionConfig.default",
         head_dim=expect.integer(1),
-        causal=expect.boolean,
         kv_len=expect.optional(expect.integer(0)),
     )
     def default(
@@ -137,11 +127,7 @@ class AttentionConfig:
         return self.rows * words // 128
 
 
-@expect.arguments(
-    block_kv=expect.integer(),
-    stages=expect.integer(),
-    heads_together=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class BlackwellAttentionConfig:
     """Tile sizes and schedule of `attention` on Blackwell; a block has 256 rows of Q.
@@ -178,10 +164,7 @@ class BlackwellAttentionConfig:
             )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "BlackwellAttentionConfig.default",
-        head_dim=expect.integer(1),
-    )
+    @expect.arguments("BlackwellAttentionConfig.default", head_dim=expect.integer(1))
     def default(cls, head_dim: int) -> BlackwellAttentionConfig:
         """Returns the largest blocks that fit in TMEM; it has not been measured."""
         if head_dim <= 64:

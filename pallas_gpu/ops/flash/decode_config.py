@@ -8,13 +8,7 @@ import dataclasses
 from pallas_gpu import errors, expect
 
 
-@expect.arguments(
-    block_kv=expect.integer(),
-    stages=expect.integer(1),
-    consumers=expect.integer(),
-    cluster=expect.integer(),
-    workers=expect.integer(1),
-)
+@expect.arguments(stages=expect.integer(1), workers=expect.integer(1))
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
     """Blocks and division of work of `decode_attention` on Hopper.

@@ -29,17 +29,7 @@ def rows_sent(c: SplitMatmulConfig) -> int:
     return plgpu.align_to(plgpu.cdiv(c.tile_m, c.split), 8)
 
 
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    warpgroups=expect.integer(),
-    split=expect.integer(),
-    clusters=expect.integer(),
-    part_m=expect.optional(expect.integer()),
-    blocks=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class SplitMatmulConfig:
     """Tile sizes and schedule of `matmul` on Hopper for few rows or few tiles.

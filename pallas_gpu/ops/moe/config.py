@@ -16,15 +16,7 @@ _FEW_GROUPS = 32
 REGISTERS = {False: (40, 232), True: (72, 216)}
 
 
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    epilogue_n=expect.integer(),
-    strip=expect.integer(),
-    blocks=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class RaggedDotConfig:
     """Tile sizes and schedule of `ragged_dot` on Hopper.
@@ -74,13 +66,7 @@ class RaggedDotConfig:
             )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "RaggedDotConfig.default",
-        groups=expect.integer(1),
-        contracted=expect.boolean,
-        gated=expect.boolean,
-        narrow=expect.boolean,
-    )
+    @expect.arguments("RaggedDotConfig.default", groups=expect.integer(1))
     def default(
         cls,
         groups: int,

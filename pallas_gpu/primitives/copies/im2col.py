@@ -52,9 +52,7 @@ def _pairs(value: Any, what: str) -> tuple[tuple[int, ...], ...]:
 _SIZES = expect.integers(0)
 
 
-@expect.arguments(
-    ref=expect.anything, window_shape=_SIZES, padding=expect.optional(_pairs)
-)
+@expect.arguments(window_shape=_SIZES, padding=expect.optional(_pairs))
 def im2col_ref(
     ref: types.Ref,
     *,

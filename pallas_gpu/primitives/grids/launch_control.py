@@ -66,9 +66,7 @@ def TryClusterCancelResult(  # noqa: N802 - upstream's name
     return types.SMEM(shape, jnp.int8)
 
 
-@expect.arguments(
-    result_ref=expect.anything, barrier=expect.anything, collective_axes=expect.names
-)
+@expect.arguments()
 def try_cluster_cancel(
     result_ref: types.Ref,
     barrier: types.Ref,
@@ -134,7 +132,7 @@ def request(
     )
 
 
-@expect.arguments(result_ref=expect.anything, grid_names=expect.names)
+@expect.arguments()
 def query_cluster_cancel(
     result_ref: types.Ref, grid_names: str | Sequence[str]
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:

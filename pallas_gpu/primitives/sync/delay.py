@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect
@@ -17,8 +16,8 @@ delay_p = registry.define("delay", "delay", issuers=registry.ISSUERS)
 _MAX_NANOSECONDS = 1_000_000
 
 
-@expect.arguments(nanos=values.index)
-def delay(nanos: int | jax.Array) -> None:
+@expect.arguments()
+def delay(nanos: values.Index) -> None:
     """Suspends the issuer's threads for about as long as asked.
 
     PTX: nanosleep.u32. Since: sm_90.

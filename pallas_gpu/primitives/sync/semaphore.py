@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -54,21 +54,17 @@ semaphore_read_p = registry.define(
 _ONE_DEVICE = expect.refused(
     None, "leave it out: kernels over several devices are not supported yet"
 )
-_SCOPE = expect.choice(SYSTEM, GPU)
+# An annotation of a parameter, with its rule.
+Scope = Annotated[str, expect.choice(SYSTEM, GPU)]
 
 
-@expect.arguments(
-    semaphore=expect.anything,
-    inc=values.index,
-    device_id=_ONE_DEVICE,
-    memory_scope=_SCOPE,
-)
+@expect.arguments(device_id=_ONE_DEVICE)
 def semaphore_signal(
     semaphore: types.Ref,
-    inc: int | jax.Array = 1,
+    inc: values.Index = 1,
     *,
     device_id: Any = None,
-    memory_scope: str = SYSTEM,
+    memory_scope: Scope = SYSTEM,
 ) -> None:
     """Adds to a semaphore, after all earlier memory accesses of the issuer.
 
@@ -103,7 +99,7 @@ def semaphore_signal(
     ops.bind(semaphore_signal_p, operands, memory_scope=memory_scope)
 
 
-@expect.arguments(ref=expect.anything, device_id=_ONE_DEVICE, inc=values.index)
+@expect.arguments(device_id=_ONE_DEVICE)
 @dataclasses.dataclass(frozen=True)
 class SemaphoreSignal:
     """One signal of `semaphore_signal_parallel`.
@@ -123,10 +119,10 @@ class SemaphoreSignal:
     ref: types.Ref
     _: dataclasses.KW_ONLY
     device_id: Any = None
-    inc: int | jax.Array = 1
+    inc: values.Index = 1
 
 
-@expect.arguments(signals=expect.instance(SemaphoreSignal, written="SemaphoreSignal"))
+@expect.arguments()
 def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
     """Adds to several semaphores, in no order among them.
 
@@ -159,18 +155,13 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
     ops.bind(semaphore_signal_parallel_p, operands)
 
 
-@expect.arguments(
-    semaphore=expect.anything,
-    value=values.index,
-    decrement=expect.boolean,
-    memory_scope=_SCOPE,
-)
+@expect.arguments()
 def semaphore_wait(
     semaphore: types.Ref,
-    value: int | jax.Array = 1,
+    value: values.Index = 1,
     *,
     decrement: bool = True,
-    memory_scope: str = SYSTEM,
+    memory_scope: Scope = SYSTEM,
 ) -> None:
     """Waits until a semaphore has reached a value, and subtracts the value from it.
 
@@ -202,7 +193,7 @@ def semaphore_wait(
     ops.bind(semaphore_wait_p, operands, decrement=decrement, memory_scope=memory_scope)
 
 
-@expect.arguments(sem_or_view=expect.anything)
+@expect.arguments()
 def semaphore_read(sem_or_view: types.Ref) -> jax.Array:
     """Returns the value of a semaphore.
 

@@ -30,8 +30,8 @@ _FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)))
 TYPES = (*_FLOATS, *_FLOAT8, *_INT8, *_INT4)
 
 
-@expect.arguments(acc=values.array, a=values.array, b=values.array)
-def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+@expect.arguments()
+def mma(acc: values.Array, a: values.Array, b: values.Array) -> jax.Array:
     """Returns `acc + a @ b`, computed on the tensor core by each warp.
 
     PTX: mma.sync.aligned.m16n8kK. Since: sm_90.

@@ -36,11 +36,7 @@ _ROWS, _GROUP = instructions.ROWS, instructions.SCALES_PER_COLUMN
 _TILE, _HALVES = (32, 16), (64, 16)
 
 
-@expect.arguments(
-    smem_ref=expect.anything,
-    tmem_ref=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def async_copy_scales_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:

@@ -33,11 +33,7 @@ _ROWS, _WIDTH = layouts.ROWS, layouts.TILE_INDICES
 _PLAIN_BITS, _SCALED_BITS = (8, 16, 32), (4, 8)
 
 
-@expect.arguments(
-    smem_ref=expect.anything,
-    tmem_ref=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def async_copy_sparse_metadata_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:

@@ -56,17 +56,7 @@ _ACCUMULATORS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 _MAX_COLUMNS = 512
 
 
-@expect.arguments(
-    acc=expect.anything,
-    a=expect.anything,
-    b=expect.anything,
-    barrier=expect.anything,
-    a_scale=expect.anything,
-    b_scale=expect.anything,
-    a_sparse_metadata=expect.anything,
-    accumulate=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def tcgen05_mma(
     acc: types.Ref,
     a: types.Ref,
@@ -187,16 +177,12 @@ def tcgen05_mma(
         )
 
 
-@expect.arguments(
-    barrier=expect.anything,
-    collective_axis=expect.optional(expect.string),
-    predicate=expect.anything,
-)
+@expect.arguments()
 def tcgen05_commit_arrive(
     barrier: types.Ref,
     collective_axis: str | None = None,
     *,
-    predicate: Any = None,
+    predicate: ops.Predicate = None,
 ) -> None:
     """Arrives on a barrier when all earlier tcgen05 work of the issuer is complete.
 
@@ -233,7 +219,7 @@ def tcgen05_commit_arrive(
         arrive()
         return
     with _jax.trace_without_ref_rules():
-        jax.lax.cond(ops.require_scalar_bool(predicate, who), arrive, lambda: None)
+        jax.lax.cond(predicate, arrive, lambda: None)
 
 
 def one_barrier(barrier: Any, who: str) -> ops.RefOperand:

@@ -48,11 +48,7 @@ _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-@expect.arguments(
-    src=expect.anything,
-    layout=expect.anything,
-    reduce=expect.choice(None, *_REDUCTIONS),
-)
+@expect.arguments(reduce=expect.choice(None, *_REDUCTIONS))
 def async_load_tmem(
     src: types.Ref, *, layout: Any = None, reduce: str | None = None
 ) -> Any:
@@ -99,7 +95,7 @@ def async_load_tmem(
     return loaded, _REDUCTIONS[reduce](loaded)
 
 
-@expect.arguments(ref=expect.anything, value=expect.anything)
+@expect.arguments()
 def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """Starts a store to tensor memory.
 

@@ -16,14 +16,7 @@ ROWS = 64
 MAX_NARROW = 256
 
 
-@expect.arguments(
-    block_q=expect.integer(),
-    stages=expect.integer(),
-    heads_together=expect.integer(),
-    deterministic=expect.boolean,
-    blocks=expect.optional(expect.integer()),
-    kv_parts=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class AttentionBackwardConfig:
     """Tile sizes and schedule of the derivatives of `attention`, on Hopper.
@@ -94,11 +87,7 @@ class AttentionBackwardConfig:
             )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "AttentionBackwardConfig.default",
-        head_dim=expect.integer(1),
-        deterministic=expect.boolean,
-    )
+    @expect.arguments("AttentionBackwardConfig.default", head_dim=expect.integer(1))
     def default(
         cls, head_dim: int, *, deterministic: bool = False
     ) -> AttentionBackwardConfig:
