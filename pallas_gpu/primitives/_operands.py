@@ -73,7 +73,6 @@ def operand(ref: Any) -> RefOperand:
                 expected="one reference",
                 got=f"{len(ref.ref)} references",
                 hint="use plgpu.when",
-                where=_jax.where_now(),
             )
         steps = (*ref.transforms, *steps)
         ref = ref.ref
@@ -90,7 +89,6 @@ def _refuse_other_cta(steps: Sequence[Any]) -> None:
         got="a result of cluster_ref",
         hint="reads, writes, atomic operations and async_store_smem reach other CTAs; "
         "copies do with collective_axes, arrivals with a ClusterBarrier",
-        where=_jax.where_now(),
     )
 
 
@@ -144,7 +142,6 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
             expected="a reference (an argument or scratch of the kernel)",
             got=f"{type(ref).__name__}",
             hint="pass the reference itself, or a part of it with .at[...]",
-            where=_jax.where_now(),
         )
     return aval
 
@@ -158,7 +155,6 @@ def require_space(ref: Any, space: types.MemorySpace, who: str, what: str) -> No
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
             hint=f"{_brought_to(space, aval.memory_space)}, or swap the operands",
-            where=_jax.where_now(),
         )
 
 
@@ -181,7 +177,6 @@ def require_same(src: Any, dst: Any, who: str) -> None:
             expected=f"{types.describe(dst)} (the destination)",
             got=f"{types.describe(src)} (the source)",
             hint="slice the larger one with .at[...]",
-            where=_jax.where_now(),
         )
     if jnp.dtype(src.dtype) != jnp.dtype(dst.dtype):
         raise errors.DTypeError(
@@ -189,7 +184,6 @@ def require_same(src: Any, dst: Any, who: str) -> None:
             expected=f"{types.describe(dst)} (the destination)",
             got=f"{types.describe(src)} (the source)",
             hint="a copy cannot convert: load, astype and store instead",
-            where=_jax.where_now(),
         )
 
 
@@ -208,7 +202,6 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             got=types.describe(barrier),
             hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
             "run_scoped",
-            where=_jax.where_now(),
         )
     if math.prod(barrier.shape) != 1:
         raise errors.ShapeError(
@@ -216,7 +209,6 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             expected="one barrier",
             got=f"barriers of shape {tuple(barrier.shape)}",
             hint="select one with barrier.at[i]",
-            where=_jax.where_now(),
         )
     return _without_reshapes(operand(barrier.at[(0,) * len(barrier.shape)]))
 
@@ -241,7 +233,6 @@ def require_scalar_bool(predicate: Any, who: str) -> Any:
             expected="a scalar bool",
             got=f"{aval.dtype}{list(aval.shape)}" if plain else expect.shown(predicate),
             hint="compare scalars: lax.axis_index(name) == 0, ref[i] > 0",
-            where=_jax.where_now(),
         )
     return jnp.asarray(predicate)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
@@ -81,7 +81,6 @@ def _bind(
             expected="a reference in SMEM or GMEM",
             got=types.describe(ref),
             hint="add to an accumulator with acc[...] += x",
-            where=_jax.where_now(),
         )
     view = types.as_view(ref.at[()])
     dtype = jnp.dtype(view.dtype)
@@ -91,7 +90,6 @@ def _bind(
             expected=", ".join(TYPES[who]),
             got=types.describe(view),
             hint="convert the array, or combine in one block and store the result",
-            where=_jax.where_now(),
         )
     mask = indexed.mask_of(mask, view.shape, who)
     stored = {name: types.stored(value, view) for name, value in values.items()}
@@ -102,7 +100,6 @@ def _bind(
             expected="cluster, gpu or sys for another CTA's SMEM",
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
-            where=_jax.where_now(),
         )
     return ops.bind(
         PRIMITIVES[who],

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
@@ -221,7 +221,6 @@ def _check_elements(view: Any, atomic: str | None, who: str) -> None:
         expected=expected,
         got=types.describe(view),
         hint="convert the array, or use cluster_ref and atomic operations on it",
-        where=_jax.where_now(),
     )
 
 
@@ -242,5 +241,4 @@ def _check_words(view: Any, start: Any, params: Any, who: str) -> None:
         "the last dimension of the reference",
         got=types.describe(view),
         hint="store whole rows, or use cluster_ref(ref, ...)[...] = x",
-        where=_jax.where_now(),
     )

@@ -119,7 +119,6 @@ def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
         "with a format of numbers or none, such as {:8.3f}",
         got=repr(fmt),
         hint="write {{ and }} for braces",
-        where=_jax.where_now(),
     )
 
 
@@ -132,7 +131,6 @@ def refuse_reference(value: Any) -> None:
             expected="arrays and scalars",
             got=types.describe(value),
             hint="read the reference: x_ref[...]",
-            where=_jax.where_now(),
         )
 
 
@@ -260,7 +258,6 @@ def print_layout(fmt: str, x: Any) -> None:
             expected="one {}",
             got=repr(fmt),
             hint="write {{ and }} for braces",
-            where=_jax.where_now(),
         )
     if types.base_aval(x) is None:
         ops.bind(print_layout_p, {"x": _value(x, "print_layout: x")}, fmt=fmt)
@@ -271,6 +268,5 @@ def print_layout(fmt: str, x: Any) -> None:
             expected="an array, or a reference in SMEM, GMEM or registers",
             got=types.describe(x),
             hint="a barrier occupies 8 bytes of SMEM",
-            where=_jax.where_now(),
         )
     ops.bind(print_layout_p, {"x": ops.operand(x)}, fmt=fmt)

@@ -63,7 +63,6 @@ def check_layout(layout: Any, who: str) -> Any:
         expected="a member of plgpu.Layout, or a TiledLayout",
         got=expect.shown(layout),
         hint="e.g. plgpu.Layout.WGMMA",
-        where=_jax.where_now(),
     )
 
 
@@ -124,7 +123,6 @@ def load(
             expected="a mask, which says where the result is `other`",
             got="mask=None",
             hint="pass mask=..., or omit `other`",
-            where=_jax.where_now(),
         )
     view = types.as_view(src)
     if mask is not None or not view.is_window:
@@ -187,7 +185,6 @@ def store(
             expected="an array or a scalar",
             got="None",
             hint="plgpu.store(ref, x), or plgpu.store(ref, index, x)",
-            where=_jax.where_now(),
         )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
@@ -212,7 +209,6 @@ def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:
             got=types.describe(ref),
             hint="wait on a barrier with barrier_wait; read an accumulator with "
             "acc[...]",
-            where=_jax.where_now(),
         )
 
 
@@ -247,7 +243,6 @@ def layout_cast(x: value_rules.Array, new_layout: Any) -> jax.Array:
             expected="a member of plgpu.Layout, or a TiledLayout",
             got="None",
             hint="e.g. plgpu.Layout.WGMMA",
-            where=_jax.where_now(),
         )
     return ops.bind(layout_cast_p, x, layout=layout)
 
@@ -284,7 +279,6 @@ def broadcasted_iota(
             expected=f"0 to {len(shape) - 1} for shape {tuple(shape)}",
             got=dimension,
             hint="choose a dimension of the shape",
-            where=_jax.where_now(),
         )
     if dtype == jnp.bool_:
         raise errors.DTypeError(
@@ -396,7 +390,6 @@ def set_max_registers(n: int, *, action: str) -> None:
             expected="a multiple of 8 from 24 to 256",
             got=expect.shown(n),
             hint="a block of W warpgroups has 65536 / (128 W) registers per thread",
-            where=_jax.where_now(),
         )
     ops.bind(set_max_registers_p, {}, n=n, action=action)
 
@@ -536,7 +529,6 @@ def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Ar
             expected=f"different axes of an array of shape {x.shape}",
             got=axis,
             hint="leave axis out for all of them",
-            where=_jax.where_now(),
         )
     if x.dtype == jnp.bool_:
         raise errors.DTypeError(
@@ -545,7 +537,6 @@ def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Ar
             got=f"bool{list(x.shape)}",
             hint="jnp.any and jnp.all reduce bools; convert to count: "
             "x.astype(jnp.int32)",
-            where=_jax.where_now(),
         )
     result = reduce(x, axes=tuple(sorted(axes)))
     return jnp.expand_dims(result, tuple(sorted(axes))) if keepdims else result

@@ -60,7 +60,6 @@ def split(ref: Any, who: str) -> tuple[Any, Any] | None:
             "last index expression",
             got=f"{len(indices)} array(s) of indices in {types.describe(ref)}",
             hint="write ref.at[part].at[rows, columns]",
-            where=_jax.where_now(),
         )
     whole = _jax.Slice(0, last.shape[0], 1)
     every = _jax.indexer([whole, *last.indices[1:]], (), tuple(last.shape))
@@ -85,7 +84,6 @@ def require_alone(has_others: bool, who: str) -> None:
             expected="no collective_axes, oob_mode, implementation and reduction_op",
             got="an array of indices, and one of them",
             hint="leave it out",
-            where=_jax.where_now(),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -285,7 +285,6 @@ def _require_reduction(reduction: str, dst: Any, who: str) -> None:
         hint=f"for {name} there are {', '.join(others)}"
         if others
         else "combine values in registers with plgpu.atomic_add and its relatives",
-        where=_jax.where_now(),
     )
 
 

@@ -99,7 +99,6 @@ def im2col_ref(
             expected="all of an array, which may be reshaped",
             got=types.describe(ref),
             hint="take the part of the view: im2col_ref(x, ...).at[rows, 0, 0, :]",
-            where=_jax.where_now(),
         )
     pairs: Any = ((0, 0),) * len(window_shape) if padding is None else padding
     try:
@@ -114,7 +113,6 @@ def im2col_ref(
             expected=f"elements of 8 bits or more, in multiples of {UNIT_BYTES} bytes",
             got=types.describe(ref),
             hint="pad the channels with zeros",
-            where=_jax.where_now(),
         )
     return types.RefView(images.ref, (*images.transforms, Im2ColStep(windows)))
 
@@ -140,7 +138,6 @@ def require_alone(has_others: bool) -> None:
             "cache_hint and implementation",
             got="one of them, or no barrier",
             hint="pass a barrier, and leave the others out",
-            where=_jax.where_now(),
         )
 
 
@@ -215,7 +212,6 @@ def _require_pixels(window: Any, dst: Any) -> None:
         got=f"sizes {window.sizes} along dimensions {window.axes} of "
         f"{window.array_shape}",
         hint="write view.at[plgpu.ds(row, rows), dy, dx, plgpu.ds(0, channels)]",
-        where=_jax.where_now(),
     )
 
 
@@ -226,7 +222,6 @@ def _require_within(start: Any, end: int | None, what: str) -> None:
             expected="0 or more" if end is None else f"0 to {end - 1}",
             got=start,
             hint="check the index",
-            where=_jax.where_now(),
         )
 
 
@@ -236,7 +231,6 @@ def _unaligned(channel: int, itemsize: int) -> errors.LayoutError:
         expected=f"a multiple of {UNIT_BYTES // itemsize}",
         got=channel,
         hint="copy whole groups of channels",
-        where=_jax.where_now(),
     )
 
 

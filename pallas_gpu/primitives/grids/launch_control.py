@@ -184,6 +184,5 @@ def _answer(ref: types.Ref, who: str) -> ops.RefOperand:
             got=types.describe(ref),
             hint="declare it with plgpu.TryClusterCancelResult(); of several take one "
             "with answer_smem.at[i]",
-            where=_jax.where_now(),
         )
     return operand

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import errors, expect
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
@@ -38,6 +38,5 @@ def delay(nanos: values.Index) -> None:
             expected=f"0 to {_MAX_NANOSECONDS} nanoseconds, the hardware's longest",
             got=nanos,
             hint="call it several times, in a plgpu.loop",
-            where=_jax.where_now(),
         )
     ops.bind(delay_p, {"nanos": jnp.asarray(nanos, jnp.int32)})

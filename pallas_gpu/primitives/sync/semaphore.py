@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
@@ -146,7 +146,6 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
             expected="one SemaphoreSignal or more",
             got="none",
             hint="leave the call out",
-            where=_jax.where_now(),
         )
     operands = [
         {"semaphore": _one(x.ref, who), "inc": _int32(x.inc, who, "inc")}
@@ -228,7 +227,6 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             got=types.describe(semaphore),
             hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
             "with plgpu.get_global for all CTAs",
-            where=_jax.where_now(),
         )
     if math.prod(semaphore.shape) != 1:
         raise errors.ShapeError(
@@ -236,7 +234,6 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             expected="one semaphore",
             got=f"semaphores of shape {tuple(semaphore.shape)}",
             hint="select one with semaphore.at[i]",
-            where=_jax.where_now(),
         )
     return ops.operand(semaphore.at[(0,) * len(semaphore.shape)])
 

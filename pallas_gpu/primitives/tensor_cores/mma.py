@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -72,7 +72,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             + " for both, or two of 8 or 4 bits of one kind",
             got=f"{a.dtype.name} and {b.dtype.name}",
             hint="convert an operand with astype",
-            where=_jax.where_now(),
         )
     wanted = jnp.dtype(jnp.int32 if integers else jnp.float32)
     if acc.dtype != wanted:
@@ -81,7 +80,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=wanted.name,
             got=acc.dtype.name,
             hint=f"convert it: acc.astype(jnp.{wanted.name})",
-            where=_jax.where_now(),
         )
 
 
@@ -95,7 +93,6 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             expected="acc (M, N), a (M, K), b (K, N)",
             got="acc {}, a {}, b {}".format(*shapes),
             hint="transpose an operand: b.T",
-            where=_jax.where_now(),
         )
     (m, n), (_, k) = shapes[0], shapes[1]
     if MmaShape.best(m, n, k, types.itemsize_bits(a.dtype)) is None:
@@ -105,5 +102,4 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             "32 bytes",
             got=f"M = {m}, N = {n}, K = {k} of {a.dtype.name}",
             hint="use jnp.dot, which pads with zeros",
-            where=_jax.where_now(),
         )

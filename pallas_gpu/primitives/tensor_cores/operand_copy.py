@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind
 from pallas_gpu.primitives import _operands as ops
@@ -91,7 +91,6 @@ def _require_equal(source: Any, target: Any) -> None:
             expected="the same dtype in SMEM and TMEM, of 4, 8, 16 or 32 bits",
             got=f"{names[0]} to {names[1]}",
             hint="declare both with the dtype of the operand",
-            where=_jax.where_now(),
         )
     shapes = tuple(source.shape), tuple(target.shape)
     if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != LANES:
@@ -100,7 +99,6 @@ def _require_equal(source: Any, target: Any) -> None:
             expected=f"({LANES}, K) in SMEM and TMEM",
             got="smem {}, tmem {}".format(*shapes),
             hint=f"copy parts of {LANES} rows",
-            where=_jax.where_now(),
         )
 
 
@@ -114,7 +112,6 @@ def _require_packed(target: Any) -> None:
         expected=f"the default layout with {packing} elements per column",
         got=str(layout),
         hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
-        where=_jax.where_now(),
     )
 
 
@@ -142,7 +139,6 @@ def _require_storage(source: Any) -> None:
         expected=refused.expected,
         got=refused.got,
         hint=refused.hint or refused.what,
-        where=_jax.where_now(),
     ) from None
 
 

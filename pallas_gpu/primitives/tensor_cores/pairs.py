@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 
 _CTAS = 2
@@ -31,7 +31,6 @@ def require_allocation(array: Any, *, collective: bool, who: str) -> None:
         got=types.describe(array),
         hint="declare it with plgpu.TMEM(shape, dtype, collective=True), and pass "
         "collective_axis; or neither",
-        where=_jax.where_now(),
     )
 
 
@@ -55,7 +54,6 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
             got="acc {}, a {}, b {}".format(*shapes),
             hint="each CTA has half of the rows of the product and of a, and half of "
             "the columns of b",
-            where=_jax.where_now(),
         )
     m, n = shapes[0]
     integer = jnp.issubdtype(a.dtype, jnp.integer)
@@ -69,5 +67,4 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
         f"{instructions.MAX_N}",
         got=f"M = {m}, N = {n}",
         hint="split N into several accumulators, each with columns of b of both CTAs",
-        where=_jax.where_now(),
     )

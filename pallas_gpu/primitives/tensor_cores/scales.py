@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.tmem import scaled_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
@@ -103,7 +103,6 @@ def _require_copied(source: Any, target: Any, who: str, *, halved: bool) -> None
             expected=f"one of {', '.join(_SCALES)} in both",
             got=f"{jnp.dtype(source.dtype).name} to {dtype.name}",
             hint="declare both with the type of the scales",
-            where=_jax.where_now(),
         )
     shape = tuple(target.shape)
     fits = len(shape) == 2 and not shape[0] % _ROWS and not shape[1] % _GROUP
@@ -119,7 +118,6 @@ def _require_copied(source: Any, target: Any, who: str, *, halved: bool) -> None
             expected=form + (f": {expected} for {shape}" if fits else ""),
             got=f"smem {tuple(source.shape)} and tmem {shape}",
             hint="store the scales in tiles of 128 rows by 4 scales",
-            where=_jax.where_now(),
         )
 
 
@@ -148,7 +146,6 @@ def require_layout(
         got=str(layout),
         hint=f"declare it with plgpu.TMEM(shape, {dtype}, "
         f"layout=plgpu.layouts.TmemLayout.{maker}())",
-        where=_jax.where_now(),
     )
 
 
@@ -167,7 +164,6 @@ def require_plain(source: Any, who: str) -> None:
         expected="an array without transforms, or a range of its first dimension",
         got=types.describe(source),
         hint="declare it with plgpu.SMEM(shape, dtype), and pass all of it",
-        where=_jax.where_now(),
     )
 
 
@@ -188,7 +184,6 @@ def require(
             expected="both a_scale and b_scale, or neither",
             got="a_scale" if b_scale is None else "b_scale",
             hint="pass scales of 1 for the other operand",
-            where=_jax.where_now(),
         )
     halved = collective and acc.shape[0] == instructions.HALF_ROWS
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
@@ -216,7 +211,6 @@ def _require_scale_shapes(
             f"{instructions.HALVES_STEP}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts, each with its own scales of b",
-            where=_jax.where_now(),
         )
     shapes = tuple(a_scale.shape), tuple(b_scale.shape)
     blocks = shapes[0][-1]
@@ -229,7 +223,6 @@ def _require_scale_shapes(
         f"N = {n}",
         got="a_scale {}, b_scale {}, K = {}".format(*shapes, k),
         hint="round the rows of b_scale up to a multiple of 128",
-        where=_jax.where_now(),
     )
 
 
@@ -255,5 +248,4 @@ def _require_types(
         got=got,
         hint="8-bit floats have float8_e8m0fnu scales of 32 elements; float4_e2m1fn "
         "also of 16, or float8_e4m3fn of 16",
-        where=_jax.where_now(),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem import sparsity as layouts
@@ -88,7 +88,6 @@ def async_copy_sparse_metadata_to_tmem(
             expected="smem (1, indices / 64, 128, 64) and tmem (128, indices)",
             got=f"smem {shape} and tmem {tuple(tmem_ref.shape)}",
             hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
-            where=_jax.where_now(),
         )
     require_plain(smem_ref, who)
     ops.bind(
@@ -106,7 +105,6 @@ def _require_indices(ref: Any, what: str) -> None:
         expected="uint2",
         got=jnp.dtype(ref.dtype).name,
         hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
-        where=_jax.where_now(),
     )
 
 
@@ -135,7 +133,6 @@ def require(
             else "operands of 8, 16 or 32 bits",
             got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}",
             hint="pass the dense operand",
-            where=_jax.where_now(),
         )
     ops.require_space(metadata, types.TMEM, who, "a_sparse_metadata")
     _require_indices(metadata, f"{who}: a_sparse_metadata")
@@ -155,7 +152,6 @@ def require(
             f"({_ROWS}, {count})",
             got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
             hint=f"a holds {group // 2} of each {group} elements along K",
-            where=_jax.where_now(),
         )
     integer = jnp.issubdtype(a.dtype, jnp.integer)
     step = layouts.N_STEP * (2 if collective and integer else 1)
@@ -168,7 +164,6 @@ def require(
         expected=f"N a multiple of {step} up to {most}, K a multiple of {tile_k}",
         got=f"N = {n}, K = {k}",
         hint="pad the operands, or split N",
-        where=_jax.where_now(),
     )
 
 
@@ -185,7 +180,6 @@ def _require_rows(m: int, *, scaled: bool, collective: bool) -> None:
         expected=f"{f'{layouts.HALF_ROWS} or ' if one else ''}{_ROWS} rows",
         got=f"M = {m}" + (": where its accumulator lies is not known" if known else ""),
         hint=f"pad a with zeros to {_ROWS} rows, or multiply the dense operand",
-        where=_jax.where_now(),
     )
 
 
@@ -199,5 +193,4 @@ def require_storage(right: Sequence[WgmmaOperand]) -> None:
         expected=f"along K a swizzle of at least {layouts.K_BYTES} bytes",
         got=f"{right[0].swizzle} bytes",
         hint="store b with a wider swizzle",
-        where=_jax.where_now(),
     )

@@ -237,7 +237,6 @@ def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
             expected="a barrier declared with orders_tensor_core=True",
             got=types.describe(barrier),
             hint="declare it with plgpu.Barrier(orders_tensor_core=True)",
-            where=_jax.where_now(),
         )
     return one
 
@@ -293,7 +292,6 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
                 hint="pass scales of blocks, a_scale and b_scale"
                 if name in scales.OPERANDS
                 else "convert the operands",
-                where=_jax.where_now(),
             )
     try:
         instructions.require_types(
@@ -306,7 +304,6 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
             got=got,
             hint="operands have equal types, or are two 8-bit floats or two 8-bit "
             "integers; accumulate in float32, or int32 for integers",
-            where=_jax.where_now(),
         ) from None
 
 
@@ -321,7 +318,6 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             expected="acc (M, N), a (M, K), b (K, N)",
             got="acc {}, a {}, b {}".format(*shapes),
             hint="pass an operand stored transposed as ref.T",
-            where=_jax.where_now(),
         )
     m, n = shapes[0]
     steps = 16 if _name(a) in ("int8", "uint8") and n > 32 else 8
@@ -332,7 +328,6 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             expected=f"M = 64 or 128, N a multiple of {steps} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
-            where=_jax.where_now(),
         )
 
 
@@ -345,7 +340,6 @@ def _require_depth(a: Any) -> None:
             expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
             got=a.shape[1],
             hint="pad K with zeros",
-            where=_jax.where_now(),
         )
 
 
@@ -364,7 +358,6 @@ def _require_accumulator(acc: Any, *, collective: bool) -> None:
         got=str(layout),
         hint="declare it with plgpu.TMEM(shape, dtype), and packed=False if it has 16 "
         "bits; of 64 rows, pass the whole array",
-        where=_jax.where_now(),
     )
 
 
@@ -377,7 +370,6 @@ def _require_packed(a: Any) -> None:
             expected=f"{instructions.ROWS[1]} rows",
             got=types.describe(a),
             hint="pass the left operand in SMEM",
-            where=_jax.where_now(),
         )
     if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
         return
@@ -386,7 +378,6 @@ def _require_packed(a: Any) -> None:
         expected=f"the default layout with {packing} elements per column",
         got=str(layout),
         hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
-        where=_jax.where_now(),
     )
 
 
@@ -406,7 +397,6 @@ def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
         "rows",
         got=f"N = {columns}",
         hint="store b with a narrower swizzle, or transposed: (N, K), passed as ref.T",
-        where=_jax.where_now(),
     )
 
 
@@ -435,7 +425,6 @@ def _require_storage(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand
         expected=refused.expected,
         got=refused.got,
         hint=refused.hint or refused.what,
-        where=_jax.where_now(),
     ) from None
 
 

@@ -111,7 +111,6 @@ def _require_accumulator(acc: Any, who: str) -> None:
         got=types.describe(acc),
         hint="declare it in scratch_types (pallas_call: scratch_shapes), "
         "run_scoped or run_state",
-        where=_jax.where_now(),
     )
 
 
@@ -124,7 +123,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected="one type for both, or two 8-bit types, both floats or integers",
             got=f"{a_type.name} and {b_type.name}",
             hint="convert one of them before it is stored to SMEM",
-            where=_jax.where_now(),
         )
     accumulators = _ACCUMULATORS.get(a_type)
     if accumulators is None:
@@ -133,7 +131,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=", ".join(d.name for d in _ACCUMULATORS),
             got=a_type.name,
             hint="convert the operands",
-            where=_jax.where_now(),
         )
     if jnp.dtype(acc.dtype) not in map(jnp.dtype, accumulators):
         raise errors.DTypeError(
@@ -141,7 +138,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=" or ".join(jnp.dtype(d).name for d in accumulators),
             got=jnp.dtype(acc.dtype).name,
             hint="declare the accumulator with that type: plgpu.ACC(shape, dtype)",
-            where=_jax.where_now(),
         )
 
 
@@ -156,7 +152,6 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             expected="acc (M, N), a (M, K), b (K, N)",
             got="acc {}, a {}, b {}".format(*shapes),
             hint="pass an operand stored transposed as ref.T",
-            where=_jax.where_now(),
         )
     k_step = _K_BYTES // jnp.dtype(a.dtype).itemsize
     if shapes[1][1] % k_step:
@@ -165,7 +160,6 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             expected=f"a multiple of {k_step} ({_K_BYTES} bytes)",
             got=shapes[1][1],
             hint="pad K with zeros",
-            where=_jax.where_now(),
         )
     (m, n), _, _ = shapes
     if m % types.WGMMA_ROWS or n % types.WGMMA_COLUMNS or n > _MAX_COLUMNS:
@@ -175,7 +169,6 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             f"{types.WGMMA_COLUMNS} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
-            where=_jax.where_now(),
         )
 
 
@@ -264,7 +257,6 @@ def _require_matrix(window: Window, name: str) -> None:
         expected="an integer index in all dimensions before them",
         got=f"dimensions {kept} of {window.array_shape}",
         hint="declare the array with the matrix in its last two dimensions",
-        where=_jax.where_now(),
     )
 
 
@@ -292,7 +284,6 @@ def _cut_tiles(
         got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
         f" of {window.array_shape}",
         hint=hint,
-        where=_jax.where_now(),
     )
 
 
@@ -307,7 +298,6 @@ def _check_major(operand: Any, window: Window, name: str) -> None:
         hint="store it as (N, K) and pass ref.T"
         if name == "b"
         else "store it as (M, K)",
-        where=_jax.where_now(),
     )
 
 
