@@ -56,7 +56,6 @@ PRIMITIVES = {
         name,
         "atomics",
         result=_old,
-        issuers=registry.ISSUERS,
         reads=("ref",),
         writes=("ref",),
         atomic=True,

@@ -23,6 +23,7 @@ async_store_smem_p = registry.define(
     asynchronous=True,
     proxies=("generic",),
     releases=True,
+    by_warp=False,
 )
 
 # The element types of each operation: PTX ISA, red.async. A sum of signed integers is

@@ -12,7 +12,6 @@ from pallas_gpu.primitives import _registry as registry
 cp_async_p = registry.define(
     "cp_async",
     "cp_async",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -21,15 +20,9 @@ cp_async_p = registry.define(
 )
 # Not asynchronous: threads load and store, which is done when the operation returns.
 store_by_threads_p = registry.define(
-    "copy_smem_to_gmem_by_threads",
-    "cp_async",
-    issuers=registry.ISSUERS,
-    reads=("src",),
-    writes=("dst",),
+    "copy_smem_to_gmem_by_threads", "cp_async", reads=("src",), writes=("dst",)
 )
-wait_gmem_to_smem_p = registry.define(
-    "wait_gmem_to_smem", "cp_async", issuers=registry.ISSUERS
-)
+wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
 
 
 def load(

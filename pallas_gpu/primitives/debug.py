@@ -19,12 +19,10 @@ from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
 debug_print_p, debug_check_p = (
-    registry.define(name, "debug", issuers=registry.ISSUERS, observable=True)
+    registry.define(name, "debug", observable=True)
     for name in ("debug_print", "debug_check")
 )
-print_layout_p = registry.define(
-    "print_layout", "debug", reads=("x",), issuers=registry.ISSUERS
-)
+print_layout_p = registry.define("print_layout", "debug", reads=("x",))
 # The primitive of `jax.debug.print`.
 registry.describe(_jax.debug_print_p, "debug", observable=True)
 

@@ -11,29 +11,17 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
 barrier_arrive_p = registry.define(
-    "barrier_arrive",
-    "mbarrier",
-    releases=True,
-    issuers=registry.ISSUERS,
-    writes=("barrier",),
-    atomic=True,
+    "barrier_arrive", "mbarrier", releases=True, writes=("barrier",), atomic=True
 )
-barrier_wait_p = registry.define(
-    "barrier_wait", "mbarrier", issuers=registry.ISSUERS, reads=("barrier",)
-)
+barrier_wait_p = registry.define("barrier_wait", "mbarrier", reads=("barrier",))
 barrier_test_p = registry.define(
     "barrier_test",
     "mbarrier",
-    issuers=registry.ISSUERS,
     reads=("barrier",),
     result=lambda operands, **params: _jax.ShapedArray((), jnp.dtype(bool)),
 )
 barrier_expect_p = registry.define(
-    "barrier_expect",
-    "mbarrier",
-    issuers=registry.ISSUERS,
-    writes=("barrier",),
-    atomic=True,
+    "barrier_expect", "mbarrier", writes=("barrier",), atomic=True
 )
 
 

@@ -22,27 +22,20 @@ load_p = registry.define(
     "registers",
     result=lambda operands, **_: operands["src"].array_type(),
     # One warp can load single elements.
-    issuers=registry.ISSUERS,
     reads=("src",),
 )
 # A store whose author says whether it may have bank conflicts: JAX's has no parameters.
-store_p = registry.define(
-    "store", "registers", issuers=registry.ISSUERS, writes=("dst",)
-)
+store_p = registry.define("store", "registers", writes=("dst",))
 layout_cast_p = registry.define(
     "layout_cast",
     "registers",
     result=lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype),
-    issuers=registry.ISSUERS,
 )
 multiple_of_p = registry.define(
-    "multiple_of",
-    "registers",
-    result=lambda x, **_: jax.core.ShapedArray((), x.dtype),
-    issuers=registry.ISSUERS,
+    "multiple_of", "registers", result=lambda x, **_: jax.core.ShapedArray((), x.dtype)
 )
 set_max_registers_p = registry.define(
-    "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG
+    "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG, by_warp=False
 )
 
 

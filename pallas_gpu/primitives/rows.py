@@ -24,6 +24,7 @@ gather_rows_p = registry.define(
     proxies=_PROXIES,
     releases=True,
     feature=arch.Feature.TMA,
+    by_warp=False,
 )
 scatter_rows_p = registry.define(
     "scatter_rows",
@@ -33,6 +34,7 @@ scatter_rows_p = registry.define(
     asynchronous=True,
     proxies=_PROXIES,
     feature=arch.Feature.TMA,
+    by_warp=False,
 )
 
 

@@ -17,7 +17,6 @@ from pallas_gpu.primitives.copies import im2col, pairs, views
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
     "tma",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -27,22 +26,17 @@ copy_gmem_to_smem_p = registry.define(
 copy_smem_to_gmem_p = registry.define(
     "copy_smem_to_gmem",
     "tma",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
-wait_smem_to_gmem_p = registry.define(
-    "wait_smem_to_gmem", "tma", issuers=registry.ISSUERS
-)
-commit_group_p = registry.define(
-    "commit_smem_to_gmem_group", "tma", issuers=registry.ISSUERS
-)
-commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
+wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma")
+commit_group_p = registry.define("commit_smem_to_gmem_group", "tma")
+commit_smem_p = registry.define("commit_smem", "tma")
 # Not public: `entry.memory.fences` inserts it.
-fence_smem_p = registry.define("fence_smem", "tma", issuers=registry.ISSUERS)
-commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
+fence_smem_p = registry.define("fence_smem", "tma")
+commit_gmem_p = registry.define("commit_gmem", "tma")
 
 # PTX ISA, createpolicy: primary priorities.
 CacheHint = Annotated[

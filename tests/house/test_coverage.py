@@ -34,7 +34,7 @@ class Primitive:
 
 def operation(primitive, **facts):
     """What `define` would say of it."""
-    known = {"family": "tma", "issuers": ("warp",), "reads": ("src",), "writes": ()}
+    known = {"family": "tma", "by_warp": True, "reads": ("src",), "writes": ()}
     known |= {"feature": None, "atomic": False, "asynchronous": True, **facts}
     return SimpleNamespace(primitive=primitive, **known)
 

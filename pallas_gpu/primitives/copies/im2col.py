@@ -27,7 +27,6 @@ from pallas_gpu.types.copies.im2col import Im2ColStep
 copy_im2col_p = registry.define(
     "copy_im2col",
     "im2col",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,

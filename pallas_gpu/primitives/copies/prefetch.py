@@ -13,7 +13,6 @@ from pallas_gpu.primitives.copies import pairs, views
 async_prefetch_p = registry.define(
     "async_prefetch",
     "prefetch",
-    issuers=registry.ISSUERS,
     reads=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMA,

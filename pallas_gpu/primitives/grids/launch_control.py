@@ -33,6 +33,7 @@ try_cluster_cancel_p = registry.define(
     asynchronous=True,
     releases=True,
     feature=arch.Feature.CLUSTER_LAUNCH_CONTROL,
+    by_warp=False,
 )
 query_cluster_cancel_p = registry.define(
     "query_cluster_cancel",
@@ -40,6 +41,7 @@ query_cluster_cancel_p = registry.define(
     results=_decoded,
     reads=("result",),
     feature=arch.Feature.CLUSTER_LAUNCH_CONTROL,
+    by_warp=False,
 )
 
 

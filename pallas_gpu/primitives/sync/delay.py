@@ -10,7 +10,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
 
-delay_p = registry.define("delay", "delay", issuers=registry.ISSUERS)
+delay_p = registry.define("delay", "delay")
 
 # PTX ISA, nanosleep: the longest suspension.
 _MAX_NANOSECONDS = 1_000_000

@@ -19,18 +19,12 @@ from pallas_gpu.types import values
 GPU, SYSTEM = "gpu", "sys"
 
 semaphore_signal_p = registry.define(
-    "semaphore_signal",
-    "semaphore",
-    issuers=registry.ISSUERS,
-    writes=("semaphore",),
-    atomic=True,
-    releases=True,
+    "semaphore_signal", "semaphore", writes=("semaphore",), atomic=True, releases=True
 )
 # Operands: a list of those of `semaphore_signal`.
 semaphore_signal_parallel_p = registry.define(
     "semaphore_signal_parallel",
     "semaphore",
-    issuers=registry.ISSUERS,
     writes=("semaphore",),
     atomic=True,
     releases=True,
@@ -38,7 +32,6 @@ semaphore_signal_parallel_p = registry.define(
 semaphore_wait_p = registry.define(
     "semaphore_wait",
     "semaphore",
-    issuers=registry.ISSUERS,
     reads=("semaphore",),
     writes=("semaphore",),
     atomic=True,
@@ -47,7 +40,6 @@ semaphore_read_p = registry.define(
     "semaphore_read",
     "semaphore",
     result=lambda *_, **__: jax.core.ShapedArray((), jnp.dtype(jnp.int32)),
-    issuers=registry.ISSUERS,
     reads=("semaphore",),
 )
 

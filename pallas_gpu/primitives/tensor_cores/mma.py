@@ -20,6 +20,7 @@ mma_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["acc"].shape, operands["acc"].dtype
     ),
+    by_warp=False,
 )
 
 # PTX ISA, mma: element types of A and B; integers are added in s32, floats in f32.

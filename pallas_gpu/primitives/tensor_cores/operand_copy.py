@@ -17,7 +17,6 @@ from pallas_gpu.primitives.tensor_cores import pairs
 async_copy_smem_to_tmem_p = registry.define(
     "async_copy_smem_to_tmem",
     "operand_copy",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,

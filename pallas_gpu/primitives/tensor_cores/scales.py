@@ -17,7 +17,6 @@ from pallas_gpu.primitives.tensor_cores import pairs
 async_copy_scales_to_tmem_p = registry.define(
     "async_copy_scales_to_tmem",
     "scales",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,

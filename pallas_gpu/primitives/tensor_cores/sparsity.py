@@ -21,7 +21,6 @@ from pallas_gpu.primitives.tensor_cores.scales import require_layout, require_pl
 async_copy_sparse_metadata_to_tmem_p = registry.define(
     "async_copy_sparse_metadata_to_tmem",
     "sparsity",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,

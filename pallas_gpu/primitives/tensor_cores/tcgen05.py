@@ -26,7 +26,6 @@ from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity, tiles
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",
-    issuers=registry.ISSUERS,
     reads=("acc", "a", "b", "a_scale", "b_scale", "a_sparse_metadata"),
     writes=("acc", "barrier"),
     asynchronous=True,
@@ -35,7 +34,6 @@ tcgen05_mma_p = registry.define(
 tcgen05_commit_arrive_p = registry.define(
     "tcgen05_commit_arrive",
     "tcgen05",
-    issuers=registry.ISSUERS,
     writes=("barrier",),
     atomic=True,
     asynchronous=True,

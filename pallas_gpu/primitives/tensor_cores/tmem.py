@@ -28,6 +28,7 @@ async_load_tmem_p = registry.define(
     reads=("src",),
     asynchronous=True,
     feature=arch.Feature.TMEM,
+    by_warp=False,
 )
 async_store_tmem_p = registry.define(
     "async_store_tmem",
@@ -35,9 +36,14 @@ async_store_tmem_p = registry.define(
     writes=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMEM,
+    by_warp=False,
 )
-wait_load_tmem_p = registry.define("wait_load_tmem", "tmem", feature=arch.Feature.TMEM)
-commit_tmem_p = registry.define("commit_tmem", "tmem", feature=arch.Feature.TMEM)
+wait_load_tmem_p = registry.define(
+    "wait_load_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False
+)
+commit_tmem_p = registry.define(
+    "commit_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False
+)
 
 # The lowering emits `tcgen05.ld.red` for what these make of a load, where it can.
 _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

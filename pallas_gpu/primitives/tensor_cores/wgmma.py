@@ -24,14 +24,18 @@ wgmma_p = registry.define(
     writes=("acc",),
     asynchronous=True,
     feature=arch.Feature.WGMMA,
+    by_warp=False,
 )
-wgmma_wait_p = registry.define("wgmma_wait", "wgmma", feature=arch.Feature.WGMMA)
+wgmma_wait_p = registry.define(
+    "wgmma_wait", "wgmma", feature=arch.Feature.WGMMA, by_warp=False
+)
 accumulator_load_p = registry.define(
     "wgmma_accumulator_load",
     "wgmma",
     result=lambda operands, **_: operands["acc"].array_type(),
     reads=("acc",),
     feature=arch.Feature.WGMMA,
+    by_warp=False,
 )
 
 # PTX ISA, wgmma.mma_async: element types of A and B, and of D for each.
