@@ -80,6 +80,11 @@ def operand(ref: Any) -> RefOperand:
     return RefOperand(ref, steps)
 
 
+def _split(value: Any) -> Any:
+    known = isinstance(value, RefOperand) or types.base_aval(value) is None
+    return value if known else operand(value)
+
+
 def _refuse_other_cta(steps: Sequence[Any]) -> None:
     if not any(isinstance(step, ClusterStep) for step in steps):
         return
@@ -97,9 +102,12 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
 
     Args:
       primitive: the primitive to bind.
-      operands: pytree of RefOperand, scalars, arrays and None; or a list of them.
+      operands: pytree of references, RefOperands, scalars, arrays and None; or a list
+        of them.
       **params: static parameters.
     """
+    if isinstance(operands, dict):
+        operands = {name: _split(value) for name, value in operands.items()}
     for named in operands if isinstance(operands, list) else [operands]:
         _check_accesses(primitive, named)
     leaves, tree = jax.tree.flatten(operands)

@@ -46,12 +46,7 @@ def load(
     """
     ops.bind(
         cp_async_p,
-        {
-            "src": ops.operand(src),
-            "dst": ops.operand(dst),
-            "barrier": barrier,
-            "predicate": predicate,
-        },
+        {"src": src, "dst": dst, "barrier": barrier, "predicate": predicate},
         oob_mode=oob_mode,
     )
 
@@ -69,7 +64,7 @@ def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) ->
     """
     ops.bind(
         store_by_threads_p,
-        {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
+        {"src": src, "dst": dst, "predicate": predicate},
         commit_group=commit_group,
     )
 

@@ -267,4 +267,4 @@ def print_layout(fmt: str, x: Any) -> None:
             got=types.describe(x),
             hint="a barrier occupies 8 bytes of SMEM",
         )
-    ops.bind(print_layout_p, {"x": ops.operand(x)}, fmt=fmt)
+    ops.bind(print_layout_p, {"x": x}, fmt=fmt)

@@ -122,9 +122,7 @@ def load(
         mask = indexed.mask_of(mask, view.shape, who)
         other = None if other is None else types.stored(other, view, "`other`")
         return indexed.load(view, mask, other, layout)
-    return ops.bind(
-        load_p, {"src": ops.operand(src)}, layout=layout, optimized=optimized
-    )
+    return ops.bind(load_p, {"src": src}, layout=layout, optimized=optimized)
 
 
 @expect.arguments(
@@ -190,7 +188,7 @@ def store(
     if mask is not None:
         indexed.store(view, value, mask)
         return
-    operands = {"dst": ops.operand(view), "value": value}
+    operands = {"dst": view, "value": value}
     ops.bind(store_p, operands, optimized=optimized)
 
 

@@ -113,9 +113,9 @@ def gather(
     who = "copy_gmem_to_smem"
     src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {
-        "src": ops.operand(src),
+        "src": src,
         "rows": rows,
-        "dst": ops.operand(dst),
+        "dst": dst,
         "barrier": barrier,
         "predicate": predicate,
     }
@@ -140,10 +140,5 @@ def scatter(
     """
     who = "copy_smem_to_gmem"
     src, dst = views.plain(src, who), views.plain(dst, who)
-    operands = {
-        "src": ops.operand(src),
-        "dst": ops.operand(dst),
-        "rows": rows,
-        "predicate": predicate,
-    }
+    operands = {"src": src, "dst": dst, "rows": rows, "predicate": predicate}
     ops.bind(scatter_rows_p, operands, commit_group=commit_group)

@@ -170,12 +170,7 @@ def copy_gmem_to_smem(
         return
     ops.bind(
         copy_gmem_to_smem_p,
-        {
-            "src": ops.operand(src),
-            "dst": ops.operand(dst),
-            "barrier": one_barrier,
-            "predicate": predicate,
-        },
+        {"src": src, "dst": dst, "barrier": one_barrier, "predicate": predicate},
         oob_mode=oob_mode,
         collective_axes=axes,
         leader_tracked=partition,
@@ -259,7 +254,7 @@ def copy_smem_to_gmem(
         return
     ops.bind(
         copy_smem_to_gmem_p,
-        {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
+        {"src": src, "dst": dst, "predicate": predicate},
         commit_group=commit_group,
         reduction_op=reduction_op,
         cache_hint=cache_hint,

@@ -185,8 +185,8 @@ def load(
         start = [_over(flat, count), _plus(_rest(flat, count), first), *start]
     assert len(start) == rank - 1
     operands = {
-        "src": ops.operand(src),
-        "dst": ops.operand(dst),
+        "src": src,
+        "dst": dst,
         "barrier": barrier,
         "predicate": predicate,
         "start": [*map(_scalar, start), _scalar(_number(channel))],

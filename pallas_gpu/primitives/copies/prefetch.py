@@ -71,7 +71,5 @@ def async_prefetch(
     # The source of a partitioned copy is the part of this CTA.
     shared = () if own is not ref else axes
     ops.bind(
-        async_prefetch_p,
-        {"ref": ops.operand(plain), "predicate": predicate},
-        collective_axes=shared,
+        async_prefetch_p, {"ref": plain, "predicate": predicate}, collective_axes=shared
     )

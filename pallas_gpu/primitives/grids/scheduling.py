@@ -68,8 +68,8 @@ def publish(position: Any, dst: Any, barrier: Any, predicate: Any) -> None:
     """
     operands = {
         "position": position,
-        "dst": ops.operand(dst),
-        "barrier": ops.operand(barrier),
+        "dst": dst,
+        "barrier": barrier,
         "predicate": predicate,
     }
     ops.bind(publish_p, operands)

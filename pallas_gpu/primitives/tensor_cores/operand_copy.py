@@ -77,7 +77,7 @@ def async_copy_smem_to_tmem(
     _require_storage(smem_ref)
     ops.bind(
         async_copy_smem_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 

@@ -24,11 +24,7 @@ async_copy_scales_to_tmem_p = registry.define(
 )
 
 # JAX's names of element types, and PTX's.
-OPERANDS = {
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float4_e2m1fn": "e2m1",
-}
+OPERANDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn": "e2m1"}
 _SCALES = {"float8_e8m0fnu": "ue8m0", "float8_e4m3fn": "ue4m3"}
 _ROWS, _GROUP = instructions.ROWS, instructions.SCALES_PER_COLUMN
 # Of a tile of 128 rows by 4 scales in SMEM, and of one of two halves of the columns.
@@ -89,7 +85,7 @@ def async_copy_scales_to_tmem(
     require_plain(smem_ref, who)
     ops.bind(
         async_copy_scales_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 

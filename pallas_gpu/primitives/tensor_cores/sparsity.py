@@ -91,7 +91,7 @@ def async_copy_sparse_metadata_to_tmem(
     require_plain(smem_ref, who)
     ops.bind(
         async_copy_sparse_metadata_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 

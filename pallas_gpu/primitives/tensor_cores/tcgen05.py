@@ -152,21 +152,15 @@ def tcgen05_mma(
         accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
     done = None if barrier is None else one_barrier(barrier, who)
     for tile in parts:
-        refs = {
-            "acc": tile.acc,
-            "a": tile.a,
-            "b": b,
-            "a_scale": tile.a_scale,
-            "b_scale": b_scale,
-            "a_sparse_metadata": tile.metadata,
-        }
         ops.bind(
             tcgen05_mma_p,
             {
-                **{
-                    name: None if ref is None else ops.operand(ref)
-                    for name, ref in refs.items()
-                },
+                "acc": tile.acc,
+                "a": tile.a,
+                "b": b,
+                "a_scale": tile.a_scale,
+                "b_scale": b_scale,
+                "a_sparse_metadata": tile.metadata,
                 # The commit behind the last tile is one for all of them.
                 "barrier": done if tile is parts[-1] else None,
                 "accumulate": jnp.asarray(accumulate),

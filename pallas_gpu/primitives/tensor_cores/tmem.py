@@ -131,7 +131,7 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
 def _load(view: types.RefView, layout: Any) -> jax.Array:
     if types.has_parts(view):
         return jnp.stack([_load(view.at[i], layout) for i in range(len(view))])
-    return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
+    return ops.bind(async_load_tmem_p, {"src": view}, layout=layout)
 
 
 def _store(view: types.RefView, value: jax.Array) -> None:
@@ -139,7 +139,7 @@ def _store(view: types.RefView, value: jax.Array) -> None:
         for i in range(len(view)):
             _store(view.at[i], value[i])
         return
-    ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
+    ops.bind(async_store_tmem_p, {"ref": view, "value": value})
 
 
 def places(view: types.RefView) -> dict[str, jax.Array]:

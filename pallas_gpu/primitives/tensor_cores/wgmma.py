@@ -96,14 +96,7 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     a, b = views.plain(a, f"{who}: a") if a_is_ref else a, views.plain(b, f"{who}: b")
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
         check_storage(operand, name)
-    ops.bind(
-        wgmma_p,
-        {
-            "acc": ops.operand(acc),
-            "a": ops.operand(a) if a_is_ref else a,
-            "b": ops.operand(b),
-        },
-    )
+    ops.bind(wgmma_p, {"acc": acc, "a": a, "b": b})
 
 
 def _require_accumulator(acc: Any, who: str) -> None:
@@ -354,4 +347,4 @@ def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Arr
     """
     who = "wgmma_accumulator_load"
     _require_accumulator(acc, who)
-    return ops.bind(accumulator_load_p, {"acc": ops.operand(acc)}, wait_n=wait_n)
+    return ops.bind(accumulator_load_p, {"acc": acc}, wait_n=wait_n)
