@@ -138,6 +138,11 @@ class Operation:
         """Names of the operands whose memory it reads or writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
+    @property
+    def copies(self) -> bool:
+        """Whether it copies a part of memory, `src`, to another one, `dst`."""
+        return "src" in self.reads and "dst" in self.writes
+
 
 # Our operations, and those of JAX that access memory, by name.
 PRIMITIVES: dict[str, Operation] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulated GPU, with one rule file per family; importing it registers the rules.
 
-Importing this package imports every file in it and in its inner rooms: a new family is a
-new file.
+Importing this package imports every file in it and in its inner rooms: a new family is
+a new file.
 """
 
 import importlib

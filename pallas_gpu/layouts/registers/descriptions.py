@@ -416,9 +416,7 @@ class WGStridedLayout(Drawable):
             )
 
     @classmethod
-    @expect.arguments(
-        "WGStridedLayout.default", shape=expect.integers(0), bits=expect.integer(1)
-    )
+    @expect.arguments(shape=expect.integers(0), bits=expect.integer(1))
     def default(cls, shape: Sequence[int], bits: int) -> WGStridedLayout:
         """Vectors of four elements, or fewer if the size requires it.
 

@@ -169,7 +169,7 @@ class TmemLayout(Drawable):
     # --- the kinds --------------------------------------------------------------------
 
     @classmethod
-    @expect.arguments("TmemLayout.default")
+    @expect.arguments()
     def default(cls, packing: int = 1) -> TmemLayout:
         """Row r in lane r: accumulators and left operands of 128 rows.
 
@@ -181,7 +181,7 @@ class TmemLayout(Drawable):
         return cls(TmemKind.DEFAULT, packing)
 
     @classmethod
-    @expect.arguments("TmemLayout.half_lane")
+    @expect.arguments()
     def half_lane(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows, 16 per warp: accumulators of one CTA with M = 64.
 
@@ -195,7 +195,7 @@ class TmemLayout(Drawable):
         return cls(TmemKind.HALF_LANE, packing, columns)
 
     @classmethod
-    @expect.arguments("TmemLayout.m64_collective")
+    @expect.arguments()
     def m64_collective(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows: one CTA's part of an accumulator of two CTAs, M = 128.
 
@@ -276,9 +276,7 @@ class TmemLayout(Drawable):
                 assert_never(self.kind)
 
     @classmethod
-    @expect.arguments(
-        "TmemLayout.from_tiled",
-    )
+    @expect.arguments()
     def from_tiled(cls, tiled: TiledLayout) -> TmemLayout:
         """The layout that tiles describe, in any notation.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from pallas_gpu.ops.rules import (
 _BLACKWELL_HEAD_DIMS = 64, 128
 
 
-@expect.arguments(align=expect.choice("start", "end"))
+@expect.arguments()
 def attention(
     q: Array,
     k: Array,
@@ -44,7 +44,7 @@ def attention(
     causal: bool = False,
     sm_scale: float | None = None,
     window: int | tuple[int | None, int | None] | None = None,
-    align: str = "start",
+    align: Literal["start", "end"] = "start",
     soft_cap: float | None = None,
     alibi_slopes: Array | None = None,
     q_segment_ids: Array | None = None,

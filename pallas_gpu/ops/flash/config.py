@@ -84,7 +84,6 @@ class AttentionConfig:
 
     @classmethod
     @expect.arguments(
-        "AttentionConfig.default",
         head_dim=expect.integer(1),
         kv_len=expect.optional(expect.integer(0)),
     )
@@ -164,7 +163,7 @@ class BlackwellAttentionConfig:
             )
 
     @classmethod
-    @expect.arguments("BlackwellAttentionConfig.default", head_dim=expect.integer(1))
+    @expect.arguments(head_dim=expect.integer(1))
     def default(cls, head_dim: int) -> BlackwellAttentionConfig:
         """Returns the largest blocks that fit in TMEM; it has not been measured."""
         if head_dim <= 64:

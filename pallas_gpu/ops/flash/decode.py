@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from pallas_gpu.ops.rules import Array, Factor, Interpret
 
 
 @expect.arguments(
-    kv_layout=expect.choice("NHD", "HND"),
     kv_axis=expect.optional(expect.integer(0, 1)),
     window=expect.optional(expect.integer(1)),
 )
@@ -36,7 +35,7 @@ def decode_attention(
     page_table: Array | None = None,
     k_scale: Factor = None,
     v_scale: Factor = None,
-    kv_layout: str = "NHD",
+    kv_layout: Literal["NHD", "HND"] = "NHD",
     kv_axis: int | None = None,
     causal: bool = True,
     sm_scale: float | None = None,

@@ -66,7 +66,7 @@ class RaggedDotConfig:
             )
 
     @classmethod
-    @expect.arguments("RaggedDotConfig.default", groups=expect.integer(1))
+    @expect.arguments(groups=expect.integer(1))
     def default(
         cls,
         groups: int,

@@ -87,7 +87,7 @@ class AttentionBackwardConfig:
             )
 
     @classmethod
-    @expect.arguments("AttentionBackwardConfig.default", head_dim=expect.integer(1))
+    @expect.arguments(head_dim=expect.integer(1))
     def default(
         cls, head_dim: int, *, deterministic: bool = False
     ) -> AttentionBackwardConfig:
