@@ -27,12 +27,8 @@ print_layout_p = registry.define("print_layout", "debug", reads=("x",))
 registry.describe(_jax.debug_print_p, "debug", observable=True)
 
 
-def _value(value: Any, what: str) -> Any:
-    return value_rules.array(value, what)
-
-
 def _printed(value: Any, what: str) -> Any:
-    return value if _is_in_tmem(value) else _value(value, what)
+    return value if _is_in_tmem(value) else value_rules.array(value, what)
 
 
 def _is_in_tmem(value: Any) -> bool:
@@ -258,7 +254,9 @@ def print_layout(fmt: str, x: Any) -> None:
             hint="write {{ and }} for braces",
         )
     if types.base_aval(x) is None:
-        ops.bind(print_layout_p, {"x": _value(x, "print_layout: x")}, fmt=fmt)
+        ops.bind(
+            print_layout_p, {"x": value_rules.array(x, "print_layout: x")}, fmt=fmt
+        )
         return
     if types.base_aval(x).memory_space is types.BARRIERS:
         raise errors.MemorySpaceError(

@@ -68,10 +68,7 @@ def async_copy_smem_to_tmem(
       >>> plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
       >>> plgpu.tcgen05_mma(acc, a_tmem, b_smem, done)
     """
-    ops.require_space(smem_ref, types.SMEM, _WHO, "the source")
-    ops.require_space(tmem_ref, types.TMEM, _WHO, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=_WHO)
+    pairs.require_copy(smem_ref, tmem_ref, collective_axis, _WHO)
     _require_equal(smem_ref, tmem_ref)
     _require_packed(tmem_ref)
     _require_storage(smem_ref)

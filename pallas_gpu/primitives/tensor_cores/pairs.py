@@ -15,8 +15,23 @@ import jax.numpy as jnp
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
+from pallas_gpu.primitives import _operands as ops
 
 _CTAS = 2
+
+
+def require_copy(source: Any, target: Any, axis: str | None, who: str) -> bool:
+    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs.
+
+    Raises:
+      MemorySpaceError: the source or the target is in another space.
+      ArgumentError: the array in TMEM is not allocated by those who copy.
+    """
+    ops.require_space(source, types.SMEM, who, "the source")
+    ops.require_space(target, types.TMEM, who, "the destination")
+    collective = axis is not None
+    require_allocation(target, collective=collective, who=who)
+    return collective
 
 
 def require_allocation(array: Any, *, collective: bool, who: str) -> None:

@@ -73,10 +73,7 @@ def async_copy_scales_to_tmem(
       >>> plgpu.tcgen05_mma(acc, a, b, done, a_scale=a_scale, b_scale=b_scale)
     """
     who = "async_copy_scales_to_tmem"
-    ops.require_space(smem_ref, types.SMEM, who, "the source")
-    ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=who)
+    collective = pairs.require_copy(smem_ref, tmem_ref, collective_axis, who)
     layout = types.base_aval(tmem_ref).storage.layout
     halved = collective and layout.kind is TmemKind.SCALES_M64_COLLECTIVE
     _require_copied(smem_ref, tmem_ref, who, halved=halved)

@@ -73,10 +73,7 @@ def async_copy_sparse_metadata_to_tmem(
       >>> plgpu.tcgen05_mma(acc, a, b, done, a_sparse_metadata=metadata)
     """
     who = "async_copy_sparse_metadata_to_tmem"
-    ops.require_space(smem_ref, types.SMEM, who, "the source")
-    ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=who)
+    pairs.require_copy(smem_ref, tmem_ref, collective_axis, who)
     for ref in (smem_ref, tmem_ref):
         _require_indices(ref, who)
     _require_layout(tmem_ref, f"{who}: the destination")
