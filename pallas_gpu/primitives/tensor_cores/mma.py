@@ -12,6 +12,7 @@ from pallas_gpu import errors, expect, types
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
 mma_p = registry.define(
@@ -85,17 +86,8 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
 
 
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    if any(len(s) != 2 for s in shapes) or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "mma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="transpose an operand: b.T",
-        )
-    (m, n), (_, k) = shapes[0], shapes[1]
+    products.require_shapes(acc, a, b, "mma", "transpose an operand: b.T")
+    (m, n), (_, k) = acc.shape, a.shape
     if MmaShape.best(m, n, k, types.itemsize_bits(a.dtype)) is None:
         raise errors.ShapeError(
             "mma: the shape does not consist of whole instructions of four warps",

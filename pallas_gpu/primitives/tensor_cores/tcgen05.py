@@ -15,13 +15,15 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
-from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity, tiles
+from pallas_gpu.primitives.tensor_cores import pairs, products, scales, sparsity, tiles
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
@@ -52,6 +54,7 @@ _OPERANDS = {
 }
 _ACCUMULATORS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 _MAX_COLUMNS = 512
+_WHO = "tcgen05_mma"
 
 
 @expect.arguments()
@@ -137,7 +140,7 @@ def tcgen05_mma(
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
       >>> plgpu.barrier_wait(done)
     """
-    who = "tcgen05_mma"
+    who = _WHO
     ops.require_space(acc, types.TMEM, who, "the accumulator")
     aval = ops.require_ref(a, who, "a")
     if aval.memory_space is not types.TMEM:
@@ -253,15 +256,15 @@ def _require_product(
     else:
         require_shapes = pairs.require_shapes if collective else _require_shapes
         require_shapes(acc, a, b)
-        _require_depth(a)
+        products.require_depth(a, _WHO)
     if scaled:
         scales.require(acc, a, b, a_scale, b_scale, collective=collective)
     _require_accumulator(acc, collective=collective)
     if left_in_tmem:
         _require_packed(a)
     else:
-        _require_storage(a, "a")
-    right = _require_storage(b, "b")
+        _readable(a, "a")
+    right = _readable(b, "b")
     if not collective:
         _require_halves(acc, right)
     if tile.metadata is not None:
@@ -300,18 +303,8 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
 
 
 def _require_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    two = all(len(s) == 2 for s in shapes)
-    if not two or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "tcgen05_mma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="pass an operand stored transposed as ref.T",
-        )
-    m, n = shapes[0]
+    products.require_shapes(acc, a, b, _WHO)
+    m, n = acc.shape
     steps = 16 if _name(a) in ("int8", "uint8") and n > 32 else 8
     steps *= 2 if m == 64 else 1
     if m not in instructions.ROWS or n % steps or n > _MAX_COLUMNS:
@@ -320,18 +313,6 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             expected=f"M = 64 or 128, N a multiple of {steps} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
-        )
-
-
-def _require_depth(a: Any) -> None:
-    """Raises ShapeError unless K is a multiple of that of an instruction."""
-    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
-    if a.shape[1] % step:
-        raise errors.ShapeError(
-            "tcgen05_mma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
-            got=a.shape[1],
-            hint="pad K with zeros",
         )
 
 
@@ -354,8 +335,6 @@ def _require_accumulator(acc: Any, *, collective: bool) -> None:
 
 
 def _require_packed(a: Any) -> None:
-    layout = types.base_aval(a).storage.layout
-    packing = 32 // types.itemsize_bits(a.dtype)
     if a.shape[0] != instructions.ROWS[1]:
         raise errors.UnsupportedError(
             f"tcgen05_mma: a left operand in TMEM cannot have {a.shape[0]} rows",
@@ -363,14 +342,7 @@ def _require_packed(a: Any) -> None:
             got=types.describe(a),
             hint="pass the left operand in SMEM",
         )
-    if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
-        return
-    raise errors.LayoutError(
-        "tcgen05_mma: the left operand in TMEM is not packed",
-        expected=f"the default layout with {packing} elements per column",
-        got=str(layout),
-        hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
-    )
+    products.require_packed(a, f"{_WHO}: the left operand in TMEM")
 
 
 def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
@@ -392,45 +364,10 @@ def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
     )
 
 
-def _require_storage(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand]:
-    """Returns how an SMEM operand may be read: in its storage, or those inferred.
+def _readable(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand]:
+    """Returns how an SMEM operand may be read, or raises LayoutError."""
 
-    Raises:
-      LayoutError: the tensor core does not read it.
-    """
-    aval = types.base_aval(operand)
-    window = types.resolve(aval.shape, ops.operand(operand).transforms)
-    window = window.at(_static(window.starts))
-    bits = types.itemsize_bits(operand.dtype)
-    found, refused = [], None
-    for transforms in [aval.transforms] if aval.transforms else _inferable(aval.dtype):
-        try:
-            layout = types.smem_layout(aval.shape, aval.dtype, transforms)
-            layout = layout.reinterpreted(window.array_shape, bits)
-            found.append(descriptors.plan(layout, window, name))
-        except errors.LayoutError as error:
-            refused = error
-    if found or refused is None:
-        return found
-    raise errors.LayoutError(
-        f"tcgen05_mma: {name} is not stored as the tensor core reads it",
-        expected=refused.expected,
-        got=refused.got,
-        hint=refused.hint or refused.what,
-    ) from None
+    def plan(layout: SmemLayout, window: Window) -> WgmmaOperand:
+        return descriptors.plan(layout, window, name)
 
-
-def _inferable(dtype: Any) -> list[tuple[types.Transform, ...]]:
-    """The transforms that inference may choose, widest swizzle first."""
-    return [
-        (
-            types.TilingTransform((8, swizzle * 8 // types.itemsize_bits(dtype))),
-            types.SwizzleTransform(swizzle),
-        )
-        for swizzle in (128, 64, 32)
-    ]
-
-
-def _static(starts: Any) -> list[int]:
-    """Starts of a part; dynamic ones are multiples of a tile, as promised."""
-    return [start if isinstance(start, int) else 0 for start in starts]
+    return products.readable(operand, plan, f"{_WHO}: {name}")

@@ -15,6 +15,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._engines import Side
 from pallas_gpu.primitives.copies import views
+from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
 wgmma_p = registry.define(
@@ -48,8 +49,6 @@ _ACCUMULATORS: dict[Any, tuple[Any, ...]] = {
     **dict.fromkeys(_FLOAT8, (jnp.float32, jnp.float16)),
     **dict.fromkeys(_INT8, (jnp.int32,)),
 }
-# One instruction consumes 32 bytes of K.
-_K_BYTES = 32
 # Bytes (PTX ISA, wgmma matrix descriptor): inference tiles an operand for one of them.
 _SWIZZLES = (32, 64, 128)
 _MAX_COLUMNS = 256
@@ -139,26 +138,9 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
 
 
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    two = all(len(s) == 2 for s in shapes)
-    if not two or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "wgmma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="pass an operand stored transposed as ref.T",
-        )
-    k_step = _K_BYTES // jnp.dtype(a.dtype).itemsize
-    if shapes[1][1] % k_step:
-        raise errors.ShapeError(
-            "wgmma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {k_step} ({_K_BYTES} bytes)",
-            got=shapes[1][1],
-            hint="pad K with zeros",
-        )
-    (m, n), _, _ = shapes
+    products.require_shapes(acc, a, b, "wgmma")
+    products.require_depth(a, "wgmma")
+    m, n = acc.shape
     if m % types.WGMMA_ROWS or n % types.WGMMA_COLUMNS or n > _MAX_COLUMNS:
         raise errors.ShapeError(
             "wgmma: the tensor core has no instruction of this shape",
