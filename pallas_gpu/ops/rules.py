@@ -14,26 +14,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 
 
-def is_axis(value: Any) -> bool:
-    """True for the name of an output dimension of a matrix product."""
-    return isinstance(value, str) and value in ("m", "n")
-
-
-def require_order(what: str, minor: Any, strip: int) -> None:
-    """Checks the order of a product's tiles.
-
-    Raises:
-      ArgumentError: there is no such dimension, or a strip has no tiles.
-    """
-    if not is_axis(minor) or strip < 1:
-        raise errors.ArgumentError(
-            f"{what}: invalid order of tiles",
-            expected="minor 'm' or 'n' and a positive strip",
-            got=f"minor={minor!r}, strip={strip}",
-            hint="strip is a number of tiles, e.g. 8",
-        )
-
-
 def as_dtype(value: Any) -> jnp.dtype | None:
     """Returns an element type; None for an array, and for what is no type."""
     if hasattr(value, "shape") and not isinstance(value, jnp.dtype):
@@ -71,6 +51,12 @@ def number_or_array(value: Any, what: str) -> Any:
 
 
 # Annotations of parameters, with their rules.
+Positive = Annotated[int, expect.integer(1)]
+Strip = Annotated[int, expect.integer(1, hint="strip is a number of tiles, e.g. 8")]
+# Buffers of a ring: one is released when the next product has started.
+Stages = Annotated[
+    int, expect.integer(2, hint="four hide the latency of copies on an H200")
+]
 Array = Annotated[Any, array]
 Factor = Annotated[Any, expect.optional(number_or_array)]
 Interpret = Annotated[
@@ -117,19 +103,4 @@ def require_tile(what: str, m: int, n: int, k: int) -> None:
             expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
             got=f"tile_m={m}, tile_n={n}, tile_k={k}",
             hint=f"start from {what}()",
-        )
-
-
-def require_stages(what: str, stages: int) -> None:
-    """Checks the buffers of a ring: one is released when the next product has started.
-
-    Raises:
-      ArgumentError: there are fewer than two.
-    """
-    if stages < 2:
-        raise errors.ArgumentError(
-            f"{what}: there are too few stages",
-            expected="stages of 2 or more",
-            got=stages,
-            hint="four hide the latency of copies on an H200",
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import Positive
 
 # Registers per thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
@@ -16,7 +17,12 @@ _SHORT = 1024
 BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
 
 
-@expect.arguments()
+@expect.arguments(
+    stages=expect.integer(1, hint="two stages hide the latency of copies on an H200"),
+    blocks=expect.optional(
+        expect.integer(1, hint="use one per SM, or None for one per tile")
+    ),
+)
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Tile sizes and schedule of `attention` on Hopper.
@@ -46,7 +52,7 @@ class AttentionConfig:
     stages: int = 2
     consumers: int = 2
     ping_pong: bool = True
-    heads_together: int = 8
+    heads_together: Positive = 8
     blocks: int | None = None
     keep_maxima: bool = False
 
@@ -66,20 +72,6 @@ class AttentionConfig:
                 expected="2 or 3",
                 got=self.consumers,
                 hint="2 have 232 registers a thread, 3 have 160",
-            )
-        if self.stages < 1 or self.heads_together < 1:
-            raise errors.ArgumentError(
-                "AttentionConfig: a number is not positive",
-                expected="stages and heads_together of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}",
-                hint="two stages hide the latency of copies on an H200",
-            )
-        if self.blocks is not None and self.blocks < 1:
-            raise errors.ArgumentError(
-                "AttentionConfig: invalid number of blocks",
-                expected="1 or more, or None",
-                got=self.blocks,
-                hint="use one per SM, or None for one per tile",
             )
 
     @classmethod
@@ -141,8 +133,8 @@ class BlackwellAttentionConfig:
     """
 
     block_kv: int = 128
-    stages: int = 2
-    heads_together: int = 8
+    stages: Positive = 2
+    heads_together: Positive = 8
 
     def __post_init__(self):
         # A block of K is the N of one product, at most 256. A block of V is the K of
@@ -152,13 +144,6 @@ class BlackwellAttentionConfig:
                 "BlackwellAttentionConfig: the tensor core does not support this tile",
                 expected="block_kv a multiple of 16 up to 256",
                 got=f"block_kv={self.block_kv}",
-                hint="start from BlackwellAttentionConfig()",
-            )
-        if self.stages < 1 or self.heads_together < 1:
-            raise errors.ArgumentError(
-                "BlackwellAttentionConfig: a number is not positive",
-                expected="stages and heads_together of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}",
                 hint="start from BlackwellAttentionConfig()",
             )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import require_stages, require_tile
+from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
 
 CONSUMERS = 2
 # Groups whose sums one warp computes, without scratch.
@@ -41,10 +41,10 @@ class RaggedDotConfig:
     tile_m: int = 64
     tile_n: int = 256
     tile_k: int = 64
-    stages: int = 4
+    stages: Stages = 4
     epilogue_n: int = 32
-    strip: int = 16
-    blocks: int = arch.SM_90A.sm_count
+    strip: Strip = 16
+    blocks: Positive = arch.SM_90A.sm_count
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
@@ -55,14 +55,6 @@ class RaggedDotConfig:
                 expected=f"epilogue_n a multiple of 16 that divides {n}",
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
-            )
-        require_stages("RaggedDotConfig", self.stages)
-        if self.strip < 1 or self.blocks < 1:
-            raise errors.ArgumentError(
-                "RaggedDotConfig: there is no strip or no block",
-                expected="strip and blocks of 1 or more",
-                got=f"strip={self.strip}, blocks={self.blocks}",
-                hint="start from RaggedDotConfig()",
             )
 
     @classmethod

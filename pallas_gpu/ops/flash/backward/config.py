@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.rules import Positive, Stages
 
 CONSUMERS = 2
 # Registers per thread of the producer and of a consumer: 64512 of an SM's 65536.
@@ -16,7 +17,11 @@ ROWS = 64
 MAX_NARROW = 256
 
 
-@expect.arguments()
+@expect.arguments(
+    blocks=expect.optional(
+        expect.integer(1, hint="None starts a block for each tile of K and V")
+    )
+)
 @dataclasses.dataclass(frozen=True)
 class AttentionBackwardConfig:
     """Tile sizes and schedule of the derivatives of `attention`, on Hopper.
@@ -54,11 +59,11 @@ class AttentionBackwardConfig:
     """
 
     block_q: int = 64
-    stages: int = 2
-    heads_together: int = 16
+    stages: Stages = 2
+    heads_together: Positive = 16
     deterministic: bool = False
     blocks: int | None = None
-    kv_parts: int = 1
+    kv_parts: Positive = 1
 
     def __post_init__(self):
         # One consumer's rows of dQ, or both consumers'.
@@ -68,22 +73,6 @@ class AttentionBackwardConfig:
                 expected="block_q of 64 or 128",
                 got=f"block_q={self.block_q}",
                 hint="128 fits in the registers up to a head_dim of 64",
-            )
-        if self.stages < 2 or min(self.heads_together, self.kv_parts) < 1:
-            raise errors.ArgumentError(
-                "AttentionBackwardConfig: a number is too small",
-                expected="2 stages or more, heads_together and kv_parts of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}, "
-                f"kv_parts={self.kv_parts}",
-                hint="start from AttentionBackwardConfig()",
-            )
-
-        if self.blocks is not None and self.blocks < 1:
-            raise errors.ArgumentError(
-                "AttentionBackwardConfig: invalid number of blocks",
-                expected="1 or more, or None",
-                got=f"blocks={self.blocks}",
-                hint="None starts a block for each tile of K and V",
             )
 
     @classmethod
