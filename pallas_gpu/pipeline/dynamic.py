@@ -25,12 +25,12 @@ _WHO = "dynamic_scheduling_loop"
 _SLOTS = 2
 
 
-@expect.arguments(init_carry=values.values)
+@expect.arguments()
 def dynamic_scheduling_loop(
     grid_names: str | Sequence[str],
     thread_axis: str | None = None,
     cluster_axes: str | Sequence[str] = (),
-    init_carry: Any = None,
+    init_carry: values.Values = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for positions of the grid until none is left.
 

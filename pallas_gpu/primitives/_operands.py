@@ -211,14 +211,19 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
             "run_scoped",
         )
-    if math.prod(barrier.shape) != 1:
+    return _without_reshapes(only_element(barrier, "barrier", who))
+
+
+def only_element(ref: Any, kind: str, who: str) -> RefOperand:
+    """Returns the operand of the element of an array of one, or raises ShapeError."""
+    if math.prod(ref.shape) != 1:
         raise errors.ShapeError(
-            f"{who}: the operand is an array of barriers",
-            expected="one barrier",
-            got=f"barriers of shape {tuple(barrier.shape)}",
-            hint="select one with barrier.at[i]",
+            f"{who}: the operand is an array of {kind}s",
+            expected=f"one {kind}",
+            got=f"{kind}s of shape {tuple(ref.shape)}",
+            hint=f"select one with {kind}.at[i]",
         )
-    return _without_reshapes(operand(barrier.at[(0,) * len(barrier.shape)]))
+    return operand(ref.at[(0,) * len(ref.shape)])
 
 
 def _without_reshapes(one: RefOperand) -> RefOperand:

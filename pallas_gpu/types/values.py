@@ -181,6 +181,7 @@ def element_type(value: Any, what: str) -> np.dtype:
 Array = Annotated[jax.Array, array]
 Index = Annotated[int | jax.Array, index]
 ElementType = Annotated[Any, element_type]
+Values = Annotated[Any, values]
 
 
 def _dtype(value: Any, what: str, accepts: Any) -> np.dtype:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Annotated, Any
 
 import jax
@@ -220,14 +219,7 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
             "with plgpu.get_global for all CTAs",
         )
-    if math.prod(semaphore.shape) != 1:
-        raise errors.ShapeError(
-            f"{who}: the operand is an array of semaphores",
-            expected="one semaphore",
-            got=f"semaphores of shape {tuple(semaphore.shape)}",
-            hint="select one with semaphore.at[i]",
-        )
-    return ops.operand(semaphore.at[(0,) * len(semaphore.shape)])
+    return ops.only_element(semaphore, "semaphore", who)
 
 
 def _is_semaphore(ref: Any, aval: Any) -> bool:
