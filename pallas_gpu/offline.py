@@ -84,7 +84,7 @@ class LoweredReport:
     mlir: str = dataclasses.field(repr=False)
 
 
-@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
+@expect.arguments(args=values.operands)
 def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
@@ -116,7 +116,7 @@ def compile(
     return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
 
 
-@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
+@expect.arguments(args=values.operands)
 def lower(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[LoweredReport]:

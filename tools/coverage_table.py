@@ -183,7 +183,7 @@ def _facts(entry: Any) -> list[str]:
     words = {"atomic": entry.atomic, "asynchronous": entry.asynchronous}
     return [
         entry.family,
-        ", ".join(entry.issuers),
+        "warpgroup, warp" if entry.by_warp else "warpgroup",
         ", ".join(entry.reads),
         ", ".join(entry.writes),
         ", ".join(word for word, is_so in words.items() if is_so),

@@ -21,15 +21,9 @@ def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
 
 
 load_indexed_p = registry.define(
-    "load_indexed",
-    "indexed",
-    result=_loaded,
-    issuers=registry.ISSUERS,
-    reads=("src",),
+    "load_indexed", "indexed", result=_loaded, reads=("src",)
 )
-store_indexed_p = registry.define(
-    "store_indexed", "indexed", issuers=registry.ISSUERS, writes=("dst",)
-)
+store_indexed_p = registry.define("store_indexed", "indexed", writes=("dst",))
 
 
 def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]:

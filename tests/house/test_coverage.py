@@ -34,7 +34,7 @@ class Primitive:
 
 def operation(primitive, **facts):
     """What `define` would say of it."""
-    known = {"family": "tma", "issuers": ("warp",), "reads": ("src",), "writes": ()}
+    known = {"family": "tma", "by_warp": True, "reads": ("src",), "writes": ()}
     known |= {"feature": None, "atomic": False, "asynchronous": True, **facts}
     return SimpleNamespace(primitive=primitive, **known)
 
@@ -118,7 +118,7 @@ def test_a_known_gap_may_be_a_hole():
     gaps = {("copy", Kind.LANE): "later"}
     one = registry({("copy", Kind.EMULATE)}, gaps)
     assert coverage_complaints(one, ()) == []
-    row = "| `copy` | tma | warp | src |  | asynchronous |  | yes | no (1) |"
+    row = "| `copy` | tma | warpgroup, warp | src |  | asynchronous |  | yes | no (1) |"
     assert row in table(one, ()).splitlines()
     assert "\n1. later\n" in table(one, ())
 
