@@ -20,9 +20,13 @@ from pallas_gpu.entry import (
     plain,
     scope,
 )
-from pallas_gpu.entry.plain import constants
 from pallas_gpu.program.rewrite import Retrace
 from pallas_gpu.walk import walk
+
+# Small arrays that a body closes over are tables, coefficients, literals of jnp.array:
+# the body reads them at its start, so each thread has them in its registers. These are
+# 32 registers of a thread for 32-bit elements; more is a mistake rather than a table.
+_MAX_ELEMENTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,6 @@ def trace_body(
             scope.require_applied()
             closed = plain.plain(closed, mesh)
         captured = _captured(closed, name)
-        _refuse_arrays_of_calls(closed.jaxpr, name)
         around = _enclosing_axes(closed.jaxpr, mesh)
         positions = [jax.lax.axis_index(axis) for axis in around]
         closed, arrays = _arranged(closed, arrays, captured, positions, mesh)
@@ -201,32 +204,16 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
             raise jax_errors.escaped_value(
                 f"{var.aval.str_short()} of {made_at}", f"kernel {name}: "
             ).with_location(_first_use(closed.jaxpr, var))
-        if constants.is_array(var.aval) and not constants.is_small(var.aval):
-            raise _array_error(closed.jaxpr, var, name)
+        if plain.is_array(var.aval) and var.aval.size > _MAX_ELEMENTS:
+            raise errors.ClosureError(
+                f"kernel {name}: the body uses an array from the enclosing function",
+                expected="arrays as arguments; only scalars and arrays of at most "
+                f"{_MAX_ELEMENTS} elements may be closed over",
+                got=f"{var.aval.dtype}{list(var.aval.shape)}",
+                hint="pass the array as an argument and read its reference",
+                where=_first_use(closed.jaxpr, var),
+            )
     return list(closed.consts)
-
-
-def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
-    """Raises for arrays that a jitted function in the body closes over.
-
-    JAX stores them, and scalars, in the function: they are not consts of the body.
-    """
-    for site in walk(jaxpr):
-        for body in site.bodies:
-            for var in body.jaxpr.constvars:
-                if constants.is_array(var.aval):
-                    raise _array_error(body.jaxpr, var, name)
-
-
-def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
-    return errors.ClosureError(
-        f"kernel {name}: the body uses an array from the enclosing function",
-        expected="arrays as arguments; only scalars and arrays of at most "
-        f"{constants.MAX_ELEMENTS} elements may be closed over",
-        got=f"{var.aval.dtype}{list(var.aval.shape)}",
-        hint="pass the array as an argument and read its reference",
-        where=_first_use(jaxpr, var),
-    )
 
 
 def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:

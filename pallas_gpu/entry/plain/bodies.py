@@ -2,14 +2,13 @@
 """Bodies in the operations that kernels have: no keys of random numbers, one platform.
 
 A body that has something else is traced again. A key becomes a pair of arrays
-(`keys.py`), a value without elements nothing (`empty.py`), in loops and branches too. A
-jitted function that closes over arrays is inlined: they become consts of the body. A
-loop whose condition is an array, which `jax.vmap` makes, gets a scalar one. A primitive
-of `jax.experimental.hijax`, such as `jnp.searchsorted` of jax 0.12, becomes the
-operations that it consists of. Of `jax.lax.platform_dependent` only the code for CUDA
-is left, so that the emulator runs what the GPU does. `jax.reshard` is left out: a value
-of a kernel is on one device. This precedes all checks, so emulator and compiler see the
-same body.
+(`keys.py`), a value without elements nothing (`empty.py`), in loops and branches too.
+Arrays that a function in the body closes over become consts of the body. A loop whose
+condition is an array, which `jax.vmap` makes, gets a scalar one. A primitive of
+`jax.experimental.hijax`, such as `jnp.searchsorted` of jax 0.12, becomes the operations
+that it consists of. Of `jax.lax.platform_dependent` only the code for CUDA is left, so
+that the emulator runs what the GPU does. `jax.reshard` is left out: a value of a kernel
+is on one device. This precedes all checks, so emulator and compiler see the same body.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.plain import constants, keys
 from pallas_gpu.entry.plain import empty as no_elements
-from pallas_gpu.program.build import CALLS
+from pallas_gpu.entry.plain import keys
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
+from pallas_gpu.walk import bodies
 
 _PLATFORM = "cuda"
 # The operations that no traced body has.
@@ -61,8 +60,8 @@ class _Plain(Retrace):
             name in REPLACED
             or bool(eqn.params.get("branches_platforms"))
             or (name == "while" and _is_for_rows(eqn))
-            or (name in CALLS and constants.of_call(eqn, CALLS[name]))
             or any(keys.is_key(x) or no_elements.is_empty(x) for x in avals)
+            or any(is_array(v.aval) for b in bodies(eqn) for v in b.jaxpr.constvars)
         )
 
     def bound(self, aval: Any, value: Any) -> Any:
@@ -72,6 +71,9 @@ class _Plain(Retrace):
         name, params, made = eqn.primitive.name, eqn.params, eqn.outvars
         if made and all(no_elements.is_empty(v.aval) for v in made) and not eqn.effects:
             return list(made)
+        if name == "scan" and params["length"] == 0:
+            n_consts, n_carry = _jax.scan_arity(params)
+            return [*operands[n_consts:][:n_carry], *made[n_carry:]]
         if name == "platform_index":
             return [np.int32(_case_of(params["platforms"]))]
         if name == "reshard":
@@ -102,6 +104,11 @@ class _Plain(Retrace):
             return [_chosen(going, x, y) for x, y in zip(after, carry, strict=True)]
 
         return lax.while_loop(lambda carry: jnp.any(holds(carry)), step, initial)
+
+
+def is_array(aval: Any) -> bool:
+    """True for an array with dimensions; false for scalars and references."""
+    return bool(getattr(aval, "shape", ())) and not isinstance(aval, _jax.AbstractRef)
 
 
 def _case_of(platforms: Sequence[Sequence[str] | None]) -> int:

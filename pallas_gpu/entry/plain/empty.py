@@ -61,7 +61,19 @@ def results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
         return list(rule(eqn.params, avals, operands))
     if not empty:
         return None
+    if len(empty) == len(operands) and not eqn.effects:
+        return _of_nothing(eqn)
     raise without_elements(eqn.primitive.name, empty[0].shape)
+
+
+def _of_nothing(eqn: _jax.JaxprEqn) -> list[Any]:
+    """Computes what an operation makes of empty arrays alone: one number."""
+    with jax.ensure_compile_time_eval():
+        made = _jax.bind_again(
+            eqn, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        )
+        made = [np.asarray(x) for x in made]
+    return [lax.full(x.shape, x.flat[0], x.dtype) for x in made]
 
 
 def _present(values: Sequence[Any]) -> list[Any]:
@@ -96,37 +108,6 @@ def _first_operand(params: Any, results: Any, operands: list[Any]) -> Sequence[A
     return [operands[0]]
 
 
-def _filled_with(neutral: Callable[[Any], Any]) -> Rule:
-    """The rule of an operation whose result is the same for all empty operands."""
-
-    def rule(params: Any, results: Any, operands: list[Any]) -> Sequence[Any]:
-        (aval,) = results
-        return [lax.full(aval.shape, neutral(aval.dtype), aval.dtype)]
-
-    return rule
-
-
-def _least(dtype: Any) -> Any:
-    if dtype == np.bool_:
-        return False
-    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-
-
-def _greatest(dtype: Any) -> Any:
-    if dtype == np.bool_:
-        return True
-    return np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
-
-
-def _ones(dtype: Any) -> Any:
-    return True if dtype == np.bool_ else jnp.iinfo(dtype).max if jnp.issubdtype(
-        dtype, jnp.unsignedinteger) else -1  # fmt: skip
-
-
-def _zero(dtype: Any) -> Any:
-    return False if dtype == np.bool_ else 0
-
-
 def _gather(params: Any, results: Any, operands: list[Any]) -> Sequence[Any]:
     """A gather at one position without coordinates: the first part of the operand."""
     operand, indices = operands
@@ -136,7 +117,7 @@ def _gather(params: Any, results: Any, operands: list[Any]) -> Sequence[Any]:
     return [part.reshape(results[0].shape)]
 
 
-def _scatter(combine: Callable[[Any, Any], Any]) -> Rule:
+def _scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
     """The rule of a scatter: of no updates, or at one position without coordinates."""
 
     def rule(params: Any, results: Any, operands: list[Any]) -> Sequence[Any]:
@@ -148,12 +129,12 @@ def _scatter(combine: Callable[[Any, Any], Any]) -> Rule:
         if indices.shape != (0,):
             raise without_elements("scatter", indices.shape)
         shape = [1 if d in inserted else next(sizes) for d in range(operand.ndim)]
-        starts = [0] * operand.ndim
+        starts, part = [0] * operand.ndim, updates.reshape(shape)
         old = lax.slice(operand, starts, shape)
-        if combine is _second and params["update_jaxpr"] is not None:
+        if combine is not None:
+            part = combine(old, part)
+        elif params["update_jaxpr"] is not None:
             part = applied(params, old)
-        else:
-            part = combine(old, updates.reshape(shape))
         if tuple(shape) == tuple(operand.shape):
             return [part]
         return [lax.dynamic_update_slice(operand, part, starts)]
@@ -161,30 +142,15 @@ def _scatter(combine: Callable[[Any, Any], Any]) -> Rule:
     return rule
 
 
-def _second(old: Any, new: Any) -> Any:
-    return new
-
-
 _RULES: dict[str, Rule] = {
     "concatenate": _concatenate,
     "pad": _pad,
     "split": _split,
     "dynamic_update_slice": _first_operand,
-    "reduce_sum": _filled_with(_zero),
-    "reduce_prod": _filled_with(lambda dtype: 1),
-    "reduce_max": _filled_with(_least),
-    "reduce_min": _filled_with(_greatest),
-    "reduce_or": _filled_with(_zero),
-    "reduce_xor": _filled_with(_zero),
-    "reduce_and": _filled_with(_ones),
-    "dot_general": _filled_with(_zero),
     "gather": _gather,
-    "scatter": _scatter(_second),
-    "scatter-add": _scatter(lax.add),
-    "scatter-sub": _scatter(lax.sub),
-    "scatter-mul": _scatter(lax.mul),
-    "scatter-min": _scatter(lax.min),
-    "scatter-max": _scatter(lax.max),
+    "scatter": _scatter(None),
 }
 for _name in ("add", "sub", "mul", "min", "max"):
-    _RULES[f"scatter_{_name}"] = _RULES[f"scatter-{_name}"]
+    # The name has a hyphen up to jax 0.11.
+    for _joint in "-_":
+        _RULES[f"scatter{_joint}{_name}"] = _scatter(getattr(lax, _name))
