@@ -554,14 +554,6 @@ def _primitives_by_name() -> dict[str, Any]:
     return found
 
 
-def code_for_cuda(eqn: JaxprEqn) -> int | None:
-    """Returns the branch of `lax.platform_dependent` for CUDA, None without one."""
-    for i, names in enumerate(eqn.params["platforms"]):
-        if names is None or "cuda" in names or "gpu" in names:
-            return i
-    return None
-
-
 def primitive_by_name(name: str) -> Any:
     """Returns a primitive of JAX by its name, in whichever module it is defined."""
     found = _primitives_by_name()

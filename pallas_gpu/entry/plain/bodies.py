@@ -26,7 +26,6 @@ from pallas_gpu.entry.plain import keys
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
 from pallas_gpu.walk import bodies
 
-_PLATFORM = "cuda"
 # The operations that no traced body has.
 REPLACED = frozenset({"platform_index", "reshard", *_jax.EXPANSIONS, *keys.OPERATIONS})
 
@@ -113,11 +112,9 @@ def is_array(aval: Any) -> bool:
 
 def _case_of(platforms: Sequence[Sequence[str] | None]) -> int:
     """Returns the index of the code for CUDA, or else of the default."""
-    for i, names in enumerate(platforms):
-        if names is not None and _PLATFORM in names:
+    for i, names in enumerate(platforms):  # the default is the last one
+        if names is None or "cuda" in names:
             return i
-    if None in platforms:
-        return list(platforms).index(None)
     raise errors.UnsupportedError(
         "lax.platform_dependent has no code for CUDA",
         expected="cuda=, or default=",

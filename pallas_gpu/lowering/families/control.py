@@ -37,12 +37,6 @@ def _jit(ctx: RuleContext, *args, jaxpr=None):
     return _call(ctx, ctx.eqn.params["jaxpr"], args)
 
 
-@uniform("platform_index")
-def _platform_index(ctx: RuleContext) -> Any:
-    """`lax.platform_dependent`: a branch on a constant."""
-    return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
-
-
 @uniform("checkpoint")
 def _checkpoint(ctx: RuleContext, *args):
     """`jax.checkpoint`: a kernel has no backward pass that could recompute."""
