@@ -261,10 +261,14 @@ class Retrace:
         results = self.results(eqn, operands)
         if results is not None:
             return results
-        operands, follow = settled(operands), _following(eqn)
-        if follow is None or not self._is_changed(eqn, operands):
+        operands = settled(operands)
+        if not is_followed(eqn) or not self._is_changed(eqn, operands):
             return _jax.bind_again(eqn, operands)
-        return follow(self, eqn, operands)
+        return self.followed(eqn, operands)
+
+    def followed(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+        """Traces control flow again; returns its results."""
+        return _CONTROL.get(eqn.primitive.name, _call)(self, eqn, operands)
 
     def _is_changed(self, eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> bool:
         inner = (body.jaxpr for body in bodies(eqn))
@@ -287,14 +291,9 @@ class Retrace:
         )
 
 
-def _following(eqn: _jax.JaxprEqn) -> Any:
-    name = eqn.primitive.name
-    return _CONTROL.get(name, _call if name in CALLS else None)
-
-
 def is_followed(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation is control flow, of which `Retrace` traces the bodies."""
-    return _following(eqn) is not None
+    return eqn.primitive.name in _CONTROL.keys() | CALLS.keys()
 
 
 def _is_of_another_type(value: Any, aval: Any) -> bool:
@@ -330,16 +329,38 @@ def _while(trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]
 def _cond(trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     index, *rest = operands
     leaves, tree = jax.tree.flatten(rest)
+    avals = [*map(jax.typeof, leaves)]
 
     def traced(branch: _jax.ClosedJaxpr) -> tuple[_jax.ClosedJaxpr, Any]:
         def body(*leaves: Any) -> list[Any]:
             return settled(trace.run(branch, tree.unflatten(leaves)))
 
-        return _jax.trace(body, [*map(jax.typeof, leaves)])
+        return _jax.trace(body, avals)
 
     branches, trees = zip(*map(traced, eqn.params["branches"]), strict=True)
+    consts = [const for branch in branches for const in branch.consts]
+    if consts:
+        branches = _with_operands(branches, consts, avals)
     again = eqn.replace(params={**eqn.params, "branches": branches})
-    return jax.tree.unflatten(trees[0], _jax.bind_again(again, [index, *leaves]))
+    results = _jax.bind_again(again, [index, *consts, *leaves])
+    return jax.tree.unflatten(trees[0], results)
+
+
+def _with_operands(
+    branches: Sequence[_jax.ClosedJaxpr], consts: Sequence[Any], avals: Sequence[Any]
+) -> tuple[_jax.ClosedJaxpr, ...]:
+    """Returns branches that get the consts of all of them as their first operands."""
+    rest, types = iter(range(len(consts))), [*map(jax.typeof, consts), *avals]
+
+    def traced(branch: _jax.ClosedJaxpr) -> _jax.ClosedJaxpr:
+        own = [next(rest) for _ in branch.consts]
+
+        def body(*args: Any) -> list[Any]:
+            return Retrace().run(branch, args[len(consts) :], [args[i] for i in own])
+
+        return _jax.trace(body, types)[0]
+
+    return tuple(map(traced, branches))
 
 
 def _scope(trace: Retrace, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:

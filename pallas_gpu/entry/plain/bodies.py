@@ -21,8 +21,10 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import warp
 from pallas_gpu.entry.plain import empty as no_elements
 from pallas_gpu.entry.plain import keys
+from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
 from pallas_gpu.walk import bodies
 
@@ -87,12 +89,20 @@ class _Plain(Retrace):
         if name in keys.OPERATIONS:
             arrays = operands if name == "random_wrap" else settled(operands)
             return [keys.OPERATIONS[name](params, *arrays)]
-        if name == "while" and _is_for_rows(eqn):
-            return self._while_of_rows(eqn, settled(operands))
         if is_followed(eqn):
             return None
         of_keys = keys.results(self, eqn, operands)
         return no_elements.results(eqn, operands) if of_keys is None else of_keys
+
+    def followed(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+        if eqn.primitive is warp_map_p:
+            # Arrays in it travel through SMEM, also those of a function that it calls.
+            inner, name = eqn.params["jaxpr"], eqn.params["axis_name"]
+            warp.bind(lambda warp_id: self.run(inner, [*operands, warp_id]), name)
+            return []
+        if eqn.primitive.name == "while" and _is_for_rows(eqn):
+            return self._while_of_rows(eqn, operands)
+        return super().followed(eqn, operands)
 
     def _while_of_rows(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         holds, body, initial = self.loop(eqn, operands)
