@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +20,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import dispatch as _dispatch
-from jax._src import effects as _effects
 from jax._src import ffi as _ffi
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
@@ -63,7 +62,6 @@ Effect = jex_core.Effect
 # Of foreign calls with side effects. It can be exported, which others cannot.
 FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
-_JaxprInputEffect = _effects.JaxprInputEffect
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
 
@@ -300,16 +298,6 @@ def unmapped(x: Any) -> tuple[Any, int]:
     return x, levels
 
 
-def effects_on(effects: Iterable[Any], new: Mapping[Any, Any]) -> set[Any]:
-    """Returns effects, those on references that are replaced on what replaces them."""
-    return {
-        effect.replace(new.get(effect.input, effect.input))
-        if isinstance(effect, _JaxprInputEffect)
-        else effect
-        for effect in effects
-    }
-
-
 def allow_effect_in_control_flow(effect_type: type) -> None:
     """Registers an effect class as allowed in loops, branches and jit."""
     _hijax.control_flow_allowed_effects.add_type(effect_type)
@@ -500,14 +488,6 @@ def _primitives_by_name() -> dict[str, Any]:
         if isinstance(primitive, Primitive):
             found.setdefault(primitive.name, primitive)
     return found
-
-
-def code_for_cuda(eqn: JaxprEqn) -> int | None:
-    """Returns the branch of `lax.platform_dependent` for CUDA, None without one."""
-    for i, names in enumerate(eqn.params["platforms"]):
-        if names is None or "cuda" in names or "gpu" in names:
-            return i
-    return None
 
 
 def primitive_by_name(name: str) -> Any:
