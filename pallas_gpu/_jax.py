@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +20,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import dispatch as _dispatch
-from jax._src import effects as _effects
 from jax._src import ffi as _ffi
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
@@ -63,7 +62,6 @@ Effect = jex_core.Effect
 # Of foreign calls with side effects. It can be exported, which others cannot.
 FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
-_JaxprInputEffect = _effects.JaxprInputEffect
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
 
@@ -72,67 +70,12 @@ api_boundary = _traceback_util.api_boundary
 # A key of JAX's options that a trace depends on, such as `jax_enable_x64`.
 trace_context = _config.trace_context
 enable_debug_checks = _config.jax_pallas_enable_debug_checks
+# Evaluates a jaxpr in the current trace; equations keep their source lines.
+eval_jaxpr = jax.core.eval_jaxpr
+# Evaluates what is called in it, also while a function is being traced.
+outside_of_traces = _core.eval_context
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 jaxprs_in_params = _core.jaxprs_in_params
-
-__all__ = [
-    "AbstractRef",
-    "BitcastTransform",
-    "ClosedJaxpr",
-    "DropVar",
-    "EXPANSIONS",
-    "Effect",
-    "FfiEffect",
-    "Jaxpr",
-    "JaxprEqn",
-    "Literal",
-    "NDIndexer",
-    "Primitive",
-    "ReadEffect",
-    "ReshapeTransform",
-    "ShapedArray",
-    "Slice",
-    "TransformedRef",
-    "TransposeTransform",
-    "Var",
-    "ad",
-    "addupdate_p",
-    "api_boundary",
-    "allow_effect_in_control_flow",
-    "at_line_of",
-    "batching",
-    "bind_again",
-    "check_special",
-    "check_types_under_axes",
-    "consts_of",
-    "convert_constvars_jaxpr",
-    "debug_print_p",
-    "effects_on",
-    "enclosing_axes",
-    "eval_jaxpr",
-    "get_p",
-    "is_export",
-    "is_tracer",
-    "jaxprs_in_params",
-    "log_no_failed_callback",
-    "mlir",
-    "override_lowering",
-    "outside_of_traces",
-    "pallas_call_primitive",
-    "results_vary_with",
-    "register_view",
-    "special_function",
-    "splits_programs",
-    "swap_p",
-    "threefry2x32",
-    "trace",
-    "enable_debug_checks",
-    "trace_context",
-    "trace_without_ref_rules",
-    "unmapped",
-    "vary_alike",
-    "where",
-]
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 source_info_util.register_exclusion(_PACKAGE_DIR)
@@ -288,11 +231,6 @@ def register_view(cls: type) -> None:
     _state_types._registry[cls] = _state_types._registry[TransformedRef]
 
 
-def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Evaluates a jaxpr in the current trace; equations keep their source lines."""
-    return jax.core.eval_jaxpr(jaxpr, consts, *args)
-
-
 def splits_programs() -> bool:
     """True where JAX runs what is jitted operation by operation, or may do so."""
     return bool(
@@ -351,11 +289,6 @@ def producer(x: Any) -> Producer | None:
     return Producer(made.primitive, made.params, tuple(made.in_tracers), position)
 
 
-def outside_of_traces() -> contextlib.AbstractContextManager[None]:
-    """Evaluates what is called in it, also while a function is being traced."""
-    return _core.eval_context()
-
-
 def unmapped(x: Any) -> tuple[Any, int]:
     """Returns what `jax.vmap` maps over to pass `x`, and the number of mapped axes."""
     levels = 0
@@ -363,16 +296,6 @@ def unmapped(x: Any) -> tuple[Any, int]:
         levels += x.batch_dim is not None
         x = x.val
     return x, levels
-
-
-def effects_on(effects: Iterable[Any], new: Mapping[Any, Any]) -> set[Any]:
-    """Returns effects, those on references that are replaced on what replaces them."""
-    return {
-        effect.replace(new.get(effect.input, effect.input))
-        if isinstance(effect, _JaxprInputEffect)
-        else effect
-        for effect in effects
-    }
 
 
 def allow_effect_in_control_flow(effect_type: type) -> None:
@@ -383,11 +306,11 @@ def allow_effect_in_control_flow(effect_type: type) -> None:
 
 def where(eqn_or_source_info: Any) -> str | None:
     """Returns `file:line (function)` of an equation's user frame."""
-    info = getattr(eqn_or_source_info, "source_info", eqn_or_source_info)
-    frame = _source_info_util.user_frame(info.traceback)
-    if frame is None:
+    found = file_and_line(eqn_or_source_info)
+    if found is None:
         return None
-    return f"{short_path(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+    file_name, line, function = found
+    return f"{short_path(file_name)}:{line} ({function})"
 
 
 def short_path(file_name: str) -> str:
@@ -565,14 +488,6 @@ def _primitives_by_name() -> dict[str, Any]:
         if isinstance(primitive, Primitive):
             found.setdefault(primitive.name, primitive)
     return found
-
-
-def code_for_cuda(eqn: JaxprEqn) -> int | None:
-    """Returns the branch of `lax.platform_dependent` for CUDA, None without one."""
-    for i, names in enumerate(eqn.params["platforms"]):
-        if names is None or "cuda" in names or "gpu" in names:
-            return i
-    return None
 
 
 def primitive_by_name(name: str) -> Any:

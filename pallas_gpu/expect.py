@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules for the arguments of public functions, stated beside their signatures.
+"""Rules for the arguments of public functions, stated by their signatures.
 
-    @expect.arguments(n=expect.integer(0), wait_read_only=expect.boolean)
+    @expect.arguments(n=expect.integer(0))
     def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None: ...
 
 A rule is a function of a value and the words that name it in messages. It returns the
-value in its normal form (a tuple for a list) or raises an error. Every parameter has a
-rule: `anything` for those that any value suits, or that the function itself checks.
-Rules for values that JAX traces are in `types/values.py`.
+value in its normal form (a tuple for a list) or raises an error. The annotation of a
+parameter implies its rule (`annotated`), and `Annotated[..., rule]` names one; the
+decorator names those that differ. Rules for values that JAX traces are in
+`types/values.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from types import FrameType, NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
 
 from pallas_gpu import errors
 
@@ -45,7 +46,7 @@ def explain_with(refuse: Callable[[Any, str], None]) -> None:
 
 
 def arguments[T: Callable[..., Any]](
-    who: Callable[..., str] | None = None,
+    who: str | Callable[..., str] | None = None,
     hint: str | Mapping[str, str] | None = None,
     /,
     **rules: Rule,
@@ -56,23 +57,23 @@ def arguments[T: Callable[..., Any]](
     inherits the rules of its base.
 
     Args:
-      who: the name in messages, as a function of the arguments; default: the name of
-        the function or class.
+      who: the name in messages, also as a function of the arguments; default: that of
+        the function or class, `Class.method` for a method.
       hint: for calls whose arguments do not fit the parameters; or one for each name
         that is known to be passed and is not a parameter.
-      **rules: a rule for each parameter, by its name.
+      **rules: rules that differ from those that the annotations imply, by parameter.
 
     Raises:
-      InternalError: a parameter without a rule, or a rule without a parameter.
+      InternalError: a rule without a parameter.
     """
 
     def decorate(target: Any) -> Any:
+        name = target.__qualname__.rpartition("<locals>.")[2]
+        named = who if callable(who) else lambda *_, **__: who or name
         if not isinstance(target, type):
-            named = who or (lambda *_, **__: target.__name__)
             return _checked(target, named, hint, rules)
         own = {**getattr(target, "__expected__", {}), **rules}
-        name = target.__name__
-        init = _checked(vars(target)["__init__"], lambda *_, **__: name, hint, own)
+        init = _checked(vars(target)["__init__"], named, hint, own)
         setattr(target, "__init__", init)  # noqa: B010 - mypy refuses the assignment
         setattr(target, "__expected__", own)  # noqa: B010
         return target
@@ -87,11 +88,10 @@ def _checked(
     rules: Mapping[str, Rule],
 ) -> Callable[..., Any]:
     parameters = inspect.signature(fn).parameters
-    names = [name for name in parameters if name not in ("self", "cls")]
-    if set(names) != set(rules):
+    if not set(rules) <= set(parameters):
         raise errors.InternalError(
-            f"{fn.__qualname__}: its parameters and their rules differ",
-            expected=names,
+            f"{fn.__qualname__}: rules without parameters",
+            expected=f"some of {list(parameters)}",
             got=sorted(rules),
         )
     kinds = {p.kind: name for name, p in parameters.items()}
@@ -103,10 +103,17 @@ def _checked(
     )
     ordered = [name for name, p in parameters.items() if p.kind in by_position]
 
-    checks = {name: rule for name, rule in rules.items() if rule is not anything}
+    @functools.cache
+    def checks() -> dict[str, Rule]:
+        # When it is called all names of the annotations are defined.
+        generic = {kind.__name__: kind for kind in fn.__type_params__}
+        hints = inspect.get_annotations(fn, locals=generic, eval_str=True)
+        implied = {name: annotated(hint) for name, hint in hints.items()}
+        every = {**implied, **rules}
+        return {name: rule for name, rule in every.items() if rule is not anything}
 
     def check(name: str | None, value: Any, prefix: str) -> Any:
-        rule = checks.get(name or "")
+        rule = checks().get(name or "")
         return value if rule is None else rule(value, f"{prefix}: {name}")
 
     @functools.wraps(fn)
@@ -205,6 +212,52 @@ def wrong_type(
     return errors.ArgumentTypeError(
         f"{what} is not {kind}", expected=expected, got=shown(value), hint=hint
     )
+
+
+# --- rules that annotations imply -----------------------------------------------------
+
+
+def annotated(hint: Any) -> Rule:
+    """Returns the rule of a parameter with an annotation; `anything` by default.
+
+    Numbers, strings, functions, members of an enumeration, literal strings, and
+    sequences of integers or strings are what they say; so is an object of a dataclass
+    whose arguments are checked. An alternative None is accepted.
+    """
+    if isinstance(hint, TypeAliasType):
+        return annotated(hint.__value__)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return parts[1]
+    if hint in _IMPLIED:
+        return _IMPLIED[hint]
+    if origin is Literal:
+        return choice(*parts)
+    if origin is Callable:
+        return function
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return member(hint)
+    if origin not in (Union, UnionType):
+        return _declared(hint)
+    if NoneType in parts:
+        rule = annotated(Union[tuple(x for x in parts if x is not NoneType)])  # noqa: UP007
+        return rule if rule is anything else optional(rule)
+    return _declared(*parts)
+
+
+def _declared(*kinds: Any) -> Rule:
+    """Returns the rule for objects of dataclasses whose arguments are checked."""
+    if not all(isinstance(x, type) and "__expected__" in vars(x) for x in kinds):
+        return anything
+    written = [f"{_public(x)}(...)" for x in kinds]
+    first = ", ".join(written[:-1])
+    return instance(*kinds, written=" or ".join(x for x in (first, written[-1]) if x))
+
+
+def _public(kind: type) -> str:
+    """Returns the name by which users import a class."""
+    room = kind.__module__.split(".")[1:2]
+    return ".".join(["plgpu", *(room if room == ["ops"] else []), kind.__name__])
 
 
 # --- rules ----------------------------------------------------------------------------
@@ -500,3 +553,17 @@ def signature_mismatch(
         things = of.removesuffix("s") if len(args) == 1 else of
         return f"{len(args)} positional {things}{by_name}", found
     return None
+
+
+_IMPLIED: dict[Any, Rule] = {
+    bool: boolean,
+    int: integer(),
+    float: number,
+    str: string,
+    Sequence[int]: integers(),
+    tuple[int, ...]: integers(),
+    int | Sequence[int]: integers(),
+    Sequence[str]: names,
+    tuple[str, ...]: names,
+    str | Sequence[str]: names,
+}

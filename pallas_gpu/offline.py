@@ -12,9 +12,8 @@ import jax
 
 from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import assumed_target, call, scope
+from pallas_gpu.lowering import launch
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.program.build import region_of
-from pallas_gpu.program.text import text
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
@@ -39,7 +38,7 @@ class KernelReport:
       name: the kernel's name.
       target: the target's name.
       jaxpr: the traced body.
-      program: its normal form: operations, accesses and source lines.
+      program: what is emitted: operations, accesses, facts, layouts and source lines.
       mlir: the module that JAX's CUDA plugin compiles.
       ptx: PTX text.
       sass: disassembled machine code; None if nvdisasm is missing (see `note`).
@@ -74,7 +73,7 @@ class LoweredReport:
       name: the kernel's name.
       target: the target's name.
       jaxpr: the traced body.
-      program: its normal form: operations, accesses and source lines.
+      program: what is emitted: operations, accesses, facts, layouts and source lines.
       mlir: the module that JAX's CUDA plugin compiles.
     """
 
@@ -85,7 +84,7 @@ class LoweredReport:
     mlir: str = dataclasses.field(repr=False)
 
 
-@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
+@expect.arguments(args=values.operands)
 def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
@@ -117,7 +116,7 @@ def compile(
     return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
 
 
-@expect.arguments(fn=expect.function, args=values.operands, target=expect.anything)
+@expect.arguments(args=values.operands)
 def lower(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[LoweredReport]:
@@ -144,7 +143,7 @@ def lower(
                 params.name,
                 chosen.name,
                 str(params.jaxpr),
-                _program(params),
+                launch.program_text(lowered),
                 str(lowered.module),
             )
         )
@@ -177,17 +176,13 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
         params.name,
         target.name,
         str(params.jaxpr),
-        _program(params),
+        launch.program_text(build),
         str(build.module),
         compiled.ptx,
         compiled.sass,
         compiled.resources,
         compiled.note,
     )
-
-
-def _program(params: call.CallParams) -> str:
-    return text(region_of(params.jaxpr), params.name)
 
 
 def require_target(params: call.CallParams, target: arch.Target) -> None:

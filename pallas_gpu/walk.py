@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from pallas_gpu import _jax
@@ -103,70 +102,6 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     if made < 0:  # a primitive unknown to this module, which encloses a kernel
         return Body(jaxpr, (None,) * len(jaxpr.invars))
     return Body(jaxpr, (*operands, *(None,) * made))
-
-
-def with_bodies(
-    eqn: _jax.JaxprEqn, inner: Mapping[_jax.Jaxpr, _jax.Jaxpr]
-) -> _jax.JaxprEqn:
-    """Returns an equation that runs other jaxprs; itself if they are the same.
-
-    Args:
-      eqn: the equation.
-      inner: what replaces its jaxprs.
-    """
-    if all(old is new for old, new in inner.items()):
-        return eqn
-    params = {name: _replaced(value, inner) for name, value in eqn.params.items()}
-    return eqn.replace(params=params)
-
-
-def _replaced(value: Any, inner: Mapping[_jax.Jaxpr, _jax.Jaxpr]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_replaced(x, inner) for x in value)
-    return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
-
-
-def with_equations(
-    jaxpr: _jax.Jaxpr,
-    changed: Mapping[int, _jax.JaxprEqn | None],
-    before: Mapping[int, _jax.JaxprEqn] = MappingProxyType({}),
-    at_end: Mapping[_jax.Jaxpr, _jax.JaxprEqn] = MappingProxyType({}),
-) -> _jax.Jaxpr:
-    """Returns a jaxpr with equations replaced and inserted, in all that it runs.
-
-    One that is run twice stays one, as its scopes are allocated once.
-
-    Args:
-      jaxpr: the jaxpr; itself is the result if nothing changes.
-      changed: the identity of an equation -> what replaces it; None leaves it out.
-      before: the identity of an equation -> what is inserted before it.
-      at_end: a body -> what is appended to it.
-    """
-    if not (changed or before or at_end):
-        return jaxpr
-    return _rewritten(jaxpr, (changed, before, at_end), {})
-
-
-def _rewritten(
-    jaxpr: _jax.Jaxpr, changes: Any, done: dict[_jax.Jaxpr, _jax.Jaxpr]
-) -> _jax.Jaxpr:
-    if jaxpr not in done:
-        changed, before, at_end = changes
-        eqns = []
-        for eqn in jaxpr.eqns:
-            if id(eqn) in before:
-                eqns.append(before[id(eqn)])
-            if id(eqn) not in changed:
-                inner = [b.jaxpr for b in bodies(eqn)]
-                new = {body: _rewritten(body, changes, done) for body in inner}
-                eqns.append(with_bodies(eqn, new))
-            elif (other := changed[id(eqn)]) is not None:
-                eqns.append(other)
-        if jaxpr in at_end:
-            eqns.append(at_end[jaxpr])
-        same = [*map(id, eqns)] == [*map(id, jaxpr.eqns)]
-        done[jaxpr] = jaxpr if same else jaxpr.replace(eqns=eqns)
-    return done[jaxpr]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import enum
 import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -55,15 +57,46 @@ def test_the_members_of_an_enumeration_are_listed():
     paint(1, "blue")  # HERE
 
 
-def test_a_parameter_without_a_rule_is_our_mistake():
-    with pytest.raises(errors.InternalError, match="parameters and their rules"):
+Even = Annotated[int, lambda value, what: 2 * (value // 2)]
 
-        @expect.arguments(a=expect.anything)
-        def f(a, b): ...
+
+@expect.arguments()
+def guess(
+    flag: bool = True,
+    colour: Colour | None = None,
+    corner: Literal["m", "n"] = "m",
+    sizes: int | Sequence[int] = (),
+    axes: str | Sequence[str] | None = None,
+    body: Callable[..., Any] | None = None,
+    even: Even | None = None,
+    config: plgpu.CompilerParams | plgpu.InterpretParams | None = None,
+    free: Any = None,
+    **rest: float,
+) -> dict[str, object]:
+    return locals()
+
+
+def test_annotations_imply_rules():
+    found = guess(sizes=[1, np.int64(2)], axes="x", even=3, config=None, more=2)
+    assert (found["sizes"], found["axes"], found["even"]) == ((1, 2), ("x",), 2)
+    assert found["rest"] == {"more": 2.0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flag": 1}, {"colour": "red"}, {"corner": "x"}, {"sizes": "1"}, {"axes": 3},
+        {"body": 3}, {"config": 3}, {"more": "x"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
+@refused
+def test_what_an_annotation_excludes(wrong):
+    guess(**wrong)  # HERE
 
 
 def test_a_rule_without_a_parameter_is_our_mistake():
-    with pytest.raises(errors.InternalError, match="parameters and their rules"):
+    with pytest.raises(errors.InternalError, match="rules without parameters"):
 
         @expect.arguments(a=expect.anything, b=expect.anything)
         def f(a): ...

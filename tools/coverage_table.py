@@ -30,8 +30,7 @@ edit it by hand.
 target.
 """
 # Operations of JAX without arrays; calls are part of the program that calls them.
-_SCALAR = {"axis_index", "platform_index"}
-_CALLS = {"jit", "remat2", "custom_jvp_call", "custom_vjp_call"}
+_WITHOUT_ARRAYS = {"axis_index", "jit", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 def filled_registry() -> ModuleType:
@@ -56,7 +55,7 @@ def coverage_complaints(registry: Any) -> list[str]:
     needed += [(x, kinds.RELATION) for x, op in ours.items() if _has_memory(op)]
     for primitive in sorted(jax - ours.keys(), key=lambda x: x.name):
         needed.append((primitive, kinds.EMIT))
-        if primitive.name not in _SCALAR | _CALLS:
+        if primitive.name not in _WITHOUT_ARRAYS:
             needed.append((primitive, kinds.RELATION))
     return [
         f"{primitive.name} has no {kind.value} rule"
@@ -136,7 +135,7 @@ def _facts(entry: Any) -> list[str]:
     words = {"atomic": entry.atomic, "asynchronous": entry.asynchronous}
     return [
         entry.family,
-        ", ".join(entry.issuers),
+        "warpgroup, warp" if entry.by_warp else "warpgroup",
         ", ".join(entry.reads),
         ", ".join(entry.writes),
         ", ".join(word for word, is_so in words.items() if is_so),

@@ -197,7 +197,7 @@ DEFAULT_TARGET = SM_90A
 def target(name: str) -> GpuTarget: ...
 @overload
 def target[T: Target](name: T) -> T: ...
-@expect.arguments(name=expect.anything)
+@expect.arguments()
 def target(name: str | Target) -> Target:
     """Returns the target of that name.
 

@@ -3,70 +3,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.bridge.rules import RULES
+from pallas_gpu.bridge.control import require_values
+from pallas_gpu.bridge.rules import RULES, Evaluation
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.rewrite import is_followed
 from pallas_gpu.walk import bodies
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluator:
-    """Evaluates jaxprs of one body.
+class Evaluator(Evaluation):
+    """Evaluates jaxprs of one body, in which nothing stays a call.
 
-    Attributes:
-      axes: see `rules.Evaluation`.
+    Raises UnsupportedError for an equation without a counterpart in this package.
     """
 
-    axes: tuple[int, ...]
+    def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
+        return True
 
-    def evaluate(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-        """Evaluates a jaxpr and returns its results.
-
-        Args:
-          jaxpr: open or closed.
-          operands: values and references for its inputs, without consts.
-
-        Raises:
-          UnsupportedError: an equation has no counterpart in this package.
-        """
-        consts = _jax.consts_of(jaxpr)
-        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-        inputs = [*jaxpr.constvars, *jaxpr.invars]
-        known = dict(zip(inputs, [*consts, *operands], strict=True))
-
-        def value_of(atom: Any) -> Any:
-            return atom.val if isinstance(atom, _jax.Literal) else known[atom]
-
-        for eqn in jaxpr.eqns:
-            with _jax.at_line_of(eqn):
-                results = self._located(eqn, [value_of(x) for x in eqn.invars])
-            known.update(zip(eqn.outvars, results, strict=True))
-        return [value_of(x) for x in jaxpr.outvars]
-
-    def _located(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
-        try:
-            return self._equation(eqn, operands)
-        except errors.PallasGpuError as error:
-            error.with_location(_jax.where_now())
-            raise
-
-    def _equation(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    def results(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
         name = eqn.primitive.name
         ours = registry.PRIMITIVES.get(name)
         if ours is not None and ours.primitive is eqn.primitive:
             return _ours(eqn, operands)
         if name in RULES:
             return RULES[name](self, eqn, operands)
+        if is_followed(eqn):
+            require_values(eqn, operands)
+            return None
         if any(types.base_aval(x) is not None for x in operands):
             raise _unsupported(eqn)
-        return _jax.bind_again(eqn, operands)
+        return None
 
 
 def _ours(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:

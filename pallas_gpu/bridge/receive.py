@@ -51,7 +51,7 @@ def run(*operands: Any, **params: Any) -> list[Any]:
     evaluator = Evaluator(axes)
 
     def body(*refs: Any) -> None:
-        evaluator.evaluate(jaxpr, refs)
+        evaluator.run(jaxpr, refs)
 
     count = len(getattr(jaxpr, "jaxpr", jaxpr).invars)
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in params["out_avals"]]

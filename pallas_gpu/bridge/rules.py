@@ -3,29 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.program.rewrite import Retrace
 
 
-class Evaluation(Protocol):
+class Evaluation(Retrace):
     """The evaluation of a body, as rules see it.
 
-    Attributes:
+    Args:
       axes: for each axis that the author's body knows, its number on the whole grid,
         which `jax.vmap` may have extended.
     """
 
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """See above."""
-
-    def evaluate(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-        """Evaluates a jaxpr; returns its results."""
+    def __init__(self, axes: tuple[int, ...] = ()):
+        self.axes = axes
 
 
-Rule = Callable[[Evaluation, _jax.JaxprEqn, list[Any]], list[Any]]
+Rule = Callable[[Any, _jax.JaxprEqn, list[Any]], list[Any]]
 
 RULES: dict[str, Rule] = {}
 

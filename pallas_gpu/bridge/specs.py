@@ -97,7 +97,7 @@ def _index_map(mapping: Any) -> Callable[..., Any]:
     evaluator = Evaluator(axes=())
 
     def index_map(*arguments: Any) -> tuple[Any, ...]:
-        index = evaluator.evaluate(jaxpr, arguments)
+        index = evaluator.run(jaxpr, arguments)
         return tuple(jax.tree.unflatten(mapping.index_map_out_tree, index))
 
     return located(index_map, jaxpr)

@@ -63,9 +63,6 @@ def CompilerParams(  # noqa: N802 - a class upstream
 
 
 @expect.arguments(
-    ref=expect.anything,
-    mask=expect.anything,
-    other=expect.anything,
     cache_modifier=_OPTIONAL_WORD,
     eviction_policy=_OPTIONAL_WORD,
     volatile=expect.refused(False, "an atomic operation reads what others write"),
@@ -98,12 +95,7 @@ def load(
     return registers.load(ref, mask=mask, other=other)
 
 
-@expect.arguments(
-    ref=expect.anything,
-    val=expect.anything,
-    mask=expect.anything,
-    eviction_policy=_OPTIONAL_WORD,
-)
+@expect.arguments(eviction_policy=_OPTIONAL_WORD)
 def store(
     ref: Any, val: Any, *, mask: Any = None, eviction_policy: str | None = None
 ) -> None:
@@ -169,17 +161,10 @@ def _precision(value: Any, what: str) -> Any:
     return value
 
 
-@expect.arguments(
-    a=value_rules.array,
-    b=value_rules.array,
-    trans_a=expect.boolean,
-    trans_b=expect.boolean,
-    allow_tf32=expect.optional(expect.boolean),
-    precision=_precision,
-)
+@expect.arguments(precision=_precision)
 def dot(
-    a: jax.Array,
-    b: jax.Array,
+    a: value_rules.Array,
+    b: value_rules.Array,
     trans_a: bool = False,
     trans_b: bool = False,
     allow_tf32: bool | None = None,
@@ -229,8 +214,8 @@ def dot(
     )
 
 
-@expect.arguments(x=value_rules.array)
-def approx_tanh(x: jax.Array) -> jax.Array:
+@expect.arguments()
+def approx_tanh(x: value_rules.Array) -> jax.Array:
     """Computes tanh; `pallas_gpu.CompilerParams(approx_math=True)` approximates it.
 
     Args:
@@ -257,7 +242,7 @@ def debug_barrier() -> None:
     """Does nothing: a warpgroup synchronizes where operations exchange elements."""
 
 
-@expect.arguments(x=expect.anything, values=expect.anything)
+@expect.arguments()
 def max_contiguous(x: Any, values: Any) -> Any:
     """Returns `x`: which elements are adjacent is found in the index itself.
 

@@ -22,6 +22,7 @@ from pallas_gpu.entry import expand
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives._accesses import accesses
+from pallas_gpu.program.rewrite import with_equations
 
 
 @expand.prepares
@@ -66,6 +67,8 @@ class _Body:
             self._read(eqn.invars, i)
         self._read(jaxpr.outvars, len(self._eqns))
         self._claimed: set[int] = set()
+        # Loads and transposes that products need no longer.
+        self._passed: set[int] = set()
 
     def _read(self, atoms: Sequence[Any], position: int) -> None:
         for x in atoms:
@@ -87,25 +90,12 @@ class _Body:
                 continue
             replaced[fused.at] = _with_operands(eqn, operands, fused, dimensions)
             dropped.update({i, *fused.absorbed} - {fused.at})
-        if not replaced:
-            return self._jaxpr
-        eqns = [
-            replaced.get(i, eqn) for i, eqn in enumerate(self._eqns) if i not in dropped
-        ]
-        return self._jaxpr.replace(eqns=self._without_unread(eqns))
-
-    def _without_unread(self, eqns: Sequence[_jax.JaxprEqn]) -> list[_jax.JaxprEqn]:
-        """Returns equations without loads that only products have read."""
-        read = {v for v in self._jaxpr.outvars if not isinstance(v, _jax.Literal)}
-        kept = []
-        for eqn in reversed(eqns):
-            loads = eqn.primitive is _jax.get_p or _is_transpose(eqn)
-            was_read = any(self._readers.get(v) for v in eqn.outvars)
-            if loads and was_read and not read.intersection(eqn.outvars):
-                continue
-            kept.append(eqn)
-            read.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-        return kept[::-1]
+        changed = {**replaced, **dict.fromkeys(dropped)}
+        return with_equations(
+            self._jaxpr,
+            {id(self._eqns[i]): eqn for i, eqn in changed.items()},
+            unread=frozenset(id(self._eqns[i]) for i in self._passed),
+        )
 
     # --- sums -------------------------------------------------------------------------
 
@@ -177,6 +167,7 @@ class _Body:
         if problem.is_of_matrices:
             for side, name in enumerate("ab"):
                 while (i := self._transpose(operands[name])) is not None:
+                    self._passed.add(i)
                     operands[name] = self._eqns[i].invars[0]
                     contracted[side] = (1 - contracted[side][0],)
         return (tuple(contracted), problem.batch)
@@ -215,6 +206,7 @@ class _Body:
         turned = False
         while (i := self._position(atom)) is not None:
             eqn = self._eqns[i]
+            self._passed.add(i)
             if _is_transpose(eqn):
                 turned, atom = not turned, eqn.invars[0]
                 continue

@@ -42,7 +42,7 @@ def _scan(composite: Composite, *operands: Any) -> list[Any]:
     )
     if not loop.arrays and not loop.results:
         return loop.run(_Selected(loop))
-    if composite.mesh.warpgroups > 1:
+    if composite.kernel.mesh.warpgroups > 1:
         return loop.run(_Selected(loop))
     scratch = [types.SMEM(a.shape, a.dtype) for a in (*loop.arrays, *loop.results)]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import jax
 
 from pallas_gpu import arch
+from pallas_gpu.entry.scope import setting
 
 _NAME = jax.make_user_context(None)
 # That of the kernel whose body is being traced.
@@ -47,14 +48,9 @@ def target_of(declared: str | None) -> arch.GpuTarget:
     return arch.target(declared or assumed_target() or arch.DEFAULT_TARGET)
 
 
-@contextlib.contextmanager
-def tracing_for(target: arch.GpuTarget) -> Iterator[None]:
+def tracing_for(target: arch.GpuTarget) -> contextlib.AbstractContextManager[None]:
     """Sets the target of the kernel while its body is traced."""
-    token = _OF_KERNEL.set(target)
-    try:
-        yield
-    finally:
-        _OF_KERNEL.reset(token)
+    return setting(_OF_KERNEL, target)
 
 
 def of_kernel() -> arch.GpuTarget:

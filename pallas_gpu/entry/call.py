@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.memory.instances import for_instances
@@ -177,23 +177,7 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
         return forced
     if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
         interpret = True
-    if interpret is True:
-        return types.InterpretParams()
-    if interpret is None or interpret is False:
-        return interpret
-    if isinstance(interpret, types.InterpretParams):
-        return interpret
-    raise invalid_interpret(interpret)
-
-
-def invalid_interpret(interpret: Any) -> errors.ArgumentTypeError:
-    """Returns the error for another value of `interpret`."""
-    return errors.ArgumentTypeError(
-        "invalid value of interpret",
-        expected="None, True, False or InterpretParams(...)",
-        got=expect.shown(interpret),
-        hint="None runs in the emulator on a CPU and on the GPU if there is one",
-    )
+    return types.InterpretParams() if interpret is True else interpret
 
 
 # --- eager calls ----------------------------------------------------------------------

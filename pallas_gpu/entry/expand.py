@@ -32,7 +32,8 @@ from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import bodies, walk, with_bodies
+from pallas_gpu.program.rewrite import Rewrite
+from pallas_gpu.walk import bodies, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +73,6 @@ class Composite:
     params: Mapping[str, Any]
     out_avals: tuple[Any, ...]
     kernel: Kernel
-
-    @property
-    def target(self) -> arch.Target:
-        """The target."""
-        return self.kernel.target
-
-    @property
-    def mesh(self) -> types.Mesh:
-        """The launch."""
-        return self.kernel.mesh
-
-    @property
-    def semantics(self) -> types.LoweringSemantics:
-        """The lowering semantics."""
-        return self.kernel.semantics
 
     @property
     def out_aval(self) -> Any:
@@ -173,7 +159,7 @@ def expanded_body(
     if key not in done:
         stored = _stored_in_smem(jaxpr)
         expansion = _Expansion(Kernel(mesh, target, semantics, stored))
-        done[key] = expansion.body(jaxpr, None)
+        done[key] = expansion.body(jaxpr)
         check.check_jaxpr(done[key], mesh)
     return done[key]
 
@@ -199,71 +185,42 @@ def _rule_of(eqn: _jax.JaxprEqn) -> Rule | None:
     return registry.rule(eqn.primitive, registry.RuleKind.COMPOSITE)
 
 
-@dataclasses.dataclass
-class _Expansion:
-    """The expansion of one body.
+class _Expansion(Rewrite):
+    """The expansion of one body."""
 
-    Attributes:
-      bodies: inner jaxprs that are done, by the line of their caller: a function that
-        is called twice stays one, as its scopes are allocated once.
-      prepared: bodies before their composites are replaced.
-      calls: calls that replace equations, by what determines them.
-      in_warps: the expansion of the bodies that single warps execute.
-    """
-
-    kernel: Kernel
-    bodies: dict[Any, _jax.Jaxpr] = dataclasses.field(default_factory=dict)
-    prepared: list[_jax.Jaxpr] = dataclasses.field(default_factory=list)
-    calls: dict[Any, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
+    def __init__(self, kernel: Kernel):
+        super().__init__()
+        self._kernel = kernel
+        # Calls that replace equations, by what determines them.
+        self._calls: dict[Any, _jax.JaxprEqn] = {}
 
     @functools.cached_property
-    def in_warps(self) -> _Expansion:
-        return _Expansion(dataclasses.replace(self.kernel, in_warp=True))
+    def _in_warps(self) -> _Expansion:
+        return _Expansion(dataclasses.replace(self._kernel, in_warp=True))
 
-    def body(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
-        """Returns a jaxpr with its equations, and those of inner jaxprs, expanded.
+    def within(self, eqn: _jax.JaxprEqn) -> Rewrite:
+        return self._in_warps if eqn.primitive is warp_map_p else self
 
-        Args:
-          jaxpr: the jaxpr.
-          caller: the innermost equation around it that has a line of the author's.
-        """
-        known = (jaxpr, None if caller is None else _jax.where(caller))
-        if known in self.bodies:
-            return self.bodies[known]
-        result = jaxpr
+    def key(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> Any:
+        # What replaces equations without a line has the line of the caller.
+        return jaxpr, None if caller is None else _jax.where(caller)
+
+    def prepared(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         for rewrite in _PREPARATIONS:
-            result = rewrite(result, self.kernel)
-        # Equations are compared by identity, as long as they live.
-        self.prepared.append(result)
-        eqns = [self._equation(eqn, caller) for eqn in result.eqns]
-        if [*map(id, eqns)] != [*map(id, jaxpr.eqns)]:
-            effects = frozenset(jaxpr.effects) | _kernel_effects(eqns)
-            result = jaxpr.replace(eqns=eqns, effects=effects, consts=jaxpr.consts)
-        self.bodies[known] = result
-        return result
+            jaxpr = rewrite(jaxpr, self._kernel)
+        return jaxpr
 
-    def _equation(
+    def replacement(
         self, eqn: _jax.JaxprEqn, caller: _jax.JaxprEqn | None
-    ) -> _jax.JaxprEqn:
-        located = caller if _jax.where(eqn) is None else eqn
+    ) -> list[_jax.JaxprEqn] | None:
         rule = _rule_of(eqn)
         if rule is None:
-            return self._with_bodies(eqn, located)
-        call = self._call(rule, eqn, located)
-        return call.replace(
-            invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info
-        )
-
-    def _with_bodies(
-        self, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None
-    ) -> _jax.JaxprEqn:
-        expansion = self.in_warps if eqn.primitive is warp_map_p else self
-        inner = {b.jaxpr: expansion.body(b.jaxpr, located) for b in bodies(eqn)}
-        result = with_bodies(eqn, inner)
-        if result is eqn:
-            return eqn
-        effects = frozenset(eqn.effects) | _kernel_effects(inner.values())
-        return result.replace(effects=effects)
+            return None
+        call = self._call(rule, eqn, caller)
+        invars, outvars = eqn.invars, eqn.outvars
+        return [
+            call.replace(invars=invars, outvars=outvars, source_info=eqn.source_info)
+        ]
 
     def _call(
         self, rule: Rule, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None
@@ -272,7 +229,7 @@ class _Expansion:
         composite = Composite(
             eqn.params,
             tuple(v.aval for v in eqn.outvars),
-            self.kernel,
+            self._kernel,
         )
         operands = tuple(_plain(v.aval) for v in eqn.invars)
         line = None if located is None else _jax.where(located)
@@ -280,10 +237,10 @@ class _Expansion:
         # compared by identity too.
         params = tuple(sorted((k, _hashable(v)) for k, v in eqn.params.items()))
         key = (eqn.primitive, repr(params), operands, line)
-        if key not in self.calls:
+        if key not in self._calls:
             traced = self._trace(rule, composite, eqn, operands, located)
-            self.calls[key] = self._with_bodies(traced, located)
-        return self.calls[key]
+            self._calls[key] = self.with_bodies(traced, located)
+        return self._calls[key]
 
     def _trace(
         self,
@@ -298,8 +255,8 @@ class _Expansion:
             results = rule(composite, *values)
             return list(results) if isinstance(results, list | tuple) else [results]
 
-        with scope.tracing(self.kernel.mesh), _at(located):
-            closed, _ = _jax.trace(call, operands, self.kernel.mesh.axes)
+        with scope.tracing(self._kernel.mesh), _at(located):
+            closed, _ = _jax.trace(call, operands, self._kernel.mesh.axes)
         made = [_plain(v.aval) for v in closed.jaxpr.outvars]
         wanted = [_plain(aval) for aval in composite.out_avals]
         if made != wanted or len(closed.jaxpr.eqns) != 1:
@@ -334,9 +291,3 @@ def _plain(aval: Any) -> Any:
 
 def _hashable(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else id(value)
-
-
-def _kernel_effects(parts: Iterable[Any]) -> frozenset[Any]:
-    """The effects of our operations among those of equations or jaxprs."""
-    found = {effect for part in parts for effect in part.effects}
-    return frozenset(e for e in found if isinstance(e, registry.KernelEffect))

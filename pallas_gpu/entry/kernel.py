@@ -38,7 +38,12 @@ def interpretation(value: Any) -> Any:
     """Accepts what `interpret` can be."""
     if value is None or isinstance(value, bool | types.InterpretParams):
         return value
-    raise call.invalid_interpret(value)
+    raise errors.ArgumentTypeError(
+        "invalid value of interpret",
+        expected="None, True, False or InterpretParams(...)",
+        got=expect.shown(value),
+        hint="None runs in the emulator on a CPU and on the GPU if there is one",
+    )
 
 
 PARAMS = expect.optional(

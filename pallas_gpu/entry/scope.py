@@ -18,6 +18,8 @@ import jax
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import Mesh
 
+_Context = contextlib.AbstractContextManager[None]
+
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
     "pallas_gpu_mesh", default=None
 )
@@ -37,14 +39,20 @@ _IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def tracing(mesh: Mesh) -> Iterator[None]:
-    """Sets the current mesh while a kernel's body is traced."""
-    token, decorators = _MESH.set(mesh), _DECORATORS.set({})
+def setting[T](variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Sets a context variable inside."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _MESH.reset(token)
-        _DECORATORS.reset(decorators)
+        variable.reset(token)
+
+
+@contextlib.contextmanager
+def tracing(mesh: Mesh) -> Iterator[None]:
+    """Sets the current mesh while a kernel's body is traced."""
+    with setting(_MESH, mesh), setting(_DECORATORS, {}):
+        yield
 
 
 def require_applied() -> None:
@@ -74,14 +82,9 @@ def decorator(who: str, run: Callable[..., Any]) -> Callable[..., Any]:
     return decorate
 
 
-@contextlib.contextmanager
-def at_position(indices: Sequence[Any], sizes: Sequence[Any]) -> Iterator[None]:
+def at_position(indices: Sequence[Any], sizes: Sequence[Any]) -> _Context:
     """Sets the position on a grid of which a body sees one step after another."""
-    token = _POSITION.set((tuple(indices), tuple(sizes)))
-    try:
-        yield
-    finally:
-        _POSITION.reset(token)
+    return setting(_POSITION, (tuple(indices), tuple(sizes)))
 
 
 def position() -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
@@ -89,14 +92,9 @@ def position() -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     return _POSITION.get()
 
 
-@contextlib.contextmanager
-def one_warp() -> Iterator[None]:
+def one_warp() -> _Context:
     """Records that the function of a warp_map is being traced."""
-    token = _IN_WARP.set(True)
-    try:
-        yield
-    finally:
-        _IN_WARP.reset(token)
+    return setting(_IN_WARP, True)
 
 
 def in_warp() -> bool:

@@ -13,6 +13,7 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
+from pallas_gpu.program.rewrite import bound_body
 
 
 def is_declaration(x: Any) -> bool:
@@ -200,12 +201,8 @@ def _bind(
 
     closed, out_tree = _jax.trace(body, refs)
     _require_values(closed.jaxpr.outvars)
-    jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
-    with _jax.trace_without_ref_rules():
-        flat = run_scoped_p.bind(
-            *closed.consts, jaxpr=jaxpr, collective_axes=axes, names=tuple(names)
-        )
-    return jax.tree.unflatten(out_tree, flat)
+    params = {"collective_axes": axes, "names": tuple(names)}
+    return bound_body(run_scoped_p, closed, out_tree, **params)
 
 
 def _fresh_refs(leaves: Sequence[Any]) -> list[Any]:

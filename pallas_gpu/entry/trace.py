@@ -14,16 +14,19 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import (
     call,
-    captured_refs,
     check,
     jax_errors,
     mutable,
-    no_elements,
     plain,
     scope,
 )
-from pallas_gpu.entry.plain import constants
+from pallas_gpu.program.rewrite import Retrace
 from pallas_gpu.walk import walk
+
+# Small arrays that a body closes over are tables, coefficients, literals of jnp.array:
+# the body reads them at its start, so each thread has them in its registers. These are
+# 32 registers of a thread for 32-bit elements; more is a mistake rather than a table.
+_MAX_ELEMENTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +87,13 @@ def trace_body(
         arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
         with jax_errors.typed(mesh):
             closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
+            _require_no_result(body, out_tree, name)
+            scope.require_applied()
             closed = plain.plain(closed, mesh)
-        _require_no_result(body, out_tree, name)
-        scope.require_applied()
-        closed = no_elements.without_empty(closed, arrays.refs(), mesh.axes)
         captured = _captured(closed, name)
-        _refuse_arrays_of_calls(closed.jaxpr, name)
         around = _enclosing_axes(closed.jaxpr, mesh)
         positions = [jax.lax.axis_index(axis) for axis in around]
-        if captured or positions:
-            closed, arrays = _lift(closed, arrays, captured, positions, mesh)
+        closed, arrays = _arranged(closed, arrays, captured, positions, mesh)
         n_before = len(arrays.inputs) - len(positions)
         enclosing = tuple(
             call.EnclosingAxis(axis, size, n_before + i)
@@ -104,7 +104,6 @@ def trace_body(
             check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
         check.check_dependencies(closed.jaxpr, [axis.name for axis in enclosing])
-        closed, arrays = _without_unwritten(closed, arrays, mesh)
     values = (*captured, *positions)
     return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)
 
@@ -205,32 +204,16 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
             raise jax_errors.escaped_value(
                 f"{var.aval.str_short()} of {made_at}", f"kernel {name}: "
             ).with_location(_first_use(closed.jaxpr, var))
-        if constants.is_array(var.aval) and not constants.is_small(var.aval):
-            raise _array_error(closed.jaxpr, var, name)
+        if plain.is_array(var.aval) and var.aval.size > _MAX_ELEMENTS:
+            raise errors.ClosureError(
+                f"kernel {name}: the body uses an array from the enclosing function",
+                expected="arrays as arguments; only scalars and arrays of at most "
+                f"{_MAX_ELEMENTS} elements may be closed over",
+                got=f"{var.aval.dtype}{list(var.aval.shape)}",
+                hint="pass the array as an argument and read its reference",
+                where=_first_use(closed.jaxpr, var),
+            )
     return list(closed.consts)
-
-
-def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
-    """Raises for arrays that a jitted function in the body closes over.
-
-    JAX stores them, and scalars, in the function: they are not consts of the body.
-    """
-    for site in walk(jaxpr):
-        for body in site.bodies:
-            for var in body.jaxpr.constvars:
-                if constants.is_array(var.aval):
-                    raise _array_error(body.jaxpr, var, name)
-
-
-def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
-    return errors.ClosureError(
-        f"kernel {name}: the body uses an array from the enclosing function",
-        expected="arrays as arguments; only scalars and arrays of at most "
-        f"{constants.MAX_ELEMENTS} elements may be closed over",
-        got=f"{var.aval.dtype}{list(var.aval.shape)}",
-        hint="pass the array as an argument and read its reference",
-        where=_first_use(jaxpr, var),
-    )
 
 
 def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
@@ -257,82 +240,60 @@ def _enclosing_axes(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> dict[Any, int]:
     return {axis: known[axis] for axis in named if axis in known and axis not in own}
 
 
-def _lift(
+def _arranged(
     closed: _jax.ClosedJaxpr,
     arrays: _Arrays,
     captured: Sequence[Any],
     positions: Sequence[Any],
     mesh: types.Mesh,
 ) -> tuple[_jax.ClosedJaxpr, _Arrays]:
-    """Replaces captured values by reads of inputs; that of a scalar has shape (1,).
+    """Makes inputs of what a body closes over, and of positions around the call.
 
-    Adds inputs for the positions on axes around the call.
+    The body reads values from their inputs; that of a scalar has shape (1,). Of the
+    `jax.Ref`s only those that it writes are outputs too.
     """
-    n_in, n_out = len(arrays.inputs), len(arrays.outputs)
-    for value, var in zip(captured, closed.jaxpr.constvars, strict=True):
-        is_ref = isinstance(var.aval, _jax.AbstractRef)
-        shape = var.aval.shape if is_ref else var.aval.shape or (1,)
-        aval = _jax.ShapedArray(shape, var.aval.dtype)
-        arrays = arrays.with_input(aval, value if is_ref else None)
-    n_captured = len(arrays.inputs)
-    for _ in positions:
-        arrays = arrays.with_input(_jax.ShapedArray((1,), jnp.dtype(jnp.int32)))
-
-    def lifted(*refs):
-        inputs, outputs = arrays.split(refs)
-        closed_over = zip(
-            closed.jaxpr.constvars,
-            inputs[n_in:n_captured],
-            arrays.sources[n_in:n_captured],
-            strict=True,
-        )
-        consts = [
-            ref if source is not None else ref[...] if var.aval.shape else ref[0]
-            for var, ref, source in closed_over
-        ]
-        _jax.eval_jaxpr(jaxpr, consts, *inputs[:n_in], *outputs[:n_out])
-
-    jaxpr = captured_refs.in_gmem(closed.jaxpr)
-    return _jax.trace(lifted, arrays.refs(), mesh.axes)[0], arrays
-
-
-def _without_unwritten(
-    closed: _jax.ClosedJaxpr, arrays: _Arrays, mesh: types.Mesh
-) -> tuple[_jax.ClosedJaxpr, _Arrays]:
-    """Makes inputs of the `jax.Ref`s that the body only reads."""
-    if all(j < arrays.declared for _, j in arrays.aliases):
+    jaxpr, n_in, declared = closed.jaxpr, len(arrays.inputs), arrays.declared
+    # The inputs of which an output is the reference, in the order of the outputs.
+    updated = [i for i, j in arrays.aliases if j >= declared]
+    refs = [arrays.sources[i] for i in updated]
+    own = zip([*jaxpr.invars[n_in + declared :], *jaxpr.constvars], [*refs, *captured],
+              strict=True)  # fmt: skip
+    written = check.written(jaxpr)
+    kept = {id(source) for var, source in own if var in written}
+    if not captured and not positions and all(id(ref) in kept for ref in refs):
         return closed, arrays
-    written = check.written(closed.jaxpr)
-    old_outputs = closed.jaxpr.invars[len(arrays.inputs) :]
-    only_read = {
-        j: i
-        for i, j in arrays.aliases
-        if j >= arrays.declared and old_outputs[j] not in written
-    }
-    if not only_read:
-        return closed, arrays
-    fewer = _Arrays.of(
+
+    def source_of(x: Any) -> Any:
+        return x if id(x) in kept else None
+
+    new = _Arrays.of(
         arrays.inputs,
-        arrays.outputs[: arrays.declared],
-        [(i, j) for i, j in arrays.aliases if j < arrays.declared],
-        [
-            None
-            if any(source is arrays.sources[i] for i in only_read.values())
-            else source
-            for source in arrays.sources
-        ],
+        arrays.outputs[:declared],
+        arrays.aliases[: len(arrays.aliases) - len(updated)],
+        [*map(source_of, arrays.sources)],
     )
+    for value, var in zip(captured, jaxpr.constvars, strict=True):
+        shape = var.aval.shape if _is_ref(var) else var.aval.shape or (1,)
+        aval = _jax.ShapedArray(shape, var.aval.dtype)
+        new = new.with_input(aval, source_of(value))
+    for _ in positions:
+        new = new.with_input(_jax.ShapedArray((1,), jnp.dtype(jnp.int32)))
 
     def again(*refs):
-        inputs, outputs = fewer.split(refs)
-        kept = iter(outputs)
-        old = [
-            inputs[only_read[j]] if j in only_read else next(kept)
-            for j in range(len(arrays.outputs))
+        inputs, outputs = new.split(refs)
+        consts = [
+            ref if _is_ref(var) else ref[...] if var.aval.shape else ref[0]
+            for var, ref in zip(jaxpr.constvars, inputs[n_in:], strict=False)
         ]
-        _jax.eval_jaxpr(closed.jaxpr, [], *inputs, *old)
+        outputs = [*outputs[:declared], *(inputs[i] for i in updated)]
+        # A `jax.Ref` is a reference in GMEM here, also in loops and branches.
+        Retrace().run(jaxpr, [*inputs[:n_in], *outputs], consts)
 
-    return _jax.trace(again, fewer.refs(), mesh.axes)[0], fewer
+    return _jax.trace(again, new.refs(), mesh.axes)[0], new
+
+
+def _is_ref(var: Any) -> bool:
+    return isinstance(var.aval, _jax.AbstractRef)
 
 
 def lifted_operands(captured: Sequence[Any]) -> list[Any]:

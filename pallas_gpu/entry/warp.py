@@ -15,6 +15,7 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.memory import warp_arrays
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.rewrite import bound_body
 
 # Such a kernel in messages.
 OVER_WARPS = "a kernel over a WarpMesh"
@@ -72,7 +73,7 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
         if f(warp_id) is not None:
             raise _returns_a_value("warp_map", f)
 
-    _bind(body, None)
+    bind(body, None)
 
 
 def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., None]:
@@ -102,23 +103,22 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
             if f(*args) is not None:
                 raise _returns_a_value(OVER_WARPS, f)
 
-        _bind(body, mesh.axis_name)
+        bind(body, mesh.axis_name)
 
     return functools.wraps(f)(run)
 
 
-def _bind(body: Callable[[jax.Array], None], axis_name: str | None) -> None:
+def bind(body: Callable[[jax.Array], Any], axis_name: str | None) -> None:
+    """Binds a function of the warp's index as what each warp executes."""
     axes = [] if axis_name is None else [(axis_name, WARPS)]
     with scope.one_warp():
-        closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)], axes)
+        closed, tree = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)], axes)
     arrays = warp_arrays.travel(closed.consts)
     if arrays:
-        bind = functools.partial(_bind, axis_name=axis_name)
-        warp_arrays.through_smem(closed, arrays, bind)
-        return
-    jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
-    with _jax.trace_without_ref_rules():
-        warp_map_p.bind(*closed.consts, jaxpr=jaxpr, axis_name=axis_name)
+        again = functools.partial(bind, axis_name=axis_name)
+        warp_arrays.through_smem(closed, arrays, again)
+    else:
+        bound_body(warp_map_p, closed, tree, axis_name=axis_name)
 
 
 def _returns_a_value(who: str, f: Callable[..., Any]) -> errors.KernelError:

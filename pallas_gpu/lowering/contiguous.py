@@ -28,7 +28,8 @@ from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.flow import Flow
 from pallas_gpu.program.nodes import Constant, Op, Value
-from pallas_gpu.walk import walk, with_equations
+from pallas_gpu.program.rewrite import with_equations
+from pallas_gpu.walk import walk
 
 _ACCESSES = (load_indexed_p, store_indexed_p)
 

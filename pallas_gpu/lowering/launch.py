@@ -203,10 +203,14 @@ def layouts_text(build: Build) -> str | None:
 
 def annotated_text(build: Build) -> str | None:
     """Returns the program with its layouts, None if none are inferred."""
-    if build.layouts is None:
-        return None
+    return None if build.layouts is None else program_text(build)
+
+
+def program_text(build: Build) -> str:
+    """Returns the program that is emitted, with layouts where they are inferred."""
     notes: dict[Any, list[str]] = {}
-    for step, rows in listing.rows_of(build.layouts):
+    rows_of = () if build.layouts is None else listing.rows_of(build.layouts)
+    for step, rows in rows_of:
         notes.setdefault(step.node.op, [layout for _, _, layout in rows])
     region = region_of(build.params.jaxpr)
     return text.text(region, build.name, lambda op: "; ".join(notes.get(op, [])))

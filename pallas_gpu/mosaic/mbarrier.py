@@ -16,7 +16,6 @@ from pallas_gpu import errors
 from pallas_gpu.mosaic import elected, module
 from pallas_gpu.mosaic.smem import predicated
 
-MBARRIER_BYTES = 8
 # The suspend time hint of one try_wait, in ns; the wait loops in any case.
 _SUSPEND_HINT_NS = 10_000_000
 _FULL_MASK = -1

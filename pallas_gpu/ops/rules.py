@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +12,6 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-
-PARAMS = expect.optional(
-    expect.instance(plgpu.CompilerParams, written="plgpu.CompilerParams(...)")
-)
-INTERPRET = expect.optional(
-    expect.instance(
-        bool, plgpu.InterpretParams, written="True, False or plgpu.InterpretParams(...)"
-    )
-)
-
-
-def is_axis(value: Any) -> bool:
-    """True for the name of an output dimension of a matrix product."""
-    return isinstance(value, str) and value in ("m", "n")
-
-
-def require_order(what: str, minor: Any, strip: int) -> None:
-    """Checks the order of a product's tiles.
-
-    Raises:
-      ArgumentError: there is no such dimension, or a strip has no tiles.
-    """
-    if not is_axis(minor) or strip < 1:
-        raise errors.ArgumentError(
-            f"{what}: invalid order of tiles",
-            expected="minor 'm' or 'n' and a positive strip",
-            got=f"minor={minor!r}, strip={strip}",
-            hint="strip is a number of tiles, e.g. 8",
-        )
 
 
 def as_dtype(value: Any) -> jnp.dtype | None:
@@ -79,7 +50,25 @@ def number_or_array(value: Any, what: str) -> Any:
     return array(value, what)
 
 
-ARRAY = expect.optional(array)
+# Annotations of parameters, with their rules.
+Positive = Annotated[int, expect.integer(1)]
+Strip = Annotated[int, expect.integer(1, hint="strip is a number of tiles, e.g. 8")]
+# Buffers of a ring: one is released when the next product has started.
+Stages = Annotated[
+    int, expect.integer(2, hint="four hide the latency of copies on an H200")
+]
+Array = Annotated[Any, array]
+Factor = Annotated[Any, expect.optional(number_or_array)]
+Interpret = Annotated[
+    bool | plgpu.InterpretParams | None,
+    expect.optional(
+        expect.instance(
+            bool,
+            plgpu.InterpretParams,
+            written="True, False or plgpu.InterpretParams(...)",
+        )
+    ),
+]
 
 
 def vary_alike(operands: Any) -> Any:
@@ -114,19 +103,4 @@ def require_tile(what: str, m: int, n: int, k: int) -> None:
             expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
             got=f"tile_m={m}, tile_n={n}, tile_k={k}",
             hint=f"start from {what}()",
-        )
-
-
-def require_stages(what: str, stages: int) -> None:
-    """Checks the buffers of a ring: one is released when the next product has started.
-
-    Raises:
-      ArgumentError: there are fewer than two.
-    """
-    if stages < 2:
-        raise errors.ArgumentError(
-            f"{what}: there are too few stages",
-            expected="stages of 2 or more",
-            got=stages,
-            hint="four hide the latency of copies on an H200",
         )

@@ -25,17 +25,12 @@ _WHO = "dynamic_scheduling_loop"
 _SLOTS = 2
 
 
-@expect.arguments(
-    grid_names=expect.names,
-    thread_axis=expect.optional(expect.string),
-    cluster_axes=expect.names,
-    init_carry=values.values,
-)
+@expect.arguments()
 def dynamic_scheduling_loop(
     grid_names: str | Sequence[str],
     thread_axis: str | None = None,
     cluster_axes: str | Sequence[str] = (),
-    init_carry: Any = None,
+    init_carry: values.Values = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for positions of the grid until none is left.
 

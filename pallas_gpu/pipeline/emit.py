@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,33 +19,28 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.loops import grid_sizes, unravel
+from pallas_gpu.pipeline.loops import Grid, unravel
 from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.streams import Body, Streams, block_specs, streams_of
+from pallas_gpu.pipeline.streams import BlockSpecs, Body, Streams, streams_of
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
 from pallas_gpu.types import values
 
-# The rule of `max_concurrent_steps`.
-BUFFERS = expect.integer(1, unit="steps", hint="2 to 6 hide the latency of GMEM")
+# An annotation of a parameter, with its rule.
+Buffers = Annotated[
+    int, expect.integer(1, unit="steps", hint="2 to 6 hide the latency of GMEM")
+]
 
 
-@expect.arguments(
-    body=expect.function,
-    grid=grid_sizes,
-    in_specs=block_specs,
-    out_specs=block_specs,
-    max_concurrent_steps=BUFFERS,
-    init_carry=values.values,
-)
+@expect.arguments()
 def emit_pipeline(
     body: Callable[..., Any],
     *,
-    grid: Sequence[Any],
-    in_specs: Any = (),
-    out_specs: Any = (),
-    max_concurrent_steps: int = 1,
-    init_carry: Any = None,
+    grid: Grid,
+    in_specs: BlockSpecs = (),
+    out_specs: BlockSpecs = (),
+    max_concurrent_steps: Buffers = 1,
+    init_carry: values.Values = None,
 ) -> Callable[..., Any]:
     """Runs a body over a grid inside a kernel, with copies of its blocks in flight.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,10 @@ def grid_sizes(value: Any, what: str) -> tuple[Any, ...]:
     return sizes
 
 
+# An annotation of a parameter, with its rule.
+Grid = Annotated[Sequence[Any], grid_sizes]
+
+
 def _too_large(what: str, size: int) -> errors.ArgumentError:
     return errors.ArgumentError(
         what,
@@ -101,18 +105,13 @@ def grid_size(n: Any, who: str) -> Any:
     return size if isinstance(size, int) else size.astype(jnp.int32)
 
 
-@expect.arguments(
-    grid=grid_sizes,
-    collective_axes=expect.names,
-    tiling=expect.optional(expect.integers(1)),
-    init_carry=values.values,
-)
+@expect.arguments(tiling=expect.optional(expect.integers(1)))
 def nd_loop(
-    grid: Sequence[Any],
+    grid: Grid,
     *,
     collective_axes: str | Sequence[str],
     tiling: Sequence[int] | None = None,
-    init_carry: Any = None,
+    init_carry: values.Values = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function over a grid that several instances share.
 
@@ -253,12 +252,7 @@ def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     return (linear, *reversed(digits))
 
 
-@expect.arguments(
-    lin_idx=values.indices,
-    shape=expect.integers(1, _MOST),
-    minor_dim=expect.integer(),
-    tile_width=expect.integer(),
-)
+@expect.arguments(lin_idx=values.indices, shape=expect.integers(1, _MOST))
 def planar_snake(
     lin_idx: Any, shape: tuple[int, int], minor_dim: int, tile_width: int
 ) -> tuple[Any, Any]:

@@ -36,8 +36,6 @@ _UNNAMED = (
         "scratch_types": "did you mean scratch_shapes?",
         "grid_names": _UNNAMED,
     },
-    kernel=expect.function,
-    out_shape=expect.anything,
     grid_spec=expect.optional(
         expect.instance(
             types.GridSpec,
@@ -45,12 +43,7 @@ _UNNAMED = (
             written="plgpu.GridSpec(grid=...)",
         )
     ),
-    grid=expect.anything,
-    in_specs=expect.anything,
-    out_specs=expect.anything,
-    scratch_shapes=expect.anything,
     input_output_aliases=expect.optional(call_specs.positions),
-    debug=expect.boolean,
     num_threads=expect.optional(
         expect.integer(
             1,
@@ -59,12 +52,6 @@ _UNNAMED = (
             hint="num_threads counts warpgroups, not CUDA threads",
         )
     ),
-    thread_name=expect.optional(expect.string),
-    interpret=expect.anything,
-    name=expect.optional(expect.string),
-    compiler_params=kernel_lib.PARAMS,
-    cost_estimate=expect.anything,
-    metadata=expect.anything,
 )
 def pallas_call(
     kernel: Callable[..., None],

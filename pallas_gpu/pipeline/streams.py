@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
@@ -34,6 +34,10 @@ def block_specs(value: Any, what: str) -> tuple[Any, ...]:
         value,
         "pass one spec per reference",
     )
+
+
+# An annotation of a parameter, with its rule.
+BlockSpecs = Annotated[Any, block_specs]
 
 
 @dataclasses.dataclass(frozen=True)

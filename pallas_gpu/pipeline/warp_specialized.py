@@ -22,8 +22,8 @@ from pallas_gpu.entry import scope
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import emit
 from pallas_gpu.pipeline.division import Division
-from pallas_gpu.pipeline.loops import grid_sizes
-from pallas_gpu.pipeline.streams import Body, block_specs, streams_of
+from pallas_gpu.pipeline.loops import Grid
+from pallas_gpu.pipeline.streams import BlockSpecs, Body, streams_of
 from pallas_gpu.types import values
 
 _WHO = "emit_pipeline_warp_specialized"
@@ -52,28 +52,17 @@ def _state(value: Any, what: str) -> Any:
 
 
 @expect.arguments(
-    body=expect.function,
-    grid=grid_sizes,
-    memory_registers=expect.integer(),
-    in_specs=block_specs,
-    out_specs=block_specs,
-    max_concurrent_steps=emit.BUFFERS,
-    wg_axis=expect.string,
     num_compute_wgs=expect.integer(1),
     pipeline_state=expect.optional(_state),
-    manual_produced_barriers=expect.boolean,
-    manual_consumed_barriers=expect.boolean,
-    compute_context=expect.optional(expect.function),
-    memory_thread_idx=expect.optional(expect.integer()),
 )
 def emit_pipeline_warp_specialized(
     body: Callable[..., Any],
     *,
-    grid: Sequence[Any],
+    grid: Grid,
     memory_registers: int,
-    in_specs: Any = (),
-    out_specs: Any = (),
-    max_concurrent_steps: int = 2,
+    in_specs: BlockSpecs = (),
+    out_specs: BlockSpecs = (),
+    max_concurrent_steps: emit.Buffers = 2,
     wg_axis: str,
     num_compute_wgs: int,
     pipeline_state: Any = None,

@@ -62,7 +62,6 @@ def threads_load(
             got="barrier=None",
             hint="declare plgpu.Barrier() in scratch_types (pallas_call: "
             "scratch_shapes) and pass it",
-            where=_jax.where_now(),
         )
     if implementation is Engine.CP_ASYNC and collective_axes:
         raise errors.UnsupportedError(
@@ -70,7 +69,6 @@ def threads_load(
             expected="TMA for a copy with collective_axes",
             got="implementation=CP_ASYNC",
             hint="leave implementation out",
-            where=_jax.where_now(),
         )
     if by_tma:
         return False
@@ -98,7 +96,6 @@ def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
             expected="float16, bfloat16, float32 or float64 for OOBFillMode.NAN",
             got=dtype,
             hint="use OOBFillMode.ZEROS, and select elements with jnp.where",
-            where=_jax.where_now(),
         )
     if by_threads:
         raise errors.UnsupportedError(
@@ -108,7 +105,6 @@ def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
             hint="start at what is known to be a multiple of 16 bytes "
             "(plgpu.multiple_of), in an array whose rows are such multiples, and pass "
             "a barrier",
-            where=_jax.where_now(),
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
-from pallas_gpu.types.spaces.cluster import ClusterStep
 
 
 @jax.tree_util.register_pytree_node_class
@@ -73,7 +72,6 @@ def operand(ref: Any) -> RefOperand:
                 expected="one reference",
                 got=f"{len(ref.ref)} references",
                 hint="use plgpu.when",
-                where=_jax.where_now(),
             )
         steps = (*ref.transforms, *steps)
         ref = ref.ref
@@ -81,8 +79,13 @@ def operand(ref: Any) -> RefOperand:
     return RefOperand(ref, steps)
 
 
+def _split(value: Any) -> Any:
+    known = isinstance(value, RefOperand) or types.base_aval(value) is None
+    return value if known else operand(value)
+
+
 def _refuse_other_cta(steps: Sequence[Any]) -> None:
-    if not any(isinstance(step, ClusterStep) for step in steps):
+    if not any(isinstance(step, types.ClusterStep) for step in steps):
         return
     raise errors.UnsupportedError(
         "an operand is in the SMEM of another CTA",
@@ -90,7 +93,6 @@ def _refuse_other_cta(steps: Sequence[Any]) -> None:
         got="a result of cluster_ref",
         hint="reads, writes, atomic operations and async_store_smem reach other CTAs; "
         "copies do with collective_axes, arrivals with a ClusterBarrier",
-        where=_jax.where_now(),
     )
 
 
@@ -99,9 +101,12 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
 
     Args:
       primitive: the primitive to bind.
-      operands: pytree of RefOperand, scalars, arrays and None; or a list of them.
+      operands: pytree of references, RefOperands, scalars, arrays and None; or a list
+        of them.
       **params: static parameters.
     """
+    if isinstance(operands, dict):
+        operands = {name: _split(value) for name, value in operands.items()}
     for named in operands if isinstance(operands, list) else [operands]:
         _check_accesses(primitive, named)
     leaves, tree = jax.tree.flatten(operands)
@@ -144,7 +149,6 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
             expected="a reference (an argument or scratch of the kernel)",
             got=f"{type(ref).__name__}",
             hint="pass the reference itself, or a part of it with .at[...]",
-            where=_jax.where_now(),
         )
     return aval
 
@@ -158,7 +162,6 @@ def require_space(ref: Any, space: types.MemorySpace, who: str, what: str) -> No
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
             hint=f"{_brought_to(space, aval.memory_space)}, or swap the operands",
-            where=_jax.where_now(),
         )
 
 
@@ -181,7 +184,6 @@ def require_same(src: Any, dst: Any, who: str) -> None:
             expected=f"{types.describe(dst)} (the destination)",
             got=f"{types.describe(src)} (the source)",
             hint="slice the larger one with .at[...]",
-            where=_jax.where_now(),
         )
     if jnp.dtype(src.dtype) != jnp.dtype(dst.dtype):
         raise errors.DTypeError(
@@ -189,7 +191,6 @@ def require_same(src: Any, dst: Any, who: str) -> None:
             expected=f"{types.describe(dst)} (the destination)",
             got=f"{types.describe(src)} (the source)",
             hint="a copy cannot convert: load, astype and store instead",
-            where=_jax.where_now(),
         )
 
 
@@ -208,17 +209,20 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             got=types.describe(barrier),
             hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
             "run_scoped",
-            where=_jax.where_now(),
         )
-    if math.prod(barrier.shape) != 1:
+    return _without_reshapes(only_element(barrier, "barrier", who))
+
+
+def only_element(ref: Any, kind: str, who: str) -> RefOperand:
+    """Returns the operand of the element of an array of one, or raises ShapeError."""
+    if math.prod(ref.shape) != 1:
         raise errors.ShapeError(
-            f"{who}: the operand is an array of barriers",
-            expected="one barrier",
-            got=f"barriers of shape {tuple(barrier.shape)}",
-            hint="select one with barrier.at[i]",
-            where=_jax.where_now(),
+            f"{who}: the operand is an array of {kind}s",
+            expected=f"one {kind}",
+            got=f"{kind}s of shape {tuple(ref.shape)}",
+            hint=f"select one with {kind}.at[i]",
         )
-    return _without_reshapes(operand(barrier.at[(0,) * len(barrier.shape)]))
+    return operand(ref.at[(0,) * len(ref.shape)])
 
 
 def _without_reshapes(one: RefOperand) -> RefOperand:
@@ -241,6 +245,14 @@ def require_scalar_bool(predicate: Any, who: str) -> Any:
             expected="a scalar bool",
             got=f"{aval.dtype}{list(aval.shape)}" if plain else expect.shown(predicate),
             hint="compare scalars: lax.axis_index(name) == 0, ref[i] > 0",
-            where=_jax.where_now(),
         )
     return jnp.asarray(predicate)
+
+
+def _predicate(value: Any, what: str) -> Any:
+    who = what.partition(":")[0]
+    return None if value is None else require_scalar_bool(value, who)
+
+
+# An annotation of a parameter, with its rule.
+Predicate = Annotated[bool | jax.Array | None, _predicate]

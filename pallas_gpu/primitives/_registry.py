@@ -56,8 +56,6 @@ KERNEL_EFFECT = KernelEffect()
 _jax.allow_effect_in_control_flow(KernelEffect)
 
 
-# The issuers of an operation: a whole warpgroup, or one warp inside `warp_map`.
-ISSUERS = ("warpgroup", "warp")
 Proxy = Literal["generic", "async"]
 
 
@@ -68,7 +66,7 @@ class Operation:
     Attributes:
       primitive: the primitive.
       family: name of its files in every package.
-      issuers: the threads that can issue it, of `ISSUERS`.
+      by_warp: whether one warp can issue it, inside `warp_map`; a warpgroup always can.
       reads: names of the operands whose memory it reads. An access to a barrier's state
         also counts.
       writes: names of the operands whose memory it writes.
@@ -86,7 +84,7 @@ class Operation:
 
     primitive: Any
     family: str
-    issuers: tuple[str, ...] = ("warpgroup",)
+    by_warp: bool = True
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     atomic: bool = False
@@ -100,9 +98,6 @@ class Operation:
         if not self.proxies:
             proxy: Proxy = "async" if self.asynchronous else "generic"
             object.__setattr__(self, "proxies", (proxy,))
-        unknown = sorted(set(self.issuers) - set(ISSUERS))
-        if unknown or not self.issuers or len(set(self.issuers)) < len(self.issuers):
-            raise self._invalid("invalid issuers", f"some of {ISSUERS}", self.issuers)
         if not self.family.isidentifier():
             raise self._invalid(
                 "its family is not a module's name", "a module's name", self.family
@@ -135,6 +130,11 @@ class Operation:
         """Names of the operands whose memory it reads or writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
+    @property
+    def copies(self) -> bool:
+        """Whether it copies a part of memory, `src`, to another one, `dst`."""
+        return "src" in self.reads and "dst" in self.writes
+
 
 # Our operations, and those of JAX that access memory, by name.
 PRIMITIVES: dict[str, Operation] = {}
@@ -163,7 +163,7 @@ def define(
         the result; None for an operation without a result.
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
-      **properties: the other fields of `Operation`: issuers, reads, writes, atomic,
+      **properties: the other fields of `Operation`: by_warp, reads, writes, atomic,
         asynchronous, proxies, releases, feature, observable.
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
@@ -212,12 +212,11 @@ def describe(primitive: Any, family: str, **properties: Any) -> None:
     Args:
       primitive: the primitive.
       family: name of its files, or of its group of operations.
-      **properties: the other fields of `Operation`. A single warp may issue it unless
-        `issuers` excludes it: JAX's operations on scalars are executed by each thread.
+      **properties: the other fields of `Operation`.
     """
     if primitive in _OPERATIONS:
         raise errors.InternalError(f"the primitive {primitive.name} is described twice")
-    operation = Operation(primitive, family, **{"issuers": ISSUERS, **properties})
+    operation = Operation(primitive, family, **properties)
     JAX_PRIMITIVES[primitive.name] = _OPERATIONS[primitive] = operation
 
 

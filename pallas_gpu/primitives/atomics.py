@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
@@ -56,7 +56,6 @@ PRIMITIVES = {
         name,
         "atomics",
         result=_old,
-        issuers=registry.ISSUERS,
         reads=("ref",),
         writes=("ref",),
         atomic=True,
@@ -81,7 +80,6 @@ def _bind(
             expected="a reference in SMEM or GMEM",
             got=types.describe(ref),
             hint="add to an accumulator with acc[...] += x",
-            where=_jax.where_now(),
         )
     view = types.as_view(ref.at[()])
     dtype = jnp.dtype(view.dtype)
@@ -91,7 +89,6 @@ def _bind(
             expected=", ".join(TYPES[who]),
             got=types.describe(view),
             hint="convert the array, or combine in one block and store the result",
-            where=_jax.where_now(),
         )
     mask = indexed.mask_of(mask, view.shape, who)
     stored = {name: types.stored(value, view) for name, value in values.items()}
@@ -102,7 +99,6 @@ def _bind(
             expected="cluster, gpu or sys for another CTA's SMEM",
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
-            where=_jax.where_now(),
         )
     return ops.bind(
         PRIMITIVES[who],
@@ -113,33 +109,25 @@ def _bind(
     )
 
 
-_ORDER = {"sem": expect.choice(*ORDERS), "scope": expect.choice(None, *SCOPES)}
+# Annotations of parameters, with their rules.
+Order = Annotated[str, expect.choice(*ORDERS)]
+Scope = Annotated[str | None, expect.choice(None, *SCOPES)]
+
+_PART = expect.arguments(
+    None,
+    "an index selects a part of the reference: plgpu.atomic_add(ref.at[idx], val, "
+    "mask=mask)",
+)
 
 
-def _arguments(**more: expect.Rule) -> Any:
-    return expect.arguments(
-        None,
-        "an index selects a part of the reference: plgpu.atomic_add(ref.at[idx], val, "
-        "mask=mask)",
-        ref=expect.anything,
-        val=expect.anything,
-        mask=expect.anything,
-        **_ORDER,
-        **more,
-    )
-
-
-_ARGUMENTS = _arguments(optimized=expect.boolean)
-
-
-@_ARGUMENTS
+@_PART
 def atomic_add(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Adds to elements of a reference, each addition at once.
@@ -185,14 +173,14 @@ def atomic_add(
     return _bind("atomic_add", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_PART
 def atomic_max(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by the larger of them and a value, at once.
@@ -219,14 +207,14 @@ def atomic_max(
     return _bind("atomic_max", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_PART
 def atomic_min(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by the smaller of them and a value, at once.
@@ -253,14 +241,14 @@ def atomic_min(
     return _bind("atomic_min", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_PART
 def atomic_and(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise AND with a value, at once.
@@ -286,14 +274,14 @@ def atomic_and(
     return _bind("atomic_and", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_PART
 def atomic_or(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise OR with a value, at once.
@@ -319,14 +307,14 @@ def atomic_or(
     return _bind("atomic_or", ref, {"value": val}, mask, sem, scope)
 
 
-@_ARGUMENTS
+@_PART
 def atomic_xor(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
     optimized: bool = True,
 ) -> jax.Array:
     """Replaces elements of a reference by their bitwise XOR with a value, at once.
@@ -352,14 +340,14 @@ def atomic_xor(
     return _bind("atomic_xor", ref, {"value": val}, mask, sem, scope)
 
 
-@_arguments()
+@_PART
 def atomic_xchg(
     ref: types.Ref,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
 ) -> jax.Array:
     """Stores values to elements of a reference and returns the old ones, at once.
 
@@ -383,21 +371,15 @@ def atomic_xchg(
     return _bind("atomic_xchg", ref, {"value": val}, mask, sem, scope)
 
 
-@expect.arguments(
-    ref=expect.anything,
-    cmp=expect.anything,
-    val=expect.anything,
-    mask=expect.anything,
-    **_ORDER,
-)
+@expect.arguments()
 def atomic_cas(
     ref: types.Ref,
     cmp: Any,
     val: Any,
     *,
     mask: Any = None,
-    sem: str = "relaxed",
-    scope: str | None = None,
+    sem: Order = "relaxed",
+    scope: Scope = None,
 ) -> jax.Array:
     """Stores values to elements of a reference that equal others, at once.
 

@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values
-from pallas_gpu.types.spaces.cluster import ClusterStep
 
 async_store_smem_p = registry.define(
     "async_store_smem",
@@ -23,6 +22,7 @@ async_store_smem_p = registry.define(
     asynchronous=True,
     proxies=("generic",),
     releases=True,
+    by_warp=False,
 )
 
 # The element types of each operation: PTX ISA, red.async. A sum of signed integers is
@@ -81,7 +81,7 @@ def position_on_axis(value: Any, what: str) -> Any:
     return jax.lax.convert_element_type(value, "int32")
 
 
-@expect.arguments(ref=expect.anything, block_id=_positions)
+@expect.arguments(block_id=_positions)
 def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     """Returns a reference to the same array in the SMEM of another CTA of the cluster.
 
@@ -115,7 +115,7 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     """
     ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
     base = types.as_view(ref.at[()])
-    return types.RefView(base.ref, (*base.transforms, ClusterStep.at(block_id)))
+    return types.RefView(base.ref, (*base.transforms, types.ClusterStep.at(block_id)))
 
 
 def _axes(value: Any, what: str) -> tuple[str, ...]:
@@ -123,17 +123,12 @@ def _axes(value: Any, what: str) -> tuple[str, ...]:
 
 
 @expect.arguments(
-    src=values.array,
-    ref=expect.anything,
-    barrier=expect.anything,
-    cluster_idx=expect.anything,
     cluster_dim=_axes,
-    optimized=expect.optional(expect.boolean),
     atomic=expect.choice(None, *ATOMICS),
     sem=expect.choice("release", "relaxed"),
 )
 def async_store_smem(
-    src: jax.Array,
+    src: values.Array,
     ref: types.Ref,
     barrier: types.Ref,
     *,
@@ -226,7 +221,6 @@ def _check_elements(view: Any, atomic: str | None, who: str) -> None:
         expected=expected,
         got=types.describe(view),
         hint="convert the array, or use cluster_ref and atomic operations on it",
-        where=_jax.where_now(),
     )
 
 
@@ -247,5 +241,4 @@ def _check_words(view: Any, start: Any, params: Any, who: str) -> None:
         "the last dimension of the reference",
         got=types.describe(view),
         hint="store whole rows, or use cluster_ref(ref, ...)[...] = x",
-        where=_jax.where_now(),
     )

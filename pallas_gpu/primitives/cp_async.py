@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
 cp_async_p = registry.define(
     "cp_async",
     "cp_async",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -21,15 +20,9 @@ cp_async_p = registry.define(
 )
 # Not asynchronous: threads load and store, which is done when the operation returns.
 store_by_threads_p = registry.define(
-    "copy_smem_to_gmem_by_threads",
-    "cp_async",
-    issuers=registry.ISSUERS,
-    reads=("src",),
-    writes=("dst",),
+    "copy_smem_to_gmem_by_threads", "cp_async", reads=("src",), writes=("dst",)
 )
-wait_gmem_to_smem_p = registry.define(
-    "wait_gmem_to_smem", "cp_async", issuers=registry.ISSUERS
-)
+wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
 
 
 def load(
@@ -53,12 +46,7 @@ def load(
     """
     ops.bind(
         cp_async_p,
-        {
-            "src": ops.operand(src),
-            "dst": ops.operand(dst),
-            "barrier": barrier,
-            "predicate": predicate,
-        },
+        {"src": src, "dst": dst, "barrier": barrier, "predicate": predicate},
         oob_mode=oob_mode,
     )
 
@@ -76,12 +64,14 @@ def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) ->
     """
     ops.bind(
         store_by_threads_p,
-        {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
+        {"src": src, "dst": dst, "predicate": predicate},
         commit_group=commit_group,
     )
 
 
-@expect.arguments(n=expect.anything)
+@expect.arguments(
+    n=expect.integer(0, hint="wait_gmem_to_smem(0) waits for all of them")
+)
 def wait_gmem_to_smem(n: int) -> None:
     """Waits until at most `n` copies to SMEM without a barrier are in flight.
 
@@ -94,18 +84,10 @@ def wait_gmem_to_smem(n: int) -> None:
       n: maximum number of copies in flight.
 
     Raises:
-      ArgumentError: `n` is not a non-negative integer.
+      ArgumentError: `n` is negative.
 
     Example:
       >>> plgpu.copy_gmem_to_smem(x_gmem.at[:, plgpu.ds(3, 5)], x_smem)
       >>> plgpu.wait_gmem_to_smem(0)
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise errors.ArgumentError(
-            "wait_gmem_to_smem: invalid number of copies",
-            expected="a Python integer, 0 or more",
-            got=expect.shown(n),
-            hint="wait_gmem_to_smem(0) waits for all of them",
-            where=_jax.where_now(),
-        )
     ops.bind(wait_gmem_to_smem_p, {}, n=n)

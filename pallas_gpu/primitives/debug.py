@@ -19,22 +19,16 @@ from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
 debug_print_p, debug_check_p = (
-    registry.define(name, "debug", issuers=registry.ISSUERS, observable=True)
+    registry.define(name, "debug", observable=True)
     for name in ("debug_print", "debug_check")
 )
-print_layout_p = registry.define(
-    "print_layout", "debug", reads=("x",), issuers=registry.ISSUERS
-)
+print_layout_p = registry.define("print_layout", "debug", reads=("x",))
 # The primitive of `jax.debug.print`.
 registry.describe(_jax.debug_print_p, "debug", observable=True)
 
 
-def _value(value: Any, what: str) -> Any:
-    return value_rules.array(value, what)
-
-
 def _printed(value: Any, what: str) -> Any:
-    return value if _is_in_tmem(value) else _value(value, what)
+    return value if _is_in_tmem(value) else value_rules.array(value, what)
 
 
 def _is_in_tmem(value: Any) -> bool:
@@ -42,7 +36,7 @@ def _is_in_tmem(value: Any) -> bool:
     return aval is not None and aval.memory_space is types.TMEM
 
 
-@expect.arguments(fmt=expect.string, args=_printed)
+@expect.arguments(args=_printed)
 def debug_print(fmt: str, *args: Any) -> None:
     """Prints a line with values: one, or one for each element of the arrays among them.
 
@@ -119,7 +113,6 @@ def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
         "with a format of numbers or none, such as {:8.3f}",
         got=repr(fmt),
         hint="write {{ and }} for braces",
-        where=_jax.where_now(),
     )
 
 
@@ -132,7 +125,6 @@ def refuse_reference(value: Any) -> None:
             expected="arrays and scalars",
             got=types.describe(value),
             hint="read the reference: x_ref[...]",
-            where=_jax.where_now(),
         )
 
 
@@ -198,7 +190,7 @@ def line_of_jax(params: dict[str, Any]) -> formats.Line:
 # --- checks ---------------------------------------------------------------------------
 
 
-@expect.arguments(condition=expect.anything, message=expect.string)
+@expect.arguments()
 def debug_check(condition: Any, message: str) -> None:
     """Checks a condition while the kernel runs.
 
@@ -231,7 +223,7 @@ def debug_check(condition: Any, message: str) -> None:
 # --- layouts --------------------------------------------------------------------------
 
 
-@expect.arguments(fmt=expect.string, x=expect.anything)
+@expect.arguments()
 def print_layout(fmt: str, x: Any) -> None:
     """Prints the layout of a value or of a reference while the kernel is compiled.
 
@@ -260,10 +252,11 @@ def print_layout(fmt: str, x: Any) -> None:
             expected="one {}",
             got=repr(fmt),
             hint="write {{ and }} for braces",
-            where=_jax.where_now(),
         )
     if types.base_aval(x) is None:
-        ops.bind(print_layout_p, {"x": _value(x, "print_layout: x")}, fmt=fmt)
+        ops.bind(
+            print_layout_p, {"x": value_rules.array(x, "print_layout: x")}, fmt=fmt
+        )
         return
     if types.base_aval(x).memory_space is types.BARRIERS:
         raise errors.MemorySpaceError(
@@ -271,6 +264,5 @@ def print_layout(fmt: str, x: Any) -> None:
             expected="an array, or a reference in SMEM, GMEM or registers",
             got=types.describe(x),
             hint="a barrier occupies 8 bytes of SMEM",
-            where=_jax.where_now(),
         )
-    ops.bind(print_layout_p, {"x": ops.operand(x)}, fmt=fmt)
+    ops.bind(print_layout_p, {"x": x}, fmt=fmt)

@@ -13,7 +13,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
-from pallas_gpu.types.spaces import cluster
+from pallas_gpu.types.steps import split_cluster
 
 
 def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
@@ -21,15 +21,9 @@ def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
 
 
 load_indexed_p = registry.define(
-    "load_indexed",
-    "indexed",
-    result=_loaded,
-    issuers=registry.ISSUERS,
-    reads=("src",),
+    "load_indexed", "indexed", result=_loaded, reads=("src",)
 )
-store_indexed_p = registry.define(
-    "store_indexed", "indexed", issuers=registry.ISSUERS, writes=("dst",)
-)
+store_indexed_p = registry.define("store_indexed", "indexed", writes=("dst",))
 
 
 def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]:
@@ -42,7 +36,7 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
     Raises:
       UnsupportedError: the elements have no indices of their own.
     """
-    steps, other = cluster.split(view.transforms)
+    steps, other = split_cluster(view.transforms)
     split = ops.operand(types.RefView(view.ref, steps))
     aval = types.base_aval(split.ref)
     transforms = tuple(getattr(aval, "transforms", ()))

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -13,39 +11,23 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
 barrier_arrive_p = registry.define(
-    "barrier_arrive",
-    "mbarrier",
-    releases=True,
-    issuers=registry.ISSUERS,
-    writes=("barrier",),
-    atomic=True,
+    "barrier_arrive", "mbarrier", releases=True, writes=("barrier",), atomic=True
 )
-barrier_wait_p = registry.define(
-    "barrier_wait", "mbarrier", issuers=registry.ISSUERS, reads=("barrier",)
-)
+barrier_wait_p = registry.define("barrier_wait", "mbarrier", reads=("barrier",))
 barrier_test_p = registry.define(
     "barrier_test",
     "mbarrier",
-    issuers=registry.ISSUERS,
     reads=("barrier",),
     result=lambda operands, **params: _jax.ShapedArray((), jnp.dtype(bool)),
 )
 barrier_expect_p = registry.define(
-    "barrier_expect",
-    "mbarrier",
-    issuers=registry.ISSUERS,
-    writes=("barrier",),
-    atomic=True,
+    "barrier_expect", "mbarrier", writes=("barrier",), atomic=True
 )
 
 
-@expect.arguments(
-    barrier=expect.anything,
-    predicate=expect.anything,
-    num_arrivals=expect.integer(1, types.MAX_ARRIVALS, unit="arrivals"),
-)
+@expect.arguments(num_arrivals=expect.integer(1, types.MAX_ARRIVALS, unit="arrivals"))
 def barrier_arrive(
-    barrier: types.Ref, *, predicate: Any = None, num_arrivals: int = 1
+    barrier: types.Ref, *, predicate: ops.Predicate = None, num_arrivals: int = 1
 ) -> None:
     """Arrives on a barrier once for the whole warpgroup, or warp.
 
@@ -71,8 +53,6 @@ def barrier_arrive(
     """
     who = "barrier_arrive"
     one = ops.one_barrier(barrier, who)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     ops.bind(
         barrier_arrive_p,
         {"barrier": one, "predicate": predicate},
@@ -81,13 +61,9 @@ def barrier_arrive(
     )
 
 
-@expect.arguments(
-    barrier=expect.anything,
-    num_bytes=expect.integer(0, types.MAX_PENDING_BYTES, unit="bytes"),
-    predicate=expect.anything,
-)
+@expect.arguments(num_bytes=expect.integer(0, types.MAX_PENDING_BYTES, unit="bytes"))
 def barrier_expect(
-    barrier: types.Ref, num_bytes: int, *, predicate: Any = None
+    barrier: types.Ref, num_bytes: int, *, predicate: ops.Predicate = None
 ) -> None:
     """Adds bytes to those that the current phase of a barrier waits for.
 
@@ -108,13 +84,11 @@ def barrier_expect(
     """
     who = "barrier_expect"
     one = ops.one_barrier(barrier, who)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     operands = {"barrier": one, "predicate": predicate}
     ops.bind(barrier_expect_p, operands, num_bytes=num_bytes)
 
 
-@expect.arguments(barrier=expect.anything)
+@expect.arguments()
 def barrier_wait(barrier: types.Ref) -> None:
     """Waits until the barrier's next phase is complete.
 
@@ -136,7 +110,7 @@ def barrier_wait(barrier: types.Ref) -> None:
     ops.bind(barrier_wait_p, {"barrier": one}, **_orders(one))
 
 
-@expect.arguments(barrier=expect.anything)
+@expect.arguments()
 def barrier_arrive_and_wait(barrier: types.Ref) -> None:
     """Arrives on a barrier, then waits until its next phase is complete.
 
@@ -156,7 +130,7 @@ def barrier_arrive_and_wait(barrier: types.Ref) -> None:
     barrier_wait(barrier)
 
 
-@expect.arguments(barrier=expect.anything)
+@expect.arguments()
 def barrier_test(barrier: types.Ref) -> jax.Array:
     """Tests whether the barrier's next phase is complete, and does not wait for it.
 

@@ -20,7 +20,6 @@ gather_positions_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["index"].shape, operands["x"].dtype
     ),
-    issuers=registry.ISSUERS,
 )
 scatter_positions_p = registry.define(
     "scatter_positions",
@@ -28,7 +27,6 @@ scatter_positions_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["x"].shape, operands["x"].dtype
     ),
-    issuers=registry.ISSUERS,
 )
 
 

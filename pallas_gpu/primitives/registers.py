@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,27 +22,20 @@ load_p = registry.define(
     "registers",
     result=lambda operands, **_: operands["src"].array_type(),
     # One warp can load single elements.
-    issuers=registry.ISSUERS,
     reads=("src",),
 )
 # A store whose author says whether it may have bank conflicts: JAX's has no parameters.
-store_p = registry.define(
-    "store", "registers", issuers=registry.ISSUERS, writes=("dst",)
-)
+store_p = registry.define("store", "registers", writes=("dst",))
 layout_cast_p = registry.define(
     "layout_cast",
     "registers",
     result=lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype),
-    issuers=registry.ISSUERS,
 )
 multiple_of_p = registry.define(
-    "multiple_of",
-    "registers",
-    result=lambda x, **_: jax.core.ShapedArray((), x.dtype),
-    issuers=registry.ISSUERS,
+    "multiple_of", "registers", result=lambda x, **_: jax.core.ShapedArray((), x.dtype)
 )
 set_max_registers_p = registry.define(
-    "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG
+    "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG, by_warp=False
 )
 
 
@@ -63,18 +56,10 @@ def check_layout(layout: Any, who: str) -> Any:
         expected="a member of plgpu.Layout, or a TiledLayout",
         got=expect.shown(layout),
         hint="e.g. plgpu.Layout.WGMMA",
-        where=_jax.where_now(),
     )
 
 
-@expect.arguments(
-    src=expect.anything,
-    idx=expect.anything,
-    mask=expect.anything,
-    other=expect.anything,
-    layout=expect.anything,
-    optimized=expect.optional(expect.boolean),
-)
+@expect.arguments()
 def load(
     src: types.Ref,
     idx: Any = (),
@@ -131,26 +116,17 @@ def load(
             expected="a mask, which says where the result is `other`",
             got="mask=None",
             hint="pass mask=..., or omit `other`",
-            where=_jax.where_now(),
         )
     view = types.as_view(src)
     if mask is not None or not view.is_window:
         mask = indexed.mask_of(mask, view.shape, who)
         other = None if other is None else types.stored(other, view, "`other`")
         return indexed.load(view, mask, other, layout)
-    return ops.bind(
-        load_p, {"src": ops.operand(src)}, layout=layout, optimized=optimized
-    )
+    return ops.bind(load_p, {"src": src}, layout=layout, optimized=optimized)
 
 
 @expect.arguments(
-    None,
-    "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second",
-    dst=expect.anything,
-    idx=expect.anything,
-    value=expect.anything,
-    mask=expect.anything,
-    optimized=expect.optional(expect.boolean),
+    None, "plgpu.store(ref, x), or plgpu.store(ref, index, x): the index is second"
 )
 def store(
     dst: types.Ref,
@@ -200,7 +176,6 @@ def store(
             expected="an array or a scalar",
             got="None",
             hint="plgpu.store(ref, x), or plgpu.store(ref, index, x)",
-            where=_jax.where_now(),
         )
     aval = ops.require_ref(dst, who, "the destination")
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
@@ -213,7 +188,7 @@ def store(
     if mask is not None:
         indexed.store(view, value, mask)
         return
-    operands = {"dst": ops.operand(view), "value": value}
+    operands = {"dst": view, "value": value}
     ops.bind(store_p, operands, optimized=optimized)
 
 
@@ -225,12 +200,11 @@ def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:
             got=types.describe(ref),
             hint="wait on a barrier with barrier_wait; read an accumulator with "
             "acc[...]",
-            where=_jax.where_now(),
         )
 
 
-@expect.arguments(x=value_rules.array, new_layout=expect.anything)
-def layout_cast(x: Any, new_layout: Any) -> jax.Array:
+@expect.arguments()
+def layout_cast(x: value_rules.Array, new_layout: Any) -> jax.Array:
     """Converts an array to a register layout.
 
     PTX: no instruction where the value has no layout (a constant, an iota) or each
@@ -260,19 +234,17 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
             expected="a member of plgpu.Layout, or a TiledLayout",
             got="None",
             hint="e.g. plgpu.Layout.WGMMA",
-            where=_jax.where_now(),
         )
     return ops.bind(layout_cast_p, x, layout=layout)
 
 
-@expect.arguments(
-    dtype=value_rules.element_type,
-    shape=expect.integers(0),
-    dimension=expect.integer(),
-    layout=expect.anything,
-)
+@expect.arguments(shape=expect.integers(0))
 def broadcasted_iota(
-    dtype: Any, shape: Sequence[int], dimension: int, *, layout: Any = None
+    dtype: value_rules.ElementType,
+    shape: Sequence[int],
+    dimension: int,
+    *,
+    layout: Any = None,
 ) -> jax.Array:
     """Creates an array of indices along one dimension.
 
@@ -298,7 +270,6 @@ def broadcasted_iota(
             expected=f"0 to {len(shape) - 1} for shape {tuple(shape)}",
             got=dimension,
             hint="choose a dimension of the shape",
-            where=_jax.where_now(),
         )
     if dtype == jnp.bool_:
         raise errors.DTypeError(
@@ -382,7 +353,12 @@ def require_multiple(
         )
 
 
-@expect.arguments(n=expect.anything, action=expect.anything)
+@expect.arguments(
+    n=expect.anything,
+    action=expect.choice(
+        "increase", "decrease", hint="producers decrease, consumers increase"
+    ),
+)
 def set_max_registers(n: int, *, action: str) -> None:
     """Releases registers of this warpgroup, or requests more.
 
@@ -405,36 +381,25 @@ def set_max_registers(n: int, *, action: str) -> None:
             expected="a multiple of 8 from 24 to 256",
             got=expect.shown(n),
             hint="a block of W warpgroups has 65536 / (128 W) registers per thread",
-            where=_jax.where_now(),
-        )
-    if not isinstance(action, str) or action not in ("increase", "decrease"):
-        raise errors.ArgumentError(
-            "set_max_registers: invalid action",
-            expected="'increase' or 'decrease'",
-            got=expect.shown(action),
-            hint="producers decrease, consumers increase",
-            where=_jax.where_now(),
         )
     ops.bind(set_max_registers_p, {}, n=n, action=action)
 
 
 # --- reductions, which `jax.numpy` has too --------------------------------------------
 
-_REDUCTION = expect.arguments(
-    x=value_rules.array,
-    axis=expect.optional(expect.integers()),
-    keepdims=expect.boolean,
-    accumulator_ilp=expect.optional(expect.integer(1, unit="accumulators")),
-)
+# An annotation of a parameter, with its rule.
+Accumulators = Annotated[
+    int | None, expect.optional(expect.integer(1, unit="accumulators"))
+]
 
 
-@_REDUCTION
+@expect.arguments()
 def max(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the largest elements along axes.
 
@@ -465,13 +430,13 @@ def max(
     return _reduced(jax.lax.reduce_max, "max", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def min(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the smallest elements along axes.
 
@@ -492,13 +457,13 @@ def min(
     return _reduced(jax.lax.reduce_min, "min", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def sum(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the sums of elements along axes; narrow integers wrap.
 
@@ -519,13 +484,13 @@ def sum(
     return _reduced(jax.lax.reduce_sum, "sum", x, axis, keepdims)
 
 
-@_REDUCTION
+@expect.arguments()
 def prod(
-    x: Any,
+    x: value_rules.Array,
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
     *,
-    accumulator_ilp: int | None = None,
+    accumulator_ilp: Accumulators = None,
 ) -> jax.Array:
     """Returns the products of elements along axes; narrow integers wrap.
 
@@ -555,7 +520,6 @@ def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Ar
             expected=f"different axes of an array of shape {x.shape}",
             got=axis,
             hint="leave axis out for all of them",
-            where=_jax.where_now(),
         )
     if x.dtype == jnp.bool_:
         raise errors.DTypeError(
@@ -564,7 +528,6 @@ def _reduced(reduce: Any, who: str, x: Any, axis: Any, keepdims: bool) -> jax.Ar
             got=f"bool{list(x.shape)}",
             hint="jnp.any and jnp.all reduce bools; convert to count: "
             "x.astype(jnp.int32)",
-            where=_jax.where_now(),
         )
     result = reduce(x, axes=tuple(sorted(axes)))
     return jnp.expand_dims(result, tuple(sorted(axes))) if keepdims else result

@@ -24,6 +24,7 @@ gather_rows_p = registry.define(
     proxies=_PROXIES,
     releases=True,
     feature=arch.Feature.TMA,
+    by_warp=False,
 )
 scatter_rows_p = registry.define(
     "scatter_rows",
@@ -33,6 +34,7 @@ scatter_rows_p = registry.define(
     asynchronous=True,
     proxies=_PROXIES,
     feature=arch.Feature.TMA,
+    by_warp=False,
 )
 
 
@@ -60,7 +62,6 @@ def split(ref: Any, who: str) -> tuple[Any, Any] | None:
             "last index expression",
             got=f"{len(indices)} array(s) of indices in {types.describe(ref)}",
             hint="write ref.at[part].at[rows, columns]",
-            where=_jax.where_now(),
         )
     whole = _jax.Slice(0, last.shape[0], 1)
     every = _jax.indexer([whole, *last.indices[1:]], (), tuple(last.shape))
@@ -85,7 +86,6 @@ def require_alone(has_others: bool, who: str) -> None:
             expected="no collective_axes, oob_mode, implementation and reduction_op",
             got="an array of indices, and one of them",
             hint="leave it out",
-            where=_jax.where_now(),
         )
 
 
@@ -113,9 +113,9 @@ def gather(
     who = "copy_gmem_to_smem"
     src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {
-        "src": ops.operand(src),
+        "src": src,
         "rows": rows,
-        "dst": ops.operand(dst),
+        "dst": dst,
         "barrier": barrier,
         "predicate": predicate,
     }
@@ -140,10 +140,5 @@ def scatter(
     """
     who = "copy_smem_to_gmem"
     src, dst = views.plain(src, who), views.plain(dst, who)
-    operands = {
-        "src": ops.operand(src),
-        "dst": ops.operand(dst),
-        "rows": rows,
-        "predicate": predicate,
-    }
+    operands = {"src": src, "dst": dst, "rows": rows, "predicate": predicate}
     ops.bind(scatter_rows_p, operands, commit_group=commit_group)

@@ -10,16 +10,12 @@ from pallas_gpu.primitives import _registry as registry
 run_scoped_p = registry.define(
     "run_scoped",
     "scoped",
-    issuers=registry.ISSUERS,
     results=lambda *_, jaxpr, **__: [v.aval for v in jaxpr.outvars],
 )
 
 # Its result is a reference of the type `what`; each equation allocates its own memory.
 get_global_p = registry.define(
-    "get_global",
-    "scoped",
-    results=lambda *_, what, **__: [what],
-    issuers=registry.ISSUERS,
+    "get_global", "scoped", results=lambda *_, what, **__: [what]
 )
 # JAX then accounts for accesses to the result as to memory of the body itself.
 get_global_p.ref_primitive = get_global_p.ref_allocating = True

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -17,7 +17,6 @@ from pallas_gpu.primitives.copies import im2col, pairs, views
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
     "tma",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -27,42 +26,31 @@ copy_gmem_to_smem_p = registry.define(
 copy_smem_to_gmem_p = registry.define(
     "copy_smem_to_gmem",
     "tma",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
-wait_smem_to_gmem_p = registry.define(
-    "wait_smem_to_gmem", "tma", issuers=registry.ISSUERS
-)
-commit_group_p = registry.define(
-    "commit_smem_to_gmem_group", "tma", issuers=registry.ISSUERS
-)
-commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
+wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma")
+commit_group_p = registry.define("commit_smem_to_gmem_group", "tma")
+commit_smem_p = registry.define("commit_smem", "tma")
 # Not public: `entry.memory.fences` inserts it.
-fence_smem_p = registry.define("fence_smem", "tma", issuers=registry.ISSUERS)
-commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
+fence_smem_p = registry.define("fence_smem", "tma")
+commit_gmem_p = registry.define("commit_gmem", "tma")
 
 # PTX ISA, createpolicy: primary priorities.
-CACHE_HINT = expect.choice(None, "evict_first", "evict_normal", "evict_last")
+CacheHint = Annotated[
+    str | None, expect.choice(None, "evict_first", "evict_normal", "evict_last")
+]
 
 
 @expect.arguments(
-    src=expect.anything,
-    dst=expect.anything,
-    barrier=expect.anything,
-    collective_axes=expect.optional(expect.names),
     leader_tracked=expect.optional(
         expect.instance(
             types.CopyPartition, written="plgpu.CopyPartition.PARTITIONED(axis)"
         )
     ),
     partitioned_axis=expect.optional(expect.integer(0)),
-    oob_mode=expect.optional(expect.member(types.OOBFillMode)),
-    predicate=expect.anything,
-    cache_hint=CACHE_HINT,
-    implementation=expect.optional(expect.member(types.AsyncCopyImplementation)),
 )
 def copy_gmem_to_smem(
     src: types.Ref,
@@ -73,8 +61,8 @@ def copy_gmem_to_smem(
     leader_tracked: types.CopyPartition | None = None,
     partitioned_axis: int | None = None,
     oob_mode: types.OOBFillMode | None = None,
-    predicate: Any = None,
-    cache_hint: str | None = None,
+    predicate: ops.Predicate = None,
+    cache_hint: CacheHint = None,
     implementation: types.AsyncCopyImplementation | None = None,
 ) -> None:
     """Starts an asynchronous copy from GMEM to SMEM.
@@ -151,8 +139,6 @@ def copy_gmem_to_smem(
     src = pairs.own_part(src, partition, axes, who)
     ops.require_same(src, dst, who)
     one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     pixels = im2col.split(src)
     if pixels is not None:
         im2col.require_alone(
@@ -184,12 +170,7 @@ def copy_gmem_to_smem(
         return
     ops.bind(
         copy_gmem_to_smem_p,
-        {
-            "src": ops.operand(src),
-            "dst": ops.operand(dst),
-            "barrier": one_barrier,
-            "predicate": predicate,
-        },
+        {"src": src, "dst": dst, "barrier": one_barrier, "predicate": predicate},
         oob_mode=oob_mode,
         collective_axes=axes,
         leader_tracked=partition,
@@ -197,22 +178,15 @@ def copy_gmem_to_smem(
     )
 
 
-@expect.arguments(
-    src=expect.anything,
-    dst=expect.anything,
-    predicate=expect.anything,
-    commit_group=expect.boolean,
-    reduction_op=expect.choice(None, *types.REDUCTIONS),
-    cache_hint=CACHE_HINT,
-)
+@expect.arguments(reduction_op=expect.choice(None, *types.REDUCTIONS))
 def copy_smem_to_gmem(
     src: types.Ref,
     dst: types.Ref,
-    predicate: Any = None,
+    predicate: ops.Predicate = None,
     *,
     commit_group: bool = True,
     reduction_op: str | None = None,
-    cache_hint: str | None = None,
+    cache_hint: CacheHint = None,
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
@@ -269,8 +243,6 @@ def copy_smem_to_gmem(
     if reduction_op is not None:
         _require_reduction(reduction_op, dst, who)
         reduction_op = types.signed_reduction(reduction_op, dst.dtype)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     found = rows.split(dst, who)
     if found is not None:
         rows.require_alone(reduction_op is not None, who)
@@ -282,7 +254,7 @@ def copy_smem_to_gmem(
         return
     ops.bind(
         copy_smem_to_gmem_p,
-        {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
+        {"src": src, "dst": dst, "predicate": predicate},
         commit_group=commit_group,
         reduction_op=reduction_op,
         cache_hint=cache_hint,
@@ -302,11 +274,12 @@ def _require_reduction(reduction: str, dst: Any, who: str) -> None:
         hint=f"for {name} there are {', '.join(others)}"
         if others
         else "combine values in registers with plgpu.atomic_add and its relatives",
-        where=_jax.where_now(),
     )
 
 
-@expect.arguments(n=expect.anything, wait_read_only=expect.boolean)
+@expect.arguments(
+    n=expect.integer(0, hint="wait_smem_to_gmem(0) waits for all of them")
+)
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
     """Waits until at most `n` groups of copies to GMEM are pending.
 
@@ -322,16 +295,8 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
         the destinations have been written.
 
     Raises:
-      ArgumentError: `n` is not a non-negative integer.
+      ArgumentError: `n` is negative.
     """
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-        raise errors.ArgumentError(
-            "wait_smem_to_gmem: invalid number of groups",
-            expected="a Python integer, 0 or more",
-            got=expect.shown(n),
-            hint="wait_smem_to_gmem(0) waits for all of them",
-            where=_jax.where_now(),
-        )
     ops.bind(wait_smem_to_gmem_p, {}, n=n, wait_read_only=wait_read_only)
 
 

@@ -22,6 +22,7 @@ from pallas_gpu.program.nodes import (
     Region,
     Value,
 )
+from pallas_gpu.walk import bodies
 
 # Calls that are equivalent to the jaxpr in their parameters.
 CALLS = {
@@ -152,33 +153,18 @@ Bodies = tuple[
 
 def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
     """Returns the regions of an operation, their entries and the carries."""
-    params = eqn.params
-    match kind:
-        case Kind.PLAIN:
-            return (), (), ()
-        case Kind.FOR:
-            consts, carry = _jax.scan_arity(params)
-            body = region_of(params["jaxpr"])
-            kept = ins[: consts + carry]
-            made = (None,) * (len(body.inputs) - len(kept))
-            carries = tuple((consts + i, i) for i in range(carry))
-            return (body,), ((*kept, *made),), carries
-        case Kind.WHILE:
-            first, second = params["cond_nconsts"], params["body_nconsts"]
-            of_condition, of_body = ins[:first], ins[first : first + second]
-            carried = ins[first + second :]
-            return (
-                (region_of(params["cond_jaxpr"]), region_of(params["body_jaxpr"])),
-                ((*of_condition, *carried), (*of_body, *carried)),
-                tuple((second + i, i) for i in range(len(carried))),
-            )
-        case Kind.IF:
-            branches = tuple(map(region_of, params["branches"]))
-            return branches, (ins[1:],) * len(branches), ()
-        case Kind.SCOPE | Kind.WARPS:
-            body = region_of(params["jaxpr"])
-            made = (None,) * (len(body.inputs) - len(ins))
-            return (body,), ((*ins, *made),), ()
+    if kind is Kind.PLAIN:
+        return (), (), ()
+    named = {id(atom): x for atom, x in zip(eqn.invars, ins, strict=True)}
+    found = bodies(eqn)
+    entries = tuple(tuple(named.get(id(x)) for x in body.inputs) for body in found)
+    first, carried = 0, 0
+    if kind is Kind.FOR:
+        first, carried = _jax.scan_arity(eqn.params)
+    elif kind is Kind.WHILE:
+        first, carried = eqn.params["body_nconsts"], len(eqn.outvars)
+    carries = tuple((first + i, i) for i in range(carried))
+    return tuple(region_of(body.jaxpr) for body in found), entries, carries
 
 
 # --- operands -------------------------------------------------------------------------

@@ -9,8 +9,15 @@ import tempfile
 from pathlib import Path
 
 
-def folder(name: str) -> Path:
-    """Returns this package's folder of a name in the user's folder of caches."""
+def folder(name: str, variable: str) -> Path:
+    """Returns the folder that a variable names, or one in the user's folder of caches.
+
+    Args:
+      name: of this package's folder there.
+      variable: of the environment.
+    """
+    if named := os.environ.get(variable):
+        return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(caches, "pallas_gpu", name)
 

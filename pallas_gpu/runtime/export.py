@@ -18,7 +18,7 @@ from pallas_gpu.types import values
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-@expect.arguments(fun=expect.function, args=values.operands, kwargs=expect.anything)
+@expect.arguments(args=values.operands)
 def estimate_cost(
     fun: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> types.CostEstimate:
@@ -56,15 +56,7 @@ remote_bytes_transferred=0)
     )
 
 
-@expect.arguments(
-    f=expect.function,
-    args=values.operands,
-    dynamic_shapes=expect.boolean,
-    device=expect.anything,
-    static_argnames=expect.names,
-    platforms=expect.optional(expect.names),
-    kwargs=values.operands,
-)
+@expect.arguments(args=values.operands, kwargs=values.operands)
 def lower_as_mlir(
     f: Callable[..., Any],
     *args: Any,
@@ -128,7 +120,7 @@ def _require_some(what: str, names: Iterable[str], known: Iterable[str]) -> None
         )
 
 
-@expect.arguments(dynamic_shapes=expect.boolean)
+@expect.arguments()
 def pallas_export_experimental(
     dynamic_shapes: bool,
 ) -> contextlib.AbstractContextManager[None]:
@@ -156,7 +148,7 @@ def pallas_export_experimental(
     return contextlib.nullcontext()
 
 
-@expect.arguments(new_val=expect.boolean)
+@expect.arguments()
 def enable_debug_checks(new_val: bool) -> contextlib.AbstractContextManager[Any]:
     """Returns a context manager: kernels that are called in it contain their checks.
 

@@ -72,11 +72,8 @@ def compile_module(
     target: str | arch.GpuTarget,
     operand_avals: Sequence[ArrayLike],
     result_avals: Sequence[ArrayLike],
-    smem_bytes: int,
-    num_barriers: int,
-    threads: int,
-    tmem_columns: int = 0,
     using: worker.Worker | None = None,
+    **planned: int,
 ) -> CompiledModule:
     """Compiles a serialized module for a target; requires no GPU.
 
@@ -89,11 +86,8 @@ def compile_module(
       target: e.g. `sm_90a`.
       operand_avals: shape and dtype of each operand.
       result_avals: shape and dtype of each result.
-      smem_bytes: dynamic SMEM per block.
-      num_barriers: mbarriers per block.
-      threads: threads per block.
-      tmem_columns: TMEM columns per block.
       using: compiles; default: the worker of this process for the target.
+      **planned: the planner's figures, as of `resources_report.resources`.
 
     Raises:
       OfflineUnavailableError: CUDA packages are missing.
@@ -112,14 +106,7 @@ def compile_module(
         sass=None if output.sass is None else without_control_codes(output.sass),
         sass_with_control=output.sass,
         ptxas=output.ptxas,
-        resources=resources_report.resources(
-            output.ptxas,
-            target=target,
-            threads=threads,
-            smem_bytes=smem_bytes,
-            num_barriers=num_barriers,
-            tmem_columns=tmem_columns,
-        ),
+        resources=resources_report.resources(output.ptxas, target=target, **planned),
         note=_NO_SASS if output.sass is None else None,
     )
 

@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
 from pallas_gpu.entry.memory import trial
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.runtime import custom_call, dumps
+from pallas_gpu.runtime import cupti, custom_call, dumps
 from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime import stages as stages  # adds its stages
 from pallas_gpu.runtime.serialize import SerializedModule
@@ -38,9 +38,8 @@ def attached_target() -> arch.GpuTarget:
 
 @functools.cache
 def _attached() -> arch.GpuTarget | None:
-    try:
-        device = jax.devices("cuda")[0]
-    except RuntimeError:
+    device = cupti.first_gpu()
+    if device is None:
         return None
     major, minor = str(device.compute_capability).split(".")
     return arch.target_of_capability(int(major), int(minor))

@@ -49,39 +49,31 @@ class PtxasReport:
     remarks: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Resources:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resources(PtxasReport):
     """The resources of one kernel on one target. `str()` returns a short table.
 
     Attributes:
+      registers_per_thread, spill_store_bytes, spill_load_bytes, stack_bytes, remarks:
+        as in ptxas's report.
       target: the target's name.
-      registers_per_thread: registers per thread at launch.
       register_limit: maximum of registers per thread for this block size.
-      spill_store_bytes: bytes that a thread spills to local memory.
-      spill_load_bytes: bytes that it reloads.
-      stack_bytes: local memory per thread.
       smem_bytes: dynamic SMEM per block.
       smem_limit_bytes: maximum of SMEM per block.
       num_barriers: mbarriers per block.
       tmem_columns: TMEM columns per block.
       threads_per_block: threads per block.
       occupancy_blocks_per_sm: number of resident blocks per SM; 0 if none fits.
-      remarks: ptxas's warnings and notes on lost performance.
     """
 
     target: str
-    registers_per_thread: int
     register_limit: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
     smem_bytes: int
     smem_limit_bytes: int
     num_barriers: int
     tmem_columns: int
     threads_per_block: int
     occupancy_blocks_per_sm: int
-    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         spills = (
@@ -200,12 +192,9 @@ def resources(
     target = arch.target(target)
     report = parse_ptxas(ptxas)
     return Resources(
+        **vars(report),
         target=target.name,
-        registers_per_thread=report.registers_per_thread,
         register_limit=register_limit(target, threads),
-        spill_store_bytes=report.spill_store_bytes,
-        spill_load_bytes=report.spill_load_bytes,
-        stack_bytes=report.stack_bytes,
         smem_bytes=smem_bytes,
         smem_limit_bytes=target.smem_bytes_per_block,
         num_barriers=num_barriers,
@@ -218,7 +207,6 @@ def resources(
             smem_bytes=smem_bytes,
             tmem_columns=tmem_columns,
         ),
-        remarks=report.remarks,
     )
 
 

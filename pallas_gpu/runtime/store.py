@@ -50,10 +50,9 @@ _PATH_VARIABLES = (environment.RUNTIME_LIB_VARIABLE, environment.CUDA_ROOT_VARIA
 
 def folder() -> Path | None:
     """Returns the folder of the store; None if it is turned off."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named == "off":
+    if os.environ.get(FOLDER_VARIABLE) == "off":
         return None
-    return Path(named) if named else cache_files.folder("compilations")
+    return cache_files.folder("compilations", FOLDER_VARIABLE)
 
 
 def compile_stored(

@@ -71,18 +71,12 @@ def _path(value: Any, what: str) -> str:
 @expect.arguments(
     configs=_configs,
     key=expect.optional(_key),
-    reference=expect.optional(expect.function),
     rtol=expect.optional(_tolerance),
     atol=expect.optional(_tolerance),
-    check=expect.optional(expect.function),
-    inputs=expect.optional(expect.function),
     seconds=seconds_rule(),
     top=expect.optional(expect.integer(1)),
     processes=expect.optional(expect.integer(0, 256)),
-    flush_l2=expect.boolean,
     cache_dir=expect.optional(_path),
-    progress=expect.optional(expect.boolean),
-    timer=expect.optional(expect.function),
 )
 def autotune(
     *,

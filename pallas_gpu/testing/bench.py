@@ -79,7 +79,7 @@ def _inputs(value: Any, what: str) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-@expect.arguments(run=expect.function)
+@expect.arguments()
 def kernel_times(run: Callable[[], Any]) -> list[tuple[str, float]]:
     """Returns the kernels that a call launches, with their times on the device.
 
@@ -102,15 +102,12 @@ def kernel_times(run: Callable[[], Any]) -> list[tuple[str, float]]:
 
 @expect.arguments(
     f=functions,
-    args=expect.anything,
     inputs=expect.optional(_inputs),
     warmup=expect.integer(0, _MOST_ROUNDS),
     rounds=expect.optional(expect.integer(1, _MOST_ROUNDS)),
     seconds=expect.optional(seconds()),
     quantiles=expect.optional(_quantiles),
-    flush_l2=expect.boolean,
     pause_seconds=seconds(),
-    timer=expect.optional(expect.function),
 )
 def do_bench(
     f: Callable[..., Any] | Mapping[str, Callable[..., Any]],

@@ -35,19 +35,7 @@ def _named(value: Any, what: str) -> dict[str, Any]:
     )
 
 
-@expect.arguments(
-    x_names=expect.names,
-    x_vals=_values,
-    line_arg=expect.string,
-    line_vals=_values,
-    line_names=expect.optional(expect.names),
-    plot_name=expect.string,
-    args=_named,
-    xlabel=expect.string,
-    ylabel=expect.string,
-    x_log=expect.boolean,
-    y_log=expect.boolean,
-)
+@expect.arguments(x_vals=_values, line_vals=_values, args=_named)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """What `perf_report` measures: sizes, variants, labels.

@@ -15,12 +15,7 @@ from pallas_gpu.testing.tuning.arguments import Call, listed, text_of
 from pallas_gpu.testing.tuning.candidates import Candidate
 
 
-@expect.arguments(
-    f=expect.function,
-    configs=listed,
-    args=expect.anything,
-    target=expect.anything,
-)
+@expect.arguments(configs=listed)
 def rank(
     f: Callable[..., Any],
     configs: Sequence[Any],

@@ -50,7 +50,7 @@ class Rounds:
             self._timer = functools.partial(calling.times, "timer", timer)
         self._pause_seconds = pause_seconds
         self._shuffle = random.Random(0).shuffle
-        self._flush = _l2_flush() if flush_l2 else None
+        self._flush = _flush_l2 if flush_l2 else None
         self._flush_kernels = self._kernels(self._flush) if self._flush else ()
         self._kernels_of = {n: self._kernels(call) for n, call in self._calls.items()}
         self.times: dict[str, list[float]] = {name: [] for name in self._calls}
@@ -116,19 +116,10 @@ def _flush_inputs() -> tuple[Callable[[Any], Any], Any]:
     # Twice the L2, read and not written: what is evicted later needs no write-back,
     # which would compete with the measured kernel.
     elements = 2 * register.attached_target().l2_bytes // 4
-    with jax.default_device(_device()):
+    with jax.default_device(cupti.first_gpu()):
         return jax.jit(jnp.sum), jnp.ones((elements,), jnp.float32)
 
 
-def _device() -> Any:
-    """Returns the GPU, which may not be JAX's default device; None without one."""
-    try:
-        return jax.devices("cuda")[0]
-    except RuntimeError:
-        return None
-
-
-def _l2_flush() -> Callable[[], Any]:
-    """Returns a function that fills the L2 with an array that nobody else uses."""
+def _flush_l2() -> Any:
     read, array = _flush_inputs()
-    return lambda: read(array)
+    return read(array)

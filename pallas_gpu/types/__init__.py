@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernels handle: memory spaces, references, barriers, block specs, meshes."""
 
+# mypy: implicit-reexport
+
 from jax.extend import source_info_util as _source_info_util
 
 from pallas_gpu import expect as _expect
@@ -36,7 +38,6 @@ from pallas_gpu.types.copies.reductions import (
     CopyReduction,
     signed_reduction,
 )
-from pallas_gpu.types.copies.reinterpreted import Reinterpreted, reinterpreted
 from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
@@ -84,6 +85,13 @@ from pallas_gpu.types.spaces.semaphore import (
 )
 from pallas_gpu.types.spaces.tmem import TmemStorage
 from pallas_gpu.types.spaces.union import RefUnion
+from pallas_gpu.types.steps import (
+    ClusterStep,
+    Im2ColStep,
+    Reinterpreted,
+    reinterpreted,
+    resolve,
+)
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
     TilingTransform,
@@ -92,93 +100,7 @@ from pallas_gpu.types.transforms import (
     itemsize_bits,
     smem_layout,
 )
-from pallas_gpu.types.window import resolve
 
 _expect.explain_with(refuse_foreign)
 # The constructor that `dataclasses` writes is no line of the kernel's.
 _source_info_util.register_exclusion("<string>")
-
-__all__ = [
-    "ACC",
-    "BARRIERS",
-    "BARRIER_BYTES",
-    "GMEM",
-    "MAX_ARRIVALS",
-    "MAX_PENDING_BYTES",
-    "REDUCTIONS",
-    "REGS",
-    "SEMAPHORES",
-    "SEMAPHORE_BYTES",
-    "SMEM",
-    "TMEM",
-    "AccumulatorInit",
-    "AccumulatorRef",
-    "Barrier",
-    "BarrierRef",
-    "BlockDim",
-    "BlockSpec",
-    "Blocked",
-    "BoundedSlice",
-    "ClusterBarrier",
-    "CompilerParams",
-    "CopyPartition",
-    "CopyReduction",
-    "CostEstimate",
-    "Declaration",
-    "Element",
-    "GmemArray",
-    "GridSpec",
-    "InterpretParams",
-    "KernelRef",
-    "LoweringSemantics",
-    "MemoryRef",
-    "MemorySpace",
-    "Mesh",
-    "AsyncCopyImplementation",
-    "OOBFillMode",
-    "Overlay",
-    "PrefetchScalarGridSpec",
-    "Ref",
-    "RefUnion",
-    "RefView",
-    "Resource",
-    "ScratchType",
-    "Semaphore",
-    "SemaphoreRef",
-    "SemaphoreType",
-    "Sharing",
-    "Squeezed",
-    "Storage",
-    "SwizzleTransform",
-    "TilingTransform",
-    "TmemStorage",
-    "Transform",
-    "WGMMA_COLUMNS",
-    "WGMMA_ROWS",
-    "WarpMesh",
-    "access_by_element",
-    "as_view",
-    "base_aval",
-    "conversion",
-    "describe",
-    "ds",
-    "find_swizzle",
-    "foreign_function",
-    "has_parts",
-    "is_foreign",
-    "itemsize_bits",
-    "kind",
-    "no_block_spec",
-    "not_a_value",
-    "on_use_of_params",
-    "refuse_foreign",
-    "Reinterpreted",
-    "reinterpreted",
-    "resolve",
-    "select",
-    "smem_layout",
-    "signed_reduction",
-    "squeezed",
-    "stored",
-    "transpose_ref",
-]

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
 from pallas_gpu.types.spaces.nvidia import REGS
-from pallas_gpu.types.spaces.registers import Regs
+from pallas_gpu.types.spaces.resource import Declaration
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
 WGMMA_ROWS = 64
@@ -28,23 +27,11 @@ class AccumulatorRef(IndexableRef):
 
     __slots__ = ()
 
-    def __init__(self, inner_aval: Any, memory_space: Any = None, kind: Any = None):
-        super().__init__(inner_aval, memory_space or REGS, kind)
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return AccumulatorRef(inner_aval or self.inner_aval, memory_space, kind)
-
-    def __eq__(self, other):
-        return type(other) is type(self) and self.inner_aval == other.inner_aval
-
-    def __hash__(self):
-        return hash((AccumulatorRef, self.inner_aval))
-
 
 @expect.arguments(shape=expect.integers(), dtype=values.element_type)
 @shows("init")
 @dataclasses.dataclass(frozen=True)
-class ACC:
+class ACC(Declaration):
     """Declares an accumulator of wgmma in the registers of a warpgroup.
 
     Its initial value is zero. PTX: wgmma.mma_async, matrix D. Since: sm_90a.
@@ -59,6 +46,8 @@ class ACC:
 
     shape: Sequence[int]
     dtype: Any = jnp.float32
+
+    memory_space = REGS
 
     def __post_init__(self):
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
@@ -85,21 +74,8 @@ class ACC:
                 where=_jax.where_now(),
             )
 
-    @property
-    def memory_space(self) -> Regs:
-        """Registers."""
-        return REGS
-
     def to_ref(self) -> AccumulatorRef:
-        """Returns a fresh abstract reference of this declaration."""
-        return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype))
-
-    def get_ref_aval(self) -> AccumulatorRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
-
-    def check_scope(self, mesh: Mesh) -> None:
-        """Does nothing: every kernel may declare accumulators."""
+        return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype), REGS)
 
     @staticmethod
     @expect.arguments(lambda *_, **__: "ACC.init", array=expect.anything)

@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import Resource
+from pallas_gpu.types.spaces.resource import Counters, Declaration
 
 # Parities of a declaration are bits of 32-bit registers of each thread, at most 32 of
 # them: an index that is known at run time only selects among them all.
@@ -25,7 +25,7 @@ MAX_BARRIERS_PER_ALLOCATION = 32 * PARITIES_PER_WORD
 BARRIER_BYTES = 8
 
 
-class Barriers(Resource):
+class Barriers(Counters):
     """The mbarriers of a block, in SMEM behind the arrays.
 
     Their phase outlives a scope, so scopes that follow each other do not share them.
@@ -33,67 +33,29 @@ class Barriers(Resource):
 
     name = "BARRIER"
     unit = "barriers"
+    word = "barrier"
     declared_by = "declare it with plgpu.Barrier()"
-
-    def size(self, aval: Any) -> int:
-        return aval.barrier.size
+    accessed_by = "barrier_wait, barrier_arrive or a copy on the barrier"
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.smem_bytes_per_block // BARRIER_BYTES
-
-    def describe(self, aval: Any, shape: Sequence[int]) -> str:
-        return f"a barrier of shape {tuple(aval.shape)}"
-
-    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
-        raise errors.MemorySpaceError(
-            "a barrier is read or written like an array",
-            expected="barrier_wait, barrier_arrive or a copy on the barrier",
-            got="an index expression on a barrier",
-            hint="index an array of barriers with barrier.at[i]",
-            where=_jax.where_now(),
-        )
 
 
 BARRIERS = Barriers()
 
 
 class BarrierRef(IndexableRef):
-    """A reference to one mbarrier or an array of them in SMEM.
+    """A reference to one mbarrier or an array of them in SMEM."""
 
-    Attributes:
-      barrier: the declaration: arrivals, shape, what it orders.
-    """
+    __slots__ = ()
 
-    __slots__ = ["barrier"]
-
-    def __init__(
-        self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None
-    ):
-        # An mbarrier is an opaque 64-bit word; the element type is never read, and
-        # uint32 is the widest unsigned type that JAX has without x64.
-        aval = jax.core.ShapedArray(barrier.shape, jnp.uint32)
-        super().__init__(inner_aval or aval, memory_space or BARRIERS)
-        self.barrier = barrier
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return BarrierRef(
-            self.barrier,
-            inner_aval or self.inner_aval,
-            memory_space or self.memory_space,
-        )
+    @property
+    def barrier(self) -> Barrier:
+        """The declaration: arrivals, shape, what it orders."""
+        return self.details
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
         return f"Barrier{list(self.shape)}({self.barrier.num_arrivals})"
-
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.barrier == other.barrier
-            and self.inner_aval == other.inner_aval
-        )
-
-    def __hash__(self):
-        return hash((BarrierRef, self.barrier, self.inner_aval))
 
 
 # PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
@@ -115,7 +77,7 @@ MAX_PENDING_BYTES = 2**20 - 1
 )
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Barrier:
+class Barrier(Declaration):
     """Declares one mbarrier, or an array of them, in SMEM.
 
     A phase completes when all arrivals and all bytes announced by TMA copies have
@@ -143,6 +105,8 @@ class Barrier:
     orders_tensor_core: bool = False
     initially_complete: bool = False
 
+    memory_space = BARRIERS
+
     def __post_init__(self):
         shape = self.shape
         if any(n < 1 for n in shape) or math.prod(shape) > MAX_BARRIERS_PER_ALLOCATION:
@@ -153,11 +117,6 @@ class Barrier:
                 hint="declare several barrier arrays",
                 where=_jax.where_now(),
             )
-
-    @property
-    def memory_space(self) -> Barriers:
-        """The barriers of a block."""
-        return BARRIERS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -182,15 +141,10 @@ class Barrier:
         return self.num_arrivals
 
     def to_ref(self) -> BarrierRef:
-        """Returns a fresh abstract reference of this declaration."""
-        return BarrierRef(self)
-
-    def get_ref_aval(self) -> BarrierRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
-
-    def check_scope(self, mesh: Mesh) -> None:
-        """Does nothing: every kernel may declare barriers of a CTA."""
+        # An mbarrier is an opaque 64-bit word; the element type is never read, and
+        # uint32 is the widest unsigned type that JAX has without x64.
+        aval = jax.core.ShapedArray(self.shape, jnp.uint32)
+        return BarrierRef(aval, BARRIERS, details=self)
 
 
 def _axes_and_groups(value: Any, what: str) -> tuple[Any, ...]:

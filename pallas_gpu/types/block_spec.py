@@ -10,7 +10,7 @@ from typing import Any
 from pallas_gpu import errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.params import OOBFillMode
-from pallas_gpu.types.spaces.memory_space import MemorySpace
+from pallas_gpu.types.spaces.memory_space import MemorySpace, memory_space
 from pallas_gpu.types.transforms import Transform, transforms
 
 
@@ -116,9 +116,7 @@ def _block_size(entry: Any, dim: int) -> Any:
     delay_release=expect.integer(0, unit="steps"),
     collective_axes=expect.optional(expect.names),
     oob_fill_mode=expect.optional(expect.member(OOBFillMode)),
-    memory_space=expect.optional(
-        expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
-    ),
+    memory_space=expect.optional(memory_space),
 )
 @shows("replace")
 @dataclasses.dataclass(frozen=True)

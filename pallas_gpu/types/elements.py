@@ -71,7 +71,5 @@ def stored_bits(dtype: Any) -> int:
     """
     if dtype == np.bool_:
         return 8
-    found = kind(np.dtype(dtype))
-    if found in ("signed", "unsigned"):
-        return int(jnp.iinfo(dtype).bits)
-    return int(jnp.finfo(dtype).bits)
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return int((jnp.finfo if is_float else jnp.iinfo)(dtype).bits)

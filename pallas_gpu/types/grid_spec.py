@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 from pallas_gpu import expect
 
-
-@expect.arguments(
-    grid=expect.anything,
-    in_specs=expect.anything,
-    out_specs=expect.anything,
-    scratch_shapes=expect.anything,
+_CHECKED_LATER = dict.fromkeys(
+    ("grid", "in_specs", "out_specs", "scratch_shapes"), expect.anything
 )
+
+
+@expect.arguments(**_CHECKED_LATER)
 @dataclasses.dataclass(frozen=True)
 class GridSpec:
     """Grid, block specs and scratch of a `pallas_call`, which checks them.
@@ -37,11 +36,7 @@ class GridSpec:
 
 
 @expect.arguments(
-    num_scalar_prefetch=expect.integer(0, unit="arguments"),
-    grid=expect.anything,
-    in_specs=expect.anything,
-    out_specs=expect.anything,
-    scratch_shapes=expect.anything,
+    num_scalar_prefetch=expect.integer(0, unit="arguments"), **_CHECKED_LATER
 )
 @dataclasses.dataclass(frozen=True)
 class PrefetchScalarGridSpec:

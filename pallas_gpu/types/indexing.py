@@ -20,7 +20,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
-from pallas_gpu.types.window import STATIC_SIZE_HINT
+from pallas_gpu.types.steps import STATIC_SIZE_HINT
 
 # What `ds` makes: a start, a size and a stride.
 Slice = _jax.Slice
@@ -79,7 +79,7 @@ def steps(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
       UnsupportedError: a negative stride, a size that is not static, an array of bools.
       ArgumentTypeError: an invalid index.
     """
-    entries = index if isinstance(index, tuple) else (index,)
+    entries = _padded(index if isinstance(index, tuple) else (index,), tuple(shape))
     without = tuple(entry for entry in entries if entry is not None)
     step = indexer(without, shape)
     if len(without) == len(entries):
@@ -99,25 +99,6 @@ def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
     return _jax.indexer(*_broadcast(indices), shape)
 
 
-def selected(step: _jax.NDIndexer) -> tuple[int, ...]:
-    """Returns the shape of what an index expression of `indexer` selects.
-
-    The axes of index arrays are where the first of adjacent arrays and integers is, and
-    in front if a slice separates these: as in NumPy.
-    """
-    sizes = tuple(i.size for i in step.indices if isinstance(i, _jax.Slice))
-    at = position_of_arrays(step)
-    return (*sizes[:at], *step.int_indexer_shape, *sizes[at:])
-
-
-def position_of_arrays(step: _jax.NDIndexer) -> int:
-    """Returns the first axis of the index arrays among the axes of the result."""
-    named = [dim for dim, i in enumerate(step.indices) if not isinstance(i, _jax.Slice)]
-    if not named or named[-1] - named[0] >= len(named):
-        return 0
-    return named[0]
-
-
 def is_array_index(entry: Any) -> bool:
     """True for an array among the indices of a step."""
     return not isinstance(entry, _jax.Slice | int) and np.ndim(entry) > 0
@@ -132,18 +113,10 @@ def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int,
             hint="add the axis to the value: ref[index][:, None]",
             where=_jax.where_now(),
         )
-    named = sum(entry is not None and entry is not ... for entry in entries)
-    filler = [slice(None)] * (len(step.shape) - named)
-    at = next((i for i, entry in enumerate(entries) if entry is ...), len(entries))
-    full = [*entries[:at], *filler, *entries[at + 1 :]]
-    indices, shape = iter(step.indices), []
-    for entry in full:
-        index: Any = None if entry is None else next(indices)
-        if index is None:
-            shape.append(1)
-        elif isinstance(index, _jax.Slice):
-            shape.append(index.size)
-    return tuple(shape)
+    indices = iter(step.indices)
+    one = _jax.Slice(0, 1, 1)
+    ranges = (one if entry is None else next(indices) for entry in entries)
+    return tuple(index.size for index in ranges if isinstance(index, _jax.Slice))
 
 
 def _broadcast(indices: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
@@ -181,8 +154,9 @@ def _broadcast_one(index: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns an index with one entry for each dimension, and new axes among them."""
     dots = [i for i, entry in enumerate(entries) if entry is ...]
-    given = len(entries) - len(dots)
+    given = sum(entry is not None and entry is not ... for entry in entries)
     if given > len(shape) or len(dots) > 1:
         raise errors.OutOfBoundsError(
             "a reference has fewer dimensions than the index",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pallas_gpu import arch, expect
-from pallas_gpu.types.spaces.memory_space import MemorySpace
+from pallas_gpu.types.spaces.memory_space import MemorySpace, memory_space
 
 
 class LoweringSemantics(enum.Enum):
@@ -88,9 +88,7 @@ def _target(value: Any, what: str) -> str:
     approx_math=expect.boolean,
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),
-    block_memory_space=expect.optional(
-        expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
-    ),
+    block_memory_space=expect.optional(memory_space),
     unsafe_no_auto_barriers=expect.boolean,
     reduction_scratch_bytes=expect.optional(
         expect.integer(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.copies.reinterpreted import Reinterpreted
 from pallas_gpu.types.indexing import steps as index_steps
-from pallas_gpu.types.selection import is_window, result_shape
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
+from pallas_gpu.types.steps import is_window, typed
 from pallas_gpu.types.transforms import itemsize_bits
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attributes
@@ -43,14 +42,8 @@ class RefView(_jax.TransformedRef):
 
     @functools.cached_property
     def _type(self) -> tuple[tuple[int, ...], Any]:
-        # JAX would build the type of each step, with sharding, to read its shape.
         aval = base_aval(self)
-        shape, dtype = tuple(aval.shape), aval.dtype
-        for step in self.transforms:
-            shape = result_shape(step, shape, dtype)
-            if isinstance(step, _jax.BitcastTransform | Reinterpreted):
-                dtype = dtype if step.dtype is None else step.dtype
-        return shape, dtype
+        return typed(self.transforms, tuple(aval.shape), aval.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,54 +73,38 @@ class RefView(_jax.TransformedRef):
 
     def get(self, idx: Any = ()) -> jax.Array:
         """Reads the elements."""
-        view = self.at[idx]
-        _check_access(view)
-        plain, shape = _as_window(view)
-        if plain is None:
-            return _by_element(view).load(view)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        value = _jax.get_p.bind(plain.ref, *leaves, tree=tree)
-        return value if shape is None else value.reshape(shape)
+        return self.at[idx]._access(_jax.get_p)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns their old values."""
-        view = self.at[idx]
-        _check_access(view)
-        value = stored(value, view)
-        plain, shape = _as_window(view)
-        if plain is None:
-            old = _by_element(view).load(view)
-            _by_element(view).store(view, value)
-            return old
-        if shape is not None:
-            value = value.reshape(plain.shape)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        old = _jax.swap_p.bind(plain.ref, value, *leaves, tree=tree)
-        return old if shape is None else old.reshape(shape)
+        return self.at[idx]._access(_jax.swap_p, value)
 
     def set(self, value: Any, idx: Any = ()) -> None:
         """Writes the elements."""
-        view = self.at[idx]
-        if _as_window(view)[0] is not None:
-            view.swap(value)
-            return
-        _check_access(view)
-        _by_element(view).store(view, stored(value, view))
+        self.at[idx]._access(_jax.swap_p, value, is_read=False)
 
     def addupdate(self, value: Any, idx: Any = ()) -> None:
         """Adds to the elements: a load, an addition and a store of each thread."""
-        view = self.at[idx]
-        _check_access(view)
-        value = stored(value, view)
-        plain, shape = _as_window(view)
-        if plain is None:
-            old = _by_element(view).load(view)
-            _by_element(view).store(view, jax.lax.add(old, value))
-            return
-        if shape is not None:
-            value = value.reshape(plain.shape)
-        leaves, tree = jax.tree.flatten(plain.transforms)
-        _jax.addupdate_p.bind(plain.ref, value, *leaves, tree=tree)
+        self.at[idx]._access(_jax.addupdate_p, value)
+
+    def _access(self, primitive: Any, *given: Any, is_read: bool = True) -> Any:
+        """Applies JAX's primitive to the window, or else loads and stores elements."""
+        aval = base_aval(self)
+        aval.memory_space.check_access(aval, self.shape)
+        new = [stored(value, self) for value in given]
+        window = _window_of(self)
+        if window is not None:
+            new = [_in_shape(value, window.shape) for value in new]
+            leaves, tree = jax.tree.flatten(window.transforms)
+            result = primitive.bind(window.ref, *new, *leaves, tree=tree)
+            is_sum = primitive is _jax.addupdate_p
+            return None if is_sum else _in_shape(result, self.shape)
+        elements = _by_element(self)
+        old = elements.load(self) if is_read else None
+        for value in new:
+            is_sum = primitive is _jax.addupdate_p
+            elements.store(self, jax.lax.add(old, value) if is_sum else value)
+        return old
 
     def reshape(self, *shape: Any) -> RefView:
         """Returns a view of the elements in another shape, in row-major order."""
@@ -192,16 +169,6 @@ class _At:
         return RefView(view.ref, (*view.transforms, *index_steps(idx, view.shape)))
 
 
-class ByElement(Protocol):
-    """Accesses with an index for each element, whose primitives are defined above."""
-
-    def load(self, view: RefView) -> jax.Array:
-        """Reads the elements of a view in SMEM or GMEM."""
-
-    def store(self, view: RefView, value: jax.Array) -> None:
-        """Writes the elements of a view in SMEM or GMEM."""
-
-
 class _ByPart:
     """Accesses to a view of more dimensions than an operation accesses: in TMEM."""
 
@@ -221,17 +188,21 @@ def has_parts(view: RefView) -> bool:
     return rank is not None and len(view.shape) > rank
 
 
-_BY_ELEMENT: list[ByElement] = []
+_BY_ELEMENT: list[Any] = []
 
 
-def access_by_element(accesses: ByElement) -> None:
-    """Registers the accesses with an index for each element."""
+def access_by_element(accesses: Any) -> None:
+    """Registers the accesses with an index for each element, which are defined above.
+
+    Args:
+      accesses: has `load(view)` and `store(view, value)`, for views in SMEM or GMEM.
+    """
     _BY_ELEMENT.append(accesses)
 
 
-def _by_element(view: RefView) -> ByElement:
+def _by_element(view: RefView) -> Any:
     if has_parts(view):
-        return _ByPart()
+        return _ByPart
     aval = base_aval(view)
     if not aval.memory_space.has_addresses:
         raise errors.UnsupportedError(
@@ -244,22 +215,22 @@ def _by_element(view: RefView) -> ByElement:
     return _BY_ELEMENT[0]
 
 
-def _as_window(view: RefView) -> tuple[RefView | None, tuple[int, ...] | None]:
-    """Splits a view into a window and the shape that its value is given.
+def _window_of(view: RefView) -> RefView | None:
+    """Returns the window that has a view's elements, in their order; None without one.
 
-    The window is None if the view is not one. The shape is None if it is the window's;
-    another one only has more or fewer axes of size 1.
+    If its shape is another one, it only has more or fewer axes of size 1.
     """
-    if has_parts(view):
-        return None, None
-    steps = view.transforms
-    count = next((i for i, s in enumerate(steps) if not is_window(s)), len(steps))
-    if count == len(steps):
-        return view, None
-    window = RefView(view.ref, steps[:count])
+    if has_parts(view) or view.is_window:
+        return None if has_parts(view) else view
+    count = next(i for i, s in enumerate(view.transforms) if not is_window(s))
+    window, rest = RefView(view.ref, view.transforms[:count]), view.transforms[count:]
     units = [n for n in view.shape if n != 1] == [n for n in window.shape if n != 1]
-    reshaped = all(isinstance(s, _jax.ReshapeTransform) for s in steps[count:])
-    return (window, view.shape) if units and reshaped else (None, None)
+    reshaped = all(isinstance(step, _jax.ReshapeTransform) for step in rest)
+    return window if units and reshaped else None
+
+
+def _in_shape(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return value if value.shape == shape else value.reshape(shape)
 
 
 def _reshaped(given: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -301,11 +272,6 @@ def _check_bitcast(view: RefView, dtype: Any) -> None:
             hint="slice or reshape the reference first",
             where=_jax.where_now(),
         )
-
-
-def _check_access(view: RefView) -> None:
-    aval = base_aval(view)
-    aval.memory_space.check_access(aval, view.shape)
 
 
 def _selects_all(idx: Any) -> bool:
@@ -371,24 +337,43 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
 
 
 class IndexableRef(_jax.AbstractRef):
-    """Indexing of our references; `tracer` is the traced reference."""
+    """A reference of this package, which has our own indexing.
 
-    __slots__ = ()
+    Attributes:
+      inner_aval: shape and dtype.
+      memory_space: a `Resource`.
+      details: what its type has besides.
+    """
 
-    at = aval_property(lambda tracer: RefView(tracer, ()).at)
-    T = aval_property(lambda tracer: RefView(tracer, ()).T)
-    transpose = aval_method(lambda tracer, *a: RefView(tracer, ()).transpose(*a))
-    get = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
-    set = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
-    swap = aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
-    addupdate = aval_method(
-        lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
-    )
-    reshape = aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
-    bitcast = aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
-    memory_space_cast = aval_method(
-        lambda tracer, space: RefView(tracer, ()).memory_space_cast(space)
-    )
+    __slots__ = ["details"]
+
+    def __init__(
+        self,
+        inner_aval: Any,
+        memory_space: Any = None,
+        kind: Any = None,
+        details: Any = ROW_MAJOR,
+    ):
+        super().__init__(inner_aval, memory_space, kind)
+        self.details = details
+
+    def update(self, inner_aval=None, memory_space=None, kind=None):
+        return type(self)(
+            self.inner_aval if inner_aval is None else inner_aval,
+            self.memory_space if memory_space is None else memory_space,
+            self.kind if kind is None else kind,
+            self.details,
+        )
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), self.inner_aval, self.memory_space, self.details
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]
@@ -397,39 +382,36 @@ class IndexableRef(_jax.AbstractRef):
         RefView(tracer, ())[idx] = value
 
 
+def _of_view(name: str) -> Any:
+    """Returns what a traced reference has by a name: that of the view of all of it."""
+    if isinstance(vars(RefView)[name], property):
+        return aval_property(lambda tracer: getattr(RefView(tracer, ()), name))
+    return aval_method(
+        lambda tracer, *a, **kw: getattr(RefView(tracer, ()), name)(*a, **kw)
+    )
+
+
+for _name in (
+    "at", "T", "transpose", "get", "set", "swap", "addupdate", "reshape", "bitcast",
+    "memory_space_cast",
+):  # fmt: skip
+    setattr(IndexableRef, _name, _of_view(_name))
+
+
 class KernelRef(IndexableRef):
-    """A reference to an array in GMEM, SMEM, TMEM or registers.
+    """A reference to an array in GMEM, SMEM, TMEM or registers."""
 
-    Attributes:
-      inner_aval: shape and dtype.
-      memory_space: a `MemorySpace`.
-      storage: how the array is stored there.
-    """
+    __slots__ = ()
 
-    __slots__ = ["storage"]
-
-    def __init__(
-        self,
-        inner_aval: Any,
-        memory_space: Any = None,
-        kind: Any = None,
-        storage: Storage = ROW_MAJOR,
-    ):
-        super().__init__(inner_aval, memory_space, kind)
-        self.storage = storage
+    @property
+    def storage(self) -> Storage:
+        """How the array is stored."""
+        return self.details
 
     @property
     def transforms(self) -> tuple[Any, ...]:
-        """Tiling and swizzle of an SMEM array."""
+        """From the logical shape to the stored form."""
         return self.storage.transforms
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return KernelRef(
-            self.inner_aval if inner_aval is None else inner_aval,
-            self.memory_space if memory_space is None else memory_space,
-            self.kind if kind is None else kind,
-            self.storage,
-        )
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
         inner = self.inner_aval.str_short(
@@ -437,17 +419,6 @@ class KernelRef(IndexableRef):
         )
         storage = f", {self.storage}" if str(self.storage) else ""
         return f"Ref<{self.memory_space}>{{{inner}{storage}}}"
-
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.inner_aval == other.inner_aval
-            and self.memory_space == other.memory_space
-            and self.storage == other.storage
-        )
-
-    def __hash__(self):
-        return hash((KernelRef, self.inner_aval, self.memory_space, self.storage))
 
 
 # JAX's memory spaces, by name, as those in which this package has such references.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The elements that steps on a reference select, each by its index on every axis.
 
-A chain of slices of stride 1, integers and transposes is a window (`window.py`). Any
+A chain of slices of stride 1, integers and transposes is a window (`steps.py`). Any
 other chain, and every access with a mask, is a window and one index for each axis of
 it: a number, a scalar, or an array with an index for each element of the result.
 """
@@ -21,14 +21,12 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
-from pallas_gpu.types.copies.im2col import Im2ColStep
-from pallas_gpu.types.copies.reinterpreted import Reinterpreted
-from pallas_gpu.types.spaces.cluster import ClusterStep
-from pallas_gpu.types.window import resolve
+from pallas_gpu.types.steps import is_window, position_of_arrays, resolve, typed
 
 # Indices that are known are arrays of a kernel by selections of numbers, one for each
 # index that does not continue an arithmetic progression.
 _MOST_KNOWN = 64
+_VIEWS = _jax.ReshapeTransform | _jax.BitcastTransform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Axis:
     number: int
     stride: int = 1
     start: Any = 0
-
-    @property
-    def is_position(self) -> bool:
-        """Whether the indices are 0, 1, 2 and so on."""
-        return self.stride == 1 and isinstance(self.start, int) and self.start == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,38 +86,6 @@ class Selection:
     adjacent: tuple[int, int] | None
 
 
-def is_window(step: Any) -> bool:
-    """True for a step from a window to a window."""
-    if isinstance(step, _jax.NDIndexer):
-        slices = [i for i in step.indices if isinstance(i, _jax.Slice)]
-        return not step.int_indexer_shape and all(s.stride in (None, 1) for s in slices)
-    return isinstance(step, _jax.TransposeTransform)
-
-
-def result_shape(step: Any, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
-    """Returns the shape after a step on elements of a shape and a dtype."""
-    match step:
-        case _jax.TransposeTransform():
-            return tuple(shape[axis] for axis in step.permutation)
-        case _jax.ReshapeTransform() | Reinterpreted():
-            return tuple(step.shape)
-        case _jax.BitcastTransform():
-            return _bitcast_shape(shape, dtype, step.dtype)
-        case ClusterStep():
-            return shape
-        case Im2ColStep():
-            return step.windows.of(shape)
-        case _:
-            return indexing.selected(step)
-
-
-def _bitcast_shape(shape: tuple[int, ...], old: Any, new: Any) -> tuple[int, ...]:
-    before, after = jnp.dtype(old).itemsize, jnp.dtype(new).itemsize
-    if before == after:
-        return shape
-    return (*shape[:-1], shape[-1] * before // after)
-
-
 def select(
     shape: Sequence[int],
     dtype: Any,
@@ -146,7 +107,7 @@ def select(
         array selects.
       OutOfBoundsError: without a mask, a static index out of bounds.
     """
-    shape, left = tuple(shape), list(steps)
+    left = list(steps)
     window = Window.whole(shape)
     prefix: list[Any] = []
     while left and is_window(left[0]):
@@ -157,28 +118,34 @@ def select(
             break
         prefix.append(left.pop(0))
         window = after
-    view, dtype = _view(window, dtype, left, row_major)
-    base = window.shape if view is None else view
-    shapes, dtypes = [base], [jnp.dtype(dtype)]
+    # Steps that only reinterpret elements that are adjacent.
+    views: list[Any] = []
+    adjacent = is_contiguous(window.array_shape, window.sizes)
+    if row_major and adjacent and not window.is_transposed:
+        while left and isinstance(left[0], _VIEWS):
+            views.append(left.pop(0))
+    base, dtype = typed(views, window.shape, dtype)
+    kinds = [(base, jnp.dtype(dtype))]
     for step in left:
-        _refuse_other_width(step, dtypes[-1])
-        shapes.append(result_shape(step, shapes[-1], dtypes[-1]))
-        dtypes.append(jnp.dtype(getattr(step, "dtype", dtypes[-1])))
-    final = shapes[-1]
+        _refuse_other_width(step, kinds[-1][1])
+        after_shape, dtype = typed((step,), *kinds[-1])
+        kinds.append((after_shape, jnp.dtype(dtype)))
+    final = kinds[-1][0]
     indices: list[Index] = [Axis(axis) for axis in range(len(final))]
-    for step, before, after_shape in zip(
-        reversed(left), reversed(shapes[:-1]), reversed(shapes[1:]), strict=True
+    for step, before, after in reversed(
+        list(zip(left, kinds, kinds[1:], strict=False))
     ):
-        indices = _before(step, indices, before, after_shape, final)
+        indices = _before(step, indices, before[0], after[0], final)
     if not masked:
         _require_inside(indices, base, final)
+    strides = row_major_strides(base) if views else window.strides
     return Selection(
         tuple(prefix),
-        view,
+        base if views else None,
         tuple(_array(index, final) for index in indices),
         final,
-        dtypes[-1],
-        _adjacent(window, view, indices),
+        kinds[-1][1],
+        _adjacent(strides, indices),
     )
 
 
@@ -208,10 +175,9 @@ def _require_inside(
 
 
 def _adjacent(
-    window: Window, view: tuple[int, ...] | None, indices: Sequence[Index]
+    strides: Sequence[int], indices: Sequence[Index]
 ) -> tuple[int, int] | None:
     """Returns the axis along which elements are adjacent, see `Selection`."""
-    strides = window.strides if view is None else row_major_strides(view)
     places = [i for i, stride in enumerate(strides) if stride == 1]
     line = indices[places[-1]] if places else None
     if not isinstance(line, Axis) or line.stride != 1:
@@ -233,27 +199,6 @@ def _adjacent(
             case _:
                 return None
     return line.number, divisor
-
-
-def _view(
-    window: Window, dtype: Any, left: list[Any], row_major: bool
-) -> tuple[tuple[int, ...] | None, Any]:
-    """Removes steps that only reinterpret a window whose elements are adjacent."""
-    adjacent = (
-        row_major
-        and not window.is_transposed
-        and is_contiguous(window.array_shape, window.sizes)
-    )
-    shape, changed = window.shape, False
-    while adjacent and left and _reinterprets(left[0]):
-        step = left.pop(0)
-        shape = result_shape(step, shape, dtype)
-        dtype, changed = getattr(step, "dtype", dtype), True
-    return (shape if changed else None), dtype
-
-
-def _reinterprets(step: Any) -> bool:
-    return isinstance(step, _jax.ReshapeTransform | _jax.BitcastTransform)
 
 
 def _refuse_other_width(step: Any, dtype: Any) -> None:
@@ -298,7 +243,7 @@ def _before(
 def _before_index(
     step: _jax.NDIndexer, indices: list[Index], final: tuple[int, ...]
 ) -> list[Index]:
-    at, rank = indexing.position_of_arrays(step), len(step.int_indexer_shape)
+    at, rank = position_of_arrays(step), len(step.int_indexer_shape)
     arrays, slices = indices[at : at + rank], [*indices[:at], *indices[at + rank :]]
     rest = iter(slices)
     result: list[Index] = []
@@ -352,7 +297,13 @@ def _looked_up(
 
 
 def _is_position(index: Index) -> bool:
-    return isinstance(index, Axis) and index.is_position
+    """Whether the indices along an axis of the result are 0, 1, 2 and so on."""
+    return (
+        isinstance(index, Axis)
+        and index.stride == 1
+        and isinstance(index.start, int)
+        and index.start == 0
+    )
 
 
 def _known(indices: np.ndarray) -> Any:
@@ -437,32 +388,23 @@ def _require_32_bits(
         )
 
 
-def _groups(
-    before: Sequence[int], after: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:
     """Divides the axes of two shapes into groups of equal products, in order."""
-    groups: list[tuple[list[int], list[int]]] = []
+    groups: list[tuple[range, range]] = []
     i = j = 0
     while i < len(before) or j < len(after):
-        old, new = [], []
-        if i < len(before):
-            old.append(i)
-            i += 1
-        if j < len(after):
-            new.append(j)
-            j += 1
+        old, new = range(i, min(i + 1, len(before))), range(j, min(j + 1, len(after)))
         while True:
-            a = math.prod(before[x] for x in old)
-            b = math.prod(after[x] for x in new)
-            if a < b or (a == b and i < len(before) and not new):
-                old.append(i)
-                i += 1
-            elif b < a or (a == b and j < len(after) and not old):
-                new.append(j)
-                j += 1
+            a = math.prod(before[old.start : old.stop])
+            b = math.prod(after[new.start : new.stop])
+            if a < b or (a == b and not new and old.stop < len(before)):
+                old = range(i, old.stop + 1)
+            elif b < a or (a == b and not old and new.stop < len(after)):
+                new = range(j, new.stop + 1)
             else:
                 break
         groups.append((old, new))
+        i, j = old.stop, new.stop
     return groups
 
 

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
-
-import jax.numpy as jnp
-import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.types.completion import shows
+from pallas_gpu.types.elements import stored_bits
 from pallas_gpu.types.values import element_type
 
 
@@ -135,18 +132,7 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 
 def itemsize_bits(dtype) -> int:
     """Returns the stored size of one element in bits; a bool takes a byte."""
-    return _stored_bits(element_type(dtype, "an array"))
-
-
-@functools.cache
-def _stored_bits(dtype: np.dtype) -> int:
-    if dtype == jnp.bool_:
-        return 8
-    return int(
-        jnp.finfo(dtype).bits
-        if jnp.issubdtype(dtype, jnp.floating)
-        else jnp.iinfo(dtype).bits
-    )
+    return stored_bits(element_type(dtype, "an array"))
 
 
 def smem_layout(

@@ -7,7 +7,7 @@ They complete `pallas_gpu.expect`, which does not know JAX.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +175,13 @@ def dtype(value: Any, what: str) -> np.dtype:
 def element_type(value: Any, what: str) -> np.dtype:
     """Accepts the types of bools, integers and floats, as a dtype."""
     return _dtype(value, what, is_element_type)
+
+
+# Annotations of parameters, with their rules.
+Array = Annotated[jax.Array, array]
+Index = Annotated[int | jax.Array, index]
+ElementType = Annotated[Any, element_type]
+Values = Annotated[Any, values]
 
 
 def _dtype(value: Any, what: str, accepts: Any) -> np.dtype:

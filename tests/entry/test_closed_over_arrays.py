@@ -34,11 +34,15 @@ def test_literals_of_a_body_are_arrays():
     functions.check(lambda x: jnp.where(jnp.isin(x, jnp.array([X[0, 0], 0])), 1, x), X)
 
 
-@pytest.mark.parametrize("flow", ["cond", "while", "fori"])
+@pytest.mark.parametrize("flow", ["cond", "while", "fori", "jit"])
 def test_control_flow_closes_over_a_small_array(flow):
     def function(x):
         if flow == "cond":
             return lax.cond(x[0, 0] > 0, lambda: x + TABLE, lambda: x - TABLE)
+        if flow == "jit":
+            scaled = jax.jit(lambda x: x * jnp.asarray(TABLE))
+            both = scaled, lambda x: scaled(x) + 2 * TABLE
+            return lax.cond(x[0, 0] > 0, *both, x)
         if flow == "while":
             return lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y + TABLE**2, x)
         return lax.fori_loop(0, 3, lambda i, y: y + jnp.asarray(TABLE), x)

@@ -23,7 +23,7 @@ class Primitive:
 
 def operation(primitive, **facts):
     """What `define` would say of it."""
-    known = {"family": "tma", "issuers": ("warp",), "reads": ("src",), "writes": ()}
+    known = {"family": "tma", "by_warp": True, "reads": ("src",), "writes": ()}
     known |= {"feature": None, "atomic": False, "asynchronous": True, **facts}
     return SimpleNamespace(primitive=primitive, **known)
 
@@ -70,7 +70,7 @@ def test_a_missing_rule_is_found(one, missing):
 
 
 def test_a_row_has_the_facts_and_the_rules():
-    row = "| `copy` | tma | warp | src |  | asynchronous |  | yes | yes |  |"
+    row = "| `copy` | tma | warpgroup, warp | src |  | asynchronous |  | yes | yes |  |"
     assert row in table(registry(EMULATE, EMIT)).splitlines()
 
 

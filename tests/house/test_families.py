@@ -26,7 +26,6 @@ JAX_FAMILIES = {
             "scan",
             "while",
             "cond",
-            "platform_index",
         ),
         "control",
     ),

@@ -326,3 +326,31 @@ def test_one_module_looks_for_jaxprs_in_parameters():
         and "jaxprs_in_params" in (ROOT / path).read_text(encoding="utf-8")
     }
     assert users == {"pallas_gpu/_jax.py", "pallas_gpu/walk.py"}
+
+
+# Whoever else asks what a kernel does reads its program. This list may only shrink.
+ITERATE_EQUATIONS = {
+    "pallas_gpu/_jax.py",
+    "pallas_gpu/program/build.py",
+    "pallas_gpu/program/rewrite.py",
+    "pallas_gpu/walk.py",
+    # To analyse a body, or to emit it.
+    "pallas_gpu/composites/in_place.py",
+    "pallas_gpu/entry/expand.py",
+    "pallas_gpu/lowering/borders.py",
+    "pallas_gpu/lowering/context.py",
+    "pallas_gpu/pipeline/index_maps.py",
+    "pallas_gpu/primitives/copies/multiples.py",
+    "pallas_gpu/runtime/stages.py",
+    "pallas_gpu/testing/work.py",
+}
+
+
+def test_no_other_module_iterates_over_the_equations_of_a_jaxpr():
+    users = {
+        path
+        for path in python_files()
+        if path.startswith("pallas_gpu/")
+        and ".eqns" in (ROOT / path).read_text(encoding="utf-8")
+    }
+    assert users == ITERATE_EQUATIONS

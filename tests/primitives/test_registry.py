@@ -26,8 +26,6 @@ def define(monkeypatch):
 
 
 MISTAKES = {
-    "an unknown issuer": lambda define: define("probe", "tma", issuers=("thread",)),
-    "no issuer": lambda define: define("probe", "tma", issuers=()),
     "an operand twice": lambda define: define("probe", "tma", reads=("src", "src")),
     "a string": lambda define: define("probe", "tma", reads="src"),
     "asynchronous": lambda define: define("probe", "tma", asynchronous=True),

@@ -15,6 +15,7 @@ from tests.support.entry_kernels import numbers
 from tests.support.refusal import refused_by
 
 F32 = jnp.float32
+TABLE = np.arange(128, dtype=np.int32)
 
 
 def by_each_warp(function, x, *, tolerance=0.0, in_smem=False):
@@ -57,6 +58,11 @@ FUNCTIONS = {
     "select": ((3, 40), lambda x: jnp.where(x > 40, x, -x)),
     "iota": ((8, 40), lambda x: x + lax.broadcasted_iota(jnp.int32, x.shape, 1)),
     "arange": ((40,), lambda x: jnp.arange(40) - x),
+    "a table of a function": ((2, 128), jax.jit(lambda x: x * jnp.asarray(TABLE))),
+    "random numbers": (
+        (40,),
+        lambda x: x + jax.random.randint(jax.random.key(3), (40,), 0, 97),
+    ),
     # Reductions
     "all": ((8, 64), lambda x: x.sum()[None]),
     "rows": ((8, 64), lambda x: x.max(1)),

@@ -33,15 +33,3 @@ def _check_carried_refs(before: Sequence[Any], after: Sequence[Any]) -> None:
                 got=f"a reference other than the initial {types.describe(old.aval)}",
                 hint="index one reference with the loop's counter",
             )
-
-
-@registry.checks(_jax.primitive_by_name("platform_index"))
-def _check_platforms(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    if _jax.code_for_cuda(eqn) is not None:
-        return
-    raise errors.UnsupportedError(
-        "lax.platform_dependent has no code for CUDA",
-        expected="cuda=, or default=",
-        got=", ".join(name for names in eqn.params["platforms"] for name in names),
-        hint="pass default=",
-    )

@@ -26,7 +26,7 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
         _check_scope(eqn)
         return
     name = eqn.primitive.name
-    if operation is not None and "warp" not in operation.issuers:
+    if operation is not None and not operation.by_warp:
         raise _refusal(
             f"{name} inside warp_map",
             expected="an operation that one warp can issue: copies, barriers, their "

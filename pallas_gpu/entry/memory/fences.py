@@ -32,6 +32,7 @@ from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
 from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.program import rewrite
 
 # Operations that contain a fence of what their issuer has accessed.
 _FENCES = (commit_smem_p, fence_smem_p, query_cluster_cancel_p)
@@ -71,12 +72,12 @@ def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxp
     for warpgroup in range(mesh.warpgroups):
         values = Values(kernel.tree, mesh.thread_name, warpgroup)
         _Flow(kernel, values, fences, automatic).run((None, jaxpr), _NOTHING)
-    return walk.with_equations(jaxpr, {}, fences.before, fences.at_end)
+    return rewrite.with_equations(jaxpr, {}, fences.before, fences.at_end)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Fences:
-    """The fences to insert; see `walk.with_equations`."""
+    """The fences to insert; see `rewrite.with_equations`."""
 
     before: dict[int, _jax.JaxprEqn]
     at_end: dict[_jax.Jaxpr, _jax.JaxprEqn]

@@ -18,7 +18,8 @@ from pallas_gpu.entry.check.tma import sides
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
-from pallas_gpu.walk import Site, walk, with_equations
+from pallas_gpu.program.rewrite import with_equations
+from pallas_gpu.walk import Site, walk
 
 # None where nothing changes: a body that its own entry holds would stay for ever.
 _DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]]

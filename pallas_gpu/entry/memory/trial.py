@@ -17,6 +17,7 @@ from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
@@ -26,17 +27,10 @@ Lower = Callable[[CallParams, arch.GpuTarget], Any]
 # 16 bytes.
 _ROUND_BYTES = 4 * 32 * 16
 
-_COPIES = (
-    *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
-    *("copy_smem_to_gmem_by_threads", "gather_rows", "scatter_rows"),
-)
 # From so many copies on their tensor maps, of which one may take several, are counted:
 # the parameters of a kernel hold 255.
 _MANY_COPIES = 100
-_OF_TILES = (
-    *("wgmma", "tcgen05_mma", "async_copy_smem_to_tmem"),
-    *("async_copy_scales_to_tmem", "async_copy_sparse_metadata_to_tmem"),
-)
+_TENSOR_CORES = arch.Feature.WGMMA, arch.Feature.TCGEN05
 
 _LOWER: list[Lower] = []
 # The error of each kernel that was lowered, None if it has code.
@@ -81,7 +75,7 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         return True
     if any(map(_cuts_tiles, sites)) and any(map(_reads_tiles, sites)):
         return True
-    if sum(site.eqn.primitive.name in _COPIES for site in sites) >= _MANY_COPIES:
+    if sum(map(_copies, sites)) >= _MANY_COPIES:
         return True
     if not any(_has_arrays(site.eqn) for site in sites):
         return False
@@ -109,10 +103,15 @@ def _may_split_words(eqn: _jax.JaxprEqn) -> bool:
     )
 
 
+def _copies(site: walk.Site) -> bool:
+    operation = registry.operation(site.eqn.primitive)
+    return operation is not None and operation.copies
+
+
 def _cuts_tiles(site: walk.Site) -> bool:
     """True for a copy of a reshaped array in SMEM whose tiles the compiler chooses."""
     eqn = site.eqn
-    if eqn.primitive.name not in _COPIES:
+    if not _copies(site):
         return False
     operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
     sides = [operands["src"], operands["dst"]]
@@ -126,7 +125,10 @@ def _cuts_tiles(site: walk.Site) -> bool:
 
 def _reads_tiles(site: walk.Site) -> bool:
     """True for what reads SMEM in tiles: products, and copies to TMEM."""
-    return site.eqn.primitive.name in _OF_TILES
+    operation = registry.operation(site.eqn.primitive)
+    return operation is not None and bool(
+        operation.feature in _TENSOR_CORES and operation.reads
+    )
 
 
 def _is_index(aval: Any) -> bool:

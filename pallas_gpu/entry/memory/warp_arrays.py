@@ -9,7 +9,9 @@ whole array where the function needs it whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, types
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.scoped import of_warpgroup
+from pallas_gpu.program.rewrite import Deferred, Retrace, settled
 
 
 def travel(consts: Sequence[Any]) -> list[int]:
@@ -51,65 +54,61 @@ def through_smem(
     def within(*tiles: Any) -> None:
         for tile, value in zip(tiles, values, strict=True):
             tile[...] = value
-        in_smem = {
-            closed.jaxpr.constvars[i]: tile
-            for i, tile in zip(arrays, tiles, strict=True)
-        }
-        bind(lambda warp_id: _evaluate(closed, in_smem, warp_id))
+        consts = list(closed.consts)
+        for i, tile in zip(arrays, tiles, strict=True):
+            consts[i] = _InSmem(tile)
+
+        def region(warp_id: jax.Array) -> None:
+            _Region().run(closed.jaxpr, [warp_id], consts)
+
+        bind(region)
 
     avals = [jax.typeof(value) for value in values]
     of_warpgroup(within, *(types.SMEM(aval.shape, aval.dtype) for aval in avals))
 
 
-def _evaluate(
-    closed: _jax.ClosedJaxpr, in_smem: Mapping[Any, Any], warp_id: jax.Array
-) -> None:
-    """Evaluates a region; what reads a captured array loads it from SMEM."""
-    jaxpr = closed.jaxpr
-    env: dict[Any, Any] = {
-        var: const
-        for var, const in zip(jaxpr.constvars, closed.consts, strict=True)
-        if var not in in_smem
-    }
-    env[jaxpr.invars[0]] = warp_id
+@dataclasses.dataclass(frozen=True, eq=False)
+class _InSmem(Deferred):
+    """A captured array, which a warp loads once if something needs it whole."""
 
-    def read(atom: Any) -> Any:
-        if isinstance(atom, _jax.Literal):
-            return atom.val
-        if atom not in env:
-            env[atom] = in_smem[atom][...]
-        return env[atom]
+    tile: Any
 
-    for eqn in jaxpr.eqns:
-        with _jax.at_line_of(eqn):
-            tile = in_smem.get(eqn.invars[0]) if _is_slice(eqn) else None
-            if tile is None:
-                results = _jax.bind_again(eqn, [read(x) for x in eqn.invars])
-            else:
-                results = [tile[_part(eqn, tile, read)]]
-        env.update(zip(eqn.outvars, results, strict=True))
+    @functools.cached_property
+    def _loaded(self) -> jax.Array:
+        return self.tile[...]
+
+    def array(self) -> jax.Array:
+        return self._loaded
+
+
+class _Region(Retrace):
+    """A region in which a slice of a captured array is loaded from SMEM."""
+
+    def results(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
+        if not operands or not isinstance(operands[0], _InSmem) or not _is_slice(eqn):
+            return None
+        tile, starts = operands[0].tile, operands[1:]
+        return [tile[_part(eqn, tile.shape, settled(starts))]]
 
 
 def _is_slice(eqn: _jax.JaxprEqn) -> bool:
-    if isinstance(eqn.invars[0] if eqn.invars else None, _jax.Literal | None):
-        return False
     if eqn.primitive.name == "slice":
         return not any(n != 1 for n in eqn.params["strides"] or ())
     return eqn.primitive.name == "dynamic_slice"
 
 
-def _part(eqn: _jax.JaxprEqn, tile: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
+def _part(
+    eqn: _jax.JaxprEqn, shape: Sequence[int], starts: Sequence[Any]
+) -> tuple[Any, ...]:
     """Returns the indices of the part of an array that a slice of it is."""
     if eqn.primitive.name == "slice":
         pairs = zip(
             eqn.params["start_indices"], eqn.params["limit_indices"], strict=True
         )
         return tuple(_jax.Slice(low, high - low, 1) for low, high in pairs)
-    sizes = eqn.params["slice_sizes"]
-    starts = [read(x) for x in eqn.invars[1:]]
     return tuple(
         _jax.Slice(_clamped(start, n - size), size, 1)
-        for start, size, n in zip(starts, sizes, tile.shape, strict=True)
+        for start, size, n in zip(starts, eqn.params["slice_sizes"], shape, strict=True)
     )
 
 

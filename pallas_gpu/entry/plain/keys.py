@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.program.rewrite import Deferred, Retrace, settled
+from pallas_gpu.walk import bodies
 
 
 @jax.tree_util.register_dataclass
@@ -44,7 +46,7 @@ class Key:
 
 
 @dataclasses.dataclass(frozen=True)
-class KeyData:
+class KeyData(Deferred):
     """The words of keys as an array with one more axis, which is made if it is used."""
 
     key: Key
@@ -222,3 +224,60 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "slice": slice_,
     "squeeze": squeeze,
 }
+
+
+def results(
+    trace: Retrace, eqn: _jax.JaxprEqn, operands: Sequence[Any]
+) -> list[Any] | None:
+    """Returns the results of an operation that may be on keys; None if it is not."""
+    if not any(isinstance(x, Key | KeyData) for x in operands):
+        return None
+    if bodies(eqn) and eqn.primitive.name not in SHAPES:
+        raise errors.UnsupportedError(
+            f"{eqn.primitive.name} of random keys is not supported in a kernel",
+            expected="loops, branches and functions of keys",
+            got=eqn.primitive.name,
+            hint="split the key outside of it",
+        )
+    name, params = eqn.primitive.name, eqn.params
+    if isinstance(operands[0], KeyData) and name == "unstack":
+        data = operands[0].key
+        if params["axis"] < len(data.shape):
+            return [KeyData(key) for key in unstack(params, data)]
+    elif isinstance(operands[0], KeyData):
+        key = _of_data(name, params, operands[0].key)
+        if key is not None:
+            return [KeyData(key)]
+    operands = settled(operands)
+    if name in SHAPES and isinstance(operands[0], Key):
+        shaped = SHAPES[name](params, *operands)
+        return shaped if isinstance(shaped, list) else [shaped]
+    if not any(isinstance(x, Key) for x in operands):
+        return None
+    words = [
+        trace.equation(eqn, [_word(x, part) for x in operands])
+        for part in ("high", "low")
+    ]
+    return [Key(high, low) for high, low in zip(*words, strict=True)]
+
+
+def _word(x: Any, part: str) -> Any:
+    return getattr(x, part) if isinstance(x, Key) else x
+
+
+def _of_data(name: str, params: dict[str, Any], key: Key) -> Key | None:
+    """An operation on the array of words, if it leaves the words together."""
+    rank = len(key.shape)
+    match name:
+        case "slice" if params["strides"] is None:
+            starts, limits = params["start_indices"], params["limit_indices"]
+            if (starts[rank], limits[rank]) == (0, 2):
+                whole = {
+                    "start_indices": starts[:rank],
+                    "limit_indices": limits[:rank],
+                    "strides": None,
+                }
+                return slice_(whole, key)
+        case "squeeze" if rank not in params["dimensions"]:
+            return squeeze(params, key)
+    return None

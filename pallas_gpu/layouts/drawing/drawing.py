@@ -88,9 +88,7 @@ class Drawable:
     """What has a drawing: layouts of registers, SMEM and TMEM."""
 
     @expect.arguments(
-        lambda *_, **__: "draw",
-        shape=expect.optional(expect.integers(1)),
-        part=part_of_array,
+        "draw", shape=expect.optional(expect.integers(1)), part=part_of_array
     )
     def draw(
         self,

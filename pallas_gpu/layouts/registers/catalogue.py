@@ -70,34 +70,26 @@ TMA_INDICES = _tiled((16,), (4,), warp=(-2,), lane=(Replicated(32),))
 TMA_INDICES_4 = _tiled((4,), warp=(Replicated(4),), lane=(Replicated(32),))
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.WG_STRIDED",
-    shape=expect.integers(0),
-    vec_size=expect.integer(),
-)
+@expect.arguments("Layout.WG_STRIDED", shape=expect.integers(0))
 def wg_strided(shape: Sequence[int], vec_size: int) -> WGStridedLayout:
     """Row-major element i is in thread `(i // vec_size) % 128`."""
     return WGStridedLayout(tuple(shape), vec_size)
 
 
-@expect.arguments(lambda *_, **__: "Layout.WG_SPLAT", shape=expect.integers(0))
+@expect.arguments("Layout.WG_SPLAT", shape=expect.integers(0))
 def wg_splat(shape: Sequence[int] = ()) -> WGSplatLayout:
     """All elements are equal, and every thread holds them."""
     return WGSplatLayout(tuple(shape))
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.TCGEN05_TMEM_NATIVE", vector_length=expect.integer(1)
-)
+@expect.arguments("Layout.TCGEN05_TMEM_NATIVE", vector_length=expect.integer(1))
 def tcgen05_tmem_native(vector_length: int = 2) -> TiledLayout:
     """One row per thread, as loaded by `tcgen05.ld.32x32b`."""
     v = vector_length
     return _tiled((128, v), (32, v), warp=(-4,), lane=(-2,))
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.TCGEN05_M64_COLLECTIVE", columns=expect.integer()
-)
+@expect.arguments("Layout.TCGEN05_M64_COLLECTIVE")
 def tcgen05_m64_collective(columns: int) -> TiledLayout:
     """One CTA's half (64 rows) of an M=128 accumulator of two CTAs."""
     _check_columns(columns)
@@ -107,9 +99,7 @@ def tcgen05_m64_collective(columns: int) -> TiledLayout:
 
 
 @expect.arguments(
-    lambda *_, **__: "Layout.TCGEN05_M64_COLLECTIVE_NATIVE",
-    columns=expect.integer(),
-    vector_length=expect.integer(1),
+    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE", vector_length=expect.integer(1)
 )
 def tcgen05_m64_collective_native(columns: int, vector_length: int = 2) -> TiledLayout:
     """The same half with one row per thread."""
@@ -135,9 +125,7 @@ def _element(value: Any, what: str) -> Any:
     )  # fmt: skip
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.MMA_LHS", dtype=_element, m_warps=expect.integer()
-)
+@expect.arguments("Layout.MMA_LHS", dtype=_element)
 def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     """The A fragment of `mma.sync.m16n8kK`, `m_warps` warps along the rows.
 
@@ -154,9 +142,7 @@ def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     return _tiled(*tiles, warp=warp, lane=(-3, -2))
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.MMA_RHS", dtype=_element, m_warps=expect.integer()
-)
+@expect.arguments("Layout.MMA_RHS", dtype=_element)
 def mma_rhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     """The B fragment of `mma.sync.m16n8kK` for an array of shape (K, N)."""
     e, n = _elements_per_word(dtype), _other_warps(m_warps)
@@ -173,11 +159,7 @@ def _element_or_warps(value: Any, what: str) -> Any:
     return _element(value, what) if warps not in (1, 2, 4) else warps
 
 
-@expect.arguments(
-    lambda *_, **__: "Layout.MMA_ACC",
-    dtype=expect.optional(_element_or_warps),
-    m_warps=expect.optional(expect.integer()),
-)
+@expect.arguments("Layout.MMA_ACC", dtype=expect.optional(_element_or_warps))
 def mma_acc(dtype: Any = None, m_warps: int | None = None) -> TiledLayout:
     """The C and D fragment of `mma.sync.m16n8kK` with 32-bit accumulators.
 
@@ -196,7 +178,7 @@ def mma_acc(dtype: Any = None, m_warps: int | None = None) -> TiledLayout:
 
 
 @expect.arguments(
-    lambda *_, **__: "Layout.SMEM_GMEM_COPY",
+    "Layout.SMEM_GMEM_COPY",
     shape=expect.integers(1),
     dtype=_element,
     swizzle=expect.choice_of(16, 32, 64, 128),
@@ -316,11 +298,7 @@ class Layout(Drawable, enum.Enum):
     TMA_INDICES = enum.auto()
     TMA_INDICES_4 = enum.auto()
 
-    @expect.arguments(
-        lambda self, *_, **__: f"Layout.{self.name}",
-        args=expect.anything,
-        kwargs=expect.anything,
-    )
+    @expect.arguments(lambda self, *_, **__: f"Layout.{self.name}")
     def __call__(self, *args: Any, **kwargs: Any) -> RegisterLayout:
         """The layout with parameters.
 
@@ -348,7 +326,7 @@ class Layout(Drawable, enum.Enum):
         definition = definitions()[self.name]
         return self() if callable(definition) else definition
 
-    @expect.arguments(axes=expect.integers())
+    @expect.arguments()
     def reduce(self, axes: int | Sequence[int]) -> TiledLayout:
         """The layout after a reduction over `axes`; see `TiledLayout.reduce`.
 

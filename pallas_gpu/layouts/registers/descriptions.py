@@ -130,7 +130,7 @@ class Tiling:
         return tuple(dims)
 
 
-@expect.arguments(times=expect.integer())
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Replicated:
     """A warp or lane dim along which threads hold copies of the same data.
@@ -176,7 +176,6 @@ def _dims(value: Any, what: str) -> tuple[PartitionDim, ...]:
     tiling=expect.instance(Tiling, written="plgpu.Tiling(((64, 8), (2,)))"),
     warp_dims=_dims,
     lane_dims=_dims,
-    vector_dim=expect.integer(),
 )
 @dataclasses.dataclass(frozen=True)
 class TiledLayout(Drawable):
@@ -261,7 +260,7 @@ class TiledLayout(Drawable):
         """
         return _tiled_linear(self, tuple(shape))
 
-    @expect.arguments(axes=expect.integers())
+    @expect.arguments()
     def reduce(self, axes: int | Sequence[int]) -> TiledLayout:
         """The layout of the array after a reduction over `axes` of the tiled shape.
 
@@ -388,7 +387,7 @@ def _drop_idle_tiles(
     return TiledLayout(Tiling(tuple(tiles)), warp_dims, lane_dims, vector_dim)
 
 
-@expect.arguments(shape=expect.integers(0), vec_size=expect.integer())
+@expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
 class WGStridedLayout(Drawable):
     """Distributes the row-major elements cyclically over threads, `vec_size` at a time.
@@ -417,11 +416,7 @@ class WGStridedLayout(Drawable):
             )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "WGStridedLayout.default",
-        shape=expect.integers(0),
-        bits=expect.integer(1),
-    )
+    @expect.arguments(shape=expect.integers(0), bits=expect.integer(1))
     def default(cls, shape: Sequence[int], bits: int) -> WGStridedLayout:
         """Vectors of four elements, or fewer if the size requires it.
 

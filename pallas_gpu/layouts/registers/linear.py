@@ -391,43 +391,6 @@ class LinearLayout(Drawable):
         """Whether every thread already holds its elements of `operand`."""
         return self.broadcast_elements(operand, dims) is not None
 
-    def broadcast_registers(
-        self, operand: LinearLayout, dims: Sequence[int]
-    ) -> list[tuple[int, int | None]]:
-        """For each register: the operand's register and the element in it.
-
-        The element is None if the whole register is used unchanged, otherwise it fills
-        the register.
-
-        Raises:
-          LayoutError: threads would have to exchange data, or a register would combine
-            several (`broadcast_elements` has them).
-        """
-        sources = self.broadcast_elements(operand, dims)
-        if sources is None:
-            raise LayoutError(
-                "the operand of a broadcast is in other threads than the result",
-                expected=f"the result's layout reduced to axes {tuple(dims)}",
-                got=f"operand {operand.shape}, result {self.shape}",
-                hint="layout_cast the operand to the result's layout.reduce(axes)",
-            )
-        whole = np.arange(self.vector_length)
-        result: list[tuple[int, int | None]] = []
-        for register in sources:
-            one_register = (register[:, 0] == register[0, 0]).all()
-            aligned = operand.vector_length == self.vector_length
-            if one_register and aligned and (register[:, 1] == whole).all():
-                result.append((int(register[0, 0]), None))
-            elif one_register and (register[:, 1] == register[0, 1]).all():
-                result.append((int(register[0, 0]), int(register[0, 1])))
-            else:
-                raise LayoutError(
-                    "a register of the broadcast combines several registers",
-                    expected=f"vectors of {self.vector_length} elements",
-                    got=f"vectors of {operand.vector_length} in the operand",
-                )
-        return result
-
 
 # Kilobytes to megabytes each: layouts live long, their coordinates are used at once.
 @functools.lru_cache(maxsize=32)

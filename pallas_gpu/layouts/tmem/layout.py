@@ -100,9 +100,7 @@ class TmemPlaces(NamedTuple):
 
 
 @expect.arguments(
-    kind=expect.member(TmemKind, "plgpu.layouts"),
-    packing=expect.integer(),
-    tile_columns=expect.integer(0),
+    kind=expect.member(TmemKind, "plgpu.layouts"), tile_columns=expect.integer(0)
 )
 @dataclasses.dataclass(frozen=True)
 class TmemLayout(Drawable):
@@ -171,7 +169,7 @@ class TmemLayout(Drawable):
     # --- the kinds --------------------------------------------------------------------
 
     @classmethod
-    @expect.arguments(lambda *_, **__: "TmemLayout.default", packing=expect.integer())
+    @expect.arguments()
     def default(cls, packing: int = 1) -> TmemLayout:
         """Row r in lane r: accumulators and left operands of 128 rows.
 
@@ -183,11 +181,7 @@ class TmemLayout(Drawable):
         return cls(TmemKind.DEFAULT, packing)
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "TmemLayout.half_lane",
-        columns=expect.integer(),
-        packing=expect.integer(),
-    )
+    @expect.arguments()
     def half_lane(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows, 16 per warp: accumulators of one CTA with M = 64.
 
@@ -201,11 +195,7 @@ class TmemLayout(Drawable):
         return cls(TmemKind.HALF_LANE, packing, columns)
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "TmemLayout.m64_collective",
-        columns=expect.integer(),
-        packing=expect.integer(),
-    )
+    @expect.arguments()
     def m64_collective(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows: one CTA's part of an accumulator of two CTAs, M = 128.
 
@@ -286,10 +276,7 @@ class TmemLayout(Drawable):
                 assert_never(self.kind)
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "TmemLayout.from_tiled",
-        tiled=expect.instance(TiledLayout, written="plgpu.TiledLayout(...)"),
-    )
+    @expect.arguments()
     def from_tiled(cls, tiled: TiledLayout) -> TmemLayout:
         """The layout that tiles describe, in any notation.
 

@@ -25,12 +25,6 @@ from pallas_gpu.mosaic.registers import default_placement
 # --- calls ----------------------------------------------------------------------------
 
 
-@emits("platform_index")
-def _platform_index(ctx: RuleContext) -> Any:
-    """`lax.platform_dependent`: a branch on a constant."""
-    return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
-
-
 def _inlined(ctx: RuleContext, *args):
     raise errors.InternalError(f"{ctx.op.name} is not inlined")
 

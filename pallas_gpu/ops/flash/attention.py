@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,82 +25,44 @@ from pallas_gpu.ops.flash.forward import heuristic, hopper
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands, Problem
 from pallas_gpu.ops.rules import (
-    ARRAY,
-    INTERPRET,
-    PARAMS,
-    array,
-    number_or_array,
+    Array,
+    Factor,
+    Interpret,
     vary_alike,
 )
 
 _BLACKWELL_HEAD_DIMS = 64, 128
-_FACTOR = expect.optional(number_or_array)
 
 
-@expect.arguments(
-    q=array,
-    k=array,
-    v=array,
-    bias=ARRAY,
-    causal=expect.boolean,
-    sm_scale=expect.optional(expect.number),
-    window=expect.anything,
-    align=expect.choice("start", "end"),
-    soft_cap=expect.optional(expect.number),
-    alibi_slopes=ARRAY,
-    q_segment_ids=ARRAY,
-    kv_segment_ids=ARRAY,
-    q_lengths=ARRAY,
-    kv_lengths=ARRAY,
-    cu_seqlens_q=ARRAY,
-    cu_seqlens_kv=ARRAY,
-    q_scale=_FACTOR,
-    k_scale=_FACTOR,
-    v_scale=_FACTOR,
-    out_dtype=expect.anything,
-    return_logsumexp=expect.boolean,
-    deterministic=expect.boolean,
-    config=expect.optional(
-        expect.instance(
-            AttentionConfig,
-            BlackwellAttentionConfig,
-            written="AttentionConfig(...) or BlackwellAttentionConfig(...)",
-        )
-    ),
-    backward_config=expect.optional(
-        expect.instance(AttentionBackwardConfig, written="AttentionBackwardConfig(...)")
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     *,
-    bias: Any = None,
+    bias: Array | None = None,
     causal: bool = False,
     sm_scale: float | None = None,
     window: int | tuple[int | None, int | None] | None = None,
-    align: str = "start",
+    align: Literal["start", "end"] = "start",
     soft_cap: float | None = None,
-    alibi_slopes: Any = None,
-    q_segment_ids: Any = None,
-    kv_segment_ids: Any = None,
-    q_lengths: Any = None,
-    kv_lengths: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_kv: Any = None,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    alibi_slopes: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_lengths: Array | None = None,
+    kv_lengths: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_kv: Array | None = None,
+    q_scale: Factor = None,
+    k_scale: Factor = None,
+    v_scale: Factor = None,
     out_dtype: Any = None,
     return_logsumexp: bool = False,
     deterministic: bool = False,
     config: AttentionConfig | BlackwellAttentionConfig | None = None,
     backward_config: AttentionBackwardConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> Any:
     """Computes `softmax(sm_scale * q @ k.T + bias) @ v` for each head.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import Positive
 
 # Registers per thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
@@ -17,14 +18,10 @@ BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
 
 
 @expect.arguments(
-    rows=expect.integer(),
-    block_kv=expect.integer(),
-    stages=expect.integer(),
-    consumers=expect.integer(),
-    ping_pong=expect.boolean,
-    heads_together=expect.integer(),
-    blocks=expect.optional(expect.integer()),
-    keep_maxima=expect.boolean,
+    stages=expect.integer(1, hint="two stages hide the latency of copies on an H200"),
+    blocks=expect.optional(
+        expect.integer(1, hint="use one per SM, or None for one per tile")
+    ),
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
@@ -55,7 +52,7 @@ class AttentionConfig:
     stages: int = 2
     consumers: int = 2
     ping_pong: bool = True
-    heads_together: int = 8
+    heads_together: Positive = 8
     blocks: int | None = None
     keep_maxima: bool = False
 
@@ -76,26 +73,10 @@ class AttentionConfig:
                 got=self.consumers,
                 hint="2 have 232 registers a thread, 3 have 160",
             )
-        if self.stages < 1 or self.heads_together < 1:
-            raise errors.ArgumentError(
-                "AttentionConfig: a number is not positive",
-                expected="stages and heads_together of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}",
-                hint="two stages hide the latency of copies on an H200",
-            )
-        if self.blocks is not None and self.blocks < 1:
-            raise errors.ArgumentError(
-                "AttentionConfig: invalid number of blocks",
-                expected="1 or more, or None",
-                got=self.blocks,
-                hint="use one per SM, or None for one per tile",
-            )
 
     @classmethod
     @expect.arguments(
-        lambda *_, **__: "AttentionConfig.default",
         head_dim=expect.integer(1),
-        causal=expect.boolean,
         kv_len=expect.optional(expect.integer(0)),
     )
     def default(
@@ -137,11 +118,7 @@ class AttentionConfig:
         return self.rows * words // 128
 
 
-@expect.arguments(
-    block_kv=expect.integer(),
-    stages=expect.integer(),
-    heads_together=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class BlackwellAttentionConfig:
     """Tile sizes and schedule of `attention` on Blackwell; a block has 256 rows of Q.
@@ -156,8 +133,8 @@ class BlackwellAttentionConfig:
     """
 
     block_kv: int = 128
-    stages: int = 2
-    heads_together: int = 8
+    stages: Positive = 2
+    heads_together: Positive = 8
 
     def __post_init__(self):
         # A block of K is the N of one product, at most 256. A block of V is the K of
@@ -169,19 +146,9 @@ class BlackwellAttentionConfig:
                 got=f"block_kv={self.block_kv}",
                 hint="start from BlackwellAttentionConfig()",
             )
-        if self.stages < 1 or self.heads_together < 1:
-            raise errors.ArgumentError(
-                "BlackwellAttentionConfig: a number is not positive",
-                expected="stages and heads_together of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}",
-                hint="start from BlackwellAttentionConfig()",
-            )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "BlackwellAttentionConfig.default",
-        head_dim=expect.integer(1),
-    )
+    @expect.arguments(head_dim=expect.integer(1))
     def default(cls, head_dim: int) -> BlackwellAttentionConfig:
         """Returns the largest blocks that fit in TMEM; it has not been measured."""
         if head_dim <= 64:

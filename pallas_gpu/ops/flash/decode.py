@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,40 +19,23 @@ from pallas_gpu.ops.flash.decode_checks import Cache
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, number_or_array
+from pallas_gpu.ops.rules import Array, Factor, Interpret
 
 
 @expect.arguments(
-    q=array,
-    k=array,
-    v=ARRAY,
-    lengths=ARRAY,
-    page_table=ARRAY,
-    k_scale=expect.optional(number_or_array),
-    v_scale=expect.optional(number_or_array),
-    kv_layout=expect.choice("NHD", "HND"),
     kv_axis=expect.optional(expect.integer(0, 1)),
-    causal=expect.boolean,
-    sm_scale=expect.optional(expect.number),
     window=expect.optional(expect.integer(1)),
-    soft_cap=expect.optional(expect.number),
-    return_logsumexp=expect.boolean,
-    config=expect.optional(
-        expect.instance(DecodeConfig, written="ops.DecodeConfig(...)")
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
 )
 def decode_attention(
-    q: Any,
-    k: Any,
-    v: Any = None,
+    q: Array,
+    k: Array,
+    v: Array | None = None,
     *,
-    lengths: Any = None,
-    page_table: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    kv_layout: str = "NHD",
+    lengths: Array | None = None,
+    page_table: Array | None = None,
+    k_scale: Factor = None,
+    v_scale: Factor = None,
+    kv_layout: Literal["NHD", "HND"] = "NHD",
     kv_axis: int | None = None,
     causal: bool = True,
     sm_scale: float | None = None,
@@ -61,7 +44,7 @@ def decode_attention(
     return_logsumexp: bool = False,
     config: DecodeConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> Any:
     """Computes attention of each sequence's newest tokens to its cache.
 
@@ -136,7 +119,7 @@ def decode_attention(
     checks.target(target)
     factors = [x if isinstance(x, float) else 1.0 for x in scales]
     paged = page_table is not None
-    kv_len = cache.tokens * page_table.shape[1] if paged else cache.tokens
+    kv_len = cache.tokens * (1 if page_table is None else page_table.shape[1])
     if window is not None and window >= kv_len:
         window = None
     problem = Problem(

@@ -6,14 +6,13 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.rules import Positive
 
 
 @expect.arguments(
-    block_kv=expect.integer(),
-    stages=expect.integer(1),
-    consumers=expect.integer(),
-    cluster=expect.integer(),
-    workers=expect.integer(1),
+    cluster=expect.integer(
+        1, 16, hint="1 divides the work evenly, whatever the lengths are"
+    )
 )
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
@@ -34,10 +33,10 @@ class DecodeConfig:
     """
 
     block_kv: int = 64
-    stages: int = 6
+    stages: Positive = 6
     consumers: int = 1
     cluster: int = 1
-    workers: int = 132
+    workers: Positive = 132
 
     def __post_init__(self):
         # wgmma: M is a multiple of 64.
@@ -54,11 +53,4 @@ class DecodeConfig:
                 expected="block_kv a multiple of 64 * consumers",
                 got=f"block_kv={self.block_kv}, consumers={self.consumers}",
                 hint="use two warpgroups for blocks of 128",
-            )
-        if not 1 <= self.cluster <= 16:
-            raise errors.ArgumentError(
-                "DecodeConfig: invalid size of a cluster",
-                expected="1 to 16",
-                got=f"cluster={self.cluster}",
-                hint="1 divides the work evenly, whatever the lengths are",
             )

@@ -12,49 +12,31 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import Array, Interpret
 
 
 @expect.arguments(
-    query=array,
-    key=array,
-    value=array,
-    bias=ARRAY,
-    mask=ARRAY,
-    scale=expect.optional(expect.number),
-    is_causal=expect.boolean,
-    query_seq_lengths=ARRAY,
-    key_value_seq_lengths=ARRAY,
-    local_window_size=expect.anything,
     implementation=expect.refused(
         None, "call jax.nn.dot_product_attention for XLA's or cuDNN's implementation"
-    ),
-    return_residual=expect.boolean,
-    config=expect.optional(
-        expect.instance(
-            AttentionConfig, BlackwellAttentionConfig, written="AttentionConfig(...)"
-        )
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
+    )
 )
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None = None,
+    mask: Array | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
+    query_seq_lengths: Array | None = None,
+    key_value_seq_lengths: Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: None = None,
     return_residual: bool = False,
     config: AttentionConfig | BlackwellAttentionConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> Any:
     """Computes attention; takes the arguments of `jax.nn.dot_product_attention`.
 

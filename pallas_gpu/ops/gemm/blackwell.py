@@ -37,7 +37,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import require_order
+from pallas_gpu.ops.rules import Positive, Strip
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -52,17 +52,7 @@ _ACCUMULATORS = 2
 _BLOCK_M = 128
 
 
-@expect.arguments(
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    epilogue_n=expect.optional(expect.integer()),
-    collective=expect.boolean,
-    minor=expect.anything,
-    strip=expect.integer(),
-    blocks=expect.integer(),
-    dynamic=expect.boolean,
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class BlackwellMatmulConfig:
     """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
@@ -86,11 +76,11 @@ class BlackwellMatmulConfig:
 
     tile_n: int = 256
     tile_k: int = 64
-    stages: int = 4
+    stages: Positive = 4
     epilogue_n: int | None = None
     collective: bool = False
     minor: Literal["m", "n"] = "m"
-    strip: int = 8
+    strip: Strip = 8
     blocks: int = arch.SM_100A.sm_count
     dynamic: bool = False
 
@@ -114,12 +104,11 @@ class BlackwellMatmulConfig:
                 got=f"epilogue_n={part}",
                 hint="None suits most tiles",
             )
-        require_order("BlackwellMatmulConfig", self.minor, self.strip)
-        if self.stages < 1 or self.blocks < self.ctas:
+        if self.blocks < self.ctas:
             raise errors.ArgumentError(
-                "BlackwellMatmulConfig: there are no stages or no blocks",
-                expected=f"one or more stages, {self.ctas} or more blocks",
-                got=f"stages={self.stages}, blocks={self.blocks}",
+                "BlackwellMatmulConfig: there are no blocks",
+                expected=f"{self.ctas} or more blocks",
+                got=f"blocks={self.blocks}",
                 hint="start from BlackwellMatmulConfig()",
             )
 

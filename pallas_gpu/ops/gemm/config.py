@@ -7,24 +7,15 @@ import dataclasses
 from typing import Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import is_axis, require_order, require_stages, require_tile
+from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
 
 CONSUMERS = 2
 
 
 @expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    epilogue_m=expect.integer(),
-    epilogue_n=expect.integer(),
-    cluster=expect.anything,
-    minor=expect.anything,
-    strip=expect.integer(),
-    blocks=expect.integer(),
-    transposed=expect.boolean,
-    parts=expect.integer(1),
+    cluster=expect.optional(
+        expect.choice("n", "m", hint="'n' shares rows of A, 'm' columns of B")
+    )
 )
 @dataclasses.dataclass(frozen=True)
 class MatmulConfig:
@@ -53,15 +44,15 @@ class MatmulConfig:
     tile_m: int = 128
     tile_n: int = 128
     tile_k: int = 64
-    stages: int = 4
+    stages: Stages = 4
     epilogue_m: int = 64
     epilogue_n: int = 64
-    cluster: Literal["m", "n"] | None = "n"
+    cluster: Literal["n", "m"] | None = "n"
     minor: Literal["m", "n"] = "m"
-    strip: int = 8
+    strip: Strip = 8
     blocks: int = arch.SM_90A.sm_count
     transposed: bool = False
-    parts: int = 1
+    parts: Positive = 1
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
@@ -75,15 +66,6 @@ class MatmulConfig:
                 got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
                 hint="64 and 64 fit most tiles",
             )
-        if not (self.cluster is None or is_axis(self.cluster)):
-            raise errors.ArgumentError(
-                "MatmulConfig: invalid cluster",
-                expected="'m', 'n' or None",
-                got=repr(self.cluster),
-                hint="'n' shares rows of A, 'm' columns of B",
-            )
-        require_order("MatmulConfig", self.minor, self.strip)
-        require_stages("MatmulConfig", self.stages)
         if self.blocks < self.cluster_size:
             raise errors.ArgumentError(
                 "MatmulConfig: there are fewer blocks than in a cluster",

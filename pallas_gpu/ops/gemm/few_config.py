@@ -8,6 +8,7 @@ import math
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import Positive, Stages
 
 # Rows of a tile whose sums the blocks of a cluster send each other: for more there is
 # no SMEM beside the ring.
@@ -29,17 +30,7 @@ def rows_sent(c: SplitMatmulConfig) -> int:
     return plgpu.align_to(plgpu.cdiv(c.tile_m, c.split), 8)
 
 
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    warpgroups=expect.integer(),
-    split=expect.integer(),
-    clusters=expect.integer(),
-    part_m=expect.optional(expect.integer()),
-    blocks=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class SplitMatmulConfig:
     """Tile sizes and schedule of `matmul` on Hopper for few rows or few tiles.
@@ -62,10 +53,10 @@ class SplitMatmulConfig:
     tile_m: int = 64
     tile_n: int = 128
     tile_k: int = 64
-    stages: int = 4
+    stages: Stages = 4
     warpgroups: int = 2
     split: int = 1
-    clusters: int = 1
+    clusters: Positive = 1
     part_m: int | None = None
     blocks: int = 2 * arch.SM_90A.sm_count
 
@@ -102,13 +93,11 @@ class SplitMatmulConfig:
                 hint="None suits most tiles",
             )
         blocks = self.split * self.clusters
-        if self.stages < 2 or not 1 <= blocks <= self.blocks:
+        if blocks > self.blocks:
             raise errors.ArgumentError(
-                "SplitMatmulConfig: there are too few stages, clusters or blocks",
-                expected=f"two or more stages, a cluster or more, {blocks} or more "
-                "blocks",
-                got=f"stages={self.stages}, clusters={self.clusters}, "
-                f"blocks={self.blocks}",
+                "SplitMatmulConfig: there are too few blocks",
+                expected=f"{blocks} or more blocks",
+                got=f"blocks={self.blocks}",
                 hint="start from SplitMatmulConfig()",
             )
 

@@ -18,51 +18,29 @@ from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, as_dtype, vary_alike
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
 _DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.int8)
 
 
-@expect.arguments(
-    a=array,
-    b=array,
-    transpose_a=expect.boolean,
-    transpose_b=expect.boolean,
-    bias=ARRAY,
-    residual=ARRAY,
-    activation=expect.anything,
-    gate=ARRAY,
-    scale=expect.optional(expect.number),
-    config=expect.optional(
-        expect.instance(
-            MatmulConfig,
-            SplitMatmulConfig,
-            BlackwellMatmulConfig,
-            written="MatmulConfig(...), SplitMatmulConfig(...) or "
-            "BlackwellMatmulConfig(...)",
-        )
-    ),
-    out_dtype=expect.anything,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def matmul(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    bias: Any = None,
-    residual: Any = None,
+    bias: Array | None = None,
+    residual: Array | None = None,
     activation: Activation | None = None,
-    gate: Any = None,
+    gate: Array | None = None,
     scale: float | None = None,
     config: Config | None = None,
     out_dtype: Any = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Computes `activation(scale * a @ b + bias) + residual` in one kernel.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import require_stages, require_tile
+from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
 
 CONSUMERS = 2
 # Groups whose sums one warp computes, without scratch.
@@ -16,15 +16,7 @@ _FEW_GROUPS = 32
 REGISTERS = {False: (40, 232), True: (72, 216)}
 
 
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    epilogue_n=expect.integer(),
-    strip=expect.integer(),
-    blocks=expect.integer(),
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class RaggedDotConfig:
     """Tile sizes and schedule of `ragged_dot` on Hopper.
@@ -49,10 +41,10 @@ class RaggedDotConfig:
     tile_m: int = 64
     tile_n: int = 256
     tile_k: int = 64
-    stages: int = 4
+    stages: Stages = 4
     epilogue_n: int = 32
-    strip: int = 16
-    blocks: int = arch.SM_90A.sm_count
+    strip: Strip = 16
+    blocks: Positive = arch.SM_90A.sm_count
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
@@ -64,23 +56,9 @@ class RaggedDotConfig:
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
             )
-        require_stages("RaggedDotConfig", self.stages)
-        if self.strip < 1 or self.blocks < 1:
-            raise errors.ArgumentError(
-                "RaggedDotConfig: there is no strip or no block",
-                expected="strip and blocks of 1 or more",
-                got=f"strip={self.strip}, blocks={self.blocks}",
-                hint="start from RaggedDotConfig()",
-            )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "RaggedDotConfig.default",
-        groups=expect.integer(1),
-        contracted=expect.boolean,
-        gated=expect.boolean,
-        narrow=expect.boolean,
-    )
+    @expect.arguments(groups=expect.integer(1))
     def default(
         cls,
         groups: int,

@@ -21,11 +21,7 @@ from pallas_gpu.ops.gemm.epilogue import (
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
-
-_CONFIG = expect.optional(
-    expect.instance(RaggedDotConfig, written="RaggedDotConfig(...)")
-)
+from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,34 +44,21 @@ class _Options:
         return dataclasses.replace(self, **changes)
 
 
-@expect.arguments(
-    lhs=array,
-    rhs=array,
-    group_sizes=array,
-    precision=expect.anything,
-    preferred_element_type=expect.anything,
-    group_offset=ARRAY,
-    rows=ARRAY,
-    activation=expect.anything,
-    gate=ARRAY,
-    config=_CONFIG,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def ragged_dot(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
+    lhs: Array,
+    rhs: Array,
+    group_sizes: Array,
     precision: Any = None,
     preferred_element_type: Any = None,
-    group_offset: Any = None,
+    group_offset: Array | None = None,
     *,
-    rows: Any = None,
+    rows: Array | None = None,
     activation: Activation | None = None,
-    gate: Any = None,
+    gate: Array | None = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Multiplies the rows of each group by the group's matrix.
 
@@ -142,38 +125,26 @@ def ragged_dot(
 
 
 @expect.arguments(
-    lhs=array,
-    rhs=array,
-    group_sizes=array,
     ragged_dot_dimension_numbers=expect.instance(
         jax.lax.RaggedDotDimensionNumbers,
         written="jax.lax.RaggedDotDimensionNumbers(...)",
     ),
-    precision=expect.anything,
-    preferred_element_type=expect.anything,
-    group_offset=ARRAY,
-    rows=ARRAY,
-    lhs_scale=ARRAY,
-    rhs_scale=ARRAY,
-    config=_CONFIG,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
 )
 def ragged_dot_general(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
+    lhs: Array,
+    rhs: Array,
+    group_sizes: Array,
     ragged_dot_dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
-    group_offset: Any = None,
+    group_offset: Array | None = None,
     *,
-    rows: Any = None,
-    lhs_scale: Any = None,
-    rhs_scale: Any = None,
+    rows: Array | None = None,
+    lhs_scale: Array | None = None,
+    rhs_scale: Array | None = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Multiplies groups of rows: each by a matrix, or two arrays over their rows.
 

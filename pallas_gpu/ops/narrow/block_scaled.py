@@ -17,7 +17,7 @@ from pallas_gpu.ops.narrow.block_scaled_blackwell import (
     Problem,
     Shapes,
 )
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
+from pallas_gpu.ops.rules import Array, Interpret, as_dtype
 
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
@@ -30,30 +30,18 @@ _RESULTS = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
 _ROW_BITS = 128
 
 
-@expect.arguments(
-    lhs=array,
-    rhs=array,
-    lhs_scales=array,
-    rhs_scales=array,
-    preferred_element_type=expect.anything,
-    scale=ARRAY,
-    config=expect.optional(
-        expect.instance(BlockScaledMatmulConfig, written="BlockScaledMatmulConfig(...)")
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def block_scaled_matmul(
-    lhs: Any,
-    rhs: Any,
-    lhs_scales: Any,
-    rhs_scales: Any,
+    lhs: Array,
+    rhs: Array,
+    lhs_scales: Array,
+    rhs_scales: Array,
     preferred_element_type: Any = jnp.float32,
     *,
-    scale: Any = None,
+    scale: Array | None = None,
     config: BlockScaledMatmulConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Computes `jax.nn.scaled_matmul`: a product whose blocks along K have scales.
 

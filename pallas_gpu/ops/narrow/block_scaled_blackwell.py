@@ -20,7 +20,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import blackwell
-from pallas_gpu.ops.rules import require_order
+from pallas_gpu.ops.rules import Positive, Strip
 from pallas_gpu.ops.tiles import tiles
 
 # Rows of A of a block; scales lie in tiles of so many rows by four scales.
@@ -37,16 +37,7 @@ _SMALL_BYTES = 2048
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
-@expect.arguments(
-    tile_n=expect.integer(),
-    tile_k=expect.optional(expect.integer()),
-    stages=expect.optional(expect.integer()),
-    collective=expect.boolean,
-    minor=expect.anything,
-    strip=expect.integer(),
-    blocks=expect.integer(),
-    dynamic=expect.boolean,
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class BlockScaledMatmulConfig:
     """Tile sizes and schedule of `block_scaled_matmul`; a block has 128 rows.
@@ -70,10 +61,10 @@ class BlockScaledMatmulConfig:
 
     tile_n: int = 256
     tile_k: int | None = None
-    stages: int | None = None
+    stages: Positive | None = None
     collective: bool = False
     minor: Literal["m", "n"] = "m"
-    strip: int = 8
+    strip: Strip = 8
     blocks: int = arch.SM_100A.sm_count
     dynamic: bool = False
 
@@ -88,12 +79,11 @@ class BlockScaledMatmulConfig:
                 got=f"tile_n={self.tile_n}, tile_k={k}",
                 hint="start from BlockScaledMatmulConfig()",
             )
-        require_order("BlockScaledMatmulConfig", self.minor, self.strip)
-        if (self.stages is not None and self.stages < 1) or self.blocks < self.ctas:
+        if self.blocks < self.ctas:
             raise errors.ArgumentError(
-                "BlockScaledMatmulConfig: there are no stages or no blocks",
-                expected=f"one or more stages, {self.ctas} or more blocks",
-                got=f"stages={self.stages}, blocks={self.blocks}",
+                "BlockScaledMatmulConfig: there are no blocks",
+                expected=f"{self.ctas} or more blocks",
+                got=f"blocks={self.blocks}",
                 hint="start from BlockScaledMatmulConfig()",
             )
 

@@ -21,7 +21,7 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.narrow.mixed_few import LinearFewConfig, Problem
 from pallas_gpu.ops.narrow.mixed_many import LinearManyConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, as_dtype, vary_alike
 
 type Config = LinearFewConfig | LinearManyConfig
 
@@ -40,36 +40,19 @@ _CLUSTERS = {2: 66, 4: 30, 8: 15}
 _SMS = arch.SM_90A.sm_count
 
 
-@expect.arguments(
-    x=array,
-    w=array,
-    w_scale=ARRAY,
-    bias=ARRAY,
-    activation=expect.anything,
-    transpose_w=expect.boolean,
-    out_dtype=expect.anything,
-    config=expect.optional(
-        expect.instance(
-            LinearFewConfig,
-            LinearManyConfig,
-            written="LinearFewConfig(...) or LinearManyConfig(...)",
-        )
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def linear(
-    x: Any,
-    w: Any,
+    x: Array,
+    w: Array,
     *,
-    w_scale: Any = None,
-    bias: Any = None,
+    w_scale: Array | None = None,
+    bias: Array | None = None,
     activation: Activation | None = None,
     transpose_w: bool = False,
     out_dtype: Any = None,
     config: Config | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Computes `activation(x @ (w * w_scale) + bias)`; weights may have 8 or 4 bits.
 

@@ -90,7 +90,6 @@ class Problem:
     stages=expect.integer(2),
     splits=expect.choice_of(1, 2, 4, 8),
     warpgroups=expect.choice_of(1, 2, 4),
-    resident=expect.boolean,
     blocks=expect.optional(expect.integer(1)),
 )
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +151,6 @@ class LinearFewConfig:
     tokens=expect.choice_of(64, 128, 192, 256),
     depth=expect.choice_of(64, 128),
     stages=expect.integer(2),
-    paired=expect.boolean,
     strip=expect.integer(1),
     blocks=expect.integer(2),
 )

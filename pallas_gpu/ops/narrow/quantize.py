@@ -10,21 +10,16 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import array, as_dtype
+from pallas_gpu.ops.rules import Array, as_dtype
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
 )
 
 
-@expect.arguments(
-    w=array,
-    dtype=expect.anything,
-    axis=expect.integer(-2, 1),
-    group=expect.optional(expect.integer(1)),
-)
+@expect.arguments(axis=expect.integer(-2, 1), group=expect.optional(expect.integer(1)))
 def quantize(
-    w: Any, dtype: Any = jnp.int8, *, axis: int = 0, group: int | None = None
+    w: Array, dtype: Any = jnp.int8, *, axis: int = 0, group: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds a matrix to a narrow type: `w` is about `values * scale`.
 

@@ -11,21 +11,16 @@ from jax import lax
 
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.narrow.block_scaled import ADMITTED, E2M1, E4M3, E8M0
-from pallas_gpu.ops.rules import array, as_dtype
+from pallas_gpu.ops.rules import Array, as_dtype
 
 _DTYPES = E4M3, jnp.dtype(jnp.float8_e5m2), E2M1
 # Of float8_e8m0fnu: the exponent of 1, and what is not a number.
 _BIAS, _NAN = 127, 255
 
 
-@expect.arguments(
-    x=array,
-    dtype=expect.anything,
-    scale_dtype=expect.anything,
-    block=expect.optional(expect.integer(1)),
-)
+@expect.arguments(block=expect.optional(expect.integer(1)))
 def quantize_blocks(
-    x: Any,
+    x: Array,
     dtype: Any = jnp.float8_e4m3fn,
     *,
     scale_dtype: Any = None,

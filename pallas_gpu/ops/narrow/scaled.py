@@ -15,7 +15,7 @@ from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import turns
 from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
+from pallas_gpu.ops.rules import Array, Interpret, as_dtype
 
 _FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
 _INT8 = (jnp.dtype(jnp.int8),)
@@ -29,34 +29,20 @@ _SMS = arch.SM_90A.sm_count
 type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
 
 
-@expect.arguments(
-    a=array,
-    b=array,
-    a_scale=ARRAY,
-    b_scale=ARRAY,
-    transpose_b=expect.boolean,
-    bias=ARRAY,
-    out_dtype=expect.anything,
-    promote=expect.optional(expect.boolean),
-    config=expect.optional(
-        expect.instance(ScaledMatmulConfig, written="ScaledMatmulConfig(...)")
-    ),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def scaled_matmul(
-    a: Any,
-    b: Any,
-    a_scale: Any = None,
-    b_scale: Any = None,
+    a: Array,
+    b: Array,
+    a_scale: Array | None = None,
+    b_scale: Array | None = None,
     *,
     transpose_b: bool = False,
-    bias: Any = None,
+    bias: Array | None = None,
     out_dtype: Any = jnp.bfloat16,
     promote: bool | None = None,
     config: ScaledMatmulConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Multiplies two matrices of 8-bit elements that have scales.
 

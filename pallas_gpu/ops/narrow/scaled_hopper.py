@@ -27,7 +27,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import roles
-from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.rules import Strip
 from pallas_gpu.ops.tiles import tiles
 
 # Registers per thread of producer and consumers, by the number of consumers:
@@ -39,17 +39,7 @@ _ROWS = 64
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    consumers=expect.integer(),
-    stages=expect.integer(),
-    cluster=expect.anything,
-    minor=expect.anything,
-    strip=expect.integer(),
-    blocks=expect.integer(),
-    zigzag=expect.boolean,
-)
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class ScaledMatmulConfig:
     """Tile sizes and schedule of `scaled_matmul` on Hopper.
@@ -79,9 +69,9 @@ class ScaledMatmulConfig:
     tile_n: int = 128
     consumers: int = 2
     stages: int = 4
-    cluster: Literal["m", "n"] | None = "n"
-    minor: Literal["m", "n"] = "n"
-    strip: int = 8
+    cluster: Literal["n", "m"] | None = "n"
+    minor: Literal["n", "m"] = "n"
+    strip: Strip = 8
     blocks: int = arch.SM_90A.sm_count
     zigzag: bool = False
 
@@ -94,15 +84,6 @@ class ScaledMatmulConfig:
                 expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
                 "2 or 3 consumers",
                 got=f"tile_m={m}, tile_n={n}, consumers={self.consumers}",
-                hint="start from ScaledMatmulConfig()",
-            )
-        axes = (self.cluster is None or is_axis(self.cluster)) and is_axis(self.minor)
-        if not axes or self.strip < 1:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: invalid cluster or order of tiles",
-                expected="cluster 'm', 'n' or None, minor 'm' or 'n', a positive strip",
-                got=f"cluster={self.cluster!r}, minor={self.minor!r}, "
-                f"strip={self.strip}",
                 hint="start from ScaledMatmulConfig()",
             )
         if self.stages < 2 or self.blocks < self.cluster_size:

@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, array, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
@@ -52,24 +52,16 @@ def linear_cross_entropy(
     compiler_params: plgpu.CompilerParams | None = ...,
     interpret: Any = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
-@expect.arguments(
-    x=array,
-    w=array,
-    labels=array,
-    transpose_w=expect.boolean,
-    return_logsumexp=expect.boolean,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def linear_cross_entropy(
-    x: Any,
-    w: Any,
-    labels: Any,
+    x: Array,
+    w: Array,
+    labels: Array,
     *,
     transpose_w: bool = False,
     return_logsumexp: bool = False,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> Any:
     """Computes `logsumexp(x @ w) - (x @ w)[label]` for each row, without the logits.
 

@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import norms_backward, rows
 from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # Columns that the registers of a warpgroup hold, forward and backward.
 _MOST_COLUMNS, _MOST_BACKWARD = 16384, 4096
@@ -41,22 +41,15 @@ class _Norm:
         return "layer_norm" if self.centred else "rms_norm"
 
 
-@expect.arguments(
-    x=array,
-    scale=ARRAY,
-    bias=ARRAY,
-    epsilon=expect.number,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def rms_norm(
-    x: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
     *,
     epsilon: float = 1e-6,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Divides each row by the root of the mean of its squares.
 
@@ -82,22 +75,15 @@ def rms_norm(
     return _checked(x, scale, bias, False, epsilon, compiler_params, interpret)
 
 
-@expect.arguments(
-    x=array,
-    scale=ARRAY,
-    bias=ARRAY,
-    epsilon=expect.number,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def layer_norm(
-    x: Any,
-    scale: Any = None,
-    bias: Any = None,
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
     *,
     epsilon: float = 1e-5,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Subtracts each row's mean, and divides by its standard deviation.
 

@@ -13,28 +13,21 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # Elements of a block: 16 a thread. Twice or half as many were slower on an H200.
 _BLOCK = 2048
 
 
-@expect.arguments(
-    x=array,
-    positions=ARRAY,
-    base=expect.number,
-    interleaved=expect.boolean,
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def rotary_embedding(
-    x: Any,
-    positions: Any = None,
+    x: Array,
+    positions: Array | None = None,
     *,
     base: float = 10000.0,
     interleaved: bool = False,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Rotates pairs of elements of each head by angles that grow with the position.
 

@@ -15,21 +15,19 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Columns, Rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import Array, Interpret
 
 # Columns that the registers of a warpgroup hold: of one array, and of two.
 _MOST_COLUMNS, _MOST_OF_TWO = 16384, 8192
 
 
-@expect.arguments(
-    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
-)
+@expect.arguments()
 def softmax(
-    x: Any,
+    x: Array,
     *,
     axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Computes the softmax along an axis.
 
@@ -59,15 +57,13 @@ def softmax(
     return _checked(x, axis, False, compiler_params, interpret)
 
 
-@expect.arguments(
-    x=array, axis=expect.integer(), compiler_params=PARAMS, interpret=INTERPRET
-)
+@expect.arguments()
 def log_softmax(
-    x: Any,
+    x: Array,
     *,
     axis: int = -1,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> jax.Array:
     """Computes the logarithm of the softmax along an axis.
 

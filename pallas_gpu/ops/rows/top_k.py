@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
+from pallas_gpu.ops.rules import Array, Interpret
 
 # Columns that one warpgroup sorts, and of how many of them the parts of a longer row
 # are merged: so each merge is of fewer columns.
@@ -22,18 +22,13 @@ _MOST_COLUMNS = 8192
 _MOST_OF_PARTS = _MOST_COLUMNS // 2
 
 
-@expect.arguments(
-    x=array,
-    k=expect.integer(),
-    compiler_params=PARAMS,
-    interpret=INTERPRET,
-)
+@expect.arguments()
 def top_k(
-    x: Any,
+    x: Array,
     k: int,
     *,
     compiler_params: plgpu.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: Interpret = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest elements of each row, largest first, and their positions.
 

@@ -22,12 +22,10 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._engines import Side
 from pallas_gpu.primitives.copies import views
-from pallas_gpu.types.copies.im2col import Im2ColStep
 
 copy_im2col_p = registry.define(
     "copy_im2col",
     "im2col",
-    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -52,9 +50,7 @@ def _pairs(value: Any, what: str) -> tuple[tuple[int, ...], ...]:
 _SIZES = expect.integers(0)
 
 
-@expect.arguments(
-    ref=expect.anything, window_shape=_SIZES, padding=expect.optional(_pairs)
-)
+@expect.arguments(window_shape=_SIZES, padding=expect.optional(_pairs))
 def im2col_ref(
     ref: types.Ref,
     *,
@@ -101,7 +97,6 @@ def im2col_ref(
             expected="all of an array, which may be reshaped",
             got=types.describe(ref),
             hint="take the part of the view: im2col_ref(x, ...).at[rows, 0, 0, :]",
-            where=_jax.where_now(),
         )
     pairs: Any = ((0, 0),) * len(window_shape) if padding is None else padding
     try:
@@ -116,9 +111,8 @@ def im2col_ref(
             expected=f"elements of 8 bits or more, in multiples of {UNIT_BYTES} bytes",
             got=types.describe(ref),
             hint="pad the channels with zeros",
-            where=_jax.where_now(),
         )
-    return types.RefView(images.ref, (*images.transforms, Im2ColStep(windows)))
+    return types.RefView(images.ref, (*images.transforms, types.Im2ColStep(windows)))
 
 
 def split(ref: Any) -> tuple[types.RefView, Windows, tuple[Any, ...]] | None:
@@ -128,7 +122,7 @@ def split(ref: Any) -> tuple[types.RefView, Windows, tuple[Any, ...]] | None:
     """
     steps = ref.transforms if isinstance(ref, _jax.TransformedRef) else ()
     for i, step in enumerate(steps):
-        if isinstance(step, Im2ColStep):
+        if isinstance(step, types.Im2ColStep):
             return types.RefView(ref.ref, steps[:i]), step.windows, steps[i + 1 :]
     return None
 
@@ -142,7 +136,6 @@ def require_alone(has_others: bool) -> None:
             "cache_hint and implementation",
             got="one of them, or no barrier",
             hint="pass a barrier, and leave the others out",
-            where=_jax.where_now(),
         )
 
 
@@ -191,8 +184,8 @@ def load(
         start = [_over(flat, count), _plus(_rest(flat, count), first), *start]
     assert len(start) == rank - 1
     operands = {
-        "src": ops.operand(src),
-        "dst": ops.operand(dst),
+        "src": src,
+        "dst": dst,
         "barrier": barrier,
         "predicate": predicate,
         "start": [*map(_scalar, start), _scalar(_number(channel))],
@@ -217,7 +210,6 @@ def _require_pixels(window: Any, dst: Any) -> None:
         got=f"sizes {window.sizes} along dimensions {window.axes} of "
         f"{window.array_shape}",
         hint="write view.at[plgpu.ds(row, rows), dy, dx, plgpu.ds(0, channels)]",
-        where=_jax.where_now(),
     )
 
 
@@ -228,7 +220,6 @@ def _require_within(start: Any, end: int | None, what: str) -> None:
             expected="0 or more" if end is None else f"0 to {end - 1}",
             got=start,
             hint="check the index",
-            where=_jax.where_now(),
         )
 
 
@@ -238,7 +229,6 @@ def _unaligned(channel: int, itemsize: int) -> errors.LayoutError:
         expected=f"a multiple of {UNIT_BYTES // itemsize}",
         got=channel,
         hint="copy whole groups of channels",
-        where=_jax.where_now(),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.types.copies.partition import CopyPartition
 
 
@@ -29,7 +29,6 @@ def partition_of(
             "leader_tracked=plgpu.CopyPartition.PARTITIONED(i)",
             got=f"leader_tracked={leader_tracked}, partitioned_axis={partitioned_axis}",
             hint="omit partitioned_axis",
-            where=_jax.where_now(),
         )
     if partitioned_axis is not None:
         leader_tracked = CopyPartition.PARTITIONED(partitioned_axis)
@@ -39,7 +38,6 @@ def partition_of(
             expected="collective_axes with one cluster axis of size 2",
             got=f"collective_axes={collective_axes}",
             hint="name the axis along which the two CTAs compute together",
-            where=_jax.where_now(),
         )
     return leader_tracked
 
@@ -61,7 +59,6 @@ def own_part(
             expected="an even dimension, counted without those indexed by integers",
             got=f"{partition} of {types.describe(src)}",
             hint="partition another dimension",
-            where=_jax.where_now(),
         )
     half = shape[axis] // 2
     start = lax.axis_index(axes[0]) * half

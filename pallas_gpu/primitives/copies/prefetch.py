@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pallas_gpu import arch, expect, types
 from pallas_gpu.primitives import _operands as ops
@@ -14,7 +13,6 @@ from pallas_gpu.primitives.copies import pairs, views
 async_prefetch_p = registry.define(
     "async_prefetch",
     "prefetch",
-    issuers=registry.ISSUERS,
     reads=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMA,
@@ -22,15 +20,12 @@ async_prefetch_p = registry.define(
 
 
 @expect.arguments(
-    ref=expect.anything,
-    collective_axes=expect.optional(expect.names),
     leader_tracked=expect.optional(
         expect.instance(
             types.CopyPartition, written="plgpu.CopyPartition.PARTITIONED(axis)"
         )
     ),
     partitioned_axis=expect.optional(expect.integer(0)),
-    predicate=expect.anything,
 )
 def async_prefetch(
     ref: types.Ref,
@@ -38,7 +33,7 @@ def async_prefetch(
     collective_axes: str | Sequence[str] | None = None,
     leader_tracked: types.CopyPartition | None = None,
     partitioned_axis: int | None = None,
-    predicate: Any = None,
+    predicate: ops.Predicate = None,
 ) -> None:
     """Fetches a part of GMEM to the L2 cache, for a copy that follows later.
 
@@ -72,13 +67,9 @@ def async_prefetch(
     axes = tuple(collective_axes or ())
     partition = pairs.partition_of(leader_tracked, partitioned_axis, axes, who)
     own = pairs.own_part(ref, partition, axes, who)
-    if predicate is not None:
-        predicate = ops.require_scalar_bool(predicate, who)
     plain = views.plain(own, who)
     # The source of a partitioned copy is the part of this CTA.
     shared = () if own is not ref else axes
     ops.bind(
-        async_prefetch_p,
-        {"ref": ops.operand(plain), "predicate": predicate},
-        collective_axes=shared,
+        async_prefetch_p, {"ref": plain, "predicate": predicate}, collective_axes=shared
     )

@@ -109,7 +109,6 @@ def _require(view: _View, who: str) -> None:
             expected=error.expected,
             got=error.got,
             hint=error.hint,
-            where=_jax.where_now(),
         )
 
 
@@ -237,7 +236,6 @@ def _require_inside(part: Window) -> None:
             got=f"{part.sizes[bad[0]]} elements"
             + (f" from {start}" if isinstance(start, int) else ""),
             hint="check the index, or the declared shape of the reference",
-            where=_jax.where_now(),
         )
 
 

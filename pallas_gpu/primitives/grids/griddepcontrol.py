@@ -13,11 +13,9 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.walk import walk
 
-wait_p = registry.define(
-    "griddepcontrol_wait", "griddepcontrol", issuers=registry.ISSUERS
-)
+wait_p = registry.define("griddepcontrol_wait", "griddepcontrol")
 launch_dependents_p = registry.define(
-    "griddepcontrol_launch_dependents", "griddepcontrol", issuers=registry.ISSUERS
+    "griddepcontrol_launch_dependents", "griddepcontrol"
 )
 
 

@@ -33,6 +33,7 @@ try_cluster_cancel_p = registry.define(
     asynchronous=True,
     releases=True,
     feature=arch.Feature.CLUSTER_LAUNCH_CONTROL,
+    by_warp=False,
 )
 query_cluster_cancel_p = registry.define(
     "query_cluster_cancel",
@@ -40,6 +41,7 @@ query_cluster_cancel_p = registry.define(
     results=_decoded,
     reads=("result",),
     feature=arch.Feature.CLUSTER_LAUNCH_CONTROL,
+    by_warp=False,
 )
 
 
@@ -66,9 +68,7 @@ def TryClusterCancelResult(  # noqa: N802 - upstream's name
     return types.SMEM(shape, jnp.int8)
 
 
-@expect.arguments(
-    result_ref=expect.anything, barrier=expect.anything, collective_axes=expect.names
-)
+@expect.arguments()
 def try_cluster_cancel(
     result_ref: types.Ref,
     barrier: types.Ref,
@@ -134,7 +134,7 @@ def request(
     )
 
 
-@expect.arguments(result_ref=expect.anything, grid_names=expect.names)
+@expect.arguments()
 def query_cluster_cancel(
     result_ref: types.Ref, grid_names: str | Sequence[str]
 ) -> tuple[tuple[jax.Array, ...], jax.Array]:
@@ -186,6 +186,5 @@ def _answer(ref: types.Ref, who: str) -> ops.RefOperand:
             got=types.describe(ref),
             hint="declare it with plgpu.TryClusterCancelResult(); of several take one "
             "with answer_smem.at[i]",
-            where=_jax.where_now(),
         )
     return operand

@@ -22,13 +22,16 @@ def _position(*_: Any, **__: Any) -> list[Any]:
     return [_jax.ShapedArray((), jnp.dtype(jnp.int32))]
 
 
-claim_p = registry.define("claim_position", "scheduling", results=_position)
+claim_p = registry.define(
+    "claim_position", "scheduling", results=_position, by_warp=False
+)
 publish_p = registry.define(
     "publish_position",
     "scheduling",
     writes=("dst", "barrier"),
     atomic=True,
     releases=True,
+    by_warp=False,
 )
 
 
@@ -65,8 +68,8 @@ def publish(position: Any, dst: Any, barrier: Any, predicate: Any) -> None:
     """
     operands = {
         "position": position,
-        "dst": ops.operand(dst),
-        "barrier": ops.operand(barrier),
+        "dst": dst,
+        "barrier": barrier,
         "predicate": predicate,
     }
     ops.bind(publish_p, operands)

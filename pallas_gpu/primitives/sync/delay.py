@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import errors, expect
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
 
-delay_p = registry.define("delay", "delay", issuers=registry.ISSUERS)
+delay_p = registry.define("delay", "delay")
 
 # PTX ISA, nanosleep: the longest suspension.
 _MAX_NANOSECONDS = 1_000_000
 
 
-@expect.arguments(nanos=values.index)
-def delay(nanos: int | jax.Array) -> None:
+@expect.arguments()
+def delay(nanos: values.Index) -> None:
     """Suspends the issuer's threads for about as long as asked.
 
     PTX: nanosleep.u32. Since: sm_90.
@@ -39,6 +38,5 @@ def delay(nanos: int | jax.Array) -> None:
             expected=f"0 to {_MAX_NANOSECONDS} nanoseconds, the hardware's longest",
             got=nanos,
             hint="call it several times, in a plgpu.loop",
-            where=_jax.where_now(),
         )
     ops.bind(delay_p, {"nanos": jnp.asarray(nanos, jnp.int32)})

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
@@ -19,18 +18,12 @@ from pallas_gpu.types import values
 GPU, SYSTEM = "gpu", "sys"
 
 semaphore_signal_p = registry.define(
-    "semaphore_signal",
-    "semaphore",
-    issuers=registry.ISSUERS,
-    writes=("semaphore",),
-    atomic=True,
-    releases=True,
+    "semaphore_signal", "semaphore", writes=("semaphore",), atomic=True, releases=True
 )
 # Operands: a list of those of `semaphore_signal`.
 semaphore_signal_parallel_p = registry.define(
     "semaphore_signal_parallel",
     "semaphore",
-    issuers=registry.ISSUERS,
     writes=("semaphore",),
     atomic=True,
     releases=True,
@@ -38,7 +31,6 @@ semaphore_signal_parallel_p = registry.define(
 semaphore_wait_p = registry.define(
     "semaphore_wait",
     "semaphore",
-    issuers=registry.ISSUERS,
     reads=("semaphore",),
     writes=("semaphore",),
     atomic=True,
@@ -47,28 +39,23 @@ semaphore_read_p = registry.define(
     "semaphore_read",
     "semaphore",
     result=lambda *_, **__: jax.core.ShapedArray((), jnp.dtype(jnp.int32)),
-    issuers=registry.ISSUERS,
     reads=("semaphore",),
 )
 
 _ONE_DEVICE = expect.refused(
     None, "leave it out: kernels over several devices are not supported yet"
 )
-_SCOPE = expect.choice(SYSTEM, GPU)
+# An annotation of a parameter, with its rule.
+Scope = Annotated[str, expect.choice(SYSTEM, GPU)]
 
 
-@expect.arguments(
-    semaphore=expect.anything,
-    inc=values.index,
-    device_id=_ONE_DEVICE,
-    memory_scope=_SCOPE,
-)
+@expect.arguments(device_id=_ONE_DEVICE)
 def semaphore_signal(
     semaphore: types.Ref,
-    inc: int | jax.Array = 1,
+    inc: values.Index = 1,
     *,
     device_id: Any = None,
-    memory_scope: str = SYSTEM,
+    memory_scope: Scope = SYSTEM,
 ) -> None:
     """Adds to a semaphore, after all earlier memory accesses of the issuer.
 
@@ -103,7 +90,7 @@ def semaphore_signal(
     ops.bind(semaphore_signal_p, operands, memory_scope=memory_scope)
 
 
-@expect.arguments(ref=expect.anything, device_id=_ONE_DEVICE, inc=values.index)
+@expect.arguments(device_id=_ONE_DEVICE)
 @dataclasses.dataclass(frozen=True)
 class SemaphoreSignal:
     """One signal of `semaphore_signal_parallel`.
@@ -123,10 +110,10 @@ class SemaphoreSignal:
     ref: types.Ref
     _: dataclasses.KW_ONLY
     device_id: Any = None
-    inc: int | jax.Array = 1
+    inc: values.Index = 1
 
 
-@expect.arguments(signals=expect.instance(SemaphoreSignal, written="SemaphoreSignal"))
+@expect.arguments()
 def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
     """Adds to several semaphores, in no order among them.
 
@@ -150,7 +137,6 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
             expected="one SemaphoreSignal or more",
             got="none",
             hint="leave the call out",
-            where=_jax.where_now(),
         )
     operands = [
         {"semaphore": _one(x.ref, who), "inc": _int32(x.inc, who, "inc")}
@@ -159,18 +145,13 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
     ops.bind(semaphore_signal_parallel_p, operands)
 
 
-@expect.arguments(
-    semaphore=expect.anything,
-    value=values.index,
-    decrement=expect.boolean,
-    memory_scope=_SCOPE,
-)
+@expect.arguments()
 def semaphore_wait(
     semaphore: types.Ref,
-    value: int | jax.Array = 1,
+    value: values.Index = 1,
     *,
     decrement: bool = True,
-    memory_scope: str = SYSTEM,
+    memory_scope: Scope = SYSTEM,
 ) -> None:
     """Waits until a semaphore has reached a value, and subtracts the value from it.
 
@@ -202,7 +183,7 @@ def semaphore_wait(
     ops.bind(semaphore_wait_p, operands, decrement=decrement, memory_scope=memory_scope)
 
 
-@expect.arguments(sem_or_view=expect.anything)
+@expect.arguments()
 def semaphore_read(sem_or_view: types.Ref) -> jax.Array:
     """Returns the value of a semaphore.
 
@@ -237,17 +218,8 @@ def _one(semaphore: Any, who: str) -> ops.RefOperand:
             got=types.describe(semaphore),
             hint="declare it in scratch_types (pallas_call: scratch_shapes), or "
             "with plgpu.get_global for all CTAs",
-            where=_jax.where_now(),
         )
-    if math.prod(semaphore.shape) != 1:
-        raise errors.ShapeError(
-            f"{who}: the operand is an array of semaphores",
-            expected="one semaphore",
-            got=f"semaphores of shape {tuple(semaphore.shape)}",
-            hint="select one with semaphore.at[i]",
-            where=_jax.where_now(),
-        )
-    return ops.operand(semaphore.at[(0,) * len(semaphore.shape)])
+    return ops.only_element(semaphore, "semaphore", who)
 
 
 def _is_semaphore(ref: Any, aval: Any) -> bool:

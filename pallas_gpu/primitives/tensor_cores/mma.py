@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
 mma_p = registry.define(
@@ -20,6 +21,7 @@ mma_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["acc"].shape, operands["acc"].dtype
     ),
+    by_warp=False,
 )
 
 # PTX ISA, mma: element types of A and B; integers are added in s32, floats in f32.
@@ -30,8 +32,8 @@ _FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)))
 TYPES = (*_FLOATS, *_FLOAT8, *_INT8, *_INT4)
 
 
-@expect.arguments(acc=values.array, a=values.array, b=values.array)
-def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+@expect.arguments()
+def mma(acc: values.Array, a: values.Array, b: values.Array) -> jax.Array:
     """Returns `acc + a @ b`, computed on the tensor core by each warp.
 
     PTX: mma.sync.aligned.m16n8kK. Since: sm_90.
@@ -72,7 +74,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             + " for both, or two of 8 or 4 bits of one kind",
             got=f"{a.dtype.name} and {b.dtype.name}",
             hint="convert an operand with astype",
-            where=_jax.where_now(),
         )
     wanted = jnp.dtype(jnp.int32 if integers else jnp.float32)
     if acc.dtype != wanted:
@@ -81,23 +82,12 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=wanted.name,
             got=acc.dtype.name,
             hint=f"convert it: acc.astype(jnp.{wanted.name})",
-            where=_jax.where_now(),
         )
 
 
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    if any(len(s) != 2 for s in shapes) or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "mma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="transpose an operand: b.T",
-            where=_jax.where_now(),
-        )
-    (m, n), (_, k) = shapes[0], shapes[1]
+    products.require_shapes(acc, a, b, "mma", "transpose an operand: b.T")
+    (m, n), (_, k) = acc.shape, a.shape
     if MmaShape.best(m, n, k, types.itemsize_bits(a.dtype)) is None:
         raise errors.ShapeError(
             "mma: the shape does not consist of whole instructions of four warps",
@@ -105,5 +95,4 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             "32 bytes",
             got=f"M = {m}, N = {n}, K = {k} of {a.dtype.name}",
             hint="use jnp.dot, which pads with zeros",
-            where=_jax.where_now(),
         )

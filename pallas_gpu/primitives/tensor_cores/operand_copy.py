@@ -7,17 +7,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
-from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind
+from pallas_gpu.layouts.tmem.layout import LANES
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.tensor_cores import pairs
+from pallas_gpu.primitives.tensor_cores import pairs, products
 
 async_copy_smem_to_tmem_p = registry.define(
     "async_copy_smem_to_tmem",
     "operand_copy",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,
@@ -25,15 +24,9 @@ async_copy_smem_to_tmem_p = registry.define(
 )
 _WHO = "async_copy_smem_to_tmem"
 _BITS = (4, 8, 16, 32)
-# What inference chooses from; authors may also leave the swizzle out.
-_SWIZZLES = (128, 64, 32)
 
 
-@expect.arguments(
-    smem_ref=expect.anything,
-    tmem_ref=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def async_copy_smem_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
@@ -73,16 +66,14 @@ def async_copy_smem_to_tmem(
       >>> plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
       >>> plgpu.tcgen05_mma(acc, a_tmem, b_smem, done)
     """
-    ops.require_space(smem_ref, types.SMEM, _WHO, "the source")
-    ops.require_space(tmem_ref, types.TMEM, _WHO, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=_WHO)
+    pairs.require_copy(smem_ref, tmem_ref, collective_axis, _WHO)
     _require_equal(smem_ref, tmem_ref)
-    _require_packed(tmem_ref)
-    _require_storage(smem_ref)
+    products.require_packed(tmem_ref, f"{_WHO}: the destination")
+    # The tensor core reads a left operand along K in the same tiles.
+    products.readable(smem_ref, descriptors.plan_copy, f"{_WHO}: the source")
     ops.bind(
         async_copy_smem_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 
@@ -95,7 +86,6 @@ def _require_equal(source: Any, target: Any) -> None:
             expected="the same dtype in SMEM and TMEM, of 4, 8, 16 or 32 bits",
             got=f"{names[0]} to {names[1]}",
             hint="declare both with the dtype of the operand",
-            where=_jax.where_now(),
         )
     shapes = tuple(source.shape), tuple(target.shape)
     if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != LANES:
@@ -104,55 +94,4 @@ def _require_equal(source: Any, target: Any) -> None:
             expected=f"({LANES}, K) in SMEM and TMEM",
             got="smem {}, tmem {}".format(*shapes),
             hint=f"copy parts of {LANES} rows",
-            where=_jax.where_now(),
         )
-
-
-def _require_packed(target: Any) -> None:
-    layout = types.base_aval(target).storage.layout
-    packing = COLUMN_BITS // types.itemsize_bits(target.dtype)
-    if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
-        return
-    raise errors.LayoutError(
-        f"{_WHO}: the destination is not packed",
-        expected=f"the default layout with {packing} elements per column",
-        got=str(layout),
-        hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
-        where=_jax.where_now(),
-    )
-
-
-def _require_storage(source: Any) -> None:
-    """Raises LayoutError unless tcgen05.cp reads the source, as stored or inferred.
-
-    The tensor core reads a left operand along K in the same tiles.
-    """
-    aval = types.base_aval(source)
-    window = types.resolve(aval.shape, ops.operand(source).transforms)
-    window = window.at([s if isinstance(s, int) else 0 for s in window.starts])
-    candidates = [aval.transforms] if aval.transforms else _inferable(aval.dtype)
-    refused = None
-    for transforms in candidates:
-        try:
-            layout = types.smem_layout(aval.shape, aval.dtype, transforms)
-            descriptors.plan_copy(layout, window)
-        except errors.LayoutError as error:
-            refused = error
-        else:
-            return
-    assert refused is not None
-    raise errors.LayoutError(
-        f"{_WHO}: the source is not stored as the tensor core reads it",
-        expected=refused.expected,
-        got=refused.got,
-        hint=refused.hint or refused.what,
-        where=_jax.where_now(),
-    ) from None
-
-
-def _inferable(dtype: Any) -> list[tuple[types.Transform, ...]]:
-    bits = types.itemsize_bits(dtype)
-    return [
-        (types.TilingTransform((8, s * 8 // bits)), types.SwizzleTransform(s))
-        for s in _SWIZZLES
-    ]

@@ -13,10 +13,25 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
+from pallas_gpu.primitives import _operands as ops
 
 _CTAS = 2
+
+
+def require_copy(source: Any, target: Any, axis: str | None, who: str) -> bool:
+    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs.
+
+    Raises:
+      MemorySpaceError: the source or the target is in another space.
+      ArgumentError: the array in TMEM is not allocated by those who copy.
+    """
+    ops.require_space(source, types.SMEM, who, "the source")
+    ops.require_space(target, types.TMEM, who, "the destination")
+    collective = axis is not None
+    require_allocation(target, collective=collective, who=who)
+    return collective
 
 
 def require_allocation(array: Any, *, collective: bool, who: str) -> None:
@@ -31,7 +46,6 @@ def require_allocation(array: Any, *, collective: bool, who: str) -> None:
         got=types.describe(array),
         hint="declare it with plgpu.TMEM(shape, dtype, collective=True), and pass "
         "collective_axis; or neither",
-        where=_jax.where_now(),
     )
 
 
@@ -55,7 +69,6 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
             got="acc {}, a {}, b {}".format(*shapes),
             hint="each CTA has half of the rows of the product and of a, and half of "
             "the columns of b",
-            where=_jax.where_now(),
         )
     m, n = shapes[0]
     integer = jnp.issubdtype(a.dtype, jnp.integer)
@@ -69,5 +82,4 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
         f"{instructions.MAX_N}",
         got=f"M = {m}, N = {n}",
         hint="split N into several accumulators, each with columns of b of both CTAs",
-        where=_jax.where_now(),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.tmem import scaled_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
@@ -17,7 +17,6 @@ from pallas_gpu.primitives.tensor_cores import pairs
 async_copy_scales_to_tmem_p = registry.define(
     "async_copy_scales_to_tmem",
     "scales",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,
@@ -25,22 +24,14 @@ async_copy_scales_to_tmem_p = registry.define(
 )
 
 # JAX's names of element types, and PTX's.
-OPERANDS = {
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float4_e2m1fn": "e2m1",
-}
+OPERANDS = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "float4_e2m1fn": "e2m1"}
 _SCALES = {"float8_e8m0fnu": "ue8m0", "float8_e4m3fn": "ue4m3"}
 _ROWS, _GROUP = instructions.ROWS, instructions.SCALES_PER_COLUMN
 # Of a tile of 128 rows by 4 scales in SMEM, and of one of two halves of the columns.
 _TILE, _HALVES = (32, 16), (64, 16)
 
 
-@expect.arguments(
-    smem_ref=expect.anything,
-    tmem_ref=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def async_copy_scales_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
@@ -82,10 +73,7 @@ def async_copy_scales_to_tmem(
       >>> plgpu.tcgen05_mma(acc, a, b, done, a_scale=a_scale, b_scale=b_scale)
     """
     who = "async_copy_scales_to_tmem"
-    ops.require_space(smem_ref, types.SMEM, who, "the source")
-    ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=who)
+    collective = pairs.require_copy(smem_ref, tmem_ref, collective_axis, who)
     layout = types.base_aval(tmem_ref).storage.layout
     halved = collective and layout.kind is TmemKind.SCALES_M64_COLLECTIVE
     _require_copied(smem_ref, tmem_ref, who, halved=halved)
@@ -94,7 +82,7 @@ def async_copy_scales_to_tmem(
     require_plain(smem_ref, who)
     ops.bind(
         async_copy_scales_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 
@@ -107,7 +95,6 @@ def _require_copied(source: Any, target: Any, who: str, *, halved: bool) -> None
             expected=f"one of {', '.join(_SCALES)} in both",
             got=f"{jnp.dtype(source.dtype).name} to {dtype.name}",
             hint="declare both with the type of the scales",
-            where=_jax.where_now(),
         )
     shape = tuple(target.shape)
     fits = len(shape) == 2 and not shape[0] % _ROWS and not shape[1] % _GROUP
@@ -123,7 +110,6 @@ def _require_copied(source: Any, target: Any, who: str, *, halved: bool) -> None
             expected=form + (f": {expected} for {shape}" if fits else ""),
             got=f"smem {tuple(source.shape)} and tmem {shape}",
             hint="store the scales in tiles of 128 rows by 4 scales",
-            where=_jax.where_now(),
         )
 
 
@@ -152,7 +138,6 @@ def require_layout(
         got=str(layout),
         hint=f"declare it with plgpu.TMEM(shape, {dtype}, "
         f"layout=plgpu.layouts.TmemLayout.{maker}())",
-        where=_jax.where_now(),
     )
 
 
@@ -171,7 +156,6 @@ def require_plain(source: Any, who: str) -> None:
         expected="an array without transforms, or a range of its first dimension",
         got=types.describe(source),
         hint="declare it with plgpu.SMEM(shape, dtype), and pass all of it",
-        where=_jax.where_now(),
     )
 
 
@@ -192,7 +176,6 @@ def require(
             expected="both a_scale and b_scale, or neither",
             got="a_scale" if b_scale is None else "b_scale",
             hint="pass scales of 1 for the other operand",
-            where=_jax.where_now(),
         )
     halved = collective and acc.shape[0] == instructions.HALF_ROWS
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
@@ -220,7 +203,6 @@ def _require_scale_shapes(
             f"{instructions.HALVES_STEP}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts, each with its own scales of b",
-            where=_jax.where_now(),
         )
     shapes = tuple(a_scale.shape), tuple(b_scale.shape)
     blocks = shapes[0][-1]
@@ -233,7 +215,6 @@ def _require_scale_shapes(
         f"N = {n}",
         got="a_scale {}, b_scale {}, K = {}".format(*shapes, k),
         hint="round the rows of b_scale up to a multiple of 128",
-        where=_jax.where_now(),
     )
 
 
@@ -259,5 +240,4 @@ def _require_types(
         got=got,
         hint="8-bit floats have float8_e8m0fnu scales of 32 elements; float4_e2m1fn "
         "also of 16, or float8_e4m3fn of 16",
-        where=_jax.where_now(),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem import sparsity as layouts
@@ -21,7 +21,6 @@ from pallas_gpu.primitives.tensor_cores.scales import require_layout, require_pl
 async_copy_sparse_metadata_to_tmem_p = registry.define(
     "async_copy_sparse_metadata_to_tmem",
     "sparsity",
-    issuers=registry.ISSUERS,
     reads=("smem",),
     writes=("tmem",),
     asynchronous=True,
@@ -33,11 +32,7 @@ _ROWS, _WIDTH = layouts.ROWS, layouts.TILE_INDICES
 _PLAIN_BITS, _SCALED_BITS = (8, 16, 32), (4, 8)
 
 
-@expect.arguments(
-    smem_ref=expect.anything,
-    tmem_ref=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def async_copy_sparse_metadata_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
@@ -78,10 +73,7 @@ def async_copy_sparse_metadata_to_tmem(
       >>> plgpu.tcgen05_mma(acc, a, b, done, a_sparse_metadata=metadata)
     """
     who = "async_copy_sparse_metadata_to_tmem"
-    ops.require_space(smem_ref, types.SMEM, who, "the source")
-    ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    collective = collective_axis is not None
-    pairs.require_allocation(tmem_ref, collective=collective, who=who)
+    pairs.require_copy(smem_ref, tmem_ref, collective_axis, who)
     for ref in (smem_ref, tmem_ref):
         _require_indices(ref, who)
     _require_layout(tmem_ref, f"{who}: the destination")
@@ -92,12 +84,11 @@ def async_copy_sparse_metadata_to_tmem(
             expected="smem (1, indices / 64, 128, 64) and tmem (128, indices)",
             got=f"smem {shape} and tmem {tuple(tmem_ref.shape)}",
             hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
-            where=_jax.where_now(),
         )
     require_plain(smem_ref, who)
     ops.bind(
         async_copy_sparse_metadata_to_tmem_p,
-        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        {"smem": smem_ref, "tmem": tmem_ref},
         collective_axis=collective_axis,
     )
 
@@ -110,7 +101,6 @@ def _require_indices(ref: Any, what: str) -> None:
         expected="uint2",
         got=jnp.dtype(ref.dtype).name,
         hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
-        where=_jax.where_now(),
     )
 
 
@@ -139,7 +129,6 @@ def require(
             else "operands of 8, 16 or 32 bits",
             got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}",
             hint="pass the dense operand",
-            where=_jax.where_now(),
         )
     ops.require_space(metadata, types.TMEM, who, "a_sparse_metadata")
     _require_indices(metadata, f"{who}: a_sparse_metadata")
@@ -159,7 +148,6 @@ def require(
             f"({_ROWS}, {count})",
             got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
             hint=f"a holds {group // 2} of each {group} elements along K",
-            where=_jax.where_now(),
         )
     integer = jnp.issubdtype(a.dtype, jnp.integer)
     step = layouts.N_STEP * (2 if collective and integer else 1)
@@ -172,7 +160,6 @@ def require(
         expected=f"N a multiple of {step} up to {most}, K a multiple of {tile_k}",
         got=f"N = {n}, K = {k}",
         hint="pad the operands, or split N",
-        where=_jax.where_now(),
     )
 
 
@@ -189,7 +176,6 @@ def _require_rows(m: int, *, scaled: bool, collective: bool) -> None:
         expected=f"{f'{layouts.HALF_ROWS} or ' if one else ''}{_ROWS} rows",
         got=f"M = {m}" + (": where its accumulator lies is not known" if known else ""),
         hint=f"pad a with zeros to {_ROWS} rows, or multiply the dense operand",
-        where=_jax.where_now(),
     )
 
 
@@ -203,5 +189,4 @@ def require_storage(right: Sequence[WgmmaOperand]) -> None:
         expected=f"along K a swizzle of at least {layouts.K_BYTES} bytes",
         got=f"{right[0].swizzle} bytes",
         hint="store b with a wider swizzle",
-        where=_jax.where_now(),
     )

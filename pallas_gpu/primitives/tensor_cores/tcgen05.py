@@ -15,18 +15,19 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
-from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity, tiles
+from pallas_gpu.primitives.tensor_cores import pairs, products, scales, sparsity, tiles
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",
-    issuers=registry.ISSUERS,
     reads=("acc", "a", "b", "a_scale", "b_scale", "a_sparse_metadata"),
     writes=("acc", "barrier"),
     asynchronous=True,
@@ -35,7 +36,6 @@ tcgen05_mma_p = registry.define(
 tcgen05_commit_arrive_p = registry.define(
     "tcgen05_commit_arrive",
     "tcgen05",
-    issuers=registry.ISSUERS,
     writes=("barrier",),
     atomic=True,
     asynchronous=True,
@@ -54,19 +54,10 @@ _OPERANDS = {
 }
 _ACCUMULATORS = {"float32": "f32", "float16": "f16", "int32": "s32"}
 _MAX_COLUMNS = 512
+_WHO = "tcgen05_mma"
 
 
-@expect.arguments(
-    acc=expect.anything,
-    a=expect.anything,
-    b=expect.anything,
-    barrier=expect.anything,
-    a_scale=expect.anything,
-    b_scale=expect.anything,
-    a_sparse_metadata=expect.anything,
-    accumulate=expect.anything,
-    collective_axis=expect.optional(expect.string),
-)
+@expect.arguments()
 def tcgen05_mma(
     acc: types.Ref,
     a: types.Ref,
@@ -149,7 +140,7 @@ def tcgen05_mma(
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
       >>> plgpu.barrier_wait(done)
     """
-    who = "tcgen05_mma"
+    who = _WHO
     ops.require_space(acc, types.TMEM, who, "the accumulator")
     aval = ops.require_ref(a, who, "a")
     if aval.memory_space is not types.TMEM:
@@ -164,21 +155,15 @@ def tcgen05_mma(
         accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
     done = None if barrier is None else one_barrier(barrier, who)
     for tile in parts:
-        refs = {
-            "acc": tile.acc,
-            "a": tile.a,
-            "b": b,
-            "a_scale": tile.a_scale,
-            "b_scale": b_scale,
-            "a_sparse_metadata": tile.metadata,
-        }
         ops.bind(
             tcgen05_mma_p,
             {
-                **{
-                    name: None if ref is None else ops.operand(ref)
-                    for name, ref in refs.items()
-                },
+                "acc": tile.acc,
+                "a": tile.a,
+                "b": b,
+                "a_scale": tile.a_scale,
+                "b_scale": b_scale,
+                "a_sparse_metadata": tile.metadata,
                 # The commit behind the last tile is one for all of them.
                 "barrier": done if tile is parts[-1] else None,
                 "accumulate": jnp.asarray(accumulate),
@@ -187,16 +172,12 @@ def tcgen05_mma(
         )
 
 
-@expect.arguments(
-    barrier=expect.anything,
-    collective_axis=expect.optional(expect.string),
-    predicate=expect.anything,
-)
+@expect.arguments()
 def tcgen05_commit_arrive(
     barrier: types.Ref,
     collective_axis: str | None = None,
     *,
-    predicate: Any = None,
+    predicate: ops.Predicate = None,
 ) -> None:
     """Arrives on a barrier when all earlier tcgen05 work of the issuer is complete.
 
@@ -233,7 +214,7 @@ def tcgen05_commit_arrive(
         arrive()
         return
     with _jax.trace_without_ref_rules():
-        jax.lax.cond(ops.require_scalar_bool(predicate, who), arrive, lambda: None)
+        jax.lax.cond(predicate, arrive, lambda: None)
 
 
 def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
@@ -251,7 +232,6 @@ def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
             expected="a barrier declared with orders_tensor_core=True",
             got=types.describe(barrier),
             hint="declare it with plgpu.Barrier(orders_tensor_core=True)",
-            where=_jax.where_now(),
         )
     return one
 
@@ -276,15 +256,15 @@ def _require_product(
     else:
         require_shapes = pairs.require_shapes if collective else _require_shapes
         require_shapes(acc, a, b)
-        _require_depth(a)
+        products.require_depth(a, _WHO)
     if scaled:
         scales.require(acc, a, b, a_scale, b_scale, collective=collective)
     _require_accumulator(acc, collective=collective)
     if left_in_tmem:
         _require_packed(a)
     else:
-        _require_storage(a, "a")
-    right = _require_storage(b, "b")
+        _readable(a, "a")
+    right = _readable(b, "b")
     if not collective:
         _require_halves(acc, right)
     if tile.metadata is not None:
@@ -307,7 +287,6 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
                 hint="pass scales of blocks, a_scale and b_scale"
                 if name in scales.OPERANDS
                 else "convert the operands",
-                where=_jax.where_now(),
             )
     try:
         instructions.require_types(
@@ -320,24 +299,12 @@ def _require_types(acc: Any, a: Any, b: Any) -> None:
             got=got,
             hint="operands have equal types, or are two 8-bit floats or two 8-bit "
             "integers; accumulate in float32, or int32 for integers",
-            where=_jax.where_now(),
         ) from None
 
 
 def _require_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    two = all(len(s) == 2 for s in shapes)
-    if not two or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "tcgen05_mma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="pass an operand stored transposed as ref.T",
-            where=_jax.where_now(),
-        )
-    m, n = shapes[0]
+    products.require_shapes(acc, a, b, _WHO)
+    m, n = acc.shape
     steps = 16 if _name(a) in ("int8", "uint8") and n > 32 else 8
     steps *= 2 if m == 64 else 1
     if m not in instructions.ROWS or n % steps or n > _MAX_COLUMNS:
@@ -346,20 +313,6 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             expected=f"M = 64 or 128, N a multiple of {steps} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
-            where=_jax.where_now(),
-        )
-
-
-def _require_depth(a: Any) -> None:
-    """Raises ShapeError unless K is a multiple of that of an instruction."""
-    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
-    if a.shape[1] % step:
-        raise errors.ShapeError(
-            "tcgen05_mma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
-            got=a.shape[1],
-            hint="pad K with zeros",
-            where=_jax.where_now(),
         )
 
 
@@ -378,30 +331,18 @@ def _require_accumulator(acc: Any, *, collective: bool) -> None:
         got=str(layout),
         hint="declare it with plgpu.TMEM(shape, dtype), and packed=False if it has 16 "
         "bits; of 64 rows, pass the whole array",
-        where=_jax.where_now(),
     )
 
 
 def _require_packed(a: Any) -> None:
-    layout = types.base_aval(a).storage.layout
-    packing = 32 // types.itemsize_bits(a.dtype)
     if a.shape[0] != instructions.ROWS[1]:
         raise errors.UnsupportedError(
             f"tcgen05_mma: a left operand in TMEM cannot have {a.shape[0]} rows",
             expected=f"{instructions.ROWS[1]} rows",
             got=types.describe(a),
             hint="pass the left operand in SMEM",
-            where=_jax.where_now(),
         )
-    if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
-        return
-    raise errors.LayoutError(
-        "tcgen05_mma: the left operand in TMEM is not packed",
-        expected=f"the default layout with {packing} elements per column",
-        got=str(layout),
-        hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
-        where=_jax.where_now(),
-    )
+    products.require_packed(a, f"{_WHO}: the left operand in TMEM")
 
 
 def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
@@ -420,50 +361,13 @@ def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
         "rows",
         got=f"N = {columns}",
         hint="store b with a narrower swizzle, or transposed: (N, K), passed as ref.T",
-        where=_jax.where_now(),
     )
 
 
-def _require_storage(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand]:
-    """Returns how an SMEM operand may be read: in its storage, or those inferred.
+def _readable(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand]:
+    """Returns how an SMEM operand may be read, or raises LayoutError."""
 
-    Raises:
-      LayoutError: the tensor core does not read it.
-    """
-    aval = types.base_aval(operand)
-    window = types.resolve(aval.shape, ops.operand(operand).transforms)
-    window = window.at(_static(window.starts))
-    bits = types.itemsize_bits(operand.dtype)
-    found, refused = [], None
-    for transforms in [aval.transforms] if aval.transforms else _inferable(aval.dtype):
-        try:
-            layout = types.smem_layout(aval.shape, aval.dtype, transforms)
-            layout = layout.reinterpreted(window.array_shape, bits)
-            found.append(descriptors.plan(layout, window, name))
-        except errors.LayoutError as error:
-            refused = error
-    if found or refused is None:
-        return found
-    raise errors.LayoutError(
-        f"tcgen05_mma: {name} is not stored as the tensor core reads it",
-        expected=refused.expected,
-        got=refused.got,
-        hint=refused.hint or refused.what,
-        where=_jax.where_now(),
-    ) from None
+    def plan(layout: SmemLayout, window: Window) -> WgmmaOperand:
+        return descriptors.plan(layout, window, name)
 
-
-def _inferable(dtype: Any) -> list[tuple[types.Transform, ...]]:
-    """The transforms that inference may choose, widest swizzle first."""
-    return [
-        (
-            types.TilingTransform((8, swizzle * 8 // types.itemsize_bits(dtype))),
-            types.SwizzleTransform(swizzle),
-        )
-        for swizzle in (128, 64, 32)
-    ]
-
-
-def _static(starts: Any) -> list[int]:
-    """Starts of a part; dynamic ones are multiples of a tile, as promised."""
-    return [start if isinstance(start, int) else 0 for start in starts]
+    return products.readable(operand, plan, f"{_WHO}: {name}")

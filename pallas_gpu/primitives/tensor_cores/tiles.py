@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.layouts.tmem.sparsity import ROWS
 from pallas_gpu.primitives import _operands as ops
 
@@ -60,7 +60,6 @@ def split(acc: Any, a: Any, a_scale: Any, metadata: Any) -> list[Tile]:
                 got=f"{name} {tuple(ref.shape)}, acc {tuple(acc.shape)}",
                 hint="declare one tile for each of the accumulator, or pass acc.at[i] "
                 "for a product of one tile",
-                where=_jax.where_now(),
             )
     return [
         Tile(*(_tile(ref, i, rows) for ref in (acc, a, a_scale, metadata)))

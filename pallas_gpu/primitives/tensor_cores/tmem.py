@@ -28,6 +28,7 @@ async_load_tmem_p = registry.define(
     reads=("src",),
     asynchronous=True,
     feature=arch.Feature.TMEM,
+    by_warp=False,
 )
 async_store_tmem_p = registry.define(
     "async_store_tmem",
@@ -35,9 +36,14 @@ async_store_tmem_p = registry.define(
     writes=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMEM,
+    by_warp=False,
 )
-wait_load_tmem_p = registry.define("wait_load_tmem", "tmem", feature=arch.Feature.TMEM)
-commit_tmem_p = registry.define("commit_tmem", "tmem", feature=arch.Feature.TMEM)
+wait_load_tmem_p = registry.define(
+    "wait_load_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False
+)
+commit_tmem_p = registry.define(
+    "commit_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False
+)
 
 # The lowering emits `tcgen05.ld.red` for what these make of a load, where it can.
 _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -48,11 +54,7 @@ _REDUCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-@expect.arguments(
-    src=expect.anything,
-    layout=expect.anything,
-    reduce=expect.choice(None, *_REDUCTIONS),
-)
+@expect.arguments(reduce=expect.choice(None, *_REDUCTIONS))
 def async_load_tmem(
     src: types.Ref, *, layout: Any = None, reduce: str | None = None
 ) -> Any:
@@ -99,7 +101,7 @@ def async_load_tmem(
     return loaded, _REDUCTIONS[reduce](loaded)
 
 
-@expect.arguments(ref=expect.anything, value=expect.anything)
+@expect.arguments()
 def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
     """Starts a store to tensor memory.
 
@@ -129,7 +131,7 @@ def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
 def _load(view: types.RefView, layout: Any) -> jax.Array:
     if types.has_parts(view):
         return jnp.stack([_load(view.at[i], layout) for i in range(len(view))])
-    return ops.bind(async_load_tmem_p, {"src": ops.operand(view)}, layout=layout)
+    return ops.bind(async_load_tmem_p, {"src": view}, layout=layout)
 
 
 def _store(view: types.RefView, value: jax.Array) -> None:
@@ -137,7 +139,7 @@ def _store(view: types.RefView, value: jax.Array) -> None:
         for i in range(len(view)):
             _store(view.at[i], value[i])
         return
-    ops.bind(async_store_tmem_p, {"ref": ops.operand(view), "value": value})
+    ops.bind(async_store_tmem_p, {"ref": view, "value": value})
 
 
 def places(view: types.RefView) -> dict[str, jax.Array]:

@@ -15,6 +15,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._engines import Side
 from pallas_gpu.primitives.copies import views
+from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
 wgmma_p = registry.define(
@@ -24,14 +25,18 @@ wgmma_p = registry.define(
     writes=("acc",),
     asynchronous=True,
     feature=arch.Feature.WGMMA,
+    by_warp=False,
 )
-wgmma_wait_p = registry.define("wgmma_wait", "wgmma", feature=arch.Feature.WGMMA)
+wgmma_wait_p = registry.define(
+    "wgmma_wait", "wgmma", feature=arch.Feature.WGMMA, by_warp=False
+)
 accumulator_load_p = registry.define(
     "wgmma_accumulator_load",
     "wgmma",
     result=lambda operands, **_: operands["acc"].array_type(),
     reads=("acc",),
     feature=arch.Feature.WGMMA,
+    by_warp=False,
 )
 
 # PTX ISA, wgmma.mma_async: element types of A and B, and of D for each.
@@ -44,14 +49,12 @@ _ACCUMULATORS: dict[Any, tuple[Any, ...]] = {
     **dict.fromkeys(_FLOAT8, (jnp.float32, jnp.float16)),
     **dict.fromkeys(_INT8, (jnp.int32,)),
 }
-# One instruction consumes 32 bytes of K.
-_K_BYTES = 32
 # Bytes (PTX ISA, wgmma matrix descriptor): inference tiles an operand for one of them.
 _SWIZZLES = (32, 64, 128)
 _MAX_COLUMNS = 256
 
 
-@expect.arguments(acc=expect.anything, a=expect.anything, b=expect.anything)
+@expect.arguments()
 def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     """Starts `acc += a @ b` on the tensor core.
 
@@ -92,14 +95,7 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     a, b = views.plain(a, f"{who}: a") if a_is_ref else a, views.plain(b, f"{who}: b")
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
         check_storage(operand, name)
-    ops.bind(
-        wgmma_p,
-        {
-            "acc": ops.operand(acc),
-            "a": ops.operand(a) if a_is_ref else a,
-            "b": ops.operand(b),
-        },
-    )
+    ops.bind(wgmma_p, {"acc": acc, "a": a, "b": b})
 
 
 def _require_accumulator(acc: Any, who: str) -> None:
@@ -111,7 +107,6 @@ def _require_accumulator(acc: Any, who: str) -> None:
         got=types.describe(acc),
         hint="declare it in scratch_types (pallas_call: scratch_shapes), "
         "run_scoped or run_state",
-        where=_jax.where_now(),
     )
 
 
@@ -124,7 +119,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected="one type for both, or two 8-bit types, both floats or integers",
             got=f"{a_type.name} and {b_type.name}",
             hint="convert one of them before it is stored to SMEM",
-            where=_jax.where_now(),
         )
     accumulators = _ACCUMULATORS.get(a_type)
     if accumulators is None:
@@ -133,7 +127,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=", ".join(d.name for d in _ACCUMULATORS),
             got=a_type.name,
             hint="convert the operands",
-            where=_jax.where_now(),
         )
     if jnp.dtype(acc.dtype) not in map(jnp.dtype, accumulators):
         raise errors.DTypeError(
@@ -141,33 +134,13 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             expected=" or ".join(jnp.dtype(d).name for d in accumulators),
             got=jnp.dtype(acc.dtype).name,
             hint="declare the accumulator with that type: plgpu.ACC(shape, dtype)",
-            where=_jax.where_now(),
         )
 
 
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:
-    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
-    two = all(len(s) == 2 for s in shapes)
-    if not two or (
-        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
-    ):
-        raise errors.ShapeError(
-            "wgmma: the shapes do not form a product",
-            expected="acc (M, N), a (M, K), b (K, N)",
-            got="acc {}, a {}, b {}".format(*shapes),
-            hint="pass an operand stored transposed as ref.T",
-            where=_jax.where_now(),
-        )
-    k_step = _K_BYTES // jnp.dtype(a.dtype).itemsize
-    if shapes[1][1] % k_step:
-        raise errors.ShapeError(
-            "wgmma: K is not a multiple of the instruction's K",
-            expected=f"a multiple of {k_step} ({_K_BYTES} bytes)",
-            got=shapes[1][1],
-            hint="pad K with zeros",
-            where=_jax.where_now(),
-        )
-    (m, n), _, _ = shapes
+    products.require_shapes(acc, a, b, "wgmma")
+    products.require_depth(a, "wgmma")
+    m, n = acc.shape
     if m % types.WGMMA_ROWS or n % types.WGMMA_COLUMNS or n > _MAX_COLUMNS:
         raise errors.ShapeError(
             "wgmma: the tensor core has no instruction of this shape",
@@ -175,7 +148,6 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             f"{types.WGMMA_COLUMNS} up to {_MAX_COLUMNS}",
             got=f"M = {m}, N = {n}",
             hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
-            where=_jax.where_now(),
         )
 
 
@@ -264,7 +236,6 @@ def _require_matrix(window: Window, name: str) -> None:
         expected="an integer index in all dimensions before them",
         got=f"dimensions {kept} of {window.array_shape}",
         hint="declare the array with the matrix in its last two dimensions",
-        where=_jax.where_now(),
     )
 
 
@@ -292,7 +263,6 @@ def _cut_tiles(
         got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
         f" of {window.array_shape}",
         hint=hint,
-        where=_jax.where_now(),
     )
 
 
@@ -307,11 +277,13 @@ def _check_major(operand: Any, window: Window, name: str) -> None:
         hint="store it as (N, K) and pass ref.T"
         if name == "b"
         else "store it as (M, K)",
-        where=_jax.where_now(),
     )
 
 
-@expect.arguments(n=expect.anything)
+_PENDING = expect.integer(0, hint="0 waits for all")
+
+
+@expect.arguments(n=_PENDING)
 def wgmma_wait(n: int) -> None:
     """Waits until at most `n` calls of `wgmma` are pending.
 
@@ -324,9 +296,8 @@ def wgmma_wait(n: int) -> None:
       n: maximum number of pending calls.
 
     Raises:
-      ArgumentError: `n` is not a non-negative integer.
+      ArgumentError: `n` is negative.
     """
-    _check_groups(n, "wgmma_wait")
     ops.bind(wgmma_wait_p, {}, n=n, if_supported=False)
 
 
@@ -335,19 +306,7 @@ def wait_for_products() -> None:
     ops.bind(wgmma_wait_p, {}, n=0, if_supported=True)
 
 
-def _check_groups(n: Any, who: str) -> None:
-    if isinstance(n, int) and not isinstance(n, bool) and n >= 0:
-        return
-    raise errors.ArgumentError(
-        f"{who}: invalid number of groups",
-        expected="a Python integer, 0 or more",
-        got=expect.shown(n),
-        hint="0 waits for all",
-        where=_jax.where_now(),
-    )
-
-
-@expect.arguments(acc=expect.anything, wait_n=expect.anything)
+@expect.arguments(wait_n=expect.optional(_PENDING))
 def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Array:
     """Reads an accumulator.
 
@@ -370,6 +329,4 @@ def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Arr
     """
     who = "wgmma_accumulator_load"
     _require_accumulator(acc, who)
-    if wait_n is not None:
-        _check_groups(wait_n, who)
-    return ops.bind(accumulator_load_p, {"acc": ops.operand(acc)}, wait_n=wait_n)
+    return ops.bind(accumulator_load_p, {"acc": acc}, wait_n=wait_n)

@@ -29,9 +29,7 @@ def folder(given: str | os.PathLike[str] | None) -> Path:
     """Returns the folder of the results: given, of the environment, or the user's."""
     if given is not None:
         return Path(given)
-    if named := os.environ.get("PALLAS_GPU_TUNING_DIR"):
-        return Path(named)
-    return cache_files.folder("tuning")
+    return cache_files.folder("tuning", "PALLAS_GPU_TUNING_DIR")
 
 
 def path_of(place: Path, function: str, digest: str) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import errors, expect
+from pallas_gpu.runtime import cupti
 from pallas_gpu.testing import cost
 from pallas_gpu.testing.rounds import Timer
 from pallas_gpu.testing.tuning import arguments, check, compile, search, store
@@ -89,14 +90,6 @@ def report_of(
     )
 
 
-def _card() -> str:
-    """Returns the name of the GPU, or of another device without one."""
-    try:
-        return str(jax.devices("cuda")[0].device_kind)
-    except RuntimeError:
-        return str(jax.devices()[0].device_kind)
-
-
 class Tuning:
     """One search for the best configuration, for one key on one card."""
 
@@ -106,7 +99,8 @@ class Tuning:
         self._name, self._key, self._call = name, key, call
         self._options, self._configs = options, configs
         self._texts = [arguments.text_of(config) for config in configs]
-        self._card = _card()
+        device = cupti.first_gpu() or jax.devices()[0]
+        self._card = str(device.device_kind)
         function = call.function
         self._identity = {
             "function": f"{function.__module__}.{function.__qualname__}",
@@ -128,7 +122,10 @@ class Tuning:
             # Another process may have stored it while this one waited.
             if not anew and (report := self._stored()) is not None:
                 return report
-            report, kernel = self._search()
+            # Candidates may be slow: that is what is to be found out.
+            slow = errors.PerformanceWarning
+            with warnings.catch_warnings(action="ignore", category=slow):
+                report, kernel = self._search()
             record = {
                 "format": store.FORMAT,
                 "identity": self._identity,
@@ -162,12 +159,6 @@ class Tuning:
             return None
 
     def _search(self) -> tuple[TuningReport, str]:
-        with warnings.catch_warnings():
-            # Candidates may be slow: that is what is to be found out.
-            warnings.simplefilter("ignore", errors.PerformanceWarning)
-            return self._searched()
-
-    def _searched(self) -> tuple[TuningReport, str]:
         options, start = self._options, time.monotonic()
         progress = Progress(options.progress)
         progress.begin("trace", len(self._configs))

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.types.spaces.memory_space import MemorySpace
+from pallas_gpu.types.spaces.memory_space import (
+    MemorySpace,
+    ScratchType,
+    declares,
+    static_shape,
+)
 from pallas_gpu.types.spaces.resource import GmemArray, Sharing, Storage
 from pallas_gpu.types.transforms import itemsize_bits
 from pallas_gpu.types.values import element_type
@@ -60,22 +65,25 @@ class Gmem(MemorySpace):
     name = "GMEM"
     unit = "bytes"
     has_addresses = True
+    undrawn = "GMEM is row-major; an accumulator has Layout.WGMMA"
     declared_by = "pass an argument or a result, or declare plgpu.GMEM(shape, dtype)"
-    options = ("init",)
+
+    @declares(init=expect.anything)
+    def __call__(
+        self, shape: Sequence[int], dtype: Any, *, init: float | None = None
+    ) -> ScratchType:
+        sizes = static_shape(self, shape)
+        if init is None:
+            return ScratchType(self, sizes, dtype)
+        element_type(dtype, "GMEM: dtype")
+        storage = GmemStorage(initial=_number(init, jnp.dtype(dtype)))
+        return ScratchType(self, sizes, dtype, storage)
 
     def size(self, aval: Any) -> int:
         return -(-math.prod(aval.shape) * itemsize_bits(aval.dtype) // 8)
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.memory_bytes
-
-    def storage(
-        self, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any]
-    ) -> Storage:
-        if "init" not in given:
-            return super().storage(shape, dtype, given)
-        element_type(dtype, "GMEM: dtype")
-        return GmemStorage(initial=_number(given["init"], jnp.dtype(dtype)))
 
     def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:
         element_type(dtype, "GMEM: dtype")

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -16,8 +17,13 @@ from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
-from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
-from pallas_gpu.types.transforms import Transform, transforms
+from pallas_gpu.types.spaces.resource import (
+    ROW_MAJOR,
+    Declaration,
+    Resource,
+    Storage,
+)
+from pallas_gpu.types.transforms import Transform
 
 
 class _Members(type):
@@ -37,6 +43,11 @@ class _Members(type):
     def __getitem__(cls, name: str) -> MemorySpace:
         return cls.members[name] if name in cls.members else cls.aliases[name]
 
+    def __getattr__(cls, name: str) -> MemorySpace:
+        if name in cls.members or name in cls.aliases:
+            return cls[name]
+        raise AttributeError(f"{cls.__name__} has no member {name!r}", name=name)
+
     def __dir__(cls) -> list[str]:
         return sorted(cls.members)
 
@@ -50,54 +61,61 @@ class _Members(type):
         return any(item in (member, member.value) for member in cls)
 
 
+def _named(space: MemorySpace, *_: Any, **given: Any) -> str:
+    """Returns a space's name; refuses arguments that only other spaces have."""
+    for name in set(given) - set(space.options):
+        owners = [other.name for other in MemorySpace if name in other.options]
+        if owners:
+            raise errors.MemorySpaceError(
+                f"{space.name} does not accept {name}",
+                expected=f"{name} in declarations of {owners[0]} arrays only",
+                got=f"{name}={given[name]}",
+                hint=f"drop the argument, or declare the array in {owners[0]}",
+                where=_jax.where_now(),
+            )
+    return space.name
+
+
+# Checks a space's declaration, with a rule for each argument that it alone has.
+declares = functools.partial(
+    expect.arguments, _named, shape=expect.anything, dtype=values.dtype
+)
+
+
 @shows("like", "name", "value")
 class MemorySpace(Resource, metaclass=_Members):
     """Where a reference lives.
 
     A member is callable: `SMEM((64, 128), jnp.float16, transforms=(...))` declares a
-    scratch array.
-
-    * `GMEM`: global memory, row-major; arguments and results of a kernel.
-    * `SMEM`: shared memory of one CTA.
-    * `TMEM`: tensor memory of one SM (Blackwell).
-    * `REGS`: registers; only as the space of accumulators.
-
-    `ANY` is another name of `GMEM`, and `DEFAULT`, where blocks are, of `SMEM`.
+    scratch array. Its arguments besides shape and dtype belong to the member.
     """
 
-    GMEM: ClassVar[MemorySpace]
-    SMEM: ClassVar[MemorySpace]
-    TMEM: ClassVar[MemorySpace]
-    REGS: ClassVar[MemorySpace]
-    ANY: ClassVar[MemorySpace]
-    DEFAULT: ClassVar[MemorySpace]
-
-    # Arguments of a declaration that belong to this space.
-    options: ClassVar[tuple[str, ...]] = ()
+    # What to know instead of a drawing, in a space whose arrays have none.
+    undrawn: ClassVar[str] = "its arrays are row-major"
 
     def __init_subclass__(cls) -> None:
         # `help` and editors show how to call the class's one object.
-        call = inspect.signature(MemorySpace.__call__)
-        accepted = [
-            parameter.replace(annotation=inspect.Parameter.empty)
-            for name, parameter in call.parameters.items()
-            if name in ("shape", "dtype", *cls.options)
-        ]
-        cls.__signature__ = inspect.Signature(accepted)  # type: ignore[attr-defined]
+        _, *parameters = inspect.signature(cls.__call__).parameters.values()
+        plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+        cls.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         _Members.members[self.name] = self
-        setattr(MemorySpace, self.name, self)
 
     def also_named(self, name: str) -> None:
         """Gives the member another name, which does not list it again."""
         _Members.aliases[name] = self
-        setattr(MemorySpace, name, self)
 
     @property
     def value(self) -> str:
         """The name in lower case."""
         return self.name.lower()
+
+    @property
+    def options(self) -> Sequence[str]:
+        """The arguments of a declaration besides shape and dtype."""
+        rules = self.__call__.__expected__  # type: ignore[attr-defined]
+        return [name for name in rules if name not in ("shape", "dtype")]
 
     def __repr__(self) -> str:
         return f"<MemorySpace.{self.name}: {self.value!r}>"
@@ -105,54 +123,20 @@ class MemorySpace(Resource, metaclass=_Members):
     def __reduce__(self) -> Any:
         return MemorySpace, (self.value,)
 
-    @expect.arguments(
-        lambda self, *_, **__: self.name,
-        shape=expect.anything,
-        dtype=values.dtype,
-        transforms=transforms,
-        packed=expect.anything,
-        collective=expect.anything,
-        layout=expect.anything,
-        init=expect.anything,
-    )
-    def __call__(
-        self,
-        shape: Sequence[int],
-        dtype: Any,
-        *,
-        transforms: Sequence[Transform] = (),
-        packed: bool | None = None,
-        collective: bool | None = None,
-        layout: Any = None,
-        init: Any = None,
-    ) -> ScratchType:
+    @declares()
+    def __call__(self, shape: Sequence[int], dtype: Any) -> ScratchType:
         """Declares a scratch array in this space.
 
         Args:
           shape: static shape.
           dtype: element type.
-          transforms: SMEM only: TilingTransform and SwizzleTransform.
-          packed: TMEM only: whether elements narrower than 32 bits share a column.
-          collective: TMEM only: whether the array is allocated by a pair of CTAs.
-          layout: TMEM only: a TmemLayout, instead of `packed`.
-          init: GMEM only: a number that all elements are when the launch starts.
 
         Raises:
           MemorySpaceError: an argument does not belong to this space.
           ShapeError, DTypeError, LayoutError: the space cannot store such an array.
           ArgumentError, ArgumentTypeError: an invalid argument.
         """
-        options = {
-            "transforms": transforms or None,
-            "packed": packed,
-            "collective": collective,
-            "layout": layout,
-            "init": init,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        self._require_options(given)
-        sizes = _static_shape(self, shape)
-        return ScratchType(self, sizes, dtype, self.storage(sizes, dtype, given))
+        return ScratchType(self, static_shape(self, shape), dtype)
 
     @expect.arguments(
         lambda self, *_, **__: f"{self.name}.like", shape_dtype_like=expect.arrays
@@ -168,30 +152,6 @@ class MemorySpace(Resource, metaclass=_Members):
         """
         return self(shape_dtype_like.shape, shape_dtype_like.dtype)
 
-    def _require_options(self, given: dict[str, Any]) -> None:
-        for name, value in given.items():
-            if name in self.options:
-                continue
-            (owner,) = [space.name for space in MemorySpace if name in space.options]
-            raise errors.MemorySpaceError(
-                f"{self.name} does not accept {name}",
-                expected=f"{name} in declarations of {owner} arrays only",
-                got=f"{name}={value}",
-                hint=f"drop the argument, or declare the array in {owner}",
-            )
-
-    def storage(
-        self, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any]
-    ) -> Storage:
-        """Returns how a declared array is stored.
-
-        Args:
-          shape: positive sizes.
-          dtype: element type.
-          given: the arguments among `options` that the declaration has.
-        """
-        return Storage(**given)
-
     def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:
         """Raises unless the space can store such an array."""
 
@@ -204,28 +164,22 @@ class MemorySpace(Resource, metaclass=_Members):
         Raises:
           LayoutError: arrays in the space have no layout.
         """
+        drawn = [s.name for s in MemorySpace if type(s).drawn is not MemorySpace.drawn]
         raise errors.LayoutError(
             f"draw: an array in {self.name} has no layout to draw",
-            expected="an array in SMEM or TMEM",
+            expected=f"an array in {' or '.join(drawn)}",
             got=self.describe(declaration, declaration.shape),
-            hint="GMEM is row-major; an accumulator has Layout.WGMMA",
+            hint=self.undrawn,
         )
 
-    def refusal(self, declaration: ScratchType, hint: str) -> errors.UnsupportedError:
-        """Returns the error for a space in which scopes allocate no arrays."""
-        return errors.UnsupportedError(
-            f"scratch memory in {self.name} is not supported",
-            expected="an array in GMEM, SMEM or TMEM, an accumulator or a barrier",
-            got=self.describe(declaration, declaration.shape),
-            hint=hint,
-            where=_jax.where_now(),
-        )
+    def check_union(self, members: Sequence[ScratchType]) -> None:
+        """Raises unless arrays in this space can share their memory."""
 
 
-@expect.arguments(
-    inner_aval=expect.arrays,
-    memory_space=expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM"),
-)
+memory_space = expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
+
+
+@expect.arguments(inner_aval=expect.arrays, memory_space=memory_space)
 def MemoryRef(inner_aval: Any, memory_space: MemorySpace) -> ScratchType:  # noqa: N802
     """Declares a scratch array, as `memory_space(shape, dtype)` does.
 
@@ -246,7 +200,8 @@ def MemoryRef(inner_aval: Any, memory_space: MemorySpace) -> ScratchType:  # noq
     return memory_space.like(inner_aval)
 
 
-def _static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:
+def static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:
+    """Returns a shape as a tuple; raises ShapeError unless it is static."""
     sizes = [expect.index(n) for n in shape] if expect.is_sequence(shape) else [None]
     static = tuple(n for n in sizes if n is not None and n >= 1)
     if len(static) == len(sizes):
@@ -261,7 +216,7 @@ def _static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:
 
 @shows("transforms", "draw")
 @dataclasses.dataclass(frozen=True)
-class ScratchType:
+class ScratchType(Declaration):
     """A declaration of a scratch array.
 
     Attributes:
@@ -281,12 +236,12 @@ class ScratchType:
     storage: Storage = ROW_MAJOR
 
     def __post_init__(self):
-        _static_shape(self.memory_space, self.shape)
+        static_shape(self.memory_space, self.shape)
         self.memory_space.check(self.shape, self.dtype, self.storage)
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """Tiling and swizzle of an SMEM array."""
+        """From the logical shape to the stored form."""
         return self.storage.transforms
 
     @expect.arguments(lambda *_, **__: "draw", part=part_of_array)
@@ -312,14 +267,8 @@ class ScratchType:
         return dataclasses.replace(self, storage=storage)
 
     def to_ref(self) -> KernelRef:
-        """Returns a fresh abstract reference of this declaration."""
         aval = jax.core.ShapedArray(self.shape, self.dtype)
-        return KernelRef(aval, self.memory_space, storage=self.storage)
-
-    def get_ref_aval(self) -> KernelRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
+        return KernelRef(aval, self.memory_space, details=self.storage)
 
     def check_scope(self, mesh: Mesh) -> None:
-        """Raises unless a scope of a kernel with this mesh may declare it."""
         self.memory_space.check_scope(self, mesh)

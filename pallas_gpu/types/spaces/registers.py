@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pallas_gpu import arch
+from pallas_gpu import _jax, arch, errors
 from pallas_gpu.types.mesh import WARPGROUP_THREADS, Mesh
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.transforms import itemsize_bits
@@ -30,6 +30,7 @@ class Regs(MemorySpace):
     name = "REGS"
     unit = "registers"
     per_warpgroup = True
+    undrawn = "an accumulator has Layout.WGMMA"
     declared_by = "declare an accumulator with plgpu.ACC(shape, dtype)"
 
     def size(self, aval: Any) -> int:
@@ -41,5 +42,10 @@ class Regs(MemorySpace):
         return target.max_registers_per_thread
 
     def check_scope(self, declaration: ScratchType, mesh: Mesh) -> None:
-        hint = "declare an accumulator with plgpu.ACC, or keep values in variables"
-        raise self.refusal(declaration, hint)
+        raise errors.UnsupportedError(
+            f"scratch memory in {self.name} is not supported",
+            expected="an array in GMEM, SMEM or TMEM, an accumulator or a barrier",
+            got=self.describe(declaration, declaration.shape),
+            hint="declare an accumulator with plgpu.ACC, or keep values in variables",
+            where=_jax.where_now(),
+        )

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from pallas_gpu import arch
+from pallas_gpu import _jax, errors
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.transforms import Transform
 
@@ -32,17 +33,13 @@ class Overlay:
         """The number of the outermost union in its scope."""
         return self.path[0][0]
 
-    def inside(self, union: int, alternative: int) -> Overlay:
-        """Returns the place in a union around this one's."""
-        return Overlay(((union, alternative), *self.path))
-
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """How an array is stored; row-major unless a space's own storage says otherwise.
 
     Attributes:
-      transforms: tiling and swizzle of an SMEM array.
+      transforms: from the logical shape to the stored form.
       internal: whether an operation declares it, not the author, who cannot follow the
         advice of a warning about its accesses.
       overlay: its place in a union, if it is a member of one.
@@ -98,6 +95,7 @@ class Resource:
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       has_addresses: whether threads may access any element of it by its address.
+      has_unions: whether arrays in it may share their memory.
       access_rank: the dimensions of an array that one operation accesses; None for any.
       declared_by: how a kernel gets a reference to it, for hints.
     """
@@ -106,8 +104,9 @@ class Resource:
     unit: ClassVar[str]
     alignment: ClassVar[int] = 1
     per_warpgroup: ClassVar[bool] = False
-    feature: ClassVar[arch.Feature | None] = None
+    feature: ClassVar[Any] = None
     has_addresses: ClassVar[bool] = False
+    has_unions: ClassVar[bool] = False
     access_rank: ClassVar[int | None] = None
     declared_by: ClassVar[str]
 
@@ -118,8 +117,12 @@ class Resource:
         """Returns how many units an abstract reference occupies, without padding."""
         raise NotImplementedError
 
-    def budget(self, target: arch.GpuTarget) -> int:
-        """Returns how many units the target has for what shares this resource."""
+    def budget(self, target: Any) -> int:
+        """Returns how many units a target has for what shares this resource.
+
+        Args:
+          target: of the machine that has the resource.
+        """
         raise NotImplementedError
 
     def gmem_array(self, aval: Any) -> GmemArray | None:
@@ -152,15 +155,49 @@ class Resource:
         """
 
 
-class Declaration(Protocol):
-    """What `scratch_types` and `run_scoped` accept."""
+class Counters(Resource):
+    """What only operations of its own access, such as barriers.
 
-    @property
-    def memory_space(self) -> Resource:
-        """What it occupies."""
+    Attributes:
+      word: what one of them is called.
+      accessed_by: those operations.
+    """
+
+    word: ClassVar[str]
+    accessed_by: ClassVar[str]
+
+    def size(self, aval: Any) -> int:
+        return math.prod(aval.shape)
+
+    def describe(self, aval: Any, shape: Sequence[int]) -> str:
+        return f"a {self.word} of shape {tuple(shape)}"
+
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
+        raise errors.MemorySpaceError(
+            f"a {self.word} is read or written like an array",
+            expected=self.accessed_by,
+            got=f"an index expression on a {self.word}",
+            hint=f"index an array of {self.word}s with {self.word}.at[i]",
+            where=_jax.where_now(),
+        )
+
+
+class Declaration:
+    """What `scratch_types` and `run_scoped` accept.
+
+    Attributes:
+      memory_space: what it occupies.
+    """
+
+    memory_space: Resource
 
     def to_ref(self) -> Any:
         """Returns a fresh abstract reference of this declaration."""
+        raise NotImplementedError
+
+    def get_ref_aval(self) -> Any:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
 
     def check_scope(self, mesh: Mesh) -> None:
         """Raises unless a scope of a kernel with this mesh may declare it."""

@@ -12,25 +12,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect
+from pallas_gpu import arch, expect
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
-from pallas_gpu.types.spaces.resource import GmemArray, Resource, Sharing
+from pallas_gpu.types.spaces.resource import Counters, Declaration, GmemArray, Sharing
 
 # An i32 in GMEM, which red, atom and ld access.
 SEMAPHORE_BYTES = 4
 
 
-class Semaphores(Resource):
+class Semaphores(Counters):
     """The semaphores of a launch, in GMEM that it adds to the kernel's arrays."""
 
     name = "SEMAPHORE"
     unit = "semaphores"
+    word = "semaphore"
     declared_by = "declare it with plgpu.SemaphoreType.REGULAR"
-
-    def size(self, aval: Any) -> int:
-        return math.prod(aval.shape)
+    accessed_by = "semaphore_signal, semaphore_wait or semaphore_read"
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.memory_bytes // SEMAPHORE_BYTES
@@ -38,62 +36,31 @@ class Semaphores(Resource):
     def gmem_array(self, aval: Any) -> GmemArray:
         return GmemArray(tuple(aval.shape), jnp.dtype(jnp.int32), 0, Sharing.CTA)
 
-    def describe(self, aval: Any, shape: Sequence[int]) -> str:
-        return f"a semaphore of shape {tuple(shape)}"
-
-    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
-        raise errors.MemorySpaceError(
-            "a semaphore is read or written like an array",
-            expected="semaphore_signal, semaphore_wait or semaphore_read",
-            got="an index expression on a semaphore",
-            hint="index an array of semaphores with semaphore.at[i]",
-            where=_jax.where_now(),
-        )
-
 
 SEMAPHORES = Semaphores()
 
 
 class SemaphoreRef(IndexableRef):
-    """A reference to one semaphore or an array of them in GMEM.
+    """A reference to one semaphore or an array of them in GMEM."""
 
-    Attributes:
-      declaration: its kind and shape.
-    """
+    __slots__ = ()
 
-    __slots__ = ["declaration"]
-
-    def __init__(
-        self, declaration: Semaphore, inner_aval: Any = None, memory_space: Any = None
-    ):
-        aval = jax.core.ShapedArray(declaration.shape, jnp.int32)
-        super().__init__(inner_aval or aval, memory_space or SEMAPHORES)
-        self.declaration = declaration
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return SemaphoreRef(
-            self.declaration,
-            inner_aval or self.inner_aval,
-            memory_space or self.memory_space,
-        )
+    @property
+    def declaration(self) -> Semaphore:
+        """Its kind and shape."""
+        return self.details
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
         return f"Semaphore{list(self.shape)}"
 
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.declaration == other.declaration
-            and self.inner_aval == other.inner_aval
-        )
 
-    def __hash__(self):
-        return hash((SemaphoreRef, self.declaration, self.inner_aval))
+class _OfALaunch(Declaration):
+    memory_space = SEMAPHORES
 
 
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True)
-class Semaphore:
+class Semaphore(_OfALaunch):
     """Declares one semaphore or an array of them: what a `SemaphoreType` returns.
 
     Attributes:
@@ -105,28 +72,16 @@ class Semaphore:
     shape: tuple[int, ...] = ()
 
     @property
-    def memory_space(self) -> Semaphores:
-        """The semaphores of a launch."""
-        return SEMAPHORES
-
-    @property
     def size(self) -> int:
         """Number of semaphores."""
         return math.prod(self.shape)
 
     def to_ref(self) -> SemaphoreRef:
-        """Returns a fresh abstract reference of this declaration."""
-        return SemaphoreRef(self)
-
-    def get_ref_aval(self) -> SemaphoreRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
-
-    def check_scope(self, mesh: Mesh) -> None:
-        """Does nothing: every kernel may declare semaphores of a CTA."""
+        aval = jax.core.ShapedArray(self.shape, jnp.int32)
+        return SemaphoreRef(aval, SEMAPHORES, details=self)
 
 
-class SemaphoreType(enum.Enum):
+class SemaphoreType(_OfALaunch, enum.Enum):
     """The types of semaphores: 32-bit counters in GMEM, zero when a kernel starts.
 
     A member declares one semaphore; called with a shape it declares an array of them.
@@ -160,18 +115,5 @@ class SemaphoreType(enum.Enum):
         """
         return Semaphore(self, tuple(shape))  # type: ignore[arg-type]
 
-    @property
-    def memory_space(self) -> Semaphores:
-        """The semaphores of a launch."""
-        return SEMAPHORES
-
     def to_ref(self) -> SemaphoreRef:
-        """Returns a fresh abstract reference to one semaphore."""
         return Semaphore(self).to_ref()
-
-    def get_ref_aval(self) -> SemaphoreRef:
-        """`to_ref` under the name by which JAX's own Pallas calls it."""
-        return self.to_ref()
-
-    def check_scope(self, mesh: Mesh) -> None:
-        """Does nothing: every kernel may declare semaphores of a CTA."""

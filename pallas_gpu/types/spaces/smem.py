@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import arch
 from pallas_gpu.layouts.drawing.drawing import Drawable
-from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
+from pallas_gpu.types.spaces.memory_space import (
+    MemorySpace,
+    ScratchType,
+    declares,
+    static_shape,
+)
 from pallas_gpu.types.spaces.resource import Storage
-from pallas_gpu.types.transforms import smem_layout
+from pallas_gpu.types.transforms import Transform, smem_layout, transforms
 from pallas_gpu.types.values import element_type
 
 
@@ -41,8 +47,15 @@ class Smem(MemorySpace):
     # PTX ISA, "Shared memory alignment requirements" of tensor copies.
     alignment = 1024
     has_addresses = True
+    has_unions = True
     declared_by = "declare it with plgpu.SMEM(shape, dtype)"
-    options = ("transforms",)
+
+    @declares(transforms=transforms)
+    def __call__(
+        self, shape: Sequence[int], dtype: Any, *, transforms: Sequence[Transform] = ()
+    ) -> ScratchType:
+        storage = Storage(tuple(transforms))
+        return ScratchType(self, static_shape(self, shape), dtype, storage)
 
     def size(self, aval: Any) -> int:
         return smem_layout(aval.shape, aval.dtype, aval.transforms).size_bytes

@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.layouts import TmemKind, TmemLayout
 from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES
 from pallas_gpu.types.mesh import Mesh
-from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
+from pallas_gpu.types.spaces.memory_space import (
+    MemorySpace,
+    ScratchType,
+    declares,
+    static_shape,
+)
 from pallas_gpu.types.spaces.resource import Storage
 from pallas_gpu.types.transforms import itemsize_bits
 
@@ -85,29 +90,28 @@ class Tmem(MemorySpace):
     alignment = 4
     access_rank = 2
     feature = arch.Feature.TMEM
+    has_unions = True
     declared_by = "declare it with plgpu.TMEM(shape, dtype)"
-    options = ("packed", "collective", "layout")
 
-    def size(self, aval: Any) -> int:
-        return aval.storage.columns(aval.shape)
-
-    def drawn(self, declaration: ScratchType) -> tuple[Drawable, tuple[int, ...]]:
-        assert isinstance(declaration.storage, TmemStorage)
-        return declaration.storage.layout, declaration.shape[-2:]
-
-    def budget(self, target: arch.GpuTarget) -> int:
-        return target.tmem_columns
-
-    def storage(
-        self, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any]
-    ) -> TmemStorage:
-        packed, layout = given.get("packed"), given.get("layout")
-        collective = given.get("collective", False)
+    @declares(
+        packed=expect.anything, collective=expect.anything, layout=expect.anything
+    )
+    def __call__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        packed: bool | None = None,
+        collective: bool | None = None,
+        layout: TmemLayout | None = None,
+    ) -> ScratchType:
+        sizes = static_shape(self, shape)
         _require_bool("packed", packed)
         _require_bool("collective", collective)
         bits = _element_bits(dtype)
         if layout is None:
-            layout = _layout(shape, _packing(dtype, bits, packed), collective)
+            packing = _packing(dtype, bits, packed)
+            layout = _layout(sizes, packing, bool(collective))
         elif packed is not None:
             raise errors.ArgumentError(
                 "TMEM: packed and layout exclude each other",
@@ -122,7 +126,18 @@ class Tmem(MemorySpace):
                 got=repr(layout),
                 hint="leave it out for the layout of an accumulator",
             )
-        return TmemStorage(layout=layout, collective=collective)
+        storage = TmemStorage(layout=layout, collective=bool(collective))
+        return ScratchType(self, sizes, dtype, storage)
+
+    def size(self, aval: Any) -> int:
+        return aval.storage.columns(aval.shape)
+
+    def drawn(self, declaration: ScratchType) -> tuple[Drawable, tuple[int, ...]]:
+        assert isinstance(declaration.storage, TmemStorage)
+        return declaration.storage.layout, declaration.shape[-2:]
+
+    def budget(self, target: arch.GpuTarget) -> int:
+        return target.tmem_columns
 
     def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:
         if not isinstance(storage, TmemStorage):
@@ -161,6 +176,25 @@ class Tmem(MemorySpace):
                     f"{self.describe(aval, aval.shape)}",
                     hint="pass the same collective to every declaration",
                 )
+
+    def check_union(self, members: Sequence[ScratchType]) -> None:
+        if len({m.storage.collective for m in members}) > 1:  # type: ignore[attr-defined]
+            raise errors.ArgumentError(
+                "RefUnion: some arrays are collective",
+                expected="collective on all of them, or on none",
+                got="both",
+                hint="pass the same collective to every declaration",
+                where=_jax.where_now(),
+            )
+        rows = sorted({member.shape[-2] for member in members})
+        if len(rows) > 1:
+            raise errors.ShapeError(
+                "RefUnion: arrays in TMEM have different numbers of rows",
+                expected=f"{rows[-1]} rows in each",
+                got=", ".join(map(str, rows)),
+                hint="pad the smaller ones",
+                where=_jax.where_now(),
+            )
 
 
 def _require_bool(name: str, value: Any) -> None:

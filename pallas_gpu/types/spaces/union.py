@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,14 +15,12 @@ from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
-from pallas_gpu.types.spaces.resource import Overlay
-from pallas_gpu.types.spaces.smem import Smem
-from pallas_gpu.types.spaces.tmem import Tmem, TmemStorage
+from pallas_gpu.types.spaces.resource import Declaration, Overlay
 
 
 @expect.arguments(refs=expect.anything)
 @shows("refs", "memory_space")
-class RefUnion:
+class RefUnion(Declaration):
     """Declares scratch arrays of which only some are in use at a time.
 
     The alternatives start at the same address, and the largest one determines the size.
@@ -55,9 +54,8 @@ class RefUnion:
 
     def __init__(self, *refs: Any):
         self.refs: tuple[Any, ...] = refs
-        members = [_arrays(tree) for tree in refs]
-        flat = [member for group in members for member in group]
-        for member in flat:
+        members = [jax.tree.leaves(tree, is_leaf=lambda x: x is None) for tree in refs]
+        for member in itertools.chain(*members):
             _require_array(member)
         if not members or not all(members):
             raise errors.ArgumentError(
@@ -67,7 +65,7 @@ class RefUnion:
                 hint="write plgpu.RefUnion(plgpu.SMEM(...), plgpu.SMEM(...))",
                 where=_jax.where_now(),
             )
-        self.memory_space = _memory_space(flat)
+        self.memory_space = _memory_space([array for _, array in self._arrays(0)])
 
     def __repr__(self) -> str:
         return f"RefUnion({', '.join(map(repr, self.refs))})"
@@ -78,18 +76,24 @@ class RefUnion:
         Args:
           number: of the union in its scope.
         """
-        return [member.to_ref() for member in self._placed(number)]
+        return [array.to_ref() for _, array in self._arrays(number)]
 
-    def _placed(self, number: int) -> list[ScratchType]:
-        """Returns the declarations of the arrays with their places in the union."""
-        found: list[ScratchType] = []
+    def _arrays(self, number: int) -> list[tuple[str, ScratchType]]:
+        """Returns the arrays with their places, inner unions' included, by path."""
+        found: list[tuple[str, ScratchType]] = []
         for alternative, tree in enumerate(self.refs):
-            here = number, alternative
-            for inner, member in enumerate(jax.tree.leaves(tree)):
-                if isinstance(member, RefUnion):
-                    found += [_inside(x, *here) for x in member._placed(inner)]
-                else:
-                    found.append(_at(member, Overlay((here,))))
+            leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+            for inner, (path, member) in enumerate(leaves):
+                name = f"[{alternative}]{jax.tree_util.keystr(path)}"
+                arrays = (
+                    member._arrays(inner)
+                    if isinstance(member, RefUnion)
+                    else [("", member)]
+                )
+                found += [
+                    (name + rest, _inside(array, (number, alternative)))
+                    for rest, array in arrays
+                ]
         return found
 
     def to_ref(self) -> Any:
@@ -104,50 +108,27 @@ class RefUnion:
 
     def bound(self, refs: Sequence[Any]) -> UnionRef:
         """Returns what a body gets for the references to the members."""
-        left = iter(refs)
-        members = [_bound(x, left) for x in jax.tree.leaves(self.refs)]
-        return UnionRef(jax.tree.unflatten(jax.tree.structure(self.refs), members))
+        return self._bound(iter(refs))
+
+    def _bound(self, left: Iterator[Any]) -> UnionRef:
+        leaves, tree = jax.tree.flatten(self.refs)
+        members = [
+            member._bound(left) if isinstance(member, RefUnion) else next(left)
+            for member in leaves
+        ]
+        return UnionRef(jax.tree.unflatten(tree, members))
 
     def paths(self) -> list[str]:
         """Returns how a body writes each member, without the union's name."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.refs)
-        return [
-            jax.tree_util.keystr(path) + inner
-            for path, member in leaves
-            for inner in (member.paths() if isinstance(member, RefUnion) else [""])
-        ]
+        return [path for path, _ in self._arrays(0)]
 
     def check_scope(self, mesh: Mesh) -> None:
-        """Raises unless a scope of a kernel with this mesh may declare it."""
-        for member in jax.tree.leaves(self.refs):
-            member.check_scope(mesh)
-
-
-def _is_none(x: Any) -> bool:
-    return x is None
-
-
-def _arrays(tree: Any) -> list[Any]:
-    """Returns the members of an alternative, those of inner unions included."""
-    found: list[Any] = []
-    for member in jax.tree.leaves(tree, is_leaf=_is_none):
-        if isinstance(member, RefUnion):
-            found += [x for inner in member.refs for x in _arrays(inner)]
-        else:
-            found.append(member)
-    return found
-
-
-def _bound(member: Any, refs: Iterator[Any]) -> Any:
-    """Returns what a body gets for a member: the next of the references, or some."""
-    if not isinstance(member, RefUnion):
-        return next(refs)
-    count = sum(len(_arrays(tree)) for tree in member.refs)
-    return member.bound([next(refs) for _ in range(count)])
+        for _, array in self._arrays(0):
+            array.check_scope(mesh)
 
 
 def _require_array(member: Any) -> None:
-    if not isinstance(member, ScratchType):
+    if not isinstance(member, ScratchType | RefUnion):
         raise errors.ArgumentTypeError(
             "RefUnion: a member is not a declaration of an array",
             expected="plgpu.SMEM(shape, dtype), or pytrees of such declarations",
@@ -161,51 +142,25 @@ def _memory_space(members: Sequence[ScratchType]) -> MemorySpace:
     """Returns the memory that all members share."""
     space = members[0].memory_space
     names = sorted({member.memory_space.name for member in members})
-    if len(names) > 1 or not isinstance(space, Smem | Tmem):
+    if len(names) > 1 or not space.has_unions:
+        known = [f"all in {space.name}" for space in MemorySpace if space.has_unions]
         raise errors.MemorySpaceError(
             "RefUnion: the arrays cannot share their memory",
-            expected="arrays that are all in SMEM, or all in TMEM",
+            expected=f"arrays that are {', or '.join(known)}",
             got=", ".join(names),
             hint="make a union for each memory",
             where=_jax.where_now(),
         )
-    if isinstance(space, Tmem):
-        _require_same_tmem(members)
+    space.check_union(members)
     return space
 
 
-def _require_same_tmem(members: Sequence[ScratchType]) -> None:
-    pairs = {
-        m.storage.collective for m in members if isinstance(m.storage, TmemStorage)
-    }
-    if len(pairs) > 1:
-        raise errors.ArgumentError(
-            "RefUnion: some arrays are collective",
-            expected="collective on all of them, or on none",
-            got="both",
-            hint="pass the same collective to every declaration",
-            where=_jax.where_now(),
-        )
-    rows = sorted({member.shape[-2] for member in members})
-    if len(rows) > 1:
-        raise errors.ShapeError(
-            "RefUnion: arrays in TMEM have different numbers of rows",
-            expected=f"{rows[-1]} rows in each",
-            got=", ".join(map(str, rows)),
-            hint="pad the smaller ones",
-            where=_jax.where_now(),
-        )
-
-
-def _at(member: ScratchType, overlay: Overlay) -> ScratchType:
+def _inside(member: ScratchType, place: tuple[int, int]) -> ScratchType:
+    """Returns an array as a member of an alternative of a union around it."""
+    inner = member.storage.overlay
+    overlay = Overlay((place, *(() if inner is None else inner.path)))
     storage = dataclasses.replace(member.storage, overlay=overlay)
     return dataclasses.replace(member, storage=storage)
-
-
-def _inside(member: ScratchType, union: int, alternative: int) -> ScratchType:
-    overlay = member.storage.overlay
-    assert overlay is not None
-    return _at(member, overlay.inside(union, alternative))
 
 
 @jax.tree_util.register_pytree_node_class

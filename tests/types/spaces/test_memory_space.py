@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, types
+from pallas_gpu import arch, expect, types
+from pallas_gpu.types.spaces import memory_space
 from tests.support.refusal import refused
 
 SPACES = (plgpu.GMEM, plgpu.SMEM, plgpu.TMEM, plgpu.REGS)
@@ -77,6 +78,32 @@ def test_declarations_are_values():
 @refused
 def test_arguments_of_tmem_belong_to_tmem(space, name):
     space((128, 64), jnp.float32, **{name: False})  # HERE
+
+
+@pytest.fixture
+def vmem(monkeypatch):
+    """A memory of another machine, with an option of its own."""
+
+    class Vmem(memory_space.MemorySpace):
+        name, unit, declared_by = "VMEM", "bytes", "plgpu.VMEM(shape, dtype)"
+
+        @memory_space.declares(lanes=expect.integer(1))
+        def __call__(self, shape, dtype, *, lanes=128):
+            return types.ScratchType(self, (*shape, lanes), dtype)
+
+    members = type(plgpu.MemorySpace).members
+    monkeypatch.setattr(type(plgpu.MemorySpace), "members", dict(members))
+    return Vmem()
+
+
+def test_another_machine_adds_a_space_with_its_own_option(vmem):
+    assert plgpu.MemorySpace.VMEM is plgpu.MemorySpace("vmem") is vmem
+    assert vmem((8,), jnp.float32, lanes=4).shape == (8, 4)
+
+
+@refused
+def test_no_other_space_has_the_option_of_another_machine(vmem):
+    plgpu.SMEM((8,), jnp.float32, lanes=4)  # HERE
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from pallas_gpu import _jax
 from pallas_gpu.emulator.engine.pure import movement, narrow, scalars
 
 Function = Callable[..., Any]
@@ -309,12 +308,6 @@ def _scan(ufunc: np.ufunc) -> _Make:
     return make
 
 
-def _platform_index(eqn: Any) -> Function:
-    """The code for CUDA, which is what is emitted."""
-    index = np.int32(_jax.code_for_cuda(eqn) or 0)
-    return lambda: index
-
-
 # --- shapes ---------------------------------------------------------------------------
 
 
@@ -462,7 +455,6 @@ _TABLE: dict[str, _Make] = {
     "transpose": _transpose,
     "slice": _slice,
     **movement.ROWS,
-    "platform_index": _platform_index,
     "copy": _same,
     "stop_gradient": _same,
     "name": _same,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.rules import Positive, Stages
 
 CONSUMERS = 2
 # Registers per thread of the producer and of a consumer: 64512 of an SM's 65536.
@@ -17,12 +18,9 @@ MAX_NARROW = 256
 
 
 @expect.arguments(
-    block_q=expect.integer(),
-    stages=expect.integer(),
-    heads_together=expect.integer(),
-    deterministic=expect.boolean,
-    blocks=expect.optional(expect.integer()),
-    kv_parts=expect.integer(),
+    blocks=expect.optional(
+        expect.integer(1, hint="None starts a block for each tile of K and V")
+    )
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionBackwardConfig:
@@ -61,11 +59,11 @@ class AttentionBackwardConfig:
     """
 
     block_q: int = 64
-    stages: int = 2
-    heads_together: int = 16
+    stages: Stages = 2
+    heads_together: Positive = 16
     deterministic: bool = False
     blocks: int | None = None
-    kv_parts: int = 1
+    kv_parts: Positive = 1
 
     def __post_init__(self):
         # One consumer's rows of dQ, or both consumers'.
@@ -76,29 +74,9 @@ class AttentionBackwardConfig:
                 got=f"block_q={self.block_q}",
                 hint="128 fits in the registers up to a head_dim of 64",
             )
-        if self.stages < 2 or min(self.heads_together, self.kv_parts) < 1:
-            raise errors.ArgumentError(
-                "AttentionBackwardConfig: a number is too small",
-                expected="2 stages or more, heads_together and kv_parts of 1 or more",
-                got=f"stages={self.stages}, heads_together={self.heads_together}, "
-                f"kv_parts={self.kv_parts}",
-                hint="start from AttentionBackwardConfig()",
-            )
-
-        if self.blocks is not None and self.blocks < 1:
-            raise errors.ArgumentError(
-                "AttentionBackwardConfig: invalid number of blocks",
-                expected="1 or more, or None",
-                got=f"blocks={self.blocks}",
-                hint="None starts a block for each tile of K and V",
-            )
 
     @classmethod
-    @expect.arguments(
-        lambda *_, **__: "AttentionBackwardConfig.default",
-        head_dim=expect.integer(1),
-        deterministic=expect.boolean,
-    )
+    @expect.arguments(head_dim=expect.integer(1))
     def default(
         cls, head_dim: int, *, deterministic: bool = False
     ) -> AttentionBackwardConfig:

@@ -145,7 +145,7 @@ def test_reductions_scans_and_shapes_agree_with_jax(name):
 def test_every_row_is_tried():
     tried = {"convert_element_type", *elements.rows(), *SHAPED}
     # In tests/lowering/families/test_control.py.
-    assert set(arithmetic._TABLE) == tried | {"platform_index"}
+    assert set(arithmetic._TABLE) == tried
 
 
 def test_reductions_without_an_element_give_the_identity():
