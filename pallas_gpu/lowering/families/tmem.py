@@ -8,20 +8,17 @@ honoured (PTX ISA, tcgen05 "Memory consistency"). So a relayout of it may stand 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, place_registers
 from pallas_gpu.layouts.tmem.access import register_layouts, transfers
-from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
-from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
+from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
@@ -151,30 +148,9 @@ def _note_access(variable: Variable, use: Use) -> None:
 # --- copies from SMEM -----------------------------------------------------------------
 
 
-def related_contiguous_copy(node: Node, *admitted: TmemLayout) -> list[Any]:
-    """Of a copy from contiguous SMEM to an array in one of some layouts."""
+def related_contiguous_copy(node: Node) -> list[Any]:
+    """Of a copy from contiguous SMEM."""
     operands = node.operands
     node.use(node.part(operands["smem"]), "pointer")
-    node.use(node.part(operands["tmem"]), "constrain", admitted=admitted)
+    node.use(node.part(operands["tmem"]), "mma")
     return []
-
-
-def constrain(node: Node, part: Any, role: str, make: Callable[[], TmemLayout]) -> None:
-    """Constrains an operand in TMEM to the layout that `make` returns."""
-    try:
-        admitted = make()
-    except errors.LayoutError as error:
-        name = f"{role} of {node.words}" if role else node.words
-        raise errors.LayoutError(
-            f"{name}: {error.what}",
-            expected=error.expected,
-            got=error.got,
-            hint=error.hint,
-            where=node.where,
-        ) from None
-    node.use(part, "constrain", role=role, admitted=(admitted,))
-
-
-def packed(part: Part) -> TmemLayout:
-    """Columns packed with elements, as in operands."""
-    return TmemLayout.default(COLUMN_BITS // part.bits)

@@ -17,9 +17,9 @@ from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
+from pallas_gpu.layouts.tmem.access import register_layouts
 from pallas_gpu.lowering.inference.network import Cell, Network
 from pallas_gpu.lowering.inference.relations import Relation, default, spread
-from pallas_gpu.lowering.inference.spaces import tmem
 
 # Candidates of a cell, beyond those that operations require.
 LIMIT = 12
@@ -136,7 +136,7 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             yield layout
     if len(cell.shape) < 2 or cell.in_warp:
         return
-    yield from _transferring(cell, network)
+    yield from _transferring(cell)
     if layout is not None and not isinstance(layout, LinearLayout):
         # Broadcasts, transposes and reductions need a linear one.
         linear = spread(cell.shape)
@@ -163,12 +163,10 @@ def _threads(cell: Cell) -> int:
     return WARP_LANES if cell.in_warp else THREADS
 
 
-def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:
+def _transferring(cell: Cell) -> Iterator[Placement]:
     """Layouts in which instructions transfer from or to TMEM."""
-    for base in cell.tmem:
-        array = network.arrays[base]
-        for storage in tmem.storages(array):
-            yield from tmem.register_layouts(storage, cell.shape, array.base.bits)
+    for memory in cell.tmem:
+        yield from register_layouts(memory.given, cell.shape, memory.bits)
 
 
 def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:

@@ -75,10 +75,14 @@ def _array_error(problem: Assembly, array: Array) -> errors.LayoutError | None:
     refusals = problem.refusals[array.index]
     if any(all(r[i] is None for r in refusals.values()) for i in range(len(storages))):
         return None
-    if array.base.space is types.SMEM and array.base.given is not None:
+    if array.base.given is not None:
         use, (error,) = next((u, r) for u, r in refusals.items() if r[0] is not None)
         assert error is not None
-        return _transforms_error(array, storages[0], use, error)
+        if array.base.space is types.SMEM:
+            return _transforms_error(array, storages[0], use, error)
+        error.what = f"{_used(use)}: {error.what}"
+        error.where = use.node.where
+        return error
     for use, reasons in refusals.items():
         if None not in reasons:
             return _single_use_error(array, storages, use, reasons)
@@ -121,12 +125,9 @@ def _single_use_error(
     """An operation supports no layout of its array."""
     # wgmma needs tiles, the smallest of which are last; others need no tiling.
     reason = reasons[-1] if use.kind in ("a", "b", "mma") else reasons[0]
-    if use.admitted:
-        reason = reasons[storages.index(use.admitted[0])]
     assert reason is not None
     return errors.LayoutError(
-        f"{_used(use)} cannot use its {_space(array)} array in any layout: "
-        f"{reason.what}",
+        f"{_used(use)} cannot use its SMEM array in any layout: {reason.what}",
         expected=reason.expected,
         got=f"{reason.got}; the array {_declared(array)} of shape {array.base.shape} "
         f"admits {_listing(map(_described, storages))}",
@@ -153,8 +154,7 @@ def _two_uses_error(
         admitted.append(f"{_used(use)} needs {_listing(fine)}: {because}")
     last = uses[-1]
     return errors.LayoutError(
-        f"{' and '.join(map(_used, uses))} need different layouts of one "
-        f"{_space(array)} array",
+        f"{' and '.join(map(_used, uses))} need different layouts of one SMEM array",
         expected=admitted[0],
         got="\n".join(admitted[1:]),
         hint="use a separate array for one of them, and copy between the two",
@@ -173,10 +173,6 @@ def _declared(array: Array) -> str:
     line = array.base.where
     kind = f"of {array.base.dtype} elements"
     return kind if line is None else f"{kind} at {line}"
-
-
-def _space(array: Array) -> str:
-    return "TMEM" if array.base.space is types.TMEM else "SMEM"
 
 
 def _described(storage: Storage) -> str:

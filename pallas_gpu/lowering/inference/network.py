@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
@@ -37,8 +36,6 @@ UseKind = Literal[
     "im2col",
     "pointer",
     "mma",
-    "alloc",
-    "constrain",
 ]
 
 
@@ -157,8 +154,7 @@ class Use:
       node: the operation, a `collect.Node`.
       kind: how it uses the array; "indexed" accesses elements by an address each,
         "pointer" uses the array's address and sees it as it is stored. "mma" is an
-        operand of tcgen05 in SMEM; "alloc" declares an array in TMEM, "constrain"
-        restricts its layout.
+        operand of tcgen05.
       part: the part it uses.
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.
@@ -168,7 +164,6 @@ class Use:
       allow_line: whether a TMA copy may be one of adjacent bytes.
       in_bounds: whether the author promises that the GMEM side is in bounds.
       role: which operand the array is; empty where that is clear.
-      admitted: the layouts in TMEM that a "constrain" admits.
     """
 
     node: Any
@@ -181,7 +176,6 @@ class Use:
     allow_line: bool = False
     in_bounds: bool = False
     role: str = ""
-    admitted: tuple[TmemLayout, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

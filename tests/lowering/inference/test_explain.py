@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts import Layout, TmemLayout
 from tests.support.inferred import SQUARE, X, array, infer
 from tests.support.refusal import refused_by
 
 F16 = jnp.float16
 STRIDED = Layout.WG_STRIDED(SQUARE, 4)
 TILE, ACC = plgpu.SMEM(SQUARE, F16), plgpu.ACC(SQUARE)
-HALVES = array(dtype=F16)
+HALVES, INDEX = array(dtype=F16), array(1, dtype=jnp.int32)
 
 
 # --- arrays in SMEM -------------------------------------------------------------------
@@ -26,9 +27,7 @@ def test_wgmma_and_an_operation_that_takes_the_address(x, o, a, b, acc):
     plgpu.wgmma(acc, a, b)  # HERE
 
 
-@refused_by(
-    infer, [array(1, dtype=jnp.int32)], X, plgpu.SMEM((128, 64), F16), TILE, ACC
-)
+@refused_by(infer, [INDEX], X, plgpu.SMEM((128, 64), F16), TILE, ACC)
 def test_a_part_that_may_start_inside_of_a_tile(i, o, a, b, acc):
     plgpu.wgmma(acc, a.at[plgpu.ds(i[0] * 4, 64)], b)  # HERE
 
@@ -40,6 +39,27 @@ PRODUCT = TILE, plgpu.TMEM(SQUARE, jnp.float32), plgpu.Barrier(orders_tensor_cor
 @refused_by(infer, [X], X, WITHOUT_SWIZZLE, *PRODUCT, target="sm_100a")
 def test_transforms_that_the_tensor_core_does_not_read(x, o, a, b, acc, done):
     plgpu.tcgen05_mma(acc, a, b, done, accumulate=False)  # HERE
+
+
+@refused_by(
+    infer,
+    [INDEX],
+    array(128, 32, dtype=F16),
+    plgpu.TMEM((128, 64), F16, packed=True),
+    target="sm_100a",
+)
+def test_a_load_that_may_start_inside_of_a_column(i, o, tmem):
+    o[...] = plgpu.async_load_tmem(tmem.at[:, plgpu.ds(i[0], 32)])  # HERE
+
+
+IN_HALVES = plgpu.TMEM((64, 128), jnp.float32, layout=TmemLayout.half_lane(64))
+
+
+@pytest.mark.parametrize("step", [32, 1])
+@refused_by(infer, [INDEX], X, TILE, TILE, IN_HALVES, PRODUCT[-1], target="sm_100a")
+def test_an_accumulator_that_may_start_inside_of_a_tile(i, o, a, b, acc, done, *, step):
+    part = acc.at[:, plgpu.ds(i[0] * step, 64)]
+    plgpu.tcgen05_mma(part, a, b, done, accumulate=False)  # HERE
 
 
 # --- layout_cast ----------------------------------------------------------------------

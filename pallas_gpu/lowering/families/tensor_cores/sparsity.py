@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.tmem import (
-    related_contiguous_copy,
-)
+from pallas_gpu.lowering.families.tmem import related_contiguous_copy
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic.tensor_cores import sparsity
@@ -29,4 +26,4 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @relates(primitives.async_copy_sparse_metadata_to_tmem_p)
 def _relate(node: Node, *_: Any) -> list[Any]:
-    return related_contiguous_copy(node, TmemLayout.sparse_metadata())
+    return related_contiguous_copy(node)

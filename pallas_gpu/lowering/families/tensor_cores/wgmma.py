@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import arch, errors
+from pallas_gpu import arch
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.registers.placement import Placement, place_registers
+from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
@@ -85,32 +85,18 @@ def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
 def related_read(node: Node, access: Access) -> Symbol:
     """The values of an accumulator or of a part of its columns."""
     aval = jax.ShapeDtypeStruct(access.window.shape, access.buffer.dtype)
-    return node.make(_accumulator(node, aval, "accumulator"), aval)
+    return node.make(_accumulator(node, aval), aval)
 
 
 def related_write(node: Node, access: Access, value: Symbol) -> None:
     """A store to a whole accumulator."""
-    variable = _accumulator(node, access.buffer.aval, "accumulator")
+    variable = _accumulator(node, access.buffer.aval)
     node.taken(value, variable, "stored")
 
 
-def _accumulator(node: Node, aval: Any, role: str) -> Variable:
-    fixed = _only_layout(node, aval, Layout.WGMMA, role)
-    return node.variable(aval, role, fixed=fixed)
-
-
-def _only_layout(node: Node, x: Any, layout: Layout, role: str) -> Placement:
-    """Returns the only layout that wgmma supports for an operand."""
-    try:
-        return place_registers(layout, x.shape)
-    except errors.LayoutError as error:
-        raise errors.LayoutError(
-            f"wgmma: the {role} does not fit Layout.{layout.name}",
-            expected=error.expected,
-            got=f"shape {x.shape}",
-            hint="pad the array to whole tiles",
-            where=node.where,
-        ) from None
+def _accumulator(node: Node, aval: Any) -> Variable:
+    fixed = place_registers(Layout.WGMMA, tuple(aval.shape))
+    return node.variable(aval, "accumulator", fixed=fixed)
 
 
 @relates(primitives.accumulator_load_p)
@@ -124,9 +110,9 @@ def _relate_wgmma(node: Node, *_: Any) -> list[Any]:
     operands = node.operands
     a, b, acc = operands["a"], operands["b"], operands["acc"]
     shape = jax.ShapeDtypeStruct(acc.window.shape, acc.buffer.dtype)
-    _accumulator(node, shape, "accumulator")
+    _accumulator(node, shape)
     if isinstance(a, Symbol):
-        left = _only_layout(node, a, wgmma.left_layout(a.bits), "left operand")
+        left = place_registers(wgmma.left_layout(a.bits), a.shape)
         node.take(a, node.variable(a, "left operand", fixed=left), "a")
     else:
         node.use(node.part(a), "a")
