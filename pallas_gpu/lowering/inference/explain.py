@@ -268,7 +268,8 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
     layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
     if variable.moved_bits:
         return errors.LayoutError(
-            f"{variable.name}: too little SMEM is left for moving data between threads",
+            f"{named(variable.node)}: too little SMEM is left for moving data between "
+            "threads",
             expected=f"at least {IMAGE_BYTES} bytes of scratch for each "
             f"{'warp' if variable.in_warp else 'warpgroup'}",
             got=f"{problem.scratch_bytes} bytes",
