@@ -113,10 +113,14 @@ class Inferred:
             if (path, op) == (step.node.path, step.node.op)
         ]
 
-    def operand(self, words: str) -> Placement:
-        """The one layout in which all operations of a name take their operands."""
+    def taken(self, words: str) -> list[Placement]:
+        """The layouts in which all operations of a name take their operands."""
         named = [step for step in self.steps if step.node.words == words]
-        (layout,) = {layout for step in named for layout in self.operands(step)}
+        return [layout for step in named for layout in self.operands(step)]
+
+    def operand(self, words: str) -> Placement:
+        """The only one of these layouts."""
+        (layout,) = set(self.taken(words))
         return layout
 
     @property

@@ -286,7 +286,8 @@ def test_a_carry_has_one_layout_and_takes_a_splat_as_it_is():
         o[...] = lax.fori_loop(0, 16, step, jnp.zeros(SQUARE))
 
     found = infer(body)
-    assert found.layout("loop") == found.operand("loop") == WGMMA
+    assert found.layout("loop") == WGMMA
+    assert found.taken("loop") == [WGMMA] * 2  # before the loop, and of each step
     assert found.layouts("broadcast") == [None]
     assert found.moves == []
 
@@ -309,7 +310,8 @@ def test_a_carry_is_converted_before_the_loop_not_inside(trips, words):
 
     found = infer(body)
     assert found.moves == [words, "layout_cast"]
-    assert found.layout(words) == found.operand(words) == WGMMA
+    assert found.layout(words) == WGMMA
+    assert found.taken(words) == [WGMMA] * 2
 
 
 def test_what_follows_a_loop_weighs_no_more_than_what_precedes_it():
@@ -361,5 +363,6 @@ def test_both_sides_of_a_branch_give_one_layout():
         o[...] = plgpu.layout_cast(y, Layout.WGMMA)
 
     found = infer(body)
-    assert found.layout("branch") == found.operand("branch") == WGMMA
+    assert found.layout("branch") == WGMMA
+    assert found.taken("branch") == [WGMMA] * 2
     assert found.moves == []

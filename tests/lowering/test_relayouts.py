@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What expansion emits beside what the emitters do: relayouts, once for each layout."""
+"""An array is moved to another layout once, and used there from then on."""
 
 from __future__ import annotations
 
