@@ -8,21 +8,22 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, resources, types
+from pallas_gpu import arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.facts import shares_smem
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
-from pallas_gpu.primitives._accesses import reaches_other_ctas
 from pallas_gpu.primitives.grids import griddepcontrol
+from pallas_gpu.program.walk import uses
 
 
 class Nvidia:
@@ -88,7 +89,7 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit(is_relaxed=state.awaits_other_ctas)
+            state.builder.sync_before_exit(is_relaxed=state.facts.awaits_other_ctas)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 
@@ -105,8 +106,8 @@ def _launch_spec(
         + len(params.work_operands)
         + len(params.workspace),
         arch=target.compute_capability,
-        shares_smem=reaches_other_ctas(params.jaxpr),
-        waits_for_grids=griddepcontrol.depends(params.jaxpr),
+        shares_smem=shares_smem(params.jaxpr),
+        waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
     )
 
 
@@ -256,8 +257,7 @@ def _prologue(kernel: KernelState) -> None:
     ctx_lib.emit_axes(kernel)
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
-    declarations = _barriers(kernel.params.jaxpr, kernel.plan)
-    for slot, (barrier, copies) in declarations.items():
+    for slot, (barrier, copies) in kernel.plan.declared.items():
         # The bits are the parities of the next waits. The parity of the phase before
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
@@ -272,22 +272,8 @@ def _prologue(kernel: KernelState) -> None:
     if kernel.plan.tmem_columns:
         # Its barrier makes the initialised mbarriers visible, too.
         kernel.tmem = kernel.semantics.tmem_allocation(kernel)
-    elif declarations or kernel.builder.spec.shares_smem:
+    elif kernel.plan.barriers or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
-
-
-def _barriers(
-    jaxpr: _jax.Jaxpr, plan: resources.Plan
-) -> dict[int, tuple[types.Barrier, int]]:
-    """Returns the barriers that a kernel declares, and how often, by their slots."""
-    found: dict[int, tuple[types.Barrier, int]] = {}
-    for site in resources.scopes(jaxpr):
-        for i, var in enumerate(resources.scope_refs(site.eqn)):
-            slot = plan.barrier_slots.get(resources.BarrierKey.of(site, i))
-            if slot is not None:
-                copies = resources.copies(site, plan.warps)
-                found.setdefault(slot, (var.aval.barrier, copies))
-    return found
 
 
 def _position_around(kernel: KernelState, operand: int) -> Any:

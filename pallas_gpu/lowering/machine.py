@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, errors, walk
+from pallas_gpu import _jax, arch, errors
 from pallas_gpu.entry.call import CallParams
 
 
@@ -52,10 +52,6 @@ class State(Protocol):
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
         """The rule of each primitive: `rule(context, *operands)`."""
-
-    @property
-    def jaxpr_numbers(self) -> walk.Numbers:
-        """The number of each jaxpr of the kernel, which identifies equations."""
 
     @property
     def keeps_lines(self) -> bool:

@@ -12,6 +12,8 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _operands
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import references as references  # describes JAX's accesses
 from pallas_gpu.program.nodes import (
     Access,
     Constant,
@@ -52,6 +54,8 @@ def region_of(jaxpr: Any) -> Region:
 
     Several threads may call it at a time.
     """
+    if isinstance(jaxpr, _jax.ClosedJaxpr) and not jaxpr.consts:
+        jaxpr = jaxpr.jaxpr
     region = _REGIONS.get(jaxpr)
     if region is None:
         region = _REGIONS[jaxpr] = _Builder(jaxpr).build()
@@ -188,23 +192,40 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
 
 def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
     """Returns the operands of an equation as a pytree with accesses."""
-    if eqn.primitive is _jax.get_p:
-        return {"ref": _access(_indexed(eqn, ins[0], ins[1:]))}
-    if eqn.primitive in (_jax.swap_p, _jax.addupdate_p):
-        return {"ref": _access(_indexed(eqn, ins[0], ins[2:])), "value": ins[1]}
+    operation = registry.operation(eqn.primitive)
+    if operation is None:
+        return list(ins)
+    if eqn.primitive in _INDICES_OF:
+        first = _INDICES_OF[eqn.primitive]
+        leaves = map(_index_or_self, ins[first:])
+        transforms = jax.tree.unflatten(eqn.params["tree"], list(leaves))
+        ref = _operands.RefOperand(ins[0], tuple(transforms))
+        value = {} if first == 1 else {"value": ins[1]}
+        return {"ref": _access("ref", ref, operation), **value}
     if "tree" not in eqn.params:
         return list(ins)
     tree = _operands.unflatten(eqn.params["tree"], [_index_or_self(x) for x in ins])
-    return jax.tree.map(
-        _access, tree, is_leaf=lambda x: isinstance(x, _operands.RefOperand)
-    )
+    if isinstance(tree, list):
+        return [_named(x, operation) for x in tree]
+    return _named(tree, operation) if isinstance(tree, dict) else list(ins)
 
 
-def _indexed(eqn: Any, ref: Operand, leaves: Sequence[Operand]) -> Any:
-    transforms = jax.tree.unflatten(
-        eqn.params["tree"], [_index_or_self(x) for x in leaves]
-    )
-    return _operands.RefOperand(ref, tuple(transforms))
+# Where the indices of JAX's accesses begin among the operands.
+_INDICES_OF = {_jax.get_p: 1, _jax.swap_p: 2, _jax.addupdate_p: 2}
+
+
+def _named(operands: dict[str, Any], operation: registry.Operation) -> dict[str, Any]:
+    return {name: _access(name, x, operation) for name, x in operands.items()}
+
+
+def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
+    """Returns an operand with accesses and constants at its leaves."""
+    if isinstance(operand, _operands.RefOperand):
+        return Access(
+            operand.ref, operand.window(operand.ref.shape), operand.transforms,
+            operand.viewed, operation, name,
+        )  # fmt: skip
+    return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, operand)
 
 
 def _index_or_self(x: Operand) -> Any:
@@ -223,11 +244,3 @@ class _Index(int):
         self = super().__new__(cls, int(constant.value))
         self.constant = constant
         return self
-
-
-def _access(leaf: Any) -> Any:
-    if isinstance(leaf, _operands.RefOperand):
-        return Access(leaf.ref, leaf.window(leaf.ref.shape), leaf.viewed)
-    if isinstance(leaf, _Index):
-        return leaf.constant
-    return leaf

@@ -158,7 +158,7 @@ def _cta(
     for number in range(mesh.warpgroups):
         thread = {} if mesh.thread_name is None else {mesh.thread_name: number}
         counter = Counter({**position, **thread}, sizes)
-        work, _ = counter.count(params.jaxpr, [None] * len(params.jaxpr.invars))
+        work = counter.count(params.jaxpr)
         total.add(work)
         parts.append(work)
         own = counter.registers or accumulators + _OTHER_REGISTERS

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, func, memref
 
 import pallas_gpu as plgpu
-from pallas_gpu import _jax, arch, compiler, errors, offline, walk
+from pallas_gpu import _jax, arch, compiler, errors, offline
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import machine
 from pallas_gpu.lowering.launch import NVIDIA
@@ -86,7 +86,6 @@ class Beads:
 
     plan: Words
     launch: Function
-    jaxpr_numbers: walk.Numbers
     keeps_lines: bool = False
     where: Callable[[], str | None] = lambda: None
 
@@ -138,7 +137,7 @@ class Abacus:
     def state(
         self, params: CallParams, target: AbacusTarget, plan: Words, launch: Function
     ) -> Beads:
-        return Beads(plan, launch, walk.number_jaxprs(params.jaxpr))
+        return Beads(plan, launch)
 
     def prologue(self, state: Beads) -> Sequence[Any]:
         return state.launch.arguments

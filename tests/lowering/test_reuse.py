@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.entry.memory import fences
-from pallas_gpu.lowering import reuse
+from pallas_gpu.entry.memory import fences, sharing
 from tests.support import everywhere
 from tests.support.lockstep import engine
 from tests.support.lockstep import kernels as in_lockstep
@@ -156,7 +155,7 @@ def test_the_machine_reports_what_is_not_emitted(body, options, kept, monkeypatc
     if kept == "meets":
         monkeypatch.setattr(fences, "with_fences", lambda params: params)
     else:
-        monkeypatch.setattr(reuse, "meets", lambda jaxpr: frozenset())
+        monkeypatch.setattr(sharing, "meets", lambda jaxpr: frozenset())
     lowered = in_lockstep.lower(of(body, **options)(None), [X])
     with pytest.raises(engine.KernelError):
         lowered.run()
@@ -176,7 +175,7 @@ def test_a_scope_by_itself_needs_no_order():
         plgpu.run_scoped(outer, TILE)
 
     (kernel,) = in_lockstep.lower(of(body)(None), [X]).kernels
-    assert not reuse.meets(kernel.params.jaxpr)
+    assert not sharing.meets(kernel.params.jaxpr)
     assert "fence.proxy" not in str(kernel.module)
 
 

@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors, resources, types, walk
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.nodes import Op, Value
+from pallas_gpu.program.walk import uses, walk
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
 
@@ -26,17 +27,9 @@ Lower = Callable[[CallParams, arch.GpuTarget], Any]
 # 16 bytes.
 _ROUND_BYTES = 4 * 32 * 16
 
-_COPIES = (
-    *("copy_gmem_to_smem", "copy_smem_to_gmem", "cp_async"),
-    *("copy_smem_to_gmem_by_threads", "gather_rows", "scatter_rows"),
-)
 # From so many copies on their tensor maps, of which one may take several, are counted:
 # the parameters of a kernel hold 255.
 _MANY_COPIES = 100
-_OF_TILES = (
-    *("wgmma", "tcgen05_mma", "async_copy_smem_to_tmem"),
-    *("async_copy_scales_to_tmem", "async_copy_sparse_metadata_to_tmem"),
-)
 
 _LOWER: list[Lower] = []
 # The error of each kernel that was lowered, None if it has code.
@@ -76,20 +69,19 @@ def _tried(params: CallParams, target: arch.GpuTarget) -> errors.PallasGpuError 
 
 
 def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
-    sites = walk.walk(expand.expanded(params, target).jaxpr)
-    if any(_may_split_words(site.eqn) for site in sites):
+    body = expand.expanded(params, target).jaxpr
+    ops = [site.op for site in walk(body)]
+    if any(map(_may_split_words, ops)):
         return True
-    if any(map(_cuts_tiles, sites)) and any(map(_reads_tiles, sites)):
+    if any(map(_cuts_tiles, ops)) and any(map(_reads_tiles, ops)):
         return True
-    if sum(site.eqn.primitive.name in _COPIES for site in sites) >= _MANY_COPIES:
+    if sum(map(_copies, ops)) >= _MANY_COPIES:
         return True
-    if not any(_has_arrays(site.eqn) for site in sites):
+    if not any(map(_has_arrays, ops)):
         return False
-    needed = _ROUND_BYTES
-    if any(site.eqn.primitive is warp_map_p for site in sites):
-        needed *= WARPS
+    needed = _ROUND_BYTES * (WARPS if uses(body, warp_map_p) else 1)
     plan = resources.plan(
-        expand.expanded(params, target).jaxpr,
+        body,
         target,
         params.name,
         params.compiler_params.reduction_scratch_bytes,
@@ -98,45 +90,45 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     return plan.scratch_limit_bytes // params.mesh.warpgroups < needed
 
 
-def _may_split_words(eqn: _jax.JaxprEqn) -> bool:
+def _may_split_words(op: Op) -> bool:
     """True for a store of narrow elements whose first one is known at run time only."""
-    if eqn.primitive is not async_store_smem_p:
+    if op.primitive is not async_store_smem_p:
         return False
-    if eqn.params["dtype"].itemsize >= WORD_BYTES:
+    if op.params["dtype"].itemsize >= WORD_BYTES:
         return False
-    return any(
-        not isinstance(x, _jax.Literal) and _is_index(x.aval) for x in eqn.invars
-    )
+    return any(isinstance(x, Value) and _is_index(x) for x in op.inputs)
 
 
-def _cuts_tiles(site: walk.Site) -> bool:
+def _is_index(value: Value) -> bool:
+    return value.shape == () and value.dtype.kind in "iu"
+
+
+def _copies(op: Op) -> bool:
+    """True for a copy between GMEM and SMEM."""
+    spaces = {access.space for access in op.accesses}
+    return {types.GMEM, types.SMEM} <= spaces
+
+
+def _cuts_tiles(op: Op) -> bool:
     """True for a copy of a reshaped array in SMEM whose tiles the compiler chooses."""
-    eqn = site.eqn
-    if eqn.primitive.name not in _COPIES:
-        return False
-    operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-    sides = [operands["src"], operands["dst"]]
-    return any(
-        side.viewed is not None
-        and side.ref.aval.memory_space is types.SMEM
-        and not side.ref.aval.transforms
-        for side in sides
+    return _copies(op) and any(
+        access.viewed is not None
+        and access.space is types.SMEM
+        and not access.buffer.aval.transforms
+        for access in op.accesses
     )
 
 
-def _reads_tiles(site: walk.Site) -> bool:
+def _reads_tiles(op: Op) -> bool:
     """True for what reads SMEM in tiles: products, and copies to TMEM."""
-    return site.eqn.primitive.name in _OF_TILES
+    by_threads = op.operation is None or "generic" in op.operation.proxies
+    read = (access.space for access in op.accesses if access.reads)
+    return not by_threads and not _copies(op) and types.SMEM in read
 
 
-def _is_index(aval: Any) -> bool:
-    return getattr(aval, "shape", None) == () and aval.dtype.kind in "iu"
-
-
-def _has_arrays(eqn: _jax.JaxprEqn) -> bool:
-    """True if an equation has arrays in registers."""
-    avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
+def _has_arrays(op: Op) -> bool:
+    """True if an operation has arrays in registers."""
     return any(
-        not isinstance(aval, _jax.AbstractRef) and getattr(aval, "shape", ())
-        for aval in avals
+        x.shape and not isinstance(getattr(x, "aval", None), _jax.AbstractRef)
+        for x in (*op.inputs, *op.results)
     )

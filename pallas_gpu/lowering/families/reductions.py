@@ -115,8 +115,8 @@ def _make_warpgroup(kind: reductions.Kind):
 
 
 def _make_check(kind: reductions.Kind):
-    def check(eqn: Any, mesh: Any) -> None:
-        dtype = np.dtype(eqn.invars[0].aval.dtype)
+    def check(op: Any, mesh: Any) -> None:
+        dtype = np.dtype(op.inputs[0].dtype)
         if dtype != dtypes.BOOL:
             table.lookup(kind).require_combining(dtype)
 
