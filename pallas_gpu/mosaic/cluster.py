@@ -126,17 +126,6 @@ def rank_at(sizes: Sequence[int], positions: Mapping[int, int | ir.Value]) -> ir
     return result
 
 
-def cluster_sync() -> None:
-    """Waits until all threads of the cluster have arrived.
-
-    PTX: `barrier.cluster.arrive.release.aligned`, `barrier.cluster.wait.acquire`.
-    Since: sm_90. All threads of all blocks issue it. Their SMEM and GMEM accesses
-    before it are visible to all of them after it.
-    """
-    nvvm.cluster_arrive(aligned=True)
-    nvvm.cluster_wait(aligned=True)
-
-
 def arrive(
     pointer: ir.Value,
     blocks: Group,

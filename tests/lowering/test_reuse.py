@@ -110,7 +110,7 @@ def within_another_scope(x, o, p):
     plgpu.run_scoped(outer, TILE)
 
 
-def of_two_warpgroups(x, o, p):
+def of_two_warpgroups(x, o, p, call=lambda f: f()):
     mine = plgpu.ds(lax.axis_index("wg") * 32, 32)
 
     def first(tile):
@@ -125,8 +125,12 @@ def of_two_warpgroups(x, o, p):
         plgpu.barrier_wait(barrier)
         p[mine] = tile[mine] + 1
 
-    plgpu.run_scoped(first, TILE, collective_axes="wg")
+    call(lambda: plgpu.run_scoped(first, TILE, collective_axes="wg"))
     plgpu.run_scoped(second, TILE, plgpu.Barrier(), collective_axes="wg")
+
+
+def in_a_function_of_two_warpgroups(x, o, p):
+    of_two_warpgroups(x, o, p, lambda f: jax.jit(f)())
 
 
 WITHOUT_BARRIERS = {
@@ -137,6 +141,7 @@ COPIES = [threads_then_copy, copy_in_a_loop, a_function_called_twice]
 SHARING = [
     *((body, {}, "meets") for body in (*COPIES, within_another_scope)),
     (of_two_warpgroups, TWO, "meets"),
+    (in_a_function_of_two_warpgroups, TWO, "meets"),
     (values_that_outlive_their_memory, WITHOUT_BARRIERS, "fences"),
 ]
 
