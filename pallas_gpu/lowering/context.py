@@ -20,9 +20,9 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.facts import Facts
 from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.mosaic import elementwise, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
@@ -71,9 +71,9 @@ class KernelState:
     where: Callable[[], str | None] = lambda: None
 
     @functools.cached_property
-    def facts(self) -> Facts:
+    def traits(self) -> Traits:
         """What holds of the kernel as a whole."""
-        return Facts.of(self.params.jaxpr)
+        return Traits.of(self.params.jaxpr)
 
     @functools.cached_property
     def inferred_members(self) -> frozenset[Any]:

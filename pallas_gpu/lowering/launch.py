@@ -15,9 +15,9 @@ from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.lowering.facts import shares_smem
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.lowering.traits import shares_smem
 from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
@@ -89,7 +89,7 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit(is_relaxed=state.facts.awaits_other_ctas)
+            state.builder.sync_before_exit(is_relaxed=state.traits.awaits_other_ctas)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 

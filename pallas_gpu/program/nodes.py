@@ -180,6 +180,10 @@ class Op:
         ]
         return [x for x in found if isinstance(x, Access)]
 
+    def access_to(self, space: types.MemorySpace) -> Access:
+        """Returns the first access to a memory space."""
+        return next(access for access in self.accesses if access.space is space)
+
     @property
     def made(self) -> tuple[Value, ...]:
         """What it makes for its last region: allocated memory, a counter."""

@@ -13,9 +13,8 @@ from pallas_gpu.program.nodes import Op
 
 @registry.checks(cp_async.cp_async_p, cp_async.store_by_threads_p)
 def _check_copy(op: Op, mesh: types.Mesh) -> None:
-    src, dst = op.operands["src"], op.operands["dst"]
-    load = op.primitive is cp_async.cp_async_p
-    gmem, smem = (src, dst) if load else (dst, src)
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    load = smem.writes
     name = "copy_gmem_to_smem" if load else "copy_smem_to_gmem"
     references.window_in_bounds(smem, name)
     # A range may exceed the array: threads load zeros, and store nothing outside.

@@ -15,14 +15,12 @@ from pallas_gpu.program.nodes import Access, Op
 
 @registry.checks(rows.gather_rows_p, rows.scatter_rows_p)
 def _check_rows(op: Op, mesh: types.Mesh) -> None:
-    src, dst = op.operands["src"], op.operands["dst"]
-    gather = op.primitive is rows.gather_rows_p
-    gmem, smem = (src, dst) if gather else (dst, src)
-    name = "copy_gmem_to_smem" if gather else "copy_smem_to_gmem"
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    name = "copy_gmem_to_smem" if smem.writes else "copy_smem_to_gmem"
     references.window_in_bounds(smem, name)
     references.window_in_bounds(gmem, name)
     _engines.require_elements(gmem.window)
-    _engines.check_threads(_row(gmem), _row(smem), store=not gather)
+    _engines.check_threads(_row(gmem), _row(smem), store=gmem.writes)
 
 
 def _row(array: Access) -> _engines.Side:

@@ -20,10 +20,8 @@ from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 @registry.checks(tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p)
 def _check_copy(op: Op, mesh: types.Mesh) -> None:
-    src, dst = op.operands["src"], op.operands["dst"]
-    load = op.primitive is tma.copy_gmem_to_smem_p
-    gmem, smem = (src, dst) if load else (dst, src)
-    name = op.name
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    load, name = smem.writes, op.name
     references.window_in_bounds(smem, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
     near = side(smem)

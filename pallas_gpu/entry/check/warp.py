@@ -45,8 +45,9 @@ def check_operation(op: Op) -> None:
         )
     for value in op.inputs:
         _refuse_accumulator(getattr(value, "aval", None), name)
-    if operation is not None and operation.family == "references":
-        _refuse_tmem(op.accesses[0].buffer.aval, name)
+    for access in op.accesses:
+        if access.operation.family == "references":
+            _refuse_tmem(access.buffer.aval, name)
     _check_layout(op)
 
 

@@ -17,7 +17,7 @@ from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.nodes import Access, Op, Value
+from pallas_gpu.program.nodes import Op, Value
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.walk import with_equations
 
@@ -54,12 +54,8 @@ def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
 
 def _is_aligned(site: Site, shared: set[Value]) -> bool:
     """Returns whether all instances of a copy's array start where TMA can."""
-    array = _array(site.op, types.GMEM).buffer
+    array = site.op.access_to(types.GMEM).buffer
     return site.origin(array) in shared or _bits(array) % (8 * INNER_BOX_BYTES) == 0
-
-
-def _array(op: Op, space: types.MemorySpace) -> Access:
-    return next(access for access in op.accesses if access.space is space)
 
 
 def _bits(array: Value) -> int:
@@ -86,17 +82,16 @@ def _by_threads(site: Site) -> _jax.JaxprEqn | None:
 
 
 def _threads_can(op: Op) -> bool:
-    gmem, smem = (side(_array(op, space)) for space in (types.GMEM, types.SMEM))
-    store = op.primitive is tma.copy_smem_to_gmem_p
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
     try:
-        _engines.check_threads(gmem, smem, store=store)
+        _engines.check_threads(side(gmem), side(smem), store=gmem.writes)
     except errors.LayoutError:
         return False
     return True
 
 
 def _cannot(site: Site) -> errors.LayoutError:
-    array = _array(site.op, types.GMEM).buffer
+    array = site.op.access_to(types.GMEM).buffer
     return errors.LayoutError(
         "jax.vmap: instances start where TMA cannot address them",
         expected="arrays whose size is a multiple of 16 bytes, for a multicast, a "

@@ -18,7 +18,7 @@ from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
-from pallas_gpu.program.nodes import Op, Value
+from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import uses, walk
 
 Lower = Callable[[CallParams, arch.GpuTarget], Any]
@@ -71,15 +71,10 @@ def _tried(params: CallParams, target: arch.GpuTarget) -> errors.PallasGpuError 
 def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     body = expand.expanded(params, target).jaxpr
     ops = [site.op for site in walk(body)]
-    if any(map(_may_split_words, ops)):
-        return True
-    if any(map(_cuts_tiles, ops)) and any(map(_reads_tiles, ops)):
+    if any(_may_split_words(op) or _cuts_tiles(op) for op in ops):
         return True
     if sum(map(_copies, ops)) >= _MANY_COPIES:
         return True
-    if not any(map(_has_arrays, ops)):
-        return False
-    needed = _ROUND_BYTES * (WARPS if uses(body, warp_map_p) else 1)
     plan = resources.plan(
         body,
         target,
@@ -87,26 +82,19 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
         params.compiler_params.reduction_scratch_bytes,
         params.mesh.warpgroups,
     )
+    needed = _ROUND_BYTES * (WARPS if uses(body, warp_map_p) else 1)
     return plan.scratch_limit_bytes // params.mesh.warpgroups < needed
 
 
 def _may_split_words(op: Op) -> bool:
-    """True for a store of narrow elements whose first one is known at run time only."""
-    if op.primitive is not async_store_smem_p:
-        return False
-    if op.params["dtype"].itemsize >= WORD_BYTES:
-        return False
-    return any(isinstance(x, Value) and _is_index(x) for x in op.inputs)
-
-
-def _is_index(value: Value) -> bool:
-    return value.shape == () and value.dtype.kind in "iu"
+    """True for a store of narrow elements, whose first one may be within a word."""
+    is_store = op.primitive is async_store_smem_p
+    return is_store and op.params["dtype"].itemsize < WORD_BYTES
 
 
 def _copies(op: Op) -> bool:
     """True for a copy between GMEM and SMEM."""
-    spaces = {access.space for access in op.accesses}
-    return {types.GMEM, types.SMEM} <= spaces
+    return {types.GMEM, types.SMEM} <= {access.space for access in op.accesses}
 
 
 def _cuts_tiles(op: Op) -> bool:
@@ -116,19 +104,4 @@ def _cuts_tiles(op: Op) -> bool:
         and access.space is types.SMEM
         and not access.buffer.aval.transforms
         for access in op.accesses
-    )
-
-
-def _reads_tiles(op: Op) -> bool:
-    """True for what reads SMEM in tiles: products, and copies to TMEM."""
-    by_threads = op.operation is None or "generic" in op.operation.proxies
-    read = (access.space for access in op.accesses if access.reads)
-    return not by_threads and not _copies(op) and types.SMEM in read
-
-
-def _has_arrays(op: Op) -> bool:
-    """True if an operation has arrays in registers."""
-    return any(
-        x.shape and not isinstance(getattr(x, "aval", None), _jax.AbstractRef)
-        for x in (*op.inputs, *op.results)
     )

@@ -97,7 +97,7 @@ def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Gr
 
 def _arrival_scope(ctx: RuleContext, barrier: types.Barrier) -> cluster.MemoryScope:
     # The tensor core of another CTA reads SMEM that this CTA's threads have written.
-    return "cluster" if barrier.orders_tensor_core else ctx.kernel.facts.arrival_scope
+    return "cluster" if barrier.orders_tensor_core else ctx.kernel.traits.arrival_scope
 
 
 def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
@@ -148,7 +148,7 @@ def _test(ctx: RuleContext, *invals: Any) -> Any:
 
 
 def _fence_copies(ctx: RuleContext) -> None:
-    if ctx.kernel.facts.copies_by_threads:
+    if ctx.kernel.traits.copies_by_threads:
         # cp.async is of the generic proxy: its data may be for wgmma, or for TMA.
         tma.fence_proxy_async()
 
@@ -179,7 +179,7 @@ class _Waited:
         pointer = barrier_pointer(ctx, handle, index)
         scope = ctx.eqn.params.get("memory_scope")
         others = isinstance(handle.barrier, types.ClusterBarrier)
-        if scope is None and (others or ctx.eqn in ctx.kernel.facts.waits_for_stores):
+        if scope is None and (others or ctx.eqn in ctx.kernel.traits.waits_for_stores):
             scope = _arrival_scope(ctx, handle.barrier)
         parity = parities.parity(ctx.kernel, handle, index)
         return cls(handle, index, pointer, parity, scope)

@@ -40,7 +40,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     if kernel.params.mesh.warpgroups > 1 and own == "block":
         if collective and shares_bytes:
             nvvm.barrier()
-    elif eqn in kernel.facts.meets:
+    elif eqn in kernel.traits.meets:
         mbarrier.synchronize()
     results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
     kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns

@@ -20,7 +20,7 @@ from pallas_gpu.program.walk import Site, uses, walk
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class Traits:
     """What holds of a kernel as a whole.
 
     Attributes:
@@ -46,8 +46,8 @@ class Facts:
     waits_for_stores: frozenset[_jax.JaxprEqn]
 
     @classmethod
-    def of(cls, jaxpr: _jax.Jaxpr) -> Facts:
-        """Returns the facts of a kernel's body."""
+    def of(cls, jaxpr: _jax.Jaxpr) -> Traits:
+        """Returns the traits of a kernel's body."""
         sites = walk(jaxpr)
         ops = [site.op for site in sites]
         stores = [site for site in sites if site.op.primitive is async_store_smem_p]
