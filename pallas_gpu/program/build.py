@@ -205,17 +205,20 @@ def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
     if "tree" not in eqn.params:
         return list(ins)
     tree = _operands.unflatten(eqn.params["tree"], [_index_or_self(x) for x in ins])
-    if isinstance(tree, list):
-        return [_named(x, operation) for x in tree]
-    return _named(tree, operation) if isinstance(tree, dict) else list(ins)
+    return _named(tree, operation)
 
 
 # Where the indices of JAX's accesses begin among the operands.
 _INDICES_OF = {_jax.get_p: 1, _jax.swap_p: 2, _jax.addupdate_p: 2}
 
 
-def _named(operands: dict[str, Any], operation: registry.Operation) -> dict[str, Any]:
-    return {name: _access(name, x, operation) for name, x in operands.items()}
+def _named(operands: Any, operation: registry.Operation) -> Any:
+    match operands:
+        case dict():
+            return {name: _access(name, x, operation) for name, x in operands.items()}
+        case list():
+            return [_named(x, operation) for x in operands]
+    return _access("", operands, operation)
 
 
 def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
