@@ -73,9 +73,27 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return jaxpr, ()
 
 
+def variables_of(jaxpr: Any) -> list[Any]:
+    """Returns the variables that the inputs of a jaxpr's program are.
+
+    The last ones are those of references and values that are captured while tracing.
+    """
+    jaxpr, consts = opened(jaxpr)
+    given = dict(zip(jaxpr.constvars, consts, strict=False))
+    captured = [
+        var
+        for var in jaxpr.constvars
+        if isinstance(var.aval, _jax.AbstractRef)
+        or var not in given
+        or _jax.is_tracer(given[var])
+    ]
+    return [*jaxpr.invars, *captured]
+
+
 class _Builder:
     def __init__(self, jaxpr: Any):
         self._jaxpr, self._consts = opened(jaxpr)
+        self._variables = variables_of(jaxpr)
         self._within = weakref.ref(self._jaxpr)
         self._calls: tuple[Any, ...] = ()
         self._size = 0
@@ -83,11 +101,11 @@ class _Builder:
 
     def build(self) -> Region:
         names: Names = {}
-        inputs = tuple(self._value(var.aval) for var in self._jaxpr.invars)
-        names.update(zip(self._jaxpr.invars, inputs, strict=True))
-        names.update(
-            zip(self._jaxpr.constvars, map(_constant, self._consts), strict=True)
-        )
+        inputs = tuple(self._value(var.aval) for var in self._variables)
+        names.update(zip(self._variables, inputs, strict=True))
+        for var, value in zip(self._jaxpr.constvars, self._consts, strict=False):
+            if var not in names:
+                names[var] = _constant(value)
         self._equations(self._jaxpr.eqns, names)
         results = tuple(_read(v, names) for v in self._jaxpr.outvars)
         return Region(inputs, tuple(self._ops), results, self._size)

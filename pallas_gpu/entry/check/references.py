@@ -15,7 +15,7 @@ from pallas_gpu.primitives.tensor_cores.tmem import (
     async_load_tmem_p,
     async_store_tmem_p,
 )
-from pallas_gpu.program.build import region_of
+from pallas_gpu.program.build import region_of, variables_of
 from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.program.walk import Site, walk
 
@@ -117,7 +117,7 @@ def check_semaphores(jaxpr: _jax.Jaxpr) -> None:
 
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     """Returns the references that a body writes, as variables of its jaxpr."""
-    pairs = zip(jaxpr.invars, region_of(jaxpr).inputs, strict=True)
+    pairs = zip(variables_of(jaxpr), region_of(jaxpr).inputs, strict=True)
     found = _writes(jaxpr)
     return {var for var, value in pairs if value in found}
 
