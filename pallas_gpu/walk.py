@@ -14,13 +14,6 @@ from typing import Any
 
 from pallas_gpu import _jax
 
-# An equation's identity: the number of its jaxpr, in the order of `walk`, and its index
-# there. A function that is called twice is one jaxpr, so both calls have the same
-# places: the declarations of its scopes are allocated once. Unlike `id(eqn)`, a place
-# is the same in every process.
-Place = tuple[int, int]
-Numbers = dict[_jax.Jaxpr, int]
-
 
 @dataclasses.dataclass(frozen=True)
 class Body:
@@ -43,7 +36,6 @@ class Site:
 
     Attributes:
       eqn: the equation.
-      place: its identity.
       enclosing: the sites of the equations that run it, outermost first.
       within: the jaxprs around it, outermost first, without the walked one.
       origins: for inputs of the equation's jaxpr, the corresponding outer variables.
@@ -51,7 +43,6 @@ class Site:
     """
 
     eqn: _jax.JaxprEqn
-    place: Place
     enclosing: tuple[Site, ...]
     within: tuple[_jax.Jaxpr, ...]
     origins: Mapping[Any, Any]
@@ -65,10 +56,6 @@ class Site:
         """
         lines = (_jax.where(site.eqn) for site in (self, *reversed(self.enclosing)))
         return next((line for line in lines if line is not None), None)
-
-    def is_inside(self, primitive: Any) -> bool:
-        """True when an equation of the primitive runs this one."""
-        return any(site.eqn.primitive is primitive for site in self.enclosing)
 
     def origin(self, atom: Any) -> Any:
         """Returns the variable in the outermost jaxpr to which a variable corresponds.
@@ -104,49 +91,28 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     return Body(jaxpr, (*operands, *(None,) * made))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Walk:
-    """The result of a walk: sites in order, and the numbers of the inner jaxprs."""
-
-    sites: tuple[Site, ...]
-    numbers: Numbers
-
-
-# Checks, planner and lowering visit the same kernels. Neither sites nor numbers refer
-# to the walked jaxpr, so that its entry disappears with it.
-_WALKS: weakref.WeakKeyDictionary[_jax.Jaxpr, _Walk] = weakref.WeakKeyDictionary()
+# A site does not refer to the walked jaxpr, so that its entry disappears with it.
+_WALKS: weakref.WeakKeyDictionary[_jax.Jaxpr, tuple[Site, ...]]
+_WALKS = weakref.WeakKeyDictionary()
 
 
 def walk(jaxpr: _jax.Jaxpr) -> tuple[Site, ...]:
     """Returns the equations of a jaxpr and of all that they run, in order."""
-    return _walked(jaxpr).sites
-
-
-def number_jaxprs(jaxpr: _jax.Jaxpr) -> Numbers:
-    """Numbers a jaxpr and all that its equations run, in the order of `walk`."""
-    return {jaxpr: 0, **_walked(jaxpr).numbers}
-
-
-def _walked(jaxpr: _jax.Jaxpr) -> _Walk:
     result = _WALKS.get(jaxpr)
     if result is None:
-        numbers: Numbers = {}
-        sites = tuple(_visit(jaxpr, 0, (), (), {}, numbers))
-        result = _WALKS[jaxpr] = _Walk(sites, numbers)
+        result = _WALKS[jaxpr] = tuple(_visit(jaxpr, (), (), {}))
     return result
 
 
 def _visit(
     jaxpr: _jax.Jaxpr,
-    number: int,
     enclosing: tuple[Site, ...],
     within: tuple[_jax.Jaxpr, ...],
     outer: Mapping[Any, Any],
-    numbers: Numbers,
 ) -> Iterator[Site]:
     origins = dict(outer)
-    for i, eqn in enumerate(jaxpr.eqns):
-        site = Site(eqn, (number, i), enclosing, within, origins, bodies(eqn))
+    for eqn in jaxpr.eqns:
+        site = Site(eqn, enclosing, within, origins, bodies(eqn))
         yield site
         for body in site.bodies:
             inner = {
@@ -155,8 +121,7 @@ def _visit(
                 if operand is not None
             }
             around = (*enclosing, site), (*within, body.jaxpr)
-            place = numbers.setdefault(body.jaxpr, len(numbers) + 1)
-            yield from _visit(body.jaxpr, place, *around, inner, numbers)
+            yield from _visit(body.jaxpr, *around, inner)
         origins |= _carried_references(site)
 
 

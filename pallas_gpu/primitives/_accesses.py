@@ -10,7 +10,6 @@ from pallas_gpu import _jax, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import references as references  # describes them
-from pallas_gpu.walk import walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,16 +58,3 @@ def _named_operands(operation: registry.Operation, eqn: Any) -> Any:
     if operation.name in registry.JAX_PRIMITIVES:
         return {"ref": ops.RefOperand(eqn.invars[0])}
     return ops.unflatten(eqn.params["tree"], list(eqn.invars))
-
-
-def reaches_other_ctas(jaxpr: _jax.Jaxpr) -> bool:
-    """True when threads access the SMEM of other CTAs of the cluster."""
-    return any(site.eqn.params.get("cta_axes") for site in walk(jaxpr))
-
-
-def stores_to(eqn: _jax.JaxprEqn, space: types.MemorySpace) -> bool:
-    """True when threads store to the memory space; asynchronous copies do not count."""
-    return any(
-        access.writes and access.space is space and not access.operation.asynchronous
-        for access in accesses(eqn)
-    )

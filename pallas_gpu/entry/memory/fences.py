@@ -168,7 +168,7 @@ def _is_overwriting(access: Access) -> bool:
     return by_copy and access.writes and access.space is types.SMEM
 
 
-def _bytes_of(written: set[Any], scopes: list[walk.Site]) -> tuple[set[Any], set[Any]]:
+def _bytes_of(written: set[Any], scopes: list[Any]) -> tuple[set[Any], set[Any]]:
     """Returns the arrays whose bytes the async proxy writes: in their scope, later."""
     found = [site for site in scopes if sharing.arrays(site)]
     overwritten, reused = set(written), set[Any]()

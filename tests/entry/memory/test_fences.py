@@ -48,7 +48,8 @@ def fenced(function, *args):
     )
     params = fences.with_fences(call.CallParams(**eqn.params))
     assert fences.with_fences(params) is params, "more fences the second time"
-    jaxprs = [params.jaxpr, *walk.number_jaxprs(params.jaxpr)]
+    bodies = (body for site in walk.walk(params.jaxpr) for body in site.bodies)
+    jaxprs = [params.jaxpr, *(body.jaxpr for body in bodies)]
     return [
         jaxpr.eqns[i + 1].primitive.name if i + 1 < len(jaxpr.eqns) else "end"
         for jaxpr in dict.fromkeys(jaxprs)
