@@ -79,7 +79,6 @@ class KernelState:
         """What holds of the kernel as a whole."""
         return Traits.of(self.params.jaxpr)
 
-    @functools.cached_property
     @property
     def keeps_lines(self) -> bool:
         """Whether operations carry the lines of their equations."""
