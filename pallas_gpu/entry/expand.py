@@ -193,6 +193,8 @@ class _Expansion(Rewrite):
         self._kernel = kernel
         # Calls that replace equations, by what determines them.
         self._calls: dict[Any, _jax.JaxprEqn] = {}
+        # Parameters are compared by identity, as long as their equations live.
+        self._prepared: list[_jax.Jaxpr] = []
 
     @functools.cached_property
     def _in_warps(self) -> _Expansion:
@@ -208,6 +210,7 @@ class _Expansion(Rewrite):
     def prepared(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         for rewrite in _PREPARATIONS:
             jaxpr = rewrite(jaxpr, self._kernel)
+        self._prepared.append(jaxpr)
         return jaxpr
 
     def replacement(

@@ -34,8 +34,6 @@ class Rewrite:
 
     def __init__(self) -> None:
         self._done: dict[Any, _jax.Jaxpr] = {}
-        # Equations are compared by identity, as long as they live.
-        self._kept: list[_jax.Jaxpr] = []
 
     def replacement(
         self, eqn: _jax.JaxprEqn, caller: _jax.JaxprEqn | None
@@ -90,10 +88,8 @@ class Rewrite:
         return eqn.replace(params=params, effects=effects)
 
     def _rewritten(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
-        source = self.prepared(jaxpr)
-        self._kept.append(source)
         eqns: list[_jax.JaxprEqn] = []
-        for eqn in source.eqns:
+        for eqn in self.prepared(jaxpr).eqns:
             located = caller if _jax.where(eqn) is None else eqn
             new = self.replacement(eqn, located)
             eqns += [self.with_bodies(eqn, located)] if new is None else new
