@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of integer arrays holds for the values that JAX computes."""
+"""What is known of integers and bools holds for the values that JAX computes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 from pallas_gpu.layouts.edges import Edges
-from pallas_gpu.lowering import contiguous
-from pallas_gpu.lowering.progressions import Progression
+from pallas_gpu.primitives._facts import Axis, Fact
 from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Facts
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 SCALARS = (0, 1, 3, 8, 130, -5, I32_MAX // 128, I32_MAX, I32_MIN)
@@ -24,36 +24,56 @@ def known(f, *scalars):
     """Returns the facts of a function's results, and the function."""
     with jax.enable_x64(False):
         closed = jax.make_jaxpr(f)(*(np.int32(s) for s in scalars))
-    region = region_of(closed)
-    inputs = [contiguous.unknown(value.aval) for value in region.inputs]
-    return contiguous._Search().run(region, inputs)
+    region, facts = region_of(closed), Facts()
+    return facts.run(region, facts.inputs_of(region))
+
+
+def strides(fact, rank):
+    return tuple(fact.factor(axis) for axis in range(rank))
+
+
+def of_rest(fact):
+    """The fact without what is said of the axes of the array."""
+    return fact.without(fact.axes - {a for a in fact.axes if a.is_of_array})
 
 
 def holds(fact, value):
     """Whether a fact is true of a value, modulo a power of two."""
     value = np.asarray(value)
-    if isinstance(fact, Progression):
-        rest = value.astype(np.int64)
-        for axis, stride in enumerate(fact.strides):
-            line = np.arange(value.shape[axis]).reshape(
-                [-1 if i == axis else 1 for i in range(value.ndim)]
-            )
-            rest = rest - (stride or 0) * line
-        for axis, stride in enumerate(fact.strides):
-            first = rest.take([0], axis)
-            if stride is not None and ((rest - first) % 2**32).any():
-                return False
-        power = 2**32 if fact.modulus == 0 else fact.modulus & -fact.modulus
-        return not ((rest - fact.rest) % power).any()
-    for axis, edges in enumerate(fact):
-        steps = np.diff(value.astype(np.int8), axis=axis)
-        if edges is None:
-            continue
-        for step, places in zip((1, -1), edges, strict=True):
-            changes = np.nonzero(steps == step)[axis] + 1
-            if any(not places >> i % 16 & 1 for i in changes):
-                return False
-    return True
+    low, high = fact.bounds
+    if value.min() < (value.min() if low is None else low):
+        return False
+    if value.max() > (value.max() if high is None else high):
+        return False
+    if value.dtype == bool:
+        return all(map(changes_there, fact.changes(value.ndim), moved(value)))
+    rest, fact = value.astype(np.int64), of_rest(fact)
+    factors = strides(fact, value.ndim)
+    for axis, stride in enumerate(factors):
+        line = np.arange(value.shape[axis]).reshape(
+            [-1 if i == axis else 1 for i in range(value.ndim)]
+        )
+        rest = rest - (stride or 0) * line
+    for axis, stride in enumerate(factors):
+        first = rest.take([0], axis)
+        if stride is not None and ((rest - first) % 2**32).any():
+            return False
+    power = 2**32 if fact.modulus == 0 else fact.modulus & -fact.modulus
+    return not ((rest - fact.rest) % power).any()
+
+
+def moved(value):
+    """A bool array with each of its axes as the first one."""
+    return [np.moveaxis(value, axis, 0) for axis in range(value.ndim)]
+
+
+def changes_there(edges, value):
+    steps = np.diff(value.astype(np.int8), axis=0)
+    return edges is None or all(
+        places >> (i + 1) % 16 & 1
+        for step, places in zip((1, -1), edges, strict=True)
+        for i in np.nonzero(steps == step)[0]
+    )
 
 
 def line(n=64):
@@ -139,6 +159,42 @@ FUNCTIONS = {
     ),
     "two lines": (lambda i, n: line() * 2 < line() + 9, None),
     "two lines of values": (lambda i, n: line() + i < line() * 2 + n, (None,)),
+    "quotient of a remainder": (lambda i, n: (i & 127) // 4 * 8, ((), 8)),
+    "quotient without remainder": (lambda i, n: lax.div((i & 7) * 32, 8), ((), 4)),
+    "quotient of a wrapped product": (lambda i, n: lax.div(i * 24, 3), ((), 1)),
+    "remainder of a wrapped product": (
+        lambda i, n: lax.rem(lax.rem(i * 24, 72) + 72, 24),
+        None,
+    ),
+    "remainder in range": (lambda i, n: lax.rem((i & 7) * 4, 32), ((), 4)),
+    "mask of bits": (lambda i, n: (i * 4) & -16, ((), 16)),
+    "low bits": (lambda i, n: (i * 32 + 5) & 15, ((), 5)),
+    "clamped": (lambda i, n: jnp.clip(i, 0, 63) * 8 + line(), ((1,), 8)),
+    "size": (lambda i, n: abs(i * 8), ((), 8)),
+    "bits to the right": (lambda i, n: (i & 1023) >> 3, ((), 1)),
+    "inverted bits": (lambda i, n: ~(i * 8 - 1), ((), 8)),
+    "wrapped in a byte": (
+        lambda i, n: (i.astype(jnp.int8) * 48).astype(jnp.int32),
+        ((), 16),
+    ),
+    "answered": (lambda i, n: ((i & 3) < 4) & ((n & 7) != 9), ()),
+    "not answered": (lambda i, n: ((i & 3) != 2) | (lax.rem(n, 5) == -4), ()),
+    "number": (lambda i, n: (n > 3).astype(jnp.int32) * 8 + 4, ((), 4)),
+    "of a known branch": (
+        lambda i, n: lax.cond((i & 3) < 4, lambda: i * 8, lambda: i),
+        ((), 8),
+    ),
+    "after a loop": (
+        lambda i, n: lax.fori_loop(0, 3, lambda j, x: x + 4, n * 8),
+        ((), 4),
+    ),
+    "after a branch in a loop": (
+        lambda i, n: lax.fori_loop(
+            0, 3, lambda j, x: lax.cond(j < n, lambda: x + 6, lambda: 2 * j), n * 4
+        ),
+        ((), 2),
+    ),
+    "a ring": (lambda i, n: lax.fori_loop(0, 9, lambda j, x: 8 - x, 0), ((), 8)),
     "near the end": (lambda i, n: i + line() < n, (edges(range(16), range(16)),)),
     "down near the end": (lambda i, n: i - line() >= n * 8, None),
 }
@@ -151,13 +207,26 @@ def test_facts_hold_for_all_values(name):
     for i, n in itertools.product(SCALARS, repeat=2):
         value = compiled(np.int32(i), np.int32(n))
         assert holds(fact, value), (fact, i, n)
-    is_range = isinstance(fact, Progression)
-    assert expected in (None, (fact.strides, fact.divisor) if is_range else fact)
+    if expected is None:
+        return
+    if value.dtype == bool:
+        assert fact.changes(value.ndim) == expected
+    else:
+        start = of_rest(fact)
+        for axis in range(value.ndim):
+            start = start.at_start_of(axis)
+        assert (strides(fact, value.ndim), start.divisor) == expected
 
 
 def test_what_is_claimed_wrongly_does_not_hold():
     """The comparison of this file can fail."""
-    assert not holds(Progression((1,), 0, 8), np.arange(16) + 4)
-    assert not holds(Progression((2,), 0, 1), np.arange(16))
-    assert not holds((edges([], [12]),), np.arange(16) < 11)
-    assert not holds((edges([12], []),), np.arange(16) < 12)
+    line = Fact.along(Axis(0, 16))
+    multiple = Fact(modulus=8)
+    assert not holds(line.plus(multiple), np.arange(16) + 4)
+    assert not holds(line.scaled(2).plus(Fact()), np.arange(16))
+    assert not holds(line, np.arange(16) + 16)
+    assert not holds(Fact(low=0, high=3), np.full(16, 4))
+    masked = Fact(others=frozenset({Axis(0, 16)}), edges=((0, edges([], [12])),))
+    assert not holds(masked, np.arange(16) < 11)
+    risen = Fact(others=frozenset({Axis(0, 16)}), edges=((0, edges([12], [])),))
+    assert not holds(risen, np.arange(16) < 12)
