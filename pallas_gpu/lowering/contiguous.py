@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pallas_gpu import _jax
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.primitives._facts import Fact
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
+from pallas_gpu.primitives.indices.facts import Fact
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import Op

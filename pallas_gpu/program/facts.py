@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax
-from pallas_gpu.primitives import _fact_rules as rules
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._facts import (
+from pallas_gpu.primitives.indices import rules
+from pallas_gpu.primitives.indices.facts import (
     ANYTHING,
     Axis,
     Fact,

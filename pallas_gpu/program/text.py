@@ -22,7 +22,7 @@ import numpy as np
 
 from pallas_gpu import _jax
 from pallas_gpu.layouts.window import Sum, Window
-from pallas_gpu.primitives._facts import Fact, is_integer
+from pallas_gpu.primitives.indices.facts import Fact, is_integer
 from pallas_gpu.program.facts import Known, facts_of
 from pallas_gpu.program.nodes import Access, Constant, Fault, Kind, Op, Region, Value
 

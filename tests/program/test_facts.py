@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from pallas_gpu.layouts.edges import Edges
-from pallas_gpu.primitives._facts import Axis, Fact
+from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
 

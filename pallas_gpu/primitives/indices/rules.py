@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu.layouts.edges import Edges
-from pallas_gpu.primitives._facts import (
+from pallas_gpu.primitives.indices.facts import (
     Axis,
     Fact,
     axes_of,
