@@ -99,6 +99,12 @@ class Facts(Flow[Fact]):
             return fitted(Fact(others=frozenset(axes)), value.aval)
         return fitted(Fact.along(Axis(value)), value.aval)
 
+    def origin(self, ref: Operand) -> Value | None:
+        """Returns the input or the allocated memory that a reference is, if known."""
+        fact = self.of(ref)
+        axis = fact.terms[0][0] if fact.is_linear and fact.terms else None
+        return axis.of if axis is not None and isinstance(axis.of, Value) else None
+
     def unknown(self, value: Value) -> Fact:
         return unknown(value.aval)
 

@@ -10,7 +10,7 @@ themselves, and where warps or warpgroups meet. What wgmma and tcgen05 read need
 `with_fences` inserts these fences as equations. They are what the compiler emits, and
 what the emulator takes into account.
 
-For each equation and each warpgroup the analysis determines which arrays the warpgroup
+For each operation and each warpgroup the analysis determines which arrays the warpgroup
 may have accessed since its last fence. Branches that depend on the index of the
 warpgroup alone are known; of others, all may be taken.
 """
@@ -19,19 +19,20 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, resources, types, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import sharing
-from pallas_gpu.entry.memory.uniform import Context, Values
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import Access, accesses
 from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
-from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.indices.facts import Fact, kind
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
-from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Facts
+from pallas_gpu.program.nodes import Kind, Op, Operand, Region, Value
 
 # Operations that contain a fence of what their issuer has accessed.
 _FENCES = (commit_smem_p, fence_smem_p, query_cluster_cancel_p)
@@ -64,13 +65,18 @@ def with_fences(params: CallParams) -> CallParams:
 
 
 def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxpr:
-    kernel = _Kernel.of(jaxpr, mesh.warpgroups)
-    if not kernel.overwritten and not kernel.reused:
+    found = (access for site in walk.walk(jaxpr) for access in accesses(site.eqn))
+    if not any(map(_is_overwriting, found)):
         return jaxpr
+    region, arrays = region_of(jaxpr), _Arrays()
+    arrays.run(region, arrays.inputs_of(region))
+    kernel = _Kernel(
+        *_bytes_of(arrays.written, resources.scopes(jaxpr)), arrays.smem_of
+    )
     fences = _Fences({}, {})
     for warpgroup in range(mesh.warpgroups):
-        values = Values(kernel.tree, mesh.thread_name, warpgroup)
-        _Flow(kernel, values, fences, automatic).run((None, jaxpr), _NOTHING)
+        path = _Path(kernel, mesh, warpgroup, fences, automatic)
+        path.run(region, path.inputs_of(region))
     return walk.with_equations(jaxpr, {}, fences.before, fences.at_end)
 
 
@@ -82,9 +88,12 @@ class _Fences:
     at_end: dict[_jax.Jaxpr, _jax.JaxprEqn]
 
 
-def _fence(at: _jax.JaxprEqn, pending: _Pending) -> _jax.JaxprEqn:
-    """Returns a fence with the line of an equation."""
+def _fence(
+    at: _jax.JaxprEqn, pending: _Pending, other: _jax.JaxprEqn | None
+) -> _jax.JaxprEqn:
+    """Returns a fence with the line of an equation, for another path as well."""
     remote = any(elsewhere for _, elsewhere in pending)
+    remote = remote or (other is not None and other.params["remote"])
     return at.replace(
         primitive=fence_smem_p,
         invars=[],
@@ -94,72 +103,66 @@ def _fence(at: _jax.JaxprEqn, pending: _Pending) -> _jax.JaxprEqn:
     )
 
 
+# Accesses to SMEM with the references that they are to.
+_Found = dict[Op, list[tuple[Access, Operand]]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Kernel:
     """What the analysis of each warpgroup has in common.
 
     Attributes:
-      warpgroups: of a block.
-      tree: the sites of each body, in order.
       overwritten: arrays whose bytes the async proxy writes in their scope.
       reused: arrays whose bytes it writes in another scope, or another visit.
-      relevant: sites at which something is accessed or fenced, or that run such ones.
-      ordering: sites that release, fence or start a copy, or that run such ones.
+      found: the accesses of operations.
     """
 
-    warpgroups: int
-    tree: dict[Context, list[walk.Site]]
-    overwritten: frozenset[Any]
-    reused: frozenset[Any]
-    relevant: frozenset[walk.Site]
-    ordering: frozenset[walk.Site]
-
-    @classmethod
-    def of(cls, jaxpr: _jax.Jaxpr, warpgroups: int) -> _Kernel:
-        sites = walk.walk(jaxpr)
-        tree: dict[Context, list[walk.Site]] = {}
-        relevant, ordering = set(), set()
-        written = set(_written(sites))
-        overwritten, reused = _bytes_of(written, resources.scopes(jaxpr))
-        for site in sites:
-            parent = site.enclosing[-1] if site.enclosing else None
-            body = site.within[-1] if site.within else jaxpr
-            tree.setdefault((parent, body), []).append(site)
-            orders = _releases(site.eqn) or site.eqn.primitive in _FENCES
-            scope = site.eqn.primitive is run_scoped_p
-            if orders:
-                ordering |= {site, *site.enclosing}
-            if (
-                orders
-                or scope
-                or any(a.space is types.SMEM for a in accesses(site.eqn))
-            ):
-                relevant |= {site, *site.enclosing}
-        return cls(
-            warpgroups,
-            tree,
-            frozenset(overwritten),
-            frozenset(reused),
-            frozenset(relevant),
-            frozenset(ordering),
-        )
-
-    def accessed(self, site: walk.Site) -> Iterator[tuple[Any, bool]]:
-        """Yields the arrays that threads access at a site, of those that matter."""
-        remote = bool(site.eqn.params.get("cta_axes"))
-        for access in accesses(site.eqn):
-            if access.space is types.SMEM and "generic" in access.operation.proxies:
-                array = site.origin(access.ref)
-                if array in self.overwritten or array in self.reused:
-                    yield array, remote
+    overwritten: set[Any]
+    reused: set[Any]
+    found: _Found
 
 
-def _written(sites: tuple[walk.Site, ...]) -> Iterator[Any]:
-    """Yields the arrays in SMEM that the async proxy writes."""
-    for site in sites:
-        for access in accesses(site.eqn):
-            if _is_overwriting(access):
-                yield site.origin(access.ref)
+class _Smem(Facts):
+    """Follows references to arrays in SMEM: these are the variables of their scopes."""
+
+    def __init__(self, found: _Found, positions: Mapping[Any, int]):
+        super().__init__(positions=positions)
+        self.smem_of = found
+        self._variables: dict[Any, Any] = {}
+
+    def made(self, op: Op, value: Value) -> Fact:
+        if op.kind is Kind.SCOPE:
+            position = op.regions[0].inputs.index(value)
+            self._variables[value] = op.params["jaxpr"].invars[position]
+        return super().made(op, value)
+
+    def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
+        return [Fact()] * len(op.results)
+
+    def accessed(self, op: Op) -> Iterator[tuple[Access, Any]]:
+        """Yields an operation's accesses to SMEM with the arrays."""
+        if op not in self.smem_of:
+            invars = list(op.equation.invars)
+            self.smem_of[op] = [
+                (access, op.inputs[invars.index(access.ref)])
+                for access in accesses(op.equation)
+                if access.space is types.SMEM
+            ]
+        for access, ref in self.smem_of[op]:
+            origin = self.origin(ref)
+            yield access, self._variables.get(origin, origin)
+
+
+class _Arrays(_Smem):
+    """Finds the arrays in SMEM that the async proxy writes."""
+
+    def __init__(self) -> None:
+        super().__init__({}, {})
+        self.written: set[Any] = set()
+
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
+        found = self.accessed(op)
+        self.written |= {array for access, array in found if _is_overwriting(access)}
 
 
 def _is_overwriting(access: Access) -> bool:
@@ -182,96 +185,88 @@ def _bytes_of(written: set[Any], scopes: list[walk.Site]) -> tuple[set[Any], set
     return overwritten, reused
 
 
-def _releases(eqn: _jax.JaxprEqn) -> bool:
-    """Whether an equation signals that its issuer is done with what it has accessed."""
-    operation = registry.operation(eqn.primitive)
-    if operation is None or not operation.releases:
-        return False
-    return eqn.params.get("sem") not in ("relaxed", "acquire")
-
-
-class _Flow:
-    """One warpgroup's way through a kernel."""
+class _Path(_Smem):
+    """One warpgroup's path through a kernel; the state is what is pending."""
 
     def __init__(
-        self, kernel: _Kernel, values: Values, fences: _Fences, automatic: bool
+        self,
+        kernel: _Kernel,
+        mesh: types.Mesh,
+        warpgroup: int,
+        fences: _Fences,
+        automatic: bool,
     ):
+        super().__init__(kernel.found, {mesh.thread_name: warpgroup})
+        self.state = _NOTHING
         self._kernel = kernel
-        self._values = values
+        self._warpgroups = mesh.warpgroups
         self._fences = fences
         self._automatic = automatic
-        # What is pending after a site, by what is before.
-        self._known: dict[tuple[walk.Site, _Pending], _Pending] = {}
 
-    def run(self, context: Context, pending: _Pending) -> _Pending:
-        """Returns what is pending after a body."""
-        for site in self._kernel.tree.get(context, ()):
-            if site in self._kernel.relevant:
-                pending = self._after(site, pending)
-        return pending
+    def merged(self, a: _Pending, b: _Pending) -> _Pending:
+        return a | b
 
-    def _after(self, site: walk.Site, pending: _Pending) -> _Pending:
-        if (site, pending) not in self._known:
-            self._known[site, pending] = self._site(site, pending)
-        return self._known[site, pending]
+    def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
+        """Follows scalars alone, which decide on branches."""
+        kinds = [None if value.shape else kind(value.aval) for value in op.results]
+        if not {*kinds} <= {"i", "u", "b"}:
+            return [Fact()] * len(op.results)
+        return super().results(op, operands)
 
-    def _site(self, site: walk.Site, pending: _Pending) -> _Pending:
-        if self._is_release(site):
-            pending = self._fenced(site.eqn, pending)
-        pending = self._bodies(site, pending)
-        if site.eqn.primitive is run_scoped_p:
-            pending = self._left(site, pending)
-        pending |= frozenset(self._kernel.accessed(site))
-        return _NOTHING if site.eqn.primitive in _FENCES else pending
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
+        """Inserts a fence before an operation that signals, if something is pending."""
+        needed = any(array in self._kernel.overwritten for array, _ in self.state)
+        if needed and self._automatic and self._is_release(op):
+            before, key = self._fences.before, id(op.equation)
+            before[key] = _fence(op.equation, self.state, before.get(key))
+            self.state = _NOTHING
 
-    def _is_release(self, site: walk.Site) -> bool:
+    def _is_release(self, op: Op) -> bool:
         """Whether others continue with what the warpgroup has accessed before."""
-        if site.eqn.primitive is warp_map_p:
-            return site in self._kernel.ordering
-        if site.eqn.primitive is run_scoped_p:
+        if op.kind is Kind.WARPS:
+            return _orders(op.regions[0])
+        if op.kind is Kind.SCOPE:
             # The warpgroups of a block meet where they enter a scope together.
-            together = bool(site.eqn.params["collective_axes"])
-            return together and self._kernel.warpgroups > 1
-        return _releases(site.eqn)
+            return bool(op.params["collective_axes"]) and self._warpgroups > 1
+        return _releases(op)
 
-    def _fenced(self, eqn: _jax.JaxprEqn, pending: _Pending) -> _Pending:
-        """Inserts a fence before an equation, if something is pending."""
-        needed = any(array in self._kernel.overwritten for array, _ in pending)
-        if not needed or not self._automatic:
-            return pending
-        self._fences.before[id(eqn)] = _fence(eqn, pending)
-        return _NOTHING
+    def leave(self, op: Op) -> None:
+        if op.primitive in _FENCES:
+            self.state = _NOTHING
+            return
+        if op.kind is Kind.SCOPE:
+            self._leave_scope(op)
+        matter = self._kernel.overwritten | self._kernel.reused
+        remote = bool(op.params.get("cta_axes"))
+        self.state |= {
+            (array, remote)
+            for access, array in self.accessed(op)
+            if "generic" in access.operation.proxies and array in matter
+        }
 
-    def _left(self, site: walk.Site, pending: _Pending) -> _Pending:
+    def _leave_scope(self, op: Op) -> None:
         """Inserts a fence at the end of a scope, if its memory is used again."""
-        own = set(sharing.arrays(site))
-        if any(x in own and x in self._kernel.reused for x, _ in pending):
-            body = site.eqn.params["jaxpr"]
-            self._fences.at_end[body] = _fence(site.eqn, pending)
-            return _NOTHING
-        return frozenset((x, elsewhere) for x, elsewhere in pending if x not in own)
+        own = set(resources.scope_refs(op.equation))
+        if any(x in own and x in self._kernel.reused for x, _ in self.state):
+            at_end, body = self._fences.at_end, op.params["jaxpr"]
+            at_end[body] = _fence(op.equation, self.state, at_end.get(body))
+            self.state = _NOTHING
+        self.state = frozenset(
+            pending for pending in self.state if pending[0] not in own
+        )
 
-    def _bodies(self, site: walk.Site, pending: _Pending) -> _Pending:
-        inner: list[Context] = [(site, body.jaxpr) for body in site.bodies]
-        match site.eqn.primitive.name:
-            case "cond":
-                taken = self._values.of_operand(site, site.eqn.invars[0])
-                if taken is not None:
-                    inner = [inner[min(max(int(taken), 0), len(inner) - 1)]]
-                return _NOTHING.union(*(self.run(body, pending) for body in inner))
-            case "scan" if site.eqn.params["length"] > 1:
-                return self._loop(inner, pending)
-            case "while":
-                return self._loop(inner, pending)
-        for body in inner:
-            pending = self.run(body, pending)
-        return pending
 
-    def _loop(self, inner: list[Context], pending: _Pending) -> _Pending:
-        while True:
-            after = pending
-            for body in inner:
-                after = self.run(body, after)
-            if after <= pending:
-                return pending
-            pending |= after
+def _orders(region: Region) -> bool:
+    """Whether a region contains a release or a fence."""
+    return any(
+        op.primitive in _FENCES or _releases(op) or any(map(_orders, op.regions))
+        for op in region.ops
+    )
+
+
+def _releases(op: Op) -> bool:
+    """Whether an operation signals that its issuer is done with its accesses."""
+    operation = registry.operation(op.primitive)
+    if operation is None or not operation.releases:
+        return False
+    return op.params.get("sem") not in ("relaxed", "acquire")

@@ -176,8 +176,8 @@ class Fact:
 
     def scaled(self, factor: int) -> Fact:
         """Returns a multiple."""
-        if factor == 0:
-            return Fact.number(0)
+        if factor in (0, 1):
+            return self if factor else Fact.number(0)
         ends = [None if end is None else end * factor for end in (self.low, self.high)]
         return Fact(
             tuple((axis, f * factor) for axis, f in self.terms),
@@ -303,8 +303,9 @@ def kind(aval: Any) -> str | None:
 
 def limits(aval: Any) -> tuple[int, int]:
     """Returns the least and the largest integer of a type."""
-    found = np.iinfo(aval.dtype)
-    return int(found.min), int(found.max)
+    bits, signed = 8 * aval.dtype.itemsize, aval.dtype.kind == "i"
+    least = -(1 << (bits - 1)) if signed else 0
+    return least, least + (1 << bits) - 1
 
 
 def fits(fact: Fact, aval: Any) -> bool:
@@ -315,11 +316,8 @@ def fits(fact: Fact, aval: Any) -> bool:
 
 def fitted(fact: Fact, aval: Any) -> Fact:
     """Returns what holds of a result that wraps if it does not fit its type."""
-    if kind(aval) == "b":
-        low, high = fact.low, fact.high
-        return dataclasses.replace(
-            fact, low=0 if low is None else low, high=1 if high is None else high
-        )
+    if kind(aval) == "b" and None in (fact.low, fact.high):
+        return dataclasses.replace(fact, low=fact.low or 0, high=1)
     if not is_integer(aval) or fits(fact, aval):
         return fact
     (least, most), bits = limits(aval), 8 * aval.dtype.itemsize
@@ -332,5 +330,7 @@ def fitted(fact: Fact, aval: Any) -> Fact:
         modulus = math.gcd(fact.modulus, 1 << bits)
         fact = dataclasses.replace(fact, rest=fact.rest % modulus, modulus=modulus)
         return dataclasses.replace(fact, low=least, high=most)
-    least_known = 0 if least == 0 and not fact.terms else None
-    return dataclasses.replace(fact, low=least_known, high=None)
+    low = 0 if least == 0 and not fact.terms else None
+    if fact.low == low and fact.high is None:
+        return fact
+    return dataclasses.replace(fact, low=low, high=None)
