@@ -29,8 +29,8 @@ from pallas_gpu.emulator.engine.steps import (
     bound,
     slots_read,
 )
-from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
 
@@ -93,8 +93,7 @@ class _Builder:
             ArithmeticStep(fn, op.inputs, out.index)
             for fn, out in zip(functions, op.results, strict=True)
         ]
-        within = op.jaxpr()
-        if within is not None and _indices.is_index(within, op.equation.outvars[0]):
+        if indices.is_index(op.results[0]):
             steps = [_without_wrap(op, step) for step in steps]
         return steps
 
@@ -156,7 +155,7 @@ def _without_wrap(op: Op, step: ArithmeticStep) -> ArithmeticStep:
         result = compute(env)
         number = exact(*map(int, bound(ins, env)))
         if number != result:
-            raise _indices.overflow(op.results[0].dtype.name, number, op.where)
+            raise indices.overflow(op.results[0].dtype.name, number, op.where)
         return result
 
     return ArithmeticStep(step.fn, ins, out, run)
