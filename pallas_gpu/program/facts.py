@@ -203,6 +203,10 @@ class _Recorded(Facts):
         super().__init__(axes)
         self.known: dict[Value, Fact] = {}
 
+    def taken(self, op: Op, which: Fact) -> Sequence[int]:
+        """Returns all regions: what is never executed is asked for as well."""
+        return range(len(op.regions))
+
     def found(self, values: Sequence[Value], facts: Sequence[Fact]) -> None:
         super().found(values, facts)
         for value, fact in zip(values, facts, strict=True):

@@ -14,7 +14,7 @@ from jax import lax
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.facts import Facts
+from pallas_gpu.program.facts import Facts, facts_of
 
 I32_MIN, I32_MAX = -(2**31), 2**31 - 1
 SCALARS = (0, 1, 3, 8, 130, -5, I32_MAX // 128, I32_MAX, I32_MIN)
@@ -230,3 +230,24 @@ def test_what_is_claimed_wrongly_does_not_hold():
     assert not holds(masked, np.arange(16) < 11)
     risen = Fact(others=frozenset({Axis(0, 16)}), edges=((0, edges([12], [])),))
     assert not holds(risen, np.arange(16) < 12)
+
+
+def test_a_value_has_the_fact_that_holds_wherever_it_is_computed():
+    """A loop of a function that is called twice, with a branch that is never taken."""
+
+    @jax.jit
+    def loop(n):
+        def step(j, x):
+            return lax.cond(n < 0, lambda: x, lambda: n)
+
+        return lax.fori_loop(0, 4, step, n)
+
+    with jax.enable_x64(False):
+        closed = jax.make_jaxpr(lambda i: (loop((i & 3) * 8), loop((i & 7) * 12)))(3)
+    region = region_of(closed)
+    facts, loops = facts_of(region), [op for op in region.ops if op.name == "scan"]
+    assert [facts.of(x).divisor for x in region.results] == [8, 12]
+    assert loops[0].regions == loops[1].regions
+    (branch,) = [op for op in loops[0].regions[0].ops if op.name == "cond"]
+    taken, never = branch.regions
+    assert {facts.of(x).divisor for x in (*taken.inputs, *never.inputs)} == {4}
