@@ -30,6 +30,8 @@ from pallas_gpu.primitives.indices.facts import (
 from pallas_gpu.program.flow import Flow
 from pallas_gpu.program.nodes import Constant, Kind, Op, Operand, Region, Value
 
+# What stands for the index of the warp in facts: `Axis.of`.
+WARP = "warp"
 _WARPS = 4
 
 
@@ -85,8 +87,9 @@ class Facts(Flow[Fact]):
         self, axes: Mapping[Any, int] = {}, positions: Mapping[Any, int] = {}
     ) -> None:
         super().__init__()
-        self._axes = dict(axes)
+        self._axes = axes
         self._positions = positions
+        self._warp_axis: Any = None
 
     def inputs_of(self, region: Region) -> list[Fact]:
         """Returns facts of a program's inputs: they are axes themselves."""
@@ -126,10 +129,20 @@ class Facts(Flow[Fact]):
 
     def made(self, op: Op, value: Value) -> Fact:
         if op.kind is Kind.WARPS:
-            name = op.params["axis_name"]
-            self._axes[name] = _WARPS
-            return Fact.along(Axis(op if name is None else name, _WARPS))
-        return self.by_itself(value) if op.kind is Kind.SCOPE else self.unknown(value)
+            return self.warp(op.params["axis_name"])
+        if op.kind is Kind.SCOPE:
+            return self.by_itself(value)
+        # A part of an operand of the loop for each iteration.
+        counter = Fact.along(Axis(op, _length(op)))
+        return _dependent(value, [counter, *map(self.of, op.inputs)])
+
+    def stacked(self, fact: Fact, value: Value) -> Fact:
+        return _dependent(value, [fact])
+
+    def warp(self, name: Any) -> Fact:
+        """Returns the fact of the index of the warp, which an axis may be named for."""
+        self._warp_axis = name
+        return Fact.along(Axis(WARP, _WARPS))
 
     def taken(self, op: Op, which: Fact) -> Sequence[int]:
         if which.constant is None:
@@ -181,6 +194,8 @@ class Facts(Flow[Fact]):
     def _position(self, name: Any) -> Fact:
         if name in self._positions:
             return Fact.number(self._positions[name])
+        if name is not None and name == self._warp_axis:
+            return self.warp(name)
         size = self._axes.get(name)
         return Fact.number(0) if size == 1 else Fact.along(Axis(name, size))
 
@@ -212,6 +227,11 @@ class _Recorded(Facts):
         for value, fact in zip(values, facts, strict=True):
             before = self.known.get(value, fact)
             self.known[value] = fact if before == fact else before.or_else(fact)
+
+
+def _dependent(value: Value, facts: Sequence[Fact]) -> Fact:
+    op = rules.Operation("function", {}, (), value.aval)
+    return fitted(rules.dependent(op, facts), value.aval)
 
 
 def _length(op: Op) -> int | None:

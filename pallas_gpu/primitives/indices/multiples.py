@@ -8,7 +8,6 @@ emitted code.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,54 +52,32 @@ class _Search:
         x = _jax.known_value(x)
         if not _jax.is_tracer(x):
             return literal(x)
-        made = _jax.producer(x)
-        if made is None or not self._is_followed(x.aval):
+        made, self._steps = _jax.producer(x), self._steps + 1
+        if made is None or not _is_index(x.aval) or self._steps > _MOST_STEPS:
             return unknown(x.aval)
-        return self._of_equation(made, made.position, x.aval, self.of_value)
+        facts = list(map(self.of_value, made.operands))
+        ins = [x.aval if _jax.is_tracer(x) else np.asarray(x) for x in made.operands]
+        op = rules.Operation(made.primitive.name, made.params, ins, x.aval)
+        return self._result(op, facts, made.position)
 
-    def _is_followed(self, aval: Any) -> bool:
-        """Whether a type is that of an index, and the search may go on."""
-        self._steps += 1
-        return is_integer(aval) and not aval.shape and self._steps <= _MOST_STEPS
+    def _result(self, op: rules.Operation, facts: list[Fact], position: int) -> Fact:
+        if op.name not in _CALLS:
+            return fitted(rules.result(op, facts), op.out)
+        jaxpr, consts = op.params["jaxpr"].jaxpr, op.params["jaxpr"].consts
+        known = dict(zip(jaxpr.constvars, map(literal, consts), strict=True))
+        known |= dict(zip(jaxpr.invars, facts, strict=True))
 
-    def _of_equation(
-        self, eqn: Any, position: int, aval: Any, of: Callable[[Any], Fact]
-    ) -> Fact:
-        """The fact of an equation's result; `of` is for its operands."""
-        name, operands = eqn.primitive.name, _operands(eqn)
-        if name in _CALLS:
-            return self._of_call(eqn.params["jaxpr"], operands, position, of)
-        ins = [x.aval if hasattr(x, "aval") else np.asarray(x) for x in operands]
-        op = rules.Operation(name, eqn.params, ins, aval)
-        return fitted(rules.result(op, list(map(of, operands))), aval)
+        def of(atom: Any) -> Fact:
+            is_known = isinstance(atom, _jax.Literal)
+            return literal(atom.val) if is_known else known[atom]
 
-    def _of_call(
-        self,
-        closed: Any,
-        operands: Sequence[Any],
-        position: int,
-        of: Callable[[Any], Fact],
-    ) -> Fact:
-        jaxpr = closed.jaxpr
-        outer = dict(zip(jaxpr.invars, operands, strict=True))
-        outer |= dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        made = {
-            var: (eqn, i) for eqn in jaxpr.eqns for i, var in enumerate(eqn.outvars)
-        }
-
-        def inner(atom: Any) -> Fact:
-            if isinstance(atom, _jax.Literal):
-                return literal(atom.val)
-            if atom in outer:
-                return of(outer[atom])
-            if not self._is_followed(atom.aval):
-                return unknown(atom.aval)
-            eqn, i = made[atom]
-            return self._of_equation(eqn, i, atom.aval, inner)
-
-        return inner(jaxpr.outvars[position])
+        for eqn in jaxpr.eqns:
+            name, ins = eqn.primitive.name, [x.aval for x in eqn.invars]
+            for i, var in enumerate(eqn.outvars):
+                inner = rules.Operation(name, eqn.params, ins, var.aval)
+                known[var] = self._result(inner, list(map(of, eqn.invars)), i)
+        return of(jaxpr.outvars[position])
 
 
-def _operands(made: Any) -> Sequence[Any]:
-    """The operands of an equation, or of what a tracer comes from."""
-    return made.operands if isinstance(made, _jax.Producer) else made.invars
+def _is_index(aval: Any) -> bool:
+    return is_integer(aval) and not aval.shape
