@@ -19,20 +19,22 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import jax
 
 from pallas_gpu import _jax, resources, types, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import sharing
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import Access, accesses
+from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
 from pallas_gpu.primitives.indices.facts import Fact, kind
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Kind, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import Access, Kind, Op, Region, Value
 
 # Operations that contain a fence of what their issuer has accessed.
 _FENCES = (commit_smem_p, fence_smem_p, query_cluster_cancel_p)
@@ -65,109 +67,21 @@ def with_fences(params: CallParams) -> CallParams:
 
 
 def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxpr:
-    found = (access for site in walk.walk(jaxpr) for access in accesses(site.eqn))
-    if not any(map(_is_overwriting, found)):
+    written = {
+        site.origin(access.ref)
+        for site in walk.walk(jaxpr)
+        for access in accesses(site.eqn)
+        if access.writes and access.space is types.SMEM
+        if "async" in access.operation.proxies
+    }
+    if not written:
         return jaxpr
-    region, arrays = region_of(jaxpr), _Arrays()
-    arrays.run(region, arrays.inputs_of(region))
-    kernel = _Kernel(
-        *_bytes_of(arrays.written, resources.scopes(jaxpr)), arrays.smem_of
-    )
-    fences = _Fences({}, {})
+    bytes_ = _bytes_of(written, resources.scopes(jaxpr))
+    kernel, region = _Kernel(mesh, automatic, *bytes_), region_of(jaxpr)
     for warpgroup in range(mesh.warpgroups):
-        path = _Path(kernel, mesh, warpgroup, fences, automatic)
+        path = _Path(kernel, warpgroup)
         path.run(region, path.inputs_of(region))
-    return walk.with_equations(jaxpr, {}, fences.before, fences.at_end)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fences:
-    """The fences to insert; see `walk.with_equations`."""
-
-    before: dict[int, _jax.JaxprEqn]
-    at_end: dict[_jax.Jaxpr, _jax.JaxprEqn]
-
-
-def _fence(
-    at: _jax.JaxprEqn, pending: _Pending, other: _jax.JaxprEqn | None
-) -> _jax.JaxprEqn:
-    """Returns a fence with the line of an equation, for another path as well."""
-    remote = any(elsewhere for _, elsewhere in pending)
-    remote = remote or (other is not None and other.params["remote"])
-    return at.replace(
-        primitive=fence_smem_p,
-        invars=[],
-        outvars=[],
-        params={"remote": remote},
-        effects=frozenset({registry.KERNEL_EFFECT}),
-    )
-
-
-# Accesses to SMEM with the references that they are to.
-_Found = dict[Op, list[tuple[Access, Operand]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Kernel:
-    """What the analysis of each warpgroup has in common.
-
-    Attributes:
-      overwritten: arrays whose bytes the async proxy writes in their scope.
-      reused: arrays whose bytes it writes in another scope, or another visit.
-      found: the accesses of operations.
-    """
-
-    overwritten: set[Any]
-    reused: set[Any]
-    found: _Found
-
-
-class _Smem(Facts):
-    """Follows references to arrays in SMEM: these are the variables of their scopes."""
-
-    def __init__(self, found: _Found, positions: Mapping[Any, int]):
-        super().__init__(positions=positions)
-        self.smem_of = found
-        self._variables: dict[Any, Any] = {}
-
-    def made(self, op: Op, value: Value) -> Fact:
-        if op.kind is Kind.SCOPE:
-            position = op.regions[0].inputs.index(value)
-            self._variables[value] = op.params["jaxpr"].invars[position]
-        return super().made(op, value)
-
-    def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
-        return [Fact()] * len(op.results)
-
-    def accessed(self, op: Op) -> Iterator[tuple[Access, Any]]:
-        """Yields an operation's accesses to SMEM with the arrays."""
-        if op not in self.smem_of:
-            invars = list(op.equation.invars)
-            self.smem_of[op] = [
-                (access, op.inputs[invars.index(access.ref)])
-                for access in accesses(op.equation)
-                if access.space is types.SMEM
-            ]
-        for access, ref in self.smem_of[op]:
-            origin = self.origin(ref)
-            yield access, self._variables.get(origin, origin)
-
-
-class _Arrays(_Smem):
-    """Finds the arrays in SMEM that the async proxy writes."""
-
-    def __init__(self) -> None:
-        super().__init__({}, {})
-        self.written: set[Any] = set()
-
-    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
-        found = self.accessed(op)
-        self.written |= {array for access, array in found if _is_overwriting(access)}
-
-
-def _is_overwriting(access: Access) -> bool:
-    by_copy = "async" in access.operation.proxies
-    return by_copy and access.writes and access.space is types.SMEM
+    return walk.with_equations(jaxpr, {}, kernel.before, kernel.at_end)
 
 
 def _bytes_of(written: set[Any], scopes: list[walk.Site]) -> tuple[set[Any], set[Any]]:
@@ -185,41 +99,68 @@ def _bytes_of(written: set[Any], scopes: list[walk.Site]) -> tuple[set[Any], set
     return overwritten, reused
 
 
-class _Path(_Smem):
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+    """What the paths of all warpgroups have in common.
+
+    Attributes:
+      mesh, automatic: see `with_fences`.
+      overwritten: arrays whose bytes the async proxy writes in their scope.
+      reused: arrays whose bytes it writes in another scope, or another visit.
+      before, at_end: the fences to insert; see `walk.with_equations`.
+    """
+
+    mesh: types.Mesh
+    automatic: bool
+    overwritten: set[Any]
+    reused: set[Any]
+    before: dict[int, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
+    at_end: dict[_jax.Jaxpr, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
+
+
+class _Path(Facts):
     """One warpgroup's path through a kernel; the state is what is pending."""
 
-    def __init__(
-        self,
-        kernel: _Kernel,
-        mesh: types.Mesh,
-        warpgroup: int,
-        fences: _Fences,
-        automatic: bool,
-    ):
-        super().__init__(kernel.found, {mesh.thread_name: warpgroup})
+    def __init__(self, kernel: _Kernel, warpgroup: int):
+        super().__init__(positions={kernel.mesh.thread_name: warpgroup})
         self.state = _NOTHING
         self._kernel = kernel
-        self._warpgroups = mesh.warpgroups
-        self._fences = fences
-        self._automatic = automatic
+        # The variables of arrays, which scopes allocate.
+        self._variables: dict[Value | None, Any] = {}
 
     def merged(self, a: _Pending, b: _Pending) -> _Pending:
         return a | b
 
+    def made(self, op: Op, value: Value) -> Fact:
+        if op.kind is Kind.SCOPE:
+            position = op.regions[0].inputs.index(value)
+            self._variables[value] = op.params["jaxpr"].invars[position]
+        return super().made(op, value)
+
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         """Follows scalars alone, which decide on branches."""
-        kinds = [None if value.shape else kind(value.aval) for value in op.results]
-        if not {*kinds} <= {"i", "u", "b"}:
+        kinds = {None if value.shape else kind(value.aval) for value in op.results}
+        if not kinds <= {"i", "u", "b"}:
             return [Fact()] * len(op.results)
         return super().results(op, operands)
 
     def visit(self, op: Op, operands: Sequence[Fact]) -> None:
         """Inserts a fence before an operation that signals, if something is pending."""
         needed = any(array in self._kernel.overwritten for array, _ in self.state)
-        if needed and self._automatic and self._is_release(op):
-            before, key = self._fences.before, id(op.equation)
-            before[key] = _fence(op.equation, self.state, before.get(key))
-            self.state = _NOTHING
+        if needed and self._kernel.automatic and self._is_release(op):
+            self._fence(op.equation, self._kernel.before, id(op.equation))
+
+    def _fence(self, at: _jax.JaxprEqn, where: dict[Any, Any], key: Any) -> None:
+        """Inserts a fence with the line of an equation; on other paths it is, too."""
+        remote = any(elsewhere for _, elsewhere in self.state)
+        where[key] = at.replace(
+            primitive=fence_smem_p,
+            invars=[],
+            outvars=[],
+            params={"remote": remote or (key in where and where[key].params["remote"])},
+            effects=frozenset({registry.KERNEL_EFFECT}),
+        )
+        self.state = _NOTHING
 
     def _is_release(self, op: Op) -> bool:
         """Whether others continue with what the warpgroup has accessed before."""
@@ -227,33 +168,32 @@ class _Path(_Smem):
             return _orders(op.regions[0])
         if op.kind is Kind.SCOPE:
             # The warpgroups of a block meet where they enter a scope together.
-            return bool(op.params["collective_axes"]) and self._warpgroups > 1
+            return (
+                bool(op.params["collective_axes"]) and self._kernel.mesh.warpgroups > 1
+            )
         return _releases(op)
 
     def leave(self, op: Op) -> None:
         if op.primitive in _FENCES:
             self.state = _NOTHING
-            return
-        if op.kind is Kind.SCOPE:
-            self._leave_scope(op)
-        matter = self._kernel.overwritten | self._kernel.reused
-        remote = bool(op.params.get("cta_axes"))
-        self.state |= {
-            (array, remote)
-            for access, array in self.accessed(op)
-            if "generic" in access.operation.proxies and array in matter
-        }
+        elif op.kind is Kind.SCOPE:
+            own = set(resources.scope_refs(op.equation))
+            if any(x in own & self._kernel.reused for x, _ in self.state):
+                self._fence(op.equation, self._kernel.at_end, op.params["jaxpr"])
+            self.state = frozenset(x for x in self.state if x[0] not in own)
+        else:
+            self.state |= frozenset(self._accessed(op))
 
-    def _leave_scope(self, op: Op) -> None:
-        """Inserts a fence at the end of a scope, if its memory is used again."""
-        own = set(resources.scope_refs(op.equation))
-        if any(x in own and x in self._kernel.reused for x, _ in self.state):
-            at_end, body = self._fences.at_end, op.params["jaxpr"]
-            at_end[body] = _fence(op.equation, self.state, at_end.get(body))
-            self.state = _NOTHING
-        self.state = frozenset(
-            pending for pending in self.state if pending[0] not in own
-        )
+    def _accessed(self, op: Op) -> Iterator[tuple[Any, bool]]:
+        """Yields the arrays that threads access, of those that matter."""
+        operation = registry.operation(op.primitive)
+        if operation is None or "generic" not in operation.proxies:
+            return
+        for access in jax.tree.leaves(op.operands):
+            if isinstance(access, Access):
+                array = self._variables.get(self.origin(access.buffer))
+                if array in self._kernel.overwritten or array in self._kernel.reused:
+                    yield array, bool(op.params.get("cta_axes"))
 
 
 def _orders(region: Region) -> bool:
