@@ -35,29 +35,14 @@ WARP = "warp"
 _WARPS = 4
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Known:
-    """The facts of all values of a program, the inner ones included.
-
-    Attributes:
-      facts: what holds whenever a value is computed.
-    """
-
-    facts: Mapping[Value, Fact]
-
-    def of(self, operand: Operand) -> Fact:
-        """Returns the fact of an operand."""
-        if isinstance(operand, Constant):
-            return literal(operand.value)
-        return self.facts[operand]
-
-
-_KNOWN: weakref.WeakKeyDictionary[Region, dict[Any, Known]]
+_KNOWN: weakref.WeakKeyDictionary[Region, dict[Any, Facts]]
 _KNOWN = weakref.WeakKeyDictionary()
 
 
-def facts_of(region: Region, axes: Iterable[tuple[Any, int]] = ()) -> Known:
-    """Returns the facts of a program, computed once.
+def facts_of(region: Region, axes: Iterable[tuple[Any, int]] = ()) -> Facts:
+    """Returns the facts of all values of a program, the inner ones included, made once.
+
+    They hold whenever a value is computed.
 
     Args:
       region: the program.
@@ -66,9 +51,9 @@ def facts_of(region: Region, axes: Iterable[tuple[Any, int]] = ()) -> Known:
     done = _KNOWN.setdefault(region, {})
     key = tuple(axes)
     if key not in done:
-        found = _Recorded(dict(key))
+        done[key] = found = _Recorded(dict(key))
         found.run(region, found.inputs_of(region))
-        done[key] = Known(found.known)
+        found.facts = found.known
     return done[key]
 
 

@@ -9,8 +9,9 @@ be a hash, which wraps on purpose; so do selections, which may drop what has wra
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from pallas_gpu.primitives.indices.facts import kind
 from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
 
 # Operations whose result wraps if it is too large.
-WRAPPING = ("add", "sub", "mul", "neg")
+WRAPPING: dict[str, Callable[..., int]] = {
+    name: getattr(operator, name) for name in ("add", "sub", "mul", "neg")
+}
 # Operations of which an index that depends on the result depends on the operands.
 _PASSING = (*WRAPPING, "div", "rem", "max", "min", "convert_element_type", "copy")
 # Functions of jax.numpy all of whose operations do.

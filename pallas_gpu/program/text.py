@@ -23,7 +23,7 @@ import numpy as np
 from pallas_gpu import _jax
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.primitives.indices.facts import Fact, is_integer
-from pallas_gpu.program.facts import Known, facts_of
+from pallas_gpu.program.facts import Facts, facts_of
 from pallas_gpu.program.nodes import Access, Constant, Fault, Kind, Op, Region, Value
 
 _INDENT = "  "
@@ -54,7 +54,7 @@ def text(region: Region, name: str = "program") -> str:
 class _Printer:
     """Numbers the values of a program, those of inner regions included."""
 
-    def __init__(self, facts: Known) -> None:
+    def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._count = 0
         self._counters: dict[Op, str] = {}

@@ -170,14 +170,13 @@ FUNCTIONS = {
     "mask of bits": (lambda i, n: (i * 4) & -16, ((), 16)),
     "low bits": (lambda i, n: (i * 32 + 5) & 15, ((), 5)),
     "clamped": (lambda i, n: jnp.clip(i, 0, 63) * 8 + line(), ((1,), 8)),
-    "size": (lambda i, n: abs(i * 8), ((), 8)),
-    "bits to the right": (lambda i, n: (i & 1023) >> 3, ((), 1)),
     "inverted bits": (lambda i, n: ~(i * 8 - 1), ((), 8)),
     "wrapped in a byte": (
         lambda i, n: (i.astype(jnp.int8) * 48).astype(jnp.int32),
         ((), 16),
     ),
     "answered": (lambda i, n: ((i & 3) < 4) & ((n & 7) != 9), ()),
+    "inverted": (lambda i, n: ((n & 7) < 8) ^ (line() < 3), (edges([3], []),)),
     "not answered": (lambda i, n: ((i & 3) != 2) | (lax.rem(n, 5) == -4), ()),
     "number": (lambda i, n: (n > 3).astype(jnp.int32) * 8 + 4, ((), 4)),
     "of a known branch": (

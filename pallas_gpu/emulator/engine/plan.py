@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -136,17 +135,9 @@ class _Builder:
         self._steps = steps[::-1]
 
 
-_EXACT: dict[str, Callable[..., int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-}
-
-
 def _without_wrap(op: Op, step: ArithmeticStep) -> ArithmeticStep:
     """Makes a step that computes an index report a result that wraps."""
-    exact = _EXACT.get(op.name)
+    exact = indices.WRAPPING.get(op.name)
     if exact is None:
         return step
     compute, ins, out = step.run, step.ins, step.out

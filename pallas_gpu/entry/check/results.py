@@ -117,7 +117,7 @@ class _Uses(Facts):
         self.written: set[Value | None] = set()
         self.read: dict[Value, str | None] = {}
         self.names: dict[Value, str] = {}
-        self.stores: dict[Op, tuple[Value | None, frozenset[Axis]]] = {}
+        self.stores: dict[Op, tuple[Value, frozenset[Axis]]] = {}
         self.contents: dict[Value, frozenset[Axis]] = {}
         self.is_ordered = False
 
@@ -167,10 +167,12 @@ class _Uses(Facts):
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
         always = all(x.kind in (Kind.SCOPE, Kind.FOR) for x in self.around)
-        if target is not None and not target.window.dynamic and always:
-            _, before = self.stores.get(op, (None, frozenset()))
-            axes = before | self._sources(stored)
-            self.stores[op] = self.origin(target.buffer), axes
+        if target is None or target.window.dynamic or not always:
+            return
+        ref = self.origin(target.buffer)
+        before = self.stores[op][1] if op in self.stores else frozenset()
+        if ref is not None:
+            self.stores[op] = ref, before | self._sources(stored)
 
 
 def _stored(op: Op) -> tuple[Access | None, Any]:

@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.primitives.indices.facts import (
@@ -23,16 +23,8 @@ from pallas_gpu.primitives.indices.facts import (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Operation:
-    """An operation whose result is asked for.
-
-    Attributes:
-      name: of the primitive.
-      params: its parameters.
-      ins: the types of its operands.
-      out: the type of its result.
-    """
+class Operation(NamedTuple):
+    """An operation: its primitive's name, parameters, types of operands and result."""
 
     name: str
     params: Mapping[str, Any]
@@ -137,13 +129,6 @@ def _shifted_left(op: Operation, a: Fact, b: Fact) -> Fact | None:
     return a.scaled(1 << places)
 
 
-def _shifted_right(op: Operation, a: Fact, b: Fact) -> Fact | None:
-    places, low = b.constant, a.bounds[0]
-    if places is None or not 0 <= places < 31 or low is None or low < 0:
-        return None
-    return _quotient(op, a, Fact.number(1 << places))
-
-
 def _masked(op: Operation, a: Fact, b: Fact) -> Fact | None:
     mask, a = (b.constant, a) if a.constant is None else (a.constant, b)
     if mask is None:
@@ -156,13 +141,6 @@ def _masked(op: Operation, a: Fact, b: Fact) -> Fact | None:
         return _function(a, rest=rest, modulus=modulus, **ends)
     power = max(mask & -mask, flat.divisor & -flat.divisor)
     return _function(a, rest=0, modulus=power, **ends)
-
-
-def _absolute(op: Operation, a: Fact) -> Fact:
-    low = a.bounds[0]
-    if low is not None and low >= 0:
-        return a
-    return _function(a, rest=0, modulus=a.divisor, low=0)
 
 
 def _selected(op: Operation, which: Fact, *cases: Fact) -> Fact:
@@ -216,23 +194,17 @@ def _compared(op: Operation, a: Fact, b: Fact, name: str) -> Fact:
     known = _answer(name, *a.plus(b, -1).bounds)
     if known is not None:
         return Fact.number(known)
-    edges = []
-    for axis in axes_of(op.out):
-        found = _change(name, axis, a, b)
-        if found is not None:
-            edges.append((axis.of, found))
-    return _function(a, b, low=0, high=1, edges=tuple(edges))
+    found = [(axis.of, _change(name, axis, a, b)) for axis in axes_of(op.out)]
+    edges = tuple((i, e) for i, e in found if e is not None)
+    return _function(a, b, edges=edges)
 
 
 def _answer(name: str, low: int | None, high: int | None) -> bool | None:
     """The answer to a comparison with 0, if the range determines it."""
     if low is None or high is None:
         return None
-    function = _COMPARISONS[name]
-    answers = {function(low, 0), function(high, 0)}
-    if name in ("eq", "ne"):
-        answers.add(function(0 if low <= 0 <= high else low, 0))
-    return answers.pop() if len(answers) == 1 else None
+    found = {_COMPARISONS[name](x, 0) for x in (low, min(max(low, 0), high), high)}
+    return found.pop() if len(found) == 1 else None
 
 
 def _change(name: str, axis: Axis, a: Fact, b: Fact) -> Edges | None:
@@ -261,14 +233,14 @@ def _along(fact: Fact, axis: Axis) -> Fact:
 
 
 def _logical(op: Operation, a: Fact, b: Fact) -> Fact:
-    absorbing = {"and": 0, "or": 1}.get(op.name)
-    for one, another in ((a, b), (b, a)):
-        if one.constant is not None and absorbing is not None:
-            return one if one.constant == absorbing else another
-    if a.constant is not None and b.constant is not None:
-        return Fact.number(a.constant ^ b.constant)
+    if a.constant is None:
+        a, b = b, a
     if op.name == "xor":
+        if a.constant is not None:
+            return _inverted(op, b) if a.constant else b
         return _function(a, b, edges=changes_of(_unsigned(a), _unsigned(b)))
+    if a.constant is not None:
+        return a if a.constant == (op.name == "or") else b
     return _function(a, b, edges=changes_of(a, b))
 
 
@@ -342,11 +314,8 @@ _OF_INTEGERS: dict[str, Rule] = {
     "min": _least,
     "clamp": _clamped,
     "shift_left": _shifted_left,
-    "shift_right_arithmetic": _shifted_right,
-    "shift_right_logical": _shifted_right,
     "and": _masked,
     "not": lambda op, a: Fact.number(-1).plus(a, -1),
-    "abs": _absolute,
 }
 _OF_BOOLS: dict[str, Rule] = {
     **dict.fromkeys(("and", "or", "xor"), _logical),
@@ -355,8 +324,9 @@ _OF_BOOLS: dict[str, Rule] = {
 # Functions of elements, which do not differ along axes on which no operand does.
 _ELEMENTWISE = frozenset(
     {
-        *_COMPARISONS, *_OF_INTEGERS, "or", "xor", "sign", "floor", "ceil", "round",
-        "exp", "log", "sqrt", "rsqrt", "is_finite", "pow", "integer_pow",
+        *_COMPARISONS, *_OF_INTEGERS, "or", "xor", "sign", "abs", "floor", "ceil",
+        "round", "exp", "log", "sqrt", "rsqrt", "is_finite", "pow", "integer_pow",
+        "shift_right_arithmetic", "shift_right_logical",
         "select_n", "convert_element_type", "copy",
     }
 )  # fmt: skip
