@@ -158,11 +158,9 @@ class _Uses(Facts):
     def _sources(self, operand: Operand) -> frozenset[Axis]:
         """What a value, or the contents of a reference, are computed from."""
         ref = self.origin(operand)
-        return (
-            self.of(operand).axes
-            if ref is None
-            else self.contents.get(ref, frozenset())
-        )
+        if ref is not None:
+            return self.contents.get(ref, frozenset())
+        return frozenset(a for a in self.of(operand).axes if not a.is_of_array)
 
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
