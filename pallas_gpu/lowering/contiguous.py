@@ -106,7 +106,7 @@ def _adjacent(
     for axis, n in enumerate(shape):
         same = all(index.factor(axis) == 0 for index in others)
         if n > 1 and same and counting.factor(axis) == 1:
-            starts = [index.at_start_of(axis).divisor for index in indices]
+            starts = [index.at(axis, 0).divisor for index in indices]
             pairs = zip(strides, starts, strict=True)
             return axis, math.gcd(*(stride * divisor for stride, divisor in pairs))
     return None

@@ -145,16 +145,10 @@ class Facts(Flow[Fact]):
     def after_loop(self, op: Op, value: Value, fact: Fact) -> Fact:
         """What held in iteration n holds after n iterations."""
         length = _length(op)
-        axis = Axis(op, length)
-        if length is None:
-            fact = fact.depending_on({axis, *self.conditions[-1].axes})
-            return fitted(
-                dataclasses.replace(fact, others=fact.others - {axis}), value.aval
-            )
-        last = dict(fact.terms).get(axis, 0) * length
-        fact = fact.at_start_of(op)
-        fact = dataclasses.replace(fact, others=fact.others - {axis})
-        return fitted(fact.plus(Fact.number(last)), value.aval)
+        if length is not None:
+            return fitted(fact.at(op, length), value.aval)
+        last = fact.depending_on({Axis(op), *self.conditions[-1].axes})
+        return fitted(last.at(op, 0), value.aval)
 
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         if op.name == "axis_index":

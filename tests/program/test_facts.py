@@ -213,7 +213,7 @@ def test_facts_hold_for_all_values(name):
     else:
         start = of_rest(fact)
         for axis in range(value.ndim):
-            start = start.at_start_of(axis)
+            start = start.at(axis, 0)
         assert (strides(fact, value.ndim), start.divisor) == expected
 
 

@@ -124,10 +124,13 @@ class Fact:
             return None
         return next((factor for axis, factor in self.terms if axis.of == of), 0)
 
-    def at_start_of(self, of: Any) -> Fact:
-        """Returns the fact of the value without the term of an axis."""
-        terms = tuple((axis, factor) for axis, factor in self.terms if axis.of != of)
-        return dataclasses.replace(self, terms=terms)
+    def at(self, of: Any, position: int) -> Fact:
+        """Returns the fact of the value at a position of an axis."""
+        factor = sum(factor for axis, factor in self.terms if axis.of == of)
+        terms = tuple(term for term in self.terms if term[0].of != of)
+        others = frozenset(axis for axis in self.others if axis.of != of)
+        there = dataclasses.replace(self, terms=terms, others=others)
+        return there.plus(Fact.number(factor * position))
 
     def changes(self, rank: int) -> tuple[Edges | None, ...]:
         """Returns where an array of bools changes along each axis; None: anywhere."""
