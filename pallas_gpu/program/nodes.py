@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     WARPS = "warps"  # one, by each of the four warps
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Value:
     """An input of a region, or a result of an operation in it.
 

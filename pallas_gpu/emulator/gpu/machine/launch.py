@@ -25,8 +25,8 @@ from pallas_gpu.entry import call, check, expand
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
-from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
+from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 
@@ -199,7 +199,7 @@ class Launch:
         """
         params = self._params
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
-        _indices.mark(params.jaxpr)
+        indices.mark(region_of(params.jaxpr))
         mesh, body = params.mesh, plan_of(params.jaxpr)
         lasting = _lasting(params.jaxpr)
         semantics = params.compiler_params.lowering_semantics
