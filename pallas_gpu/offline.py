@@ -14,11 +14,11 @@ from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering import launch
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.types import values
-from pallas_gpu.walk import bodies
 
 __all__ = [
     "KernelReport",

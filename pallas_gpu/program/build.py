@@ -14,6 +14,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _operands
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import references as references  # describes JAX's accesses
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.nodes import (
     Access,
     Constant,
@@ -24,7 +25,6 @@ from pallas_gpu.program.nodes import (
     Region,
     Value,
 )
-from pallas_gpu.walk import bodies
 
 # Calls that are equivalent to the jaxpr in their parameters.
 CALLS = {

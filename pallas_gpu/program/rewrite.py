@@ -20,8 +20,8 @@ from jax import lax
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.registers.linear import WARPS
 from pallas_gpu.primitives._registry import KernelEffect
+from pallas_gpu.program.bodies import bodies, equations
 from pallas_gpu.program.build import CALLS
-from pallas_gpu.walk import bodies, walk
 
 # --- equations are replaced -----------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Retrace:
 
     def replaces_in(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether something in a jaxpr, or in what it runs, may be replaced."""
-        return any(self.is_replaced(site.eqn) for site in walk(jaxpr))
+        return any(map(self.is_replaced, equations(jaxpr)))
 
     def run(
         self,

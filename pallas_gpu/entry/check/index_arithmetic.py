@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import lax
+
 from pallas_gpu import _jax, types
 from pallas_gpu.primitives.indices.facts import Fact, fits, limits
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import Op, Value
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import uses
 
 
 def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
@@ -20,7 +22,7 @@ def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     Considered are sums and multiples of positions on the axes of the launch, and of
     counters of loops, where no branch decides whether they are used.
     """
-    if any(site.eqn.primitive.name == "axis_index" for site in walk(jaxpr)):
+    if uses(jaxpr, lax.axis_index_p):
         region = region_of(jaxpr)
         facts = _Wrapping(dict(mesh.axes), indices.find(region, certain=True))
         facts.run(region, facts.inputs_of(region))

@@ -10,7 +10,6 @@ from typing import Any
 
 from pallas_gpu import _jax, types
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
@@ -145,10 +144,9 @@ class _Uses(Facts):
                 self.names[value] = name
 
     def _access(self, op: Op) -> None:
-        invars = list(op.equation.invars)
         sources = frozenset[Axis]().union(*map(self._sources, op.inputs))
-        for access in accesses(op.equation):
-            ref = self.origin(op.inputs[invars.index(access.ref)])
+        for access in op.accesses:
+            ref = self.origin(access.buffer)
             if ref is not None and access.reads:
                 self.read.setdefault(ref, op.where)
             if ref is not None and access.writes:

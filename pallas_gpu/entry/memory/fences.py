@@ -22,20 +22,18 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-
-from pallas_gpu import _jax, resources, types, walk
+from pallas_gpu import _jax, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import sharing
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
 from pallas_gpu.primitives.indices.facts import Fact, kind
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
 from pallas_gpu.program import rewrite
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Access, Kind, Op, Region, Value
+from pallas_gpu.program.nodes import Kind, Op, Region
+from pallas_gpu.program.walk import walk
 
 # Operations that contain a fence of what their issuer has accessed.
 _FENCES = (commit_smem_p, fence_smem_p, query_cluster_cancel_p)
@@ -68,17 +66,26 @@ def with_fences(params: CallParams) -> CallParams:
 
 
 def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxpr:
+    scopes = resources.scopes(jaxpr)
+    variables: dict[Any, Any] = {
+        value: var
+        for scope in scopes
+        for value, var in zip(
+            scope.op.made, resources.scope_refs(scope.eqn), strict=True
+        )
+    }
     written = {
-        site.origin(access.ref)
-        for site in walk.walk(jaxpr)
-        for access in accesses(site.eqn)
+        variables[origin]
+        for site in walk(jaxpr)
+        for access in site.op.accesses
+        if (origin := site.origin(access.buffer)) in variables
         if access.writes and access.space is types.SMEM
-        if "async" in access.operation.proxies
+        if access.operation is not None and "async" in access.operation.proxies
     }
     if not written:
         return jaxpr
-    bytes_ = _bytes_of(written, resources.scopes(jaxpr))
-    kernel, region = _Kernel(mesh, automatic, *bytes_), region_of(jaxpr)
+    bytes_ = _bytes_of(written, scopes)
+    kernel, region = _Kernel(mesh, automatic, variables, *bytes_), region_of(jaxpr)
     for warpgroup in range(mesh.warpgroups):
         path = _Path(kernel, warpgroup)
         path.run(region, path.inputs_of(region))
@@ -106,6 +113,7 @@ class _Kernel:
 
     Attributes:
       mesh, automatic: see `with_fences`.
+      variables: the variables of arrays, which scopes allocate.
       overwritten: arrays whose bytes the async proxy writes in their scope.
       reused: arrays whose bytes it writes in another scope, or another visit.
       before, at_end: the fences to insert; see `rewrite.with_equations`.
@@ -113,6 +121,7 @@ class _Kernel:
 
     mesh: types.Mesh
     automatic: bool
+    variables: dict[Any, Any]
     overwritten: set[Any]
     reused: set[Any]
     before: dict[int, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
@@ -126,17 +135,9 @@ class _Path(Facts):
         super().__init__(positions={kernel.mesh.thread_name: warpgroup})
         self.state = _NOTHING
         self._kernel = kernel
-        # The variables of arrays, which scopes allocate.
-        self._variables: dict[Value | None, Any] = {}
 
     def merged(self, a: _Pending, b: _Pending) -> _Pending:
         return a | b
-
-    def made(self, op: Op, value: Value) -> Fact:
-        if op.kind is Kind.SCOPE:
-            position = op.regions[0].inputs.index(value)
-            self._variables[value] = op.params["jaxpr"].invars[position]
-        return super().made(op, value)
 
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         """Follows scalars alone, which decide on branches."""
@@ -187,14 +188,12 @@ class _Path(Facts):
 
     def _accessed(self, op: Op) -> Iterator[tuple[Any, bool]]:
         """Yields the arrays that threads access, of those that matter."""
-        operation = registry.operation(op.primitive)
-        if operation is None or "generic" not in operation.proxies:
+        if op.operation is None or "generic" not in op.operation.proxies:
             return
-        for access in jax.tree.leaves(op.operands):
-            if isinstance(access, Access):
-                array = self._variables.get(self.origin(access.buffer))
-                if array in self._kernel.overwritten or array in self._kernel.reused:
-                    yield array, bool(op.params.get("cta_axes"))
+        for access in op.accesses:
+            array = self._kernel.variables.get(self.origin(access.buffer))
+            if array in self._kernel.overwritten or array in self._kernel.reused:
+                yield array, bool(op.params.get("cta_axes"))
 
 
 def _orders(region: Region) -> bool:
