@@ -14,11 +14,11 @@ from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering import launch
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.types import values
-from pallas_gpu.walk import walk
 
 __all__ = [
     "KernelReport",
@@ -197,13 +197,16 @@ def require_target(params: call.CallParams, target: arch.Target) -> None:
         )
 
 
-def launches(closed: _jax.ClosedJaxpr) -> Iterator[call.CallParams]:
+def launches(closed: _jax.ClosedJaxpr | _jax.Jaxpr) -> Iterator[call.CallParams]:
     """Yields the kernels of a jaxpr, those that JAX's `pallas_call` contains too."""
-    for site in walk(closed.jaxpr):
-        if site.eqn.primitive is call.kernel_p:
-            yield call.CallParams(**site.eqn.params)
-        elif (expanded := call.expansion(site.eqn)) is not None:
+    for eqn in closed.eqns:
+        if eqn.primitive is call.kernel_p:
+            yield call.CallParams(**eqn.params)
+            continue
+        if (expanded := call.expansion(eqn)) is not None:
             yield from launches(expanded)
+        for body in bodies(eqn) if expanded is None else ():
+            yield from launches(body.jaxpr)
 
 
 def _kernels(

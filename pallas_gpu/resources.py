@@ -26,15 +26,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from pallas_gpu import _jax, arch, errors, types, walk
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # The widest access of a thread (PTX ISA, ld).
@@ -104,19 +105,14 @@ class BarrierKey(NamedTuple):
     """A declaration of barriers.
 
     Attributes:
-      place: of its scope.
+      scope: the equation of its scope.
       position: in the scope.
       in_warp: whether each warp has its own: a function may be called by both.
     """
 
-    place: walk.Place
+    scope: _jax.JaxprEqn
     position: int
     in_warp: bool
-
-    @classmethod
-    def of(cls, site: walk.Site, position: int) -> BarrierKey:
-        """The declaration at a position of a scope's site."""
-        return cls(site.place, position, site.is_inside(warp_map_p))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +126,7 @@ class Plan:
       barriers: number of barriers.
       collective_tmem: whether a pair of CTAs allocates the TMEM.
       barrier_slots: index of the first barrier of each declaration.
+      declared: the barriers that start at an index, and how often the block has them.
       scratch_room_bytes: the part of the scratch that code may use.
       scratch_limit_bytes: the maximum of `scratch_room_bytes`.
       scratch_free_bytes: likewise if the author sets no limit.
@@ -142,6 +139,7 @@ class Plan:
     scratch_bytes: int
     barriers: int
     barrier_slots: dict[BarrierKey, int]
+    declared: dict[int, tuple[types.Barrier, int]]
     scratch_room_bytes: int
     scratch_limit_bytes: int
     scratch_free_bytes: int
@@ -248,37 +246,42 @@ def scope_refs(eqn: _jax.JaxprEqn) -> Sequence[Any]:
     return eqn.params["jaxpr"].invars[len(eqn.invars) :]
 
 
-def scopes(jaxpr: _jax.Jaxpr) -> list[walk.Site]:
-    """Returns the run_scoped equations of a jaxpr, the outer before the inner ones."""
-    return [s for s in walk.walk(jaxpr) if s.eqn.primitive is run_scoped_p]
+def scopes(jaxpr: Any) -> list[Site]:
+    """Returns the scopes of a jaxpr, the outer before the inner ones."""
+    return [site for site in walk(jaxpr) if site.op.primitive is run_scoped_p]
+
+
+def barriers_of(site: Site, in_warp: bool = False) -> Iterator[tuple[BarrierKey, Any]]:
+    """Yields the barriers that a scope declares, and their types.
+
+    Args:
+      site: the scope.
+      in_warp: whether a warp enters the walked jaxpr.
+    """
+    in_warp = in_warp or site.is_inside(warp_map_p)
+    for i, ref in enumerate(site.op.made):
+        if ref.aval.memory_space is types.BARRIERS:
+            yield BarrierKey(site.eqn, i, in_warp), ref.aval
 
 
 def place(
-    space: types.MemorySpace, eqn: _jax.JaxprEqn, top: int
+    space: types.MemorySpace, refs: Sequence[Any], top: int
 ) -> tuple[list[Allocation | None], int]:
     """Places a scope's arrays in a memory space above `top`.
 
-    Returns:
-      An allocation per declaration, None for those in other spaces; and the new top.
-    """
-    return place_refs(space, scope_refs(eqn), top)
-
-
-def place_refs(
-    space: types.MemorySpace, refs: Sequence[Any], top: int
-) -> tuple[list[Allocation | None], int]:
-    """As `place`, for the variables of a scope.
-
     The alternatives of a union start at one offset. The arrays of an alternative lie
     behind each other, and what follows the union lies behind the longest one.
+
+    Returns:
+      An allocation per declaration, None for those in other spaces; and the new top.
     """
     placed: list[Allocation | None] = []
     # The ends of alternatives so far, by path, and the starts of unions, by the path of
     # the alternative around them and their number in it.
     starts: dict[tuple[_Path, int], int] = {}
     ends: dict[_Path, int] = {}
-    for var in refs:
-        aval = var.aval
+    for ref in refs:
+        aval = ref.aval
         if aval.memory_space is not space:
             placed.append(None)
             continue
@@ -313,15 +316,15 @@ def _what(aval: Any) -> str:
     return aval.memory_space.describe(aval, aval.shape).partition(" ")[2]
 
 
-def _highest(found: Sequence[walk.Site], space: types.MemorySpace) -> Stack:
+def _highest(found: Sequence[Site], space: types.MemorySpace) -> Stack:
     """Returns the stack of nested scopes with the highest top in a memory space."""
     highest = Stack(space)
-    opened: list[tuple[walk.Site, Stack]] = []
+    opened: list[tuple[Site, Stack]] = []
     for site in found:
         while opened and opened[-1][0] not in site.enclosing:
             opened.pop()
         below = opened[-1][1] if opened else Stack(space)
-        placed, top = place(space, site.eqn, below.top)
+        placed, top = place(space, site.op.made, below.top)
         own = tuple(allocation for allocation in placed if allocation is not None)
         stack = Stack(space, (*below.allocations, *own), top)
         opened.append((site, stack))
@@ -346,24 +349,19 @@ def owner(eqn: _jax.JaxprEqn, *, in_warp: bool, warpgroups: int) -> Owner:
     return "warpgroup" if types.SMEM in spaces else "block"
 
 
-def copies(site: walk.Site, warps: int) -> int:
-    """Returns how often a scope's declarations exist in a block of so many warps."""
-    return warps if site.is_inside(warp_map_p) else 1
-
-
-def _barrier_slots(
-    found: Sequence[walk.Site], warps: int
-) -> tuple[dict[BarrierKey, int], int]:
-    """Returns the first barrier of each declaration, and the number of barriers."""
+def _barriers(
+    found: Sequence[Site], warps: int
+) -> tuple[int, dict[BarrierKey, int], dict[int, tuple[types.Barrier, int]]]:
+    """Returns the number of barriers, and the declarations with their first one."""
     slots: dict[BarrierKey, int] = {}
-    barriers = 0
-    for site in found:
-        for i, var in enumerate(scope_refs(site.eqn)):
-            key = BarrierKey.of(site, i)
-            if var.aval.memory_space is types.BARRIERS and key not in slots:
-                slots[key] = barriers
-                barriers += types.BARRIERS.size(var.aval) * copies(site, warps)
-    return slots, barriers
+    declared: dict[int, tuple[types.Barrier, int]] = {}
+    count = 0
+    for key, aval in (one for site in found for one in barriers_of(site)):
+        if key not in slots:
+            copies = warps if key.in_warp else 1
+            slots[key], declared[count] = count, (aval.barrier, copies)
+            count += types.BARRIERS.size(aval) * copies
+    return count, slots, declared
 
 
 def plan(
@@ -388,16 +386,16 @@ def plan(
     """
     found = scopes(jaxpr)
     _check_scopes(found)
-    of: dict[Owner, list[walk.Site]] = {"block": [], "warpgroup": [], "warp": []}
+    of: dict[Owner, list[Site]] = {"block": [], "warpgroup": [], "warp": []}
     for site in found:
         in_warp = site.is_inside(warp_map_p)
         of[owner(site.eqn, in_warp=in_warp, warpgroups=warpgroups)].append(site)
     stacks = {space: _highest(of["block"], space) for space in types.MemorySpace}
     warps = WARPS * warpgroups
-    slots, barriers = _barrier_slots(found, warps)
+    barriers = _barriers(found, warps)
     own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
     pairs = _has_collective_tmem(found)
-    result = Plan(stacks, 0, barriers, slots, 0, 0, 0, pairs, *own, warps)
+    result = Plan(stacks, 0, *barriers, 0, 0, 0, pairs, *own, warps)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -406,7 +404,7 @@ def plan(
         raise out_of_smem(result, target, name)
     room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
     room -= room % SCRATCH_GRANULE_BYTES
-    least = least_scratch_bytes(jaxpr)
+    least = max((least_scratch_bytes(site.eqn) for site in walk(jaxpr)), default=0)
     if room < least:
         needed = dataclasses.replace(result, scratch_bytes=least * warpgroups)
         raise out_of_smem(needed, target, name)
@@ -421,21 +419,20 @@ def plan(
     )
 
 
-def _has_collective_tmem(found: Sequence[walk.Site]) -> bool:
-    refs = [var.aval for site in found for var in scope_refs(site.eqn)]
+def _has_collective_tmem(found: Sequence[Site]) -> bool:
+    refs = [ref.aval for site in found for ref in site.op.made]
     return any(a.memory_space is types.TMEM and a.storage.collective for a in refs)
 
 
-def _check_scopes(found: Sequence[walk.Site]) -> None:
+def _check_scopes(found: Sequence[Site]) -> None:
     """Raises for conflicting declarations."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
         try:
-            for var in scope_refs(site.eqn):
-                space = var.aval.memory_space
-                earlier = seen.setdefault(space, [])
-                space.check_beside(var.aval, earlier)
-                earlier.append(var.aval)
+            for aval in (ref.aval for ref in site.op.made):
+                earlier = seen.setdefault(aval.memory_space, [])
+                aval.memory_space.check_beside(aval, earlier)
+                earlier.append(aval)
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
 

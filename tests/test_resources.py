@@ -71,7 +71,7 @@ def test_unions_in_tmem_share_columns():
     def scope(space, *declared):
         refs = [ref for n, d in enumerate(declared) for ref in d.to_refs(n)]
         variables = [jax.extend.core.Var(ref) for ref in refs]
-        placed, top = resources.place_refs(space, variables, 4)
+        placed, top = resources.place(space, variables, 4)
         return [(a.offset, a.size) for a in placed], top
 
     wide, narrow = (plgpu.TMEM((128, n), jnp.float32) for n in (64, 6))

@@ -12,8 +12,8 @@ from pallas_gpu.bridge.control import require_values
 from pallas_gpu.bridge.rules import RULES, Evaluation
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.rewrite import is_followed
-from pallas_gpu.walk import bodies
 
 
 class Evaluator(Evaluation):

@@ -21,7 +21,7 @@ from pallas_gpu.composites import mma, wgmma
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives._accesses import accesses
+from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.rewrite import with_equations
 
 
@@ -266,7 +266,8 @@ def _may_write(eqn: _jax.JaxprEqn, ref: Any) -> bool:
         other = eqn.invars[0]
         return other is ref or other.aval.memory_space is ref.aval.memory_space
     if eqn.primitive.name == "load":
-        return any(access.writes for access in accesses(eqn))
+        operation = registry.operation(eqn.primitive)
+        return operation is not None and bool(operation.writes)
     return True
 
 

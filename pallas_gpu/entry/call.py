@@ -26,7 +26,7 @@ from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids import scheduling
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import uses, walk
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
@@ -143,7 +143,7 @@ class CallParams:
     @property
     def is_dynamic(self) -> bool:
         """Whether the kernel schedules its clusters dynamically."""
-        return scheduling.is_dynamic(self.jaxpr)
+        return uses(self.jaxpr, scheduling.claim_p)
 
     @property
     def is_observable(self) -> bool:

@@ -30,10 +30,10 @@ from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.program.bodies import bodies, equations
 from pallas_gpu.program.rewrite import Rewrite
-from pallas_gpu.walk import bodies, walk
+from pallas_gpu.program.walk import walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def expanded_body(
     semantics: types.LoweringSemantics,
 ) -> _jax.Jaxpr:
     """Returns the body without composites; see `expanded`."""
-    if not any(_rule_of(site.eqn) for site in walk(jaxpr)):
+    if not any(map(_rule_of, equations(jaxpr))):
         return jaxpr
     done = _EXPANDED.setdefault(jaxpr, {})
     key = (mesh, target, semantics)
@@ -166,9 +166,9 @@ def expanded_body(
 
 def _stored_in_smem(jaxpr: _jax.Jaxpr) -> frozenset[Any]:
     found = (
-        access.ref.aval
+        access.buffer.aval
         for site in walk(jaxpr)
-        for access in accesses(site.eqn)
+        for access in site.op.accesses
         if access.writes and not access.operation.asynchronous
     )
     return frozenset(
@@ -193,6 +193,8 @@ class _Expansion(Rewrite):
         self._kernel = kernel
         # Calls that replace equations, by what determines them.
         self._calls: dict[Any, _jax.JaxprEqn] = {}
+        # Parameters are compared by identity, as long as their equations live.
+        self._prepared: list[_jax.Jaxpr] = []
 
     @functools.cached_property
     def _in_warps(self) -> _Expansion:
@@ -208,6 +210,7 @@ class _Expansion(Rewrite):
     def prepared(self, jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         for rewrite in _PREPARATIONS:
             jaxpr = rewrite(jaxpr, self._kernel)
+        self._prepared.append(jaxpr)
         return jaxpr
 
     def replacement(

@@ -20,8 +20,8 @@ from pallas_gpu.entry import (
     plain,
     scope,
 )
+from pallas_gpu.program.bodies import equations, line_of_use
 from pallas_gpu.program.rewrite import Retrace
-from pallas_gpu.walk import walk
 
 # Small arrays that a body closes over are tables, coefficients, literals of jnp.array:
 # the body reads them at its start, so each thread has them in its registers. These are
@@ -197,13 +197,13 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 got=types.describe(var.aval),
                 hint="use it in the function that gets it, or declare it in "
                 "scratch_types (pallas_call: scratch_shapes)",
-                where=_first_use(closed.jaxpr, var),
+                where=line_of_use(closed.jaxpr, var),
             )
         made_at = _jax.escaped_from(value)
         if made_at is not None:
             raise jax_errors.escaped_value(
                 f"{var.aval.str_short()} of {made_at}", f"kernel {name}: "
-            ).with_location(_first_use(closed.jaxpr, var))
+            ).with_location(line_of_use(closed.jaxpr, var))
         if plain.is_array(var.aval) and var.aval.size > _MAX_ELEMENTS:
             raise errors.ClosureError(
                 f"kernel {name}: the body uses an array from the enclosing function",
@@ -211,31 +211,18 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 f"{_MAX_ELEMENTS} elements may be closed over",
                 got=f"{var.aval.dtype}{list(var.aval.shape)}",
                 hint="pass the array as an argument and read its reference",
-                where=_first_use(closed.jaxpr, var),
+                where=line_of_use(closed.jaxpr, var),
             )
     return list(closed.consts)
-
-
-def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
-    """Returns the first line that uses a variable, also in called functions."""
-    uses = [
-        site
-        for site in walk(jaxpr)
-        if any(site.origin(operand) is var for operand in site.eqn.invars)
-    ]
-    # A call that passes it precedes the use inside the called function.
-    direct = (site for site in uses if not site.bodies)
-    first = next(direct, next(iter(uses), None))
-    return None if first is None else first.where
 
 
 def _enclosing_axes(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> dict[Any, int]:
     """Returns the axes around the call whose positions a body asks for, with sizes."""
     known, own = _jax.enclosing_axes(), [name for name, _ in mesh.axes]
     named = (
-        site.eqn.params["axis_name"]
-        for site in walk(jaxpr)
-        if site.eqn.primitive is jax.lax.axis_index_p
+        eqn.params["axis_name"]
+        for eqn in equations(jaxpr)
+        if eqn.primitive is jax.lax.axis_index_p
     )
     return {axis: known[axis] for axis in named if axis in known and axis not in own}
 

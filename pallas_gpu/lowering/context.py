@@ -15,26 +15,19 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax, arch, errors, resources, types, walk
+from pallas_gpu import _jax, arch, errors, resources
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import reuse
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.chooser import Chooser
 from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.references import Reference, index_value
-from pallas_gpu.mosaic import cluster, gmem, mbarrier, smem
+from pallas_gpu.lowering.traits import Traits
+from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses, reaches_other_ctas, stores_to
-from pallas_gpu.primitives.cluster import async_store_smem_p
-from pallas_gpu.primitives.cp_async import cp_async_p
-from pallas_gpu.primitives.grids.scheduling import publish_p
-from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
-from pallas_gpu.primitives.rows import gather_rows_p
-from pallas_gpu.program.build import opened
 from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
 
 
@@ -82,86 +75,9 @@ class KernelState:
     moved: list[dict[Any, Any]] = dataclasses.field(default_factory=lambda: [{}])
 
     @functools.cached_property
-    def arrival_scope(self) -> cluster.MemoryScope:
-        """Memory scope of arrivals between CTAs.
-
-        Other CTAs can observe this CTA's writes to GMEM, and to SMEM if threads access
-        that of other CTAs, and the copies to their SMEM that it has waited for; without
-        such writes an arrival publishes nothing, and its fence would be expensive.
-        """
-        if reaches_other_ctas(self.params.jaxpr):
-            return "cluster"
-        sites = walk.walk(self.params.jaxpr)
-        writes = any(
-            stores_to(site.eqn, types.GMEM)
-            or site.eqn.params.get("leader_tracked") is not None
-            for site in sites
-        )
-        return "cluster" if writes else "cta"
-
-    @functools.cached_property
-    def awaits_other_ctas(self) -> bool:
-        """Whether each CTA waits for all that others send to it.
-
-        So it is where only asynchronous stores reach other CTAs, which are complete
-        when the barrier that counts them is; the last arrivals on a `ClusterBarrier`,
-        and stores through `cluster_ref`, may be waited for by nobody.
-        """
-        sites = walk.walk(self.params.jaxpr)
-        return self.stores_async and not any(_sends(site.eqn) for site in sites)
-
-    @functools.cached_property
-    def copies_by_threads(self) -> bool:
-        """Whether a barrier may track copies by cp.async."""
-        sites = walk.walk(self.params.jaxpr)
-        return any(site.eqn.primitive in (cp_async_p, gather_rows_p) for site in sites)
-
-    @functools.cached_property
-    def meets(self) -> frozenset[walk.Place]:
-        """The scopes that use bytes of SMEM which another one has used."""
-        return reuse.meets(self.params.jaxpr)
-
-    @functools.cached_property
-    def stores_async(self) -> bool:
-        """Whether threads of other CTAs arrive on any barrier, with what they store."""
-        sites = walk.walk(self.params.jaxpr)
-        return any(site.eqn.primitive is async_store_smem_p for site in sites)
-
-    @functools.cached_property
-    def waits_for_stores(self) -> frozenset[walk.Place]:
-        """The waits for barriers on which stores of threads of other CTAs arrive.
-
-        Others acquire what their own CTA has written: in the scope of a cluster each of
-        them would clear the L1.
-        """
-        sites = walk.walk(self.params.jaxpr)
-        stores = (site for site in sites if site.eqn.primitive is async_store_smem_p)
-        reached = {barrier for site in stores for barrier in _barriers(site)}
-        waits = (barrier_wait_p, barrier_test_p)
-        return frozenset(
-            site.place
-            for site in sites
-            if site.eqn.primitive in waits and reached.intersection(_barriers(site))
-        )
-
-    @functools.cached_property
-    def places(self) -> dict[int, walk.Place]:
-        """The places of the equations, by their identity, as in the planner."""
-        return {id(site.eqn): site.place for site in walk.walk(self.params.jaxpr)}
-
-    @functools.cached_property
-    def declared_barriers(self) -> dict[_jax.Jaxpr, set[int]]:
-        """For each body, the parities of the barriers that the scopes in it declare."""
-        declared: dict[_jax.Jaxpr, set[int]] = {}
-        for site in resources.scopes(self.params.jaxpr):
-            for i, var in enumerate(resources.scope_refs(site.eqn)):
-                slot = self.plan.barrier_slots.get(resources.BarrierKey.of(site, i))
-                if slot is None:
-                    continue
-                keys = var.aval.barrier.parity_keys(slot)
-                for body in site.within:
-                    declared.setdefault(body, set()).update(keys)
-        return declared
+    def traits(self) -> Traits:
+        """What holds of the kernel as a whole."""
+        return Traits.of(self.params.jaxpr)
 
     @property
     def keeps_lines(self) -> bool:
@@ -212,11 +128,6 @@ class RuleContext:
     def eqn(self) -> _jax.JaxprEqn:
         """The operation's equation."""
         return self.op.equation
-
-    @property
-    def place(self) -> walk.Place:
-        """Identifies the equation among those of the kernel."""
-        return self.kernel.places[id(self.eqn)]
 
     @property
     def builder(self) -> mosaic_module.KernelBuilder:
@@ -401,15 +312,18 @@ def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
     )
 
 
-def state_keys(kernel: KernelState, body: Any, args: Sequence[Any]) -> list[Any]:
-    """Returns the register state that a body may use.
+def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    """Returns the register state that a body, closed or not, may use.
 
     These are the barriers and accumulators among its arguments, and the barriers that
     its scopes declare: a barrier's phase outlives its scope. An accumulator does not.
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {key for a in args if isinstance(a, stateful) for key in a.keys}
-    keys |= kernel.declared_barriers.get(opened(body)[0], set())
+    in_warp = kernel.builder.issuer == "warp"
+    for scope in resources.scopes(jaxpr):
+        for key, aval in resources.barriers_of(scope, in_warp):
+            keys.update(aval.barrier.parity_keys(kernel.plan.barrier_slots[key]))
     return [key for key in kernel.state if key in keys]
 
 
@@ -446,27 +360,3 @@ def emit_axes(kernel: KernelState) -> None:
 def total_blocks(params: CallParams) -> int:
     """Returns the number of blocks of a launch, batch axes included."""
     return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
-
-
-def _barriers(site: walk.Site) -> Iterator[Any]:
-    """The variables of the barriers that an equation accesses, as declared."""
-    for access in accesses(site.eqn):
-        if getattr(access.ref.aval, "barrier", None) is not None:
-            yield site.origin(access.ref)
-
-
-def _sends(eqn: _jax.JaxprEqn) -> bool:
-    """Whether it may send something to other CTAs that those do not wait for."""
-    params, operation = eqn.params, registry.operation(eqn.primitive)
-    # Of scopes, too, but those name axes of warpgroups.
-    is_copied = operation is not None and operation.asynchronous
-    if is_copied and params.get("collective_axes"):
-        return True
-    if params.get("leader_tracked") is not None or params.get("collective_axis"):
-        return True
-    if eqn.primitive is publish_p:
-        return True
-    if params.get("cta_axes") and eqn.primitive is not async_store_smem_p:
-        return True
-    barriers = (getattr(access.ref.aval, "barrier", None) for access in accesses(eqn))
-    return any(isinstance(barrier, types.ClusterBarrier) for barrier in barriers)

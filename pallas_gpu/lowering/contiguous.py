@@ -15,21 +15,13 @@ from collections.abc import Sequence
 from pallas_gpu import _jax
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.lowering.progressions import (
-    Fact,
-    Progression,
-    join,
-    literal,
-    union,
-    unknown,
-)
-from pallas_gpu.lowering.progressions import result as result_of
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
+from pallas_gpu.primitives.indices.facts import Fact
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.flow import Flow
-from pallas_gpu.program.nodes import Constant, Op, Value
+from pallas_gpu.program.facts import Facts
+from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.rewrite import with_equations
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import walk
 
 _ACCESSES = (load_indexed_p, store_indexed_p)
 
@@ -53,7 +45,10 @@ class Found:
         if a is None or b is None or a[0] != b[0]:
             return Found(None, None)
         both = a[0], math.gcd(a[1], b[1])
-        return Found(both, union(self.mask_edges, other.mask_edges))
+        edges = self.mask_edges
+        if edges is not None and other.mask_edges is not None:
+            return Found(both, edges.union(other.mask_edges))
+        return Found(both, None)
 
 
 def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
@@ -62,48 +57,34 @@ def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     if not accesses:
         return jaxpr
     region, search = region_of(jaxpr), _Search()
-    search.run(region, [unknown(value.aval) for value in region.inputs])
+    search.run(region, search.inputs_of(region))
     return with_equations(jaxpr, {id(e): search.stated(e) for e in accesses})
 
 
-class _Search(Flow[Fact | None]):
+class _Search(Facts):
     """The facts of a kernel's values, and of its accesses by their identity."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[int, Found] = {}
+        self.stated_of: dict[int, Found] = {}
 
     def stated(self, access: _jax.JaxprEqn) -> _jax.JaxprEqn:
         """Returns an access that has been visited, with what was found."""
-        found = self.found[id(access)]
+        found = self.stated_of[id(access)]
         return access.replace(params={**access.params, **vars(found)})
 
-    def unknown(self, value: Value) -> Fact | None:
-        return unknown(value.aval)
-
-    def constant(self, constant: Constant) -> Fact | None:
-        return literal(constant.value)
-
-    def join(self, a: Fact | None, b: Fact | None) -> Fact | None:
-        return join(a, b)
-
-    def results(self, op: Op, operands: Sequence[Fact | None]) -> list[Fact | None]:
-        if len(op.results) == 1:
-            return [result_of(op.equation, operands)]
-        return [unknown(value.aval) for value in op.results]
-
-    def visit(self, op: Op, operands: Sequence[Fact | None]) -> None:
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
         if op.primitive in _ACCESSES:
             found, key = self._found(op), id(op.equation)
-            before = self.found.get(key)
-            self.found[key] = found if before is None else before.met_with(found)
+            before = self.stated_of.get(key)
+            self.stated_of[key] = found if before is None else before.met_with(found)
 
     def _found(self, op: Op) -> Found:
         named, params = op.operands, op.params
         access = named.get("src") or named["dst"]
         rank, view = len(params["shape"]), params["view_shape"]
         strides = access.window.strides if view is None else row_major_strides(view)
-        facts = [_of_rank(self.of(x), rank) for x in named["indices"]]
+        facts = [self.of(x) for x in named["indices"]]
         adjacent, given = _adjacent(strides, facts, params["shape"]), params["adjacent"]
         if given is not None and (adjacent is None or adjacent[0] != given[0]):
             adjacent = given
@@ -111,19 +92,11 @@ class _Search(Flow[Fact | None]):
             adjacent = given[0], math.lcm(given[1], adjacent[1])
         if adjacent is None or named["mask"] is None:
             return Found(adjacent, Edges())
-        mask = self.of(named["mask"])
-        return Found(adjacent, mask[adjacent[0]] if isinstance(mask, tuple) else None)
-
-
-def _of_rank(fact: Fact | None, rank: int) -> Progression:
-    """The fact of an index, which is a scalar or has the access's shape."""
-    if not isinstance(fact, Progression):
-        return Progression((None,) * rank)
-    return fact if fact.strides else dataclasses.replace(fact, strides=(0,) * rank)
+        return Found(adjacent, self.of(named["mask"]).changes(rank)[adjacent[0]])
 
 
 def _adjacent(
-    strides: Sequence[int], indices: Sequence[Progression], shape: Sequence[int]
+    strides: Sequence[int], indices: Sequence[Fact], shape: Sequence[int]
 ) -> tuple[int, int] | None:
     """The axis along which the last index counts and the others are the same."""
     places = [i for i, stride in enumerate(strides) if stride == 1]
@@ -132,16 +105,9 @@ def _adjacent(
     counting = indices[places[-1]]
     others = [*indices[: places[-1]], *indices[places[-1] + 1 :]]
     for axis, n in enumerate(shape):
-        same = all(index.strides[axis] == 0 for index in others)
-        if n > 1 and same and counting.strides[axis] == 1:
-            return axis, math.gcd(
-                *(
-                    stride * math.gcd(index.divisor, *_strides_of_others(index, axis))
-                    for stride, index in zip(strides, indices, strict=True)
-                )
-            )
+        same = all(index.factor(axis) == 0 for index in others)
+        if n > 1 and same and counting.factor(axis) == 1:
+            starts = [index.at(axis, 0).divisor for index in indices]
+            pairs = zip(strides, starts, strict=True)
+            return axis, math.gcd(*(stride * divisor for stride, divisor in pairs))
     return None
-
-
-def _strides_of_others(index: Progression, axis: int) -> list[int]:
-    return [s for i, s in enumerate(index.strides) if i != axis and s is not None]

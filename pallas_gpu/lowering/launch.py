@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, resources, types
+from pallas_gpu import arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
@@ -22,14 +22,15 @@ from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.references import I32
+from pallas_gpu.lowering.traits import shares_smem
 from pallas_gpu.mosaic import gmem, mbarrier, smem
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
-from pallas_gpu.primitives._accesses import reaches_other_ctas
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import text
 from pallas_gpu.program.build import region_of
+from pallas_gpu.program.walk import uses
 
 _WARPGROUP = types.LoweringSemantics.Warpgroup
 
@@ -102,7 +103,7 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit(is_relaxed=state.awaits_other_ctas)
+            state.builder.sync_before_exit(is_relaxed=state.traits.awaits_other_ctas)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 
@@ -119,8 +120,8 @@ def _launch_spec(
         + len(params.work_operands)
         + len(params.workspace),
         arch=target.compute_capability,
-        shares_smem=reaches_other_ctas(params.jaxpr),
-        waits_for_grids=griddepcontrol.depends(params.jaxpr),
+        shares_smem=shares_smem(params.jaxpr),
+        waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
     )
 
 
@@ -275,8 +276,7 @@ def _prologue(kernel: KernelState) -> None:
     ctx_lib.emit_axes(kernel)
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
-    declarations = _barriers(kernel.params.jaxpr, kernel.plan)
-    for slot, (barrier, copies) in declarations.items():
+    for slot, (barrier, copies) in kernel.plan.declared.items():
         # The bits are the parities of the next waits. The parity of the phase before
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
@@ -296,22 +296,8 @@ def _prologue(kernel: KernelState) -> None:
             collective=kernel.plan.collective_tmem,
             barriers=kernel.plan.barriers > 0,
         )
-    elif declarations or kernel.builder.spec.shares_smem:
+    elif kernel.plan.barriers or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
-
-
-def _barriers(
-    jaxpr: _jax.Jaxpr, plan: resources.Plan
-) -> dict[int, tuple[types.Barrier, int]]:
-    """Returns the barriers that a kernel declares, and how often, by their slots."""
-    found: dict[int, tuple[types.Barrier, int]] = {}
-    for site in resources.scopes(jaxpr):
-        for i, var in enumerate(resources.scope_refs(site.eqn)):
-            slot = plan.barrier_slots.get(resources.BarrierKey.of(site, i))
-            if slot is not None:
-                copies = resources.copies(site, plan.warps)
-                found.setdefault(slot, (var.aval.barrier, copies))
-    return found
 
 
 def _position_around(kernel: KernelState, operand: int) -> Any:

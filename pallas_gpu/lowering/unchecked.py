@@ -10,7 +10,7 @@ from pallas_gpu.primitives.debug import debug_check_p
 from pallas_gpu.primitives.indexed import load_indexed_p
 from pallas_gpu.primitives.registers import load_p
 from pallas_gpu.program.rewrite import Rewrite
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import uses
 
 # Reads that nobody would miss: their effect only keeps JAX from moving them.
 _READS = (_jax.get_p, load_p, load_indexed_p)
@@ -18,7 +18,7 @@ _READS = (_jax.get_p, load_p, load_indexed_p)
 
 def without_checks(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
     """Returns a body without checks, and without the equations that only they use."""
-    if not any(site.eqn.primitive is debug_check_p for site in walk(jaxpr)):
+    if not uses(jaxpr, debug_check_p):
         return jaxpr
     return _Unchecked().body(jaxpr)
 

@@ -36,13 +36,13 @@ def warn(params: CallParams) -> None:
             "out of the types of the results",
             params.defined_at,
         )
-    for name, aval, site in check.results.read_unwritten(body):
+    for name, aval, where in check.results.read_unwritten(body):
         _show(
             f"kernel {params.name}: {types.describe(aval)} ({name}) is read, and "
             "nothing is stored to it",
             "what is read is undefined",
             "if it is the block of a result, store to its reference: ref[...] = x",
-            site.where or params.defined_at,
+            where or params.defined_at,
         )
     if math.prod(params.mesh.grid) > 1:
         _warn_of_race(params, refs)
@@ -52,9 +52,9 @@ def _warn_of_race(params: CallParams, refs: dict[object, str]) -> None:
     """Warns of elements that the CTAs overwrite with different values."""
     body, mesh = params.jaxpr, params.mesh
     sizes = zip(mesh.grid_names, mesh.grid, strict=True)
-    axes = [axis for axis, size in sizes if size > 1]
+    axes = {axis for axis, size in sizes if size > 1}
     stores = check.results.common_stores(body, refs)
-    found = next((store for store in stores if store.differs(body, axes)), None)
+    found = next((store for store in stores if store.axes & axes), None)
     if found is None:
         return
     _show(
@@ -62,7 +62,7 @@ def _warn_of_race(params: CallParams, refs: dict[object, str]) -> None:
         "nothing orders them: whose values remain is undefined",
         "index it by the position on the grid, jax.lax.axis_index(name); or let one "
         "CTA store, with plgpu.when",
-        found.site.where or params.defined_at,
+        found.where or params.defined_at,
     )
 
 

@@ -16,10 +16,11 @@ from pallas_gpu.entry import check, scope
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
     block_index,
-    dependencies,
+    facts_along,
     index_jaxpr,
-    slopes,
+    loop_axis,
 )
+from pallas_gpu.primitives.indices.facts import Fact
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -80,7 +81,20 @@ class Stream:
     @functools.cached_property
     def axes(self) -> frozenset[int]:
         """The loop's axes that the block depends on."""
-        return frozenset[int]().union(*dependencies(self._index_jaxpr))
+        return frozenset(
+            axis
+            for axis in range(self.grid_rank)
+            if any(fact.depends_on(loop_axis(axis)) for fact in self._facts)
+        )
+
+    @functools.cached_property
+    def _facts(self) -> list[Fact]:
+        """What is known of each index of the block."""
+        return facts_along(self._index_jaxpr)
+
+    def _steps(self, axis: int) -> list[int | None]:
+        """By how much each index grows along an axis of the loop, if that is known."""
+        return [fact.factor(loop_axis(axis)) for fact in self._facts]
 
     def is_disjoint(self, sizes: Mapping[int, Any]) -> bool:
         """Whether it is certain that different positions have blocks without overlap.
@@ -92,7 +106,7 @@ class Stream:
           sizes: the axes of the loop that change the block, and their sizes.
         """
         entries = self.spec.block_shape or ()
-        slope = {axis: slopes(self._index_jaxpr, axis) for axis in sizes}
+        slope = {axis: self._steps(axis) for axis in sizes}
         unknown = set(sizes)
         for _ in sizes:
             for d, entry in enumerate(entries):
@@ -108,7 +122,7 @@ class Stream:
         An index of the block is a multiple of the position there, plus what does not
         depend on it.
         """
-        return any(slope for slope in slopes(self._index_jaxpr, axis))
+        return any(self._steps(axis))
 
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the index of the block at a position of the loop."""
@@ -162,7 +176,7 @@ class Stream:
         if shape is None or index_map is None or self.spec.oob_fill_mode is not None:
             return
         sizes = zip(shape, self.ref.shape, strict=True)
-        steps = slopes(self._index_jaxpr, axis)
+        steps = self._steps(axis)
         for d, (step, (entry, extent)) in enumerate(zip(steps, sizes, strict=True)):
             block = getattr(entry, "block_size", entry)
             in_blocks = isinstance(entry, int | types.Blocked) and block > 1

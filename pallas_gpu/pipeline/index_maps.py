@@ -12,6 +12,9 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
+from pallas_gpu.primitives.indices.facts import Axis, Fact
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Facts
 from pallas_gpu.types import values
 
 # What Python's and NumPy's sequences raise for an index that is being traced.
@@ -158,54 +161,29 @@ def _check_signature(
         ) from None
 
 
-def dependencies(jaxpr: _jax.Jaxpr) -> tuple[frozenset[int], ...]:
-    """Returns for each result of a jaxpr the positions of its inputs that affect it."""
-    nothing: frozenset[int] = frozenset()
-    known = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars)}
+class _Function(Facts):
+    """The facts of an index map, which reads memory that nobody writes meanwhile."""
 
-    def of(atom: Any) -> frozenset[int]:
-        return nothing if isinstance(atom, _jax.Literal) else known.get(atom, nothing)
-
-    for eqn in jaxpr.eqns:
-        affects = nothing.union(*(of(x) for x in eqn.invars))
-        known.update(dict.fromkeys(eqn.outvars, affects))
-    return tuple(of(x) for x in jaxpr.outvars)
+    memory_is_constant = True
 
 
-def slopes(jaxpr: _jax.Jaxpr, position: int) -> list[int | None]:
-    """Returns by how much each result grows with one of the inputs.
+def facts_along(jaxpr: _jax.Jaxpr) -> list[Fact]:
+    """Returns what is known of indices along the axes of a loop.
 
-    None if that is not the same number everywhere, or not known.
+    The axes are named by `loop_axis`.
+
+    Args:
+      jaxpr: the result of `index_jaxpr`.
     """
-    known: dict[Any, int | None] = {jaxpr.invars[position]: 1}
-
-    def of(atom: Any) -> int | None:
-        return 0 if isinstance(atom, _jax.Literal) else known.get(atom, 0)
-
-    for eqn in jaxpr.eqns:
-        known.update(dict.fromkeys(eqn.outvars, _slope(eqn, list(map(of, eqn.invars)))))
-    return list(map(of, jaxpr.outvars))
-
-
-def _is_integer(var: Any) -> bool:
-    return jnp.issubdtype(var.aval.dtype, jnp.integer)
+    function, n = _Function(), len(jaxpr.constvars)
+    region = region_of(_jax.convert_constvars_jaxpr(jaxpr))
+    inputs = function.inputs_of(region)
+    inputs[n:] = [
+        Fact.along(Axis(loop_axis(axis))) for axis in range(len(jaxpr.invars))
+    ]
+    return function.run(region, inputs)
 
 
-def _slope(eqn: _jax.JaxprEqn, operands: list[int | None]) -> int | None:
-    """Returns the slope of an equation's result from those of its operands."""
-    if not any(slope != 0 for slope in operands):
-        return 0
-    match eqn.primitive.name, operands:
-        case "add", [int(a), int(b)]:
-            return a + b
-        case "sub", [int(a), int(b)]:
-            return a - b
-        case "neg", [int(a)]:
-            return -a
-        case "convert_element_type", [a] if _is_integer(eqn.outvars[0]):
-            return a
-        case "mul", [int(a), int(b)]:
-            for factor, slope in zip(eqn.invars, (b, a), strict=True):
-                if isinstance(factor, _jax.Literal):
-                    return int(factor.val) * slope
-    return None
+def loop_axis(axis: int) -> str:
+    """Returns the name of an axis of a pipeline's loop in facts."""
+    return f"axis {axis}"

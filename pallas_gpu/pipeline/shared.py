@@ -36,5 +36,5 @@ def require_own_parts(jaxpr: _jax.Jaxpr, shared: Mapping[Any, str], axes: str) -
         hint="pass plgpu.BlockSpec(block_shape, index_map), one block a CTA; "
         "or index the result by plgpu.program_id; or make the axis sequential, "
         "dimension_semantics 'arbitrary'",
-        where=found.site.where,
+        where=found.where,
     )

@@ -25,7 +25,7 @@ from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives.copies import multiples
+from pallas_gpu.primitives.indices import multiples
 
 Engine = types.AsyncCopyImplementation
 

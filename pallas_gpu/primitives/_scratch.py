@@ -12,7 +12,6 @@ from pallas_gpu import _jax, types
 from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES, SCATTER_BYTES
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
-from pallas_gpu.walk import walk
 
 _WARPS = 4
 # The least width in which elements are combined.
@@ -23,12 +22,8 @@ _REDUCTIONS = (
 )
 
 
-def least_scratch_bytes(jaxpr: _jax.Jaxpr) -> int:
-    """Returns the least scratch of each warpgroup for a body without composites."""
-    return max((_least(site.eqn) for site in walk(jaxpr)), default=0)
-
-
-def _least(eqn: _jax.JaxprEqn) -> int:
+def least_scratch_bytes(eqn: _jax.JaxprEqn) -> int:
+    """Returns the least scratch of a warpgroup for an equation."""
     if eqn.primitive is gather_positions_p:
         return IMAGE_BYTES
     if eqn.primitive is scatter_positions_p:

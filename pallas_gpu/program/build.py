@@ -12,6 +12,9 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _operands
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import references as references  # describes JAX's accesses
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.nodes import (
     Access,
     Constant,
@@ -22,7 +25,6 @@ from pallas_gpu.program.nodes import (
     Region,
     Value,
 )
-from pallas_gpu.walk import bodies
 
 # Calls that are equivalent to the jaxpr in their parameters.
 CALLS = {
@@ -53,6 +55,8 @@ def region_of(jaxpr: Any) -> Region:
 
     Several threads may call it at a time.
     """
+    if isinstance(jaxpr, _jax.ClosedJaxpr) and not jaxpr.consts:
+        jaxpr = jaxpr.jaxpr
     region = _REGIONS.get(jaxpr)
     if region is None:
         region = _REGIONS[jaxpr] = _Builder(jaxpr).build()
@@ -70,9 +74,27 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return jaxpr, ()
 
 
+def variables_of(jaxpr: Any) -> list[Any]:
+    """Returns the variables that the inputs of a jaxpr's program are.
+
+    The last ones are those of references and values that are captured while tracing.
+    """
+    jaxpr, consts = opened(jaxpr)
+    given = dict(zip(jaxpr.constvars, consts, strict=False))
+    captured = [
+        var
+        for var in jaxpr.constvars
+        if isinstance(var.aval, _jax.AbstractRef)
+        or var not in given
+        or _jax.is_tracer(given[var])
+    ]
+    return [*jaxpr.invars, *captured]
+
+
 class _Builder:
     def __init__(self, jaxpr: Any):
         self._jaxpr, self._consts = opened(jaxpr)
+        self._variables = variables_of(jaxpr)
         self._within = weakref.ref(self._jaxpr)
         self._calls: tuple[Any, ...] = ()
         self._size = 0
@@ -80,11 +102,11 @@ class _Builder:
 
     def build(self) -> Region:
         names: Names = {}
-        inputs = tuple(self._value(var.aval) for var in self._jaxpr.invars)
-        names.update(zip(self._jaxpr.invars, inputs, strict=True))
-        names.update(
-            zip(self._jaxpr.constvars, map(_constant, self._consts), strict=True)
-        )
+        inputs = tuple(self._value(var.aval) for var in self._variables)
+        names.update(zip(self._variables, inputs, strict=True))
+        for var, value in zip(self._jaxpr.constvars, self._consts, strict=False):
+            if var not in names:
+                names[var] = _constant(value)
         self._equations(self._jaxpr.eqns, names)
         results = tuple(_read(v, names) for v in self._jaxpr.outvars)
         return Region(inputs, tuple(self._ops), results, self._size)
@@ -172,23 +194,43 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
 
 def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
     """Returns the operands of an equation as a pytree with accesses."""
-    if eqn.primitive is _jax.get_p:
-        return {"ref": _access(_indexed(eqn, ins[0], ins[1:]))}
-    if eqn.primitive in (_jax.swap_p, _jax.addupdate_p):
-        return {"ref": _access(_indexed(eqn, ins[0], ins[2:])), "value": ins[1]}
+    operation = registry.operation(eqn.primitive)
+    if operation is None:
+        return list(ins)
+    if eqn.primitive in _INDICES_OF:
+        first = _INDICES_OF[eqn.primitive]
+        leaves = map(_index_or_self, ins[first:])
+        transforms = jax.tree.unflatten(eqn.params["tree"], list(leaves))
+        ref = _operands.RefOperand(ins[0], tuple(transforms))
+        value = {} if first == 1 else {"value": ins[1]}
+        return {"ref": _access("ref", ref, operation), **value}
     if "tree" not in eqn.params:
         return list(ins)
     tree = _operands.unflatten(eqn.params["tree"], [_index_or_self(x) for x in ins])
-    return jax.tree.map(
-        _access, tree, is_leaf=lambda x: isinstance(x, _operands.RefOperand)
-    )
+    return _named(tree, operation)
 
 
-def _indexed(eqn: Any, ref: Operand, leaves: Sequence[Operand]) -> Any:
-    transforms = jax.tree.unflatten(
-        eqn.params["tree"], [_index_or_self(x) for x in leaves]
-    )
-    return _operands.RefOperand(ref, tuple(transforms))
+# Where the indices of JAX's accesses begin among the operands.
+_INDICES_OF = {_jax.get_p: 1, _jax.swap_p: 2, _jax.addupdate_p: 2}
+
+
+def _named(operands: Any, operation: registry.Operation) -> Any:
+    match operands:
+        case dict():
+            return {name: _access(name, x, operation) for name, x in operands.items()}
+        case list():
+            return [_named(x, operation) for x in operands]
+    return _access("", operands, operation)
+
+
+def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
+    """Returns an operand with accesses and constants at its leaves."""
+    if isinstance(operand, _operands.RefOperand):
+        return Access(
+            operand.ref, operand.window(operand.ref.shape), operand.transforms,
+            operand.viewed, operation, name,
+        )  # fmt: skip
+    return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, operand)
 
 
 def _index_or_self(x: Operand) -> Any:
@@ -207,11 +249,3 @@ class _Index(int):
         self = super().__new__(cls, int(constant.value))
         self.constant = constant
         return self
-
-
-def _access(leaf: Any) -> Any:
-    if isinstance(leaf, _operands.RefOperand):
-        return Access(leaf.ref, leaf.window(leaf.ref.shape), leaf.viewed)
-    if isinstance(leaf, _Index):
-        return leaf.constant
-    return leaf

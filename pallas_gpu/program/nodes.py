@@ -15,8 +15,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.primitives import _registry as registry
 
 
 class Kind(enum.Enum):
@@ -30,7 +31,7 @@ class Kind(enum.Enum):
     WARPS = "warps"  # one, by each of the four warps
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Value:
     """An input of a region, or a result of an operation in it.
 
@@ -76,12 +77,36 @@ class Access:
     Attributes:
       buffer: the reference.
       window: the part; dynamic starts are values, or sums of values.
+      transforms: the steps that select it, with values at their leaves.
       viewed: shape and dtype that the reference has first; None for its own.
+      operation: what accesses it.
+      name: of the operand.
     """
 
     buffer: Value
     window: Window
-    viewed: tuple[tuple[int, ...], Any] | None = None
+    transforms: tuple[Any, ...]
+    viewed: tuple[tuple[int, ...], Any] | None
+    operation: registry.Operation
+    name: str
+
+    @property
+    def reads(self) -> bool:
+        return self.name in self.operation.reads
+
+    @property
+    def writes(self) -> bool:
+        return self.name in self.operation.writes
+
+    @property
+    def space(self) -> types.MemorySpace:
+        return self.buffer.aval.memory_space
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements."""
+        viewed = None if self.viewed is None else self.viewed[1]
+        return self.buffer.dtype if viewed is None else viewed
 
     def starts(self) -> Iterator[Operand]:
         """The values among the starts."""
@@ -135,6 +160,37 @@ class Op:
     @property
     def name(self) -> str:
         return self.primitive.name
+
+    @property
+    def operation(self) -> registry.Operation | None:
+        """The properties of the primitive; None for JAX's operations on values."""
+        return registry.operation(self.primitive)
+
+    @property
+    def accesses(self) -> list[Access]:
+        """The memory that it reads or writes itself, not in its regions."""
+        operation, named = self.operation, self.operands
+        if operation is None or not operation.accesses or isinstance(named, Fault):
+            return []
+        # Several of one kind at once are a list.
+        found = [
+            operands[name]
+            for operands in (named if isinstance(named, list) else [named])
+            for name in operation.accesses
+        ]
+        return [x for x in found if isinstance(x, Access)]
+
+    def access_to(self, space: types.MemorySpace) -> Access:
+        """Returns the first access to a memory space."""
+        return next(access for access in self.accesses if access.space is space)
+
+    @property
+    def made(self) -> tuple[Value, ...]:
+        """What it makes for its last region: allocated memory, a counter."""
+        if not self.regions:
+            return ()
+        pairs = zip(self.regions[-1].inputs, self.entries[-1], strict=True)
+        return tuple(value for value, entry in pairs if entry is None)
 
     @property
     def where(self) -> str | None:

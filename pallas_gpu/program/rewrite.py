@@ -20,8 +20,8 @@ from jax import lax
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.registers.linear import WARPS
 from pallas_gpu.primitives._registry import KernelEffect
+from pallas_gpu.program.bodies import bodies, equations
 from pallas_gpu.program.build import CALLS
-from pallas_gpu.walk import bodies, walk
 
 # --- equations are replaced -----------------------------------------------------------
 
@@ -34,8 +34,6 @@ class Rewrite:
 
     def __init__(self) -> None:
         self._done: dict[Any, _jax.Jaxpr] = {}
-        # Equations are compared by identity, as long as they live.
-        self._kept: list[_jax.Jaxpr] = []
 
     def replacement(
         self, eqn: _jax.JaxprEqn, caller: _jax.JaxprEqn | None
@@ -90,10 +88,8 @@ class Rewrite:
         return eqn.replace(params=params, effects=effects)
 
     def _rewritten(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
-        source = self.prepared(jaxpr)
-        self._kept.append(source)
         eqns: list[_jax.JaxprEqn] = []
-        for eqn in source.eqns:
+        for eqn in self.prepared(jaxpr).eqns:
             located = caller if _jax.where(eqn) is None else eqn
             new = self.replacement(eqn, located)
             eqns += [self.with_bodies(eqn, located)] if new is None else new
@@ -218,7 +214,7 @@ class Retrace:
 
     def replaces_in(self, jaxpr: _jax.Jaxpr) -> bool:
         """Whether something in a jaxpr, or in what it runs, may be replaced."""
-        return any(self.is_replaced(site.eqn) for site in walk(jaxpr))
+        return any(map(self.is_replaced, equations(jaxpr)))
 
     def run(
         self,

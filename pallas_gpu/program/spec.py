@@ -137,15 +137,12 @@ def _returns(op: Op) -> bool:
 
 
 def _allocates(op: Op) -> bool:
-    (region,), (entries,) = op.regions, op.entries
-    made = [v for v, x in zip(region.inputs, entries, strict=True) if x is None]
-    return all(map(_is_ref, made))
+    return all(map(_is_ref, op.made))
 
 
 def _counts_warps(op: Op) -> bool:
-    (region,), (entries,) = op.regions, op.entries
-    made = [v for v, x in zip(region.inputs, entries, strict=True) if x is None]
-    return [(v.shape, v.dtype) for v in made] == [((), np.int32)] and not op.results
+    made = [(v.shape, v.dtype) for v in op.made]
+    return made == [((), np.int32)] and not op.results
 
 
 _OF_ALL: tuple[tuple[str, Check], ...] = (

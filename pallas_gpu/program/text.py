@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs as text: a line for each operation, with its source line at the end.
 
+What is known of an index stands in parentheses: its value as a function of positions on
+the grid and in loops, or what it is a multiple of.
+
 double(%0: gmem f32[512,128], %1: gmem f32[512,128])
   run_scoped {names=('x', 'full of x', 'o')}
     scope(%2: smem f32[128,128], %3: barrier u32[], %4: smem f32[128,128])
       %5 = axis_index {axis_name=i}
-      %6 = mul %5, 128
+      %6 = mul %5, 128 (128*i)
       copy_gmem_to_smem barrier=%3, dst=%2, src=%0[%6+:128, :]      # double.py:14
       ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import _jax
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.primitives.indices.facts import Fact, is_integer
+from pallas_gpu.program.facts import Facts, facts_of
 from pallas_gpu.program.nodes import Access, Constant, Fault, Kind, Op, Region, Value
 
 _INDENT = "  "
@@ -44,7 +49,7 @@ def text(
     Args:
       note: returns what is known of an operation besides, written behind it.
     """
-    printer = _Printer(note)
+    printer = _Printer(facts_of(region), note)
     names = [printer.name() for _ in region.inputs]
     inputs = ", ".join(map(_declared, names, region.inputs))
     lines = [f"{name}({inputs})", *printer.body(region, names, 1)]
@@ -54,8 +59,10 @@ def text(
 class _Printer:
     """Numbers the values of a program, those of inner regions included."""
 
-    def __init__(self, note: Callable[[Op], str]) -> None:
-        self._count, self._note = 0, note
+    def __init__(self, facts: Facts, note: Callable[[Op], str]) -> None:
+        self._facts, self._note = facts, note
+        self._count = 0
+        self._counters: dict[Op, str] = {}
 
     def name(self) -> str:
         """Returns a name that no other value has."""
@@ -76,6 +83,7 @@ class _Printer:
         indent = _INDENT * depth
         made = f"{within.listed(op.results)} = " if op.results else ""
         line = f"{indent}{made}{op.name}{within.operands(op)}{_params(op.params)}"
+        line += self._known(op, within)
         if said := self._note(op):
             line += f": {said}"
         where = op.where
@@ -98,10 +106,41 @@ class _Printer:
                     names.append(within.operand(entry))
                     continue
                 names.append(self.name())
+                self._name_counter(names[-1], self._facts.of(value))
                 first = "" if entry is None else f" = {within.operand(entry)}"
                 shown.append(f"{_declared(names[-1], value)}{first}")
             yield f"{indent}{_INDENT}{title}({', '.join(shown)})"
             yield from self.body(region, names, depth + 2)
+
+    def _name_counter(self, name: str, fact: Fact) -> None:
+        """Takes the name of a value that counts the iterations of a loop."""
+        if fact.is_linear and len(fact.terms) == 1:
+            axis, _ = fact.terms[0]
+            if fact == Fact.along(axis) and isinstance(axis.of, Op):
+                self._counters[axis.of] = name
+
+    def _known(self, op: Op, within: _Names) -> str:
+        """What is known of the result of an operation on indices."""
+        if op.kind is not Kind.PLAIN or len(op.results) != 1 or op.results[0].shape:
+            return ""
+        fact = self._facts.of(op.results[0])
+        same = any(fact == self._facts.of(x) for x in op.inputs)
+        if same or op.name == "axis_index" or not is_integer(op.results[0].aval):
+            return ""
+        names = [self._counters.get(axis.of, axis.of) for axis, _ in fact.terms]
+        if fact.is_linear and all(isinstance(name, str) for name in names):
+            factors = [factor for _, factor in fact.terms]
+            shown = _sum(zip(factors, names, strict=True), fact.rest)
+            restated = shown == " + ".join(map(within.operand, op.inputs))
+            return "" if restated else f" ({shown})"
+        return f" (multiple of {fact.divisor})" if fact.divisor > 1 else ""
+
+
+def _sum(terms: Iterable[tuple[int, str]], constant: int) -> str:
+    shown = [name if factor == 1 else f"{factor}*{name}" for factor, name in terms]
+    if constant or not shown:
+        shown.append(str(constant))
+    return " + ".join(shown).replace("+ -", "- ")
 
 
 def _titles(op: Op) -> Sequence[str]:

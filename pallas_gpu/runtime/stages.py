@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, arch
+from pallas_gpu import arch
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import launch, slow
 from pallas_gpu.lowering.machine import Build
+from pallas_gpu.program.walk import walk
 from pallas_gpu.runtime import offline_compiler, worker
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import serialize
@@ -75,7 +76,7 @@ def _warn_of_spills(build: Build, used: Resources) -> None:
         "loaded by each thread",
         f"{used.registers_per_thread} registers per thread on {used.target}",
         "process smaller blocks, or use more warpgroups: num_threads",
-        lambda: next(filter(None, map(_jax.where, build.params.jaxpr.eqns)), None),
+        lambda: next((s.where for s in walk(build.params.jaxpr) if s.where), None),
     )
 
 

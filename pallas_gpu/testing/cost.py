@@ -14,8 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallas_gpu import arch, types
-from pallas_gpu.arch.residency import Residency
+from pallas_gpu import arch, resources, types
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.testing.work import SMEM_BYTES_PER_CYCLE, Buffer, Counter, Work
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
@@ -86,12 +85,7 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     assert isinstance(target, arch.GpuTarget)
     mesh = params.mesh
     ctas = mesh.blocks * math.prod(axis.size for axis in params.batch)
-    residency = Residency.of(
-        target,
-        build.plan.smem_bytes,
-        WARPGROUP_THREADS * mesh.warpgroups,
-        math.prod(mesh.cluster),
-    )
+    residency = resources.residency(build.plan, target, mesh)
     each = [_cta(build, position) for position in _positions(mesh)]
     mean = Work()
     for work, _, _, _ in each:
@@ -158,7 +152,7 @@ def _cta(
     for number in range(mesh.warpgroups):
         thread = {} if mesh.thread_name is None else {mesh.thread_name: number}
         counter = Counter({**position, **thread}, sizes)
-        work, _ = counter.count(params.jaxpr, [None] * len(params.jaxpr.invars))
+        work = counter.count(params.jaxpr)
         total.add(work)
         parts.append(work)
         own = counter.registers or accumulators + _OTHER_REGISTERS

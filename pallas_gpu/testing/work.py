@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a kernel: what one CTA computes and copies, counted in its jaxpr.
+"""The work of a kernel: what one CTA computes and copies, counted in its program.
 
 The scalars of a body (positions, bounds of loops, conditions) are evaluated for a CTA,
 arrays are not. A loop that runs for a known number of steps counts as often; a branch
@@ -14,10 +14,10 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
-from pallas_gpu import _jax, types, walk
-from pallas_gpu.primitives import _operands as operands
+from pallas_gpu import _jax, types
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.flow import Flow
+from pallas_gpu.program.nodes import Access, Constant, Kind, Op, Operand, Region, Value
 
 # Longer loops, and loops without a known end, are counted by one step of theirs.
 _MOST_STEPS = 4096
@@ -35,7 +35,6 @@ _EXPENSIVE = {
     "exp": 3, "exp2": 2, "log": 4, "tanh": 4, "logistic": 6, "erf": 12, "sin": 12,
     "cos": 12, "pow": 10, "div": 8, "sqrt": 4, "rsqrt": 2, "integer_pow": 2,
 }  # fmt: skip
-_ENDS_OF_COPY = "dst", "barrier"
 _NO_WORK = {"broadcast_in_dim", "reshape", "slice", "squeeze", "iota", "stop_gradient"}
 
 
@@ -117,8 +116,10 @@ class Memory:
     num_bytes: float
 
 
-class Counter:
+class Counter(Flow[Any]):
     """Counts the work of one warpgroup at a position of the launch.
+
+    What is known of a value is a number, a `Memory`, or None.
 
     Attributes:
       buffers: the SMEM arrays to which something is copied, by allocation.
@@ -126,222 +127,178 @@ class Counter:
     """
 
     def __init__(self, positions: Mapping[Any, int], sizes: Mapping[Any, int]):
+        super().__init__()
         self._positions, self._sizes = positions, sizes
         self._allocations = 0
+        self._work = Work()
         self.buffers: dict[int, Buffer] = {}
         self.registers: int | None = None
 
-    def count(
-        self,
-        jaxpr: _jax.Jaxpr,
-        inputs: Sequence[Any],
-        eqns: Sequence[Any] | None = None,
-    ) -> tuple[Work, list[Any]]:
-        """Returns the work of a jaxpr and its results, as far as they are known.
+    def count(self, jaxpr: _jax.Jaxpr) -> Work:
+        """Returns the work of a kernel's body."""
+        region = region_of(jaxpr)
+        return self._counted(region, [self.unknown(x) for x in region.inputs])[0]
 
-        Args:
-          jaxpr: the jaxpr.
-          inputs: for each input a number, a `Memory`, or None if it is unknown.
-          eqns: the equations to count; default: all.
-        """
-        known: dict[Any, Any] = {}
-        for var, value in zip(jaxpr.invars, inputs, strict=True):
-            known[var] = self._memory(var.aval) if value is None else value
-        work = Work()
-
-        def read(atom: Any) -> Any:
-            if isinstance(atom, _jax.Literal):
-                return _plain(atom.val)
-            return known.get(atom)
-
-        for eqn in jaxpr.eqns if eqns is None else eqns:
-            more, results = self._equation(eqn, [read(x) for x in eqn.invars])
-            if more is not None:
-                work.add(more)
-            for var, value in zip(eqn.outvars, results, strict=True):
-                known[var] = value
-        return work, [read(x) for x in jaxpr.outvars]
-
-    def _memory(self, aval: Any) -> Memory | None:
-        if not isinstance(aval, _jax.AbstractRef):
-            return None
-        self._allocations += 1
-        return Memory(self._allocations, _bytes(aval))
-
-    def _equation(self, eqn: Any, inputs: list[Any]) -> tuple[Work | None, list[Any]]:
-        # No work for what costs nothing: most equations are scalar arithmetic.
-        name = eqn.primitive.name
-        unknown = [None] * len(eqn.outvars)
-        if name == "axis_index":
-            return None, [self._positions.get(eqn.params["axis_name"])]
-        if name == "cond":
-            return self._branch(eqn, inputs)
-        if name == "while":
-            return self._while(eqn, inputs)
-        if name == "scan":
-            return self._scan(eqn, inputs)
-        if bodies := walk.bodies(eqn):
-            return self._inline(eqn, bodies, inputs)
-        if name in _SCALARS and _is_scalar(eqn):
-            return None, [_evaluated(eqn, inputs)]
-        if (counted := _COUNTED.get(name)) is not None:
-            return counted(self, eqn, inputs), unknown
-        return _elementwise(eqn), unknown
-
-    def _inline(
-        self, eqn: Any, bodies: Sequence[walk.Body], inputs: list[Any]
-    ) -> tuple[Work, list[Any]]:
-        # A jaxpr that the equation calls: jit, run_scoped, warp_map, custom_jvp.
-        inner = bodies[0].jaxpr
-        given = [*inputs, *[None] * len(inner.invars)][: len(inner.invars)]
-        work, results = self.count(inner, given)
-        if len(results) != len(eqn.outvars):
-            results = [None] * len(eqn.outvars)
+    def _counted(self, region: Region, inputs: Sequence[Any]) -> tuple[Work, list[Any]]:
+        """Returns the work of a region and its results, as far as they are known."""
+        outer, self._work = self._work, Work()
+        results = self.run(region, inputs)
+        work, self._work = self._work, outer
         return work, results
 
-    def _branch(self, eqn: Any, inputs: list[Any]) -> tuple[Work, list[Any]]:
-        index, *rest = inputs
-        jaxprs = [body.jaxpr for body in walk.bodies(eqn)]
-        if index is not None:
-            return self.count(jaxprs[min(max(int(index), 0), len(jaxprs) - 1)], rest)
-        counted = [self.count(jaxpr, rest) for jaxpr in jaxprs]
-        work = max((work for work, _ in counted), key=lambda w: w.size)
-        return work, [None] * len(eqn.outvars)
+    def of(self, operand: Operand) -> Any:
+        """Returns what is known of an operand; arrays may not have been followed."""
+        if isinstance(operand, Constant):
+            return self.constant(operand)
+        return self.facts.get(operand)
 
-    def _while(self, eqn: Any, inputs: list[Any]) -> tuple[Work, list[Any]]:
-        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        cond_consts, body_consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
-        carry = inputs[n_cond + n_body :]
-        cond, body = (b.jaxpr for b in walk.bodies(eqn))
+    def unknown(self, value: Value) -> Memory | None:
+        if not isinstance(value.aval, _jax.AbstractRef):
+            return None
+        self._allocations += 1
+        return Memory(self._allocations, _bytes(value))
+
+    def constant(self, constant: Constant) -> Any:
+        return None if constant.shape else constant.value.item()
+
+    def results(self, op: Op, operands: Sequence[Any]) -> list[Any]:
+        if op.name == "axis_index":
+            return [self._positions.get(op.params["axis_name"])]
+        if op.name in _SCALARS and op.results[0].shape == ():
+            return [_evaluated(op.name, operands)]
+        self._count(op)
+        return [None] * len(op.results)
+
+    # --- regions ----------------------------------------------------------------------
+
+    def _follow(self, op: Op, operands: Sequence[Any]) -> Sequence[Any]:
+        match op.kind:
+            case Kind.IF:
+                return self._branch(op, operands[0])
+            case Kind.FOR:
+                return self._for(op)
+            case Kind.WHILE:
+                return self._while(op)
+        return super()._follow(op, operands)
+
+    def _branch(self, op: Op, index: Any) -> Sequence[Any]:
+        if index is not None:
+            taken = min(max(int(index), 0), len(op.regions) - 1)
+            return self.run(op.regions[taken], self._inputs(op, taken))
+        counted = [
+            self._counted(region, self._inputs(op, i))[0]
+            for i, region in enumerate(op.regions)
+        ]
+        self._work.add(max(counted, key=lambda work: work.size))
+        return [None] * len(op.results)
+
+    def _while(self, op: Op) -> Sequence[Any]:
+        condition, body = op.regions
+        n = len(op.carries)
+        of_condition, of_body = (self._inputs(op, i) for i in range(2))
+        first, consts = of_body[len(of_body) - n :], of_body[: len(of_body) - n]
         # First the carries of all steps, then the work of some of them.
-        carries = [carry]
+        carries = [first]
         needed = _needed(body)
         while len(carries) <= _MOST_STEPS:
-            _, (goes_on,) = self.count(cond, [*cond_consts, *carries[-1]])
+            kept = of_condition[: len(of_condition) - n]
+            _, (goes_on,) = self._counted(condition, [*kept, *carries[-1]])
             if goes_on is None:
-                work, _ = self.count(body, [*body_consts, *carries[0]])
-                return work, [None] * len(eqn.outvars)
+                self._work.add(self._counted(body, [*consts, *first])[0])
+                return [None] * len(op.results)
             if not goes_on:
                 break
-            _, following = self.count(body, [*body_consts, *carries[-1]], needed)
-            carries.append(following)
+            carries.append(self._counted(needed, [*consts, *carries[-1]])[1])
         *starts, last = carries
-        total, sampled = Work(), _sampled(starts)
+        sampled = _sampled(starts)
         for start in sampled:
-            work, _ = self.count(body, [*body_consts, *start])
-            total.add(work, len(starts) / len(sampled))
-        return total, last
+            work, _ = self._counted(body, [*consts, *start])
+            self._work.add(work, len(starts) / len(sampled))
+        return last
 
-    def _scan(self, eqn: Any, inputs: list[Any]) -> tuple[Work, list[Any]]:
-        n_consts, n_carry = _jax.scan_arity(eqn.params)
-        consts, carry = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
-        (body,) = (b.jaxpr for b in walk.bodies(eqn))
-        length = eqn.params["length"]
-        rest = [None] * (len(body.invars) - n_consts - n_carry)
-        total = Work()
+    def _for(self, op: Op) -> Sequence[Any]:
+        (body,), length = op.regions, op.params["length"]
+        inputs, n = self._inputs(op, 0), len(op.carries)
         one_by_one = length if length <= _STEPS_ONE_BY_ONE else 1
-        for _ in range(one_by_one):
-            work, results = self.count(body, [*consts, *carry, *rest])
-            total.add(work)
-            carry = results[:n_carry]
-        if length > one_by_one:
-            middle = [None if _is_number(x) else x for x in carry]
-            work, results = self.count(body, [*consts, *middle, *rest])
-            total.add(work, length - one_by_one)
-            carry = results[:n_carry]
-        return total, [*carry, *[None] * (len(eqn.outvars) - n_carry)]
+        for step in range(min(one_by_one + 1, length)):
+            rest = step == one_by_one
+            if rest:
+                for i, _ in op.carries:
+                    inputs[i] = None if _is_number(inputs[i]) else inputs[i]
+            work, results = self._counted(body, inputs)
+            self._work.add(work, length - one_by_one if rest else 1)
+            for i, j in op.carries:
+                inputs[i] = results[j]
+        carried = [inputs[i] for i, _ in op.carries]
+        return [*carried, *[None] * (len(op.results) - n)]
 
     # --- what costs something ---------------------------------------------------------
 
-    def _copy_in(self, eqn: Any, inputs: list[Any]) -> Work:
-        taken = _operands(eqn)
-        num_bytes = _bytes(_type(taken["dst"]))
-        axes = eqn.params.get("collective_axes") or ()
-        axes = (axes,) if isinstance(axes, str) else axes
+    def _count(self, op: Op) -> None:
+        accesses = op.accesses
+        spaces: dict[Any, Access] = {access.space: access for access in accesses}
+        if op.name in _PRODUCTS:
+            self._product(op)
+        elif op.name == "barrier_wait":
+            self._work.waits += 1
+        elif op.name == "set_max_registers":
+            self.registers = max(self.registers or 0, int(op.params["n"]))
+        elif types.GMEM in spaces and types.SMEM in spaces:
+            if spaces[types.SMEM].writes:
+                self._copy_in(op, spaces[types.SMEM], spaces.get(types.BARRIERS))
+            else:
+                self._work.stored_bytes += _bytes(spaces[types.SMEM])
+        elif accesses:
+            if "generic" in accesses[0].operation.proxies:
+                self._access(op, accesses[0])
+        else:
+            self._work.elements += _elements(op)
+
+    def _copy_in(self, op: Op, dst: Access, barrier: Access | None) -> None:
+        num_bytes = _bytes(dst)
+        axes = op.params.get("collective_axes") or ()
         sharing = math.prod(self._sizes.get(axis, 1) for axis in axes)
-        given = operands.unflatten(eqn.params["tree"], inputs)
-        memory, barrier = (getattr(given.get(n), "ref", None) for n in _ENDS_OF_COPY)
-        work = Work(loaded_bytes=num_bytes / sharing, filled_bytes=num_bytes)
-        if isinstance(memory, Memory):
-            known = self.buffers.get(memory.number)
-            largest = max(num_bytes, known.copy_bytes if known else 0.0)
-            number = barrier.number if isinstance(barrier, Memory) else None
-            self.buffers[memory.number] = Buffer(
-                memory.num_bytes, largest, number, sharing > 1
-            )
-            work.fills[memory.number] = num_bytes
-        return work
+        self._work.loaded_bytes += num_bytes / sharing
+        self._work.filled_bytes += num_bytes
+        memory = self.of(dst.buffer)
+        if not isinstance(memory, Memory):
+            return
+        known = self.buffers.get(memory.number)
+        completes = None if barrier is None else self.of(barrier.buffer)
+        self.buffers[memory.number] = Buffer(
+            memory.num_bytes,
+            max(num_bytes, known.copy_bytes if known else 0.0),
+            completes.number if isinstance(completes, Memory) else None,
+            sharing > 1,
+        )
+        fills = self._work.fills
+        fills[memory.number] = fills.get(memory.number, 0) + num_bytes
 
-    def _copy_out(self, eqn: Any, _: list[Any]) -> Work:
-        return Work(stored_bytes=_bytes(_type(_operands(eqn)["src"])))
-
-    def _mma(self, eqn: Any, _: list[Any]) -> Work:
-        taken = _operands(eqn)
-        a, acc = _type(taken["a"]), taken.get("acc")
-        result = eqn.outvars[0].aval if acc is None else _type(acc)
-        m, n = result.shape[-2:]
-        k = math.prod(a.shape) / m
-        bits = _bits(a.dtype)
+    def _product(self, op: Op) -> None:
+        a, result = op.operands["a"], op.operands.get("acc") or op.results[0]
+        m, n = _shape(result)[-2:]
+        k = math.prod(_shape(a)) / m
+        bits = types.itemsize_bits(a.dtype)
         tiles = -(-m // _WGMMA_ROWS)
-        is_in_smem = isinstance(taken["a"], operands.RefOperand)
-        read = tiles * k * bits / 8 * (n + (_WGMMA_ROWS if is_in_smem else 0))
+        in_smem = isinstance(a, Access)
+        read = tiles * k * bits / 8 * (n + (_WGMMA_ROWS if in_smem else 0))
         macs = tiles * _WGMMA_ROWS * max(n, _LEAST_MMA_COLUMNS) * k
         cycles = max(macs / macs_per_cycle(bits), read / SMEM_BYTES_PER_CYCLE)
-        return Work(tensor_flops={bits: 2.0 * m * n * k}, tensor_cycles=cycles)
+        self._work.add(Work(tensor_flops={bits: 2.0 * m * n * k}, tensor_cycles=cycles))
 
-    def _wait(self, *_: Any) -> Work:
-        return Work(waits=1)
-
-    def _set_registers(self, eqn: Any, _: list[Any]) -> Work:
-        self.registers = max(self.registers or 0, int(eqn.params["n"]))
-        return Work()
-
-    def _access(self, eqn: Any, _: list[Any]) -> Work:
-        # JAX's get, swap and addupdate.
-        ref = eqn.invars[0].aval
-        values = [x.aval for x in (*eqn.outvars, *eqn.invars[1:2])]
-        sizes = [
-            _bytes(x) for x in values if hasattr(x, "shape") and hasattr(x, "dtype")
-        ]
-        num_bytes = max(sizes, default=0.0)
-        return self._of_space(ref, num_bytes, is_store=eqn.primitive.name != "get")
-
-    def _indexed(self, eqn: Any, _: list[Any]) -> Work:
-        taken = _operands(eqn)
-        target = next(x for x in taken.values() if isinstance(x, operands.RefOperand))
-        values = [x.aval for x in (*eqn.outvars, *eqn.invars[1:])]
-        sizes = [_bytes(x) for x in values if not isinstance(x, _jax.AbstractRef)]
-        is_store = not eqn.outvars
-        return self._of_space(target.ref, max(sizes, default=0.0), is_store=is_store)
-
-    def _of_space(self, ref: Any, num_bytes: float, *, is_store: bool) -> Work:
-        space = getattr(ref, "memory_space", None)
-        if space is types.SMEM:
-            return Work(smem_bytes=num_bytes)
-        if space is types.GMEM:
-            if is_store:
-                return Work(stored_bytes=num_bytes)
-            return Work(loaded_bytes=num_bytes)
-        return Work()
+    def _access(self, op: Op, access: Access) -> None:
+        values = [x for x in (*op.results, *op.inputs) if not _is_ref(x)]
+        num_bytes = max(map(_bytes, values), default=0.0)
+        match access.space, access.writes:
+            case types.SMEM, _:
+                self._work.smem_bytes += num_bytes
+            case types.GMEM, True:
+                self._work.stored_bytes += num_bytes
+            case types.GMEM, False:
+                self._work.loaded_bytes += num_bytes
 
 
-_COUNTED: dict[str, Callable[[Counter, Any, list[Any]], Work]] = {
-    **dict.fromkeys(
-        ("copy_gmem_to_smem", "cp_async", "gather_rows", "copy_im2col"),
-        Counter._copy_in,
-    ),
-    **dict.fromkeys(
-        ("copy_smem_to_gmem", "copy_smem_to_gmem_by_threads", "scatter_rows"),
-        Counter._copy_out,
-    ),
-    **dict.fromkeys(("wgmma", "mma", "tcgen05_mma"), Counter._mma),
-    "barrier_wait": Counter._wait,
-    "set_max_registers": Counter._set_registers,
-    **dict.fromkeys(("get", "swap", "addupdate"), Counter._access),
-    **dict.fromkeys(
-        ("load", "store", "load_indexed", "store_indexed"), Counter._indexed
-    ),
-}
+_PRODUCTS = ("wgmma", "mma", "tcgen05_mma")
 
 
 def macs_per_cycle(bits: int) -> float:
@@ -353,19 +310,15 @@ def macs_per_cycle(bits: int) -> float:
     return 2048.0 * 16 / max(bits, 8)
 
 
-def _needed(jaxpr: _jax.Jaxpr) -> list[Any]:
-    """Returns the equations on which the results of a jaxpr depend that are scalars."""
-    wanted = {
-        x
-        for x in jaxpr.outvars
-        if not isinstance(x, _jax.Literal) and getattr(x.aval, "shape", None) == ()
-    }
+def _needed(region: Region) -> Region:
+    """Returns a region without the operations on which no scalar result depends."""
+    wanted = {x for x in region.results if x.shape == ()}
     found = []
-    for eqn in reversed(jaxpr.eqns):
-        if wanted.intersection(eqn.outvars):
-            found.append(eqn)
-            wanted |= {x for x in eqn.invars if not isinstance(x, _jax.Literal)}
-    return found[::-1]
+    for op in reversed(region.ops):
+        if wanted.intersection(op.results):
+            found.append(op)
+            wanted.update(op.inputs)
+    return dataclasses.replace(region, ops=tuple(found[::-1]))
 
 
 def _sampled(steps: Sequence[Any]) -> list[Any]:
@@ -407,20 +360,15 @@ _SCALARS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _is_scalar(eqn: Any) -> bool:
-    (result,) = eqn.outvars
-    return getattr(result.aval, "shape", None) == ()
-
-
-def _evaluated(eqn: Any, inputs: Sequence[Any]) -> Any:
-    if eqn.primitive.name == "select_n" and inputs[0] is not None:
+def _evaluated(name: str, inputs: Sequence[Any]) -> Any:
+    if name == "select_n" and inputs[0] is not None:
         return inputs[1 + int(inputs[0])]
     if not all(_is_number(x) for x in inputs):
         return None
-    if eqn.primitive.name == "not" and not isinstance(inputs[0], bool):
+    if name == "not" and not isinstance(inputs[0], bool):
         return ~inputs[0]
     try:
-        return _SCALARS[eqn.primitive.name](*inputs)
+        return _SCALARS[name](*inputs)
     except (ArithmeticError, IndexError, TypeError, ValueError):
         return None
 
@@ -429,43 +377,24 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, bool | int | float)
 
 
-def _plain(value: Any) -> Any:
-    try:
-        return value.item() if getattr(value, "shape", ()) == () else None
-    except AttributeError:
-        return value if _is_number(value) else None
-
-
-def _elementwise(eqn: Any) -> Work:
-    name = eqn.primitive.name
-    shapes = [getattr(x.aval, "shape", ()) for x in (*eqn.invars, *eqn.outvars)]
-    size = max((math.prod(shape) for shape in shapes if shape), default=0)
-    refs = any(isinstance(x.aval, _jax.AbstractRef) for x in eqn.invars)
-    if refs or size <= 1 or name in _NO_WORK:
-        return Work()
-    return Work(elements=float(size) * _EXPENSIVE.get(name, 1))
-
-
-def _operands(eqn: Any) -> Any:
-    return operands.unflatten(eqn.params["tree"], [x.aval for x in eqn.invars])
-
-
-def _type(x: Any) -> Any:
-    return x.array_type() if isinstance(x, operands.RefOperand) else x
-
-
-def _bits(dtype: Any) -> int:
-    dtype = jnp.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return int(jnp.finfo(dtype).bits)
-    return 8 if dtype == jnp.bool_ else int(jnp.iinfo(dtype).bits)
-
-
-def _bytes(aval: Any) -> float:
-    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None:
+def _elements(op: Op) -> float:
+    """Returns the instructions of an operation on arrays, in elements."""
+    operands = (*op.inputs, *op.results)
+    size = max((math.prod(x.shape) for x in operands if x.shape), default=0)
+    if size <= 1 or op.name in _NO_WORK or any(map(_is_ref, op.inputs)):
         return 0.0
-    try:
-        return math.prod(shape) * _bits(dtype) / 8
-    except (TypeError, ValueError):
-        return 0.0  # barriers and semaphores
+    return float(size) * _EXPENSIVE.get(op.name, 1)
+
+
+def _is_ref(x: Any) -> bool:
+    return isinstance(getattr(x, "aval", None), _jax.AbstractRef)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.window.shape if isinstance(x, Access) else x.shape
+
+
+def _bytes(x: Any) -> float:
+    if _is_ref(x) and x.aval.memory_space not in (types.SMEM, types.GMEM):
+        return 0.0  # barriers and accumulators
+    return math.prod(_shape(x)) * types.itemsize_bits(x.dtype) / 8

@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.entry import expand
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.walk import walk
+from pallas_gpu.program.bodies import equations
 from tests.support import everywhere
 from tests.support.refusal import refused
 
@@ -31,7 +31,7 @@ def kernel(body):
 
 
 def names(jaxpr):
-    return [site.eqn.primitive.name for site in walk(jaxpr)]
+    return [eqn.primitive.name for eqn in equations(jaxpr)]
 
 
 def bessel(x):

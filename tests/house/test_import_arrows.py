@@ -19,9 +19,9 @@ from tools.source_tree import ROOT, python_files, syntax_tree
 
 _GROUND = ("errors", "expect", "arch", "layouts", "_jax", "walk")
 _TYPES = (*_GROUND, "types")
-_PRIMITIVES = (*_TYPES, "primitives", "resources")
+_PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
-_ENTRY = (*_PROGRAM, "entry")
+_ENTRY = (*_PROGRAM, "resources", "entry")
 _LOWERING = (*_ENTRY, "mosaic", "lowering")
 
 # Which rooms a room may import, itself aside. mosaic/ emits instructions and never
@@ -36,10 +36,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "walk": ("_jax",),
     "types": _GROUND,
     "primitives": _TYPES,
-    # The planner reads a jaxpr for the scopes that allocate: it knows that primitive.
-    "resources": (*_TYPES, "primitives"),
     "program": _PRIMITIVES,
-    "entry": _PROGRAM,
+    # The planner reads a program for the scopes that allocate.
+    "resources": _PROGRAM,
+    "entry": (*_PROGRAM, "resources"),
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,

@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.entry.memory import fences
-from pallas_gpu.lowering import reuse
+from pallas_gpu.entry.memory import fences, sharing
 from tests.support import everywhere
 from tests.support.lockstep import engine
 from tests.support.lockstep import kernels as in_lockstep
@@ -111,7 +110,7 @@ def within_another_scope(x, o, p):
     plgpu.run_scoped(outer, TILE)
 
 
-def of_two_warpgroups(x, o, p):
+def of_two_warpgroups(x, o, p, call=lambda f: f()):
     mine = plgpu.ds(lax.axis_index("wg") * 32, 32)
 
     def first(tile):
@@ -126,8 +125,12 @@ def of_two_warpgroups(x, o, p):
         plgpu.barrier_wait(barrier)
         p[mine] = tile[mine] + 1
 
-    plgpu.run_scoped(first, TILE, collective_axes="wg")
+    call(lambda: plgpu.run_scoped(first, TILE, collective_axes="wg"))
     plgpu.run_scoped(second, TILE, plgpu.Barrier(), collective_axes="wg")
+
+
+def in_a_function_of_two_warpgroups(x, o, p):
+    of_two_warpgroups(x, o, p, lambda f: jax.jit(f)())
 
 
 WITHOUT_BARRIERS = {
@@ -138,6 +141,7 @@ COPIES = [threads_then_copy, copy_in_a_loop, a_function_called_twice]
 SHARING = [
     *((body, {}, "meets") for body in (*COPIES, within_another_scope)),
     (of_two_warpgroups, TWO, "meets"),
+    (in_a_function_of_two_warpgroups, TWO, "meets"),
     (values_that_outlive_their_memory, WITHOUT_BARRIERS, "fences"),
 ]
 
@@ -156,7 +160,7 @@ def test_the_machine_reports_what_is_not_emitted(body, options, kept, monkeypatc
     if kept == "meets":
         monkeypatch.setattr(fences, "with_fences", lambda params: params)
     else:
-        monkeypatch.setattr(reuse, "meets", lambda jaxpr: frozenset())
+        monkeypatch.setattr(sharing, "meets", lambda jaxpr: frozenset())
     lowered = in_lockstep.lower(of(body, **options)(None), [X])
     with pytest.raises(engine.KernelError):
         lowered.run()
@@ -176,7 +180,7 @@ def test_a_scope_by_itself_needs_no_order():
         plgpu.run_scoped(outer, TILE)
 
     (kernel,) = in_lockstep.lower(of(body)(None), [X]).kernels
-    assert not reuse.meets(kernel.params.jaxpr)
+    assert not sharing.meets(kernel.params.jaxpr)
     assert "fence.proxy" not in str(kernel.module)
 
 

@@ -139,6 +139,11 @@ def stores_in_two_scopes(x, o):
     plgpu.run_scoped(second, TILE)
 
 
+def stores_an_element_of_scratch(x, o, tile):
+    tile[...] = x[...]
+    o[...] = jnp.full((64, 128), tile[0, 0])
+
+
 def adds_atomically(x, o):
     plgpu.atomic_add(o, x[...])
 
@@ -187,6 +192,7 @@ def stores_to_the_other_member_of_a_union(x, o, both):
         (stores_in_a_function, {}),
         (stores_in_a_scope, {}),
         (stores_in_two_scopes, {}),
+        (stores_an_element_of_scratch, SCRATCH),
         (adds_atomically, {}),
         # All CTAs store the same values.
         (copies, GRID),

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.primitives.copies import multiples
+from pallas_gpu.primitives.indices import multiples
 
 
 def half(i):

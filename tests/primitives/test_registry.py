@@ -10,10 +10,9 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import types
 from pallas_gpu.entry import trace
-from pallas_gpu.primitives import _accesses
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import walk
 from tests.support.refusal import refused
 
 
@@ -56,8 +55,8 @@ def test_what_contradicts_itself_is_refused(define, mistake):
 
 def test_only_an_operation_that_computes_its_result_and_no_more_can_be_dropped():
     effects = {
-        name: bool(eqn.effects)
-        for name, eqn in equations(copies).items()
+        name: bool(op.equation.effects)
+        for name, op in operations(copies).items()
         if name in registry.PRIMITIVES
     }
     assert effects.pop("layout_cast") is False
@@ -74,8 +73,8 @@ def copies(x, o, tile, barrier):
     plgpu.wait_smem_to_gmem(0)
 
 
-def equations(body):
-    """The equations of a body, by their names."""
+def operations(body):
+    """The operations of a body, by their names."""
 
     def whole(x, o):
         plgpu.run_scoped(
@@ -86,13 +85,13 @@ def equations(body):
 
     aval = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     traced = trace.trace_body(whole, [aval], [aval], types.Mesh(), "k")
-    return {site.eqn.primitive.name: site.eqn for site in walk(traced.jaxpr)}
+    return {site.op.name: site.op for site in walk(traced.jaxpr)}
 
 
 def test_accesses_tell_the_memory_of_each_operand():
     found = {
-        name: [(a.name, a.space, a.reads, a.writes) for a in _accesses.accesses(eqn)]
-        for name, eqn in equations(copies).items()
+        name: [(a.name, a.space, a.reads, a.writes) for a in op.accesses]
+        for name, op in operations(copies).items()
     }
     barriers = types.BARRIERS
     assert found["copy_gmem_to_smem"] == [
@@ -104,11 +103,3 @@ def test_accesses_tell_the_memory_of_each_operand():
     assert found["swap"] == [("ref", types.GMEM, True, True)]
     assert found["load"] == [("src", types.SMEM, True, False)]
     assert found["layout_cast"] == found["run_scoped"] == []
-
-
-def test_stores_are_those_of_threads():
-    stores = {
-        name for name, eqn in equations(copies).items()
-        if _accesses.stores_to(eqn, types.GMEM)
-    }  # fmt: skip
-    assert stores == {"swap"}

@@ -15,7 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.program import spec
-from pallas_gpu.program.build import region_of
+from pallas_gpu.program.build import region_of, variables_of
 from pallas_gpu.program.nodes import Constant, Kind, Value
 from pallas_gpu.program.text import text
 from tests.support import golden
@@ -178,3 +178,15 @@ def test_order_and_numbers_are_checked():
     foreign = dataclasses.replace(whole, results=(Value(0, None),))
     with pytest.raises(errors.InternalError, match="returns its inputs"):
         spec.check(foreign)
+
+
+def test_what_a_trace_captures_is_an_input():
+    ref = jax.new_ref(jnp.zeros(4))
+
+    def outer(x):
+        body = jax.make_jaxpr(lambda y: y + x + ref[0] + jnp.asarray(np.ones(4))[0])(x)
+        assert len(region_of(body).inputs) == len(variables_of(body)) == 3
+        spec.check(region_of(body))
+        return x
+
+    jax.make_jaxpr(outer)(1.0)

@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 from pallas_gpu import errors
+from pallas_gpu.program.bodies import equations
 from pallas_gpu.program.rewrite import Deferred, Retrace, Rewrite, with_equations
-from pallas_gpu.walk import walk
 
 ONE = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -24,7 +24,7 @@ def traced(function, *avals):
 
 
 def named(jaxpr, name):
-    return [site.eqn for site in walk(jaxpr) if site.eqn.primitive.name == name]
+    return [eqn for eqn in equations(jaxpr) if eqn.primitive.name == name]
 
 
 class _NoSines(Rewrite):

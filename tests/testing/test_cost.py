@@ -26,8 +26,7 @@ def work_of(kernel: Any, *avals: Any, **positions: int) -> Work:
     (params,) = offline.launches(jax.make_jaxpr(kernel)(*avals))
     build = compiler.run(Build(params, arch.SM_90A), until="plan")
     counter = Counter(positions, dict(params.mesh.axes))
-    jaxpr = build.params.jaxpr
-    return counter.count(jaxpr, [None] * len(jaxpr.invars))[0]
+    return counter.count(build.params.jaxpr)
 
 
 def copies(steps: Any) -> Any:

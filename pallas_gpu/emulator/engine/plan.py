@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +28,8 @@ from pallas_gpu.emulator.engine.steps import (
     bound,
     slots_read,
 )
-from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
 
@@ -93,8 +92,7 @@ class _Builder:
             ArithmeticStep(fn, op.inputs, out.index)
             for fn, out in zip(functions, op.results, strict=True)
         ]
-        within = op.jaxpr()
-        if within is not None and _indices.is_index(within, op.equation.outvars[0]):
+        if indices.is_index(op.results[0]):
             steps = [_without_wrap(op, step) for step in steps]
         return steps
 
@@ -137,17 +135,9 @@ class _Builder:
         self._steps = steps[::-1]
 
 
-_EXACT: dict[str, Callable[..., int]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-}
-
-
 def _without_wrap(op: Op, step: ArithmeticStep) -> ArithmeticStep:
     """Makes a step that computes an index report a result that wraps."""
-    exact = _EXACT.get(op.name)
+    exact = indices.WRAPPING.get(op.name)
     if exact is None:
         return step
     compute, ins, out = step.run, step.ins, step.out
@@ -156,7 +146,7 @@ def _without_wrap(op: Op, step: ArithmeticStep) -> ArithmeticStep:
         result = compute(env)
         number = exact(*map(int, bound(ins, env)))
         if number != result:
-            raise _indices.overflow(op.results[0].dtype.name, number, op.where)
+            raise indices.overflow(op.results[0].dtype.name, number, op.where)
         return result
 
     return ArithmeticStep(step.fn, ins, out, run)

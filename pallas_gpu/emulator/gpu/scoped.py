@@ -238,7 +238,7 @@ def _unite(cta: Cta, scope: Scope) -> None:
     """Makes the members of each union the same bytes."""
     refs = [declared.var for declared in scope.declared]
     for space, unit_bytes in ((types.SMEM, 1), (types.TMEM, union.COLUMN_BYTES)):
-        placed, _ = resources.place_refs(space, refs, 0)
+        placed, _ = resources.place(space, refs, 0)
         unions: dict[int, list[tuple[union.Member, resources.Allocation]]] = {}
         for i, allocation in enumerate(placed):
             memory = scope.arrays.get(i)

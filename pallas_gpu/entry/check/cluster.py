@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import atomics, cluster, indexed
+from pallas_gpu.program.nodes import Constant, Op
 
 
 @registry.checks(
@@ -18,13 +19,12 @@ from pallas_gpu.primitives import atomics, cluster, indexed
     cluster.async_store_smem_p,
     *atomics.PRIMITIVES.values(),
 )
-def _check_elements(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    references.check_operands(eqn, mesh)
-    operands = references.static_operands(eqn)
-    if operands["cta"] is not None:
-        async_store = eqn.primitive is cluster.async_store_smem_p
-        who = eqn.primitive.name if async_store else "cluster_ref"
-        check_positions(who, eqn.params["cta_axes"], operands["cta"], mesh)
+def _check_elements(op: Op, mesh: types.Mesh) -> None:
+    references.check_operands(op, mesh)
+    if op.operands["cta"] is not None:
+        async_store = op.primitive is cluster.async_store_smem_p
+        who = op.name if async_store else "cluster_ref"
+        check_positions(who, op.params["cta_axes"], op.operands["cta"], mesh)
 
 
 def check_positions(
@@ -47,10 +47,12 @@ def check_positions(
                 got=tuple(axes),
                 hint="other CTAs are those along axes of the kernel's cluster",
             )
-        if isinstance(position, int) and not 0 <= position < sizes[axis]:
+        if not isinstance(position, Constant):
+            continue
+        if not 0 <= position.value < sizes[axis]:
             raise errors.OutOfBoundsError(
                 f"{who}: the cluster has no CTA at this position",
                 expected=f"0 to {sizes[axis] - 1} along {axis!r}",
-                got=position,
+                got=int(position.value),
                 hint="compute the position modulo the size of the axis",
             )

@@ -3,30 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Op
 
 
-@registry.checks(_jax.primitive_by_name("scan"))
-def _check_scan(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    consts, carries = _jax.scan_arity(eqn.params)
-    body = eqn.params["jaxpr"].jaxpr
-    carried = body.invars[consts : consts + carries]
-    _check_carried_refs(carried, body.outvars[:carries])
-
-
-@registry.checks(_jax.primitive_by_name("while"))
-def _check_while(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    body, consts = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
-    _check_carried_refs(body.invars[consts:], body.outvars)
-
-
-def _check_carried_refs(before: Sequence[Any], after: Sequence[Any]) -> None:
-    for old, new in zip(before, after, strict=True):
-        if isinstance(old.aval, _jax.AbstractRef) and new is not old:
+@registry.checks(*map(_jax.primitive_by_name, ("scan", "while")))
+def _check_carried_refs(op: Op, mesh: types.Mesh) -> None:
+    body = op.regions[-1]
+    for i, j in op.carries:
+        old = body.inputs[i]
+        if isinstance(old.aval, _jax.AbstractRef) and body.results[j] is not old:
             raise errors.UnsupportedError(
                 "a loop changes which reference it carries",
                 expected="the same reference in each iteration",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check pass over all equations of a kernel, including those of nested jaxprs.
+"""The check pass over all operations of a kernel.
 
 JAX checks neither bounds of references nor whether an operation exists on a GPU, and
 abstract evaluation is memoised, so checks cannot be there. The pass runs once for a
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.check import positions, references, warp
 from pallas_gpu.entry.check.grids.scheduling import check_claims
 from pallas_gpu.entry.check.index_arithmetic import check_indices
@@ -28,11 +28,12 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.program.nodes import Constant, Fault, Op
+from pallas_gpu.program.walk import Site, walk
 
 
 def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
-    """Checks every equation of a body.
+    """Checks every operation of a body.
 
     Args:
       jaxpr: the body.
@@ -67,7 +68,7 @@ _MAX_DIMENSION = 2**31 - 2**18
 def require_element_types(avals: Iterable[Any]) -> None:
     """Raises DTypeError for an array whose element type kernels do not support."""
     for aval in avals:
-        array = isinstance(aval, _jax.ShapedArray | types.KernelRef)
+        array = isinstance(aval, _jax.ShapedArray | types.KernelRef | Constant)
         # Tensor memory is rejected as a whole, whatever its elements.
         if array and getattr(aval, "memory_space", None) is not types.TMEM:
             types.kind(aval.dtype)
@@ -92,44 +93,41 @@ def require_indexable(avals: Iterable[Any]) -> None:
 
 
 def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
-    """Checks one equation; `known` are the variables whose types were checked."""
-    eqn = site.eqn
-    # Scratch arrays are inputs of a body.
-    inner = (v for body in site.bodies for v in body.jaxpr.invars)
-    atoms = [*eqn.invars, *eqn.outvars, *inner]
-    literals = [x for x in atoms if isinstance(x, _jax.Literal)]
-    variables = {x: x.aval for x in atoms if not isinstance(x, _jax.Literal)}
-    new = [aval for x, aval in variables.items() if x not in known]
-    require_element_types([*(x.aval for x in literals), *new])
-    known.update(variables)
-    operation = registry.operation(eqn.primitive)
+    """Checks one operation; `known` are the values whose types were checked."""
+    op = site.op
+    # Scratch arrays are inputs of a region.
+    inner = (value for region in op.regions for value in region.inputs)
+    new = {x for x in (*op.inputs, *op.results, *inner) if x not in known}
+    require_element_types(x if isinstance(x, Constant) else x.aval for x in new)
+    known.update(new)
     if site.is_inside(warp_map_p):
-        warp.check_equation(eqn, operation)
+        warp.check_operation(op)
         if warp.is_position(site):
             return
-    if operation is None:
-        positions.refuse_collective(eqn, mesh)
-        if not _has_rules(eqn.primitive):
-            raise unsupported(eqn)
-    accuracy = eqn.params.get("accuracy")
+    if op.operation is None:
+        positions.refuse_collective(op, mesh)
+        if not _has_rules(op.primitive):
+            raise unsupported(op)
+    accuracy = op.params.get("accuracy")
     if not isinstance(accuracy, lax.AccuracyMode | None):
         raise errors.UnsupportedError(
-            f"{eqn.primitive.name}: a tolerance is not supported in a kernel",
+            f"{op.name}: a tolerance is not supported in a kernel",
             expected="accuracy=None, or a jax.lax.AccuracyMode",
             got=f"a {type(accuracy).__name__}",
             hint="omit it, or use CompilerParams(approx_math=True)",
         )
-    _refuse_empty(eqn)
-    check = registry.check_of(eqn.primitive) or references.check_operands
-    check(eqn, mesh)
+    _refuse_empty(op)
+    if isinstance(op.operands, Fault):
+        raise op.operands.error
+    check = registry.check_of(op.primitive) or references.check_operands
+    check(op, mesh)
 
 
-def _refuse_empty(eqn: _jax.JaxprEqn) -> None:
+def _refuse_empty(op: Op) -> None:
     """Refuses arrays without elements: no register layout holds them."""
-    for var in eqn.outvars:
-        shape = tuple(getattr(var.aval, "shape", ()))
-        if 0 in shape and not isinstance(var.aval, _jax.AbstractRef):
-            raise references.without_elements(eqn.primitive.name, shape)
+    for value in op.results:
+        if 0 in value.shape and not isinstance(value.aval, _jax.AbstractRef):
+            raise references.without_elements(op.name, tuple(value.shape))
 
 
 def _has_rules(primitive: Any) -> bool:
@@ -143,7 +141,7 @@ def _has_rules(primitive: Any) -> bool:
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
     """Raises TargetError for an operation that the target does not support."""
     for site in walk(jaxpr):
-        for feature, who in _needs(site.eqn):
+        for feature, who in _needs(site.op):
             try:
                 target.require(feature, who)
             except errors.TargetError as error:
@@ -152,32 +150,31 @@ def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
 
 def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:
     """Returns the features that the operations of a body need."""
-    return frozenset(feature for s in walk(jaxpr) for feature, _ in _needs(s.eqn))
+    return frozenset(feature for s in walk(jaxpr) for feature, _ in _needs(s.op))
 
 
-def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
-    """The features that an equation needs, with the operations that need them."""
-    operation = registry.operation(eqn.primitive)
-    optional = eqn.params.get("if_supported", False)
+def _needs(op: Op) -> Iterator[tuple[arch.Feature, str]]:
+    """The features that an operation needs, with what needs them."""
+    operation, optional = op.operation, op.params.get("if_supported", False)
     if operation is not None and operation.feature is not None and not optional:
         yield operation.feature, operation.name
-    if eqn.primitive is tcgen05_mma_p and _has_bytes(eqn):
+    if op.primitive is tcgen05_mma_p and _has_bytes(op):
         yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
-    if eqn.params.get("leader_tracked") is not None:
+    if op.params.get("leader_tracked") is not None:
         yield arch.Feature.TCGEN05, "a copy with leader_tracked"
-    if eqn.primitive is run_scoped_p:
-        for var in resources.scope_refs(eqn):
-            space = var.aval.memory_space
+    if op.primitive is run_scoped_p:
+        for ref in op.made:
+            space = ref.aval.memory_space
             if space.feature is not None:
                 yield space.feature, f"scratch memory in {space.name}"
-            if isinstance(var.aval, types.AccumulatorRef):
+            if isinstance(ref.aval, types.AccumulatorRef):
                 yield arch.Feature.WGMMA, "an accumulator (ACC)"
-            barrier = getattr(var.aval, "barrier", None)
+            barrier = getattr(ref.aval, "barrier", None)
             if barrier is not None and barrier.orders_tensor_core:
                 yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"
 
 
-def _has_bytes(eqn: _jax.JaxprEqn) -> bool:
+def _has_bytes(op: Op) -> bool:
     """Whether 8-bit integers are multiplied: they are no scales or metadata."""
-    dtypes = {getattr(var.aval, "dtype", None) for var in eqn.invars}
+    dtypes = {x.dtype for x in op.inputs}
     return not dtypes.isdisjoint({np.dtype(np.int8), np.dtype(np.uint8)})

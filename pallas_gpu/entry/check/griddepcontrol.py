@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.primitives.grids.griddepcontrol import wait_p
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import walk
 
 
 def check_dependencies(jaxpr: _jax.Jaxpr, enclosing: Sequence[str]) -> None:
@@ -19,7 +19,7 @@ def check_dependencies(jaxpr: _jax.Jaxpr, enclosing: Sequence[str]) -> None:
     if not enclosing:
         return
     for site in walk(jaxpr):
-        if site.eqn.primitive is wait_p:
+        if site.op.primitive is wait_p:
             raise errors.UnsupportedError(
                 "griddepcontrol_wait in a kernel that asks for its position on an axis "
                 "around the launch is not supported",

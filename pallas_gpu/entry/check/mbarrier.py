@@ -8,7 +8,6 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check.references import check_operands
 from pallas_gpu.entry.check.warp_paths import executed_unevenly
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive_p,
@@ -16,19 +15,19 @@ from pallas_gpu.primitives.mbarrier import (
     barrier_wait_p,
 )
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.walk import Site, walk
 
 
 @registry.checks(barrier_arrive_p)
-def _check_arrival(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    check_operands(eqn, mesh)
-    operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-    arrivals = operands["barrier"].ref.aval.barrier.phase_arrivals(mesh)
-    if eqn.params["num_arrivals"] > arrivals:
+def _check_arrival(op: Op, mesh: types.Mesh) -> None:
+    check_operands(op, mesh)
+    arrivals = op.operands["barrier"].buffer.aval.barrier.phase_arrivals(mesh)
+    if op.params["num_arrivals"] > arrivals:
         raise errors.BarrierError(
             "barrier_arrive: a phase of the barrier has fewer arrivals",
             expected=f"num_arrivals of 1 to {arrivals}",
-            got=f"num_arrivals={eqn.params['num_arrivals']}",
+            got=f"num_arrivals={op.params['num_arrivals']}",
             hint="declare the barrier with more arrivals: "
             "plgpu.Barrier(num_arrivals=...)",
         )
@@ -42,14 +41,13 @@ def check_waits(jaxpr: _jax.Jaxpr) -> None:
     would wait for different phases: some would continue before the data has arrived, or
     deadlock. What all four warps wait for alike is like a wait of the warpgroup.
     """
-    # The sites of waits for each declaration, by the variable of its scope.
+    # The lines of waits for each declaration, by the value of its scope.
     seen: dict[tuple[Any, bool], str | None] = {}
     uneven: dict[int, set[int]] = {}
     for site in walk(jaxpr):
-        if site.eqn.primitive not in (barrier_wait_p, barrier_test_p):
+        if site.op.primitive not in (barrier_wait_p, barrier_test_p):
             continue
-        operands = ops.unflatten(site.eqn.params["tree"], list(site.eqn.invars))
-        declaration = site.origin(operands["barrier"].ref)
+        declaration = site.origin(site.op.operands["barrier"].buffer)
         in_warp = site.is_inside(warp_map_p)
         if in_warp and not _is_uneven(site, uneven):
             continue
@@ -61,9 +59,9 @@ def check_waits(jaxpr: _jax.Jaxpr) -> None:
 
 def _is_uneven(site: Site, known: dict[int, set[int]]) -> bool:
     """True unless the four warps of a `warp_map` execute a wait alike."""
-    if site.eqn.primitive is barrier_test_p:
+    if site.op.primitive is barrier_test_p:
         return True
-    (outer,) = (s.eqn for s in site.enclosing if s.eqn.primitive is warp_map_p)
+    (outer,) = (s.eqn for s in site.enclosing if s.op.primitive is warp_map_p)
     if id(outer) not in known:
         known[id(outer)] = executed_unevenly(outer)
     return id(site.eqn) in known[id(outer)]

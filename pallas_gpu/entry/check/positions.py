@@ -7,6 +7,7 @@ from typing import Any
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Op
 from pallas_gpu.types.mesh import NUMBERED_AXIS
 
 # JAX's collectives over a mesh axis: they trace inside a kernel but have no meaning.
@@ -17,8 +18,8 @@ COLLECTIVES = {
 
 
 @registry.checks(_jax.primitive_by_name("axis_index"))
-def _check_axis_index(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    require_axis_name(eqn.params["axis_name"], mesh)
+def _check_axis_index(op: Op, mesh: types.Mesh) -> None:
+    require_axis_name(op.params["axis_name"], mesh)
 
 
 def _hint(name: Any, names: list[Any]) -> str:
@@ -46,13 +47,13 @@ def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> 
     )
 
 
-def refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+def refuse_collective(op: Op, mesh: types.Mesh) -> None:
     """Raises for an operation that combines values along an axis."""
-    if eqn.primitive.name not in COLLECTIVES:
+    if op.name not in COLLECTIVES:
         return
-    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    axes = op.params.get("axes", op.params.get("axis_name"))
     raise errors.UnsupportedError(
-        f"lax.{eqn.primitive.name} over {axes} inside a kernel",
+        f"lax.{op.name} over {axes} inside a kernel",
         expected="operations within a thread; the kernel's axes "
         f"{[name for name, _ in mesh.axes]} only name positions",
         got=f"a collective over {axes}",

@@ -5,73 +5,48 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import tmem, wgmma
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import Access, accesses
 from pallas_gpu.primitives.registers import load_p
 from pallas_gpu.primitives.tensor_cores.tmem import (
     async_load_tmem_p,
     async_store_tmem_p,
 )
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.program.build import region_of, variables_of
+from pallas_gpu.program.nodes import Access, Op
+from pallas_gpu.program.walk import Site, walk
 
 
-def check_operands(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    """Checks the references among the operands of a primitive of ours."""
-    for operand in _ref_operands(eqn):
-        _operand_window(eqn, operand)
-
-
-def _operand_window(eqn: _jax.JaxprEqn, operand: ops.RefOperand) -> Window:
-    window = window_in_bounds(operand.ref, operand.transforms, eqn.primitive.name)
-    if isinstance(operand.ref.aval, types.AccumulatorRef):
-        wgmma.check_part(window, stored=False)
-    if _in_tmem(operand.ref.aval):
-        tmem.check_part(operand.ref.aval, window)
-    return window
-
-
-def _in_tmem(aval: Any) -> bool:
-    return getattr(aval, "memory_space", None) is types.TMEM
+def check_operands(op: Op, mesh: types.Mesh) -> None:
+    """Checks the references among the operands of an operation of ours."""
+    for access in op.accesses:
+        window = window_in_bounds(access, op.name)
+        if isinstance(access.buffer.aval, types.AccumulatorRef):
+            stored = op.primitive in (_jax.swap_p, _jax.addupdate_p)
+            wgmma.check_part(window, stored=stored)
+        if access.space is types.TMEM:
+            tmem.check_part(access.buffer.aval, window)
 
 
 @registry.checks(async_load_tmem_p, async_store_tmem_p)
-def _check_transfer(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    for operand in _ref_operands(eqn):
-        window = _operand_window(eqn, operand)
-        tmem.check_transfer(operand.ref.aval, window, eqn.params.get("layout"))
+def _check_transfer(op: Op, mesh: types.Mesh) -> None:
+    check_operands(op, mesh)
+    for access in op.accesses:
+        layout = op.params.get("layout")
+        tmem.check_transfer(access.buffer.aval, access.window, layout)
 
 
-@registry.checks(load_p)
-def _check_load(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    for operand in _ref_operands(eqn):
-        window = _operand_window(eqn, operand)
-        _check_layout(operand.ref.aval, window, eqn.params["layout"])
-
-
-@registry.checks(_jax.get_p, _jax.swap_p, _jax.addupdate_p)
-def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    aval = eqn.invars[0].aval
-    name = eqn.primitive.name
-    leaves = eqn.invars[1:] if name == "get" else eqn.invars[2:]
-    transforms = jax.tree.unflatten(
-        eqn.params["tree"], [_static_value(v) for v in leaves]
-    )
-    window = window_in_bounds(eqn.invars[0], transforms, name)
-    if isinstance(aval, types.AccumulatorRef):
-        wgmma.check_part(window, stored=name != "get")
-    if _in_tmem(aval):
-        tmem.check_part(aval, window)
-        tmem.check_transfer(aval, window, None)
-        return
-    _check_layout(aval, window, None)
+@registry.checks(load_p, _jax.get_p, _jax.swap_p, _jax.addupdate_p)
+def _check_access(op: Op, mesh: types.Mesh) -> None:
+    check_operands(op, mesh)
+    for access in op.accesses:
+        if access.space is types.TMEM:
+            tmem.check_transfer(access.buffer.aval, access.window, None)
+        else:
+            _check_layout(access.buffer.aval, access.window, op.params.get("layout"))
 
 
 def _check_layout(aval: Any, window: Window, layout: Any) -> None:
@@ -99,14 +74,14 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
       jaxpr: the kernel's body.
       inputs: how many of its references are inputs; the first ones.
     """
-    numbers = {var: i for i, var in enumerate(jaxpr.invars[:inputs])}
-    for var, (access, site) in _writes(jaxpr).items():
-        if var in numbers:
-            aval = types.describe(access.ref.aval)
+    arrays = region_of(jaxpr).inputs[:inputs]
+    for origin, (access, site) in _writes(jaxpr).items():
+        if origin in arrays:
+            aval = types.describe(access.buffer.aval)
             raise errors.KernelError(
-                f"input {numbers[var]} ({aval}) is written, but it is an input",
+                f"input {origin.index} ({aval}) is written, but it is an input",
                 expected="stores to outputs of the kernel and to scratch memory",
-                got=f"{words(access.operation.name)} of an input",
+                got=f"{words(site.op.name)} of an input",
                 hint="declare a result for it, and write that; or pass a "
                 "jax.new_ref(array), which kernels update in place",
                 where=site.where,
@@ -120,20 +95,20 @@ def check_semaphores(jaxpr: _jax.Jaxpr) -> None:
     """
     found: dict[Any, dict[bool, tuple[Access, Site]]] = {}
     for site in walk(jaxpr):
-        for access in accesses(site.eqn):
+        for access in site.op.accesses:
             if access.space is types.GMEM:
-                kinds = found.setdefault(site.origin(access.ref), {})
-                kinds.setdefault(access.operation.family == "semaphore", (access, site))
+                kinds = found.setdefault(site.origin(access.buffer), {})
+                signals = access.operation.family == "semaphore"
+                kinds.setdefault(signals, (access, site))
     for kinds in found.values():
         if len(kinds) == 1:
             continue
-        (signal, at), (other, site) = kinds[True], kinds[False]
+        (_, at), (other, site) = kinds[True], kinds[False]
         raise errors.KernelError(
-            f"{types.describe(other.ref.aval)} has semaphores, and is accessed as an "
-            "array",
+            f"{types.describe(other.buffer.aval)} has semaphores, and is accessed as "
+            "an array",
             expected="semaphore_signal, semaphore_wait and semaphore_read alone",
-            got=f"{words(other.operation.name)} of it, and "
-            f"{signal.operation.name}"
+            got=f"{words(site.op.name)} of it, and {at.op.name}"
             + (f" at {at.where}" if at.where is not None else ""),
             hint="pass the array apart from the semaphores, plgpu.alloc_semaphore()",
             where=site.where,
@@ -142,52 +117,36 @@ def check_semaphores(jaxpr: _jax.Jaxpr) -> None:
 
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     """Returns the references that a body writes, as variables of its jaxpr."""
-    return set(_writes(jaxpr))
+    pairs = zip(variables_of(jaxpr), region_of(jaxpr).inputs, strict=True)
+    found = _writes(jaxpr)
+    return {var for var, value in pairs if value in found}
 
 
 def _writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
-    """Returns the first access that writes a reference, with its equation."""
+    """Returns the first access that writes a reference, with its operation."""
     found: dict[Any, tuple[Access, Site]] = {}
     for site in walk(jaxpr):
-        for access in accesses(site.eqn):
+        for access in site.op.accesses:
             if access.writes:
-                found.setdefault(site.origin(access.ref), (access, site))
+                found.setdefault(site.origin(access.buffer), (access, site))
     return found
 
 
-def static_operands(eqn: _jax.JaxprEqn) -> Any:
-    """Returns the operands of a primitive of ours, with literal indices as numbers."""
-    return ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
-
-
-def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
-    if "tree" not in eqn.params:
-        return []
-    operands = static_operands(eqn)
-    if not isinstance(operands, dict):
-        return []
-    return [x for x in operands.values() if isinstance(x, ops.RefOperand)]
-
-
-def _static_value(var: Any) -> Any:
-    """Returns the number of a literal index, and any other variable unchanged."""
-    if not isinstance(var, _jax.Literal) or getattr(var.aval, "shape", None) != ():
-        return var
-    is_index = jnp.issubdtype(var.aval.dtype, jnp.integer)
-    return int(var.val) if is_index else var.val
-
-
-def window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
-    """Resolves the steps one by one; each must be in bounds of its operand."""
-    shape = tuple(ref.aval.shape)
-    window = types.resolve(shape, ())
-    for step in transforms:
-        window = types.resolve(window.shape, (step,))
+def window_in_bounds(access: Access, name: str) -> Window:
+    """Returns the part; each step to it must be in bounds of its operand."""
+    steps = access.transforms
+    if len(steps) < 2:
+        windows = [access.window]
+    else:
+        windows, shape = [], access.buffer.shape
+        for step in steps:
+            windows.append(types.resolve(shape, (step,)))
+            shape = windows[-1].shape
+    for window in windows:
         bad = window.over_the_edge()
         if bad:
             raise _out_of_bounds(window, bad[0], name)
-    # The window of a single step is that of the array.
-    return types.resolve(shape, transforms) if len(transforms) > 1 else window
+    return access.window
 
 
 def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsError:

@@ -4,82 +4,53 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import jax
-
 from pallas_gpu import _jax, types
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.primitives.indices.facts import Axis, Fact
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import Facts
+from pallas_gpu.program.nodes import (
+    Access,
+    Fault,
+    Kind,
+    Op,
+    Operand,
+    Region,
+    Value,
+)
 
 # By these CTAs take turns: what each stores then follows what the others have stored.
 _ORDERING = ("atomics", "semaphore")
-# An equation in another one, such as a branch, may run in some CTAs only.
-_RUNS_ITS_BODY = ("run_scoped", "jit", "pjit", "scan")
 
 
 def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
-    """Returns the references that no equation writes, not even in a branch.
+    """Returns the references that no operation writes, not even in a branch.
 
     Args:
       jaxpr: the traced body of a kernel.
       refs: references among its inputs.
     """
-    written = _may_write(list(walk(jaxpr)))
+    pairs = zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True)
+    written = {var for value, var in pairs if value in _uses(jaxpr).written}
     return [ref for ref in refs if ref not in written]
 
 
-def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, Site]]:
-    """Yields SMEM arrays that are read and that no equation writes.
+def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
+    """Yields SMEM arrays that are read and that no operation writes.
 
     Those of a union are left out: the others in it may be written.
 
     Yields:
-      Name and type of the array, and the equation that reads it first.
+      Name and type of the array, and the line that reads it first.
     """
-    sites = list(walk(jaxpr))
-    declared = {
-        var: name
-        for site in sites
-        if site.eqn.primitive.name == "run_scoped"
-        for body in site.bodies
-        for var, name in _allocated(body, site.eqn.params["names"])
-        if getattr(var.aval, "memory_space", None) is types.SMEM
-        and var.aval.storage.overlay is None
-    }
-    missing = declared.keys() - _may_write(sites)
-    for site in sites if missing else ():
-        for access in accesses(site.eqn):
-            var = site.origin(access.ref)
-            if access.reads and var in missing:
-                missing.remove(var)
-                yield declared[var], var.aval, site
-
-
-def _allocated(body: Any, names: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """Yields the references that a scope allocates, with their names."""
-    own = [
-        var
-        for var, given in zip(body.jaxpr.invars, body.inputs, strict=True)
-        if given is None
-    ]
-    return zip(own, names, strict=False)
-
-
-def _may_write(sites: Sequence[Site]) -> set[Any]:
-    """Returns references that are written, or given to what may write them."""
-    found: set[Any] = set()
-    for site in sites:
-        written = [x.ref for x in accesses(site.eqn) if x.writes]
-        if registry.operation(site.eqn.primitive) is None:
-            passed = {id(x) for body in site.bodies for x in body.inputs}
-            written += [x for x in site.eqn.invars if id(x) not in passed]
-        origins = map(site.origin, written)
-        found |= {x for x in origins if isinstance(x, _jax.Var)}
-    return found
+    uses = _uses(jaxpr)
+    for array, where in uses.read.items():
+        if array in uses.names and array not in uses.written:
+            yield uses.names[array], array.aval, where
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,22 +59,13 @@ class CommonStore:
 
     Attributes:
       ref: the reference to the result.
-      stored: what is stored: an array, or the reference that is copied.
-      site: the equation.
+      axes: what is stored is computed from the positions on these.
+      where: the line.
     """
 
     ref: Any
-    stored: Any
-    site: Site
-
-    def differs(self, jaxpr: _jax.Jaxpr, axes: Collection[str]) -> bool:
-        """Whether what is stored is computed from the position on some axes."""
-        stored, enclosing = self.site.origin(self.stored), self.site.enclosing
-        if not isinstance(stored, _jax.Var):
-            return False
-        found = _computed_from(jaxpr, axes)
-        homes = (enclosing[:depth] for depth in range(len(enclosing) + 1))
-        return any((stored, home) in found for home in homes)
+    axes: frozenset[Any]
+    where: str | None
 
 
 def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonStore]:
@@ -115,69 +77,115 @@ def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonSt
       jaxpr: the traced body of a kernel.
       refs: references among its inputs, which all CTAs have.
     """
-    sites = list(walk(jaxpr))
-    if any(_family(site) in _ORDERING for site in sites):
-        return
-    for site in sites:
-        ref, stored, indices = _stored(site.eqn)
-        if ref is None or any(isinstance(i, _jax.Var) for i in indices):
-            continue
-        around = (outer.eqn.primitive.name for outer in site.enclosing)
-        if site.origin(ref) in refs and all(name in _RUNS_ITS_BODY for name in around):
-            yield CommonStore(site.origin(ref), stored, site)
+    uses = _uses(jaxpr)
+    variables = dict(zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True))
+    for op, (ref, axes) in () if uses.is_ordered else uses.stores.items():
+        if variables.get(ref) in refs:
+            names = frozenset(axis.of for axis in axes)
+            yield CommonStore(variables[ref], names, op.where)
 
 
-def _stored(eqn: _jax.JaxprEqn) -> tuple[Any, Any, Sequence[Any]]:
-    """Returns the reference that an equation overwrites, with what, and its indices."""
-    match eqn.primitive.name:
-        case "swap":
-            return eqn.invars[0], eqn.invars[1], eqn.invars[2:]
-        case "store":
-            operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-            target = operands["dst"]
-            return target.ref, operands["value"], jax.tree.leaves(target.transforms)
-        case "copy_smem_to_gmem" if eqn.params["reduction_op"] is None:
-            operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-            if operands["predicate"] is None:
-                target = operands["dst"]
-                indices = jax.tree.leaves(target.transforms)
-                return target.ref, operands["src"].ref, indices
-    return None, None, ()
+def _uses(jaxpr: _jax.Jaxpr) -> _Uses:
+    region = region_of(jaxpr)
+    if region not in _USES:
+        _USES[region] = uses = _Uses()
+        before = None
+        while uses.contents != before:  # memory may be written after it is read
+            before = dict(uses.contents)
+            uses.run(region, uses.inputs_of(region))
+    return _USES[region]
 
 
-def _computed_from(jaxpr: _jax.Jaxpr, axes: Collection[str]) -> set[Any]:
-    """Returns what depends on a position, references by their contents.
+class _Uses(Facts):
+    """What a program does with references.
 
-    These are pairs of a variable and the calls that it is in: a function that is called
-    twice is one jaxpr, with the same variables.
+    Attributes:
+      written: those that are written, or given to what may write them.
+      read: those that are read, and the first line that does.
+      names: the arrays in SMEM, those in unions aside.
+      stores: those that are certainly executed and overwrite elements with static
+        indices, with the reference and what the elements are computed from.
+      contents: what the elements of references are computed from.
+      is_ordered: whether CTAs may take turns.
     """
-    found: set[Any] = set()
-    before = -1
-    while len(found) > before:  # references may be written after they are read
-        before, homes = len(found), dict[Any, Any]()
-        for site in walk(jaxpr):
-            homes |= dict.fromkeys(site.eqn.outvars, site.enclosing)
-            if _depends(site, axes, found, homes):
-                written = (x.ref for x in accesses(site.eqn) if x.writes)
-                results = (*site.eqn.outvars, *map(site.origin, written))
-                found |= {(x, homes.get(x, ())) for x in results}
-    return found
+
+    memory_is_constant = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[Value | None] = set()
+        self.read: dict[Value, str | None] = {}
+        self.names: dict[Value, str] = {}
+        self.stores: dict[Op, tuple[Value, frozenset[Axis]]] = {}
+        self.contents: dict[Value, frozenset[Axis]] = {}
+        self.is_ordered = False
+
+    def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
+        refs = filter(None, map(self.origin, op.inputs))
+        read = frozenset[Axis]().union(*(self.contents.get(x, ()) for x in refs))
+        return [fact.depending_on(read) for fact in super().results(op, operands)]
+
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
+        operation = registry.operation(op.primitive)
+        if op.kind is Kind.SCOPE:
+            self._declare(op)
+        elif op.kind is Kind.PLAIN and operation is None:
+            self.written.update(map(self.origin, op.inputs))
+        elif operation is not None:
+            self.is_ordered |= operation.family in _ORDERING
+            self._access(op)
+            self._store(op)
+
+    def _declare(self, op: Op) -> None:
+        own = op.regions[0].inputs[len(op.inputs) :]
+        for value, name in zip(own, op.params["names"], strict=False):
+            in_smem = getattr(value.aval, "memory_space", None) is types.SMEM
+            if in_smem and value.aval.storage.overlay is None:
+                self.names[value] = name
+
+    def _access(self, op: Op) -> None:
+        sources = frozenset[Axis]().union(*map(self._sources, op.inputs))
+        for access in op.accesses:
+            ref = self.origin(access.buffer)
+            if ref is not None and access.reads:
+                self.read.setdefault(ref, op.where)
+            if ref is not None and access.writes:
+                self.written.add(ref)
+                self.contents[ref] = self.contents.get(ref, frozenset()) | sources
+
+    def _sources(self, operand: Operand) -> frozenset[Axis]:
+        """What a value, or the contents of a reference, are computed from."""
+        ref = self.origin(operand)
+        if ref is not None:
+            return self.contents.get(ref, frozenset())
+        return frozenset(a for a in self.of(operand).axes if not a.is_of_array)
+
+    def _store(self, op: Op) -> None:
+        target, stored = _stored(op)
+        always = all(x.kind in (Kind.SCOPE, Kind.FOR) for x in self.around)
+        if target is None or target.window.dynamic or not always:
+            return
+        ref = self.origin(target.buffer)
+        before = self.stores[op][1] if op in self.stores else frozenset()
+        if ref is not None:
+            self.stores[op] = ref, before | self._sources(stored)
 
 
-def _depends(
-    site: Site, axes: Collection[str], found: Collection[Any], homes: dict[Any, Any]
-) -> bool:
-    if site.eqn.primitive is jax.lax.axis_index_p:
-        return site.eqn.params["axis_name"] in axes
-    within = (*site.enclosing, site)
-    inner = [(x, within) for body in site.bodies for x in body.jaxpr.outvars]
-    operands = [site.origin(x) for x in site.eqn.invars]
-    used = [(x, homes.get(x, ())) for x in operands if isinstance(x, _jax.Var)]
-    return any(
-        isinstance(x, _jax.Var) and (x, home) in found for x, home in used + inner
-    )
+def _stored(op: Op) -> tuple[Access | None, Any]:
+    """Returns the part of a reference that an operation overwrites, and with what."""
+    named = op.operands
+    match op.name:
+        case _ if isinstance(named, Fault):
+            pass
+        case "swap":
+            return named["ref"], named["value"]
+        case "store":
+            return named["dst"], named["value"]
+        case "copy_smem_to_gmem" if op.params["reduction_op"] is None:
+            if named["predicate"] is None:
+                return named["dst"], named["src"].buffer
+    return None, None
 
 
-def _family(site: Site) -> str | None:
-    operation = registry.operation(site.eqn.primitive)
-    return None if operation is None else operation.family
+# As long as the programs exist.
+_USES: weakref.WeakKeyDictionary[Region, _Uses] = weakref.WeakKeyDictionary()

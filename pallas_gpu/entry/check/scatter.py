@@ -12,6 +12,7 @@ import jax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Op
 
 
 def applied(params: Mapping[str, Any], x: Any) -> Any:
@@ -31,9 +32,9 @@ def applied(params: Mapping[str, Any], x: Any) -> Any:
 
 
 @registry.checks(_jax.primitive_by_name("scatter"))
-def _check_function(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+def _check_function(op: Op, mesh: types.Mesh) -> None:
     """Refuses a function of elements that may be the same: it is applied to each."""
-    params, indices = eqn.params, eqn.invars[1].aval
+    params, indices = op.params, op.inputs[1]
     one = math.prod(indices.shape[:-1]) == 1
     if params["update_jaxpr"] is None or params["unique_indices"] or one:
         return

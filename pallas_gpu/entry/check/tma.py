@@ -6,42 +6,38 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.layouts.gmem.line import require_line
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives._engines import Side, check_copy
+from pallas_gpu.program.nodes import Access, Op
 from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 
 @registry.checks(tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p)
-def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    operands = references.static_operands(eqn)
-    src, dst = operands["src"], operands["dst"]
-    load = eqn.primitive is tma.copy_gmem_to_smem_p
-    gmem, smem = (src, dst) if load else (dst, src)
-    name = eqn.primitive.name
-    references.window_in_bounds(smem.ref, smem.transforms, name)
+def _check_copy(op: Op, mesh: types.Mesh) -> None:
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    load, name = smem.writes, op.name
+    references.window_in_bounds(smem, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
-    far, near = sides(gmem, smem)
-    gmem_window = far.window
+    near = side(smem)
     pieces, axes, mode = 1, (), None
     if load:
-        axes, mode = eqn.params["collective_axes"], eqn.params["oob_mode"]
+        axes, mode = op.params["collective_axes"], op.params["oob_mode"]
         require_cluster_axes(axes, mesh, name)
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
-        partition = eqn.params["leader_tracked"]
+        partition = op.params["leader_tracked"]
         if partition is not None:
             require_pair(axes, mesh, name, "leader_tracked")
         if isinstance(partition, types.CopyPartition.PARTITIONED):
             pieces = 1
     check_copy(
-        far,
+        side(gmem),
         near,
         pieces,
         allow_line=not axes,
@@ -49,18 +45,17 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     )
     # The default mode of a load refuses what can only give zeros.
     if mode is None:
-        require_some_inside(gmem_window, name, "source" if load else "destination")
-    dtype = far.dtype
-    if not load and eqn.params["reduction_op"] and lacks_tensor_map(dtype):
+        require_some_inside(gmem.window, name, "source" if load else "destination")
+    if not load and op.params["reduction_op"] and lacks_tensor_map(gmem.dtype):
         what = f"{name}: a sum of float64"
-        require_line(gmem_window, near.layout, near.window, what)
-    bits = types.itemsize_bits(dtype)
-    require_start(gmem_window, bits, name, store=not load)
+        require_line(gmem.window, near.layout, near.window, what)
+    bits = types.itemsize_bits(gmem.dtype)
+    require_start(gmem.window, bits, name, store=not load)
 
 
-def sides(*operands: ops.RefOperand) -> list[Side]:
-    """Returns the sides of a copy that operands of its equation are."""
-    return [Side.at(ops.RefOperand(x.ref.aval, x.transforms)) for x in operands]
+def side(access: Access) -> Side:
+    """Returns an operand of a copy as one side of it."""
+    return Side(access.buffer.aval, access.window, access.dtype)
 
 
 def require_some_inside(window: Window, who: str, what: str) -> None:

@@ -6,8 +6,9 @@ Code in backquotes is executed by the tests, word for word.
 
 from __future__ import annotations
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Op
 
 _OUTSIDE = "compute it outside the kernel and pass the result as an argument"
 _RANDOM = (
@@ -29,7 +30,6 @@ _GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one produ
 
 # By the name of the primitive.
 HINTS: dict[str, str] = {
-    # Shapes
     # Products, reductions and windows
     **dict.fromkeys(("ragged_dot_general", "scaled_matmul", "scaled_dot"), _GROUPS),
     "conv_general_dilated": "add products with shifted parts of the reference: "
@@ -45,19 +45,8 @@ HINTS: dict[str, str] = {
     "approx_top_k": "take exact ones: `jax.lax.top_k(x, 4)`",
     # Elementwise
     **dict.fromkeys(("complex", "conj", "imag", "real"), _PARTS),
-    **dict.fromkeys(
-        (
-        ),
-        _OUTSIDE,
-    ),
     # Random numbers
-    "random_gamma": _RANDOM,
-    **dict.fromkeys(
-        (
-            "rng_bit_generator", "rng_uniform",
-        ),
-        _RANDOM,
-    ),
+    **dict.fromkeys(("random_gamma", "rng_bit_generator", "rng_uniform"), _RANDOM),
     # The host
     "debug_callback": _PRINT,
     "check": "use `plgpu.debug_check`",
@@ -76,10 +65,8 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(
         (
             "after_all", "create_token", "custom_lin", "eig", "eigh", "empty2",
-            "eval_jaxpr",
-            "fft", "hessenberg", "householder_product", "qr",
-            "ragged_all_to_all", "schur", "svd", "tridiagonal",
-            "tridiagonal_solve",
+            "eval_jaxpr", "fft", "hessenberg", "householder_product", "qr",
+            "ragged_all_to_all", "schur", "svd", "tridiagonal", "tridiagonal_solve",
         ),
         _OUTSIDE,
     ),
@@ -90,9 +77,9 @@ HINTS: dict[str, str] = {
 _FOREIGN = {"masked_load": "load", "masked_swap": "store", "atomic_rmw": "atomic_add"}
 
 
-def unsupported(eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+def unsupported(op: Op) -> errors.PallasGpuError:
     """Returns the error for an operation that kernels do not have."""
-    name = eqn.primitive.name
+    name, avals = op.name, [str(var.aval) for var in op.equation.invars]
     if name in _FOREIGN:
         return types.foreign_function(_FOREIGN[name])
     if name in registry.PRIMITIVES and name not in HINTS:
@@ -101,6 +88,6 @@ def unsupported(eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
     return errors.UnsupportedError(
         f"the operation {name} is not supported in a kernel",
         expected="an operation of the coverage table (docs/coverage.md)",
-        got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars) or 'nothing'}",
+        got=f"{name} on {', '.join(avals) or 'nothing'}",
         hint=HINTS.get(name, _OUTSIDE),
     )

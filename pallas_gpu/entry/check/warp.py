@@ -5,27 +5,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, layouts, resources, types
+from pallas_gpu import errors, layouts, types
 from pallas_gpu.layouts.registers.placement import is_of_warp, place
-from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import Site
+from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.walk import Site
 
 
-def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> None:
+def check_operation(op: Op) -> None:
     """Raises UnsupportedError for an operation that needs more than one warp."""
-    if eqn.primitive is warp_map_p:
+    if op.primitive is warp_map_p:
         raise _refusal(
             "warp_map inside warp_map",
             expected="one level: a warp cannot be divided",
             got="a second warp_map in the function of the first",
             hint="call them one after the other, or branch on warp_id",
         )
-    if eqn.primitive is run_scoped_p:
-        _check_scope(eqn)
+    if op.primitive is run_scoped_p:
+        _check_scope(op)
         return
-    name = eqn.primitive.name
+    name, operation = op.name, op.operation
     if operation is not None and not operation.by_warp:
         raise _refusal(
             f"{name} inside warp_map",
@@ -39,38 +39,39 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
             "a matrix product inside warp_map",
             expected="products of a warpgroup: wgmma and mma divide them among its "
             "four warps",
-            got=f"dot_general of {' and '.join(_text(v.aval) for v in eqn.invars)}",
+            got=f"dot_general of {' and '.join(map(_text, op.inputs))}",
             hint="multiply outside the warp_map, or elementwise and add up: "
             "(a[:, :, None] * b).sum(1)",
         )
-    for var in (*eqn.invars, *eqn.outvars):
-        _refuse_accumulator(var.aval, name)
-    if eqn.primitive in (_jax.get_p, _jax.swap_p, _jax.addupdate_p):
-        _refuse_tmem(eqn.invars[0].aval, name)
-    _check_layout(eqn)
+    for value in op.inputs:
+        _refuse_accumulator(getattr(value, "aval", None), name)
+    for access in op.accesses:
+        if access.operation.family == "references":
+            _refuse_tmem(access.buffer.aval, name)
+    _check_layout(op)
 
 
 def is_position(site: Site) -> bool:
     """True for a position on the axis of warps of a surrounding `warp_map`."""
     names = [
-        outer.eqn.params["axis_name"]
+        outer.op.params["axis_name"]
         for outer in site.enclosing
-        if outer.eqn.primitive is warp_map_p
+        if outer.op.primitive is warp_map_p
     ]
-    axis = site.eqn.params.get("axis_name")
+    axis = site.op.params.get("axis_name")
     return axis is not None and axis in names
 
 
-def _check_scope(eqn: _jax.JaxprEqn) -> None:
+def _check_scope(op: Op) -> None:
     """Raises UnsupportedError for memory that a warp cannot have of its own."""
-    for var in resources.scope_refs(eqn):
-        space = var.aval.memory_space
+    for ref in op.made:
+        space = ref.aval.memory_space
         if space in (types.SMEM, types.BARRIERS):
             continue
         raise _refusal(
             f"run_scoped of {space.name} inside warp_map",
             expected="SMEM(...) and Barrier(...), of which each warp gets its own",
-            got=types.describe(var.aval),
+            got=types.describe(ref.aval),
             hint="allocate outside the warp_map, around it",
         )
 
@@ -98,16 +99,16 @@ def _refuse_tmem(aval: Any, name: str) -> None:
         )
 
 
-def _check_layout(eqn: _jax.JaxprEqn) -> None:
+def _check_layout(op: Op) -> None:
     """Raises LayoutError for a layout that distributes an array over several warps."""
-    layout = eqn.params.get("layout")
+    layout = op.params.get("layout")
     if not isinstance(layout, layouts.Layout | layouts.RegisterLayout):
         return
-    placement = place(layout, eqn.outvars[0].aval.shape)
+    placement = place(layout, op.results[0].shape)
     if isinstance(placement, layouts.WGSplatLayout) or is_of_warp(placement):
         return
     raise errors.LayoutError(
-        f"{eqn.primitive.name} inside warp_map: the layout distributes the array over "
+        f"{op.name} inside warp_map: the layout distributes the array over "
         "several warps",
         expected="a layout that repeats the array in each warp: "
         "warp_dims=(plgpu.Replicated(4),)",
@@ -116,8 +117,8 @@ def _check_layout(eqn: _jax.JaxprEqn) -> None:
     )
 
 
-def _text(aval: Any) -> str:
-    return f"{aval.dtype}{list(aval.shape)}"
+def _text(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}"
 
 
 def _refusal(what: str, **rows: str) -> errors.UnsupportedError:

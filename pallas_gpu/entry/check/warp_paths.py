@@ -10,58 +10,34 @@ no branch and no number of iterations around it varies, and none of its operands
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pallas_gpu import _jax
-from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.indices.facts import Fact
 from pallas_gpu.program.build import region_of
-from pallas_gpu.program.flow import Flow
-from pallas_gpu.program.nodes import Constant, Kind, Op, Value
+from pallas_gpu.program.facts import WARP, Facts
+from pallas_gpu.program.nodes import Op
 
 
 def executed_unevenly(warp_map: _jax.JaxprEqn) -> set[int]:
     """Returns the ids of the equations that the warps may not execute alike."""
     region = region_of(warp_map.params["jaxpr"])
-    found = _Varies(warp_map.params["axis_name"])
-    found.run(region, [*(False for _ in region.inputs[1:]), True])
-    return found.uneven
+    paths = _Paths()
+    *captured, _ = paths.inputs_of(region)
+    paths.run(region, [*captured, paths.warp(warp_map.params["axis_name"])])
+    return paths.uneven
 
 
-class _Varies(Flow[bool]):
-    """Whether a value varies among the warps.
+class _Paths(Facts):
+    """Finds operations whose operands or conditions vary among the warps.
 
     Attributes:
       uneven: ids of equations that the warps may not execute alike.
     """
 
-    def __init__(self, axis_name: Any):
+    def __init__(self) -> None:
         super().__init__()
-        self._axis_name = axis_name
         self.uneven: set[int] = set()
 
-    def unknown(self, value: Value) -> bool:
-        return True
-
-    def constant(self, constant: Constant) -> bool:
-        return False
-
-    def join(self, a: bool, b: bool) -> bool:
-        return a or b or any(self.conditions)
-
-    def made(self, op: Op, value: Value) -> bool:
-        # A loop makes slices of its operands, a scope makes references.
-        return op.kind is Kind.FOR and any(map(self.of, op.inputs))
-
-    def stacked(self, fact: bool, value: Value) -> bool:
-        return fact
-
-    def visit(self, op: Op, operands: Sequence[bool]) -> None:
-        if any(operands) or any(self.conditions):
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
+        if any(fact.depends_on(WARP) for fact in (*operands, *self.conditions)):
             self.uneven.add(id(op.equation))
-
-    def results(self, op: Op, operands: Sequence[bool]) -> list[bool]:
-        if op.name == "axis_index":
-            return [op.params["axis_name"] == self._axis_name]
-        operation = registry.operation(op.primitive)
-        reads = operation is not None and bool(operation.accesses)
-        return [reads or any(operands)] * len(op.results)

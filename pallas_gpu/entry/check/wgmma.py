@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.tensor_cores.wgmma import storage_error, wgmma_p
-from pallas_gpu.walk import walk
+from pallas_gpu.program.walk import walk
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
@@ -71,14 +70,11 @@ def _describe(window: Window) -> str:
 def require_transforms(jaxpr: _jax.Jaxpr) -> None:
     """Raises LayoutError for a product of SMEM arrays without tiling and swizzle."""
     for site in walk(jaxpr):
-        if site.eqn.primitive not in (wgmma_p, tcgen05_mma_p):
+        if site.op.primitive not in (wgmma_p, tcgen05_mma_p):
             continue
-        who = site.eqn.primitive.name
-        operands = ops.unflatten(site.eqn.params["tree"], list(site.eqn.invars))
-        for name in ("a", "b"):
-            ref = getattr(operands[name], "ref", None)
-            if ref is None or ref.aval.memory_space is not types.SMEM:
-                continue
-            if not ref.aval.transforms:
-                error = storage_error(ref.aval, name, who)
+        for access in site.op.accesses:
+            aval = access.buffer.aval
+            of_product = access.name in ("a", "b") and access.space is types.SMEM
+            if of_product and not aval.transforms:
+                error = storage_error(aval, access.name, site.op.name)
                 raise error.with_location(site.where)

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check import references
-from pallas_gpu.entry.check.tma import sides
+from pallas_gpu.entry.check.tma import side
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.nodes import Op, Value
 from pallas_gpu.program.rewrite import with_equations
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.program.walk import Site, walk
 
 # None where nothing changes: a body that its own entry holds would stay for ever.
 _DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]]
 _DONE = weakref.WeakKeyDictionary()
-# The operand in GMEM.
-_COPIES = {
-    tma.copy_gmem_to_smem_p: "src",
-    tma.copy_smem_to_gmem_p: "dst",
-    async_prefetch_p: "ref",
-}
+_COPIES = (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p, async_prefetch_p)
 
 
 def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
@@ -45,38 +40,34 @@ def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
     """
     done = _DONE.setdefault(jaxpr, {})
     if batched not in done:
-        pairs = zip(jaxpr.invars, batched, strict=True)
-        shared = {var for var, own in pairs if not own}
+        pairs = zip(region_of(jaxpr).inputs, batched, strict=True)
+        shared = {array for array, own in pairs if not own}
         changed = {
             id(site.eqn): _by_threads(site)
             for site in walk(jaxpr)
-            if site.eqn.primitive in _COPIES and not _is_aligned(site, shared)
+            if site.op.primitive in _COPIES and not _is_aligned(site, shared)
         }
         result = with_equations(jaxpr, changed)
         done[batched] = None if result is jaxpr else result
     return done[batched] or jaxpr
 
 
-def _is_aligned(site: Site, shared: set[Any]) -> bool:
+def _is_aligned(site: Site, shared: set[Value]) -> bool:
     """Returns whether all instances of a copy's array start where TMA can."""
-    ref = _gmem(site.eqn).ref
-    return site.origin(ref) in shared or _bits(ref) % (8 * INNER_BOX_BYTES) == 0
+    array = site.op.access_to(types.GMEM).buffer
+    return site.origin(array) in shared or _bits(array) % (8 * INNER_BOX_BYTES) == 0
 
 
-def _gmem(eqn: _jax.JaxprEqn) -> Any:
-    return references.static_operands(eqn)[_COPIES[eqn.primitive]]
-
-
-def _bits(ref: Any) -> int:
-    return math.prod(ref.aval.shape) * types.itemsize_bits(ref.aval.dtype)
+def _bits(array: Value) -> int:
+    return math.prod(array.shape) * types.itemsize_bits(array.dtype)
 
 
 def _by_threads(site: Site) -> _jax.JaxprEqn | None:
     """Returns the copy by threads that replaces one by TMA; None for a prefetch."""
-    eqn, params = site.eqn, site.eqn.params
-    if eqn.primitive is async_prefetch_p:
+    op, params = site.op, site.op.params
+    if op.primitive is async_prefetch_p:
         return None  # a hint
-    if eqn.primitive is tma.copy_gmem_to_smem_p:
+    if op.primitive is tma.copy_gmem_to_smem_p:
         refused = params["collective_axes"] or (
             params["oob_mode"] is types.OOBFillMode.NAN
         )
@@ -84,30 +75,28 @@ def _by_threads(site: Site) -> _jax.JaxprEqn | None:
     else:
         refused = params["reduction_op"]
         primitive, kept = cp_async.store_by_threads_p, ("tree", "commit_group")
-    if refused or not _threads_can(eqn):
+    if refused or not _threads_can(op):
         raise _cannot(site)
-    return eqn.replace(primitive=primitive, params={k: params[k] for k in kept})
+    params = {name: site.eqn.params[name] for name in kept}
+    return site.eqn.replace(primitive=primitive, params=params)
 
 
-def _threads_can(eqn: _jax.JaxprEqn) -> bool:
-    operands = references.static_operands(eqn)
-    store = eqn.primitive is tma.copy_smem_to_gmem_p
-    smem = operands["src" if store else "dst"]
-    gmem = operands["dst" if store else "src"]
+def _threads_can(op: Op) -> bool:
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
     try:
-        _engines.check_threads(*sides(gmem, smem), store=store)
+        _engines.check_threads(side(gmem), side(smem), store=gmem.writes)
     except errors.LayoutError:
         return False
     return True
 
 
 def _cannot(site: Site) -> errors.LayoutError:
-    ref = _gmem(site.eqn).ref
+    array = site.op.access_to(types.GMEM).buffer
     return errors.LayoutError(
         "jax.vmap: instances start where TMA cannot address them",
         expected="arrays whose size is a multiple of 16 bytes, for a multicast, a "
         "reduction, or a fill with NaN, which threads do not copy",
-        got=f"{_bits(ref) / 8:g} bytes: {types.describe(ref.aval)}",
+        got=f"{_bits(array) / 8:g} bytes: {types.describe(array.aval)}",
         hint="pad the array, e.g. its last dimension, or let the grid have the axis",
         where=site.where,
     )

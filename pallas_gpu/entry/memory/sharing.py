@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which arrays and scopes of a kernel use the same bytes of SMEM.
 
-Members of a union do, and scopes that follow each other.
+Members of a union do, and scopes that follow each other. An author does not know which
+bytes two scopes share, so the order between their accesses is the compiler's task: the
+threads of a block meet before they use bytes that an earlier scope had.
+`entry.memory.fences` adds what copies to such bytes need. Asynchronous work of a scope
+ends in it: the emulator reports what does not.
 """
 
 from __future__ import annotations
@@ -9,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import resources, types, walk
+from pallas_gpu import resources, types
 
 _LOOPS = ("scan", "while")
 
 
-def arrays(site: walk.Site) -> list[Any]:
+def arrays(site: Any) -> list[Any]:
     """Returns the variables of the arrays in SMEM that a scope allocates."""
     refs = resources.scope_refs(site.eqn)
     return [var for var in refs if var.aval.memory_space is types.SMEM]
 
 
-def members(site: walk.Site) -> dict[Any, list[Any]]:
+def members(site: Any) -> dict[Any, list[Any]]:
     """Returns for each array of a scope those that share bytes with it, and itself."""
     refs = resources.scope_refs(site.eqn)
-    placed, _ = resources.place(types.SMEM, site.eqn, 0)
+    placed, _ = resources.place(types.SMEM, refs, 0)
     ranges = {
         var: (found.offset, found.offset + found.size)
         for var, found in zip(refs, placed, strict=True)
@@ -35,12 +39,12 @@ def members(site: walk.Site) -> dict[Any, list[Any]]:
     }
 
 
-def later_scopes(site: walk.Site, found: Sequence[walk.Site]) -> list[walk.Site]:
+def later_scopes(site: Any, found: Sequence[Any]) -> list[Any]:
     """Returns the scopes that may use the bytes of a scope at another time.
 
     The arrays of scopes that enclose each other are different bytes. A scope in a loop
     is entered again; so is one of a function that is called again, which is found as
-    another site of the same place.
+    another site of the same equation.
 
     Args:
       site: the scope.
@@ -55,3 +59,12 @@ def later_scopes(site: walk.Site, found: Sequence[walk.Site]) -> list[walk.Site]
     ]
     repeated = any(around.eqn.primitive.name in _LOOPS for around in site.enclosing)
     return [*others, site] if repeated else others
+
+
+def meets(jaxpr: Any) -> frozenset[Any]:
+    """Returns the equations of scopes that use bytes which another one has used.
+
+    An earlier visit of the same scope counts, too.
+    """
+    found = [site for site in resources.scopes(jaxpr) if arrays(site)]
+    return frozenset(site.eqn for site in found if later_scopes(site, found))

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, types
-from pallas_gpu.primitives._accesses import accesses
-from pallas_gpu.walk import walk
+from pallas_gpu import _jax, resources, types
+from pallas_gpu.program.walk import walk
 
 # Families whose instructions read operands in SMEM in layouts of their own.
 _TENSOR_CORES = ("wgmma", "tcgen05")
@@ -24,11 +23,19 @@ def inferred_members(
     """
     if semantics is not types.LoweringSemantics.Warpgroup:
         return frozenset()
-    return frozenset(
-        site.origin(access.ref)
+    found = {
+        site.origin(access.buffer)
         for site in walk(jaxpr)
-        for access in accesses(site.eqn)
-        if access.operation.family in _TENSOR_CORES and _is_free(access.ref.aval)
+        for access in site.op.accesses
+        if access.operation.family in _TENSOR_CORES and _is_free(access.buffer.aval)
+    }
+    return frozenset(
+        var
+        for scope in (resources.scopes(jaxpr) if found else ())
+        for var, made in zip(
+            resources.scope_refs(scope.eqn), scope.op.made, strict=True
+        )
+        if made in found
     )
 
 

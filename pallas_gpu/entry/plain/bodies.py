@@ -25,8 +25,8 @@ from pallas_gpu.entry import warp
 from pallas_gpu.entry.plain import empty as no_elements
 from pallas_gpu.entry.plain import keys
 from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.rewrite import Retrace, is_followed, settled
-from pallas_gpu.walk import bodies
 
 # The operations that no traced body has.
 REPLACED = frozenset({"platform_index", "reshard", *_jax.EXPANSIONS, *keys.OPERATIONS})

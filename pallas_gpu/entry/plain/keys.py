@@ -19,8 +19,8 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.rewrite import Deferred, Retrace, settled
-from pallas_gpu.walk import bodies
 
 
 @jax.tree_util.register_dataclass

@@ -44,10 +44,9 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
 # --- checks ---------------------------------------------------------------------------
 
 
-def _check(row: Row, eqn: Any, mesh: Any) -> None:
+def _check(row: Row, op: Any, mesh: Any) -> None:
     """Refuses dtypes when the kernel is traced, before emulation and lowering alike."""
-    dtype = np.dtype(eqn.invars[row.typed_by].aval.dtype)
-    row.case(dtype)
+    row.case(np.dtype(op.inputs[row.typed_by].dtype))
 
 
 # --- emission -------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Gr
 
 def _arrival_scope(ctx: RuleContext, barrier: types.Barrier) -> cluster.MemoryScope:
     # The tensor core of another CTA reads SMEM that this CTA's threads have written.
-    return "cluster" if barrier.orders_tensor_core else ctx.kernel.arrival_scope
+    return "cluster" if barrier.orders_tensor_core else ctx.kernel.traits.arrival_scope
 
 
 def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
@@ -129,7 +129,7 @@ def _test(ctx: RuleContext, *invals: Any) -> Any:
 
 
 def _fence_copies(ctx: RuleContext) -> None:
-    if ctx.kernel.copies_by_threads:
+    if ctx.kernel.traits.copies_by_threads:
         # cp.async is of the generic proxy: its data may be for wgmma, or for TMA.
         tma.fence_proxy_async()
 
@@ -160,7 +160,7 @@ class _Waited:
         pointer = barrier_pointer(ctx, barrier)
         scope = ctx.eqn.params.get("memory_scope")
         others = isinstance(handle.barrier, types.ClusterBarrier)
-        if scope is None and (others or ctx.place in ctx.kernel.waits_for_stores):
+        if scope is None and (others or ctx.eqn in ctx.kernel.traits.waits_for_stores):
             scope = _arrival_scope(ctx, handle.barrier)
         parity = parities.parity(ctx.kernel, handle, index)
         return cls(handle, index, pointer, parity, scope)

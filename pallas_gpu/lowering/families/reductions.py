@@ -92,8 +92,8 @@ def _relate(node: Node, x: Symbol) -> Symbol:
 
 
 def _make_check(kind: reductions.Kind):
-    def check(eqn: Any, mesh: Any) -> None:
-        dtype = np.dtype(eqn.invars[0].aval.dtype)
+    def check(op: Any, mesh: Any) -> None:
+        dtype = np.dtype(op.inputs[0].dtype)
         if dtype != dtypes.BOOL:
             table.lookup(kind).require_combining(dtype)
 

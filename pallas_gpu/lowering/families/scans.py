@@ -122,8 +122,8 @@ def _relate(node: Node, x: Symbol) -> Symbol:
 
 
 def _make_check(kind: scans.Kind):
-    def check(eqn: Any, mesh: Any) -> None:
-        table.lookup(kind).require_combining(np.dtype(eqn.invars[0].aval.dtype))
+    def check(op: Any, mesh: Any) -> None:
+        table.lookup(kind).require_combining(np.dtype(op.inputs[0].dtype))
 
     return check
 

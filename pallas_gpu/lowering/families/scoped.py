@@ -26,12 +26,13 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     own = _owner(ctx)
     # Scopes of one warpgroup do not enclose each other.
     top = 0 if own == "warpgroup" else outer_top
-    placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, top)
-    in_tmem, kernel.tmem_top_columns = resources.place(types.TMEM, eqn, outer_columns)
+    refs = resources.scope_refs(eqn)
+    placed, kernel.smem_top_bytes = resources.place(types.SMEM, refs, top)
+    in_tmem, kernel.tmem_top_columns = resources.place(types.TMEM, refs, outer_columns)
     handles = [
         _handle(ctx, i, var, smem or columns)
         for i, (var, smem, columns) in enumerate(
-            zip(resources.scope_refs(eqn), placed, in_tmem, strict=True)
+            zip(refs, placed, in_tmem, strict=True)
         )
     ]
     # A previous scope may use the same bytes, also in another warpgroup.
@@ -40,7 +41,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     if kernel.params.mesh.warpgroups > 1 and own == "block":
         if collective and shares_bytes:
             nvvm.barrier()
-    elif ctx.place in kernel.meets:
+    elif eqn in kernel.traits.meets:
         mbarrier.synchronize()
     results = ctx.run(0, [*captured, *handles])
     kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
@@ -121,12 +122,12 @@ def _get_global(ctx: RuleContext) -> list[Any]:
 def kernel_is_one_scope(ctx: RuleContext) -> bool:
     """True when this scope is the only one at the top of the kernel's body."""
     scopes = resources.scopes(ctx.kernel.params.jaxpr)
-    return [site.place for site in scopes if not site.enclosing] == [ctx.place]
+    return [site.eqn for site in scopes if not site.enclosing] == [ctx.eqn]
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
     in_warp = ctx.issuer == "warp"
-    key = resources.BarrierKey(ctx.place, i, in_warp)
+    key = resources.BarrierKey(ctx.eqn, i, in_warp)
     slot = ctx.kernel.plan.barrier_slots[key]
     offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot
     size_bytes = types.BARRIER_BYTES * aval.barrier.size

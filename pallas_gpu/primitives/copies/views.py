@@ -20,7 +20,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.reshaped import Arithmetic, reinterpret, reshape
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives.copies import multiples
+from pallas_gpu.primitives.indices import multiples
 from pallas_gpu.primitives.registers import promised
 
 _VIEWS = _jax.ReshapeTransform | _jax.BitcastTransform

@@ -8,10 +8,8 @@ the launch itself, barriers, tensor maps, positions.
 
 from __future__ import annotations
 
-from pallas_gpu import _jax
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.walk import walk
 
 wait_p = registry.define("griddepcontrol_wait", "griddepcontrol")
 launch_dependents_p = registry.define(
@@ -60,8 +58,3 @@ def griddepcontrol_launch_dependents() -> None:
       KernelError: called outside a kernel.
     """
     ops.bind(launch_dependents_p, {})
-
-
-def depends(jaxpr: _jax.Jaxpr) -> bool:
-    """Returns whether a kernel is launched before the kernels before it have ended."""
-    return any(site.eqn.primitive is wait_p for site in walk(jaxpr))

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.walk import walk
 
 ANSWER_BYTES = 16
 
@@ -165,11 +164,6 @@ def query_cluster_cancel(
         query_cluster_cancel_p, operands, grid_names=tuple(grid_names)
     )
     return tuple(positions), granted
-
-
-def takes_over(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether clusters of a kernel take over the work of others."""
-    return any(site.eqn.primitive is try_cluster_cancel_p for site in walk(jaxpr))
 
 
 def _answer(ref: types.Ref, who: str) -> ops.RefOperand:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from pallas_gpu import _jax
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.walk import walk
 
 
 def _position(*_: Any, **__: Any) -> list[Any]:
@@ -73,8 +72,3 @@ def publish(position: Any, dst: Any, barrier: Any, predicate: Any) -> None:
         "predicate": predicate,
     }
     ops.bind(publish_p, operands)
-
-
-def is_dynamic(jaxpr: _jax.Jaxpr) -> bool:
-    """Whether a kernel schedules its clusters dynamically."""
-    return any(site.eqn.primitive is claim_p for site in walk(jaxpr))

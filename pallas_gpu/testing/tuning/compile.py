@@ -17,10 +17,9 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, arch, compiler, errors, offline, walk
+from pallas_gpu import _jax, arch, compiler, errors, offline
 from pallas_gpu.entry import assumed_target
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.runtime import environment, register, stages
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.worker import Worker
@@ -54,19 +53,9 @@ def trace(candidate: Candidate, call: Call, target: Any = None) -> None:
         candidate.results = jax.tree.structure(results)
         candidate.kernels = tuple(offline.launches(candidate.traced))
         builds = [Build(p, target_of(p, target)) for p in candidate.kernels]
-        for build in builds:
-            _require_features(build)
         candidate.builds = tuple(compiler.run(b, until="plan") for b in builds)
     except Exception as error:
         candidate.fail(error)
-
-
-def _require_features(build: Build) -> None:
-    """Raises TargetError for an operation that the target lacks."""
-    for site in walk.walk(build.params.jaxpr):
-        operation = registry.operation(site.eqn.primitive)
-        if operation is not None and operation.feature is not None:
-            build.target.require(operation.feature, operation.name)
 
 
 def compile_offline(

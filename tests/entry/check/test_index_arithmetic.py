@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.primitives import _indices
+from pallas_gpu.program import indices
+from pallas_gpu.program.build import region_of
 from tests.support import everywhere
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH
@@ -189,14 +190,13 @@ def test_only_what_indices_depend_on_is_marked():
         i = lax.axis_index("i")
         o_ref[i * 64 // 64] = x_ref[i] * 3
 
-    jaxpr = _body_of(body)
-    _indices.mark(jaxpr)
-    marked = [
-        eqn.primitive.name
-        for eqn in jaxpr.eqns
-        if any(_indices.is_index(jaxpr, var) for var in eqn.outvars)
+    region = region_of(_body_of(body))
+    indices.mark(region)
+    marked = [op.name for op in region.ops if any(map(indices.is_index, op.results))]
+    assert [x for x in marked if x != "convert_element_type"] == [
+        *("axis_index", "mul"),
+        *("div", "sub", "select_n"),  # of the floor division
     ]
-    assert marked == ["axis_index", "mul", "jit"]
 
 
 def _body_of(body):

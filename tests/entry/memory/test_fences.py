@@ -16,10 +16,10 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import walk
 from pallas_gpu.entry import call
 from pallas_gpu.entry.memory import fences
 from pallas_gpu.primitives.tma import fence_smem_p
+from pallas_gpu.program.bodies import bodies, equations
 from tests.support import everywhere
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import KernelError
@@ -42,13 +42,14 @@ def kernel(body, *scratch, out=X, **options):
 def fenced(function, *args):
     """The names of the equations after each fence; "end" at the end of a scope."""
     (eqn,) = (
-        site.eqn
-        for site in walk.walk(jax.make_jaxpr(function)(*args).jaxpr)
-        if site.eqn.primitive is call.kernel_p
+        eqn
+        for eqn in equations(jax.make_jaxpr(function)(*args).jaxpr)
+        if eqn.primitive is call.kernel_p
     )
     params = fences.with_fences(call.CallParams(**eqn.params))
     assert fences.with_fences(params) is params, "more fences the second time"
-    jaxprs = [params.jaxpr, *walk.number_jaxprs(params.jaxpr)]
+    inner = (body for eqn in equations(params.jaxpr) for body in bodies(eqn))
+    jaxprs = [params.jaxpr, *(body.jaxpr for body in inner)]
     return [
         jaxpr.eqns[i + 1].primitive.name if i + 1 < len(jaxpr.eqns) else "end"
         for jaxpr in dict.fromkeys(jaxprs)

@@ -16,7 +16,7 @@ from pallas_gpu.lowering.rules import find_primitive
 from pallas_gpu.mosaic.elements import arithmetic, table
 from pallas_gpu.mosaic.elements.row import Case, Row
 from pallas_gpu.primitives import _registry as registry
-from tests.support import inferred
+from tests.support.inferred import array, infer
 
 CASE = Case(arithmetic.identity)
 
@@ -57,9 +57,7 @@ def test_a_rows_cost_decides_where_the_work_is_done(monkeypatch):
         rules = registry.rules(registry.RuleKind.RELATION)
         relation = functools.partial(family._relate, row)
         monkeypatch.setitem(rules, find_primitive("exp"), relation)
-        return inferred.infer(body, [inferred.array(512)], inferred.array(512)).layout(
-            "exp"
-        )
+        return infer(body, [array(512)], array(512)).layout("exp")
 
     row = place(plgpu.Layout.WGMMA_ROW, (512,))
     assert layout_of_exp(1.0) == row

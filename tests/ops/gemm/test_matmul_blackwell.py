@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import walk
 from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
+from pallas_gpu.program.bodies import equations
 from tests.support import matmuls
 from tests.support.matmuls import operands
 from tests.support.semantics import BOTH, Warpgroup
@@ -62,9 +62,9 @@ def kernel_target(**options):
     a, b = operands(256, 256, 128)
     closed = jax.make_jaxpr(lambda x, y: matmul(x, y, **options))(a, b)
     (params,) = (
-        site.eqn.params["compiler_params"]
-        for site in walk.walk(closed.jaxpr)
-        if "compiler_params" in site.eqn.params
+        eqn.params["compiler_params"]
+        for eqn in equations(closed.jaxpr)
+        if "compiler_params" in eqn.params
     )
     return params.target
 

@@ -25,10 +25,10 @@ from pallas_gpu.entry import call, check, expand
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
-from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives.grids import griddepcontrol, launch_control
-from pallas_gpu.primitives.scoped import run_scoped_p
-from pallas_gpu.walk import walk
+from pallas_gpu.program import indices
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.walk import uses, walk
 
 
 def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -102,7 +102,7 @@ class Launch:
         device.execution.default_line = functools.cache(
             lambda: _last_use(params.jaxpr, None)
         )
-        if griddepcontrol.depends(params.jaxpr):
+        if uses(params.jaxpr, griddepcontrol.wait_p):
             device.start_early()
         names = _names(params)
         stored = check.written(params.jaxpr) if device.like_upstream else ()
@@ -144,7 +144,7 @@ class Launch:
         positions = math.prod(params.mesh.grid)
         launched = self._launched(positions)
         capacity = residency.clusters
-        if launch_control.takes_over(params.jaxpr):
+        if uses(params.jaxpr, launch_control.try_cluster_cancel_p):
             # Any number: the device may have other work too.
             most = min(positions, capacity)
             capacity = self._device.execution.rng.randint(1, most)
@@ -174,7 +174,7 @@ class Launch:
         """
         for require in self._device.at_end:
             require()
-        results = self._params.jaxpr.invars[self._params.num_inputs :]
+        results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:
                 raise array.incomplete(_last_use(self._params.jaxpr, ref))
@@ -199,7 +199,7 @@ class Launch:
         """
         params = self._params
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
-        _indices.mark(params.jaxpr)
+        indices.mark(region_of(params.jaxpr))
         mesh, body = params.mesh, plan_of(params.jaxpr)
         lasting = _lasting(params.jaxpr)
         semantics = params.compiler_params.lowering_semantics
@@ -282,22 +282,22 @@ def _lasting(jaxpr: Any) -> Any:
 
     It is one around all other scopes, such as the one that scratch_types declares.
     """
-    scopes = [site for site in walk(jaxpr) if site.eqn.primitive is run_scoped_p]
-    if not scopes or scopes[0].within:
+    scopes = resources.scopes(jaxpr)
+    if not scopes or scopes[0].enclosing:
         return None
-    body = scopes[0].eqn.params["jaxpr"]
-    return body if all(body in site.within for site in scopes[1:]) else None
+    inside = all(scopes[0] in site.enclosing for site in scopes[1:])
+    return scopes[0].eqn.params["jaxpr"] if inside else None
 
 
 def _last_use(jaxpr: Any, ref: Any) -> str | None:
     """Returns the last line that uses a reference, that of a kernel without a use."""
     sites = walk(jaxpr)[::-1]
-    uses = (
+    used = (
         site.where
         for site in sites
-        if not site.bodies and any(site.origin(x) is ref for x in site.eqn.invars)
+        if not site.op.regions and any(site.origin(x) is ref for x in site.op.inputs)
     )
-    lines = itertools.chain(uses, (site.where for site in sites))
+    lines = itertools.chain(used, (site.where for site in sites))
     return next((line for line in lines if line is not None), None)
 
 

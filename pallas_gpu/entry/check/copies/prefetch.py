@@ -6,28 +6,26 @@ from __future__ import annotations
 import math
 
 import pallas_gpu.layouts as layouts
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check import references
-from pallas_gpu.entry.check.tma import require_cluster_axes, sides
+from pallas_gpu import errors, types
+from pallas_gpu.entry.check.tma import require_cluster_axes
 from pallas_gpu.layouts.gmem.line import prefetched_bytes
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
+from pallas_gpu.program.nodes import Op
 
 
 @registry.checks(async_prefetch_p)
-def _check_prefetch(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    ref = references.static_operands(eqn)["ref"]
-    name = eqn.primitive.name
-    (side,) = sides(ref)
-    window = side.window
+def _check_prefetch(op: Op, mesh: types.Mesh) -> None:
+    ref, name = op.operands["ref"], op.name
+    window = ref.window
     _engines.require_elements(window)
-    axes = eqn.params["collective_axes"]
+    axes = op.params["collective_axes"]
     require_cluster_axes(axes, mesh, name)
     sizes = dict(mesh.axes)
     pieces = math.prod(sizes[a] for a in axes)
-    bits = types.itemsize_bits(side.dtype)
+    bits = types.itemsize_bits(ref.dtype)
     if window.is_transposed:
         raise errors.UnsupportedError(
             f"{name}: a transposed reference is not supported",

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids import launch_control
+from pallas_gpu.program.nodes import Op
 
 
 @registry.checks(launch_control.try_cluster_cancel_p)
-def _check_request(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    result = references.static_operands(eqn)["result"]
-    references.window_in_bounds(result.ref, result.transforms, eqn.primitive.name)
-    axes = eqn.params["collective_axes"]
+def _check_request(op: Op, mesh: types.Mesh) -> None:
+    references.window_in_bounds(op.operands["result"], op.name)
+    axes = op.params["collective_axes"]
     allowed = {*mesh.cluster_names, mesh.thread_name} - {None}
     if not set(axes) <= allowed or len(set(axes)) < len(axes):
         raise errors.AxisNameError(
@@ -36,10 +36,9 @@ def _check_request(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
 
 
 @registry.checks(launch_control.query_cluster_cancel_p)
-def _check_query(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    result = references.static_operands(eqn)["result"]
-    references.window_in_bounds(result.ref, result.transforms, eqn.primitive.name)
-    for name in eqn.params["grid_names"]:
+def _check_query(op: Op, mesh: types.Mesh) -> None:
+    references.window_in_bounds(op.operands["result"], op.name)
+    for name in op.params["grid_names"]:
         require_axis_name(name, mesh, None)
         if name not in mesh.grid_names:
             raise errors.AxisNameError(

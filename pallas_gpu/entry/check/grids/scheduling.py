@@ -6,9 +6,8 @@ from __future__ import annotations
 from pallas_gpu import _jax, errors
 from pallas_gpu.primitives.grids.launch_control import try_cluster_cancel_p
 from pallas_gpu.primitives.grids.scheduling import claim_p
-from pallas_gpu.walk import walk
-
-_LOOPS = ("while", "scan")
+from pallas_gpu.program.nodes import Kind, Op
+from pallas_gpu.program.walk import walk
 
 
 def check_claims(jaxpr: _jax.Jaxpr) -> None:
@@ -17,9 +16,9 @@ def check_claims(jaxpr: _jax.Jaxpr) -> None:
     A launch has one counter: the first loop takes all positions, and a later one would
     only see each cluster's own. Neither may work be requested that there is none of.
     """
-    claims = [site for site in walk(jaxpr) if _takes_all(site.eqn)]
+    claims = [site for site in walk(jaxpr) if _takes_all(site.op)]
     for i, site in enumerate(claims):
-        loops = [s for s in site.enclosing if s.eqn.primitive.name in _LOOPS]
+        loops = [s for s in site.enclosing if s.op.kind in (Kind.FOR, Kind.WHILE)]
         if i == 0 and len(loops) == 1:
             continue
         raise errors.UnsupportedError(
@@ -32,7 +31,7 @@ def check_claims(jaxpr: _jax.Jaxpr) -> None:
         )
 
 
-def _takes_all(eqn: _jax.JaxprEqn) -> bool:
-    if eqn.primitive is try_cluster_cancel_p:
-        return eqn.params["until_refused"]
-    return eqn.primitive is claim_p
+def _takes_all(op: Op) -> bool:
+    if op.primitive is try_cluster_cancel_p:
+        return op.params["until_refused"]
+    return op.primitive is claim_p

@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pallas_gpu import _jax, errors, resources, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.entry.check.tma import require_cluster_axes, require_pair
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores import operand_copy, scales, sparsity, tcgen05
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.walk import walk
 
 _OF_GROUPS = (
     tcgen05.tcgen05_mma_p,
@@ -24,13 +25,12 @@ _OF_GROUPS = (
 
 
 @registry.checks(*_OF_GROUPS)
-def _check(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    references.check_operands(eqn, mesh)
-    axis = eqn.params["collective_axis"]
+def _check(op: Op, mesh: types.Mesh) -> None:
+    references.check_operands(op, mesh)
+    axis = op.params["collective_axis"]
     if axis is not None:
-        name = eqn.primitive.name
-        require_cluster_axes((axis,), mesh, name)
-        require_pair((axis,), mesh, name, "collective_axis")
+        require_cluster_axes((axis,), mesh, op.name)
+        require_pair((axis,), mesh, op.name, "collective_axis")
 
 
 def check_groups(jaxpr: _jax.Jaxpr) -> None:
@@ -41,7 +41,7 @@ def check_groups(jaxpr: _jax.Jaxpr) -> None:
     """
     first: _Use | None = None
     for site in walk(jaxpr):
-        for use in _uses(site):
+        for use in _uses(site.op):
             first = first or use
             # What arrays alone mix is an error of their declarations.
             operation = first.is_operation or use.is_operation
@@ -64,16 +64,15 @@ class _Use(NamedTuple):
     is_operation: bool
 
 
-def _uses(site: Site) -> Iterator[_Use]:
-    """Yields what an equation does with a cta_group."""
-    eqn = site.eqn
-    if eqn.primitive in _OF_GROUPS:
-        axis = eqn.params.get("collective_axis")
-        what = f"{eqn.primitive.name} with collective_axis={axis!r}"
+def _uses(op: Op) -> Iterator[_Use]:
+    """Yields what an operation does with a cta_group."""
+    if op.primitive in _OF_GROUPS:
+        axis = op.params.get("collective_axis")
+        what = f"{op.name} with collective_axis={axis!r}"
         yield _Use(axis is not None, what, True)
-    if eqn.primitive is run_scoped_p:
-        for var in resources.scope_refs(eqn):
-            if getattr(var.aval, "memory_space", None) is types.TMEM:
-                collective = var.aval.storage.collective
+    if op.primitive is run_scoped_p:
+        for ref in op.made:
+            if ref.aval.memory_space is types.TMEM:
+                collective = ref.aval.storage.collective
                 what = f"an array in TMEM with collective={collective}"
                 yield _Use(collective, what, False)

@@ -82,10 +82,10 @@ def _relate_scatter(node: Node, *_: Any) -> Symbol:
 
 
 @registry.checks(scatter_positions_p)
-def _check_scatter(eqn: Any, mesh: Any) -> None:
-    if eqn.params["kind"] != "set":
-        dtype = np.dtype(eqn.outvars[0].aval.dtype)
-        table.lookup(eqn.params["kind"]).require_combining(dtype)
+def _check_scatter(op: Any, mesh: Any) -> None:
+    if op.params["kind"] != "set":
+        dtype = np.dtype(op.results[0].dtype)
+        table.lookup(op.params["kind"]).require_combining(dtype)
 
 
 def _scattered(

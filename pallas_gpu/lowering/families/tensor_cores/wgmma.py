@@ -31,7 +31,7 @@ def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHand
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
     zero = vals.constant(0, dtype)
     zeros = _as_accumulator(zero, shape)
-    handle = vals.AccumulatorHandle((ctx.place, i), shape, dtype, zeros)
+    handle = vals.AccumulatorHandle((ctx.eqn, i), shape, dtype, zeros)
     ctx.kernel.state[handle.key] = zeros
     return handle
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jaxprs that equations run, and the equations in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pallas_gpu import _jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A jaxpr that an equation runs.
+
+    Attributes:
+      jaxpr: the jaxpr, open.
+      inputs: for each of its inputs the corresponding operand, the initial value for a
+        loop's carry; None for what the equation creates, such as the references that a
+        scope allocates, and where unknown.
+    """
+
+    jaxpr: _jax.Jaxpr
+    inputs: tuple[Any, ...]
+
+
+def bodies(eqn: _jax.JaxprEqn) -> list[Body]:
+    """Returns the jaxprs that an equation runs."""
+    operands = list(eqn.invars)
+    if eqn.primitive.name == "while":
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        carry = operands[n_cond + n_body :]
+        consts = operands[n_cond : n_cond + n_body]
+        return [
+            _body(eqn.params["cond_jaxpr"].jaxpr, [*operands[:n_cond], *carry]),
+            _body(eqn.params["body_jaxpr"].jaxpr, [*consts, *carry]),
+        ]
+    if eqn.primitive.name == "cond":
+        operands = operands[1:]
+    elif eqn.primitive.name == "scan":
+        operands = operands[: sum(_jax.scan_arity(eqn.params))]
+    return [_body(inner, operands) for inner in _jax.jaxprs_in_params(eqn.params)]
+
+
+def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
+    made = len(jaxpr.invars) - len(operands)
+    if made < 0:  # a primitive unknown to this module, which encloses a kernel
+        return Body(jaxpr, (None,) * len(jaxpr.invars))
+    return Body(jaxpr, (*operands, *(None,) * made))
+
+
+def equations(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
+    """Yields the equations of a jaxpr, each before those of the jaxprs that it runs."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in bodies(eqn):
+            yield from equations(body.jaxpr)
+
+
+def line_of_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
+    """Returns the first line that uses a variable, also in what the jaxpr runs.
+
+    Functions of jax.numpy are jitted: their equations have no line of the kernel's.
+    """
+    passed = None
+    for eqn in jaxpr.eqns:
+        if not any(operand is var for operand in eqn.invars):
+            continue
+        inside = bodies(eqn)
+        if not inside:
+            return _jax.where(eqn)
+        for body in inside:
+            for inner, operand in zip(body.jaxpr.invars, body.inputs, strict=True):
+                line = line_of_use(body.jaxpr, inner) if operand is var else None
+                if line is not None:
+                    return line
+        passed = passed or _jax.where(eqn)
+    return passed

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a program on which its indices depend.
+
+JAX's integers wrap, and an index that has wrapped is out of bounds or, after a
+division, silently another one. What can be shown to wrap is an error of the trace; the
+emulator reports the rest. Bitwise operations end the search: what they compute from may
+be a hash, which wraps on purpose; so do selections, which may drop what has wrapped.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from pallas_gpu import errors
+from pallas_gpu.primitives.indices.facts import kind
+from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
+
+# Operations whose result wraps if it is too large.
+WRAPPING: dict[str, Callable[..., int]] = {
+    name: getattr(operator, name) for name in ("add", "sub", "mul", "neg")
+}
+# Operations of which an index that depends on the result depends on the operands.
+_PASSING = (*WRAPPING, "div", "rem", "max", "min", "convert_element_type", "copy")
+# Functions of jax.numpy all of whose operations do.
+_PASSING_CALLS = ("floor_divide", "remainder")
+
+# Of the programs that the emulator has run.
+_MARKED: weakref.WeakSet[Value] = weakref.WeakSet()
+_SEARCHED: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def overflow(what: str, got: Any, where: str | None) -> errors.OutOfBoundsError:
+    """Returns the error for an index that does not fit its type."""
+    return errors.OutOfBoundsError(
+        f"the computation of an index overflows {what}",
+        expected="results that fit: indices of references have 32 bits",
+        got=got,
+        hint="divide before you multiply, or use an axis of the grid for each "
+        "dimension of the array",
+        where=where,
+    )
+
+
+def mark(region: Region) -> None:
+    """Finds the values of a program that indices depend on, for `is_index`."""
+    if region not in _SEARCHED:
+        _MARKED.update(find(region, certain=False))
+        _SEARCHED.add(region)
+
+
+def is_index(value: Value) -> bool:
+    """True if an index depends on a value of a marked program."""
+    return value in _MARKED
+
+
+def find(region: Region, certain: bool) -> set[Value]:
+    """Returns the values that indices depend on.
+
+    Args:
+      region: the program.
+      certain: consider only operations that are certainly executed.
+    """
+    found = {x for op in _operations(region, certain) for x in _indices(op)}
+    ops, size = [*_operations(region, certain=False)], -1
+    while len(found) != size:
+        size = len(found)
+        for op in reversed(ops):
+            found |= _integers(_sources(op, found))
+    return found
+
+
+def _operations(region: Region, certain: bool) -> Iterator[Op]:
+    for op in region.ops:
+        yield op
+        runs = op.kind is Kind.SCOPE or op.params.get("length", 0) > 0
+        for inner in op.regions if runs or not certain else ():
+            yield from _operations(inner, certain)
+
+
+def _indices(op: Op) -> set[Value]:
+    """The indices that an operation accesses memory at."""
+    if isinstance(op.operands, Fault) or op.kind is not Kind.PLAIN:
+        return set()
+    named = op.operands
+    leaves = jax.tree.leaves(named)
+    found = [x for leaf in leaves if isinstance(leaf, Access) for x in leaf.starts()]
+    # An access under a mask may compute indices that it does not use.
+    if isinstance(named, dict) and named.get("mask") is None:
+        found += jax.tree.leaves(named.get("indices"))
+    return _integers(found)
+
+
+def _integers(operands: Any) -> set[Value]:
+    return {
+        x
+        for x in operands
+        if isinstance(x, Value) and x.shape == () and kind(x.aval) == "i"
+    }
+
+
+def _sources(op: Op, found: set[Value]) -> Iterator[Any]:
+    """Yields what those that were found depend on, by one operation."""
+    results = [i for i, value in enumerate(op.results) if value in found]
+    calls = {call.params.get("name") for call in op.calls}
+    if results and (op.name in _PASSING or calls.intersection(_PASSING_CALLS)):
+        yield from op.inputs
+    for region, entries in zip(op.regions, op.entries, strict=True):
+        pairs = zip(region.inputs, entries, strict=True)
+        yield from (entry for value, entry in pairs if value in found)
+        if len(region.results) == len(op.results):
+            yield from (region.results[i] for i in results)
+    for i, j in op.carries:
+        if op.regions[-1].inputs[i] in found:
+            yield op.regions[-1].results[j]
