@@ -67,9 +67,6 @@ REGISTERS = {
     "an element without an owner": lambda: LinearLayout.create(
         (128, 64), WGMMA.thread_columns, WGMMA.origins[:-1], 2, 1
     ),
-    "a vector in other threads": lambda: WGMMA.broadcast_registers(
-        WGStridedLayout((128,), 1).linear(), (0,)
-    ),
     "axes that do not fit": lambda: WGMMA.broadcast_matches(WGMMA.reduce(1), (1,)),
     "half of a thread tile": lambda: WGMMA.slice((0, 0), (32, 64)),
     "a start inside of a thread tile": lambda: WGMMA.slice((8, 0), (64, 64)),
