@@ -65,8 +65,7 @@ def all_at_once(semantics) -> tuple[str, bytes]:
     return str(build.module), done.serialized.hash
 
 
-# `expand` needs the layouts beside the module: they name values of it.
-@pytest.mark.parametrize("stage", ["layouts", "host", "cse", "barriers", "serialize"])
+@pytest.mark.parametrize("stage", ["host", "cse", "barriers", "serialize"])
 @pytest.mark.parametrize("semantics", BOTH)
 def test_a_stage_runs_from_the_text_of_the_one_before(stage, semantics):
     before = names()[names().index(stage) - 1]
@@ -118,7 +117,7 @@ def test_every_text_that_a_kernel_has_is_kept_under_its_name(
     kept = {path.suffix[1:]: path.read_text() for path in tmp_path.iterdir()}
     assert kept["mlir"] == report.mlir
     assert kept["ptx"] == report.ptx
-    missing = set() if semantics is Warpgroup else {"warpgroup", "layouts", "annotated"}
+    missing = set() if semantics is Warpgroup else {"layouts", "annotated"}
     assert set(compiler.TEXTS) - set(kept) == missing
     assert "barrier" in kept["plan"]
 
