@@ -9,7 +9,6 @@ verifies afterwards. The stages up to `rules` are the same for every machine, ex
 (`lowering.machine`). NVIDIA's are:
 
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
-
     host       tagged operations -> TMA descriptors          (mosaic.program)
     cse        common subexpressions, dead code              (mosaic.program)
     barriers   redundant consecutive barriers removed         (mosaic.program)

@@ -30,6 +30,7 @@ from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import text
 from pallas_gpu.program.build import region_of
+from pallas_gpu.program.facts import facts_of
 from pallas_gpu.program.walk import uses
 
 _WARPGROUP = types.LoweringSemantics.Warpgroup
@@ -157,10 +158,12 @@ def infer_layouts(build: Build) -> Build:
     if build.params.compiler_params.lowering_semantics is not _WARPGROUP:
         return build
     params = build.params
+    region = region_of(params.jaxpr)
     network = collect.collect(
-        region_of(params.jaxpr),
+        region,
         [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
         dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
+        facts=facts_of(region, axes=params.mesh.axes),
         free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
         lead=lambda var: params.lead(workspace.array(params, var)),
         approx_math=params.compiler_params.approx_math,

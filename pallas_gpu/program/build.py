@@ -179,14 +179,19 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
         return (), (), ()
     named = {id(atom): x for atom, x in zip(eqn.invars, ins, strict=True)}
     found = bodies(eqn)
-    entries = tuple(tuple(named.get(id(x)) for x in body.inputs) for body in found)
+    regions = tuple(region_of(body.jaxpr) for body in found)
+    entries = []
+    for body, region in zip(found, regions, strict=True):
+        given = [named.get(id(x)) for x in body.inputs]
+        captured = len(region.inputs) - len(given)
+        entries.append((*given, *(None,) * captured))
     first, carried = 0, 0
     if kind is Kind.FOR:
         first, carried = _jax.scan_arity(eqn.params)
     elif kind is Kind.WHILE:
         first, carried = eqn.params["body_nconsts"], len(eqn.outvars)
     carries = tuple((first + i, i) for i in range(carried))
-    return tuple(region_of(body.jaxpr) for body in found), entries, carries
+    return regions, tuple(entries), carries
 
 
 # --- operands -------------------------------------------------------------------------

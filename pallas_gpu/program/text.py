@@ -255,9 +255,10 @@ def _params(params: dict[str, Any]) -> str:
 
 
 def _param(value: Any) -> str:
-    if isinstance(value, _jax.Jaxpr | _jax.ClosedJaxpr) or callable(value):
+    if isinstance(value, _jax.Jaxpr | _jax.ClosedJaxpr):
         return "..."
-    return str(getattr(value, "name", value))
+    name = getattr(value, "name", "..." if callable(value) else value)
+    return str(name)
 
 
 def _declared(name: str, value: Value) -> str:

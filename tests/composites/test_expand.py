@@ -60,7 +60,7 @@ def test_a_body_without_composites_is_unchanged():
 
 def test_an_expanded_body_has_no_composites():
     jaxpr, mesh = body_of(kernel(in_a_loop)(None), np.zeros((64, 128), np.float32))
-    lowered = {p.name for p in registry.rules(registry.RuleKind.WARPGROUP)}
+    lowered = {p.name for p in registry.rules(registry.RuleKind.EMIT)}
     semantics = plgpu.LoweringSemantics.Warpgroup
     done = expand.expanded_body(jaxpr, mesh, TARGET, semantics)
     assert set(names(jaxpr)) - lowered == {"bessel_i1e"}

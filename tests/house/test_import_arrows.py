@@ -325,24 +325,23 @@ def test_one_module_looks_for_jaxprs_in_parameters():
         if path.startswith("pallas_gpu/")
         and "jaxprs_in_params" in (ROOT / path).read_text(encoding="utf-8")
     }
-    assert users == {"pallas_gpu/_jax.py", "pallas_gpu/walk.py"}
+    assert users == {"pallas_gpu/_jax.py", "pallas_gpu/program/bodies.py"}
 
 
 # Whoever else asks what a kernel does reads its program. This list may only shrink.
 ITERATE_EQUATIONS = {
     "pallas_gpu/_jax.py",
+    "pallas_gpu/program/bodies.py",
     "pallas_gpu/program/build.py",
     "pallas_gpu/program/rewrite.py",
-    "pallas_gpu/walk.py",
-    # To analyse a body, or to emit it.
+    # The positions of a body's equations, before it is rewritten.
     "pallas_gpu/composites/in_place.py",
+    # The one equation of a traced rule.
     "pallas_gpu/entry/expand.py",
-    "pallas_gpu/lowering/borders.py",
-    "pallas_gpu/lowering/context.py",
-    "pallas_gpu/pipeline/index_maps.py",
-    "pallas_gpu/primitives/copies/multiples.py",
-    "pallas_gpu/runtime/stages.py",
-    "pallas_gpu/testing/work.py",
+    # Kernels in a traced function of the host.
+    "pallas_gpu/offline.py",
+    # Indices that are still being traced have no program.
+    "pallas_gpu/primitives/indices/multiples.py",
 }
 
 

@@ -35,6 +35,7 @@ from pallas_gpu.lowering.inference.network import (
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
 
 # The regions around an operation: for each the operation that runs it, which of its
@@ -57,8 +58,6 @@ class Symbol:
       origin: returns a number that does not depend on the order of operations.
       port: what determines its layout; None for a scalar and a deferred array.
       deferred: how an array without a layout is materialized at its uses.
-      multiple: a known divisor of an integer scalar; 0 for 0.
-      known: the value of an integer scalar that is a constant.
     """
 
     shape: tuple[int, ...]
@@ -66,8 +65,6 @@ class Symbol:
     origin: Callable[[], int]
     port: Port | None = None
     deferred: Deferral | None = None
-    multiple: int = 1
-    known: int | None = None
 
     @property
     def bits(self) -> int:
@@ -185,9 +182,10 @@ class Node:
         )
 
     def _multiple(self, start: Any) -> int:
+        """A known divisor of a dynamic start."""
         if isinstance(start, Sum):
             return math.gcd(start.constant, *map(self._multiple, start.terms))
-        return self.network.read(start, self.env).multiple
+        return self.network.facts.of(start).divisor
 
     # --- variables --------------------------------------------------------------------
 
@@ -236,10 +234,9 @@ class Node:
         dtype = np.dtype(aval.dtype)
         return Symbol(tuple(aval.shape), dtype, self._origin(slot), deferred=how)
 
-    def scalar(self, aval: Any, slot: Slot = 0, multiple: int = 1) -> Symbol:
+    def scalar(self, aval: Any, slot: Slot = 0) -> Symbol:
         """Returns a scalar result."""
-        dtype = np.dtype(aval.dtype)
-        return Symbol((), dtype, self._origin(slot), multiple=multiple)
+        return Symbol((), np.dtype(aval.dtype), self._origin(slot))
 
     def use(self, part: Part, kind: networks.UseKind, **options: Any) -> Use:
         """Records the use of a part of an array in memory; see `Use`."""
@@ -378,6 +375,7 @@ class Network(networks.Network):
 
     Attributes:
       sizes: CTAs of a cluster along each axis, by its name.
+      facts: what is known of scalars.
       made: what determines the layout of a result, by path, operation and slot.
       taken: likewise of an operand.
       takes: for each operation its operands, by slot.
@@ -392,12 +390,13 @@ class Network(networks.Network):
     def __init__(
         self,
         cluster: Mapping[str, int],
+        facts: Facts,
         free: frozenset[Any] = frozenset(),
         lead: Callable[[Any], tuple[int, ...]] = lambda var: (),
         approx_math: bool = False,
     ) -> None:
         super().__init__()
-        self.sizes = cluster
+        self.sizes, self.facts = cluster, facts
         self.free, self.lead, self.approx_math = free, lead, approx_math
         self.made: dict[tuple[Path, Op, Slot], Port] = {}
         self.taken: dict[tuple[Path, Op, Slot], Port] = {}
@@ -432,12 +431,7 @@ class Network(networks.Network):
         if not isinstance(operand, Constant):
             return env[operand]
         number = digest(str(operand.value))
-        multiple, known = 1, None
-        if operand.shape == () and operand.dtype.kind in "iu":
-            known = int(operand.value)
-            multiple = abs(known)
-        shape, dtype = tuple(operand.shape), operand.dtype
-        return Symbol(shape, dtype, lambda: number, multiple=multiple, known=known)
+        return Symbol(tuple(operand.shape), operand.dtype, lambda: number)
 
 
 def collect(
@@ -474,25 +468,7 @@ def without_arrays(node: Node, *inputs: Any) -> list[Any]:
     """The relation of an operation on scalars."""
     if _has_arrays(node.op):
         raise no_relation(node)
-    return [
-        node.scalar(x, i, _multiple_of(node)) for i, x in enumerate(node.op.results)
-    ]
-
-
-def _multiple_of(node: Node) -> int:
-    known = [getattr(x, "multiple", 1) for x in node.inputs]
-    match node.op.name:
-        case "mul":
-            return math.prod(known)
-        case "add" | "sub" | "max" | "min":
-            return math.gcd(*known)
-        case "select_n":
-            return math.gcd(*known[1:])
-        case "convert_element_type" | "neg":
-            return known[0]
-        case "multiple_of":
-            return math.lcm(known[0] or 1, node.params["divisor"])
-    return 1
+    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
 def no_relation(node: Node) -> errors.InternalError:

@@ -30,6 +30,7 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.program.nodes import Constant
 
 
 @emits("slice")
@@ -176,8 +177,9 @@ def _relate_dynamic_slice(node: Node, x: Symbol, *indices: Symbol) -> Symbol:
     (aval,) = node.op.results
     if x.deferred == "splat":
         return node.defer("splat", aval)
-    starts = [index.known for index in indices if index.known is not None]
-    if len(starts) == len(indices):
+    given = node.op.inputs[1:]
+    starts = [int(x.value) for x in given if isinstance(x, Constant)]
+    if len(starts) == len(given):
         most = [n - size for n, size in zip(x.shape, aval.shape, strict=True)]
         known = [min(max(s, 0), m) for s, m in zip(starts, most, strict=True)]
         return _related_part(node, x, known, aval)
