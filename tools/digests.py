@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from pallas_gpu.lowering.machine import Build
 Record = dict[str, str]
 
 _record: Record = {}
+_running = ["outside of tests"]
 _CONSTANT = re.compile(r"\s*(%\w+) = (?:arith|llvm\.mlir)\.constant(.*)")
 _NAME = re.compile(r"%\w+")
 
@@ -50,20 +50,23 @@ def pytest_configure(config: pytest.Config) -> None:
     compiler.STAGES = tuple(stages)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _running.append(item.nodeid)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     folder = config.getoption("digests")
     if folder is not None and _record:
         folder.mkdir(parents=True, exist_ok=True)
-        name = os.environ.get("PYTEST_XDIST_WORKER", "main")
+        name = getattr(config, "workerinput", {}).get("workerid", "main")
         (folder / f"{name}.json").write_text(json.dumps(_record, indent=0))
 
 
 def _recorded(run: Callable[[Build], Build]) -> Callable[[Build], Build]:
     def stage(build: Build) -> Build:
         build = run(build)
-        test = os.environ.get("PYTEST_CURRENT_TEST", "outside").rsplit(" ", 1)[0]
         module = f"{build.name} {build.target.name} {_digest(build)}"
-        _record.setdefault(module, test)
+        _record.setdefault(module, _running[-1])
         return build
 
     return stage
@@ -80,16 +83,20 @@ def _without_constants(text: str) -> str:
     Where constants are defined says nothing: they are hoisted in the order of their
     first use by whoever emits.
     """
+    constants: dict[str, str] = {}
     names: dict[str, str] = {}
+
+    def named(value: re.Match[str]) -> str:
+        name = value[0]
+        return constants.get(name) or names.setdefault(name, f"%{len(names)}")
+
     lines = []
     for line in text.splitlines():
         constant = _CONSTANT.match(line)
         if constant:
-            names[constant[1]] = f"<{constant[2].strip()}>"
+            constants[constant[1]] = f"<{constant[2].strip()}>"
         else:
-            lines.append(
-                _NAME.sub(lambda m: names.setdefault(m[0], f"%{len(names)}"), line)
-            )
+            lines.append(_NAME.sub(named, line))
     return "\n".join(lines)
 
 

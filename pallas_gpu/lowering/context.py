@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.chooser import Chooser
+from pallas_gpu.lowering.choice.chooser import Chooser
 from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits

@@ -15,8 +15,8 @@ from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.assigned import Assigned
-from pallas_gpu.lowering.authored import Authored
+from pallas_gpu.lowering.choice.assigned import Assigned
+from pallas_gpu.lowering.choice.authored import Authored
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory

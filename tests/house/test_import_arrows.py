@@ -17,7 +17,7 @@ import pytest
 
 from tools.source_tree import ROOT, python_files, syntax_tree
 
-_GROUND = ("errors", "expect", "arch", "layouts", "_jax", "walk")
+_GROUND = ("errors", "expect", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
@@ -33,7 +33,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "arch": ("errors", "expect"),
     "layouts": ("errors", "expect"),
     "_jax": ("errors",),
-    "walk": ("_jax",),
     "types": _GROUND,
     "primitives": _TYPES,
     "program": _PRIMITIVES,
@@ -64,7 +63,6 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
         "pallas_gpu.errors",
         "pallas_gpu._jax",
         "pallas_gpu.layouts.window",
-        "pallas_gpu.primitives._indices",
         "pallas_gpu.primitives._registry",
         "pallas_gpu.program",
     ),

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
-from pallas_gpu.lowering import agreement
+from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference.collect import Node, Symbol

@@ -11,7 +11,7 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.chooser import Slot
+from pallas_gpu.lowering.choice.chooser import Slot
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.inference import Assignment
 from pallas_gpu.mosaic import registers as regs

@@ -11,9 +11,10 @@ from pallas_gpu import types
 from pallas_gpu.layouts import Layout, SmemLayout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place, place_registers
 from pallas_gpu.layouts.window import is_contiguous
-from pallas_gpu.lowering import accesses, agreement, borders, scratch
+from pallas_gpu.lowering import accesses, borders, scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.chooser import Slot
+from pallas_gpu.lowering.choice import agreement
+from pallas_gpu.lowering.choice.chooser import Slot
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.mosaic import module, smem
 from pallas_gpu.mosaic import registers as regs
