@@ -96,15 +96,11 @@ def loop[T](
 
 
 @expect.arguments(
-    lower=values.index,
-    upper=values.index,
-    init_carry=values.values,
-    step=values.step,
-    unroll=expect.optional(_unroll),
+    init_carry=values.values, step=values.step, unroll=expect.optional(_unroll)
 )
 def loop(
-    lower: Any,
-    upper: Any,
+    lower: values.Index,
+    upper: values.Index,
     *,
     init_carry: Any = None,
     step: Any = 1,

@@ -112,11 +112,6 @@ def kernel(
         "out_specs": _SPECS,
         "grid_spec": _SPECS,
     },
-    body=expect.function,
-    out_shape=expect.anything,
-    out_type=expect.anything,
-    scratch_types=expect.anything,
-    scratch_shapes=expect.anything,
     grid=expect.anything,
     grid_names=expect.anything,
     cluster=expect.anything,
@@ -127,12 +122,6 @@ def kernel(
         expect.instance(types.Mesh, types.WarpMesh, written="plgpu.Mesh(grid=...)")
     ),
     compiler_params=PARAMS,
-    interpret=expect.anything,
-    debug=expect.boolean,
-    name=expect.optional(expect.string),
-    kernel_name=expect.optional(expect.string),
-    cost_estimate=expect.anything,
-    metadata=expect.anything,
 )
 def kernel(
     body: Callable[..., None] = _MISSING,

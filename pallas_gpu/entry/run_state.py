@@ -15,7 +15,7 @@ from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_accumulator_load
 from pallas_gpu.types import values
 
 
-@expect.arguments(f=expect.function)
+@expect.arguments()
 def run_state(f: Callable[..., None]) -> Callable[..., Any]:
     """Turns a function over references into a function over values.
 

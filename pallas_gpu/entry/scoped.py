@@ -21,12 +21,7 @@ def is_declaration(x: Any) -> bool:
     return hasattr(x, "to_ref")
 
 
-@expect.arguments(
-    f=expect.function,
-    types=expect.anything,
-    collective_axes=expect.names,
-    kw_types=expect.anything,
-)
+@expect.arguments()
 def run_scoped[T](
     f: Callable[..., T],
     *types: Any,
@@ -63,11 +58,7 @@ def run_scoped[T](
     return scoped(f, types, kw_types, collective_axes, names)
 
 
-@expect.arguments(
-    types=expect.anything,
-    collective_axes=expect.names,
-    kw_types=expect.anything,
-)
+@expect.arguments()
 def with_scoped(
     *types: Any,
     collective_axes: str | Sequence[str] = (),
@@ -114,7 +105,7 @@ def with_scoped(
     return decorate
 
 
-@expect.arguments(what=expect.anything)
+@expect.arguments()
 def get_global(what: Any) -> Any:
     """Returns memory that all CTAs of a launch share.
 

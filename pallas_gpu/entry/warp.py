@@ -21,7 +21,7 @@ from pallas_gpu.program.rewrite import bound_body
 OVER_WARPS = "a kernel over a WarpMesh"
 
 
-@expect.arguments(f=expect.function)
+@expect.arguments()
 def warp_map(f: Callable[[jax.Array], None], /) -> None:
     """Runs `f(warp_id)` once in each of the four warps of the calling warpgroup.
 

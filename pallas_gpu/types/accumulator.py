@@ -28,7 +28,7 @@ class AccumulatorRef(IndexableRef):
     __slots__ = ()
 
 
-@expect.arguments(shape=expect.integers(), dtype=values.element_type)
+@expect.arguments()
 @shows("init")
 @dataclasses.dataclass(frozen=True)
 class ACC(Declaration):
@@ -45,7 +45,7 @@ class ACC(Declaration):
     """
 
     shape: Sequence[int]
-    dtype: Any = jnp.float32
+    dtype: values.ElementType = jnp.float32
 
     memory_space = REGS
 
@@ -78,7 +78,7 @@ class ACC(Declaration):
         return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype), REGS)
 
     @staticmethod
-    @expect.arguments(lambda *_, **__: "ACC.init", array=expect.anything)
+    @expect.arguments("ACC.init")
     def init(array: Any) -> AccumulatorInit:
         """Returns an accumulator with an initial value, for `run_state`.
 

@@ -70,10 +70,7 @@ MAX_PENDING_BYTES = 2**20 - 1
         MAX_ARRIVALS,
         unit="arrivals",
         hint="count one arrival for each warpgroup and each copy of a phase",
-    ),
-    num_barriers=expect.integers(),
-    orders_tensor_core=expect.boolean,
-    initially_complete=expect.boolean,
+    )
 )
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +155,7 @@ def _axes_and_groups(value: Any, what: str) -> tuple[Any, ...]:
     )
 
 
-@expect.arguments(collective_axes=_axes_and_groups, leader_tracked=expect.boolean)
+@expect.arguments(collective_axes=_axes_and_groups)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterBarrier(Barrier):
     """Declares barriers whose arrivals reach every CTA along cluster axes.

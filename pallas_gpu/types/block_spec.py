@@ -107,14 +107,12 @@ def _block_size(entry: Any, dim: int) -> Any:
 
 @expect.arguments(
     block_shape=expect.optional(_block_shape),
-    index_map=expect.optional(expect.function),
     pipeline_mode=expect.refused(
         None,
         "leave it out; max_concurrent_steps is the number of buffers of all blocks",
     ),
     transforms=transforms,
     delay_release=expect.integer(0, unit="steps"),
-    collective_axes=expect.optional(expect.names),
     oob_fill_mode=expect.optional(expect.member(OOBFillMode)),
     memory_space=expect.optional(memory_space),
 )

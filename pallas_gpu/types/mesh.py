@@ -28,14 +28,10 @@ def _sizes(value: Any, what: str) -> tuple[Any, ...]:
 
 @expect.arguments(
     grid=_sizes,
-    grid_names=expect.names,
     cluster=_sizes,
-    cluster_names=expect.names,
     num_threads=expect.optional(
         expect.integer(hint="num_threads counts warpgroups, not CUDA threads")
     ),
-    thread_name=expect.optional(expect.string),
-    kernel_name=expect.optional(expect.string),
 )
 @shows("warpgroups", "blocks", "axes")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +149,7 @@ class Mesh:
         )
 
 
-@expect.arguments(axis_name=expect.string)
+@expect.arguments()
 @shows()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarpMesh:

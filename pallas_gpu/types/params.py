@@ -85,11 +85,9 @@ def _target(value: Any, what: str) -> str:
     "warps and stages are not parameters of the compiler: pass num_threads=..., a "
     "number of warpgroups, to kernel or pallas_call, and max_concurrent_steps=... for "
     "the buffers of a pallas_call",
-    approx_math=expect.boolean,
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),
     block_memory_space=expect.optional(memory_space),
-    unsafe_no_auto_barriers=expect.boolean,
     reduction_scratch_bytes=expect.optional(
         expect.integer(
             0,
@@ -100,8 +98,6 @@ def _target(value: Any, what: str) -> str:
     ),
     lowering_semantics=expect.member(LoweringSemantics),
     target=expect.optional(_target),
-    line_info=expect.boolean,
-    debug_checks=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -161,25 +157,18 @@ _RAISES = "the emulator raises; InterpretParams(detect_races=False) runs on"
 
 
 @expect.arguments(
-    seed=expect.integer(),
     max_steps=expect.integer(
         1,
         unit="steps",
         hint="leave it out for a million",
         out_of_range="is not positive",
     ),
-    detect_races=expect.boolean,
-    out_of_bounds_reads=expect.choice("raise", "uninitialized"),
-    uninitialized_memory=expect.choice("nan", "zero"),
-    asynchrony=expect.choice("random", "eager", "late"),
-    partial_results=expect.boolean,
     schedules=expect.integer(
         1,
         unit="schedules",
         hint="leave it out to run a kernel once",
         out_of_range="is not positive",
     ),
-    like_upstream=expect.boolean,
     on_race=expect.refused("raise", _RAISES),
     skip_floating_point_ops=expect.refused(False, _COMPUTES),
     vector_clock_size=expect.refused(None, _ITS_OWN),
@@ -188,7 +177,6 @@ _RAISES = "the emulator raises; InterpretParams(detect_races=False) runs on"
     logging_mode=expect.optional(
         expect.instance(enum.Flag, written="jax's LoggingMode.BARRIER")
     ),
-    inline_mgpu=expect.choice("error", "ignore"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpretParams:

@@ -425,7 +425,7 @@ class KernelRef(IndexableRef):
 SPACES_OF_JAX: dict[str, Resource] = {}
 
 
-@expect.arguments(ref=expect.anything, permutation=expect.anything)
+@expect.arguments(permutation=expect.anything)
 def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
     """Returns a view of a reference with its dimensions permuted.
 

@@ -38,7 +38,7 @@ def transforms(value: Any, what: str) -> tuple[Transform, ...]:
     )
 
 
-@expect.arguments(tiling=expect.integers())
+@expect.arguments()
 @shows()
 @dataclasses.dataclass(frozen=True)
 class TilingTransform:
@@ -70,7 +70,7 @@ class TilingTransform:
         return f"tiling {self.tiling}"
 
 
-@expect.arguments(swizzle=expect.integer())
+@expect.arguments()
 @shows()
 @dataclasses.dataclass(frozen=True)
 class SwizzleTransform:
@@ -105,8 +105,7 @@ class SwizzleTransform:
 @expect.arguments(
     minor_dim_bits=expect.integer(
         1, unit="bits", hint="it is the minor dimension times the bits of an element"
-    ),
-    what=expect.string,
+    )
 )
 def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
     """Returns the widest swizzle whose pattern divides the minor dimension.

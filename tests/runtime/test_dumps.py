@@ -52,7 +52,7 @@ def test_unknown_stage_in_the_variable_lists_the_right_ones(monkeypatch):
     with pytest.raises(errors.ArgumentError, match="PALLAS_GPU_KEEP") as info:
         dumps.is_kept("mlir")
     assert ", ".join(compiler.TEXTS) in str(info.value)
-    for name in ("jaxpr", "warpgroup", "layouts", "mlir", "ptx", "ptxas", "sass"):
+    for name in ("jaxpr", "program", "layouts", "mlir", "ptx", "ptxas", "sass"):
         assert name in compiler.TEXTS
     assert "'llvm'" in str(info.value)
 

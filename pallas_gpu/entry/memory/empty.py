@@ -23,11 +23,11 @@ _SHARDING = expect.instance(
 
 
 @expect.arguments(
-    shape=expect.integers(0, _MAX_SIZE),
-    dtype=values.element_type,
-    out_sharding=expect.optional(_SHARDING),
+    shape=expect.integers(0, _MAX_SIZE), out_sharding=expect.optional(_SHARDING)
 )
-def empty(shape: Sequence[int], dtype: Any, *, out_sharding: Any = None) -> jax.Array:
+def empty(
+    shape: Sequence[int], dtype: values.ElementType, *, out_sharding: Any = None
+) -> jax.Array:
     """Returns an array with undefined contents.
 
     Issued by: the host.

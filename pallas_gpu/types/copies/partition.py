@@ -28,7 +28,7 @@ class CopyPartition:
     REPLICATED: ClassVar[_Replicated]
 
 
-@expect.arguments(lambda *_, **__: "CopyPartition.PARTITIONED", axis=expect.integer(0))
+@expect.arguments("CopyPartition.PARTITIONED", axis=expect.integer(0))
 @dataclasses.dataclass(frozen=True)
 class _Partitioned(CopyPartition):
     """Each CTA loads half of the source.

@@ -244,7 +244,7 @@ class ScratchType(Declaration):
         """From the logical shape to the stored form."""
         return self.storage.transforms
 
-    @expect.arguments(lambda *_, **__: "draw", part=part_of_array)
+    @expect.arguments("draw", part=part_of_array)
     def draw(self, *, part: Any = None) -> Drawing:
         """Draws where the elements of an array in SMEM or TMEM are.
 

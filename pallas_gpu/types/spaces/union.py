@@ -18,7 +18,7 @@ from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Declaration, Overlay
 
 
-@expect.arguments(refs=expect.anything)
+@expect.arguments()
 @shows("refs", "memory_space")
 class RefUnion(Declaration):
     """Declares scratch arrays of which only some are in use at a time.
