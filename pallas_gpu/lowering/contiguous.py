@@ -58,7 +58,9 @@ def with_ranges(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:
         return jaxpr
     region, search = region_of(jaxpr), _Search()
     search.run(region, search.inputs_of(region))
-    return with_equations(jaxpr, {id(e): search.stated(e) for e in accesses})
+    # A branch that is known not to be taken has not been visited.
+    found = [e for e in accesses if id(e) in search.stated_of]
+    return with_equations(jaxpr, {id(e): search.stated(e) for e in found})
 
 
 class _Search(Facts):

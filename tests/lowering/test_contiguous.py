@@ -183,3 +183,15 @@ def test_ranges_of_shared_memory(transforms):
     x = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
     expected = np.where(np.arange(128) >= 8, x, 0)
     check(kernel(body, (64, 128), **in_smem(transforms)), [x], expected)
+
+
+def test_an_access_in_a_branch_that_is_never_taken():
+    def body(x, o):
+        o[...] = x[...]
+
+        @plgpu.when(lax.eq(jnp.int32(0), 1))
+        def _():
+            plgpu.store(o, jnp.arange(BLOCK), x[...] + 1)
+
+    x = np.arange(BLOCK, dtype=np.float32)
+    check(kernel(body, (BLOCK,)), [x], x)
