@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.mosaic.program import passes
 from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives.grids import griddepcontrol
-from pallas_gpu.program import text
+from pallas_gpu.program import indices, text
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import facts_of
 from pallas_gpu.program.walk import uses
@@ -163,7 +164,9 @@ def infer_layouts(build: Build) -> Build:
         region,
         [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
         dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
-        facts=facts_of(region, axes=params.mesh.axes),
+        facts=functools.cache(
+            lambda: facts_of(region, params.mesh.axes, indices.starting(region))
+        ),
         free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
         lead=lambda var: params.lead(workspace.array(params, var)),
         approx_math=params.compiler_params.approx_math,

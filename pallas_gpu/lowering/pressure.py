@@ -101,7 +101,7 @@ def _most_registers(layouts: Assignment) -> int | None:
     for step in steps:
         crossing = step.is_end and step.node.op.kind is not Kind.SCOPE
         carried = sum(_registers(x, layouts) for x in step.operands) if crossing else 0
-        if carried > _CARRIED or not _is_known(step.node, layouts):
+        if carried > _CARRIED or not (step.is_end or _is_known(step, layouts)):
             return None
     first, last = _lives(steps)
     arrays = [
@@ -155,14 +155,14 @@ def _is_fence(step: Step) -> bool:
     return _is_reduction(step.node) or (bool(op.equation.effects) and not loads)
 
 
-def _is_known(node: Node, layouts: Assignment) -> bool:
-    op = node.op
+def _is_known(step: Step, layouts: Assignment) -> bool:
+    node, op = step.node, step.node.op
     if op.primitive is _SETS_REGISTERS:
         return False
     if op.kind is not Kind.PLAIN:
         return op.kind in _KINDS
     if op.name in _MAY_STAY:
-        return _is_in_place(node, layouts)
+        return _is_in_place(step, layouts)
     handles = (*node.inputs, *op.results)
     return (
         op.name in _STREAMING
@@ -177,9 +177,9 @@ def _in_registers(x: object) -> bool:
     )
 
 
-def _is_in_place(node: Node, layouts: Assignment) -> bool:
+def _is_in_place(step: Step, layouts: Assignment) -> bool:
     """Whether a reshape or a layout cast leaves each element in its register."""
-    (x, *_), result = node.inputs, node.env[node.op.results[0]]
+    x, result = step.operands[0], step.results[0]
     if x.port is None or result.port is None:
         return True
     before = layouts.layout(x.port)

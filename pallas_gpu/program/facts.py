@@ -10,8 +10,7 @@ Analyses that look for more, or report on the way, derive from `Facts`.
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from pallas_gpu import _jax
@@ -24,6 +23,7 @@ from pallas_gpu.primitives.indices.facts import (
     axes_of,
     fitted,
     is_integer,
+    kind,
     literal,
     unknown,
 )
@@ -35,26 +35,24 @@ WARP = "warp"
 _WARPS = 4
 
 
-_KNOWN: weakref.WeakKeyDictionary[Region, dict[Any, Facts]]
-_KNOWN = weakref.WeakKeyDictionary()
-
-
-def facts_of(region: Region, axes: Iterable[tuple[Any, int]] = ()) -> Facts:
-    """Returns the facts of all values of a program, the inner ones included, made once.
+def facts_of(
+    region: Region,
+    axes: Iterable[tuple[Any, int]] = (),
+    needed: Set[Value] | None = None,
+) -> Facts:
+    """Returns the facts of all values of a program, the inner ones included.
 
     They hold whenever a value is computed.
 
     Args:
       region: the program.
       axes: names and sizes of the axes of the grid, as far as they are known.
+      needed: values and all those on which they depend, if others are not asked for.
     """
-    done = _KNOWN.setdefault(region, {})
-    key = tuple(axes)
-    if key not in done:
-        done[key] = found = _Recorded(dict(key))
-        found.run(region, found.inputs_of(region))
-        found.facts = found.known
-    return done[key]
+    found = _Recorded(dict(axes), needed)
+    found.run(region, found.inputs_of(region))
+    found.facts = found.known
+    return found
 
 
 class Facts(Flow[Fact]):
@@ -67,6 +65,8 @@ class Facts(Flow[Fact]):
 
     # Whether what is read from memory is a function of the reference and the indices.
     memory_is_constant = False
+    # Whether floating-point values are followed; else nothing is known of them.
+    follows_floats = True
 
     def __init__(
         self, axes: Mapping[Any, int] = {}, positions: Mapping[Any, int] = {}
@@ -153,6 +153,8 @@ class Facts(Flow[Fact]):
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         if op.name == "axis_index":
             return [self._position(op.params["axis_name"])]
+        if not self.follows_floats and all(map(_is_float, op.results)):
+            return [self.unknown(value) for value in op.results]
         ins = [x.aval if isinstance(x, Value) else x for x in op.inputs]
         found = []
         for value in op.results:
@@ -187,15 +189,29 @@ class Facts(Flow[Fact]):
         return accesses or bool(op.equation.effects)
 
 
+def _is_float(value: Value) -> bool:
+    dtype = getattr(value.aval, "dtype", None)
+    return dtype is not None and kind(value.aval) not in ("i", "u", "b")
+
+
 class _Recorded(Facts):
     """Facts of values that hold whenever they are computed.
 
     A region may be run in several places, and a loop's is followed several times.
     """
 
-    def __init__(self, axes: Mapping[Any, int]) -> None:
+    follows_floats = False
+
+    def __init__(self, axes: Mapping[Any, int], needed: Set[Value] | None) -> None:
         super().__init__(axes)
         self.known: dict[Value, Fact] = {}
+        self._needed = needed
+
+    def matters(self, op: Op) -> bool:
+        needed = self._needed
+        return needed is None or not (
+            needed.isdisjoint(op.results) and not any(map(self.followed, op.regions))
+        )
 
     def taken(self, op: Op, which: Fact) -> Sequence[int]:
         """Returns all regions: what is never executed is asked for as well."""

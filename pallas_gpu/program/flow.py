@@ -40,6 +40,7 @@ class Flow[F]:
         self.conditions: list[F] = []
         self.around: list[Op] = []
         self.state: Any = None
+        self._followed: dict[Region, list[Op]] = {}
 
     # --- what an analysis says --------------------------------------------------------
 
@@ -91,6 +92,10 @@ class Flow[F]:
     def leave(self, op: Op) -> None:
         """Called after each operation and its regions."""
 
+    def matters(self, op: Op) -> bool:
+        """Whether an operation is followed; nothing is known of others' results."""
+        return True
+
     def merged(self, a: Any, b: Any) -> Any:
         """Returns the state where two paths meet; it must not change for ever."""
         return a
@@ -101,7 +106,14 @@ class Flow[F]:
         """Returns the fact of an operand."""
         if isinstance(operand, Constant):
             return self.constant(operand)
-        return self.facts[operand]
+        found = self.facts.get(operand)
+        return self.unknown(operand) if found is None else found
+
+    def followed(self, region: Region) -> list[Op]:
+        """Returns the operations of a region that matter."""
+        if region not in self._followed:
+            self._followed[region] = list(filter(self.matters, region.ops))
+        return self._followed[region]
 
     def found(self, values: Sequence[Value], facts: Sequence[F]) -> None:
         """Takes the facts of values that have been followed."""
@@ -110,7 +122,7 @@ class Flow[F]:
     def run(self, region: Region, inputs: Sequence[F]) -> list[F]:
         """Follows a region; returns the facts of its results."""
         self.found(region.inputs, inputs)
-        for op in region.ops:
+        for op in self.followed(region):
             operands = [self.of(x) for x in op.inputs]
             self.visit(op, operands)
             if op.name == "optimization_barrier":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -66,12 +66,47 @@ def find(region: Region, certain: bool) -> set[Value]:
       certain: consider only operations that are certainly executed.
     """
     found = {x for op in _operations(region, certain) for x in _indices(op)}
+    return _with_sources(region, found, _passes, _integers)
+
+
+def deciding(region: Region) -> set[Value]:
+    """Returns the values on which depends what branches do."""
+    ops = _operations(region, certain=False)
+    found = _values(op.inputs[0] for op in ops if op.kind is Kind.IF)
+    return _with_sources(region, found, lambda op: True, _values)
+
+
+def starting(region: Region) -> set[Value]:
+    """Returns the values on which depends where accesses start."""
+    ops = _operations(region, certain=False)
+    found = _values(
+        x for op in ops for access in _accesses(op) for x in access.starts()
+    )
+    return _with_sources(region, found, lambda op: True, _values)
+
+
+def _with_sources(
+    region: Region,
+    found: set[Value],
+    passes: Callable[[Op], bool],
+    chosen: Callable[[Iterable[Any]], set[Value]],
+) -> set[Value]:
+    """Returns values and those of a kind on which they depend, by some operations."""
     ops, size = [*_operations(region, certain=False)], -1
     while len(found) != size:
         size = len(found)
         for op in reversed(ops):
-            found |= _integers(_sources(op, found))
+            found |= chosen(_sources(op, found, passes))
     return found
+
+
+def _passes(op: Op) -> bool:
+    calls = {call.params.get("name") for call in op.calls}
+    return op.name in _PASSING or bool(calls.intersection(_PASSING_CALLS))
+
+
+def _values(operands: Iterable[Any]) -> set[Value]:
+    return {x for x in operands if isinstance(x, Value)}
 
 
 def _operations(region: Region, certain: bool) -> Iterator[Op]:
@@ -82,13 +117,17 @@ def _operations(region: Region, certain: bool) -> Iterator[Op]:
             yield from _operations(inner, certain)
 
 
+def _accesses(op: Op) -> list[Access]:
+    """The references among the operands."""
+    return [x for x in jax.tree.leaves(op.operands) if isinstance(x, Access)]
+
+
 def _indices(op: Op) -> set[Value]:
     """The indices that an operation accesses memory at."""
-    if isinstance(op.operands, Fault) or op.kind is not Kind.PLAIN:
-        return set()
     named = op.operands
-    leaves = jax.tree.leaves(named)
-    found = [x for leaf in leaves if isinstance(leaf, Access) for x in leaf.starts()]
+    if isinstance(named, Fault) or op.kind is not Kind.PLAIN:
+        return set()
+    found = [x for access in _accesses(op) for x in access.starts()]
     # An access under a mask may compute indices that it does not use.
     if isinstance(named, dict) and named.get("mask") is None:
         found += jax.tree.leaves(named.get("indices"))
@@ -103,11 +142,10 @@ def _integers(operands: Any) -> set[Value]:
     }
 
 
-def _sources(op: Op, found: set[Value]) -> Iterator[Any]:
+def _sources(op: Op, found: set[Value], passes: Callable[[Op], bool]) -> Iterator[Any]:
     """Yields what those that were found depend on, by one operation."""
     results = [i for i, value in enumerate(op.results) if value in found]
-    calls = {call.params.get("name") for call in op.calls}
-    if results and (op.name in _PASSING or calls.intersection(_PASSING_CALLS)):
+    if results and op.kind is Kind.PLAIN and passes(op):
         yield from op.inputs
     for region, entries in zip(op.regions, op.entries, strict=True):
         pairs = zip(region.inputs, entries, strict=True)

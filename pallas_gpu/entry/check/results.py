@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, types
-from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
@@ -22,9 +21,12 @@ from pallas_gpu.program.nodes import (
     Region,
     Value,
 )
+from pallas_gpu.program.walk import Site, walk
 
 # By these CTAs take turns: what each stores then follows what the others have stored.
 _ORDERING = ("atomics", "semaphore")
+# What runs its regions in any case.
+_ALWAYS = (Kind.SCOPE, Kind.FOR)
 
 
 def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
@@ -34,9 +36,10 @@ def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
       jaxpr: the traced body of a kernel.
       refs: references among its inputs.
     """
+    written = _written(jaxpr)
     pairs = zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True)
-    written = {var for value, var in pairs if value in _uses(jaxpr).written}
-    return [ref for ref in refs if ref not in written]
+    found = {var for value, var in pairs if value in written}
+    return [ref for ref in refs if ref not in found]
 
 
 def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
@@ -47,10 +50,38 @@ def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
     Yields:
       Name and type of the array, and the line that reads it first.
     """
-    uses = _uses(jaxpr)
-    for array, where in uses.read.items():
-        if array in uses.names and array not in uses.written:
-            yield uses.names[array], array.aval, where
+    names: dict[Any, str] = {}
+    lines: dict[Any, str | None] = {}
+    for site in walk(jaxpr):
+        if site.op.kind is Kind.SCOPE:
+            names.update(_declared(site.op))
+        for access in site.op.accesses:
+            if access.reads:
+                lines.setdefault(site.origin(access.buffer), site.where)
+    written = _written(jaxpr)
+    for array, where in lines.items():
+        if array in names and array not in written:
+            yield names[array], array.aval, where
+
+
+def _written(jaxpr: _jax.Jaxpr) -> set[Any]:
+    """The references that are written, or given to what may write them."""
+    written = set[Any]()
+    for site in walk(jaxpr):
+        op = site.op
+        if op.kind is Kind.PLAIN and op.operation is None:
+            written.update(map(site.origin, op.inputs))
+        buffers = (access.buffer for access in op.accesses if access.writes)
+        written.update(map(site.origin, buffers))
+    return written
+
+
+def _declared(op: Op) -> Iterator[tuple[Value, str]]:
+    """Yields the arrays in SMEM that a scope allocates, and their names."""
+    for value, name in zip(op.made, op.params["names"], strict=False):
+        in_smem = getattr(value.aval, "memory_space", None) is types.SMEM
+        if in_smem and value.aval.storage.overlay is None:
+            yield value, name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +108,25 @@ def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonSt
       jaxpr: the traced body of a kernel.
       refs: references among its inputs, which all CTAs have.
     """
+    if not any(map(_may_be_common, walk(jaxpr))):
+        return
     uses = _uses(jaxpr)
     variables = dict(zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True))
     for op, (ref, axes) in () if uses.is_ordered else uses.stores.items():
         if variables.get(ref) in refs:
             names = frozenset(axis.of for axis in axes)
             yield CommonStore(variables[ref], names, op.where)
+
+
+def _may_be_common(site: Site) -> bool:
+    """Whether it is certainly executed and stores to static indices of GMEM."""
+    target, _ = _stored(site.op)
+    return (
+        target is not None
+        and target.space is types.GMEM
+        and not target.window.dynamic
+        and all(around.op.kind in _ALWAYS for around in site.enclosing)
+    )
 
 
 def _uses(jaxpr: _jax.Jaxpr) -> _Uses:
@@ -100,9 +144,6 @@ class _Uses(Facts):
     """What a program does with references.
 
     Attributes:
-      written: those that are written, or given to what may write them.
-      read: those that are read, and the first line that does.
-      names: the arrays in SMEM, those in unions aside.
       stores: those that are certainly executed and overwrite elements with static
         indices, with the reference and what the elements are computed from.
       contents: what the elements of references are computed from.
@@ -113,9 +154,6 @@ class _Uses(Facts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written: set[Value | None] = set()
-        self.read: dict[Value, str | None] = {}
-        self.names: dict[Value, str] = {}
         self.stores: dict[Op, tuple[Value, frozenset[Axis]]] = {}
         self.contents: dict[Value, frozenset[Axis]] = {}
         self.is_ordered = False
@@ -126,31 +164,16 @@ class _Uses(Facts):
         return [fact.depending_on(read) for fact in super().results(op, operands)]
 
     def visit(self, op: Op, operands: Sequence[Fact]) -> None:
-        operation = registry.operation(op.primitive)
-        if op.kind is Kind.SCOPE:
-            self._declare(op)
-        elif op.kind is Kind.PLAIN and operation is None:
-            self.written.update(map(self.origin, op.inputs))
-        elif operation is not None:
-            self.is_ordered |= operation.family in _ORDERING
+        if op.operation is not None:
+            self.is_ordered |= op.operation.family in _ORDERING
             self._access(op)
             self._store(op)
-
-    def _declare(self, op: Op) -> None:
-        own = op.regions[0].inputs[len(op.inputs) :]
-        for value, name in zip(own, op.params["names"], strict=False):
-            in_smem = getattr(value.aval, "memory_space", None) is types.SMEM
-            if in_smem and value.aval.storage.overlay is None:
-                self.names[value] = name
 
     def _access(self, op: Op) -> None:
         sources = frozenset[Axis]().union(*map(self._sources, op.inputs))
         for access in op.accesses:
             ref = self.origin(access.buffer)
-            if ref is not None and access.reads:
-                self.read.setdefault(ref, op.where)
             if ref is not None and access.writes:
-                self.written.add(ref)
                 self.contents[ref] = self.contents.get(ref, frozenset()) | sources
 
     def _sources(self, operand: Operand) -> frozenset[Axis]:
@@ -162,7 +185,7 @@ class _Uses(Facts):
 
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
-        always = all(x.kind in (Kind.SCOPE, Kind.FOR) for x in self.around)
+        always = all(x.kind in _ALWAYS for x in self.around)
         if target is None or target.window.dynamic or not always:
             return
         ref = self.origin(target.buffer)

@@ -27,12 +27,12 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import sharing
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
-from pallas_gpu.primitives.indices.facts import Fact, kind
+from pallas_gpu.primitives.indices.facts import Fact
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
-from pallas_gpu.program import rewrite
+from pallas_gpu.program import indices, rewrite
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Kind, Op, Region
+from pallas_gpu.program.nodes import Kind, Op, Region, Value
 from pallas_gpu.program.walk import walk
 
 # Operations that contain a fence of what their issuer has accessed.
@@ -85,7 +85,9 @@ def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxp
     if not written:
         return jaxpr
     bytes_ = _bytes_of(written, scopes)
-    kernel, region = _Kernel(mesh, automatic, variables, *bytes_), region_of(jaxpr)
+    region = region_of(jaxpr)
+    deciding = indices.deciding(region)
+    kernel = _Kernel(mesh, automatic, variables, deciding, *bytes_)
     for warpgroup in range(mesh.warpgroups):
         path = _Path(kernel, warpgroup)
         path.run(region, path.inputs_of(region))
@@ -114,6 +116,7 @@ class _Kernel:
     Attributes:
       mesh, automatic: see `with_fences`.
       variables: the variables of arrays, which scopes allocate.
+      deciding: the values on which depends what branches do.
       overwritten: arrays whose bytes the async proxy writes in their scope.
       reused: arrays whose bytes it writes in another scope, or another visit.
       before, at_end: the fences to insert; see `rewrite.with_equations`.
@@ -122,6 +125,7 @@ class _Kernel:
     mesh: types.Mesh
     automatic: bool
     variables: dict[Any, Any]
+    deciding: set[Value]
     overwritten: set[Any]
     reused: set[Any]
     before: dict[int, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
@@ -139,10 +143,19 @@ class _Path(Facts):
     def merged(self, a: _Pending, b: _Pending) -> _Pending:
         return a | b
 
+    def matters(self, op: Op) -> bool:
+        """Whether it accesses memory, orders accesses, or decides on branches."""
+        return (
+            op.kind is Kind.SCOPE
+            or op.primitive in _FENCES
+            or _releases(op)
+            or not self._kernel.deciding.isdisjoint(op.results)
+            or any(access.space is types.SMEM for access in op.accesses)
+            or any(map(self.followed, op.regions))
+        )
+
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
-        """Follows scalars alone, which decide on branches."""
-        kinds = {None if value.shape else kind(value.aval) for value in op.results}
-        if not kinds <= {"i", "u", "b"}:
+        if self._kernel.deciding.isdisjoint(op.results):
             return [Fact()] * len(op.results)
         return super().results(op, operands)
 

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -73,6 +74,33 @@ class Symbol:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Key:
+    """An operation and its operands, apart from its node: nodes refer to results."""
+
+    op: Op
+    inputs: tuple[Any, ...]
+
+    @functools.cached_property
+    def number(self) -> int:
+        """A hash of name, parameters, types and the operands' numbers."""
+        params = (f"{k}={v}" for k, v in self.op.params.items() if _is_plain(v))
+        results = (str(x.aval) for x in self.op.results)
+        operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
+        return digest(self.op.name, *params, *results, *operands)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class _Origin:
+    """A result of an operation."""
+
+    key: _Key
+    slot: Slot
+
+    def __call__(self) -> int:
+        return digest(str(self.key.number), str(self.slot))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """An instance of an operation.
 
@@ -81,7 +109,7 @@ class Node:
       op: the operation.
       path: the regions around it.
       inputs: its operands: symbols, arrays in memory, other references.
-      env: those of all values in its region.
+      env: those of all values in its region, while that is collected.
       users: the values that the region reads.
     """
 
@@ -111,15 +139,16 @@ class Node:
         return next((line for line in lines if line is not None), None)
 
     @functools.cached_property
+    def _key(self) -> _Key:
+        return _Key(self.op, self.inputs)
+
+    @property
     def key(self) -> int:
-        """A hash of name, parameters, types and the operands' numbers."""
-        params = (f"{k}={v}" for k, v in self.params.items() if _is_plain(v))
-        results = (str(x.aval) for x in self.op.results)
-        operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
-        return digest(self.op.name, *params, *results, *operands)
+        """A number that does not depend on the order of operations."""
+        return self._key.number
 
     def _origin(self, slot: Slot) -> Callable[[], int]:
-        return functools.cache(lambda: digest(str(self.key), str(slot)))
+        return _Origin(self._key, slot)
 
     # --- operands ---------------------------------------------------------------------
 
@@ -185,7 +214,7 @@ class Node:
         """A known divisor of a dynamic start."""
         if isinstance(start, Sum):
             return math.gcd(start.constant, *map(self._multiple, start.terms))
-        return self.network.facts.of(start).divisor
+        return self.network.facts().of(start).divisor
 
     # --- variables --------------------------------------------------------------------
 
@@ -375,7 +404,7 @@ class Network(networks.Network):
 
     Attributes:
       sizes: CTAs of a cluster along each axis, by its name.
-      facts: what is known of scalars.
+      facts: returns what is known of scalars.
       made: what determines the layout of a result, by path, operation and slot.
       taken: likewise of an operand.
       takes: for each operation its operands, by slot.
@@ -390,7 +419,7 @@ class Network(networks.Network):
     def __init__(
         self,
         cluster: Mapping[str, int],
-        facts: Facts,
+        facts: Callable[[], Facts],
         free: frozenset[Any] = frozenset(),
         lead: Callable[[Any], tuple[int, ...]] = lambda var: (),
         approx_math: bool = False,
@@ -412,11 +441,13 @@ class Network(networks.Network):
         """Collects the operations of a region; returns its results."""
         env: dict[Value, Any] = dict(zip(region.inputs, args, strict=True))
         rules = registry.rules(registry.RuleKind.RELATION)
+        # Nodes are kept by the network, without a cycle of references.
+        itself: Any = weakref.proxy(self)
         reads = (*(op.inputs for op in region.ops), region.results)
         users = {x for operands in reads for x in operands if isinstance(x, Value)}
         for op in region.ops:
             inputs = tuple(self.read(x, env) for x in op.inputs)
-            node = Node(self, op, path, inputs, env, users)
+            node = Node(itself, op, path, inputs, env, users)
             step = Step(node, self.inside, inputs)
             self.steps.append(step)
             results = rules.get(op.primitive, without_arrays)(node, *inputs)
@@ -424,7 +455,10 @@ class Network(networks.Network):
                 results = [results]
             step.results.extend(results)
             env.update(zip(op.results, results, strict=True))
-        return [self.read(x, env) for x in region.results]
+        results = [self.read(x, env) for x in region.results]
+        # Nodes refer to what stands for values, and that to variables of nodes.
+        env.clear()
+        return results
 
     def read(self, operand: Operand, env: dict[Value, Any]) -> Any:
         """Returns what stands for an operand."""
@@ -479,7 +513,9 @@ def no_relation(node: Node) -> errors.InternalError:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | str | float | tuple | np.dtype | None.__class__)
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, int | str | float | np.dtype | None.__class__)
 
 
 def _memory_shape(aval: Any, lead: tuple[int, ...]) -> tuple[int, ...]:
