@@ -23,7 +23,6 @@ from pallas_gpu.primitives.indices.facts import (
     axes_of,
     fitted,
     is_integer,
-    kind,
     literal,
     unknown,
 )
@@ -65,8 +64,6 @@ class Facts(Flow[Fact]):
 
     # Whether what is read from memory is a function of the reference and the indices.
     memory_is_constant = False
-    # Whether floating-point values are followed; else nothing is known of them.
-    follows_floats = True
 
     def __init__(
         self, axes: Mapping[Any, int] = {}, positions: Mapping[Any, int] = {}
@@ -153,8 +150,6 @@ class Facts(Flow[Fact]):
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         if op.name == "axis_index":
             return [self._position(op.params["axis_name"])]
-        if not self.follows_floats and all(map(_is_float, op.results)):
-            return [self.unknown(value) for value in op.results]
         ins = [x.aval if isinstance(x, Value) else x for x in op.inputs]
         found = []
         for value in op.results:
@@ -189,18 +184,11 @@ class Facts(Flow[Fact]):
         return accesses or bool(op.equation.effects)
 
 
-def _is_float(value: Value) -> bool:
-    dtype = getattr(value.aval, "dtype", None)
-    return dtype is not None and kind(value.aval) not in ("i", "u", "b")
-
-
 class _Recorded(Facts):
     """Facts of values that hold whenever they are computed.
 
     A region may be run in several places, and a loop's is followed several times.
     """
-
-    follows_floats = False
 
     def __init__(self, axes: Mapping[Any, int], needed: Set[Value] | None) -> None:
         super().__init__(axes)

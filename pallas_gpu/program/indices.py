@@ -18,7 +18,7 @@ import jax
 
 from pallas_gpu import errors
 from pallas_gpu.primitives.indices.facts import kind
-from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
+from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Operand, Region, Value
 
 # Operations whose result wraps if it is too large.
 WRAPPING: dict[str, Callable[..., int]] = {
@@ -71,25 +71,21 @@ def find(region: Region, certain: bool) -> set[Value]:
 
 def deciding(region: Region) -> set[Value]:
     """Returns the values on which depends what branches do."""
-    ops = _operations(region, certain=False)
-    found = _values(op.inputs[0] for op in ops if op.kind is Kind.IF)
-    return _with_sources(region, found, lambda op: True, _values)
+    ops = (op for op in _operations(region, certain=False) if op.kind is Kind.IF)
+    return _with_sources(region, _values(op.inputs[0] for op in ops))
 
 
 def starting(region: Region) -> set[Value]:
     """Returns the values on which depends where accesses start."""
     ops = _operations(region, certain=False)
-    found = _values(
-        x for op in ops for access in _accesses(op) for x in access.starts()
-    )
-    return _with_sources(region, found, lambda op: True, _values)
+    return _with_sources(region, _values(x for op in ops for x in _starts(op)))
 
 
 def _with_sources(
     region: Region,
     found: set[Value],
-    passes: Callable[[Op], bool],
-    chosen: Callable[[Iterable[Any]], set[Value]],
+    passes: Callable[[Op], bool] = lambda op: True,
+    chosen: Callable[[Iterable[Any]], set[Value]] = lambda found: _values(found),
 ) -> set[Value]:
     """Returns values and those of a kind on which they depend, by some operations."""
     ops, size = [*_operations(region, certain=False)], -1
@@ -117,9 +113,10 @@ def _operations(region: Region, certain: bool) -> Iterator[Op]:
             yield from _operations(inner, certain)
 
 
-def _accesses(op: Op) -> list[Access]:
-    """The references among the operands."""
-    return [x for x in jax.tree.leaves(op.operands) if isinstance(x, Access)]
+def _starts(op: Op) -> list[Operand]:
+    """Where the parts of references among the operands start."""
+    leaves = jax.tree.leaves(op.operands)
+    return [x for leaf in leaves if isinstance(leaf, Access) for x in leaf.starts()]
 
 
 def _indices(op: Op) -> set[Value]:
@@ -127,7 +124,7 @@ def _indices(op: Op) -> set[Value]:
     named = op.operands
     if isinstance(named, Fault) or op.kind is not Kind.PLAIN:
         return set()
-    found = [x for access in _accesses(op) for x in access.starts()]
+    found = _starts(op)
     # An access under a mask may compute indices that it does not use.
     if isinstance(named, dict) and named.get("mask") is None:
         found += jax.tree.leaves(named.get("indices"))
@@ -135,11 +132,7 @@ def _indices(op: Op) -> set[Value]:
 
 
 def _integers(operands: Any) -> set[Value]:
-    return {
-        x
-        for x in operands
-        if isinstance(x, Value) and x.shape == () and kind(x.aval) == "i"
-    }
+    return {x for x in _values(operands) if not x.shape and kind(x.aval) == "i"}
 
 
 def _sources(op: Op, found: set[Value], passes: Callable[[Op], bool]) -> Iterator[Any]:

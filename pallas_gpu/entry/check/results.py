@@ -119,14 +119,16 @@ def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonSt
 
 
 def _may_be_common(site: Site) -> bool:
-    """Whether it is certainly executed and stores to static indices of GMEM."""
+    """Whether it may be one of them: seen without following values."""
     target, _ = _stored(site.op)
-    return (
-        target is not None
-        and target.space is types.GMEM
-        and not target.window.dynamic
-        and all(around.op.kind in _ALWAYS for around in site.enclosing)
-    )
+    in_gmem = target is not None and target.space is types.GMEM
+    return in_gmem and _is_certain(target, [around.op for around in site.enclosing])
+
+
+def _is_certain(target: Access | None, around: Sequence[Op]) -> bool:
+    """Whether a store is certainly executed, and to static indices."""
+    always = all(op.kind in _ALWAYS for op in around)
+    return target is not None and not target.window.dynamic and always
 
 
 def _uses(jaxpr: _jax.Jaxpr) -> _Uses:
@@ -185,8 +187,7 @@ class _Uses(Facts):
 
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
-        always = all(x.kind in _ALWAYS for x in self.around)
-        if target is None or target.window.dynamic or not always:
+        if target is None or not _is_certain(target, self.around):
             return
         ref = self.origin(target.buffer)
         before = self.stores[op][1] if op in self.stores else frozenset()

@@ -464,7 +464,7 @@ class Network(networks.Network):
         """Returns what stands for an operand."""
         if not isinstance(operand, Constant):
             return env[operand]
-        number = digest(str(operand.value))
+        number = digest(f"{operand.dtype}{operand.shape}")
         return Symbol(tuple(operand.shape), operand.dtype, lambda: number)
 
 
