@@ -81,6 +81,13 @@ def starting(region: Region) -> set[Value]:
     return _with_sources(region, _values(x for op in ops for x in _starts(op)))
 
 
+def with_sources(region: Region, found: set[Value]) -> set[Value]:
+    """Returns values and those on which they, and the ends of loops, depend."""
+    ops = (op for op in _operations(region, certain=False) if op.kind is Kind.WHILE)
+    ends = _values(op.regions[0].results[0] for op in ops)
+    return _with_sources(region, found | ends)
+
+
 def _with_sources(
     region: Region,
     found: set[Value],
@@ -88,11 +95,12 @@ def _with_sources(
     chosen: Callable[[Iterable[Any]], set[Value]] = lambda found: _values(found),
 ) -> set[Value]:
     """Returns values and those of a kind on which they depend, by some operations."""
-    ops, size = [*_operations(region, certain=False)], -1
+    ops, size = [*_operations(region, certain=False)][::-1], -1
     while len(found) != size:
         size = len(found)
-        for op in reversed(ops):
-            found |= chosen(_sources(op, found, passes))
+        for op in ops:
+            if op.regions or not found.isdisjoint(op.results):
+                found |= chosen(_sources(op, found, passes))
     return found
 
 
