@@ -23,7 +23,7 @@ BUDGETS = {
     "ops": 17950,
     "pipeline": 4060,
     "primitives": 7340,
-    "program": 2100,
+    "program": 2120,
     "runtime": 2460,
     "testing": 3060,
     "types": 5680,
