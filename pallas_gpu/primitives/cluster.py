@@ -15,6 +15,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values
 
+__all__ = ["async_store_smem", "cluster_ref"]
+
 async_store_smem_p = registry.define(
     "async_store_smem",
     "cluster",
