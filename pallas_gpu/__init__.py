@@ -22,6 +22,7 @@ from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
 # isort: off
 # Entry points
+from pallas_gpu import arch as arch, errors as errors, layouts as layouts
 from pallas_gpu import offline as offline, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.entry.kernel import kernel as kernel
@@ -99,7 +100,6 @@ from pallas_gpu.primitives.tensor_cores.wgmma import *
 from pallas_gpu.primitives.tma import *
 
 # Types
-from pallas_gpu import layouts as layouts
 from pallas_gpu.layouts import (
     Layout as Layout,
     TiledLayout as TiledLayout,
@@ -144,7 +144,6 @@ from pallas_gpu.types.spaces.sparse_format import (
 )
 
 # Parameters
-from pallas_gpu import arch as arch, errors as errors
 from pallas_gpu.entry.interpret import (
     force_gpu_interpret_mode as force_gpu_interpret_mode,
     set_gpu_interpret_mode as set_gpu_interpret_mode,

@@ -385,3 +385,6 @@ def test_a_cluster_may_have_16_ctas():
 def test_a_cluster_of_16_ctas_compiles(target):
     (report,) = offline.compile(of_16_ctas()(), ramp(16, N), target=target)
     assert ".reqnctapercluster 16" in report.ptx
+
+
+GOOD = {"cluster_ref": lambda e: {"ref": e.s, "block_id": {"c": 0}}}

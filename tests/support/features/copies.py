@@ -3,17 +3,10 @@
 
 from __future__ import annotations
 
-from tests.support.features.row import OMISSIONS, Row
+from tests.support.features.row import Row, omissions
 
 COPIES = "lowering/families/copies"
 LOAD, STORE = "copy_gmem_to_smem", "copy_smem_to_gmem"
-IN_ORDER = "(threads copy what threads have stored)"
-A_HINT = "(a hint: results do not depend on it)"
-
-
-def omissions(form: str, *kinds: str) -> dict[str, str]:
-    """Those of a form of `tests/support/mutations/copy_forms.py`."""
-    return {kind: f"{form}: {kind}" for kind in kinds or OMISSIONS}
 
 
 ROWS = (
@@ -141,42 +134,6 @@ ROWS = (
         omissions("store added"),
     ),
     Row(
-        "copies by threads: any part of any array, in groups or on a barrier",
-        (
-            "copy: cp.async, tiled and untiled",
-            "copy: rows of any stride",
-            "copy: rows of any size",
-            "copy: await cp.async",
-        ),
-        ("cp_async", "wait_gmem_to_smem", "copy_smem_to_gmem_by_threads"),
-        f"{COPIES}/cp_async::any_slice_of_any_array_is_copied",
-        f"{COPIES}/cp_async::the_instructions_of_a_copy",
-        "cp.async.cg.shared.global",
-        {
-            **omissions("load threads", "wait", "count"),
-            "commit": IN_ORDER,
-            "fence": IN_ORDER,
-        },
-    ),
-    Row(
-        "rows that indices name, one by one",
-        ("copy: gather", "copy: scatter"),
-        ("gather_rows", "scatter_rows"),
-        f"{COPIES}/rows::rows_are_gathered",
-        f"{COPIES}/rows::each_row_is_a_bulk_copy",
-        "cp.async.bulk",
-        omissions("load rows"),
-    ),
-    Row(
-        "a pixel of each window of images (im2col)",
-        ("copy: im2col views",),
-        ("copy_im2col",),
-        f"{COPIES}/im2col::a_pixel_of_each_window",
-        f"{COPIES}/im2col::the_instruction_adds_offsets_to_all_pixels",
-        ".im2col",
-        omissions("load windows"),
-    ),
-    Row(
         "rows that indices name, four at a time",
         ("copy: gather4, its indices and multiples", "copy: scatter4"),
         ("gather_rows", "scatter_rows"),
@@ -185,15 +142,6 @@ ROWS = (
         "tile::gather4",
         omissions("load four rows"),
         blackwell=True,
-    ),
-    Row(
-        "prefetches to L2",
-        ("context: async_prefetch", "primitives: async_prefetch"),
-        ("async_prefetch",),
-        f"{COPIES}/prefetch::results_do_not_depend_on_it",
-        f"{COPIES}/prefetch::the_instruction_fetches_to_l2",
-        "cp.async.bulk.prefetch.tensor.2d.L2.global",
-        {"wait": A_HINT, "commit": A_HINT, "fence": A_HINT, "count": A_HINT},
     ),
     Row(
         "tensor maps: one for equal copies, fetched at the start of the kernel",
