@@ -7,11 +7,9 @@ The rows of an operation are in the table FEATURES of its test file.
 import functools
 
 from tests.support import beside
-from tests.support.features.copies import ROWS as _COPIES
-from tests.support.features.memory import ROWS as _MEMORY
 from tests.support.features.refused import REFUSED as REFUSED
 from tests.support.features.row import Row
-from tests.support.features.sync import ROWS as _SYNC
+from tests.support.features.shared import ROWS as _SHARED
 
 
 @functools.cache
@@ -19,4 +17,4 @@ def rows() -> tuple[Row, ...]:
     """All rows."""
     tables = [(m.__name__, table) for m, table in beside.declared("FEATURES")]
     own = [row.of(name) for name, table in tables for row in table]
-    return (*_COPIES, *_SYNC, *_MEMORY, *own)
+    return (*_SHARED, *own)
