@@ -71,3 +71,6 @@ def test_every_target_with_the_instruction_gets_it():
     for target in ("sm_90a", "sm_100a"):
         (report,) = plgpu.offline.lower(make(body), numbers(), target=target)
         assert "setmaxregister" in report.mlir
+
+
+GOOD = {"set_max_registers": lambda e: {"n": 40, "action": "decrease"}}

@@ -532,3 +532,14 @@ def test_poison_is_not_printed(x_ref, o_ref):
 def test_it_compiles_to_calls_of_vprintf(made, traps):
     (report,) = plgpu.offline.compile(made, X)
     assert "vprintf" in report.ptx and ("trap;" in report.ptx) == traps
+
+
+GOOD = {
+    "debug_print": lambda e: {"fmt": "{}", "args": (e.i,)},
+    "debug_check": lambda e: {"condition": e.i == 0, "message": "first"},
+    "print_layout": lambda e: {"fmt": "{}", "x": e.x},
+}
+EFFECTS = {
+    "debug_print.args": [(1,), (2,)],
+    "CompilerParams.debug_checks": "test_a_failed_check_prints_its_position_and_traps",
+}

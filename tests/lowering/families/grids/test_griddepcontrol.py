@@ -12,6 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
@@ -200,3 +201,22 @@ def test_a_position_around_the_launch_is_loaded_before_any_wait():
 
     kernel = everywhere.kernel(body, ROWS, grid={"g": 2})()
     jax.vmap(lambda x: kernel(x), axis_name="around")(np.stack([X, X]))
+
+
+GOOD = {
+    "griddepcontrol_launch_dependents": lambda e: {},
+    "griddepcontrol_wait": lambda e: {},
+}
+FEATURES = [
+    Row(
+        "dependent launches",
+        upstream=("launch: uses_pdl",),
+        operations=("griddepcontrol_wait", "griddepcontrol_launch_dependents"),
+        runs="a_kernel_sees_the_results_of_the_one_before",
+        offline="the_instructions",
+        instruction="griddepcontrol.launch_dependents;",
+        omissions={
+            "wait": "an_access_before_the_wait_is_a_race_with_the_kernel_before"
+        },
+    ),
+]

@@ -238,3 +238,7 @@ def test_what_is_not_copied(source, target):
 @refused
 def test_hopper_has_no_such_copy():
     attempt(smem(), tmem(), "sm_90a")
+
+
+GOOD = {"async_copy_smem_to_tmem": lambda e: {"smem_ref": e.left, "tmem_ref": e.p}}
+EFFECTS = {"async_copy_smem_to_tmem.collective_axis": "test_a_pair_copies_operands"}

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GMEM and SMEM."""
+"""Features of several operations: copies, barriers and clusters, memory."""
 
 from __future__ import annotations
 
-from tests.support.features.row import OMISSIONS, Row
+from tests.support.features.row import Row, omissions
 
 COPIES = "lowering/families/copies"
 LOAD, STORE = "copy_gmem_to_smem", "copy_smem_to_gmem"
-IN_ORDER = "(threads copy what threads have stored)"
-A_HINT = "(a hint: results do not depend on it)"
-
-
-def omissions(form: str, *kinds: str) -> dict[str, str]:
-    """Those of a form of `tests/support/mutations/copy_forms.py`."""
-    return {kind: f"{form}: {kind}" for kind in kinds or OMISSIONS}
-
-
+MBARRIER = "lowering/families/mbarrier"
+GENERIC = "(threads read and write, as everywhere)"
+WARPS = "lowering/families/warp"
 ROWS = (
     Row(
         "load by TMA: tiles, swizzles, squeezed dimensions, edges",
@@ -141,42 +135,6 @@ ROWS = (
         omissions("store added"),
     ),
     Row(
-        "copies by threads: any part of any array, in groups or on a barrier",
-        (
-            "copy: cp.async, tiled and untiled",
-            "copy: rows of any stride",
-            "copy: rows of any size",
-            "copy: await cp.async",
-        ),
-        ("cp_async", "wait_gmem_to_smem", "copy_smem_to_gmem_by_threads"),
-        f"{COPIES}/cp_async::any_slice_of_any_array_is_copied",
-        f"{COPIES}/cp_async::the_instructions_of_a_copy",
-        "cp.async.cg.shared.global",
-        {
-            **omissions("load threads", "wait", "count"),
-            "commit": IN_ORDER,
-            "fence": IN_ORDER,
-        },
-    ),
-    Row(
-        "rows that indices name, one by one",
-        ("copy: gather", "copy: scatter"),
-        ("gather_rows", "scatter_rows"),
-        f"{COPIES}/rows::rows_are_gathered",
-        f"{COPIES}/rows::each_row_is_a_bulk_copy",
-        "cp.async.bulk",
-        omissions("load rows"),
-    ),
-    Row(
-        "a pixel of each window of images (im2col)",
-        ("copy: im2col views",),
-        ("copy_im2col",),
-        f"{COPIES}/im2col::a_pixel_of_each_window",
-        f"{COPIES}/im2col::the_instruction_adds_offsets_to_all_pixels",
-        ".im2col",
-        omissions("load windows"),
-    ),
-    Row(
         "rows that indices name, four at a time",
         ("copy: gather4, its indices and multiples", "copy: scatter4"),
         ("gather_rows", "scatter_rows"),
@@ -185,15 +143,6 @@ ROWS = (
         "tile::gather4",
         omissions("load four rows"),
         blackwell=True,
-    ),
-    Row(
-        "prefetches to L2",
-        ("context: async_prefetch", "primitives: async_prefetch"),
-        ("async_prefetch",),
-        f"{COPIES}/prefetch::results_do_not_depend_on_it",
-        f"{COPIES}/prefetch::the_instruction_fetches_to_l2",
-        "cp.async.bulk.prefetch.tensor.2d.L2.global",
-        {"wait": A_HINT, "commit": A_HINT, "fence": A_HINT, "count": A_HINT},
     ),
     Row(
         "tensor maps: one for equal copies, fetched at the start of the kernel",
@@ -239,5 +188,162 @@ ROWS = (
         ".cta_group::2",
         omissions("load leader"),
         blackwell=True,
+    ),
+    # Barriers, clusters
+    Row(
+        "arrays of barriers of any rank, and many",
+        ("primitives: barrier indexer", "scratch: more than 32 barriers"),
+        ("barrier_arrive", "barrier_wait"),
+        f"{MBARRIER}/arrays::what_names_one_barrier",
+        f"{MBARRIER}/arrays::each_barrier_is_initialized_once",
+        "mbarrier.init.shared.b64",
+        {
+            "wait": "specialised: no wait for full",
+            "count": "specialised: full counts three",
+        },
+    ),
+    Row(
+        "barriers that order tcgen05",
+        ("primitives: orders_tensor_core",),
+        ("barrier_arrive", "barrier_wait"),
+        f"{MBARRIER}/tensor_core_order::they_hand_over_values_as_others_do",
+        f"{MBARRIER}/tensor_core_order::"
+        "an_arrival_in_another_cta_has_the_scope_of_the_cluster",
+        "mbarrier.arrive.release.cluster.shared::cluster",
+        {"fence": "tensor_core: ready does not order the tensor core"},
+        blackwell=True,
+    ),
+    Row(
+        "barriers of a cluster: cross, product, leader",
+        (
+            "scratch: ClusterBarrier",
+            "context: cluster_idx",
+            "launch: cluster, prologue",
+        ),
+        ("barrier_arrive", "barrier_wait"),
+        f"{MBARRIER}/cluster_arrivals::"
+        "a_phase_has_the_arrivals_of_all_ctas_along_the_axes",
+        "mosaic/cluster::a_remote_arrival_is_released_to_the_cluster",
+        "mbarrier.arrive.release.cluster.shared::cluster.b64",
+        {
+            "wait": "cluster_refs: no wait for sent",
+            "count": "cluster_handover: two arrivals of each CTA",
+        },
+    ),
+    Row(
+        "barriers that warps and their warpgroup wait for",
+        ("copy: await in a warp",),
+        ("barrier_wait", "warp_map"),
+        f"{MBARRIER}/warps_and_warpgroups::"
+        "a_wait_of_all_four_warps_is_one_of_the_warpgroup",
+        "lowering/families/warp::"
+        "the_warpgroup_meets_before_and_after_and_nowhere_inside",
+        "mbarrier.try_wait",
+        {"wait": "warps: no wait", "count": "warps: five copies expected"},
+    ),
+    Row(
+        "SMEM of other CTAs: loads, stores, updates, atomic operations",
+        ("transforms: cluster reference",),
+        (),
+        "lowering/families/cluster::a_cta_reads_an_array_of_another_one",
+        "lowering/families/cluster::"
+        "accesses_are_instructions_on_the_clusters_shared_memory",
+        "ld.shared::cluster.v4",
+        {
+            "wait": "cluster_refs: no wait for sent",
+            "commit": GENERIC,
+            "fence": GENERIC,
+            "count": "cluster_refs: one CTA arrives on sent",
+        },
+    ),
+    Row(
+        "clusters of 9 to 16 CTAs, of any shape",
+        ("launch: 3-D cluster", "launch: non-portable cluster sizes"),
+        (),
+        "lowering/families/multicast::a_cluster_of_any_shape_shares_what_it_copies",
+        "lowering/families/cluster::a_cluster_of_16_ctas_compiles",
+        ".reqnctapercluster 16",
+    ),
+    # Memory: unions, scopes, scratch in GMEM, memory and arrays of warps
+    Row(
+        "unions: arrays of other types and transforms share bytes",
+        (
+            "scratch: Union",
+            "transforms: aliasing",
+            "transforms: reshape and bitcast of references",
+        ),
+        ("run_scoped",),
+        "entry/memory/unions::bytes_lie_where_transforms_say",
+        "entry/memory/unions::it_compiles_to_shared_addresses_offline",
+        "st.shared",
+        {
+            "wait": "unions: no wait for the copy",
+            "commit": "unions: no commit between the members",
+        },
+    ),
+    Row(
+        "scopes that follow each other share SMEM",
+        ("scratch: SMEM arrays, packed, in trees",),
+        ("run_scoped",),
+        "lowering/reuse::scopes_take_turns",
+        "lowering/reuse::two_scopes_compile_to_the_memory_of_one",
+        "bar.sync",
+        {"wait": "emulator/gpu/freed_memory::the_next_scope_may_have_the_same_memory"},
+    ),
+    Row(
+        "scratch in GMEM, with initial contents",
+        ("descriptors: general GMEM scratch", "scratch: GMEM"),
+        ("run_scoped", "get_global"),
+        "entry/memory/workspace::"
+        "scratch_with_initial_contents_has_them_in_every_launch",
+        "entry/memory/workspace::it_compiles_offline",
+        "st.global",
+        {
+            "wait": "workspace: no wait for the others",
+            "fence": "workspace: no fence",
+            "count": "workspace: two arrivals of each CTA",
+        },
+    ),
+    Row(
+        "scopes and kernels of single warps",
+        ("scratch: WarpMesh",),
+        ("run_scoped", "warp_map"),
+        "primitives/warp_scopes::a_kernel_over_warps_has_scratch_in_each_warp",
+        "primitives/warp_scopes::each_warp_waits_for_its_own_barrier",
+        "mbarrier.try_wait",
+        {
+            "wait": "warp_scopes: no wait",
+            "commit": "warp_scopes: no commit",
+            "count": "warp_scopes: two copies expected",
+        },
+    ),
+    Row(
+        "arrays of single warps",
+        ("scratch: arrays in warp_map",),
+        ("warp_map",),
+        "primitives/warp_arrays::a_softmax_of_rows",
+        f"{WARPS}::arrays_of_a_warp_do_not_make_the_warpgroup_meet",
+        "shfl",
+        {"wait": "warp_exchange: no wait for the others"},
+    ),
+    Row(
+        "arrays updated in place",
+        ("launch: in-out arrays",),
+        (),
+        "lowering/families/copy_reductions::"
+        "ctas_combine_into_the_same_elements_at_once",
+        "lowering/families/copy_reductions::every_reduction_of_rows_assembles",
+        "cp.reduce.async.bulk.global.shared::cta",
+    ),
+    Row(
+        "transposed references in SMEM; inferred transforms",
+        (
+            "transforms: transposed references",
+            "transforms: inferred, explicit ones hard",
+        ),
+        (),
+        "lowering/families/copies/cp_async::a_transposed_reference_is_copied",
+        f"{WARPS}::a_warp_copies_to_a_tiled_array_in_its_transforms",
+        "cp.async.bulk.tensor",
     ),
 )
