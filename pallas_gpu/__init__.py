@@ -16,6 +16,7 @@ import typing as _typing
 from pallas_gpu import bridge as _bridge  # noqa: F401 - registers its lowerings
 from pallas_gpu import composites as _composites  # noqa: F401 - registers its rules
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
+from pallas_gpu import lockstep as _lockstep  # noqa: F401 - registers its machine
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu.types.foreign import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES

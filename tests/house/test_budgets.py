@@ -18,6 +18,7 @@ BUDGETS = {
     "emulator": 11010,
     "entry": 7080,
     "layouts": 10230,
+    "lockstep": 7850,
     "lowering": 10970,
     "mosaic": 14050,
     "ops": 17950,

@@ -47,7 +47,7 @@ def test_a_pair_that_is_ordered_raises_no_alarm(pair):
 
 @pytest.mark.parametrize("pair", PAIRS, ids=ids)
 def test_a_pair_that_is_ordered_is_right_as_emitted(pair):
-    """The models of tests/support/lockstep do not know which pairs need no wait."""
+    """The models of pallas_gpu/lockstep do not know which pairs need no wait."""
     executed = BOTH if pair.completes else ()
     kernel = make(pair, Switches())
     everywhere.check(

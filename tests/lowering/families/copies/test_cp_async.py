@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.errors import PtxError
 from tests.support import everywhere
 from tests.support.features.row import Row
 from tests.support.host import counted as array
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -252,7 +252,7 @@ def test_the_tensor_core_reads_what_threads_have_copied():
 
 @pytest.mark.parametrize("semantics", BOTH)
 def test_without_the_fence_of_the_wait_the_tensor_core_would_not_see_it(semantics):
-    with pytest.raises(KernelError, match=r"without fence\.proxy\.async"):
+    with pytest.raises(PtxError, match=r"without fence\.proxy\.async"):
         fault = faults.drop("nvvm.fence.proxy")
         faults.run(under(semantics, make_product()), [X, W], fault)
 

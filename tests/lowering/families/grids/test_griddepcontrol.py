@@ -11,10 +11,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.errors import PtxError
 from tests.support import everywhere
 from tests.support.features.row import Row
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -141,7 +141,7 @@ def test_an_access_before_the_wait_is_a_race_with_the_kernel_before(body):
 @pytest.mark.parametrize("semantics", BOTH)
 @EARLY
 def test_it_is_seen_in_what_was_emitted(body, semantics):
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         in_lockstep.lower(under(semantics, early(body)), [X]).run()
 
 

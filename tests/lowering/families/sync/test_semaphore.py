@@ -13,12 +13,13 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import offline
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import DeadlockError
 from tests.support import effects as see
 from tests.support import everywhere
 from tests.support.features.row import Row
 from tests.support.grid_barrier import GridBarrier
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -321,7 +322,7 @@ def test_the_code_without_a_fault_is_right():
     ],
 )
 def test_an_order_that_is_missing_is_found(fault):
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         run_with(fault)
 
 
