@@ -357,8 +357,8 @@ class KernelBuilder:
         initialized the mbarriers.
         """
         nvvm.fence_mbarrier_init()
-        # The fence has released the initialization (PTX ISA, membar / fence); an arrival
-        # with release semantics becomes a MEMBAR at GPU scope in SASS.
+        # The fence has released the initialization (PTX ISA, membar / fence); an
+        # arrival with release semantics becomes a MEMBAR at GPU scope in SASS.
         self.sync_cluster(is_relaxed=True)
 
     def sync_before_exit(self, *, is_relaxed: bool = False) -> None:
