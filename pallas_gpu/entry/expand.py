@@ -20,10 +20,8 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import check, scope
@@ -32,7 +30,7 @@ from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.bodies import bodies, equations
-from pallas_gpu.program.rewrite import Rewrite
+from pallas_gpu.program.rewrite import Rewrite, call_of
 from pallas_gpu.program.walk import walk
 
 
@@ -253,32 +251,28 @@ class _Expansion(Rewrite):
         operands: Sequence[Any],
         located: _jax.JaxprEqn | None,
     ) -> _jax.JaxprEqn:
-        @jax.jit
         def call(*values: Any) -> list[Any]:
             results = rule(composite, *values)
             return list(results) if isinstance(results, list | tuple) else [results]
 
+        name = eqn.primitive.name
         with scope.tracing(self._kernel.mesh), _at(located):
-            closed, _ = _jax.trace(call, operands, self._kernel.mesh.axes)
-        made = [_plain(v.aval) for v in closed.jaxpr.outvars]
+            traced, closed = call_of(call, operands, self._kernel.mesh.axes, name)
+        made = [_plain(aval) for aval in closed.out_avals]
         wanted = [_plain(aval) for aval in composite.out_avals]
-        if made != wanted or len(closed.jaxpr.eqns) != 1:
+        if made != wanted or traced is None:
             raise errors.InternalError(
-                f"the rule of the composite {eqn.primitive.name} gives another type",
+                f"the rule of the composite {name} gives another type",
                 expected=wanted,
                 got=made,
             )
-        (traced,) = closed.jaxpr.eqns
-        self._refuse_arrays(eqn, [closed.jaxpr, *(b.jaxpr for b in bodies(traced))])
-        return traced.replace(params={**traced.params, "name": eqn.primitive.name})
-
-    def _refuse_arrays(self, eqn: _jax.JaxprEqn, jaxprs: Iterable[_jax.Jaxpr]) -> None:
-        """Raises for arrays that a rule makes while it is traced: a kernel has none."""
-        if any(jaxpr.constvars for jaxpr in jaxprs):
+        if closed.consts or any(b.jaxpr.constvars for b in bodies(traced)):
+            # Made while the rule is traced.
             raise errors.InternalError(
-                f"the rule of the composite {eqn.primitive.name} closes over an array",
+                f"the rule of the composite {name} closes over an array",
                 expected="scalars, and arrays that operations make",
             )
+        return traced
 
 
 def _at(located: _jax.JaxprEqn | None) -> Any:

@@ -58,6 +58,33 @@ def equations(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
             yield from equations(body.jaxpr)
 
 
+class Equations:
+    """The equations of one body, and which of them make and read its variables.
+
+    Attributes:
+      listed: the equations.
+      made: for each variable that an equation makes, the position of that equation.
+    """
+
+    def __init__(self, jaxpr: _jax.Jaxpr):
+        self.listed = list(jaxpr.eqns)
+        self.made = {v: i for i, eqn in enumerate(self.listed) for v in eqn.outvars}
+        self._readers: dict[Any, list[int]] = {}
+        reading = [*(eqn.invars for eqn in self.listed), jaxpr.outvars]
+        for i, atoms in enumerate(reading):
+            for x in atoms:
+                if not isinstance(x, _jax.Literal):
+                    self._readers.setdefault(x, []).append(i)
+
+    def readers(self, var: Any) -> list[int]:
+        """Returns the positions that read a variable; a result is read at the end."""
+        return self._readers.get(var, [])
+
+    def position(self, atom: Any) -> int | None:
+        """Returns the position of the equation that makes a value, None without one."""
+        return None if isinstance(atom, _jax.Literal) else self.made.get(atom)
+
+
 def line_of_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
     """Returns the first line that uses a variable, also in what the jaxpr runs.
 

@@ -175,6 +175,20 @@ class _Listed(Rewrite):
         return id(eqn) in self._unread
 
 
+def call_of(
+    function: Callable[..., Any], operands: Sequence[Any], axes: Any, name: str
+) -> tuple[_jax.JaxprEqn | None, _jax.ClosedJaxpr]:
+    """Returns the equation that calls a function of values, and the jaxpr it is in.
+
+    None in place of the equation if the jaxpr has others.
+    """
+    closed, _ = _jax.trace(jax.jit(function), operands, axes)
+    if len(closed.eqns) != 1:
+        return None, closed
+    (eqn,) = closed.eqns
+    return eqn.replace(params={**eqn.params, "name": name}), closed
+
+
 # --- all equations are traced again ---------------------------------------------------
 
 
