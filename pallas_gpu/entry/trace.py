@@ -20,8 +20,10 @@ from pallas_gpu.entry import (
     plain,
     scope,
 )
+from pallas_gpu.primitives.grids.griddepcontrol import check_dependencies
 from pallas_gpu.program.bodies import equations, line_of_use
 from pallas_gpu.program.rewrite import Retrace
+from pallas_gpu.program.walk import walk
 
 # Small arrays that a body closes over are tables, coefficients, literals of jnp.array:
 # the body reads them at its start, so each thread has them in its registers. These are
@@ -103,7 +105,7 @@ def trace_body(
         if not writes_inputs:
             check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
-        check.check_dependencies(closed.jaxpr, [axis.name for axis in enclosing])
+        check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
     return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)
 

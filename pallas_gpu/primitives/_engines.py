@@ -136,13 +136,13 @@ def _threads_carry(
         bits = types.itemsize_bits(sides[0].dtype)
         require_start(window, bits, who, store=store)
     except (errors.LayoutError, errors.UnsupportedError):
-        return _for_threads(*sides, store)
+        return for_threads(*sides, store=store)
     except errors.PallasGpuError:
         return False  # the check of the complete kernel refuses it, whoever carries it
     # Where TMA cannot start, the hardware stops the whole launch.
     if starts_aligned(window, bits, multiples.start_divisor):
         return False
-    return _for_threads(*sides, store)
+    return for_threads(*sides, store=store)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +177,11 @@ class Side:
         aval = operand.ref
         return cls(aval, operand.window(tuple(aval.shape)), operand.dtype)
 
+    @classmethod
+    def accessed(cls, access: Any) -> Side:
+        """Returns the side that an access of a program is."""
+        return cls(access.buffer.aval, access.window, access.dtype)
+
     @functools.cached_property
     def layout(self) -> SmemLayout:
         """How the array is stored in SMEM."""
@@ -186,7 +191,8 @@ class Side:
         return layout.reinterpreted(self.window.array_shape, bits)
 
 
-def _for_threads(gmem: Side, smem: Side, store: bool) -> bool:
+def for_threads(gmem: Side, smem: Side, *, store: bool) -> bool:
+    """Returns whether threads can carry the copy."""
     try:
         check_threads(gmem, smem, store=store)
     except errors.LayoutError:
@@ -250,3 +256,20 @@ def require_elements(gmem_window: Window) -> None:
             f"{gmem_window.array_shape}",
             hint="omit the copy",
         )
+
+
+def require_some_inside(gmem: Any, who: str) -> None:
+    """Raises OutOfBoundsError for an access that is known to be wholly outside."""
+    window = gmem.window
+    ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
+    for axis, (start, size, n) in enumerate(ranges):
+        if isinstance(start, int) and (start >= n or start + size <= 0):
+            what = "destination" if gmem.writes else "source"
+            raise errors.OutOfBoundsError(
+                f"{who}: the {what} is entirely out of bounds",
+                expected=f"a range that overlaps 0 to {n} in dimension {axis} of shape "
+                f"{window.array_shape}",
+                got=f"{start} to {start + size}",
+                hint="omit the copy, check the index, or, for a load, pass "
+                "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
+            )

@@ -6,21 +6,29 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import expect, types
+from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
 cp_async_p = registry.define(
     "cp_async",
     "cp_async",
+    called="copy_gmem_to_smem",
     reads=("src",),
     writes=("dst", "barrier"),
+    clipped=("src",),
     asynchronous=True,
     proxies=("generic",),
     releases=True,
 )
 # Not asynchronous: threads load and store, which is done when the operation returns.
 store_by_threads_p = registry.define(
-    "copy_smem_to_gmem_by_threads", "cp_async", reads=("src",), writes=("dst",)
+    "copy_smem_to_gmem_by_threads",
+    "cp_async",
+    called="copy_smem_to_gmem",
+    reads=("src",),
+    writes=("dst",),
+    clipped=("dst",),
 )
 wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
 
@@ -91,3 +99,14 @@ def wait_gmem_to_smem(n: int) -> None:
       >>> plgpu.wait_gmem_to_smem(0)
     """
     ops.bind(wait_gmem_to_smem_p, {}, n=n)
+
+
+@registry.checks(cp_async_p, store_by_threads_p)
+def _check_copy(op: Any, mesh: types.Mesh) -> None:
+    gmem, load = op.access_to(types.GMEM), op.primitive is cp_async_p
+    # A range may exceed the array: threads load zeros, and store nothing outside.
+    _engines.require_elements(gmem.window)
+    sides = map(_engines.Side.accessed, (gmem, op.access_to(types.SMEM)))
+    _engines.check_threads(*sides, store=not load)
+    if not load or op.params["oob_mode"] is None:
+        _engines.require_some_inside(gmem, registry.called(op.primitive))

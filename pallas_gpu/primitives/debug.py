@@ -220,6 +220,15 @@ def debug_check(condition: Any, message: str) -> None:
     ops.bind(debug_check_p, {"condition": given}, message=message)
 
 
+@registry.checks(_jax.debug_print_p)
+def _check_line(op: Any, mesh: types.Mesh) -> None:
+    # JAX itself does not check its own `debug.print` for kernels.
+    avals = [var.aval for var in op.equation.invars]
+    for aval in avals:
+        refuse_reference(aval)
+    require_printable(line_of(op.equation), avals)
+
+
 # --- layouts --------------------------------------------------------------------------
 
 

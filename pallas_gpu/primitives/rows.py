@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
@@ -18,6 +20,7 @@ _PROXIES: tuple[registry.Proxy, ...] = ("generic", "async")
 gather_rows_p = registry.define(
     "gather_rows",
     "rows",
+    called="copy_gmem_to_smem",
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -29,6 +32,7 @@ gather_rows_p = registry.define(
 scatter_rows_p = registry.define(
     "scatter_rows",
     "rows",
+    called="copy_smem_to_gmem",
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
@@ -142,3 +146,16 @@ def scatter(
     src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {"src": src, "dst": dst, "rows": rows, "predicate": predicate}
     ops.bind(scatter_rows_p, operands, commit_group=commit_group)
+
+
+@registry.checks(gather_rows_p, scatter_rows_p)
+def _check_rows(op: Any, mesh: types.Mesh) -> None:
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    _engines.require_elements(gmem.window)
+    _engines.check_threads(_row(gmem), _row(smem), store=gmem.writes)
+
+
+def _row(access: Any) -> _engines.Side:
+    side = _engines.Side.accessed(access)
+    one = side.window.slice([0] * len(side.window.axes), [None, *side.window.shape[1:]])
+    return dataclasses.replace(side, window=one)

@@ -12,7 +12,6 @@ import math
 import weakref
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check.tma import side
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
@@ -83,11 +82,8 @@ def _by_threads(site: Site) -> _jax.JaxprEqn | None:
 
 def _threads_can(op: Op) -> bool:
     gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
-    try:
-        _engines.check_threads(side(gmem), side(smem), store=gmem.writes)
-    except errors.LayoutError:
-        return False
-    return True
+    sides = _engines.Side.accessed(gmem), _engines.Side.accessed(smem)
+    return _engines.for_threads(*sides, store=gmem.writes)
 
 
 def _cannot(site: Site) -> errors.LayoutError:

@@ -330,3 +330,63 @@ def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Arr
     who = "wgmma_accumulator_load"
     _require_accumulator(acc, who)
     return ops.bind(accumulator_load_p, {"acc": acc}, wait_n=wait_n)
+
+
+# --- parts of accumulators ------------------------------------------------------------
+
+_GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
+
+
+def check_part(window: Window, *, stored: bool) -> None:
+    """Raises unless the part consists of registers known at compile time.
+
+    Args:
+      window: the part.
+      stored: whether threads store to it.
+
+    Raises:
+      UnsupportedError: a transpose, a dynamic index, a store to a part.
+      LayoutError: the part does not consist of whole tiles.
+    """
+    if window.dynamic or window.axes != (0, 1):
+        raise errors.UnsupportedError(
+            "an accumulator is transposed or indexed dynamically",
+            expected="static ranges, e.g. of columns: acc.at[:, 0:64]",
+            got=_describe(window),
+            hint="registers have no addresses: read it with acc[...], and store the "
+            "value to SMEM to index or transpose it",
+        )
+    if stored and not window.is_whole:
+        raise errors.UnsupportedError(
+            "a store to a part of an accumulator",
+            expected="a store of the whole accumulator: acc[...] = value",
+            got=f"a part of shape {window.shape} of {window.array_shape}",
+            hint="declare one accumulator for each part",
+        )
+    whole = all(
+        start % granule == 0 and size % granule == 0
+        for start, size, granule in zip(
+            window.starts, window.sizes, _GRANULE, strict=True
+        )
+    )
+    if not whole:
+        raise errors.LayoutError(
+            "a part of an accumulator does not consist of whole tiles",
+            expected=f"starts and sizes that are multiples of {_GRANULE}",
+            got=_describe(window),
+            hint="read the whole accumulator and select with jnp.where, or store it to "
+            "SMEM and slice that",
+        )
+
+
+def _describe(window: Window) -> str:
+    parts = []
+    for axis, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True)):
+        if not isinstance(start, int):
+            parts.append("a value")
+        elif axis in window.axes:
+            parts.append(f"{start} to {start + size}")
+        else:
+            parts.append(f"{start}")
+    turned = ", transposed" if window.is_transposed else ""
+    return f"[{', '.join(parts)}] of {window.array_shape}{turned}"
