@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import scope
-from pallas_gpu.entry.jax_errors import traced_values
+from pallas_gpu.entry import jax_errors, scope
 from pallas_gpu.types import values
 
 
@@ -180,7 +179,7 @@ def _loop(loop: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return loop(*args, **options)
     except TypeError as error:
-        changed = traced_values.carry(error)
+        changed = jax_errors.carry(error)
         if changed is None:
             raise
         raise changed.with_location(scope.called_at()) from None
