@@ -43,7 +43,7 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
         expect.function(body, "when: the body")
 
         def once() -> None:
-            require_none("when", body, scope.call("when", body))
+            scope.require_none("when", body, scope.call("when", body))
 
         if isinstance(condition, bool):
             if condition:
@@ -57,18 +57,6 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
 
 def _nothing() -> None:
     """The other branch of a `when`; JAX traces one function only once."""
-
-
-def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
-    if result is not None:
-        raise errors.KernelError(
-            f"{who}: the body returns a value",
-            expected="None",
-            got=expect.shown(result),
-            hint="store to a reference, out_ref[...] = value; or carry it: lax.cond, "
-            "loop(init_carry=...)",
-            where=scope.location(body),
-        )
 
 
 def _unroll(value: Any, what: str) -> int | bool:
@@ -143,7 +131,8 @@ def loop(
         def iteration(i, carry):
             index = _index(lower, i, step)
             if init_carry is None:
-                return require_none("loop", body, scope.call("loop", body, index))
+                result = scope.call("loop", body, index)
+                return scope.require_none("loop", body, result)
             return scope.call("loop", body, index, carry)
 
         with _jax.trace_without_ref_rules():

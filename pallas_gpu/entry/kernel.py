@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,55 +55,6 @@ PARAMS = expect.optional(
 _SPECS = "block specs are arguments of plgpu.pallas_call"
 
 
-@overload
-def kernel(
-    body: Callable[..., None],
-    out_shape: Any = None,
-    *,
-    out_type: Any = None,
-    scratch_types: Any = None,
-    scratch_shapes: Any = None,
-    grid: Sequence[int] = (),
-    grid_names: Sequence[str] = (),
-    cluster: Sequence[int] = (),
-    cluster_names: Sequence[str] = (),
-    num_threads: int | None = None,
-    thread_name: str | None = None,
-    mesh: types.Mesh | types.WarpMesh | None = None,
-    compiler_params: types.CompilerParams | None = None,
-    interpret: bool | types.InterpretParams | None = None,
-    debug: bool = False,
-    name: str | None = None,
-    kernel_name: str | None = None,
-    cost_estimate: Any = None,
-    metadata: dict[str, str] | None = None,
-) -> Callable[..., Any]: ...
-
-
-@overload
-def kernel(
-    *,
-    out_shape: Any = None,
-    out_type: Any = None,
-    scratch_types: Any = None,
-    scratch_shapes: Any = None,
-    grid: Sequence[int] = (),
-    grid_names: Sequence[str] = (),
-    cluster: Sequence[int] = (),
-    cluster_names: Sequence[str] = (),
-    num_threads: int | None = None,
-    thread_name: str | None = None,
-    mesh: types.Mesh | types.WarpMesh | None = None,
-    compiler_params: types.CompilerParams | None = None,
-    interpret: bool | types.InterpretParams | None = None,
-    debug: bool = False,
-    name: str | None = None,
-    kernel_name: str | None = None,
-    cost_estimate: Any = None,
-    metadata: dict[str, str] | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., Any]]: ...
-
-
 @expect.arguments(
     None,
     {
@@ -144,7 +95,7 @@ def kernel(
     kernel_name: str | None = None,
     cost_estimate: Any = None,
     metadata: dict[str, str] | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Turns a function over references into a function over arrays.
 
     The body runs once for each position on the grid, cluster and thread axes;

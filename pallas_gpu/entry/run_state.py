@@ -76,13 +76,8 @@ def _call(f: Callable[..., None], state: Any) -> None:
     result = scopes.call("run_state", f, state)
     # A kernel without results returns an empty pytree.
     if jax.tree.leaves(result):
-        raise errors.KernelError(
-            "run_state: the function returns a value",
-            expected="None; the final state is what run_state returns",
-            got=expect.shown(result),
-            hint="store results to the references",
-            where=scopes.location(f),
-        )
+        hint = "store results to the references: run_state returns their contents"
+        scopes.require_none("run_state", f, result, hint)
 
 
 def _is_leaf(x: Any) -> bool:

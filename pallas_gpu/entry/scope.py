@@ -139,6 +139,24 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
         raise
 
 
+def require_none(
+    who: str,
+    body: Callable[..., Any],
+    result: Any,
+    hint: str = "store to a reference, out_ref[...] = value; or carry it: lax.cond, "
+    "loop(init_carry=...)",
+) -> None:
+    """Raises KernelError for a body that returns a value."""
+    if result is not None:
+        raise errors.KernelError(
+            f"{who}: the body returns a value",
+            expected="None",
+            got=expect.shown(result),
+            hint=hint,
+            where=location(body),
+        )
+
+
 _ARGUMENTS_OF_A_KERNEL = (
     "the order is inputs, outputs, scratch: the call passes the inputs only, and "
     "returns the outputs; the body of a pipeline takes the indices first and a carry "
@@ -148,6 +166,7 @@ _ARGUMENTS = {
     "when": "it takes none: @plgpu.when(condition) above def _():",
     "loop": "it takes the index, and with init_carry= the carry: "
     "@plgpu.loop(0, n, init_carry=x) above def result(i, carry):",
+    "warp_map": "it takes the index of the warp, 0 to 3: def _(warp_id):",
     "nd_loop": "it takes the info, and with init_carry= the argument carry: "
     "def _(info, carry):",
 }

@@ -88,8 +88,8 @@ def trace_body(
         check.require_indexable((*in_avals, *out_avals))
         arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
         with jax_errors.typed(mesh):
-            closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
-            _require_no_result(body, out_tree, name)
+            bound = arrays.bound(body, f"kernel {name}")
+            closed, _ = _jax.trace(bound, arrays.refs(), mesh.axes)
             scope.require_applied()
             closed = plain.plain(closed, mesh)
         captured = _captured(closed, name)
@@ -166,27 +166,17 @@ class _Arrays:
                 inputs[i] = inputs[first]
         return inputs, outputs
 
-    def bound(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def bound(self, body: Callable[..., Any], who: str) -> Callable[..., Any]:
         """Returns a function of all references that calls the body."""
 
         @functools.wraps(body)
-        def flat(*refs: Any) -> Any:
+        def flat(*refs: Any) -> None:
             inputs, outputs = self.split(refs)
-            return body(*inputs, *outputs[: self.declared])
+            result = body(*inputs, *outputs[: self.declared])
+            hint = "store results to the output references: out_ref[...] = value"
+            scope.require_none(who, body, result, hint)
 
         return flat
-
-
-def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> None:
-    if out_tree == jax.tree.structure(None):
-        return
-    raise errors.KernelError(
-        f"kernel {name}: the body returns a value",
-        expected="None",
-        got=f"a result of structure {out_tree}",
-        hint="store results to the output references: out_ref[...] = value",
-        where=scope.location(body),
-    )
 
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:

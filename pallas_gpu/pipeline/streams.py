@@ -253,5 +253,5 @@ class Body:
         last = (carry,) if self.has_carry else ()
         result = scope.call(self.who, self.function, indices, *operands, *last)
         if not self.has_carry:
-            control.require_none(self.who, self.function, result)
+            scope.require_none(self.who, self.function, result)
         return result
