@@ -258,6 +258,5 @@ def _require_axis(sizes: Sequence[int], axis: Any, who: str) -> int:
             expected=f"0 to {len(sizes) - 1}" if sizes else "a kernel with a grid",
             got=expect.shown(axis) if number is None else number,
             hint="specify a grid; its axes are numbered from 0",
-            where=_jax.where_now(),
         )
     return number

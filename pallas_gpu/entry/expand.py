@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,8 +28,8 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.program.bodies import bodies, equations
-from pallas_gpu.program.rewrite import Rewrite, call_of
+from pallas_gpu.program.bodies import bodies, equations, kept
+from pallas_gpu.program.rewrite import Rewrite, at_line_of, call_of
 from pallas_gpu.program.walk import walk
 
 
@@ -88,12 +87,8 @@ def composite(*names: str, when: _Condition | None = None) -> Callable[[Rule], R
     """Returns a decorator that registers the rule of one or more primitives of JAX.
 
     It is called as `rule(composite, *operands)` with a `Composite` and JAX values, and
-    returns a value, or a sequence of values for several results.
-
-    Args:
-      names: names of primitives of JAX.
-      when: tells whether an equation is a composite; without it all are. The others
-        are lowered by the rules of their family.
+    returns a value, or a sequence of values for several results. Equations for which
+    `when` does not hold are lowered by the rules of their family.
     """
 
     def enter(rule: Rule) -> Rule:
@@ -122,25 +117,12 @@ def prepares(rewrite: Preparation) -> Preparation:
 
 
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
-    """Returns a kernel whose body has no composites.
-
-    Args:
-      params: the kernel.
-      target: the target; rules may depend on its features.
-
-    Raises:
-      Errors of the check pass, for what a rule uses.
-    """
+    """Returns a kernel whose body has no composites; checks what their rules use."""
     semantics = params.compiler_params.lowering_semantics
     jaxpr = expanded_body(params.jaxpr, params.mesh, target, semantics)
     if jaxpr is params.jaxpr:
         return params
     return dataclasses.replace(params, jaxpr=jaxpr)
-
-
-_Key = tuple[types.Mesh, arch.Target, types.LoweringSemantics]
-_EXPANDED: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[_Key, _jax.Jaxpr]]
-_EXPANDED = weakref.WeakKeyDictionary()
 
 
 def expanded_body(
@@ -152,14 +134,20 @@ def expanded_body(
     """Returns the body without composites; see `expanded`."""
     if not any(map(_rule_of, equations(jaxpr))):
         return jaxpr
-    done = _EXPANDED.setdefault(jaxpr, {})
-    key = (mesh, target, semantics)
-    if key not in done:
-        stored = _stored_in_smem(jaxpr)
-        expansion = _Expansion(Kernel(mesh, target, semantics, stored))
-        done[key] = expansion.body(jaxpr)
-        check.check_jaxpr(done[key], mesh)
-    return done[key]
+    return _expanded(jaxpr, mesh, target, semantics)
+
+
+@kept
+def _expanded(
+    jaxpr: _jax.Jaxpr,
+    mesh: types.Mesh,
+    target: arch.Target,
+    semantics: types.LoweringSemantics,
+) -> _jax.Jaxpr:
+    kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr))
+    result = _Expansion(kernel).body(jaxpr)
+    check.check_jaxpr(result, mesh)
+    return result
 
 
 def _stored_in_smem(jaxpr: _jax.Jaxpr) -> frozenset[Any]:
@@ -276,7 +264,7 @@ class _Expansion(Rewrite):
 
 
 def _at(located: _jax.JaxprEqn | None) -> Any:
-    return contextlib.nullcontext() if located is None else _jax.at_line_of(located)
+    return contextlib.nullcontext() if located is None else at_line_of(located)
 
 
 def _plain(aval: Any) -> Any:

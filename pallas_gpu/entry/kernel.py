@@ -198,7 +198,6 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
             expected="one of them",
             got="both",
             hint=f"drop {old_name}",
-            where=_jax.where_now(),
         )
     return value if value is not None else old_value
 
@@ -224,7 +223,6 @@ def _results(out_type: Any) -> Any:
         expected="the types of the results",
         got="out_type=None",
         hint="pass out_type=jax.ShapeDtypeStruct(shape, dtype), or a pytree of them",
-        where=_jax.where_now(),
     )
 
 
@@ -252,11 +250,7 @@ def _with_scratch(
 
 
 def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the declarations that are passed by position, and those by name.
-
-    Raises:
-      ArgumentTypeError: something is not a declaration.
-    """
+    """Returns the declarations that are passed by position, and those by name."""
     for leaf in jax.tree.leaves(scratch, is_leaf=is_declaration):
         require_declaration(leaf)
     if isinstance(scratch, dict):

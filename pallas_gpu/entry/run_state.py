@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_accumulator_load
@@ -91,5 +91,4 @@ def _require_accumulator(leaf: Any) -> None:
             expected="plgpu.ACC.init(array), or plgpu.ACC(shape, dtype)",
             got=type(leaf).__name__,
             hint="carry plain values through lax.fori_loop instead",
-            where=_jax.where_now(),
         )

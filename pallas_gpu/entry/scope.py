@@ -108,11 +108,7 @@ def in_kernel() -> bool:
 
 
 def current_mesh(who: str) -> Mesh:
-    """Returns the mesh of the kernel that is being traced.
-
-    Raises:
-      KernelError: no kernel is being traced.
-    """
+    """Returns the mesh of the kernel that is being traced; raises where none is."""
     mesh = _MESH.get()
     if mesh is None:
         raise errors.KernelError(
@@ -127,13 +123,12 @@ def current_mesh(who: str) -> Mesh:
 
 
 def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> Any:
-    """Calls the author's body.
-
-    Raises:
-      ArgumentTypeError: its signature does not match the references.
-    """
+    """Calls the author's body; errors without a line get that of the author's code."""
     try:
         return body(*refs, **named_refs)
+    except errors.PallasGpuError as error:
+        error.with_location(raised_at(error))
+        raise
     except TypeError:
         _require_signature(who, body, refs, named_refs)
         raise

@@ -68,20 +68,12 @@ def trace_body(
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
     Args:
-      body: the function.
       in_avals, out_avals: types of the arrays.
-      mesh: the launch.
-      name: name of the kernel.
       aliases: pairs (input, output) that are one array; the body gets its reference
         for both.
       sources: for each input the `jax.Ref` whose contents it is, if any. A reference
         that the body writes becomes one more output, in the order of the inputs.
       writes_inputs: whether the body may store to inputs.
-
-    Raises:
-      KernelError: the body returns a value.
-      ClosureError: the body uses an array from the enclosing function.
-      Errors of the check pass.
     """
     with scope.tracing(mesh), scope.locating(body):
         check.require_element_types((*in_avals, *out_avals))

@@ -78,13 +78,7 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
 def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., None]:
     """`kernel` over the warps of a warpgroup: `warp_map` with a named axis.
 
-    Args:
-      f: function of what the result is called with, references among it, which
-        reports a call that its signature does not admit.
-      mesh: the name of the axis.
-
-    Returns:
-      A function that runs `f` once in each warp.
+    The result gets the arguments of `f`, which reports what its signature refuses.
     """
 
     def run(*args: Any) -> None:
@@ -95,7 +89,6 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
                 expected="another name than those of the kernel's axes",
                 got=mesh.axis_name,
                 hint="rename the axis of the WarpMesh",
-                where=_jax.where_now(),
             )
 
         def body(_: jax.Array) -> None:

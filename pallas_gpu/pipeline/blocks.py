@@ -292,7 +292,6 @@ class Stream:
                 got=f"block_shape {self.spec.block_shape}",
                 hint="leave memory_space out, or pass plgpu.BlockSpec(memory_space="
                 "plgpu.GMEM) and take the part in the body",
-                where=_jax.where_now(),
             )
         return dataclasses.replace(self, direct=True)
 

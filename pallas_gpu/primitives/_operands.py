@@ -256,3 +256,24 @@ def _predicate(value: Any, what: str) -> Any:
 
 # An annotation of a parameter, with its rule.
 Predicate = Annotated[bool | jax.Array | None, _predicate]
+
+
+def require_inside(window: Window, who: str) -> None:
+    """Raises OutOfBoundsError for a part that is known to exceed its reference."""
+    for axis in window.over_the_edge()[:1]:
+        start, size, n = (
+            window.starts[axis],
+            window.sizes[axis],
+            window.array_shape[axis],
+        )
+        expected, got = f"a range within 0 to {n}", f"a range of {size}"
+        if axis not in window.axes:
+            expected, got = f"0 to {n - 1}", f"index {start}"
+        elif isinstance(start, int):
+            got = f"{start} to {start + size}"
+        raise errors.OutOfBoundsError(
+            f"{who} outside the reference",
+            expected=f"{expected} in dimension {axis} of shape {window.array_shape}",
+            got=got,
+            hint="check the index, or the declared shape of the reference",
+        )

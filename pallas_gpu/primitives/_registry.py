@@ -317,7 +317,6 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
             expected="vmap of pure computations inside a body",
             got=f"a batched operand of {name}",
             hint="vmap the whole kernel instead, or write the loop with plgpu.loop",
-            where=_jax.where_now(),
         )
 
     return batch

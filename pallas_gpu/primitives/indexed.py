@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
@@ -40,16 +40,13 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
     split = ops.operand(types.RefView(view.ref, steps))
     aval = types.base_aval(split.ref)
     transforms = tuple(getattr(aval, "transforms", ()))
-    try:
-        found = types.select(
-            aval.shape,
-            aval.dtype,
-            split.transforms,
-            row_major=not transforms,
-            masked=masked,
-        )
-    except errors.PallasGpuError as error:
-        raise error.with_location(_jax.where_now()) from None
+    found = types.select(
+        aval.shape,
+        aval.dtype,
+        split.transforms,
+        row_major=not transforms,
+        masked=masked,
+    )
     indices = tuple(np.int32(i) if isinstance(i, int) else i for i in found.indices)
     params = {
         "shape": found.shape,
@@ -83,7 +80,6 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             expected="bool",
             got=f"{mask.dtype.name}{list(mask.shape)}",
             hint="compare: mask=columns < n",
-            where=_jax.where_now(),
         )
     if not broadcasts(mask.shape, shape):
         raise errors.ShapeError(
@@ -91,7 +87,6 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             expected=f"a shape that broadcasts to {shape}",
             got=f"{mask.shape}",
             hint="index the reference as the mask, or add axes: mask[:, None]",
-            where=_jax.where_now(),
         )
     return mask if mask.shape == shape else jnp.broadcast_to(mask, shape)
 

@@ -4,10 +4,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax
+
+
+def kept[T](make: Callable[..., T]) -> Callable[..., T]:
+    """Decorates a function whose results are kept as long as its first argument.
+
+    A result must not refer to that, unless it is that.
+    """
+    store: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def found(body: Any, *key: Hashable) -> T:
+        results = store.setdefault(body, {})
+        if key not in results:
+            result = make(body, *key)
+            results[key] = _ITSELF if result is body else result
+        return body if results[key] is _ITSELF else results[key]
+
+    return found
+
+
+# A body that its own entry holds would stay for ever.
+_ITSELF = object()
 
 
 @dataclasses.dataclass(frozen=True)

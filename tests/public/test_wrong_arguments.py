@@ -8,6 +8,7 @@ found by walking the package: a new one needs a good call in tests/support/publi
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import warnings
@@ -19,6 +20,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.entry import scope
 from tests.support import public_calls as calls
 from tests.support import public_names as names
 
@@ -155,7 +157,8 @@ def test_wrong_arguments_inside_a_body(name):
 
     def body(env):
         for label, call in wrong_calls(name, env):
-            problem = leak(call)
+            # As the author's function, which gives errors their line.
+            problem = leak(functools.partial(scope.call, name, call))
             if problem is not None:
                 found[label] = problem
         raise TracedEnough

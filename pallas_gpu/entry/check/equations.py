@@ -32,21 +32,7 @@ from pallas_gpu.program.walk import Site, walk
 
 
 def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
-    """Checks every operation of a body.
-
-    Args:
-      jaxpr: the body.
-      mesh: shape of the launch.
-
-    Raises:
-      OutOfBoundsError: a static index is out of bounds.
-      DTypeError: kernels, or the operation, do not support an element type.
-      MemorySpaceError: a barrier is read or written as an array.
-      UnsupportedError: an operation is not supported in a kernel.
-      KernelError: semaphores are accessed as an array.
-      LayoutError: a copy that TMA does not support, or a part of an accumulator that
-        does not consist of whole registers.
-    """
+    """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
         try:

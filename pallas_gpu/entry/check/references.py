@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
@@ -19,7 +19,7 @@ def check_accesses(op: Op) -> None:
     """Checks that the parts of references that an operation accesses exist."""
     for access in op.accesses:
         if access.name not in access.operation.clipped:
-            _require_in_bounds(access)
+            _require_inside(access)
         if isinstance(access.buffer.aval, types.AccumulatorRef):
             stored = op.primitive in (_jax.swap_p, _jax.addupdate_p)
             wgmma.check_part(access.window, stored=stored)
@@ -27,49 +27,23 @@ def check_accesses(op: Op) -> None:
             tmem.check_part(access.buffer.aval, access.window)
 
 
-def _require_in_bounds(access: Access) -> None:
+def _require_inside(access: Access) -> None:
     """Raises OutOfBoundsError unless each step to a part is within its operand."""
-    steps = access.transforms
+    steps, name = access.transforms, registry.called(access.operation.primitive)
     if len(steps) < 2:
-        windows = [access.window]
-    else:
-        windows, shape = [], access.buffer.shape
-        for step in steps:
-            windows.append(types.resolve(shape, (step,)))
-            shape = windows[-1].shape
-    for window in windows:
-        bad = window.over_the_edge()
-        if bad:
-            name = registry.called(access.operation.primitive)
-            raise _out_of_bounds(window, bad[0], name)
-
-
-def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsError:
-    start, size, shape = window.starts[axis], window.sizes[axis], window.array_shape
-    n = shape[axis]
-    if axis not in window.axes:
-        expected = f"0 to {n - 1} in dimension {axis} of {shape}"
-        got = f"index {start}"
-    else:
-        expected = f"a range within 0 to {n} in dimension {axis} of shape {shape}"
-        known = isinstance(start, int)
-        got = f"{start} to {start + size}" if known else f"a range of {size}"
-    return errors.OutOfBoundsError(
-        f"{name} outside the reference",
-        expected=expected,
-        got=got,
-        hint="check the index, or the declared shape of the reference",
-    )
+        ops.require_inside(access.window, name)
+        return
+    shape = access.buffer.shape
+    for step in steps:
+        window = types.resolve(shape, (step,))
+        ops.require_inside(window, name)
+        shape = window.shape
 
 
 def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
-    """Raises KernelError for an access that writes an input of the kernel.
+    """Raises KernelError for an access that writes one of the first references.
 
-    JAX's arrays are immutable, and other operations may use them.
-
-    Args:
-      jaxpr: the kernel's body.
-      inputs: how many of its references are inputs; the first ones.
+    They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
     arrays = region_of(jaxpr).inputs[:inputs]
     for origin, (access, site) in _writes(jaxpr).items():

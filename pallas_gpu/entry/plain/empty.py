@@ -50,9 +50,6 @@ def results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
     """Returns the results of an operation if it has a form without empty values.
 
     None if it is bound as it is: the checks know what those without empty operands are.
-
-    Raises:
-      ShapeError: an operation has no meaning, or no form, without elements.
     """
     empty = [x for x in operands if isinstance(x, Empty)]
     avals = [v.aval for v in eqn.outvars]
@@ -77,12 +74,7 @@ def _of_nothing(eqn: _jax.JaxprEqn) -> list[Any]:
 
 
 def applied(params: Mapping[str, Any], x: Any) -> Any:
-    """Returns the function of a scatter for all elements of an array.
-
-    Args:
-      params: of a `scatter` that has a function.
-      x: the elements.
-    """
+    """Applies the function in the parameters of a scatter to all elements."""
 
     def one(element: Any) -> Any:
         consts = params["update_consts"]

@@ -227,16 +227,7 @@ def _check_transfer(op: Any, mesh: types.Mesh) -> None:
 
 
 def check_part(aval: Any, window: Window) -> None:
-    """Raises unless an instruction can address the part.
-
-    Args:
-      aval: the array's abstract reference.
-      window: the part.
-
-    Raises:
-      UnsupportedError: a transpose, an index of a row or a column, a part of the rows.
-      LayoutError: the columns are not whole tiles of the layout.
-    """
+    """Raises unless a part is all rows and a range of columns, of whole tiles."""
     rank = len(window.array_shape)
     if (
         window.axes != (rank - 2, rank - 1)
@@ -262,13 +253,7 @@ def check_part(aval: Any, window: Window) -> None:
 
 
 def check_transfer(aval: Any, window: Window, layout: Any) -> None:
-    """Raises LayoutError unless an instruction loads or stores the part.
-
-    Args:
-      aval: the array's abstract reference.
-      window: the part.
-      layout: of the registers; None for any.
-    """
+    """Raises LayoutError unless an instruction transfers a part; None: any layout."""
     stored, bits = aval.storage.layout, types.itemsize_bits(aval.dtype)
     shape = window.shape
     if layout is None:

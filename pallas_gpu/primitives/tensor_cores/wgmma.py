@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
@@ -168,7 +168,7 @@ def check_storage(operand: Any, name: str) -> None:
         return
     elements = layout.swizzle * 8 // layout.itemsize_bits
     if layout.tiling != (8, elements) or layout.swizzle == 16:
-        raise storage_error(aval, name).with_location(_jax.where_now())
+        raise storage_error(aval, name)
     if not _has_whole_tiles(window, (8, elements)):
         raise _cut_tiles(
             window,
@@ -338,16 +338,7 @@ _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
 
 def check_part(window: Window, *, stored: bool) -> None:
-    """Raises unless the part consists of registers known at compile time.
-
-    Args:
-      window: the part.
-      stored: whether threads store to it.
-
-    Raises:
-      UnsupportedError: a transpose, a dynamic index, a store to a part.
-      LayoutError: the part does not consist of whole tiles.
-    """
+    """Raises unless the part consists of registers known at compile time."""
     if window.dynamic or window.axes != (0, 1):
         raise errors.UnsupportedError(
             "an accumulator is transposed or indexed dynamically",
