@@ -40,20 +40,7 @@ def threads_load(
     *,
     in_bounds: bool = False,
 ) -> bool:
-    """Returns whether threads carry a copy from GMEM to SMEM.
-
-    Args:
-      src, dst: references or parts of them.
-      barrier: one barrier or None.
-      collective_axes: of a multicast.
-      implementation: the author's choice, or None.
-      who: the operation, for messages.
-      in_bounds: whether the author promises that the source is in bounds.
-
-    Raises:
-      MemorySpaceError: TMA has to carry it, and there is no barrier.
-      UnsupportedError: cp.async has to carry a multicast.
-    """
+    """Returns whether threads carry a copy from GMEM to SMEM."""
     by_tma = implementation is Engine.TMA or bool(collective_axes)
     if by_tma and barrier is None:
         raise errors.MemorySpaceError(
@@ -78,17 +65,7 @@ def threads_load(
 
 
 def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
-    """Raises unless a copy can fill with NaN.
-
-    Args:
-      src: reference in GMEM or a part of one.
-      by_threads: whether threads carry the copy.
-      who: the operation, for messages.
-
-    Raises:
-      DTypeError: the elements are not floats of 16 bits or more.
-      UnsupportedError: threads carry the copy: cp.async fills with zeros alone.
-    """
+    """Raises unless a copy can fill with NaN."""
     dtype = np.dtype(src.dtype)
     if types.kind(dtype) != "float":
         raise errors.DTypeError(
@@ -109,26 +86,14 @@ def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
 
 
 def threads_store(src: Any, dst: Any, who: str) -> bool:
-    """Returns whether threads carry a copy from SMEM to GMEM.
-
-    Args:
-      src, dst: references or parts of them.
-      who: the operation, for messages.
-    """
+    """Returns whether threads carry a copy from SMEM to GMEM."""
     return _threads_carry(dst, src, who, store=True)
 
 
 def _threads_carry(
     gmem: Any, smem: Any, who: str, *, store: bool, in_bounds: bool = False
 ) -> bool:
-    """Returns whether threads carry a copy that leaves the choice open.
-
-    Args:
-      gmem, smem: references or parts of them, of the same shape and dtype.
-      who: the operation, for messages.
-      store: whether the copy writes to GMEM.
-      in_bounds: whether the author promises that the part of GMEM is in bounds.
-    """
+    """Returns whether threads carry a copy that leaves the choice open."""
     sides = Side.of(gmem), Side.of(smem)
     window = sides[0].window
     try:

@@ -97,14 +97,7 @@ def _refuse_other_cta(steps: Sequence[Any]) -> None:
 
 
 def bind(primitive: Any, operands: Any, **params: Any) -> Any:
-    """Binds a primitive to a pytree of operands.
-
-    Args:
-      primitive: the primitive to bind.
-      operands: pytree of references, RefOperands, scalars, arrays and None; or a list
-        of them.
-      **params: static parameters.
-    """
+    """Binds a primitive to a pytree of operands."""
     if isinstance(operands, dict):
         operands = {name: _split(value) for name, value in operands.items()}
     for named in operands if isinstance(operands, list) else [operands]:
@@ -195,12 +188,7 @@ def require_same(src: Any, dst: Any, who: str) -> None:
 
 
 def one_barrier(barrier: Any, who: str) -> RefOperand:
-    """Returns the operand of a barrier, or of an array of one.
-
-    Raises:
-      ArgumentTypeError, MemorySpaceError: it is not a barrier.
-      ShapeError: it is an array of several.
-    """
+    """Returns the operand of a barrier, or of an array of one."""
     aval = require_ref(barrier, who, "the barrier")
     if aval.memory_space is not types.BARRIERS:
         raise errors.MemorySpaceError(

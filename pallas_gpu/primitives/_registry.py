@@ -212,13 +212,7 @@ def _define_types(
 
 
 def describe(primitive: Any, family: str, **properties: Any) -> None:
-    """Registers the properties of a primitive of JAX that accesses memory.
-
-    Args:
-      primitive: the primitive.
-      family: name of its files, or of its group of operations.
-      **properties: the other fields of `Operation`.
-    """
+    """Registers the properties of a primitive of JAX that accesses memory."""
     if primitive in _OPERATIONS:
         raise errors.InternalError(f"the primitive {primitive.name} is described twice")
     operation = Operation(primitive, family, **properties)
@@ -237,12 +231,7 @@ def called(primitive: Any) -> str:
 
 
 def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
-    """Returns a decorator that registers a rule; registering twice is an error.
-
-    Args:
-      key: a primitive.
-      kind: the kind of rule.
-    """
+    """Returns a decorator that registers a rule; registering twice is an error."""
 
     def enter(rule: Callable) -> Callable:
         if key in _RULES[kind]:

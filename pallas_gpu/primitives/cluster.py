@@ -59,12 +59,7 @@ def _positions(value: Any, what: str) -> dict[str, Any]:
 
 
 def position_on_axis(value: Any, what: str) -> Any:
-    """Accepts a position on a cluster axis; returns a Python integer or an int32.
-
-    Raises:
-      ArgumentTypeError: it is not an integer, or has axes.
-      OutOfBoundsError: no cluster is as large.
-    """
+    """Accepts a position on a cluster axis; returns a Python integer or an int32."""
     value = values.integer(value, what)
     if isinstance(value, int):
         if not 0 <= value < _MOST_BLOCKS:
@@ -251,12 +246,7 @@ def _check_words(view: Any, start: Any, params: Any, who: str) -> None:
 def require_axes(
     axes: Sequence[str], mesh: types.Mesh, who: str, hint: str = ""
 ) -> int:
-    """Returns the number of CTAs along axes of the cluster.
-
-    Raises:
-      AxisNameError, ArgumentError: they are not axes of the cluster, or one is named
-        twice.
-    """
+    """Returns the number of CTAs along axes of the cluster."""
     sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
     for axis in axes:
         if axis not in sizes:

@@ -44,13 +44,6 @@ def load(
 
     PTX: cp.async of 4, 8 or 16 bytes; ld.global and st.shared of narrower parts. Then
     cp.async.mbarrier.arrive and mbarrier.arrive, or cp.async.commit_group.
-
-    Args:
-      src: reference in GMEM.
-      dst: reference in SMEM, of the same shape and dtype.
-      barrier: the operand of a barrier; None for a group.
-      predicate: scalar bool or None.
-      oob_mode: what the elements outside the array are.
     """
     ops.bind(
         cp_async_p,
@@ -63,12 +56,6 @@ def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) ->
     """Copies from SMEM to GMEM by all threads of the issuer.
 
     PTX: ld.shared, st.global, fence.proxy.async.global. It is complete when it returns.
-
-    Args:
-      src: reference in SMEM.
-      dst: reference in GMEM, of the same shape and dtype.
-      predicate: scalar bool or None.
-      commit_group: whether to close the current group of TMA's copies to GMEM.
     """
     ops.bind(
         store_by_threads_p,

@@ -129,12 +129,7 @@ def refuse_reference(value: Any) -> None:
 
 
 def require_printable(line: formats.Line, avals: Sequence[Any]) -> None:
-    """Raises unless the values can be printed in a format.
-
-    Raises:
-      DTypeError: a format does not suit the type of its value.
-      ShapeError: two arrays have different shapes.
-    """
+    """Raises unless the values can be printed in a format."""
     line.conversions([aval.dtype for aval in avals])
     shapes = list(dict.fromkeys(tuple(aval.shape) for aval in avals if aval.shape))
     if len(shapes) > 1:

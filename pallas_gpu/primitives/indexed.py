@@ -32,9 +32,6 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
     Returns:
       The reference; the operands `indices` and `cta`, the position of another CTA of
       the cluster or None; the parameters.
-
-    Raises:
-      UnsupportedError: the elements have no indices of their own.
     """
     steps, other = split_cluster(view.transforms)
     split = ops.operand(types.RefView(view.ref, steps))
@@ -65,12 +62,7 @@ def _position(value: Any) -> Any:
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
-    """Returns a mask in the shape of an access; None if there is none.
-
-    Raises:
-      DTypeError: it is no bool.
-      ShapeError: its shape does not broadcast to that of the access.
-    """
+    """Returns a mask in the shape of an access; None if there is none."""
     if mask is None:
         return None
     mask = value_rules.array(mask, f"{who}: the mask")

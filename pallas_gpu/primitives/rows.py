@@ -46,9 +46,6 @@ def split(ref: Any, who: str) -> tuple[Any, Any] | None:
     """Returns a reference with all rows, and the indices of those that are meant.
 
     None for a reference without an array of indices.
-
-    Raises:
-      UnsupportedError: something else than the rows of the last part is indexed.
     """
     if not isinstance(ref, _jax.TransformedRef):
         return None
@@ -106,13 +103,6 @@ def gather(
     that are adjacent in SMEM (sm_100a); or cp.async.bulk.shared::cluster.global, one
     for each row, if rows are adjacent multiples of 16 bytes in both memories; else
     cp.async or ld.global and st.shared.
-
-    Args:
-      src: all rows.
-      rows: indices, int32.
-      dst: a row for each index.
-      barrier: the operand of a barrier; None for a group of cp.async.
-      predicate: scalar bool or None.
     """
     who = "copy_gmem_to_smem"
     src, dst = views.plain(src, who), views.plain(dst, who)
@@ -134,13 +124,6 @@ def scatter(
     PTX: cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4, one for four rows
     (sm_100a); cp.async.bulk.global.shared::cta, one for each row; or ld.shared and
     st.global.
-
-    Args:
-      src: a row for each index.
-      dst: all rows.
-      rows: indices, int32, different from each other.
-      predicate: scalar bool or None.
-      commit_group: whether to close the current group of copies after this one.
     """
     who = "copy_smem_to_gmem"
     src, dst = views.plain(src, who), views.plain(dst, who)

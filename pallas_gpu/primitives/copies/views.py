@@ -53,11 +53,7 @@ class _View:
 
 
 def plain(ref: Any, who: str) -> Any:
-    """Returns a reference without reshapes and bitcasts that is the same part.
-
-    Raises:
-      UnsupportedError: there is no such part.
-    """
+    """Returns a reference without reshapes and bitcasts that is the same part."""
     if not _is_viewed(ref):
         return ref
     view = _fold(ref)
@@ -74,9 +70,6 @@ def pair(
       gmem, smem: references of equal shape and type.
       who: the operation, for messages.
       as_declared: whether the array in SMEM keeps its declared shape and type.
-
-    Raises:
-      UnsupportedError: there are no such parts.
     """
     if not _is_viewed(gmem) and not _is_viewed(smem):
         return gmem, smem

@@ -24,12 +24,7 @@ _CTAS = 2
 
 
 def require_copy(source: Any, target: Any, axis: str | None, who: str) -> bool:
-    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs.
-
-    Raises:
-      MemorySpaceError: the source or the target is in another space.
-      ArgumentError: the array in TMEM is not allocated by those who copy.
-    """
+    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs."""
     ops.require_space(source, types.SMEM, who, "the source")
     ops.require_space(target, types.TMEM, who, "the destination")
     collective = axis is not None

@@ -152,12 +152,7 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
 
 
 def check_storage(operand: Any, name: str) -> None:
-    """Raises LayoutError for an SMEM operand that the tensor core does not read.
-
-    Args:
-      operand: a matrix in SMEM; its reference may be abstract.
-      name: `a` or `b`.
-    """
+    """Raises LayoutError for an SMEM operand that the tensor core does not read."""
     aval = types.base_aval(operand)
     side = Side.at(ops.RefOperand(aval, ops.operand(operand).transforms))
     window, layout = side.window, side.layout
@@ -180,14 +175,7 @@ def check_storage(operand: Any, name: str) -> None:
 
 
 def _check_inferable(aval: Any, used: SmemLayout, window: Window, name: str) -> None:
-    """Raises LayoutError where no tiling and swizzle fit an array without them.
-
-    Args:
-      aval: the array's type.
-      used: its layout without them, in the shape and type in which it is used.
-      window: the part that is used.
-      name: of the operand.
-    """
+    """Raises LayoutError where no tiling and swizzle fit an array without them."""
     bits = types.itemsize_bits(aval.dtype)
     tiles = [(8, 8 * swizzle // used.itemsize_bits) for swizzle in _SWIZZLES]
     for tile, swizzle in zip(tiles, _SWIZZLES, strict=True):
