@@ -46,7 +46,7 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
     They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
     arrays = region_of(jaxpr).inputs[:inputs]
-    for origin, (access, site) in _writes(jaxpr).items():
+    for origin, (access, site) in writes(jaxpr).items():
         if origin in arrays:
             aval = types.describe(access.buffer.aval)
             raise errors.KernelError(
@@ -62,11 +62,11 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
 def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     """Returns the references that a body writes, as variables of its jaxpr."""
     pairs = zip(variables_of(jaxpr), region_of(jaxpr).inputs, strict=True)
-    found = _writes(jaxpr)
+    found = writes(jaxpr)
     return {var for var, value in pairs if value in found}
 
 
-def _writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
+def writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
     """Returns the first access that writes a reference, with its operation."""
     found: dict[Any, tuple[Access, Site]] = {}
     for site in walk(jaxpr):

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, types
+from pallas_gpu.entry.check import references
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
@@ -31,9 +32,7 @@ _ALWAYS = (Kind.SCOPE, Kind.FOR)
 
 def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
     """Returns those of a body's references that nothing writes, not in a branch."""
-    written = _written(jaxpr)
-    pairs = zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True)
-    found = {var for value, var in pairs if value in written}
+    found = references.written(jaxpr)
     return [ref for ref in refs if ref not in found]
 
 
@@ -51,22 +50,10 @@ def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
         for access in site.op.accesses:
             if access.reads:
                 lines.setdefault(site.origin(access.buffer), site.where)
-    written = _written(jaxpr)
+    written = references.writes(jaxpr)
     for array, where in lines.items():
         if array in names and array not in written:
             yield names[array], array.aval, where
-
-
-def _written(jaxpr: _jax.Jaxpr) -> set[Any]:
-    """The references that are written, or given to what may write them."""
-    written = set[Any]()
-    for site in walk(jaxpr):
-        op = site.op
-        if op.kind is Kind.PLAIN and op.operation is None:
-            written.update(map(site.origin, op.inputs))
-        buffers = (access.buffer for access in op.accesses if access.writes)
-        written.update(map(site.origin, buffers))
-    return written
 
 
 def _declared(op: Op) -> Iterator[tuple[Value, str]]:
