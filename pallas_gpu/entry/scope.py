@@ -185,11 +185,11 @@ def _require_signature(
 
 @contextlib.contextmanager
 def locating(body: Callable[..., Any]) -> Iterator[None]:
-    """Adds the line of the body's definition to errors without a line."""
+    """Adds a line to errors without one: the author's that raised it, or the body's."""
     try:
         yield
     except errors.PallasGpuError as error:
-        raise error.with_location(location(body)) from None
+        raise error.with_location(raised_at(error) or location(body)) from None
 
 
 def called_from[T](fn: Callable[..., Any], call: Callable[[], T]) -> T:
@@ -239,9 +239,15 @@ def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
     """Returns the position of the user's innermost frame."""
     outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__), "<")
     for at in reversed(range(len(frames))):
-        if not frames[at].filename.startswith(outside):
+        file = frames[at].filename
+        python = file.startswith(_LIBRARY) and "site-packages" not in file
+        if not python and not file.startswith(outside):
             return at
     return None
+
+
+# Modules of Python itself, such as contextlib.
+_LIBRARY = os.path.dirname(os.__file__)
 
 
 def location(fn: Callable[..., Any]) -> str | None:
