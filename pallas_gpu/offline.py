@@ -14,7 +14,7 @@ from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering import launch
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.program.bodies import bodies
+from pallas_gpu.program.bodies import equations
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
@@ -199,14 +199,11 @@ def require_target(params: call.CallParams, target: arch.Target) -> None:
 
 def launches(closed: _jax.ClosedJaxpr | _jax.Jaxpr) -> Iterator[call.CallParams]:
     """Yields the kernels of a jaxpr, those that JAX's `pallas_call` contains too."""
-    for eqn in closed.eqns:
+    for eqn in equations(closed):
         if eqn.primitive is call.kernel_p:
             yield call.CallParams(**eqn.params)
-            continue
-        if (expanded := call.expansion(eqn)) is not None:
+        elif (expanded := call.expansion(eqn)) is not None:
             yield from launches(expanded)
-        for body in bodies(eqn) if expanded is None else ():
-            yield from launches(body.jaxpr)
 
 
 def _kernels(

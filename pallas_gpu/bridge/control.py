@@ -47,7 +47,6 @@ def require_values(eqn: _jax.JaxprEqn, operands: Sequence[Any]) -> None:
             expected="values as the carry",
             got=types.describe(refs[0]),
             hint="use the reference in the loop's body without passing it",
-            where=_jax.where_now(),
         )
 
 

@@ -75,5 +75,4 @@ def _unsupported(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
         expected="operations on arrays, and " + ", ".join(sorted(RULES)),
         got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
         hint="write the kernel with plgpu.kernel or plgpu.pallas_call",
-        where=_jax.where_now(),
     )

@@ -55,7 +55,6 @@ def _check(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
             hint="print the values with plgpu.debug_print"
             if values
             else "use plgpu.debug_check",
-            where=_jax.where_now(),
         )
     holds = [np.bool_(True), np.asarray(code)]
     error = jax.tree.unflatten(eqn.params["err_tree"], holds)

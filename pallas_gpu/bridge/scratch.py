@@ -48,7 +48,6 @@ def declaration(aval: Any) -> Any:
         got=str(aval),
         hint="declare it with pl.MemorySpace.DEFAULT(shape, dtype), plgpu.SMEM(shape, "
         "dtype), plgpu.ACC(shape, dtype) or plgpu.Barrier()",
-        where=_jax.where_now(),
     )
 
 

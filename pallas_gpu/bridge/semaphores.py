@@ -30,7 +30,6 @@ def _signal(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]
             expected="None, the default",
             got="a core",
             hint="leave it out: a GPU has no cores in this sense",
-            where=_jax.where_now(),
         )
     memory_scope = eqn.params.get("memory_scope", semaphore.SYSTEM)
     semaphore.semaphore_signal(ref, inc, device_id=device_id, memory_scope=memory_scope)

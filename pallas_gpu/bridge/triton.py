@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import atomics, registers
 from pallas_gpu.primitives.atomics import atomic_cas
 from pallas_gpu.types import values as value_rules
@@ -191,7 +191,6 @@ def dot(
             expected="two dimensions, and one K",
             got=f"shapes {a.shape} and {b.shape}, {trans_a=}, {trans_b=}",
             hint="reshape them, or use jax.lax.dot_general",
-            where=_jax.where_now(),
         )
     if allow_tf32 is not None:
         if precision is not None:
@@ -200,7 +199,6 @@ def dot(
                 expected="one of them",
                 got=f"{allow_tf32=}, {precision=}",
                 hint="leave allow_tf32 out",
-                where=_jax.where_now(),
             )
         precision = "high" if allow_tf32 else "highest"
     kind = jnp.promote_types(a.dtype, b.dtype)
@@ -233,7 +231,6 @@ def approx_tanh(x: value_rules.Array) -> jax.Array:
             expected="float16, bfloat16 or float32",
             got=str(x.dtype),
             hint="use jnp.tanh",
-            where=_jax.where_now(),
         )
     return jnp.tanh(x)
 

@@ -11,7 +11,6 @@ no sum in registers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,15 +21,18 @@ from pallas_gpu.entry import expand
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.bodies import Equations
 from pallas_gpu.program.rewrite import with_equations
 
 
 @expand.prepares
 def leave_in_place(jaxpr: _jax.Jaxpr, kernel: expand.Kernel) -> _jax.Jaxpr:
     """Returns a body whose products read references where they can."""
-    if not any(_is_product(eqn) for eqn in jaxpr.eqns):
+    body = Equations(jaxpr)
+    if not any(map(_is_product, body.listed)):
         return jaxpr
-    return _Body(jaxpr, kernel).rewritten()
+    changed, unread = _Body(body, kernel).changes()
+    return with_equations(jaxpr, changed, unread=unread)
 
 
 def _is_product(eqn: _jax.JaxprEqn) -> bool:
@@ -57,25 +59,16 @@ class _Fused:
 
 
 class _Body:
-    def __init__(self, jaxpr: _jax.Jaxpr, kernel: expand.Kernel):
-        self._jaxpr = jaxpr
+    def __init__(self, body: Equations, kernel: expand.Kernel):
         self._kernel = kernel
-        self._eqns = list(jaxpr.eqns)
-        self._made = {v: i for i, e in enumerate(self._eqns) for v in e.outvars}
-        self._readers: dict[Any, list[int]] = {}
-        for i, eqn in enumerate(self._eqns):
-            self._read(eqn.invars, i)
-        self._read(jaxpr.outvars, len(self._eqns))
+        self._eqns, self._position = body.listed, body.position
+        self._readers = body.readers
         self._claimed: set[int] = set()
         # Loads and transposes that products need no longer.
         self._passed: set[int] = set()
 
-    def _read(self, atoms: Sequence[Any], position: int) -> None:
-        for x in atoms:
-            if not isinstance(x, _jax.Literal):
-                self._readers.setdefault(x, []).append(position)
-
-    def rewritten(self) -> _jax.Jaxpr:
+    def changes(self) -> tuple[dict[int, Any], frozenset[int]]:
+        """Returns what replaces equations, and which are left out if unread."""
         replaced: dict[int, _jax.JaxprEqn] = {}
         dropped: set[int] = set()
         for i, eqn in enumerate(self._eqns):
@@ -91,10 +84,9 @@ class _Body:
             replaced[fused.at] = _with_operands(eqn, operands, fused, dimensions)
             dropped.update({i, *fused.absorbed} - {fused.at})
         changed = {**replaced, **dict.fromkeys(dropped)}
-        return with_equations(
-            self._jaxpr,
+        return (
             {id(self._eqns[i]): eqn for i, eqn in changed.items()},
-            unread=frozenset(id(self._eqns[i]) for i in self._passed),
+            frozenset(id(self._eqns[i]) for i in self._passed),
         )
 
     # --- sums -------------------------------------------------------------------------
@@ -129,7 +121,7 @@ class _Body:
         whole = isinstance(ref.aval, types.AccumulatorRef) and all(
             tuple(v.aval.shape) == tuple(ref.aval.shape) for v in get.outvars
         )
-        unread = not self._readers.get(swap.outvars[0])
+        unread = not self._readers(swap.outvars[0])
         if not (whole and unread and get.invars[0] is ref):
             return None
         if self._only_reader(fused.init) is None or not self._is_quiet(g, k, ref):
@@ -138,7 +130,7 @@ class _Body:
 
     def _only_reader(self, var: Any) -> int | None:
         """Returns the position of the only equation that reads a value once."""
-        readers = self._readers.get(var, [])
+        readers = self._readers(var)
         if len(readers) != 1 or readers[0] == len(self._eqns):
             return None
         return readers[0]
@@ -223,9 +215,6 @@ class _Body:
                 steps = (*steps, _jax.TransposeTransform((1, 0)))
             return ops.RefOperand(ref, tuple(steps))
         return None
-
-    def _position(self, atom: Any) -> int | None:
-        return None if isinstance(atom, _jax.Literal) else self._made.get(atom)
 
     def _is_quiet(self, first: int, last: int, ref: Any) -> bool:
         """Whether nothing between two positions may write what a reference names."""

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_gpu.entry.check.scatter import applied
 from pallas_gpu.entry.expand import Composite, composite
+from pallas_gpu.entry.plain.empty import applied
 from pallas_gpu.primitives.positions import gather_positions, scatter_positions
 
 _I32 = jnp.int32

@@ -30,7 +30,6 @@ def _require_small(what: str, shape: Sequence[int]) -> None:
         got=f"shape {tuple(shape)}",
         hint="compute it outside the kernel and pass the result as an argument, or in "
         "blocks of fewer rows",
-        where=_jax.where_now(),
     )
 
 

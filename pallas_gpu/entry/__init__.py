@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points of kernels: kernel(), run_scoped(), when, loop."""
+"""From an author's function to a call of a kernel.
+
+`trace` makes a checked body of it: arguments, what it captures, keys and other things
+that kernels lack replaced. `call` is the launch as an operation of JAX. `kernel` joins
+them; the other entry points are what bodies call, such as `run_scoped`, `when`, `loop`.
+"""

@@ -40,11 +40,7 @@ def assuming(target: arch.Target) -> Iterator[None]:
 
 
 def target_of(declared: str | None) -> arch.GpuTarget:
-    """Returns the target that a kernel is traced for, without the attached GPU.
-
-    Args:
-      declared: the target in its compiler parameters.
-    """
+    """Returns the target of a kernel whose parameters declare one, or None."""
     return arch.target(declared or assumed_target() or arch.DEFAULT_TARGET)
 
 

@@ -296,9 +296,7 @@ def register_expansion(
 ) -> None:
     """Registers a primitive of others whose equations may become kernels.
 
-    Args:
-      primitive: the primitive.
-      expand: returns a jaxpr that does the same with our kernels; None if it does not.
+    `expand` returns a jaxpr that does the same with our kernels; None if it does not.
     """
     _EXPANSIONS[primitive] = expand
 

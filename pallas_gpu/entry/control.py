@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import scope
-from pallas_gpu.entry.jax_errors import traced_values
+from pallas_gpu.entry import jax_errors, scope
 from pallas_gpu.types import values
 
 
@@ -44,7 +43,7 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
         expect.function(body, "when: the body")
 
         def once() -> None:
-            require_none("when", body, scope.call("when", body))
+            scope.require_none("when", body, scope.call("when", body))
 
         if isinstance(condition, bool):
             if condition:
@@ -58,18 +57,6 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
 
 def _nothing() -> None:
     """The other branch of a `when`; JAX traces one function only once."""
-
-
-def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
-    if result is not None:
-        raise errors.KernelError(
-            f"{who}: the body returns a value",
-            expected="None",
-            got=expect.shown(result),
-            hint="store to a reference, out_ref[...] = value; or carry it: lax.cond, "
-            "loop(init_carry=...)",
-            where=scope.location(body),
-        )
 
 
 def _unroll(value: Any, what: str) -> int | bool:
@@ -144,7 +131,8 @@ def loop(
         def iteration(i, carry):
             index = _index(lower, i, step)
             if init_carry is None:
-                return require_none("loop", body, scope.call("loop", body, index))
+                result = scope.call("loop", body, index)
+                return scope.require_none("loop", body, result)
             return scope.call("loop", body, index, carry)
 
         with _jax.trace_without_ref_rules():
@@ -180,7 +168,7 @@ def _loop(loop: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return loop(*args, **options)
     except TypeError as error:
-        changed = traced_values.carry(error)
+        changed = jax_errors.carry(error)
         if changed is None:
             raise
         raise changed.with_location(scope.called_at()) from None
@@ -270,6 +258,5 @@ def _require_axis(sizes: Sequence[int], axis: Any, who: str) -> int:
             expected=f"0 to {len(sizes) - 1}" if sizes else "a kernel with a grid",
             got=expect.shown(axis) if number is None else number,
             hint="specify a grid; its axes are numbered from 0",
-            where=_jax.where_now(),
         )
     return number

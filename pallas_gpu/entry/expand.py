@@ -19,11 +19,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import check, scope
@@ -31,8 +28,8 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.program.bodies import bodies, equations
-from pallas_gpu.program.rewrite import Rewrite
+from pallas_gpu.program.bodies import bodies, equations, kept
+from pallas_gpu.program.rewrite import Rewrite, at_line_of, call_of
 from pallas_gpu.program.walk import walk
 
 
@@ -90,12 +87,8 @@ def composite(*names: str, when: _Condition | None = None) -> Callable[[Rule], R
     """Returns a decorator that registers the rule of one or more primitives of JAX.
 
     It is called as `rule(composite, *operands)` with a `Composite` and JAX values, and
-    returns a value, or a sequence of values for several results.
-
-    Args:
-      names: names of primitives of JAX.
-      when: tells whether an equation is a composite; without it all are. The others
-        are lowered by the rules of their family.
+    returns a value, or a sequence of values for several results. Equations for which
+    `when` does not hold are lowered by the rules of their family.
     """
 
     def enter(rule: Rule) -> Rule:
@@ -124,25 +117,12 @@ def prepares(rewrite: Preparation) -> Preparation:
 
 
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
-    """Returns a kernel whose body has no composites.
-
-    Args:
-      params: the kernel.
-      target: the target; rules may depend on its features.
-
-    Raises:
-      Errors of the check pass, for what a rule uses.
-    """
+    """Returns a kernel whose body has no composites; checks what their rules use."""
     semantics = params.compiler_params.lowering_semantics
     jaxpr = expanded_body(params.jaxpr, params.mesh, target, semantics)
     if jaxpr is params.jaxpr:
         return params
     return dataclasses.replace(params, jaxpr=jaxpr)
-
-
-_Key = tuple[types.Mesh, arch.Target, types.LoweringSemantics]
-_EXPANDED: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[_Key, _jax.Jaxpr]]
-_EXPANDED = weakref.WeakKeyDictionary()
 
 
 def expanded_body(
@@ -154,14 +134,20 @@ def expanded_body(
     """Returns the body without composites; see `expanded`."""
     if not any(map(_rule_of, equations(jaxpr))):
         return jaxpr
-    done = _EXPANDED.setdefault(jaxpr, {})
-    key = (mesh, target, semantics)
-    if key not in done:
-        stored = _stored_in_smem(jaxpr)
-        expansion = _Expansion(Kernel(mesh, target, semantics, stored))
-        done[key] = expansion.body(jaxpr)
-        check.check_jaxpr(done[key], mesh)
-    return done[key]
+    return _expanded(jaxpr, mesh, target, semantics)
+
+
+@kept
+def _expanded(
+    jaxpr: _jax.Jaxpr,
+    mesh: types.Mesh,
+    target: arch.Target,
+    semantics: types.LoweringSemantics,
+) -> _jax.Jaxpr:
+    kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr))
+    result = _Expansion(kernel).body(jaxpr)
+    check.check_jaxpr(result, mesh)
+    return result
 
 
 def _stored_in_smem(jaxpr: _jax.Jaxpr) -> frozenset[Any]:
@@ -253,36 +239,32 @@ class _Expansion(Rewrite):
         operands: Sequence[Any],
         located: _jax.JaxprEqn | None,
     ) -> _jax.JaxprEqn:
-        @jax.jit
         def call(*values: Any) -> list[Any]:
             results = rule(composite, *values)
             return list(results) if isinstance(results, list | tuple) else [results]
 
+        name = eqn.primitive.name
         with scope.tracing(self._kernel.mesh), _at(located):
-            closed, _ = _jax.trace(call, operands, self._kernel.mesh.axes)
-        made = [_plain(v.aval) for v in closed.jaxpr.outvars]
+            traced, closed = call_of(call, operands, self._kernel.mesh.axes, name)
+        made = [_plain(aval) for aval in closed.out_avals]
         wanted = [_plain(aval) for aval in composite.out_avals]
-        if made != wanted or len(closed.jaxpr.eqns) != 1:
+        if made != wanted or traced is None:
             raise errors.InternalError(
-                f"the rule of the composite {eqn.primitive.name} gives another type",
+                f"the rule of the composite {name} gives another type",
                 expected=wanted,
                 got=made,
             )
-        (traced,) = closed.jaxpr.eqns
-        self._refuse_arrays(eqn, [closed.jaxpr, *(b.jaxpr for b in bodies(traced))])
-        return traced.replace(params={**traced.params, "name": eqn.primitive.name})
-
-    def _refuse_arrays(self, eqn: _jax.JaxprEqn, jaxprs: Iterable[_jax.Jaxpr]) -> None:
-        """Raises for arrays that a rule makes while it is traced: a kernel has none."""
-        if any(jaxpr.constvars for jaxpr in jaxprs):
+        if closed.consts or any(b.jaxpr.constvars for b in bodies(traced)):
+            # Made while the rule is traced.
             raise errors.InternalError(
-                f"the rule of the composite {eqn.primitive.name} closes over an array",
+                f"the rule of the composite {name} closes over an array",
                 expected="scalars, and arrays that operations make",
             )
+        return traced
 
 
 def _at(located: _jax.JaxprEqn | None) -> Any:
-    return contextlib.nullcontext() if located is None else _jax.at_line_of(located)
+    return contextlib.nullcontext() if located is None else at_line_of(located)
 
 
 def _plain(aval: Any) -> Any:

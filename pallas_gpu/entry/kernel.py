@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,55 +56,6 @@ PARAMS = expect.optional(
 _SPECS = "block specs are arguments of plgpu.pallas_call"
 
 
-@overload
-def kernel(
-    body: Callable[..., None],
-    out_shape: Any = None,
-    *,
-    out_type: Any = None,
-    scratch_types: Any = None,
-    scratch_shapes: Any = None,
-    grid: Sequence[int] = (),
-    grid_names: Sequence[str] = (),
-    cluster: Sequence[int] = (),
-    cluster_names: Sequence[str] = (),
-    num_threads: int | None = None,
-    thread_name: str | None = None,
-    mesh: types.Mesh | types.WarpMesh | None = None,
-    compiler_params: types.CompilerParams | None = None,
-    interpret: bool | str | types.InterpretParams | None = None,
-    debug: bool = False,
-    name: str | None = None,
-    kernel_name: str | None = None,
-    cost_estimate: Any = None,
-    metadata: dict[str, str] | None = None,
-) -> Callable[..., Any]: ...
-
-
-@overload
-def kernel(
-    *,
-    out_shape: Any = None,
-    out_type: Any = None,
-    scratch_types: Any = None,
-    scratch_shapes: Any = None,
-    grid: Sequence[int] = (),
-    grid_names: Sequence[str] = (),
-    cluster: Sequence[int] = (),
-    cluster_names: Sequence[str] = (),
-    num_threads: int | None = None,
-    thread_name: str | None = None,
-    mesh: types.Mesh | types.WarpMesh | None = None,
-    compiler_params: types.CompilerParams | None = None,
-    interpret: bool | str | types.InterpretParams | None = None,
-    debug: bool = False,
-    name: str | None = None,
-    kernel_name: str | None = None,
-    cost_estimate: Any = None,
-    metadata: dict[str, str] | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., Any]]: ...
-
-
 @expect.arguments(
     None,
     {
@@ -145,7 +96,7 @@ def kernel(
     kernel_name: str | None = None,
     cost_estimate: Any = None,
     metadata: dict[str, str] | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Turns a function over references into a function over arrays.
 
     The body runs once for each position on the grid, cluster and thread axes;
@@ -249,7 +200,6 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
             expected="one of them",
             got="both",
             hint=f"drop {old_name}",
-            where=_jax.where_now(),
         )
     return value if value is not None else old_value
 
@@ -275,7 +225,6 @@ def _results(out_type: Any) -> Any:
         expected="the types of the results",
         got="out_type=None",
         hint="pass out_type=jax.ShapeDtypeStruct(shape, dtype), or a pytree of them",
-        where=_jax.where_now(),
     )
 
 
@@ -303,11 +252,7 @@ def _with_scratch(
 
 
 def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the declarations that are passed by position, and those by name.
-
-    Raises:
-      ArgumentTypeError: something is not a declaration.
-    """
+    """Returns the declarations that are passed by position, and those by name."""
     for leaf in jax.tree.leaves(scratch, is_leaf=is_declaration):
         require_declaration(leaf)
     if isinstance(scratch, dict):

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import scope
 
 
 def is_mutable(x: Any) -> bool:
@@ -33,11 +32,7 @@ def contents(ref: Any) -> jax.core.ShapedArray:
 
 
 def initial(x: Any, name: str) -> Any:
-    """Returns what a launch reads: the contents of a reference, or an array itself.
-
-    Raises:
-      UnsupportedError: a reference of a kernel that is being traced.
-    """
+    """Returns what a launch reads: the contents of a reference, or an array itself."""
     if is_mutable(x):
         return x[...]
     if types.base_aval(x) is None:
@@ -47,22 +42,14 @@ def initial(x: Any, name: str) -> Any:
         expected="arrays, or what jax.new_ref returns",
         got=types.describe(x),
         hint="call the function with the reference instead of the kernel",
-        where=scope.called_at(),
     )
 
 
 def update(refs: Sequence[tuple[Any, jax.Array]], name: str) -> None:
-    """Writes references after the launch.
+    """Writes references after the launch: pairs (reference, new contents).
 
     All results are batched alike. A reference that has fewer axes of `jax.vmap` is
     refused when it is written: it comes first, so that either all are written or none.
-
-    Args:
-      refs: pairs (reference, new contents).
-      name: name of the kernel.
-
-    Raises:
-      UnsupportedError: the instances of a `jax.vmap` share a reference.
     """
     for ref, value in sorted(refs, key=lambda pair: _jax.unmapped(_base(pair[0]))[1]):
         _update(ref, _placed_like(ref, value), name)
@@ -80,7 +67,6 @@ def _update(ref: Any, value: jax.Array, name: str) -> None:
             got=f"{expect.shown(ref)}, which is not batched",
             hint="give the reference an axis for the instances and pass it to the "
             "function that is vmapped, or return the new value as a result",
-            where=scope.called_at(),
         ) from None
 
 
@@ -123,7 +109,6 @@ def require_no_overlap(args: Sequence[Any], written: Iterable[Any], name: str) -
                 expected="the reference itself, once or more often; or one part of it",
                 got=expect.shown(ref),
                 hint=hint,
-                where=scope.called_at(),
             )
 
 

@@ -193,5 +193,4 @@ def require_known(problem: Problem) -> None:
         got=problem.precision,
         hint="drop the precision: float32 operands are then read as tf32; HIGHEST "
         "computes in float32",
-        where=_jax.where_now(),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_accumulator_load
@@ -76,13 +76,8 @@ def _call(f: Callable[..., None], state: Any) -> None:
     result = scopes.call("run_state", f, state)
     # A kernel without results returns an empty pytree.
     if jax.tree.leaves(result):
-        raise errors.KernelError(
-            "run_state: the function returns a value",
-            expected="None; the final state is what run_state returns",
-            got=expect.shown(result),
-            hint="store results to the references",
-            where=scopes.location(f),
-        )
+        hint = "store results to the references: run_state returns their contents"
+        scopes.require_none("run_state", f, result, hint)
 
 
 def _is_leaf(x: Any) -> bool:
@@ -96,5 +91,4 @@ def _require_accumulator(leaf: Any) -> None:
             expected="plgpu.ACC.init(array), or plgpu.ACC(shape, dtype)",
             got=type(leaf).__name__,
             hint="carry plain values through lax.fori_loop instead",
-            where=_jax.where_now(),
         )

@@ -108,11 +108,7 @@ def in_kernel() -> bool:
 
 
 def current_mesh(who: str) -> Mesh:
-    """Returns the mesh of the kernel that is being traced.
-
-    Raises:
-      KernelError: no kernel is being traced.
-    """
+    """Returns the mesh of the kernel that is being traced; raises where none is."""
     mesh = _MESH.get()
     if mesh is None:
         raise errors.KernelError(
@@ -127,16 +123,33 @@ def current_mesh(who: str) -> Mesh:
 
 
 def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> Any:
-    """Calls the author's body.
-
-    Raises:
-      ArgumentTypeError: its signature does not match the references.
-    """
+    """Calls the author's body; errors without a line get that of the author's code."""
     try:
         return body(*refs, **named_refs)
+    except errors.PallasGpuError as error:
+        error.with_location(raised_at(error))
+        raise
     except TypeError:
         _require_signature(who, body, refs, named_refs)
         raise
+
+
+def require_none(
+    who: str,
+    body: Callable[..., Any],
+    result: Any,
+    hint: str = "store to a reference, out_ref[...] = value; or carry it: lax.cond, "
+    "loop(init_carry=...)",
+) -> None:
+    """Raises KernelError for a body that returns a value."""
+    if result is not None:
+        raise errors.KernelError(
+            f"{who}: the body returns a value",
+            expected="None",
+            got=expect.shown(result),
+            hint=hint,
+            where=location(body),
+        )
 
 
 _ARGUMENTS_OF_A_KERNEL = (
@@ -148,6 +161,7 @@ _ARGUMENTS = {
     "when": "it takes none: @plgpu.when(condition) above def _():",
     "loop": "it takes the index, and with init_carry= the carry: "
     "@plgpu.loop(0, n, init_carry=x) above def result(i, carry):",
+    "warp_map": "it takes the index of the warp, 0 to 3: def _(warp_id):",
     "nd_loop": "it takes the info, and with init_carry= the argument carry: "
     "def _(info, carry):",
 }
@@ -171,11 +185,11 @@ def _require_signature(
 
 @contextlib.contextmanager
 def locating(body: Callable[..., Any]) -> Iterator[None]:
-    """Adds the line of the body's definition to errors without a line."""
+    """Adds a line to errors without one: the author's that raised it, or the body's."""
     try:
         yield
     except errors.PallasGpuError as error:
-        raise error.with_location(location(body)) from None
+        raise error.with_location(raised_at(error) or location(body)) from None
 
 
 def called_from[T](fn: Callable[..., Any], call: Callable[[], T]) -> T:
@@ -225,9 +239,15 @@ def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
     """Returns the position of the user's innermost frame."""
     outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__), "<")
     for at in reversed(range(len(frames))):
-        if not frames[at].filename.startswith(outside):
+        file = frames[at].filename
+        python = file.startswith(_LIBRARY) and "site-packages" not in file
+        if not python and not file.startswith(outside):
             return at
     return None
+
+
+# Modules of Python itself, such as contextlib.
+_LIBRARY = os.path.dirname(os.__file__)
 
 
 def location(fn: Callable[..., Any]) -> str | None:

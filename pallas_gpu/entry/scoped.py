@@ -140,7 +140,6 @@ def get_global(what: Any) -> Any:
             got=types.describe(what.to_ref()),
             hint="declare it in scratch_types (pallas_call: scratch_shapes) or "
             "run_scoped",
-            where=_jax.where_now(),
         )
     what.check_scope(mesh)
     with _jax.trace_without_ref_rules():
@@ -233,7 +232,6 @@ def _require_values(outvars: Sequence[Any]) -> None:
             expected="values as results",
             got=types.describe(escaped[0]),
             hint="return its contents: ref[...]",
-            where=_jax.where_now(),
         )
 
 
@@ -248,7 +246,6 @@ def _check_axes(
             got=f"collective_axes={axes}",
             hint="declare the ACC in a run_scoped without collective_axes, in the code "
             "of the warpgroup that multiplies",
-            where=_jax.where_now(),
         )
     for declaration in declarations:
         declaration.check_scope(mesh)
@@ -260,7 +257,6 @@ def _check_axes(
                 "own",
                 got=f"collective_axes={axes}",
                 hint="allocate around the warp_map what its warps share",
-                where=_jax.where_now(),
             )
         return
     expected = () if mesh.thread_name is None else (mesh.thread_name,)
@@ -273,7 +269,6 @@ def _check_axes(
             got="collective_axes=()",
             hint="enter the scope with all warpgroups, or declare the scratch in "
             "scratch_types",
-            where=_jax.where_now(),
         )
     if axes:
         raise errors.ArgumentError(
@@ -281,7 +276,6 @@ def _check_axes(
             expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
             got=axes,
             hint="pass the kernel's thread_name, or omit collective_axes",
-            where=_jax.where_now(),
         )
 
 

@@ -20,8 +20,10 @@ from pallas_gpu.entry import (
     plain,
     scope,
 )
+from pallas_gpu.primitives.grids.griddepcontrol import check_dependencies
 from pallas_gpu.program.bodies import equations, line_of_use
 from pallas_gpu.program.rewrite import Retrace
+from pallas_gpu.program.walk import walk
 
 # Small arrays that a body closes over are tables, coefficients, literals of jnp.array:
 # the body reads them at its start, so each thread has them in its registers. These are
@@ -66,28 +68,20 @@ def trace_body(
     """Traces `body(*input_refs, *output_refs)` and checks the result.
 
     Args:
-      body: the function.
       in_avals, out_avals: types of the arrays.
-      mesh: the launch.
-      name: name of the kernel.
       aliases: pairs (input, output) that are one array; the body gets its reference
         for both.
       sources: for each input the `jax.Ref` whose contents it is, if any. A reference
         that the body writes becomes one more output, in the order of the inputs.
       writes_inputs: whether the body may store to inputs.
-
-    Raises:
-      KernelError: the body returns a value.
-      ClosureError: the body uses an array from the enclosing function.
-      Errors of the check pass.
     """
     with scope.tracing(mesh), scope.locating(body):
         check.require_element_types((*in_avals, *out_avals))
         check.require_indexable((*in_avals, *out_avals))
         arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
         with jax_errors.typed(mesh):
-            closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
-            _require_no_result(body, out_tree, name)
+            bound = arrays.bound(body, f"kernel {name}")
+            closed, _ = _jax.trace(bound, arrays.refs(), mesh.axes)
             scope.require_applied()
             closed = plain.plain(closed, mesh)
         captured = _captured(closed, name)
@@ -103,7 +97,7 @@ def trace_body(
         if not writes_inputs:
             check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
-        check.check_dependencies(closed.jaxpr, [axis.name for axis in enclosing])
+        check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
     return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)
 
@@ -164,27 +158,17 @@ class _Arrays:
                 inputs[i] = inputs[first]
         return inputs, outputs
 
-    def bound(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def bound(self, body: Callable[..., Any], who: str) -> Callable[..., Any]:
         """Returns a function of all references that calls the body."""
 
         @functools.wraps(body)
-        def flat(*refs: Any) -> Any:
+        def flat(*refs: Any) -> None:
             inputs, outputs = self.split(refs)
-            return body(*inputs, *outputs[: self.declared])
+            result = body(*inputs, *outputs[: self.declared])
+            hint = "store results to the output references: out_ref[...] = value"
+            scope.require_none(who, body, result, hint)
 
         return flat
-
-
-def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> None:
-    if out_tree == jax.tree.structure(None):
-        return
-    raise errors.KernelError(
-        f"kernel {name}: the body returns a value",
-        expected="None",
-        got=f"a result of structure {out_tree}",
-        hint="store results to the output references: out_ref[...] = value",
-        where=scope.location(body),
-    )
 
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from pallas_gpu.program.rewrite import bound_body
 
 # Such a kernel in messages.
 OVER_WARPS = "a kernel over a WarpMesh"
+_STORE = "store it to a reference: ref[warp_id] = value"
 
 
 @expect.arguments()
@@ -67,11 +67,10 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
       ...         plgpu.copy_gmem_to_smem(x_gmem, x_smem, barrier)
     """
     scope.current_mesh("warp_map")
-    _require_one_argument(f)
 
     def body(warp_id: jax.Array) -> None:
-        if f(warp_id) is not None:
-            raise _returns_a_value("warp_map", f)
+        result = scope.call("warp_map", f, warp_id)
+        scope.require_none("warp_map", f, result, _STORE)
 
     bind(body, None)
 
@@ -79,13 +78,7 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
 def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., None]:
     """`kernel` over the warps of a warpgroup: `warp_map` with a named axis.
 
-    Args:
-      f: function of what the result is called with, references among it, which
-        reports a call that its signature does not admit.
-      mesh: the name of the axis.
-
-    Returns:
-      A function that runs `f` once in each warp.
+    The result gets the arguments of `f`, which reports what its signature refuses.
     """
 
     def run(*args: Any) -> None:
@@ -96,12 +89,10 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
                 expected="another name than those of the kernel's axes",
                 got=mesh.axis_name,
                 hint="rename the axis of the WarpMesh",
-                where=_jax.where_now(),
             )
 
         def body(_: jax.Array) -> None:
-            if f(*args) is not None:
-                raise _returns_a_value(OVER_WARPS, f)
+            scope.require_none(OVER_WARPS, f, f(*args), _STORE)
 
         bind(body, mesh.axis_name)
 
@@ -119,26 +110,3 @@ def bind(body: Callable[[jax.Array], Any], axis_name: str | None) -> None:
         warp_arrays.through_smem(closed, arrays, again)
     else:
         bound_body(warp_map_p, closed, tree, axis_name=axis_name)
-
-
-def _returns_a_value(who: str, f: Callable[..., Any]) -> errors.KernelError:
-    return errors.KernelError(
-        f"{who}: the function returns a value",
-        expected="None",
-        got="a value per warp",
-        hint="store it to a reference: ref[warp_id] = value",
-        where=scope.location(f),
-    )
-
-
-def _require_one_argument(f: Any) -> None:
-    try:
-        inspect.signature(f).bind(0)
-    except (TypeError, ValueError) as error:
-        raise errors.ArgumentTypeError(
-            "warp_map: the function does not have exactly one parameter",
-            expected="a function of the warp's index, 0 to 3",
-            got=f"{getattr(f, '__name__', type(f).__name__)}: {error}",
-            hint="write def f(warp_id): ...",
-            where=_jax.where_now(),
-        ) from None

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.entry import scope
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
     block_index,
@@ -20,6 +20,7 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     loop_axis,
 )
+from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives.indices.facts import Fact
 
 
@@ -291,7 +292,6 @@ class Stream:
                 got=f"block_shape {self.spec.block_shape}",
                 hint="leave memory_space out, or pass plgpu.BlockSpec(memory_space="
                 "plgpu.GMEM) and take the part in the body",
-                where=_jax.where_now(),
             )
         return dataclasses.replace(self, direct=True)
 
@@ -312,16 +312,16 @@ class Stream:
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""
         view, smem = self.window(indices), self.buffers(1).to_ref()
-        source = check.Side.of(view)
+        source = _engines.Side.of(view)
         whole = Window.whole((1, *self.block_shape))
         one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
         aval = types.base_aval(smem)
-        block = check.Side(aval, one, aval.dtype)
+        block = _engines.Side(aval, one, aval.dtype)
         checks: list[Callable[[], Any]] = [
             # Adjacent bytes without a tensor map may start anywhere at run time.
-            lambda: check.check_copy(source, block, allow_line=False),
+            lambda: _engines.check_copy(source, block, allow_line=False),
             # A store is stricter than a load.
-            lambda: check.check_threads(source, block, store=True),
+            lambda: _engines.check_threads(source, block, store=True),
         ]
         return [_problem(copy) for copy in checks]
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import mutable, scope
+from pallas_gpu import errors, expect, types
+from pallas_gpu.entry import mutable
 
 Spec = types.GridSpec | types.PrefetchScalarGridSpec
 
@@ -32,7 +32,6 @@ def one_spec(grid_spec: Spec | None, given: types.GridSpec, name: str) -> Spec:
             expected="grid_spec alone, or grid, in_specs, out_specs and scratch_shapes",
             got=f"grid_spec and {', '.join(both)}",
             hint="drop grid_spec, or move the arguments into it",
-            where=_jax.where_now(),
         )
     return grid_spec
 
@@ -63,14 +62,12 @@ def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
             expected=f"{tree.num_leaves} BlockSpecs, one for each array",
             got=f"{expect.shown(wrong[0])}" if wrong else f"{len(given)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
-            where=scope.called_at(),
         )
     raise errors.ArgumentError(
         f"{what} is not a pytree like the arrays",
         expected=str(structure(like)),
         got=str(jax.tree.structure(specs)),
         hint="pass a BlockSpec in the place of each array",
-        where=scope.called_at(),
     )
 
 
@@ -136,7 +133,6 @@ def aliases(
                 got=problem[1],
                 hint="write {i: j} where argument i has the shape and dtype of result "
                 "j, both counted over the leaves of pytrees",
-                where=scope.called_at(),
             )
     return pairs
 
@@ -159,7 +155,6 @@ def check_prefetched(args: Sequence[Any], count: int, name: str) -> None:
             expected=f"{count} or more arguments",
             got=len(args),
             hint="it counts the first arguments, which index maps read",
-            where=scope.called_at(),
         )
     for i, x in enumerate(args[:count]):
         dtype = getattr(x, "dtype", None)
@@ -171,5 +166,4 @@ def check_prefetched(args: Sequence[Any], count: int, name: str) -> None:
                 got=expect.shown(x),
                 hint="convert it with jnp.asarray(..., jnp.int32), or reduce "
                 "num_scalar_prefetch",
-                where=scope.called_at(),
             )

@@ -94,7 +94,7 @@ class Compute:
             pipeline()
         else:
             result = scope.call("compute_context", context, pipeline)
-            control.require_none("compute_context", context, result)
+            scope.require_none("compute_context", context, result)
         if len(calls) != 1:
             raise errors.KernelError(
                 "compute_context does not run the pipeline once",

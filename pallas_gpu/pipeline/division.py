@@ -9,7 +9,7 @@ from typing import Any
 
 from jax import lax
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import arch, errors
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.compute import Compute
 from pallas_gpu.pipeline.producer import Producer, Releases
@@ -138,7 +138,6 @@ def compute_registers(who: str, compute_wgs: int, memory_registers: int) -> int:
             expected=f"at most {launched}, of a block of {warpgroups} warpgroups",
             got=memory_registers,
             hint="40 is sufficient for most",
-            where=_jax.where_now(),
         )
     left = launched * warpgroups - memory_registers
     most = left // compute_wgs // _REGISTER_UNIT * _REGISTER_UNIT

@@ -239,7 +239,7 @@ def _check_axes(
 ) -> None:
     threads = () if thread_axis is None else (thread_axis,)
     for axis in (*grid_names, *threads, *cluster_axes):
-        check.require_axis_name(axis, mesh, _jax.where_now())
+        check.require_axis_name(axis, mesh)
     own_threads = () if mesh.thread_name is None else (mesh.thread_name,)
     for what, given, own in (
         ("grid_names", grid_names, mesh.grid_names),
@@ -252,5 +252,4 @@ def _check_axes(
                 expected=f"{list(own)}",
                 got=f"{list(given)}",
                 hint="pass the same names as to the kernel",
-                where=_jax.where_now(),
             )

@@ -108,7 +108,6 @@ def check_depth(who: str, depth: int, specs: Sequence[types.BlockSpec]) -> None:
             expected=f"max_concurrent_steps of {delay + 1} or more",
             got=f"max_concurrent_steps={depth}, delay_release={delay}",
             hint="increase max_concurrent_steps",
-            where=_jax.where_now(),
         )
 
 
@@ -120,7 +119,6 @@ def _require_one_warpgroup() -> None:
             expected="a kernel of one warpgroup per block",
             got=f"num_threads={mesh.warpgroups}",
             hint="use emit_pipeline_warp_specialized, which divides the work",
-            where=_jax.where_now(),
         )
 
 

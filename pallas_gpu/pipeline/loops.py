@@ -44,7 +44,6 @@ class NDLoopInfo:
             expected="an attribute: index, local_index or num_local_steps",
             got=f"info[{expect.shown(axis)}]",
             hint="the position is a tuple: info.index[0], or i, j = info.index",
-            where=_jax.where_now(),
         )
 
     def __iter__(self) -> Any:
@@ -148,7 +147,7 @@ def nd_loop(
         sizes = _tiled(sizes, tuple(tiling))
     mesh = scope.current_mesh("nd_loop")
     for axis in axes:
-        check.require_axis_name(axis, mesh, _jax.where_now())
+        check.require_axis_name(axis, mesh)
 
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "nd_loop: the body")
@@ -205,7 +204,6 @@ def _tiled(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> tuple[Any, ...]:
             expected=f"{len(grid)} sizes that divide ({sizes})",
             got=tiling,
             hint=hint,
-            where=_jax.where_now(),
         )
     return tuple(
         n
@@ -285,7 +283,6 @@ def planar_snake(
             expected="minor_dim 0 or 1 and a positive tile_width",
             got=f"minor_dim={minor_dim}, tile_width={tile_width}",
             hint="tile_width is a number of tiles, e.g. 8",
-            where=_jax.where_now(),
         )
     if len(shape) != 2:
         raise errors.ArgumentError(

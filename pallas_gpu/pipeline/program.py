@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import control, scope
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.blocks import Stream, checked
@@ -154,7 +154,7 @@ class Program:
         """Calls the author's function at a step."""
         with scope.at_position(self.grid.position(*indices), self.grid.sizes):
             result = scope.call(self._who, self.kernel, *operands, **named)
-        control.require_none(self._who, self.kernel, result)
+        scope.require_none(self._who, self.kernel, result)
 
     def _names(self, in_tree: Any, out_tree: Any) -> list[str]:
         """Returns the body's names of all its references."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import jax
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import control, mutable, scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.pipeline import thread_copies
@@ -179,7 +179,6 @@ def streams_of(
             expected=f"{n_in} input(s) and {len(out_specs)} output(s)",
             got=f"{len(refs)} reference(s)",
             hint="pass one reference in GMEM per spec, inputs first",
-            where=_jax.where_now(),
         )
     ins, in_specs, in_tree = _flat(body.who, "input", refs[:n_in], in_specs)
     outs, out_specs, out_tree = _flat(body.who, "output", refs[n_in:], out_specs)
@@ -217,7 +216,6 @@ def _flat(
         expected=str(tree),
         got=str(given),
         hint="pass a reference for each BlockSpec, and None where the spec is None",
-        where=_jax.where_now(),
     )
 
 
@@ -253,5 +251,5 @@ class Body:
         last = (carry,) if self.has_carry else ()
         result = scope.call(self.who, self.function, indices, *operands, *last)
         if not self.has_carry:
-            control.require_none(self.who, self.function, result)
+            scope.require_none(self.who, self.function, result)
         return result

@@ -141,7 +141,6 @@ def emit_pipeline_warp_specialized(
             expected=f"0 to {num_compute_wgs}",
             got=memory_thread_idx,
             hint="omit memory_thread_idx: it is the last one",
-            where=_jax.where_now(),
         )
     return WarpSpecializedPipeline(
         body=body,
@@ -238,7 +237,6 @@ class WarpSpecializedPipeline:
                 expected=f"a kernel with {expected}",
                 got=f"num_threads={mesh.warpgroups}, thread_name={mesh.thread_name!r}",
                 hint="a block has the compute warpgroups and one memory warpgroup",
-                where=_jax.where_now(),
             )
 
     def _check_state(self, division: Division, allocations: Any) -> None:
@@ -259,7 +257,6 @@ class WarpSpecializedPipeline:
                 expected=reason[1],
                 got=reason[0],
                 hint="omit pipeline_state; each pipeline then waits for its last step",
-                where=_jax.where_now(),
             )
 
 
@@ -284,7 +281,6 @@ def _require_declared(allocations: Any, declarations: Any) -> None:
             got=difference[1],
             hint="pass what run_scoped allocated for get_allocations(*refs) of a "
             "pipeline with the same blocks, max_concurrent_steps and number of steps",
-            where=_jax.where_now(),
         )
 
 

@@ -40,20 +40,7 @@ def threads_load(
     *,
     in_bounds: bool = False,
 ) -> bool:
-    """Returns whether threads carry a copy from GMEM to SMEM.
-
-    Args:
-      src, dst: references or parts of them.
-      barrier: one barrier or None.
-      collective_axes: of a multicast.
-      implementation: the author's choice, or None.
-      who: the operation, for messages.
-      in_bounds: whether the author promises that the source is in bounds.
-
-    Raises:
-      MemorySpaceError: TMA has to carry it, and there is no barrier.
-      UnsupportedError: cp.async has to carry a multicast.
-    """
+    """Returns whether threads carry a copy from GMEM to SMEM."""
     by_tma = implementation is Engine.TMA or bool(collective_axes)
     if by_tma and barrier is None:
         raise errors.MemorySpaceError(
@@ -78,17 +65,7 @@ def threads_load(
 
 
 def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
-    """Raises unless a copy can fill with NaN.
-
-    Args:
-      src: reference in GMEM or a part of one.
-      by_threads: whether threads carry the copy.
-      who: the operation, for messages.
-
-    Raises:
-      DTypeError: the elements are not floats of 16 bits or more.
-      UnsupportedError: threads carry the copy: cp.async fills with zeros alone.
-    """
+    """Raises unless a copy can fill with NaN."""
     dtype = np.dtype(src.dtype)
     if types.kind(dtype) != "float":
         raise errors.DTypeError(
@@ -109,26 +86,14 @@ def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
 
 
 def threads_store(src: Any, dst: Any, who: str) -> bool:
-    """Returns whether threads carry a copy from SMEM to GMEM.
-
-    Args:
-      src, dst: references or parts of them.
-      who: the operation, for messages.
-    """
+    """Returns whether threads carry a copy from SMEM to GMEM."""
     return _threads_carry(dst, src, who, store=True)
 
 
 def _threads_carry(
     gmem: Any, smem: Any, who: str, *, store: bool, in_bounds: bool = False
 ) -> bool:
-    """Returns whether threads carry a copy that leaves the choice open.
-
-    Args:
-      gmem, smem: references or parts of them, of the same shape and dtype.
-      who: the operation, for messages.
-      store: whether the copy writes to GMEM.
-      in_bounds: whether the author promises that the part of GMEM is in bounds.
-    """
+    """Returns whether threads carry a copy that leaves the choice open."""
     sides = Side.of(gmem), Side.of(smem)
     window = sides[0].window
     try:
@@ -136,13 +101,13 @@ def _threads_carry(
         bits = types.itemsize_bits(sides[0].dtype)
         require_start(window, bits, who, store=store)
     except (errors.LayoutError, errors.UnsupportedError):
-        return _for_threads(*sides, store)
+        return for_threads(*sides, store=store)
     except errors.PallasGpuError:
         return False  # the check of the complete kernel refuses it, whoever carries it
     # Where TMA cannot start, the hardware stops the whole launch.
     if starts_aligned(window, bits, multiples.start_divisor):
         return False
-    return _for_threads(*sides, store)
+    return for_threads(*sides, store=store)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +142,11 @@ class Side:
         aval = operand.ref
         return cls(aval, operand.window(tuple(aval.shape)), operand.dtype)
 
+    @classmethod
+    def accessed(cls, access: Any) -> Side:
+        """Returns the side that an access of a program is."""
+        return cls(access.buffer.aval, access.window, access.dtype)
+
     @functools.cached_property
     def layout(self) -> SmemLayout:
         """How the array is stored in SMEM."""
@@ -186,7 +156,8 @@ class Side:
         return layout.reinterpreted(self.window.array_shape, bits)
 
 
-def _for_threads(gmem: Side, smem: Side, store: bool) -> bool:
+def for_threads(gmem: Side, smem: Side, *, store: bool) -> bool:
+    """Returns whether threads can carry the copy."""
     try:
         check_threads(gmem, smem, store=store)
     except errors.LayoutError:
@@ -250,3 +221,20 @@ def require_elements(gmem_window: Window) -> None:
             f"{gmem_window.array_shape}",
             hint="omit the copy",
         )
+
+
+def require_some_inside(gmem: Any, who: str) -> None:
+    """Raises OutOfBoundsError for an access that is known to be wholly outside."""
+    window = gmem.window
+    ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
+    for axis, (start, size, n) in enumerate(ranges):
+        if isinstance(start, int) and (start >= n or start + size <= 0):
+            what = "destination" if gmem.writes else "source"
+            raise errors.OutOfBoundsError(
+                f"{who}: the {what} is entirely out of bounds",
+                expected=f"a range that overlaps 0 to {n} in dimension {axis} of shape "
+                f"{window.array_shape}",
+                got=f"{start} to {start + size}",
+                hint="omit the copy, check the index, or, for a load, pass "
+                "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
+            )

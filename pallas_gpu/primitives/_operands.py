@@ -97,14 +97,7 @@ def _refuse_other_cta(steps: Sequence[Any]) -> None:
 
 
 def bind(primitive: Any, operands: Any, **params: Any) -> Any:
-    """Binds a primitive to a pytree of operands.
-
-    Args:
-      primitive: the primitive to bind.
-      operands: pytree of references, RefOperands, scalars, arrays and None; or a list
-        of them.
-      **params: static parameters.
-    """
+    """Binds a primitive to a pytree of operands."""
     if isinstance(operands, dict):
         operands = {name: _split(value) for name, value in operands.items()}
     for named in operands if isinstance(operands, list) else [operands]:
@@ -195,12 +188,7 @@ def require_same(src: Any, dst: Any, who: str) -> None:
 
 
 def one_barrier(barrier: Any, who: str) -> RefOperand:
-    """Returns the operand of a barrier, or of an array of one.
-
-    Raises:
-      ArgumentTypeError, MemorySpaceError: it is not a barrier.
-      ShapeError: it is an array of several.
-    """
+    """Returns the operand of a barrier, or of an array of one."""
     aval = require_ref(barrier, who, "the barrier")
     if aval.memory_space is not types.BARRIERS:
         raise errors.MemorySpaceError(
@@ -256,3 +244,24 @@ def _predicate(value: Any, what: str) -> Any:
 
 # An annotation of a parameter, with its rule.
 Predicate = Annotated[bool | jax.Array | None, _predicate]
+
+
+def require_inside(window: Window, who: str) -> None:
+    """Raises OutOfBoundsError for a part that is known to exceed its reference."""
+    for axis in window.over_the_edge()[:1]:
+        start, size, n = (
+            window.starts[axis],
+            window.sizes[axis],
+            window.array_shape[axis],
+        )
+        expected, got = f"a range within 0 to {n}", f"a range of {size}"
+        if axis not in window.axes:
+            expected, got = f"0 to {n - 1}", f"index {start}"
+        elif isinstance(start, int):
+            got = f"{start} to {start + size}"
+        raise errors.OutOfBoundsError(
+            f"{who} outside the reference",
+            expected=f"{expected} in dimension {axis} of shape {window.array_shape}",
+            got=got,
+            hint="check the index, or the declared shape of the reference",
+        )

@@ -66,10 +66,12 @@ class Operation:
     Attributes:
       primitive: the primitive.
       family: name of its files in every package.
+      called: its name in messages; by default that of the primitive.
       by_warp: whether one warp can issue it, inside `warp_map`; a warpgroup always can.
       reads: names of the operands whose memory it reads. An access to a barrier's state
         also counts.
       writes: names of the operands whose memory it writes.
+      clipped: names of the operands whose part may exceed the array.
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
       proxies: who accesses memory (PTX ISA, "Proxies"): threads, through the generic
@@ -84,9 +86,11 @@ class Operation:
 
     primitive: Any
     family: str
+    called: str = ""
     by_warp: bool = True
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    clipped: tuple[str, ...] = ()
     atomic: bool = False
     asynchronous: bool = False
     proxies: tuple[Proxy, ...] = ()
@@ -163,8 +167,9 @@ def define(
         the result; None for an operation without a result.
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
-      **properties: the other fields of `Operation`: by_warp, reads, writes, atomic,
-        asynchronous, proxies, releases, feature, observable.
+      **properties: the other fields of `Operation`: called, by_warp, reads, writes,
+        clipped, atomic, asynchronous, proxies, releases, feature, observable.
+
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
     """
@@ -207,13 +212,7 @@ def _define_types(
 
 
 def describe(primitive: Any, family: str, **properties: Any) -> None:
-    """Registers the properties of a primitive of JAX that accesses memory.
-
-    Args:
-      primitive: the primitive.
-      family: name of its files, or of its group of operations.
-      **properties: the other fields of `Operation`.
-    """
+    """Registers the properties of a primitive of JAX that accesses memory."""
     if primitive in _OPERATIONS:
         raise errors.InternalError(f"the primitive {primitive.name} is described twice")
     operation = Operation(primitive, family, **properties)
@@ -225,13 +224,14 @@ def operation(primitive: Any) -> Operation | None:
     return _OPERATIONS.get(primitive)
 
 
-def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
-    """Returns a decorator that registers a rule; registering twice is an error.
+def called(primitive: Any) -> str:
+    """Returns what an operation is called in messages."""
+    found = operation(primitive)
+    return (found and found.called) or primitive.name
 
-    Args:
-      key: a primitive.
-      kind: the kind of rule.
-    """
+
+def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
+    """Returns a decorator that registers a rule; registering twice is an error."""
 
     def enter(rule: Callable) -> Callable:
         if key in _RULES[kind]:
@@ -248,9 +248,9 @@ _CHECKS: dict[Any, Callable[..., None]] = {}
 
 
 def checks(*primitives: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that registers a check of equations: `check(eqn, mesh)`.
+    """Returns a decorator that registers a check of an operation: `check(op, mesh)`.
 
-    It replaces the default check, that the references among the operands are in bounds.
+    It gets a `program.nodes.Op` whose references are in bounds.
     """
 
     def enter(check: Callable) -> Callable:
@@ -263,8 +263,19 @@ def checks(*primitives: Any) -> Callable[[Callable], Callable]:
     return enter
 
 
+ProgramCheck = Callable[[Any], None]
+# Each gets all operations of a kernel, as `program.walk.Site`s.
+PROGRAM_CHECKS: list[ProgramCheck] = []
+
+
+def checks_program(check: ProgramCheck) -> ProgramCheck:
+    """Registers a check of all operations together: `check(sites)`."""
+    PROGRAM_CHECKS.append(check)
+    return check
+
+
 def check_of(primitive: Any) -> Callable[..., None] | None:
-    """Returns the check of a primitive's equations, or None."""
+    """Returns the check of a primitive's operations, or None."""
     return _CHECKS.get(primitive)
 
 
@@ -295,7 +306,6 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
             expected="vmap of pure computations inside a body",
             got=f"a batched operand of {name}",
             hint="vmap the whole kernel instead, or write the loop with plgpu.loop",
-            where=_jax.where_now(),
         )
 
     return batch

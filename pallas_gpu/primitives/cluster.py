@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,12 +65,7 @@ def _positions(value: Any, what: str) -> dict[str, Any]:
 
 
 def position_on_axis(value: Any, what: str) -> Any:
-    """Accepts a position on a cluster axis; returns a Python integer or an int32.
-
-    Raises:
-      ArgumentTypeError: it is not an integer, or has axes.
-      OutOfBoundsError: no cluster is as large.
-    """
+    """Accepts a position on a cluster axis; returns a Python integer or an int32."""
     value = values.integer(value, what)
     if isinstance(value, int):
         if not 0 <= value < _MOST_BLOCKS:
@@ -271,4 +267,70 @@ def _check_words(view: Any, start: Any, params: Any, who: str) -> None:
         "the last dimension of the reference",
         got=types.describe(view),
         hint="store whole rows, or use cluster_ref(ref, ...)[...] = x",
+    )
+
+
+# --- the axes of a complete kernel ----------------------------------------------------
+
+
+def require_axes(
+    axes: Sequence[str], mesh: types.Mesh, who: str, hint: str = ""
+) -> int:
+    """Returns the number of CTAs along axes of the cluster."""
+    sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
+    for axis in axes:
+        if axis not in sizes:
+            raise errors.AxisNameError(
+                f"{who}: no cluster axis is named {axis!r}",
+                expected=f"one of {tuple(sizes)}"
+                if sizes
+                else "a kernel with cluster=(...) and cluster_names=(...)",
+                got=tuple(axes),
+                hint=hint or "collective_axes must be axes of the kernel's cluster",
+            )
+    if len(set(axes)) != len(axes):
+        raise errors.ArgumentError(
+            f"{who}: collective_axes names an axis twice",
+            expected="different cluster axes",
+            got=tuple(axes),
+            hint="name each axis once",
+        )
+    return math.prod(sizes[axis] for axis in axes)
+
+
+def check_axes(op: Any, mesh: types.Mesh) -> None:
+    """Checks the other CTA that an operation accesses, or with which it is a pair."""
+    if op.params.get("cta_axes") and op.operands["cta"] is not None:
+        who = op.name if op.primitive is async_store_smem_p else "cluster_ref"
+        axes, hint = op.params["cta_axes"], "those along axes of the kernel's cluster"
+        require_axes(axes, mesh, who, f"other CTAs are {hint}")
+        sizes = dict(mesh.axes)
+        for axis, position in zip(axes, op.operands["cta"], strict=True):
+            known = getattr(position, "value", None)  # of a constant
+            if known is not None and not 0 <= known < sizes[axis]:
+                raise errors.OutOfBoundsError(
+                    f"{who}: the cluster has no CTA at this position",
+                    expected=f"0 to {sizes[axis] - 1} along {axis!r}",
+                    got=int(known),
+                    hint="compute the position modulo the size of the axis",
+                )
+    axis = op.params.get("collective_axis")
+    if axis is not None:
+        require_axes((axis,), mesh, op.name)
+        require_pair((axis,), mesh, op.name, "collective_axis")
+
+
+def require_pair(axes: Sequence[str], mesh: types.Mesh, who: str, of: str) -> None:
+    """Raises UnsupportedError unless the CTAs along an axis are a pair of tcgen05."""
+    # PTX ISA, cta_group::2: CTAs whose %cluster_ctarank differs in the last bit.
+    names, sizes = list(mesh.cluster_names), list(mesh.cluster)
+    inner = sizes[names.index(axes[0]) :]
+    if inner[0] == 2 and math.prod(inner) == 2:
+        return
+    raise errors.UnsupportedError(
+        f"{who}: the CTAs of {of} are not a pair",
+        expected="a cluster axis of size 2, the last one of the cluster's axes whose "
+        "size is not 1: two CTAs of adjacent ranks",
+        got=f"axis {axes[0]!r} of a cluster {dict(zip(names, sizes, strict=True))}",
+        hint="give that axis the last position in cluster=(...), with size 2",
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import expect, types
+from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -14,15 +15,22 @@ __all__ = ["wait_gmem_to_smem"]
 cp_async_p = registry.define(
     "cp_async",
     "cp_async",
+    called="copy_gmem_to_smem",
     reads=("src",),
     writes=("dst", "barrier"),
+    clipped=("src",),
     asynchronous=True,
     proxies=("generic",),
     releases=True,
 )
 # Not asynchronous: threads load and store, which is done when the operation returns.
 store_by_threads_p = registry.define(
-    "copy_smem_to_gmem_by_threads", "cp_async", reads=("src",), writes=("dst",)
+    "copy_smem_to_gmem_by_threads",
+    "cp_async",
+    called="copy_smem_to_gmem",
+    reads=("src",),
+    writes=("dst",),
+    clipped=("dst",),
 )
 wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
 
@@ -38,13 +46,6 @@ def load(
 
     PTX: cp.async of 4, 8 or 16 bytes; ld.global and st.shared of narrower parts. Then
     cp.async.mbarrier.arrive and mbarrier.arrive, or cp.async.commit_group.
-
-    Args:
-      src: reference in GMEM.
-      dst: reference in SMEM, of the same shape and dtype.
-      barrier: the operand of a barrier; None for a group.
-      predicate: scalar bool or None.
-      oob_mode: what the elements outside the array are.
     """
     ops.bind(
         cp_async_p,
@@ -57,12 +58,6 @@ def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) ->
     """Copies from SMEM to GMEM by all threads of the issuer.
 
     PTX: ld.shared, st.global, fence.proxy.async.global. It is complete when it returns.
-
-    Args:
-      src: reference in SMEM.
-      dst: reference in GMEM, of the same shape and dtype.
-      predicate: scalar bool or None.
-      commit_group: whether to close the current group of TMA's copies to GMEM.
     """
     ops.bind(
         store_by_threads_p,
@@ -93,3 +88,14 @@ def wait_gmem_to_smem(n: int) -> None:
       >>> plgpu.wait_gmem_to_smem(0)
     """
     ops.bind(wait_gmem_to_smem_p, {}, n=n)
+
+
+@registry.checks(cp_async_p, store_by_threads_p)
+def _check_copy(op: Any, mesh: types.Mesh) -> None:
+    gmem, load = op.access_to(types.GMEM), op.primitive is cp_async_p
+    # A range may exceed the array: threads load zeros, and store nothing outside.
+    _engines.require_elements(gmem.window)
+    sides = map(_engines.Side.accessed, (gmem, op.access_to(types.SMEM)))
+    _engines.check_threads(*sides, store=not load)
+    if not load or op.params["oob_mode"] is None:
+        _engines.require_some_inside(gmem, registry.called(op.primitive))

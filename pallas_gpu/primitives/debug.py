@@ -131,12 +131,7 @@ def refuse_reference(value: Any) -> None:
 
 
 def require_printable(line: formats.Line, avals: Sequence[Any]) -> None:
-    """Raises unless the values can be printed in a format.
-
-    Raises:
-      DTypeError: a format does not suit the type of its value.
-      ShapeError: two arrays have different shapes.
-    """
+    """Raises unless the values can be printed in a format."""
     line.conversions([aval.dtype for aval in avals])
     shapes = list(dict.fromkeys(tuple(aval.shape) for aval in avals if aval.shape))
     if len(shapes) > 1:
@@ -220,6 +215,15 @@ def debug_check(condition: Any, message: str) -> None:
     """
     given = ops.require_scalar_bool(condition, "debug_check")
     ops.bind(debug_check_p, {"condition": given}, message=message)
+
+
+@registry.checks(_jax.debug_print_p)
+def _check_line(op: Any, mesh: types.Mesh) -> None:
+    # JAX itself does not check its own `debug.print` for kernels.
+    avals = [var.aval for var in op.equation.invars]
+    for aval in avals:
+        refuse_reference(aval)
+    require_printable(line_of(op.equation), avals)
 
 
 # --- layouts --------------------------------------------------------------------------

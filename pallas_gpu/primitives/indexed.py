@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
@@ -32,24 +32,18 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
     Returns:
       The reference; the operands `indices` and `cta`, the position of another CTA of
       the cluster or None; the parameters.
-
-    Raises:
-      UnsupportedError: the elements have no indices of their own.
     """
     steps, other = split_cluster(view.transforms)
     split = ops.operand(types.RefView(view.ref, steps))
     aval = types.base_aval(split.ref)
     transforms = tuple(getattr(aval, "transforms", ()))
-    try:
-        found = types.select(
-            aval.shape,
-            aval.dtype,
-            split.transforms,
-            row_major=not transforms,
-            masked=masked,
-        )
-    except errors.PallasGpuError as error:
-        raise error.with_location(_jax.where_now()) from None
+    found = types.select(
+        aval.shape,
+        aval.dtype,
+        split.transforms,
+        row_major=not transforms,
+        masked=masked,
+    )
     indices = tuple(np.int32(i) if isinstance(i, int) else i for i in found.indices)
     params = {
         "shape": found.shape,
@@ -68,12 +62,7 @@ def _position(value: Any) -> Any:
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
-    """Returns a mask in the shape of an access; None if there is none.
-
-    Raises:
-      DTypeError: it is no bool.
-      ShapeError: its shape does not broadcast to that of the access.
-    """
+    """Returns a mask in the shape of an access; None if there is none."""
     if mask is None:
         return None
     mask = value_rules.array(mask, f"{who}: the mask")
@@ -83,7 +72,6 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             expected="bool",
             got=f"{mask.dtype.name}{list(mask.shape)}",
             hint="compare: mask=columns < n",
-            where=_jax.where_now(),
         )
     if not broadcasts(mask.shape, shape):
         raise errors.ShapeError(
@@ -91,7 +79,6 @@ def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
             expected=f"a shape that broadcasts to {shape}",
             got=f"{mask.shape}",
             hint="index the reference as the mask, or add axes: mask[:, None]",
-            where=_jax.where_now(),
         )
     return mask if mask.shape == shape else jnp.broadcast_to(mask, shape)
 

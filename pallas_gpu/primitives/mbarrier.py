@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, expect, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -180,3 +182,16 @@ def wait_for_cluster(barrier: types.Ref) -> None:
 def _orders(one: ops.RefOperand) -> dict[str, bool]:
     """Returns the parameter that says whether tcgen05 operations are ordered, too."""
     return {"orders_tensor_core": types.base_aval(one.ref).barrier.orders_tensor_core}
+
+
+@registry.checks(barrier_arrive_p)
+def _check_arrival(op: Any, mesh: types.Mesh) -> None:
+    arrivals = op.operands["barrier"].buffer.aval.barrier.phase_arrivals(mesh)
+    if op.params["num_arrivals"] > arrivals:
+        raise errors.BarrierError(
+            "barrier_arrive: a phase of the barrier has fewer arrivals",
+            expected=f"num_arrivals of 1 to {arrivals}",
+            got=f"num_arrivals={op.params['num_arrivals']}",
+            hint="declare the barrier with more arrivals: "
+            "plgpu.Barrier(num_arrivals=...)",
+        )

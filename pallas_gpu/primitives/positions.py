@@ -31,13 +31,7 @@ scatter_positions_p = registry.define(
 
 
 def gather_positions(x: Any, index: Any, fill: Any) -> Any:
-    """Returns the elements of an array at positions.
-
-    Args:
-      x: the array, of rank 1 or more.
-      index: int32, of rank 1 or more.
-      fill: the element where a position is outside of the array.
-    """
+    """Returns the elements of an array at positions."""
     operands = {"x": x, "index": index, "fill": fill}
     return ops.bind(gather_positions_p, operands)
 

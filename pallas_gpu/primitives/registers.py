@@ -339,13 +339,7 @@ def multiple_of(x: Any, values: int | Sequence[int]) -> Any:
 
 
 def promised(x: jax.Array, divisor: int, **what: str) -> jax.Array:
-    """Returns a scalar that is promised to be a multiple.
-
-    Args:
-      x: the scalar.
-      divisor: of which it is a multiple.
-      **what: what the scalar is, and the hint if the emulator finds that it is not.
-    """
+    """Returns a scalar that is promised to be a multiple."""
     return ops.bind(multiple_of_p, x, divisor=divisor, **what)
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.primitives import _engines
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
@@ -18,6 +20,7 @@ _PROXIES: tuple[registry.Proxy, ...] = ("generic", "async")
 gather_rows_p = registry.define(
     "gather_rows",
     "rows",
+    called="copy_gmem_to_smem",
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -29,6 +32,7 @@ gather_rows_p = registry.define(
 scatter_rows_p = registry.define(
     "scatter_rows",
     "rows",
+    called="copy_smem_to_gmem",
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
@@ -42,9 +46,6 @@ def split(ref: Any, who: str) -> tuple[Any, Any] | None:
     """Returns a reference with all rows, and the indices of those that are meant.
 
     None for a reference without an array of indices.
-
-    Raises:
-      UnsupportedError: something else than the rows of the last part is indexed.
     """
     if not isinstance(ref, _jax.TransformedRef):
         return None
@@ -102,13 +103,6 @@ def gather(
     that are adjacent in SMEM (sm_100a); or cp.async.bulk.shared::cluster.global, one
     for each row, if rows are adjacent multiples of 16 bytes in both memories; else
     cp.async or ld.global and st.shared.
-
-    Args:
-      src: all rows.
-      rows: indices, int32.
-      dst: a row for each index.
-      barrier: the operand of a barrier; None for a group of cp.async.
-      predicate: scalar bool or None.
     """
     who = "copy_gmem_to_smem"
     src, dst = views.plain(src, who), views.plain(dst, who)
@@ -130,15 +124,21 @@ def scatter(
     PTX: cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4, one for four rows
     (sm_100a); cp.async.bulk.global.shared::cta, one for each row; or ld.shared and
     st.global.
-
-    Args:
-      src: a row for each index.
-      dst: all rows.
-      rows: indices, int32, different from each other.
-      predicate: scalar bool or None.
-      commit_group: whether to close the current group of copies after this one.
     """
     who = "copy_smem_to_gmem"
     src, dst = views.plain(src, who), views.plain(dst, who)
     operands = {"src": src, "dst": dst, "rows": rows, "predicate": predicate}
     ops.bind(scatter_rows_p, operands, commit_group=commit_group)
+
+
+@registry.checks(gather_rows_p, scatter_rows_p)
+def _check_rows(op: Any, mesh: types.Mesh) -> None:
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    _engines.require_elements(gmem.window)
+    _engines.check_threads(_row(gmem), _row(smem), store=gmem.writes)
+
+
+def _row(access: Any) -> _engines.Side:
+    side = _engines.Side.accessed(access)
+    one = side.window.slice([0] * len(side.window.axes), [None, *side.window.shape[1:]])
+    return dataclasses.replace(side, window=one)

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from pallas_gpu import arch, errors, expect, types
-from pallas_gpu.primitives import _engines, cp_async, rows
+from pallas_gpu.layouts.gmem.line import require_line
+from pallas_gpu.layouts.gmem.tma_start import require_start
+from pallas_gpu.primitives import _engines, cluster, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import im2col, pairs, views
+from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 __all__ = [
     "copy_gmem_to_smem",
@@ -28,6 +31,7 @@ copy_gmem_to_smem_p = registry.define(
     "tma",
     reads=("src",),
     writes=("dst", "barrier"),
+    clipped=("src",),
     asynchronous=True,
     releases=True,
     feature=arch.Feature.TMA,
@@ -37,6 +41,7 @@ copy_smem_to_gmem_p = registry.define(
     "tma",
     reads=("src",),
     writes=("dst",),
+    clipped=("dst",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
@@ -354,3 +359,36 @@ def commit_gmem() -> None:
       KernelError: called outside a kernel.
     """
     ops.bind(commit_gmem_p, {})
+
+
+# --- the complete kernel --------------------------------------------------------------
+
+
+@registry.checks(copy_gmem_to_smem_p, copy_smem_to_gmem_p)
+def _check_copy(op: Any, mesh: types.Mesh) -> None:
+    gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
+    load, name, near = smem.writes, op.name, _engines.Side.accessed(smem)
+    pieces, axes, mode = 1, (), None
+    if load:
+        axes, mode = op.params["collective_axes"], op.params["oob_mode"]
+        pieces = cluster.require_axes(axes, mesh, name)
+        partition = op.params["leader_tracked"]
+        if partition is not None:
+            cluster.require_pair(axes, mesh, name, "leader_tracked")
+        if isinstance(partition, types.CopyPartition.PARTITIONED):
+            pieces = 1
+    _engines.check_copy(
+        _engines.Side.accessed(gmem),
+        near,
+        pieces,
+        allow_line=not axes,
+        in_bounds=mode is types.OOBFillMode.PROMISE_IN_BOUNDS,
+    )
+    # The default mode of a load refuses what can only give zeros.
+    if mode is None:
+        _engines.require_some_inside(gmem, name)
+    if not load and op.params["reduction_op"] and lacks_tensor_map(gmem.dtype):
+        what = f"{name}: a sum of float64"
+        require_line(gmem.window, near.layout, near.window, what)
+    bits = types.itemsize_bits(gmem.dtype)
+    require_start(gmem.window, bits, name, store=not load)

@@ -4,10 +4,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax
+
+
+def kept[T](make: Callable[..., T]) -> Callable[..., T]:
+    """Decorates a function whose results are kept as long as its first argument.
+
+    A result must not refer to that, unless it is that.
+    """
+    store: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def found(body: Any, *key: Hashable) -> T:
+        results = store.setdefault(body, {})
+        if key not in results:
+            result = make(body, *key)
+            results[key] = _ITSELF if result is body else result
+        return body if results[key] is _ITSELF else results[key]
+
+    return found
+
+
+# A body that its own entry holds would stay for ever.
+_ITSELF = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +80,33 @@ def equations(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
         yield eqn
         for body in bodies(eqn):
             yield from equations(body.jaxpr)
+
+
+class Equations:
+    """The equations of one body, and which of them make and read its variables.
+
+    Attributes:
+      listed: the equations.
+      made: for each variable that an equation makes, the position of that equation.
+    """
+
+    def __init__(self, jaxpr: _jax.Jaxpr):
+        self.listed = list(jaxpr.eqns)
+        self.made = {v: i for i, eqn in enumerate(self.listed) for v in eqn.outvars}
+        self._readers: dict[Any, list[int]] = {}
+        reading = [*(eqn.invars for eqn in self.listed), jaxpr.outvars]
+        for i, atoms in enumerate(reading):
+            for x in atoms:
+                if not isinstance(x, _jax.Literal):
+                    self._readers.setdefault(x, []).append(i)
+
+    def readers(self, var: Any) -> list[int]:
+        """Returns the positions that read a variable; a result is read at the end."""
+        return self._readers.get(var, [])
+
+    def position(self, atom: Any) -> int | None:
+        """Returns the position of the equation that makes a value, None without one."""
+        return None if isinstance(atom, _jax.Literal) else self.made.get(atom)
 
 
 def line_of_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:

@@ -10,7 +10,8 @@ branches and scopes; a pass says only what becomes of an equation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -175,6 +176,20 @@ class _Listed(Rewrite):
         return id(eqn) in self._unread
 
 
+def call_of(
+    function: Callable[..., Any], operands: Sequence[Any], axes: Any, name: str
+) -> tuple[_jax.JaxprEqn | None, _jax.ClosedJaxpr]:
+    """Returns the equation that calls a function of values, and the jaxpr it is in.
+
+    None in place of the equation if the jaxpr has others.
+    """
+    closed, _ = _jax.trace(jax.jit(function), operands, axes)
+    if len(closed.eqns) != 1:
+        return None, closed
+    (eqn,) = closed.eqns
+    return eqn.replace(params={**eqn.params, "name": name}), closed
+
+
 # --- all equations are traced again ---------------------------------------------------
 
 
@@ -244,12 +259,8 @@ class Retrace:
 
         bind([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands])
         for eqn in jaxpr.eqns:
-            try:
-                with _jax.at_line_of(eqn):
-                    bind(eqn.outvars, self.equation(eqn, [*map(value, eqn.invars)]))
-            except errors.PallasGpuError as error:
-                error.with_location(_jax.where(eqn))
-                raise
+            with at_line_of(eqn):
+                bind(eqn.outvars, self.equation(eqn, [*map(value, eqn.invars)]))
         return [value(atom) for atom in jaxpr.outvars]
 
     def equation(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
@@ -285,6 +296,17 @@ class Retrace:
             lambda carry: settled(self.run(body, [*of_body, *carry])),
             list(operands[n_cond + n_body :]),
         )
+
+
+@contextlib.contextmanager
+def at_line_of(eqn: _jax.JaxprEqn) -> Iterator[None]:
+    """Gives what is traced, and errors, the source line of an equation."""
+    try:
+        with _jax.at_line_of(eqn):
+            yield
+    except errors.PallasGpuError as error:
+        error.with_location(_jax.where(eqn))
+        raise
 
 
 def is_followed(eqn: _jax.JaxprEqn) -> bool:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pallas_gpu import _jax
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.nodes import Kind, Op, Operand, Region, Value
 
@@ -60,16 +60,13 @@ class Site:
 
 def walk(jaxpr: Any) -> tuple[Site, ...]:
     """Returns the operations of a jaxpr's program, each before those that it runs."""
-    region = region_of(jaxpr)
-    found = _WALKS.get(region)
-    if found is None:
-        found = _WALKS[region] = tuple(_visit(region, (), {}))
-    return found
+    return _walked(region_of(jaxpr))
 
 
 # Checks, planner and lowering visit the same kernels.
-_WALKS: weakref.WeakKeyDictionary[Region, tuple[Site, ...]]
-_WALKS = weakref.WeakKeyDictionary()
+@kept
+def _walked(region: Region) -> tuple[Site, ...]:
+    return tuple(_visit(region, (), {}))
 
 
 def uses(jaxpr: Any, *primitives: Any) -> bool:

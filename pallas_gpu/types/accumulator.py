@@ -63,7 +63,6 @@ class ACC(Declaration):
                 f"{WGMMA_COLUMNS}",
                 got=self.shape,
                 hint="pad the tile",
-                where=_jax.where_now(),
             )
         if self.dtype not in (jnp.float32, jnp.float16, jnp.int32):
             raise errors.DTypeError(
@@ -71,7 +70,6 @@ class ACC(Declaration):
                 expected="float32, float16 or int32",
                 got=self.dtype.name,
                 hint="accumulate in float32 and convert the result with astype",
-                where=_jax.where_now(),
             )
 
     def to_ref(self) -> AccumulatorRef:
@@ -94,7 +92,6 @@ class ACC(Declaration):
                 expected="an array in registers",
                 got=describe(array),
                 hint="read it first: ACC.init(ref[...])",
-                where=_jax.where_now(),
             )
         array = values.array(array, "ACC.init: the initial value")
         return AccumulatorInit(ACC(array.shape, array.dtype), array)
@@ -114,5 +111,4 @@ class AccumulatorInit:
             expected="plgpu.ACC(shape, dtype) in scratch_types and run_scoped",
             got="plgpu.ACC.init(array)",
             hint="pass it to plgpu.run_state, or store into the accumulator",
-            where=_jax.where_now(),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect
+from pallas_gpu import arch, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
@@ -112,7 +112,6 @@ class Barrier(Declaration):
                 expected=f"1 to {MAX_BARRIERS_PER_ALLOCATION} in one declaration",
                 got=shape,
                 hint="declare several barrier arrays",
-                where=_jax.where_now(),
             )
 
     @property
@@ -210,7 +209,6 @@ class ClusterBarrier(Barrier):
                 expected="different cluster axes",
                 got=self.collective_axes,
                 hint="name each axis once",
-                where=_jax.where_now(),
             )
         entries = tuple(self.collective_axes)
         if self.leader_tracked and (len(entries) != 1 or isinstance(entries[0], tuple)):
@@ -219,7 +217,6 @@ class ClusterBarrier(Barrier):
                 expected="one cluster axis, not in a group",
                 got=self.collective_axes,
                 hint="name one axis: its CTAs share the leader with index 0 along it",
-                where=_jax.where_now(),
             )
 
     def check_scope(self, mesh: Mesh) -> None:
@@ -234,7 +231,6 @@ class ClusterBarrier(Barrier):
                 else "a kernel with cluster=(...) and cluster_names=(...)",
                 got=self.collective_axes,
                 hint="collective_axes names axes of the kernel's cluster",
-                where=_jax.where_now(),
             )
         arrivals = self.phase_arrivals(mesh)
         if arrivals > MAX_ARRIVALS:
@@ -244,5 +240,4 @@ class ClusterBarrier(Barrier):
                 got=f"{arrivals}: num_arrivals={self.num_arrivals} from each of "
                 f"{arrivals // self.num_arrivals} CTAs",
                 hint="count one arrival for each warpgroup and each copy of a phase",
-                where=_jax.where_now(),
             )

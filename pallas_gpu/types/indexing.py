@@ -111,7 +111,6 @@ def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int,
             expected="new axes beside integers and slices",
             got="None (jnp.newaxis) and an array",
             hint="add the axis to the value: ref[index][:, None]",
-            where=_jax.where_now(),
         )
     indices = iter(step.indices)
     one = _jax.Slice(0, 1, 1)
@@ -132,7 +131,6 @@ def _broadcast(indices: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
             expected="shapes that broadcast to one",
             got=", ".join(str(np.shape(i)) for i in arrays),
             hint="add axes of size 1: ref[rows[:, None], columns[None]]",
-            where=_jax.where_now(),
         ) from None
     if 0 in shape:
         raise errors.ShapeError(
@@ -140,7 +138,6 @@ def _broadcast(indices: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
             expected="one index or more",
             got=f"indices of shape {shape}",
             hint="omit the access: shapes are known when the kernel is traced",
-            where=_jax.where_now(),
         )
     return [_broadcast_one(i, shape) for i in indices], shape
 
@@ -166,7 +163,6 @@ def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]
             if shape
             else "remove the index; an array of one is declared with a shape, "
             "plgpu.Barrier(num_barriers=1)",
-            where=_jax.where_now(),
         )
     at = dots[0] if dots else len(entries)
     filler = (slice(None),) * (len(shape) - given)
@@ -198,7 +194,6 @@ def _out_of_bounds(got: str, dim: int, shape: Sequence[int]) -> errors.OutOfBoun
         expected=f"{-n} to {n - 1} in dimension {dim} of shape {tuple(shape)}",
         got=got,
         hint="check the index, or the shape the reference was declared with",
-        where=_jax.where_now(),
     )
 
 
@@ -238,7 +233,6 @@ def _refuse(entry: Any) -> NoReturn:
             got=f"a mask of shape {np.shape(entry)}",
             hint="the number of elements has to be static: "
             "plgpu.load(ref, mask=mask, other=0), plgpu.store(ref, (), x, mask=mask)",
-            where=_jax.where_now(),
         )
     raise errors.ArgumentTypeError(
         "invalid index of a reference",
@@ -249,7 +243,6 @@ def _refuse(entry: Any) -> NoReturn:
         "value: plgpu.store(ref, index, x)"
         if _is_array(entry) and entry.shape
         else "convert it to an integer first",
-        where=_jax.where_now(),
     )
 
 
@@ -260,7 +253,6 @@ def _traced(entry: Any) -> Any:
             expected="integers, scalars and slices",
             got=f"a reference of shape {tuple(entry.shape)}",
             hint="read the index from it first: ref[index_ref[i]]",
-            where=_jax.where_now(),
         )
     if not jnp.issubdtype(entry.dtype, jnp.integer):
         _refuse(entry)
@@ -290,7 +282,6 @@ def _from_slice(entry: slice, n: int) -> Any:
             expected=f"a range within 0 to {n}",
             got=f"{entry.start}:{entry.stop}",
             hint="check the bounds of the slice; a reference to a block has its shape",
-            where=_jax.where_now(),
         )
     size = -(-(stop - start) // stride)
     return _jax.Slice(start, size, stride if size > 1 else 1)
@@ -308,7 +299,6 @@ def _from_ds(entry: Any) -> Any:
             got=f"ds(start, {size})",
             hint="omit the access where the size is 0: sizes are known when the "
             "kernel is traced",
-            where=_jax.where_now(),
         )
     if _jax.is_tracer(entry.start):
         return _jax.Slice(_scalar(entry.start), size, stride)
@@ -328,7 +318,6 @@ def _stride(given: Any) -> int:
             expected="a stride of 1 or more",
             got=f"stride {stride}",
             hint="index with an array: ref[n - 1 - jnp.arange(n)]",
-            where=_jax.where_now(),
         )
     return stride
 
@@ -339,5 +328,4 @@ def _refuse_dynamic_size(got: str) -> NoReturn:
         expected="a size that is a Python integer",
         got=got,
         hint=STATIC_SIZE_HINT,
-        where=_jax.where_now(),
     )

@@ -14,14 +14,14 @@ def _refuse_value(what: str) -> Any:
     """Returns a method that raises: a reference is used where a value is expected."""
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise not_a_value(what, _jax.where_now())
+        raise not_a_value(what)
 
     return refuse
 
 
 def _refuse_sum(*operands: Any) -> Any:
     """Raises for a sum with a reference, which may be meant as a pointer."""
-    error = not_a_value("arithmetic on a reference", _jax.where_now())
+    error = not_a_value("arithmetic on a reference")
     refs = IndexableRef, RefView
     values = [x for x in operands[1:] if not isinstance(getattr(x, "aval", x), refs)]
     kinds = [getattr(getattr(x, "dtype", None), "kind", "") for x in values]
@@ -41,14 +41,13 @@ def conversion(method: str) -> str | None:
     return _CONVERSIONS.get(method.strip("_"))
 
 
-def not_a_value(what: str, where: str | None = None) -> errors.ArgumentTypeError:
+def not_a_value(what: str) -> errors.ArgumentTypeError:
     """Returns the error for a reference that is used as if it were its contents."""
     return errors.ArgumentTypeError(
         what,
         expected="a value: ref[...] reads all of it, ref[i] a part",
         got="the reference itself",
         hint="read it first: 2 * x_ref[...], jnp.exp(x_ref[...])",
-        where=where,
     )
 
 

@@ -121,10 +121,7 @@ class RefView(_jax.TransformedRef):
         If its width is another, the last dimension changes, as in NumPy's
         `array.view(dtype)`.
         """
-        try:
-            dtype = jnp.dtype(values.element_type(dtype, "bitcast: dtype"))
-        except errors.PallasGpuError as error:
-            raise error.with_location(_jax.where_now()) from None
+        dtype = jnp.dtype(values.element_type(dtype, "bitcast: dtype"))
         if dtype == self.dtype:
             return self
         _check_bitcast(self, dtype)
@@ -140,7 +137,6 @@ class RefView(_jax.TransformedRef):
             expected=expect.shown(own),
             got=expect.shown(memory_space),
             hint="a part of memory has one space: copy the elements to the other one",
-            where=_jax.where_now(),
         )
 
     def __len__(self) -> int:
@@ -210,7 +206,6 @@ def _by_element(view: RefView) -> Any:
             expected="integers, slices of stride 1 and transposes of it",
             got=f"{describe(view)}, indexed or reshaped element by element",
             hint="read it, and change the value; or go through SMEM",
-            where=_jax.where_now(),
         )
     return _BY_ELEMENT[0]
 
@@ -246,7 +241,6 @@ def _reshaped(given: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
             expected=f"sizes with the product {total}, of which one may be -1",
             got=expect.shown(tuple(given)),
             hint=f"the reference has shape {shape}",
-            where=_jax.where_now(),
         )
     return new
 
@@ -260,7 +254,6 @@ def _check_bitcast(view: RefView, dtype: Any) -> None:
             expected="types of 8, 16, 32 or 64 bits",
             got=f"{before.name} to {after.name}",
             hint="convert the value: ref[...].astype(dtype)",
-            where=_jax.where_now(),
         )
     last = view.shape[-1] if view.shape else 1
     if bits[0] != bits[1] and (not view.shape or last * bits[0] % bits[1]):
@@ -270,7 +263,6 @@ def _check_bitcast(view: RefView, dtype: Any) -> None:
             f"{before.name}",
             got=f"{last} in shape {view.shape}",
             hint="slice or reshape the reference first",
-            where=_jax.where_now(),
         )
 
 
@@ -292,7 +284,6 @@ def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
             expected=f"each of 0 to {rank - 1} once",
             got=expect.shown(given),
             hint="name every dimension once",
-            where=_jax.where_now(),
         )
     return order
 
@@ -308,12 +299,8 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
             expected="a value",
             got=describe(value),
             hint="read it first: source_ref[...]",
-            where=_jax.where_now(),
         )
-    try:
-        value = values.array(value, what)
-    except errors.PallasGpuError as error:
-        raise error.with_location(_jax.where_now()) from None
+    value = values.array(value, what)
     shape, dtype = tuple(view.shape), jnp.dtype(view.dtype)
     if value.weak_type and jnp.result_type(dtype, value) == dtype:
         value = jax.lax.convert_element_type(value, dtype)
@@ -323,7 +310,6 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
             expected=describe(view),
             got=f"{value.dtype.name}{list(value.shape)}",
             hint=f"convert it with .astype(jnp.{dtype.name})",
-            where=_jax.where_now(),
         )
     if value.shape != shape and value.shape != ():
         raise errors.ShapeError(
@@ -331,7 +317,6 @@ def stored(value: Any, view: RefView, what: str = "a value that is stored") -> A
             expected=describe(view),
             got=f"{value.dtype.name}{list(value.shape)}",
             hint="slice the larger one, or use jnp.broadcast_to",
-            where=_jax.where_now(),
         )
     return value if value.shape == shape else jnp.broadcast_to(value, shape)
 

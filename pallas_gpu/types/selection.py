@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.layouts.reshaped import groups
 from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
 from pallas_gpu.types.steps import is_window, position_of_arrays, resolve, typed
@@ -170,7 +171,6 @@ def _require_inside(
                 hint="check the index, or mask the elements outside: "
                 "plgpu.load(ref, index, mask=...), "
                 "plgpu.store(ref, index, x, mask=...)",
-                where=_jax.where_now(),
             )
 
 
@@ -212,7 +212,6 @@ def _refuse_other_width(step: Any, dtype: Any) -> None:
             got=f"{jnp.dtype(dtype).name} to {jnp.dtype(step.dtype).name}, in another "
             "order or tiled",
             hint="bitcast the reference first, then index: ref.bitcast(dtype).at[...]",
-            where=_jax.where_now(),
         )
 
 
@@ -284,7 +283,6 @@ def _looked_up(
                 expected="index arrays as the last step, or transposed",
                 got=f"a slice of a view with indices of shape {values.shape}",
                 hint="slice the index array: ref[index[0:8]]",
-                where=_jax.where_now(),
             )
     values = jax.lax.reshape(values, tuple(values.shape[a] for a in kept))
     order = sorted(range(len(dims)), key=dims.__getitem__)
@@ -327,7 +325,6 @@ def _known(indices: np.ndarray) -> Any:
             expected=f"at most {_MOST_KNOWN} arithmetic progressions in it",
             got=f"{flat.size} indices, in {len(pieces)} progressions",
             hint="pass the indices as an argument of the kernel: x_ref[index_ref[...]]",
-            where=_jax.where_now(),
         )
     position = _positions(indices.shape)
     result = None
@@ -355,7 +352,7 @@ def _before_reshape(
 ) -> list[Index]:
     """Splits and merges axes only where the two shapes require it."""
     result: list[Index] = []
-    for old, new in _groups(before, after):
+    for old, new in groups(before, after):
         if len(old) == len(new) == 1:
             result.append(indices[new[0]])
             continue
@@ -384,28 +381,7 @@ def _require_32_bits(
             expected="less than 2**31 elements in the dimensions that change",
             got=f"{before} to {after}",
             hint="reshape the reference itself, then index",
-            where=_jax.where_now(),
         )
-
-
-def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:
-    """Divides the axes of two shapes into groups of equal products, in order."""
-    groups: list[tuple[range, range]] = []
-    i = j = 0
-    while i < len(before) or j < len(after):
-        old, new = range(i, min(i + 1, len(before))), range(j, min(j + 1, len(after)))
-        while True:
-            a = math.prod(before[old.start : old.stop])
-            b = math.prod(after[new.start : new.stop])
-            if a < b or (a == b and not new and old.stop < len(before)):
-                old = range(i, old.stop + 1)
-            elif b < a or (a == b and not old and new.stop < len(after)):
-                new = range(j, new.stop + 1)
-            else:
-                break
-        groups.append((old, new))
-        i, j = old.stop, new.stop
-    return groups
 
 
 # --- arithmetic on indices ------------------------------------------------------------

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import errors, expect
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.elements import stored_bits
@@ -63,7 +63,6 @@ class TilingTransform:
                 expected="one positive integer for each tiled trailing dimension",
                 got=self.tiling,
                 hint="for 16-bit elements and a 128-byte swizzle use (8, 64)",
-                where=_jax.where_now(),
             )
 
     def describe(self) -> str:
@@ -95,7 +94,6 @@ class SwizzleTransform:
                 expected="16 (none), 32, 64 or 128 bytes",
                 got=self.swizzle,
                 hint="use find_swizzle(minor_dim_bits) to choose one",
-                where=_jax.where_now(),
             )
 
     def describe(self) -> str:
@@ -125,7 +123,6 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
         expected="a minor dimension that is a multiple of 128 bits",
         got=f"{minor_dim_bits} bits",
         hint="pad the minor dimension",
-        where=_jax.where_now(),
     )
 
 

@@ -16,18 +16,18 @@ BUDGETS = {
     "bridge": 1090,
     "composites": 2400,
     "emulator": 11010,
-    "entry": 7080,
+    "entry": 6030,
     "layouts": 10230,
     "lockstep": 7850,
     "lowering": 10970,
     "mosaic": 14050,
     "ops": 17950,
     "pipeline": 4060,
-    "primitives": 7340,
-    "program": 2120,
+    "primitives": 7720,
+    "program": 2210,
     "runtime": 2460,
     "testing": 3060,
-    "types": 5680,
+    "types": 5600,
 }
 
 

@@ -76,7 +76,7 @@ print(plgpu.offline.compile(body, y, target="sm_90a")[0].ptx)
 MISTAKES = """
 import pallas_gpu as plgpu
 plgpu.barrier_wait(3)  # arg-type, reportArgumentType
-plgpu.kernel(print, out_typ=())  # call-overload, reportCallIssue
+plgpu.kernel(print, out_typ=())  # call-arg, reportCallIssue
 plgpu.CompilerParams(approx=True)  # call-arg, reportCallIssue
 plgpu.masked_load  # attr-defined, reportAttributeAccessIssue
 plgpu.Barrier(2)  # call-arg, reportCallIssue

@@ -142,3 +142,9 @@ def test_the_first_arguments_are_the_arrays_of_integers_that_index_maps_read(arg
 def test_an_index_map_takes_the_references_too():
     spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0))  # HERE
     called(copy, in_specs=[spec], out_specs=ROWS)(ORDER, numbers())
+
+
+@refused
+def test_a_mistake_in_an_index_map_has_its_line():
+    of_two = plgpu.BlockSpec((8, 128), lambda i, order: (order[i, 0], 0))  # HERE
+    called(copy, in_specs=[of_two], out_specs=ROWS)(ORDER, numbers())

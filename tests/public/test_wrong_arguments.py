@@ -9,6 +9,7 @@ of its test file or in tests/support/public_calls.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import warnings
@@ -20,6 +21,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.entry import scope
 from tests.support import beside
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -154,7 +156,8 @@ def test_wrong_arguments_inside_a_body(name):
 
     def body(env):
         for label, call in wrong_calls(name, env):
-            problem = leak(call)
+            # As the author's function, which gives errors their line.
+            problem = leak(functools.partial(scope.call, name, call))
             if problem is not None:
                 found[label] = problem
         raise TracedEnough

@@ -19,12 +19,11 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.entry.check import positions, references, warp
-from pallas_gpu.entry.check.grids.scheduling import check_claims
+from pallas_gpu.entry.check import jax_operations, references, warp
 from pallas_gpu.entry.check.index_arithmetic import check_indices
-from pallas_gpu.entry.check.tensor_cores.pairs import check_groups
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import cluster
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
@@ -33,30 +32,15 @@ from pallas_gpu.program.walk import Site, walk
 
 
 def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
-    """Checks every operation of a body.
-
-    Args:
-      jaxpr: the body.
-      mesh: shape of the launch.
-
-    Raises:
-      OutOfBoundsError: a static index is out of bounds.
-      DTypeError: kernels, or the operation, do not support an element type.
-      MemorySpaceError: a barrier is read or written as an array.
-      UnsupportedError: an operation is not supported in a kernel.
-      KernelError: semaphores are accessed as an array.
-      LayoutError: a copy that TMA does not support, or a part of an accumulator that
-        does not consist of whole registers.
-    """
+    """Checks every operation of a body, and raises what is wrong with the first."""
     known: set[Any] = set()
     for site in walk(jaxpr):
         try:
             _check(site, mesh, known)
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
-    check_claims(jaxpr)
-    check_groups(jaxpr)
-    references.check_semaphores(jaxpr)
+    for check in registry.PROGRAM_CHECKS:
+        check(walk(jaxpr))
     check_indices(jaxpr, mesh)
 
 
@@ -105,7 +89,7 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
         if warp.is_position(site):
             return
     if op.operation is None:
-        positions.refuse_collective(op, mesh)
+        jax_operations.refuse_collective(op, mesh)
         if not _has_rules(op.primitive):
             raise unsupported(op)
     accuracy = op.params.get("accuracy")
@@ -119,15 +103,17 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
     _refuse_empty(op)
     if isinstance(op.operands, Fault):
         raise op.operands.error
-    check = registry.check_of(op.primitive) or references.check_operands
-    check(op, mesh)
+    references.check_accesses(op)
+    cluster.check_axes(op, mesh)
+    if (check := registry.check_of(op.primitive)) is not None:
+        check(op, mesh)
 
 
 def _refuse_empty(op: Op) -> None:
     """Refuses arrays without elements: no register layout holds them."""
     for value in op.results:
         if 0 in value.shape and not isinstance(value.aval, _jax.AbstractRef):
-            raise references.without_elements(op.name, tuple(value.shape))
+            raise references.without_elements(op.primitive, tuple(value.shape))
 
 
 def _has_rules(primitive: Any) -> bool:

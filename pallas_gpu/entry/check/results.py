@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, types
+from pallas_gpu.entry.check import references
 from pallas_gpu.primitives.indices.facts import Axis, Fact
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import (
@@ -30,25 +31,16 @@ _ALWAYS = (Kind.SCOPE, Kind.FOR)
 
 
 def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
-    """Returns the references that no operation writes, not even in a branch.
-
-    Args:
-      jaxpr: the traced body of a kernel.
-      refs: references among its inputs.
-    """
-    written = _written(jaxpr)
-    pairs = zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True)
-    found = {var for value, var in pairs if value in written}
+    """Returns those of a body's references that nothing writes, not in a branch."""
+    found = references.written(jaxpr)
     return [ref for ref in refs if ref not in found]
 
 
 def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
     """Yields SMEM arrays that are read and that no operation writes.
 
-    Those of a union are left out: the others in it may be written.
-
-    Yields:
-      Name and type of the array, and the line that reads it first.
+    Those of a union are left out: the others in it may be written. With each come its
+    name, its type, and the line that reads it first.
     """
     names: dict[Any, str] = {}
     lines: dict[Any, str | None] = {}
@@ -58,22 +50,10 @@ def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
         for access in site.op.accesses:
             if access.reads:
                 lines.setdefault(site.origin(access.buffer), site.where)
-    written = _written(jaxpr)
+    written = references.writes(jaxpr)
     for array, where in lines.items():
         if array in names and array not in written:
             yield names[array], array.aval, where
-
-
-def _written(jaxpr: _jax.Jaxpr) -> set[Any]:
-    """The references that are written, or given to what may write them."""
-    written = set[Any]()
-    for site in walk(jaxpr):
-        op = site.op
-        if op.kind is Kind.PLAIN and op.operation is None:
-            written.update(map(site.origin, op.inputs))
-        buffers = (access.buffer for access in op.accesses if access.writes)
-        written.update(map(site.origin, buffers))
-    return written
 
 
 def _declared(op: Op) -> Iterator[tuple[Value, str]]:
@@ -100,19 +80,15 @@ class CommonStore:
 
 
 def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonStore]:
-    """Yields stores of which it is certain that each CTA stores the same elements.
+    """Yields stores to references of which it is certain that all CTAs do the same.
 
     Their index is static, no branch is around them, and nothing orders the CTAs.
-
-    Args:
-      jaxpr: the traced body of a kernel.
-      refs: references among its inputs, which all CTAs have.
     """
     if not any(map(_may_be_common, walk(jaxpr))):
         return
-    uses = _uses(jaxpr)
-    variables = dict(zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True))
-    for op, (ref, axes) in () if uses.is_ordered else uses.stores.items():
+    region = region_of(jaxpr)
+    variables = dict(zip(region.inputs, jaxpr.invars, strict=True))
+    for op, (ref, axes) in _common(region).items():
         if variables.get(ref) in refs:
             names = frozenset(axis.of for axis in axes)
             yield CommonStore(variables[ref], names, op.where)
@@ -131,15 +107,14 @@ def _is_certain(target: Access | None, around: Sequence[Op]) -> bool:
     return target is not None and not target.window.dynamic and always
 
 
-def _uses(jaxpr: _jax.Jaxpr) -> _Uses:
-    region = region_of(jaxpr)
-    if region not in _USES:
-        _USES[region] = uses = _Uses()
-        before = None
-        while uses.contents != before:  # memory may be written after it is read
-            before = dict(uses.contents)
-            uses.run(region, uses.inputs_of(region))
-    return _USES[region]
+@kept
+def _common(region: Region) -> dict[Op, tuple[Value, frozenset[Axis]]]:
+    """Returns the stores that `_Uses` finds, none if CTAs may take turns."""
+    uses, before = _Uses(), None
+    while uses.contents != before:  # memory may be written after it is read
+        before = dict(uses.contents)
+        uses.run(region, uses.inputs_of(region))
+    return {} if uses.is_ordered else uses.stores
 
 
 class _Uses(Facts):
@@ -209,7 +184,3 @@ def _stored(op: Op) -> tuple[Access | None, Any]:
             if named["predicate"] is None:
                 return named["dst"], named["src"].buffer
     return None, None
-
-
-# As long as the programs exist.
-_USES: weakref.WeakKeyDictionary[Region, _Uses] = weakref.WeakKeyDictionary()

@@ -18,7 +18,6 @@ warpgroup alone are known; of others, all may be taken.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from pallas_gpu.primitives.grids.launch_control import query_cluster_cancel_p
 from pallas_gpu.primitives.indices.facts import Fact
 from pallas_gpu.primitives.tma import commit_smem_p, fence_smem_p
 from pallas_gpu.program import indices, rewrite
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import Kind, Op, Region, Value
@@ -43,10 +43,6 @@ _FENCES = (commit_smem_p, fence_smem_p, query_cluster_cancel_p)
 _Pending = frozenset[tuple[Any, bool]]
 _NOTHING: _Pending = frozenset()
 
-# None where nothing changes: a body that its own entry holds would stay for ever.
-_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[Any, _jax.Jaxpr | None]]
-_DONE = weakref.WeakKeyDictionary()
-
 
 def with_fences(params: CallParams) -> CallParams:
     """Returns a kernel whose threads fence what copies overwrite.
@@ -54,17 +50,12 @@ def with_fences(params: CallParams) -> CallParams:
     `unsafe_no_auto_barriers` leaves all fences to the author but those at the ends of
     scopes, whose memory the author does not know.
     """
-    mesh, jaxpr = params.mesh, params.jaxpr
     automatic = not params.compiler_params.unsafe_no_auto_barriers
-    key = mesh.warpgroups, mesh.thread_name, automatic
-    done = _DONE.setdefault(jaxpr, {})
-    if key not in done:
-        result = _inserted(jaxpr, mesh, automatic)
-        done[key] = None if result is jaxpr else result
-    found = done[key]
-    return params if found is None else dataclasses.replace(params, jaxpr=found)
+    body = _inserted(params.jaxpr, params.mesh, automatic)
+    return params if body is params.jaxpr else dataclasses.replace(params, jaxpr=body)
 
 
+@kept
 def _inserted(jaxpr: _jax.Jaxpr, mesh: types.Mesh, automatic: bool) -> _jax.Jaxpr:
     scopes = resources.scopes(jaxpr)
     variables: dict[Any, Any] = {

@@ -9,47 +9,35 @@ takes: threads copy it then, as they copy other parts that TMA cannot address.
 from __future__ import annotations
 
 import math
-import weakref
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check.tma import side
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.primitives import _engines, cp_async, tma
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
+from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.nodes import Op, Value
 from pallas_gpu.program.rewrite import with_equations
 from pallas_gpu.program.walk import Site, walk
 
-# None where nothing changes: a body that its own entry holds would stay for ever.
-_DONE: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[tuple[bool, ...], _jax.Jaxpr | None]]
-_DONE = weakref.WeakKeyDictionary()
 _COPIES = (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p, async_prefetch_p)
 
 
+@kept
 def for_instances(jaxpr: _jax.Jaxpr, batched: tuple[bool, ...]) -> _jax.Jaxpr:
     """Returns a kernel's body in which TMA copies only what it can address.
 
-    Args:
-      jaxpr: the body.
-      batched: for each of its references, whether each instance has its own. Scratch
-        in GMEM is always the instance's own.
-
-    Raises:
-      LayoutError: a copy of an array that TMA cannot address and threads cannot copy.
+    `batched` says for each of its references whether each instance has its own. Scratch
+    in GMEM is always the instance's own.
     """
-    done = _DONE.setdefault(jaxpr, {})
-    if batched not in done:
-        pairs = zip(region_of(jaxpr).inputs, batched, strict=True)
-        shared = {array for array, own in pairs if not own}
-        changed = {
-            id(site.eqn): _by_threads(site)
-            for site in walk(jaxpr)
-            if site.op.primitive in _COPIES and not _is_aligned(site, shared)
-        }
-        result = with_equations(jaxpr, changed)
-        done[batched] = None if result is jaxpr else result
-    return done[batched] or jaxpr
+    pairs = zip(region_of(jaxpr).inputs, batched, strict=True)
+    shared = {array for array, own in pairs if not own}
+    changed = {
+        id(site.eqn): _by_threads(site)
+        for site in walk(jaxpr)
+        if site.op.primitive in _COPIES and not _is_aligned(site, shared)
+    }
+    return with_equations(jaxpr, changed)
 
 
 def _is_aligned(site: Site, shared: set[Value]) -> bool:
@@ -83,11 +71,8 @@ def _by_threads(site: Site) -> _jax.JaxprEqn | None:
 
 def _threads_can(op: Op) -> bool:
     gmem, smem = op.access_to(types.GMEM), op.access_to(types.SMEM)
-    try:
-        _engines.check_threads(side(gmem), side(smem), store=gmem.writes)
-    except errors.LayoutError:
-        return False
-    return True
+    sides = _engines.Side.accessed(gmem), _engines.Side.accessed(smem)
+    return _engines.for_threads(*sides, store=gmem.writes)
 
 
 def _cannot(site: Site) -> errors.LayoutError:

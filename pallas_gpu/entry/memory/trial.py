@@ -47,9 +47,8 @@ def register_compiler(lower: Lower) -> None:
 def require_code(params: CallParams, target: arch.GpuTarget) -> None:
     """Raises the compiler's error for a kernel that it may refuse, and does.
 
-    Raises:
-      OutOfResources: the arrays leave too little SMEM for what the code exchanges.
-      LayoutError: no layouts satisfy all operations.
+    The arrays leave too little SMEM for what the code exchanges, or no layouts satisfy
+    all operations.
     """
     found = _TRIED.setdefault(params.jaxpr, {})
     key = params.mesh, params.compiler_params, params.batch, params.aliases, target.name

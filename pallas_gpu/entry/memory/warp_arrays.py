@@ -42,13 +42,7 @@ def through_smem(
     arrays: Sequence[int],
     bind: Callable[[Callable[[jax.Array], None]], None],
 ) -> None:
-    """Binds a region in a scope with the arrays that it captures.
-
-    Args:
-      closed: the region, a function of the warp's index.
-      arrays: positions of the captured arrays among its constants.
-      bind: traces a function as a region, and binds it.
-    """
+    """Binds a region in a scope with the arrays at some positions of its constants."""
     values = [closed.consts[i] for i in arrays]
 
     def within(*tiles: Any) -> None:

@@ -35,14 +35,7 @@ REPLACED = frozenset({"platform_index", "reshard", *_jax.EXPANSIONS, *keys.OPERA
 def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
     """Returns a body without keys, empty values and code for other platforms.
 
-    Args:
-      closed: the body; references to arrays without elements stay.
-      mesh: the launch.
-
-    Raises:
-      UnsupportedError: random numbers of another generator; code that has no case for
-        CUDA; an operation on keys that kernels do not have.
-      ShapeError: an operation has no meaning, or no form, without elements.
+    References to arrays without elements stay.
     """
     trace = _Plain()
     if not trace.replaces_in(closed.jaxpr):

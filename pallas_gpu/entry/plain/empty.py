@@ -9,6 +9,7 @@ parts, the padding of nothing is a constant.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.entry.check.references import without_elements
-from pallas_gpu.entry.check.scatter import applied
 
 
 @jax.tree_util.register_static
@@ -50,9 +50,6 @@ def results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
     """Returns the results of an operation if it has a form without empty values.
 
     None if it is bound as it is: the checks know what those without empty operands are.
-
-    Raises:
-      ShapeError: an operation has no meaning, or no form, without elements.
     """
     empty = [x for x in operands if isinstance(x, Empty)]
     avals = [v.aval for v in eqn.outvars]
@@ -63,7 +60,7 @@ def results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any] | None:
         return None
     if len(empty) == len(operands) and not eqn.effects:
         return _of_nothing(eqn)
-    raise without_elements(eqn.primitive.name, empty[0].shape)
+    raise without_elements(eqn.primitive, empty[0].shape)
 
 
 def _of_nothing(eqn: _jax.JaxprEqn) -> list[Any]:
@@ -74,6 +71,17 @@ def _of_nothing(eqn: _jax.JaxprEqn) -> list[Any]:
         )
         made = [np.asarray(x) for x in made]
     return [lax.full(x.shape, x.flat[0], x.dtype) for x in made]
+
+
+def applied(params: Mapping[str, Any], x: Any) -> Any:
+    """Applies the function in the parameters of a scatter to all elements."""
+
+    def one(element: Any) -> Any:
+        consts = params["update_consts"]
+        (result,) = _jax.eval_jaxpr(params["update_jaxpr"], consts, element, element)
+        return result
+
+    return functools.reduce(lambda f, _: jax.vmap(f), range(x.ndim), one)(x)
 
 
 def _present(values: Sequence[Any]) -> list[Any]:
@@ -112,7 +120,7 @@ def _gather(params: Any, results: Any, operands: list[Any]) -> Sequence[Any]:
     """A gather at one position without coordinates: the first part of the operand."""
     operand, indices = operands
     if isinstance(operand, Empty) or indices.shape != (0,):
-        raise without_elements("gather", operand.shape)
+        raise without_elements(lax.gather_p, operand.shape)
     part = lax.slice(operand, [0] * operand.ndim, params["slice_sizes"])
     return [part.reshape(results[0].shape)]
 
@@ -127,7 +135,7 @@ def _scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
         inserted = params["dimension_numbers"].inserted_window_dims
         sizes = iter(updates.shape)
         if indices.shape != (0,):
-            raise without_elements("scatter", indices.shape)
+            raise without_elements(lax.scatter_p, indices.shape)
         shape = [1 if d in inserted else next(sizes) for d in range(operand.ndim)]
         starts, part = [0] * operand.ndim, updates.reshape(shape)
         old = lax.slice(operand, starts, shape)

@@ -101,11 +101,8 @@ def im2col_ref(
             hint="take the part of the view: im2col_ref(x, ...).at[rows, 0, 0, :]",
         )
     pairs: Any = ((0, 0),) * len(window_shape) if padding is None else padding
-    try:
-        windows = Windows(tuple(window_shape), tuple(pairs))
-        windows.of(tuple(ref.shape))
-    except errors.ArgumentError as error:
-        raise error.with_location(_jax.where_now()) from None
+    windows = Windows(tuple(window_shape), tuple(pairs))
+    windows.of(tuple(ref.shape))
     bits = types.itemsize_bits(ref.dtype)
     if bits < 8 or ref.shape[-1] * bits // 8 % UNIT_BYTES:
         raise errors.ArgumentError(
@@ -175,10 +172,7 @@ def load(
     base = types.base_aval(dst)
     if base.transforms:
         side = Side.of(dst)
-        try:
-            require_adjacent(side.layout, side.window)
-        except errors.LayoutError as error:
-            raise error.with_location(_jax.where_now()) from None
+        require_adjacent(side.layout, side.window)
     start = [_number(row)]
     counts, (low, _) = windows.counts(images), windows.corners
     for count, first in zip(reversed(counts), reversed(low), strict=True):

@@ -17,11 +17,7 @@ def partition_of(
     collective_axes: Sequence[str] | None,
     who: str,
 ) -> CopyPartition | None:
-    """Returns what the CTAs load, of both ways to say that; None for all other copies.
-
-    Raises:
-      ArgumentError: both are given, or the axis of the CTAs is missing.
-    """
+    """Returns what the CTAs load, of both ways to say that; None for other copies."""
     if partitioned_axis is not None and leader_tracked is not None:
         raise errors.ArgumentError(
             f"{who}: leader_tracked and partitioned_axis are both given",
@@ -45,11 +41,7 @@ def partition_of(
 def own_part(
     src: types.Ref, partition: CopyPartition | None, axes: Sequence[str], who: str
 ) -> types.Ref:
-    """Returns the part of a source that this CTA loads.
-
-    Raises:
-      ShapeError: the source has no such dimension, or it is not even.
-    """
+    """Returns the part of a source that this CTA loads."""
     if not isinstance(partition, CopyPartition.PARTITIONED):
         return src
     axis, shape = partition.axis, tuple(src.shape)

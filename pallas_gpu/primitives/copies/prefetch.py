@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pallas_gpu import arch, expect, types
+from pallas_gpu import arch, errors, expect, layouts, types
+from pallas_gpu.layouts.gmem.line import prefetched_bytes
+from pallas_gpu.layouts.gmem.tma_start import require_start
+from pallas_gpu.primitives import _engines, cluster
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import pairs, views
@@ -16,6 +20,7 @@ async_prefetch_p = registry.define(
     "async_prefetch",
     "prefetch",
     reads=("ref",),
+    clipped=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
@@ -75,3 +80,21 @@ def async_prefetch(
     ops.bind(
         async_prefetch_p, {"ref": plain, "predicate": predicate}, collective_axes=shared
     )
+
+
+@registry.checks(async_prefetch_p)
+def _check_prefetch(op: Any, mesh: types.Mesh) -> None:
+    window, name = op.operands["ref"].window, op.name
+    _engines.require_elements(window)
+    pieces = cluster.require_axes(op.params["collective_axes"], mesh, name)
+    bits = types.itemsize_bits(op.operands["ref"].dtype)
+    if window.is_transposed:
+        raise errors.UnsupportedError(
+            f"{name}: a transposed reference is not supported",
+            expected="a part with its dimensions in order",
+            got=f"dimensions in the order {window.order}",
+            hint="prefetch the same part of the untransposed reference",
+        )
+    if pieces > 1 or prefetched_bytes(window, bits) is None:
+        layouts.plan_prefetch(window, bits, pieces)
+    require_start(window, bits, name, store=False)

@@ -53,11 +53,7 @@ class _View:
 
 
 def plain(ref: Any, who: str) -> Any:
-    """Returns a reference without reshapes and bitcasts that is the same part.
-
-    Raises:
-      UnsupportedError: there is no such part.
-    """
+    """Returns a reference without reshapes and bitcasts that is the same part."""
     if not _is_viewed(ref):
         return ref
     view = _fold(ref)
@@ -74,9 +70,6 @@ def pair(
       gmem, smem: references of equal shape and type.
       who: the operation, for messages.
       as_declared: whether the array in SMEM keeps its declared shape and type.
-
-    Raises:
-      UnsupportedError: there are no such parts.
     """
     if not _is_viewed(gmem) and not _is_viewed(smem):
         return gmem, smem
@@ -210,7 +203,7 @@ def _selected(view: _View, step: Any) -> Window:
     sizes = [n if a in part.axes else None for a, n in enumerate(part.sizes)]
     part = part.at(starts)
     if types.base_aval(view.ref).memory_space is types.SMEM:
-        _require_inside(part)
+        ops.require_inside(part, "a copy")
     known = [multiples.divisor(s) for s in starts]
     return view.window.slice(starts, sizes, known, add=_sum)
 
@@ -223,20 +216,6 @@ def _start(start: Any) -> Any:
             return lax.convert_element_type(value, jnp.int32)
         start = int(value)
     return start
-
-
-def _require_inside(part: Window) -> None:
-    bad = part.over_the_edge()
-    if bad:
-        n, start = part.array_shape[bad[0]], part.starts[bad[0]]
-        raise errors.OutOfBoundsError(
-            "a copy outside the reference",
-            expected=f"a range within 0 to {n} in dimension {bad[0]} of shape "
-            f"{part.array_shape}",
-            got=f"{part.sizes[bad[0]]} elements"
-            + (f" from {start}" if isinstance(start, int) else ""),
-            hint="check the index, or the declared shape of the reference",
-        )
 
 
 def _sum(a: Any, b: Any) -> Any:

@@ -8,6 +8,10 @@ the launch itself, barriers, tensor maps, positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from pallas_gpu import errors
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -60,3 +64,23 @@ def griddepcontrol_launch_dependents() -> None:
       KernelError: called outside a kernel.
     """
     ops.bind(launch_dependents_p, {})
+
+
+def check_dependencies(sites: Any, enclosing: Sequence[str]) -> None:
+    """Raises UnsupportedError for a wait in a kernel that loads its own position.
+
+    The launch passes a position on an axis around it, such as that of `jax.shard_map`,
+    in GMEM. The kernel loads it when it starts, before it can wait.
+    """
+    if not enclosing:
+        return
+    for site in sites:
+        if site.op.primitive is wait_p:
+            raise errors.UnsupportedError(
+                "griddepcontrol_wait in a kernel that asks for its position on an axis "
+                "around the launch is not supported",
+                expected="positions on the kernel's own axes",
+                got=f"a position on {', '.join(map(repr, enclosing))}",
+                hint="pass the position as an argument, and load it after the wait",
+                where=site.where,
+            )

@@ -12,9 +12,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.grids.launch_control import try_cluster_cancel_p
 
 
 def _position(*_: Any, **__: Any) -> list[Any]:
@@ -72,3 +73,31 @@ def publish(position: Any, dst: Any, barrier: Any, predicate: Any) -> None:
         "predicate": predicate,
     }
     ops.bind(publish_p, operands)
+
+
+@registry.checks_program
+def _check_claims(sites: Any) -> None:
+    """Raises UnsupportedError unless the positions of the grid are claimed once.
+
+    A launch has one counter: the first loop takes all positions, and a later one would
+    only see each cluster's own. Neither may work be requested that there is none of.
+    """
+    claims = [site for site in sites if _takes_all(site.op)]
+    for i, site in enumerate(claims):
+        loops = [s for s in site.enclosing if s.op.name in ("scan", "while")]
+        if i == 0 and len(loops) == 1:
+            continue
+        raise errors.UnsupportedError(
+            "dynamic_scheduling_loop: the positions of the grid are taken more than "
+            "once",
+            expected="one dynamic_scheduling_loop in a kernel, outside other loops",
+            got="a second one" if i else "one within a loop",
+            hint="do all work of a position in one loop, or use plgpu.nd_loop",
+            where=site.where,
+        )
+
+
+def _takes_all(op: Any) -> bool:
+    if op.primitive is try_cluster_cancel_p:
+        return op.params["until_refused"]
+    return op.primitive is claim_p

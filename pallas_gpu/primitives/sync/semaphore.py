@@ -241,3 +241,31 @@ def _is_semaphore(ref: Any, aval: Any) -> bool:
 def _int32(value: Any, who: str, what: str) -> jax.Array:
     values.index(value, f"{who}: {what}")
     return jnp.asarray(value, jnp.int32)
+
+
+@registry.checks_program
+def _check_uses(sites: Any) -> None:
+    """Raises KernelError for an array that is accessed as semaphores and otherwise.
+
+    Semaphores order accesses; nothing orders their own with those of an array.
+    """
+    found: dict[Any, dict[bool, tuple[Any, Any]]] = {}
+    for site in sites:
+        for access in site.op.accesses:
+            if access.space is types.GMEM:
+                kinds = found.setdefault(site.origin(access.buffer), {})
+                signals = access.operation.family == "semaphore"
+                kinds.setdefault(signals, (access, site))
+    for kinds in found.values():
+        if len(kinds) == 1:
+            continue
+        (_, at), (other, site) = kinds[True], kinds[False]
+        raise errors.KernelError(
+            f"{types.describe(other.buffer.aval)} has semaphores, and is accessed as "
+            "an array",
+            expected="semaphore_signal, semaphore_wait and semaphore_read alone",
+            got=f"{registry.called(site.op.primitive)} of it, and {at.op.name}"
+            + (f" at {at.where}" if at.where is not None else ""),
+            hint="pass the array apart from the semaphores, plgpu.alloc_semaphore()",
+            where=site.where,
+        )

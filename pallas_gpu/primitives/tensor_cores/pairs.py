@@ -9,24 +9,22 @@ least 32 columns in each CTA, which is more than its instructions ask for.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
 
 _CTAS = 2
 
 
 def require_copy(source: Any, target: Any, axis: str | None, who: str) -> bool:
-    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs.
-
-    Raises:
-      MemorySpaceError: the source or the target is in another space.
-      ArgumentError: the array in TMEM is not allocated by those who copy.
-    """
+    """Returns whether a copy from SMEM to TMEM is that of a pair of CTAs."""
     ops.require_space(source, types.SMEM, who, "the source")
     ops.require_space(target, types.TMEM, who, "the destination")
     collective = axis is not None
@@ -83,3 +81,52 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
         got=f"M = {m}, N = {n}",
         hint="split N into several accumulators, each with columns of b of both CTAs",
     )
+
+
+# --- the complete kernel --------------------------------------------------------------
+
+
+@registry.checks_program
+def _check_groups(sites: Any) -> None:
+    """Raises ArgumentError where a kernel has operations of one CTA and of a pair.
+
+    PTX ISA, tcgen05 "CTA pair": all tcgen05 instructions of a kernel have the same
+    cta_group.
+    """
+    first: _Use | None = None
+    for site in sites:
+        for use in _uses(site.op):
+            first = first or use
+            # What arrays alone mix is an error of their declarations.
+            operation = first.is_operation or use.is_operation
+            if operation and first.pair != use.pair:
+                raise errors.ArgumentError(
+                    "a kernel mixes tcgen05 operations of one CTA and of a pair",
+                    expected="collective_axis in all of them and collective=True in "
+                    "all declarations of TMEM, or neither",
+                    got=f"{first.what}, then {use.what}",
+                    hint="pass collective_axis to every tcgen05_mma and "
+                    "tcgen05_commit_arrive",
+                ).with_location(site.where)
+
+
+class _Use(NamedTuple):
+    """What one CTA does, or a pair."""
+
+    pair: bool
+    what: str
+    is_operation: bool
+
+
+def _uses(op: Any) -> Iterator[_Use]:
+    """Yields what an operation does with a cta_group."""
+    if "collective_axis" in op.params:
+        axis = op.params["collective_axis"]
+        what = f"{op.name} with collective_axis={axis!r}"
+        yield _Use(axis is not None, what, True)
+    if op.primitive is run_scoped_p:
+        for ref in op.made:
+            if ref.aval.memory_space is types.TMEM:
+                collective = ref.aval.storage.collective
+                what = f"an array in TMEM with collective={collective}"
+                yield _Use(collective, what, False)

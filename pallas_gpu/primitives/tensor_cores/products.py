@@ -72,9 +72,6 @@ def readable[T](
       operand: the reference. Dynamic starts are multiples of a tile, as promised.
       plan: returns how a part of an array is read, or raises LayoutError.
       what: the operand, for messages.
-
-    Raises:
-      LayoutError: the tensor core does not read it.
     """
     aval = types.base_aval(operand)
     window = types.resolve(aval.shape, ops.operand(operand).transforms)

@@ -220,12 +220,7 @@ def tcgen05_commit_arrive(
 
 
 def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
-    """Returns the operand of a barrier that orders the tensor core.
-
-    Raises:
-      As `_operands.one_barrier`.
-      ArgumentError: it does not.
-    """
+    """Returns the operand of a barrier that orders the tensor core."""
     one = ops.one_barrier(barrier, who)
     declaration = types.base_aval(barrier).barrier
     if not declaration.orders_tensor_core:

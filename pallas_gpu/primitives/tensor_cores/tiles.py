@@ -39,9 +39,6 @@ def split(acc: Any, a: Any, a_scale: Any, metadata: Any) -> list[Tile]:
       a: (tiles * M, K) or (tiles, M, K).
       a_scale: (tiles, M, columns), or None.
       metadata: (tiles, 128, columns), or None.
-
-    Raises:
-      ShapeError: an operand does not have these tiles.
     """
     if len(acc.shape) != 3:
         return [Tile(acc, a, a_scale, metadata)]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
@@ -154,12 +154,7 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
 
 
 def check_storage(operand: Any, name: str) -> None:
-    """Raises LayoutError for an SMEM operand that the tensor core does not read.
-
-    Args:
-      operand: a matrix in SMEM; its reference may be abstract.
-      name: `a` or `b`.
-    """
+    """Raises LayoutError for an SMEM operand that the tensor core does not read."""
     aval = types.base_aval(operand)
     side = Side.at(ops.RefOperand(aval, ops.operand(operand).transforms))
     window, layout = side.window, side.layout
@@ -170,7 +165,7 @@ def check_storage(operand: Any, name: str) -> None:
         return
     elements = layout.swizzle * 8 // layout.itemsize_bits
     if layout.tiling != (8, elements) or layout.swizzle == 16:
-        raise storage_error(aval, name).with_location(_jax.where_now())
+        raise storage_error(aval, name)
     if not _has_whole_tiles(window, (8, elements)):
         raise _cut_tiles(
             window,
@@ -182,14 +177,7 @@ def check_storage(operand: Any, name: str) -> None:
 
 
 def _check_inferable(aval: Any, used: SmemLayout, window: Window, name: str) -> None:
-    """Raises LayoutError where no tiling and swizzle fit an array without them.
-
-    Args:
-      aval: the array's type.
-      used: its layout without them, in the shape and type in which it is used.
-      window: the part that is used.
-      name: of the operand.
-    """
+    """Raises LayoutError where no tiling and swizzle fit an array without them."""
     bits = types.itemsize_bits(aval.dtype)
     tiles = [(8, 8 * swizzle // used.itemsize_bits) for swizzle in _SWIZZLES]
     for tile, swizzle in zip(tiles, _SWIZZLES, strict=True):
@@ -332,3 +320,54 @@ def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Arr
     who = "wgmma_accumulator_load"
     _require_accumulator(acc, who)
     return ops.bind(accumulator_load_p, {"acc": acc}, wait_n=wait_n)
+
+
+# --- parts of accumulators ------------------------------------------------------------
+
+_GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
+
+
+def check_part(window: Window, *, stored: bool) -> None:
+    """Raises unless the part consists of registers known at compile time."""
+    if window.dynamic or window.axes != (0, 1):
+        raise errors.UnsupportedError(
+            "an accumulator is transposed or indexed dynamically",
+            expected="static ranges, e.g. of columns: acc.at[:, 0:64]",
+            got=_describe(window),
+            hint="registers have no addresses: read it with acc[...], and store the "
+            "value to SMEM to index or transpose it",
+        )
+    if stored and not window.is_whole:
+        raise errors.UnsupportedError(
+            "a store to a part of an accumulator",
+            expected="a store of the whole accumulator: acc[...] = value",
+            got=f"a part of shape {window.shape} of {window.array_shape}",
+            hint="declare one accumulator for each part",
+        )
+    whole = all(
+        start % granule == 0 and size % granule == 0
+        for start, size, granule in zip(
+            window.starts, window.sizes, _GRANULE, strict=True
+        )
+    )
+    if not whole:
+        raise errors.LayoutError(
+            "a part of an accumulator does not consist of whole tiles",
+            expected=f"starts and sizes that are multiples of {_GRANULE}",
+            got=_describe(window),
+            hint="read the whole accumulator and select with jnp.where, or store it to "
+            "SMEM and slice that",
+        )
+
+
+def _describe(window: Window) -> str:
+    parts = []
+    for axis, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True)):
+        if not isinstance(start, int):
+            parts.append("a value")
+        elif axis in window.axes:
+            parts.append(f"{start} to {start + size}")
+        else:
+            parts.append(f"{start}")
+    turned = ", transposed" if window.is_transposed else ""
+    return f"[{', '.join(parts)}] of {window.array_shape}{turned}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import arch, errors
 from pallas_gpu.types.mesh import WARPGROUP_THREADS, Mesh
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.transforms import itemsize_bits
@@ -47,5 +47,4 @@ class Regs(MemorySpace):
             expected="an array in GMEM, SMEM or TMEM, an accumulator or a barrier",
             got=self.describe(declaration, declaration.shape),
             hint="declare an accumulator with plgpu.ACC, or keep values in variables",
-            where=_jax.where_now(),
         )

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import errors
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.transforms import Transform
 
@@ -178,7 +178,6 @@ class Counters(Resource):
             expected=self.accessed_by,
             got=f"an index expression on a {self.word}",
             hint=f"index an array of {self.word}s with {self.word}.at[i]",
-            where=_jax.where_now(),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, expect
+from pallas_gpu import arch, errors, expect
 from pallas_gpu.layouts import TmemKind, TmemLayout
 from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES
@@ -159,7 +159,6 @@ class Tmem(MemorySpace):
                 expected="a kernel whose cluster has an even number of CTAs",
                 got=f"{ctas}, cluster={mesh.cluster}",
                 hint="pass cluster=(2,) and cluster_names, or drop collective",
-                where=_jax.where_now(),
             )
 
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
@@ -184,7 +183,6 @@ class Tmem(MemorySpace):
                 expected="collective on all of them, or on none",
                 got="both",
                 hint="pass the same collective to every declaration",
-                where=_jax.where_now(),
             )
         rows = sorted({member.shape[-2] for member in members})
         if len(rows) > 1:
@@ -193,7 +191,6 @@ class Tmem(MemorySpace):
                 expected=f"{rows[-1]} rows in each",
                 got=", ".join(map(str, rows)),
                 hint="pad the smaller ones",
-                where=_jax.where_now(),
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
@@ -63,7 +63,6 @@ class RefUnion(Declaration):
                 expected="one declaration or more in each alternative",
                 got=expect.shown(refs),
                 hint="write plgpu.RefUnion(plgpu.SMEM(...), plgpu.SMEM(...))",
-                where=_jax.where_now(),
             )
         self.memory_space = _memory_space([array for _, array in self._arrays(0)])
 
@@ -103,7 +102,6 @@ class RefUnion(Declaration):
             expected="one declaration, e.g. plgpu.SMEM(shape, dtype)",
             got=repr(self),
             hint="declare unions in scratch_types and run_scoped",
-            where=_jax.where_now(),
         )
 
     def bound(self, refs: Sequence[Any]) -> UnionRef:
@@ -134,7 +132,6 @@ def _require_array(member: Any) -> None:
             expected="plgpu.SMEM(shape, dtype), or pytrees of such declarations",
             got=expect.shown(member),
             hint="barriers and accumulators share nothing",
-            where=_jax.where_now(),
         )
 
 
@@ -149,7 +146,6 @@ def _memory_space(members: Sequence[ScratchType]) -> MemorySpace:
             expected=f"arrays that are {', or '.join(known)}",
             got=", ".join(names),
             hint="make a union for each memory",
-            where=_jax.where_now(),
         )
     space.check_union(members)
     return space
@@ -201,5 +197,4 @@ def _not_an_array(verb: str, idx: Any, count: int) -> errors.ArgumentTypeError:
         expected=f"one of its members: a union unpacks to {count} alternatives",
         got=f"an index expression: {expect.shown(idx)}",
         hint="unpack it, and use a member: a_ref, b_ref = union_ref",
-        where=_jax.where_now(),
     )

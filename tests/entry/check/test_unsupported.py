@@ -10,7 +10,7 @@ import jax.extend
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.entry.check.positions import COLLECTIVES
+from pallas_gpu.entry.check.jax_operations import COLLECTIVES
 from pallas_gpu.entry.check.unsupported import HINTS
 from pallas_gpu.entry.plain import REPLACED
 from pallas_gpu.primitives import _registry as registry

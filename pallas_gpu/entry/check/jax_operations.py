@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes of the kernel: names of positions; collectives of JAX are refused."""
+"""Operations of JAX: names of positions, collectives, carries, scatters."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -59,4 +60,34 @@ def refuse_collective(op: Op, mesh: types.Mesh) -> None:
         got=f"a collective over {axes}",
         hint="store what each block has to rows of its own and reduce them after the "
         "call; within a block, store to SMEM and wait for a `plgpu.Barrier`",
+    )
+
+
+@registry.checks(*map(_jax.primitive_by_name, ("scan", "while")))
+def _check_carried_refs(op: Op, mesh: types.Mesh) -> None:
+    body = op.regions[-1]
+    for i, j in op.carries:
+        old = body.inputs[i]
+        if isinstance(old.aval, _jax.AbstractRef) and body.results[j] is not old:
+            raise errors.UnsupportedError(
+                "a loop changes which reference it carries",
+                expected="the same reference in each iteration",
+                got=f"a reference other than the initial {types.describe(old.aval)}",
+                hint="index one reference with the loop's counter",
+            )
+
+
+@registry.checks(_jax.primitive_by_name("scatter"))
+def _check_function(op: Op, mesh: types.Mesh) -> None:
+    """Refuses a function of elements that may be the same: it is applied to each."""
+    params, indices = op.params, op.inputs[1]
+    one = math.prod(indices.shape[:-1]) == 1
+    if params["update_jaxpr"] is None or params["unique_indices"] or one:
+        return
+    raise errors.UnsupportedError(
+        "x.at[i].apply(f) with indices that may be equal is not supported in a kernel",
+        expected="an index, a slice, or unique indices",
+        got=f"indices of shape {tuple(indices.shape[:-1])}",
+        hint="pass unique_indices=True if they are, or set f of the elements, "
+        "which applies f once",
     )

@@ -1,36 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers: counts of arrivals; waits by warps and by whole warpgroups."""
+"""Waits for barriers by warps and by whole warpgroups.
+
+A value may vary among the warps of a `warp_map` if it depends on the warp's index, on
+memory, or on the time: whatever one reads, another may read differently. What is
+captured from outside, and what is computed from that alone, does not vary. An operation
+is executed alike if no branch and no number of iterations around it varies, and none of
+its operands.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check.references import check_operands
-from pallas_gpu.entry.check.warp_paths import executed_unevenly
-from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.mbarrier import (
-    barrier_arrive_p,
-    barrier_test_p,
-    barrier_wait_p,
-)
+from pallas_gpu import _jax, errors
+from pallas_gpu.primitives.indices.facts import Fact
+from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.program.nodes import Op
+from pallas_gpu.program.facts import WARP, Facts
+from pallas_gpu.program.nodes import Op, Region
 from pallas_gpu.program.walk import Site, walk
-
-
-@registry.checks(barrier_arrive_p)
-def _check_arrival(op: Op, mesh: types.Mesh) -> None:
-    check_operands(op, mesh)
-    arrivals = op.operands["barrier"].buffer.aval.barrier.phase_arrivals(mesh)
-    if op.params["num_arrivals"] > arrivals:
-        raise errors.BarrierError(
-            "barrier_arrive: a phase of the barrier has fewer arrivals",
-            expected=f"num_arrivals of 1 to {arrivals}",
-            got=f"num_arrivals={op.params['num_arrivals']}",
-            hint="declare the barrier with more arrivals: "
-            "plgpu.Barrier(num_arrivals=...)",
-        )
 
 
 def check_waits(jaxpr: _jax.Jaxpr) -> None:
@@ -43,7 +32,7 @@ def check_waits(jaxpr: _jax.Jaxpr) -> None:
     """
     # The lines of waits for each declaration, by the value of its scope.
     seen: dict[tuple[Any, bool], str | None] = {}
-    uneven: dict[int, set[int]] = {}
+    uneven: dict[Region, set[Op]] = {}
     for site in walk(jaxpr):
         if site.op.primitive not in (barrier_wait_p, barrier_test_p):
             continue
@@ -57,14 +46,18 @@ def check_waits(jaxpr: _jax.Jaxpr) -> None:
             raise _both(inside, outside).with_location(site.where)
 
 
-def _is_uneven(site: Site, known: dict[int, set[int]]) -> bool:
+def _is_uneven(site: Site, known: dict[Region, set[Op]]) -> bool:
     """True unless the four warps of a `warp_map` execute a wait alike."""
     if site.op.primitive is barrier_test_p:
         return True
-    (outer,) = (s.eqn for s in site.enclosing if s.op.primitive is warp_map_p)
-    if id(outer) not in known:
-        known[id(outer)] = executed_unevenly(outer)
-    return id(site.eqn) in known[id(outer)]
+    (outer,) = (s.op for s in site.enclosing if s.op.primitive is warp_map_p)
+    (region,) = outer.regions
+    if region not in known:
+        paths = _Paths()
+        *captured, _ = paths.inputs_of(region)
+        paths.run(region, [*captured, paths.warp(outer.params["axis_name"])])
+        known[region] = paths.uneven
+    return site.op in known[region]
 
 
 def _both(inside: str | None, outside: str | None) -> errors.BarrierError:
@@ -76,3 +69,19 @@ def _both(inside: str | None, outside: str | None) -> errors.BarrierError:
         hint="declare two barriers, move the wait out of the warp_map or into it, or "
         "let all four warps wait, in no branch that depends on the warp or on memory",
     )
+
+
+class _Paths(Facts):
+    """Finds operations whose operands or conditions vary among the warps.
+
+    Attributes:
+      uneven: operations that the warps may not execute alike.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.uneven: set[Op] = set()
+
+    def visit(self, op: Op, operands: Sequence[Fact]) -> None:
+        if any(fact.depends_on(WARP) for fact in (*operands, *self.conditions)):
+            self.uneven.add(op)
