@@ -53,7 +53,7 @@ class Barrier:
       pending_bytes: bytes announced by copies in the current phase that have not
         arrived; negative if another CTA's part of a multicast arrived first.
       last_copy: the line of the latest copy on it.
-      last_arrival: that of the latest arrival of a thread, or of a commit.
+      last_arrival: the line of the latest arrival.
       multicasts: those that its CTA has issued in the current phase.
       stores: the number in clocks of asynchronous stores of threads, which use the
         generic proxy; None without any. Its time is that of `actor`.
@@ -112,17 +112,17 @@ class Barrier:
     def arrive(
         self,
         known: ordering.Clock,
+        location: Location | None,
         announced_bytes: int = 0,
         count: int = 1,
-        location: Location | None = None,
     ) -> None:
         """Counts arrivals, with the bytes that a copy announces.
 
         Args:
           known: what whoever waits for the phase knows by them.
+          location: their line.
           announced_bytes: those of a copy.
           count: the number of arrivals.
-          location: the line, unless it is that of the copy.
 
         Raises:
           BarrierError: the phase has fewer arrivals, or more bytes than fit.
@@ -140,6 +140,8 @@ class Barrier:
             )
         self.pending_arrivals -= count
         self.last_arrival = location
+        if announced_bytes:
+            self.last_copy = location
         self.expect(announced_bytes)
         if not self.orders_tensor_core:
             known = ordering.without_tensor_core(known)
@@ -148,7 +150,7 @@ class Barrier:
 
     def _latest(self) -> str:
         """Returns where the latest arrival is."""
-        latest = self.last_arrival or self.last_copy
+        latest = self.last_arrival
         where = latest.where if latest is not None else None
         return f" (the latest arrival at {where})" if where is not None else ""
 
@@ -455,7 +457,7 @@ def _barrier_arrive(
     for barriers in region.memory.everywhere:
         barrier = barriers.one(region)
         barrier.arrived.append(wg)
-        barrier.arrive(known, count=num_arrivals, location=wg.location)
+        barrier.arrive(known, wg.location, count=num_arrivals)
 
 
 @registry.register(mbarrier.barrier_expect_p, registry.RuleKind.EMULATE)

@@ -97,13 +97,12 @@ def _async_store(
             atomic=atomic is not None,
             generic=True,
         )
-    barrier.last_copy = wg.location
     size = len(values) * found.dtype.itemsize
     # The stores themselves are known to whoever waits for the phase in any case, and so
     # is that the issuer has come so far.
     clock = wg.release()
     known = clock if sem == "release" else ordering.executed(clock)
-    barrier.arrive(known, announced_bytes=size)
+    barrier.arrive(known, wg.location, size)
     wg.group.in_flight.submit(Store(found, values, lost, barrier, atomic))
 
 

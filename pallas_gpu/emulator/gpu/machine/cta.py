@@ -201,6 +201,12 @@ class Warpgroup(Thread):
         """The position in the cluster, for messages."""
         return self.label + self.cta.suffix
 
+    def counted(self, other: Thread) -> str:
+        """Returns how an arrival of another thread counts where this one waits."""
+        if isinstance(other, Warpgroup) and other.cta is not self.cta:
+            return "declare the barrier as a ClusterBarrier"
+        return super().counted(other)
+
     def axis_index(self, name: str) -> int:
         """Returns the position on a named axis."""
         mesh = self.cta.mesh

@@ -254,7 +254,7 @@ class Commit:
         for barrier in self.barriers:
             barrier.multicasts.append(self)
             known = {**self.released, **dict.fromkeys(own, self.group)}
-            barrier.arrive(known, location=self.location)
+            barrier.arrive(known, self.location)
         return True
 
 
