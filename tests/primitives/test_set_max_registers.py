@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import make, numbers, run
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.lockstep.engine import DeadlockError
 from tests.support.refusal import refused_by
+from tests.support.semantics import BOTH
 
 
 @pytest.mark.parametrize("n", [16, 30, 264, 40.0, "40"])
@@ -83,8 +87,7 @@ def hand_over(x, o, increased, *, released_first):
         if not released_first:
             plgpu.barrier_wait(increased)
         plgpu.set_max_registers(40, action="decrease")
-
-    o[...] = x[...]
+        o[...] = x[...]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,6 +105,18 @@ def test_an_increase_waits_until_others_have_released_what_it_needs(seed):
         assert "waits for 232 registers per thread" in caught.value.got
         assert "warpgroup 2 holds 168" in caught.value.got
         assert "let the others decrease their counts first" in caught.value.hint
+
+
+@pytest.mark.parametrize("released_first", [True, False])
+def test_an_increase_waits_in_the_emitted_code_too(released_first):
+    body = functools.partial(hand_over, released_first=released_first)
+    kernel = make(body, scratch_types=[plgpu.Barrier(num_arrivals=2)], **THREE)
+    if released_first:
+        (result,) = in_lockstep.run(kernel, [numbers()], BOTH[0])
+        np.testing.assert_array_equal(result, numbers())
+        return
+    with pytest.raises(DeadlockError, match="232 registers of each thread"):
+        in_lockstep.run(kernel, [numbers()], BOTH[0])
 
 
 def test_a_count_is_part_of_a_kernel():
