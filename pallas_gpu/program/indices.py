@@ -81,6 +81,13 @@ def starting(region: Region) -> set[Value]:
     return _with_sources(region, _values(x for op in ops for x in _starts(op)))
 
 
+def with_sources(region: Region, found: set[Value]) -> set[Value]:
+    """Returns values and those on which they, and the ends of loops, depend."""
+    ops = (op for op in _operations(region, certain=False) if op.kind is Kind.WHILE)
+    ends = _values(op.regions[0].results[0] for op in ops)
+    return _with_sources(region, found | ends)
+
+
 def _with_sources(
     region: Region,
     found: set[Value],

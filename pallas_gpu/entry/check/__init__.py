@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from pallas_gpu.entry.check import results
+from pallas_gpu.entry.check import parts, results
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     features,
@@ -27,7 +27,7 @@ for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
 
 __all__ = [
     "Side", "check_copy", "check_dependencies", "check_inputs", "check_jaxpr",
-    "check_threads", "check_waits", "features", "require_axis_name",
+    "check_threads", "check_waits", "features", "parts", "require_axis_name",
     "require_element_types", "require_features", "require_indexable",
     "require_transforms", "results", "written",
 ]  # fmt: skip

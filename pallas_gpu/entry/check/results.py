@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and SMEM to which nothing is stored, and elements that all CTAs store."""
+"""SMEM to which nothing is stored, and elements of results that CTAs share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, types
+from pallas_gpu.entry.check.parts import Stores
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.facts import Facts
@@ -27,19 +28,6 @@ from pallas_gpu.program.walk import Site, walk
 _ORDERING = ("atomics", "semaphore")
 # What runs its regions in any case.
 _ALWAYS = (Kind.SCOPE, Kind.FOR)
-
-
-def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
-    """Returns the references that no operation writes, not even in a branch.
-
-    Args:
-      jaxpr: the traced body of a kernel.
-      refs: references among its inputs.
-    """
-    written = _written(jaxpr)
-    pairs = zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True)
-    found = {var for value, var in pairs if value in written}
-    return [ref for ref in refs if ref not in found]
 
 
 def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
@@ -86,11 +74,11 @@ def _declared(op: Op) -> Iterator[tuple[Value, str]]:
 
 @dataclasses.dataclass(frozen=True)
 class CommonStore:
-    """A store of each CTA to the same elements of a result.
+    """A store of several CTAs to the same elements of a result.
 
     Attributes:
       ref: the reference to the result.
-      axes: what is stored is computed from the positions on these.
+      axes: those on which they differ. What is stored is computed from the positions.
       where: the line.
     """
 
@@ -99,36 +87,45 @@ class CommonStore:
     where: str | None
 
 
-def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonStore]:
-    """Yields stores of which it is certain that each CTA stores the same elements.
+def common_stores(
+    jaxpr: _jax.Jaxpr, stores: Stores, grid: Collection[Any], cluster: Collection[Any]
+) -> Iterator[CommonStore]:
+    """Yields stores of which it is certain that CTAs store to the same elements.
 
-    Their index is static, no branch is around them, and nothing orders the CTAs.
+    The index does not depend on the axes, no branch is around them, and nothing orders
+    the CTAs.
 
     Args:
       jaxpr: the traced body of a kernel.
-      refs: references among its inputs, which all CTAs have.
+      stores: those to results.
+      grid, cluster: the names of axes with several positions.
     """
-    if not any(map(_may_be_common, walk(jaxpr))):
+    meets = any(_meets(site.op) for site in walk(jaxpr))
+    free = {*grid} if meets else {*grid, *cluster}
+    for ref, site, access in certain_stores(jaxpr, stores) if free else ():
+        starts = stores.starts(access)
+        shared = {a for a in free if not any(x.depends_on(a) for x in starts)}
+        if shared:
+            values = frozenset(a.of for a in _uses(jaxpr).stores.get(site.op, ()))
+            yield CommonStore(ref, values & shared, site.where)
+
+
+def certain_stores(
+    jaxpr: _jax.Jaxpr, stores: Stores
+) -> Iterator[tuple[Any, Site, Access]]:
+    """Yields stores of elements that each CTA executes, unless something orders CTAs.
+
+    Yields:
+      The reference to the result, the operation, and where it stores.
+    """
+    operations = (site.op.operation for site in walk(jaxpr))
+    if any(x is not None and x.family in _ORDERING for x in operations):
         return
-    uses = _uses(jaxpr)
-    variables = dict(zip(region_of(jaxpr).inputs, jaxpr.invars, strict=True))
-    for op, (ref, axes) in () if uses.is_ordered else uses.stores.items():
-        if variables.get(ref) in refs:
-            names = frozenset(axis.of for axis in axes)
-            yield CommonStore(variables[ref], names, op.where)
-
-
-def _may_be_common(site: Site) -> bool:
-    """Whether it may be one of them: seen without following values."""
-    target, _ = _stored(site.op)
-    in_gmem = target is not None and target.space is types.GMEM
-    return in_gmem and _is_certain(target, [around.op for around in site.enclosing])
-
-
-def _is_certain(target: Access | None, around: Sequence[Op]) -> bool:
-    """Whether a store is certainly executed, and to static indices."""
-    always = all(op.kind in _ALWAYS for op in around)
-    return target is not None and not target.window.dynamic and always
+    for ref, found in stores.found.items():
+        for site, access in found or ():
+            always = all(around.op.kind in _ALWAYS for around in site.enclosing)
+            if always and _stored(site.op)[0] is access:
+                yield ref, site, access
 
 
 def _uses(jaxpr: _jax.Jaxpr) -> _Uses:
@@ -146,19 +143,16 @@ class _Uses(Facts):
     """What a program does with references.
 
     Attributes:
-      stores: those that are certainly executed and overwrite elements with static
-        indices, with the reference and what the elements are computed from.
+      stores: what the elements are computed from that each of them overwrites.
       contents: what the elements of references are computed from.
-      is_ordered: whether CTAs may take turns.
     """
 
     memory_is_constant = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.stores: dict[Op, tuple[Value, frozenset[Axis]]] = {}
+        self.stores: dict[Op, frozenset[Axis]] = {}
         self.contents: dict[Value, frozenset[Axis]] = {}
-        self.is_ordered = False
 
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         refs = filter(None, map(self.origin, op.inputs))
@@ -167,7 +161,6 @@ class _Uses(Facts):
 
     def visit(self, op: Op, operands: Sequence[Fact]) -> None:
         if op.operation is not None:
-            self.is_ordered |= op.operation.family in _ORDERING
             self._access(op)
             self._store(op)
 
@@ -187,12 +180,18 @@ class _Uses(Facts):
 
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
-        if target is None or not _is_certain(target, self.around):
-            return
-        ref = self.origin(target.buffer)
-        before = self.stores[op][1] if op in self.stores else frozenset()
-        if ref is not None:
-            self.stores[op] = ref, before | self._sources(stored)
+        if target is not None and target.space is types.GMEM:
+            before = self.stores.get(op, frozenset())
+            self.stores[op] = before | self._sources(stored)
+
+
+def _meets(op: Op) -> bool:
+    """Whether CTAs of a cluster may exchange values, by an operation or around it."""
+    if op.params.get("collective_axes") or op.params.get("collective_axis"):
+        return True
+    avals = (x.aval for x in op.inputs if isinstance(x, Value))
+    declared = (getattr(aval, "barrier", None) for aval in avals)
+    return any(isinstance(x, types.ClusterBarrier) for x in declared)
 
 
 def _stored(op: Op) -> tuple[Access | None, Any]:
