@@ -60,25 +60,23 @@ def _warn_of_race(
 ) -> None:
     """Warns of elements that CTAs overwrite with different values."""
     mesh = params.mesh
+    several = {name for name, size in mesh.axes if size > 1}
     grid, cluster = (
-        [name for name, size in zip(names, sizes, strict=True) if size > 1]
-        for names, sizes in (
-            (mesh.grid_names, mesh.grid),
-            (mesh.cluster_names, mesh.cluster),
-        )
+        several.intersection(x) for x in (mesh.grid_names, mesh.cluster_names)
     )
     common = check.results.common_stores(params.jaxpr, stores, grid, cluster)
-    found = next((store for store in common if store.axes), None)
+    found = next((store for store in common if store[1]), None)
     if found is None:
         return
-    axes = ", ".join(sorted(map(repr, found.axes)))
+    ref, axes, where = found
+    names = sorted(map(repr, axes))
     _show(
-        f"kernel {params.name}: the CTAs along {axes} store the same elements of "
-        f"{refs[found.ref]}",
+        f"kernel {params.name}: the CTAs along {', '.join(names)} store the same "
+        f"elements of {refs[ref]}",
         "nothing orders them: whose values remain is undefined",
-        f"index it by the position too, jax.lax.axis_index({min(map(repr, found.axes))}"
-        "); or let one CTA store, with plgpu.when",
-        found.where or params.defined_at,
+        f"index it by the position too, jax.lax.axis_index({names[0]}); or let one CTA "
+        "store, with plgpu.when",
+        where or params.defined_at,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,13 +117,7 @@ class Barrier:
         announced_bytes: int = 0,
         count: int = 1,
     ) -> None:
-        """Counts arrivals, with the bytes that a copy announces.
-
-        Args:
-          known: what whoever waits for the phase knows by them.
-          location: their line.
-          announced_bytes: those of a copy.
-          count: the number of arrivals.
+        """Counts arrivals at a line, with the bytes that a copy announces.
 
         Raises:
           BarrierError: the phase has fewer arrivals, or more bytes than fit.
@@ -150,8 +145,7 @@ class Barrier:
 
     def _latest(self) -> str:
         """Returns where the latest arrival is."""
-        latest = self.last_arrival
-        where = latest.where if latest is not None else None
+        where = self.last_arrival.where if self.last_arrival is not None else None
         return f" (the latest arrival at {where})" if where is not None else ""
 
     def expect(self, count: int) -> None:
@@ -448,13 +442,20 @@ def skipped(operands: dict[str, Any]) -> bool:
 
 @registry.register(mbarrier.barrier_arrive_p, registry.RuleKind.EMULATE)
 def _barrier_arrive(
-    wg: Warpgroup, operands: dict[str, Any], num_arrivals: int, **_: Any
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    num_arrivals: int,
+    cta_axes: Sequence[str],
+    **_: Any,
 ) -> None:
     if skipped(operands):
         return
-    region = operands["barrier"]
+    region, reached = operands["barrier"], None
+    if operands["cta"] is not None:
+        peer = wg.cta.at(cta_axes, operands["cta"])
+        reached = [region.memory.same_in(peer)]
     known = wg.release()
-    for barriers in region.memory.everywhere:
+    for barriers in reached or region.memory.everywhere:
         barrier = barriers.one(region)
         barrier.arrived.append(wg)
         barrier.arrive(known, wg.location, count=num_arrivals)

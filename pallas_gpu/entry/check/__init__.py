@@ -14,7 +14,7 @@ from pallas_gpu.entry.check.equations import (
     require_features,
     require_indexable,
 )
-from pallas_gpu.entry.check.griddepcontrol import check_dependencies
+from pallas_gpu.entry.check.grids.griddepcontrol import check_dependencies
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs, written

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check.cluster import check_positions
 from pallas_gpu.entry.check.references import check_operands
 from pallas_gpu.entry.check.warp_paths import executed_unevenly
 from pallas_gpu.primitives import _registry as registry
@@ -22,6 +23,8 @@ from pallas_gpu.program.walk import Site, walk
 @registry.checks(barrier_arrive_p)
 def _check_arrival(op: Op, mesh: types.Mesh) -> None:
     check_operands(op, mesh)
+    if op.operands["cta"] is not None:
+        check_positions("cluster_ref", op.params["cta_axes"], op.operands["cta"], mesh)
     arrivals = op.operands["barrier"].buffer.aval.barrier.phase_arrivals(mesh)
     if op.params["num_arrivals"] > arrivals:
         raise errors.BarrierError(

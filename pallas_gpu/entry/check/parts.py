@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results, and parts of them, that no operation stores to.
 
-Every operation that may store counts, and where it stores is taken for more where that
-is not known: what is left is certainly undefined.
+What may store counts, and where it is not known where, it stores to all of an axis:
+what is left is certainly undefined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pallas_gpu.program.nodes import Access, Kind, Operand, Value
 from pallas_gpu.program.walk import Site, walk
 
 Ranges = list[tuple[int, int]]
-
 # Of how many starts each is considered, and of how many parts of a result.
 _MOST_STARTS, _MOST_PARTS = 1 << 12, 1 << 16
 
@@ -50,12 +49,10 @@ class Stores:
         self.found: dict[Any, list[tuple[Site, Access]] | None]
         self.found = {ref: [] for ref in variables.values()}
         for site in walk(jaxpr):
-            op = site.op
-            if op.kind is Kind.PLAIN and op.operation is None:
-                for value in map(site.origin, op.inputs):
-                    if value in variables:
-                        self.found[variables[value]] = None
-            for access in op.accesses:
+            if site.op.kind is Kind.PLAIN and site.op.operation is None:
+                given = variables.keys() & map(site.origin, site.op.inputs)
+                self.found |= {variables[value]: None for value in given}
+            for access in site.op.accesses:
                 ref = variables.get(site.origin(access.buffer))
                 stores = self.found.get(ref)
                 if access.writes and stores is not None:
@@ -75,10 +72,9 @@ class Stores:
     def _start(self, start: Any) -> Fact:
         if isinstance(start, int):
             return Fact.number(start)
-        if not isinstance(start, Sum):
-            return self._facts.of(start)
-        terms = map(self._facts.of, start.terms)
-        return functools.reduce(Fact.plus, terms, Fact.number(start.constant))
+        terms = start if isinstance(start, Sum) else Sum(0, (start,))
+        facts = map(self._facts.of, terms.terms)
+        return functools.reduce(Fact.plus, facts, Fact.number(terms.constant))
 
     def unwritten(self) -> list[Any]:
         """Returns the results to which nothing is stored, not even in a branch."""
@@ -91,45 +87,40 @@ class Stores:
           The reference, some such elements as an index, the line of a store.
         """
         for ref, stores in self.found.items():
-            if not stores:
-                continue
-            parts = [self._part(store, ref.aval.shape) for _, store in stores]
-            missing = _left(ref.aval.shape, parts)
-            if missing is not None:
-                index = ", ".join(f"{low}:{high}" for low, high in missing)
-                yield ref, f"[{index}]", stores[-1][0].where
+            parts = [self._part(store, ref.aval.shape) for _, store in stores or ()]
+            index = _left(ref.aval.shape, parts) if parts else None
+            if stores and index is not None:
+                text = ", ".join(f"{low}:{high}" for low, high in index)
+                yield ref, f"[{text}]", stores[-1][0].where
 
-    def _part(self, store: Access, shape: Sequence[int]) -> list[Ranges]:
+    def _part(self, store: Access, shape: tuple[int, ...]) -> list[Ranges]:
         """Returns the ranges on each axis that a store may reach."""
         window = store.window
-        if store.viewed is not None or window.array_shape != tuple(shape):
+        if store.viewed is not None or window.array_shape != shape:
             return [[(0, n)] for n in shape]
-        starts = zip(self.starts(store), window.sizes, shape, strict=True)
-        return [_reached(start, size, n) for start, size, n in starts]
+        sizes = zip(self.starts(store), window.sizes, shape, strict=True)
+        return [_reached(*x) for x in sizes]
 
 
 def _reached(start: Fact, size: int, extent: int) -> Ranges:
     """Returns the ranges of an axis that windows of a size may reach."""
     low, high = start.bounds
-    if low is None or high is None:
-        return [(0, extent)]
-    sizes = [axis.size or 0 for axis, _ in start.terms]
-    if not start.is_linear or math.prod(sizes) > _MOST_STARTS:
-        return [(max(low, 0), min(high + size, extent))]
+    sizes = [axis.size for axis, _ in start.terms if axis.size is not None]
+    if not start.is_linear or None in (low, high) or math.prod(sizes) > _MOST_STARTS:
+        end = extent if high is None else high + size
+        return [(max(low or 0, 0), min(end, extent))]
     starts = np.array([start.rest])
     for (_, factor), n in zip(start.terms, sizes, strict=True):
         starts = np.add.outer(starts, factor * np.arange(n)).reshape(-1)
-    starts = np.unique(starts)
-    gaps = np.flatnonzero(np.diff(starts) > size)
-    firsts, lasts = starts[[0, *(gaps + 1)]], starts[[*gaps, -1]]
-    pairs = zip(firsts.tolist(), lasts.tolist(), strict=True)
-    return [(max(a, 0), min(b + size, extent)) for a, b in pairs]
+    found: Ranges = []
+    for at in np.unique(starts).tolist():
+        first = found.pop()[0] if found and found[-1][1] >= at else max(at, 0)
+        found.append((first, min(at + size, extent)))
+    return found
 
 
 def _left(shape: Sequence[int], parts: list[list[Ranges]]) -> Ranges | None:
     """Returns a part of an array that no other part covers; None if they may do so."""
-    if any(part == [[(0, n)] for n in shape] for part in parts):
-        return None
     cuts = []
     for axis, n in enumerate(shape):
         ends = {end for part in parts for ends in part[axis] for end in ends}

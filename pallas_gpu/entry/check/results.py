@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -72,24 +71,9 @@ def _declared(op: Op) -> Iterator[tuple[Value, str]]:
             yield value, name
 
 
-@dataclasses.dataclass(frozen=True)
-class CommonStore:
-    """A store of several CTAs to the same elements of a result.
-
-    Attributes:
-      ref: the reference to the result.
-      axes: those on which they differ. What is stored is computed from the positions.
-      where: the line.
-    """
-
-    ref: Any
-    axes: frozenset[Any]
-    where: str | None
-
-
 def common_stores(
     jaxpr: _jax.Jaxpr, stores: Stores, grid: Collection[Any], cluster: Collection[Any]
-) -> Iterator[CommonStore]:
+) -> Iterator[tuple[Any, frozenset[Any], str | None]]:
     """Yields stores of which it is certain that CTAs store to the same elements.
 
     The index does not depend on the axes, no branch is around them, and nothing orders
@@ -99,6 +83,10 @@ def common_stores(
       jaxpr: the traced body of a kernel.
       stores: those to results.
       grid, cluster: the names of axes with several positions.
+
+    Yields:
+      The reference to the result; the axes on which the CTAs differ, and from which
+      they compute what they store; the line.
     """
     meets = any(_meets(site.op) for site in walk(jaxpr))
     free = {*grid} if meets else {*grid, *cluster}
@@ -107,7 +95,7 @@ def common_stores(
         shared = {a for a in free if not any(x.depends_on(a) for x in starts)}
         if shared:
             values = frozenset(a.of for a in _uses(jaxpr).stores.get(site.op, ()))
-            yield CommonStore(ref, values & shared, site.where)
+            yield ref, values & shared, site.where
 
 
 def certain_stores(
