@@ -16,16 +16,19 @@ import typing as _typing
 from pallas_gpu import bridge as _bridge  # noqa: F401 - registers its lowerings
 from pallas_gpu import composites as _composites  # noqa: F401 - registers its rules
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
+from pallas_gpu import lockstep as _lockstep  # noqa: F401 - registers its machine
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu.types.foreign import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
 # isort: off
 # Entry points
+from pallas_gpu import arch as arch, errors as errors, layouts as layouts
 from pallas_gpu import offline as offline, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.entry.kernel import kernel as kernel
 from pallas_gpu.entry.memory.empty import (
+    alloc_semaphore as alloc_semaphore,
     empty as empty,
     empty_like as empty_like,
     empty_ref_like as empty_ref_like,
@@ -71,126 +74,33 @@ from pallas_gpu.pipeline.loops import (
     NDLoopInfo as NDLoopInfo,
     planar_snake as planar_snake,
 )
-from pallas_gpu.primitives.debug import (
-    debug_print as debug_print,
-    debug_check as debug_check,
-    print_layout as print_layout,
-)
-from pallas_gpu.primitives.grids.launch_control import (
-    try_cluster_cancel as try_cluster_cancel,
-    query_cluster_cancel as query_cluster_cancel,
-    TryClusterCancelResult as TryClusterCancelResult,
-)
-from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.runtime.export import enable_debug_checks as enable_debug_checks
 from pallas_gpu.types import ds as ds, transpose_ref as transpose_ref
 from pallas_gpu.types.indexing import Slice as Slice
 
-# Copies
-from pallas_gpu.primitives.cluster import (
-    async_store_smem as async_store_smem,
-    cluster_ref as cluster_ref,
-)
-from pallas_gpu.primitives.copies.im2col import im2col_ref as im2col_ref
-from pallas_gpu.primitives.copies.prefetch import async_prefetch as async_prefetch
-from pallas_gpu.primitives.cp_async import wait_gmem_to_smem as wait_gmem_to_smem
-from pallas_gpu.primitives.tma import (
-    copy_gmem_to_smem as copy_gmem_to_smem,
-    copy_smem_to_gmem as copy_smem_to_gmem,
-    commit_gmem as commit_gmem,
-    commit_smem as commit_smem,
-    commit_smem_to_gmem_group as commit_smem_to_gmem_group,
-    wait_smem_to_gmem as wait_smem_to_gmem,
-)
-
-# Barriers
-from pallas_gpu.primitives.mbarrier import (
-    barrier_arrive as barrier_arrive,
-    barrier_arrive_and_wait as barrier_arrive_and_wait,
-    barrier_expect as barrier_expect,
-    barrier_test as barrier_test,
-    barrier_wait as barrier_wait,
-)
-
-# Semaphores
-from pallas_gpu.entry.memory.empty import alloc_semaphore as alloc_semaphore
-from pallas_gpu.primitives.sync.delay import delay as delay
-from pallas_gpu.primitives.sync.semaphore import (
-    semaphore_signal as semaphore_signal,
-    semaphore_signal_parallel as semaphore_signal_parallel,
-    SemaphoreSignal as SemaphoreSignal,
-    semaphore_wait as semaphore_wait,
-    semaphore_read as semaphore_read,
-)
-from pallas_gpu.types import SemaphoreType as SemaphoreType
-
-# Dependent launches
-from pallas_gpu.primitives.grids.griddepcontrol import (
-    griddepcontrol_launch_dependents as griddepcontrol_launch_dependents,
-    griddepcontrol_wait as griddepcontrol_wait,
-)
-
-# Registers
-from pallas_gpu.primitives.registers import (
-    load as load,
-    store as store,
-    layout_cast as layout_cast,
-    broadcasted_iota as broadcasted_iota,
-    set_max_registers as set_max_registers,
-    max as max,
-    min as min,
-    prod as prod,
-    sum as sum,
-)
-
-# Atomic operations
-from pallas_gpu.primitives.atomics import (
-    atomic_add as atomic_add,
-    atomic_and as atomic_and,
-    atomic_cas as atomic_cas,
-    atomic_max as atomic_max,
-    atomic_min as atomic_min,
-    atomic_or as atomic_or,
-    atomic_xchg as atomic_xchg,
-    atomic_xor as atomic_xor,
-)
-
-# Tensor cores
-from pallas_gpu.primitives.tensor_cores.mma import mma as mma
-from pallas_gpu.primitives.tensor_cores.operand_copy import (
-    async_copy_smem_to_tmem as async_copy_smem_to_tmem,
-)
-from pallas_gpu.primitives.tensor_cores.scales import (
-    async_copy_scales_to_tmem as async_copy_scales_to_tmem,
-)
-from pallas_gpu.primitives.tensor_cores.sparsity import (
-    async_copy_sparse_metadata_to_tmem as async_copy_sparse_metadata_to_tmem,
-)
-from pallas_gpu.primitives.tensor_cores.tcgen05 import (
-    tcgen05_mma as tcgen05_mma,
-    tcgen05_commit_arrive as tcgen05_commit_arrive,
-)
-from pallas_gpu.primitives.tensor_cores.tmem import (
-    async_load_tmem as async_load_tmem,
-    async_store_tmem as async_store_tmem,
-    wait_load_tmem as wait_load_tmem,
-    commit_tmem as commit_tmem,
-)
-from pallas_gpu.primitives.tensor_cores.wgmma import (
-    wgmma as wgmma,
-    wgmma_wait as wgmma_wait,
-    wgmma_accumulator_load as wgmma_accumulator_load,
-)
-from pallas_gpu.types import ACC as ACC
-from pallas_gpu.types.spaces.sparse_format import (
-    format_tcgen05_sparse_metadata as format_tcgen05_sparse_metadata,
-    compress_1_of_2 as compress_1_of_2,
-    compress_2_of_4 as compress_2_of_4,
-    compress_4_of_8 as compress_4_of_8,
-)
+# Operations: those of a family are its `__all__`.
+from pallas_gpu.primitives.atomics import *
+from pallas_gpu.primitives.cluster import *
+from pallas_gpu.primitives.copies.im2col import *
+from pallas_gpu.primitives.copies.prefetch import *
+from pallas_gpu.primitives.cp_async import *
+from pallas_gpu.primitives.debug import *
+from pallas_gpu.primitives.grids.griddepcontrol import *
+from pallas_gpu.primitives.grids.launch_control import *
+from pallas_gpu.primitives.mbarrier import *
+from pallas_gpu.primitives.registers import *
+from pallas_gpu.primitives.sync.delay import *
+from pallas_gpu.primitives.sync.semaphore import *
+from pallas_gpu.primitives.tensor_cores.mma import *
+from pallas_gpu.primitives.tensor_cores.operand_copy import *
+from pallas_gpu.primitives.tensor_cores.scales import *
+from pallas_gpu.primitives.tensor_cores.sparsity import *
+from pallas_gpu.primitives.tensor_cores.tcgen05 import *
+from pallas_gpu.primitives.tensor_cores.tmem import *
+from pallas_gpu.primitives.tensor_cores.wgmma import *
+from pallas_gpu.primitives.tma import *
 
 # Types
-from pallas_gpu import layouts as layouts
 from pallas_gpu.layouts import (
     Layout as Layout,
     TiledLayout as TiledLayout,
@@ -206,8 +116,10 @@ from pallas_gpu.types import (
     TMEM as TMEM,
     REGS as REGS,
     RefUnion as RefUnion,
+    ACC as ACC,
     Barrier as Barrier,
     ClusterBarrier as ClusterBarrier,
+    SemaphoreType as SemaphoreType,
     BlockSpec as BlockSpec,
     BlockDim as BlockDim,
     Blocked as Blocked,
@@ -225,9 +137,14 @@ from pallas_gpu.types import (
     SwizzleTransform as SwizzleTransform,
     find_swizzle as find_swizzle,
 )
+from pallas_gpu.types.spaces.sparse_format import (
+    format_tcgen05_sparse_metadata as format_tcgen05_sparse_metadata,
+    compress_1_of_2 as compress_1_of_2,
+    compress_2_of_4 as compress_2_of_4,
+    compress_4_of_8 as compress_4_of_8,
+)
 
 # Parameters
-from pallas_gpu import arch as arch, errors as errors
 from pallas_gpu.entry.interpret import (
     force_gpu_interpret_mode as force_gpu_interpret_mode,
     set_gpu_interpret_mode as set_gpu_interpret_mode,

@@ -20,10 +20,12 @@ verifies afterwards. The stages up to `rules` are the same for every machine, ex
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pallas_gpu import arch, errors
@@ -220,6 +222,23 @@ LOWERED = "barriers"
 TEXTS: tuple[str, ...] = tuple(name for stage in STAGES for name in stage.texts)
 
 
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Python's garbage collector does not run inside.
+
+    Most of what lowering makes lives until it ends. To visit it meanwhile, again and
+    again, took a tenth of the time that a large kernel takes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collections()
 def run(
     build: Build,
     *,

@@ -221,6 +221,14 @@ class UninitializedReadError(KernelError):
     """Memory is read before anything was written to it."""
 
 
+class PtxError(PallasGpuError, AssertionError):
+    """The code that a kernel is lowered to breaks a rule of the PTX ISA.
+
+    The kernel has the mistake, or the package: the emulator, which runs the kernel
+    itself, says which.
+    """
+
+
 # --- not supported ------------------------------------------------------------------
 
 

@@ -106,7 +106,7 @@ def _our_operations(registry: Any) -> list[str]:
 
 def _features() -> list[str]:
     """The tables of copies, barriers, clusters and memory, feature by feature."""
-    from tests.support.features import REFUSED, ROWS
+    from tests.support.features import REFUSED, rows
 
     lines = ["## Copies, barriers, clusters, memory", ""]
     lines += [
@@ -119,7 +119,7 @@ def _features() -> list[str]:
         "| feature | target | instruction | reported |",
         "|---|---|---|---|",
     ]
-    for row in ROWS:
+    for row in rows():
         target = "sm_100a" if row.blackwell else "sm_90a"
         found = [k for k, v in row.omissions.items() if not v.startswith("(")]
         lines.append(

@@ -20,8 +20,13 @@ from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
 
 
+def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+    emitted = getattr(params.interpret, "emitted", False)
+    return (call.emitted_code() if emitted else run_kernel)(params, arrays)
+
+
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
-    results = run_kernel(params, arrays)
+    results = _run(params, arrays)
     placed = [x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed]
     place = _place_of_results(placed)
     return [jax.device_put(x, place) for x in results]
@@ -49,7 +54,7 @@ def _as_callback(*args: Any, **params: Any) -> list[jax.Array]:
     launch = call.CallParams(**params)
 
     def callback(*arrays: Any) -> list[np.ndarray]:
-        return report.from_the_kernels_line(lambda: run_kernel(launch, arrays))
+        return report.from_the_kernels_line(lambda: _run(launch, arrays))
 
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in launch.out_avals]
     if launch.is_observable:

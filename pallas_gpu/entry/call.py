@@ -175,8 +175,11 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
     """Returns the parameter for `interpret`, PALLAS_GPU_INTERPRET and a forced mode."""
     if (forced := interpret_mode.forced()) is not None:
         return forced
-    if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
-        interpret = True
+    variable = os.environ.get("PALLAS_GPU_INTERPRET", "0")
+    if interpret is None and variable != "0":
+        interpret = "emitted" if variable == "emitted" else True
+    if interpret == "emitted":
+        return types.InterpretParams(emitted=True)
     return types.InterpretParams() if interpret is True else interpret
 
 
@@ -184,6 +187,7 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
 
 _EAGER: list[Callable[..., Any]] = []
 _EMULATOR_LOWERING: list[Callable[..., Any]] = []
+_EMITTED_CODE: list[Callable[..., Any]] = []
 
 
 def register_emulator_lowering(rule: Callable[..., Any]) -> None:
@@ -202,6 +206,16 @@ def register_eager_emulator(run: Callable[..., Any]) -> None:
     It runs without a callback, so that its errors reach the caller unwrapped.
     """
     _EAGER[:] = [run]
+
+
+def register_emitted_code(run: Callable[..., Any]) -> None:
+    """Registers what runs the code of a kernel on the CPU, as the emulator its body."""
+    _EMITTED_CODE[:] = [run]
+
+
+def emitted_code() -> Callable[..., Any]:
+    """Returns what runs the code of a kernel: `run(params, arrays) -> arrays`."""
+    return _EMITTED_CODE[0]
 
 
 def platform_of(args: Sequence[Any]) -> str:

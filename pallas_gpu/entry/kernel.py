@@ -36,11 +36,12 @@ _KEPT_TRACES = 64
 
 def interpretation(value: Any) -> Any:
     """Accepts what `interpret` can be."""
-    if value is None or isinstance(value, bool | types.InterpretParams):
+    is_known = value is None or isinstance(value, bool | types.InterpretParams)
+    if is_known or (isinstance(value, str) and value == "emitted"):
         return value
     raise errors.ArgumentTypeError(
         "invalid value of interpret",
-        expected="None, True, False or InterpretParams(...)",
+        expected='None, True, False, "emitted" or InterpretParams(...)',
         got=expect.shown(value),
         hint="None runs in the emulator on a CPU and on the GPU if there is one",
     )
@@ -71,7 +72,7 @@ def kernel(
     thread_name: str | None = None,
     mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
-    interpret: bool | types.InterpretParams | None = None,
+    interpret: bool | str | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
@@ -95,7 +96,7 @@ def kernel(
     thread_name: str | None = None,
     mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
-    interpret: bool | types.InterpretParams | None = None,
+    interpret: bool | str | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
@@ -138,7 +139,7 @@ def kernel(
     thread_name: str | None = None,
     mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
-    interpret: bool | types.InterpretParams | None = None,
+    interpret: bool | str | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
@@ -172,7 +173,8 @@ def kernel(
         and only `body`, `mesh` and `scratch_types` are given.
       compiler_params: see `CompilerParams`.
       interpret: None: the emulator on a CPU, the GPU if there is one. True or
-        `InterpretParams`: the emulator. False: never the emulator.
+        `InterpretParams`: the emulator. "emitted": the code that the kernel is lowered
+        to, on the CPU. False: the GPU.
       debug: whether to print the traced body.
       name, kernel_name: name of the kernel; default: that of the mesh, else that of the
         body.

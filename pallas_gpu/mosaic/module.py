@@ -352,31 +352,40 @@ class KernelBuilder:
     def sync_after_init(self) -> None:
         """Makes initialized mbarriers visible to all threads before their first use.
 
-        PTX: `fence.mbarrier_init.release.cluster`, then `barrier.sync 0` or, in a
-        cluster, `barrier.cluster.arrive.relaxed` and `.wait`. Since: sm_90. All threads
-        of the block issue it, after the elected thread has initialized the mbarriers.
+        PTX: `fence.mbarrier_init.release.cluster`, then that of `sync_cluster`. Since:
+        sm_90. All threads of the block issue it, after the elected thread has
+        initialized the mbarriers.
         """
         nvvm.fence_mbarrier_init()
-        if self.spec.has_cluster:
-            # The fence has released the initialization (PTX ISA, membar / fence); an
-            # arrival with release semantics becomes a MEMBAR at GPU scope in SASS.
-            nvvm.cluster_arrive_relaxed(aligned=True)
-            nvvm.cluster_wait(aligned=True)
-        else:
-            nvvm.barrier()
+        # The fence has released the initialization (PTX ISA, membar / fence); an
+        # arrival with release semantics becomes a MEMBAR at GPU scope in SASS.
+        self.sync_cluster(is_relaxed=True)
 
     def sync_before_exit(self, *, is_relaxed: bool = False) -> None:
         """Blocks the exit of a CTA until all CTAs of its cluster have finished.
 
-        PTX: `barrier.cluster.arrive`, `barrier.cluster.wait`; none without a cluster.
-        Since: sm_90. All threads of the block issue it last: a block must not exit
-        while others copy into its SMEM or arrive on its mbarriers.
+        PTX: that of `sync_cluster`; none without a cluster. Since: sm_90. All threads
+        of the block issue it last: a block must not exit while others copy into its
+        SMEM or arrive on its mbarriers.
 
         Args:
           is_relaxed: each block has waited for what others send to it. The arrival is
             relaxed then: with release semantics it waits for the stores to GMEM, too.
         """
+        if self.spec.has_cluster:
+            self.sync_cluster(is_relaxed=is_relaxed)
+
+    def sync_cluster(self, *, is_relaxed: bool = False) -> None:
+        """Waits until all threads of the cluster, or of the only block, have arrived.
+
+        PTX: `barrier.cluster.arrive{.relaxed}`, `barrier.cluster.wait`; without a
+        cluster `barrier.sync 0`. Since: sm_90.
+
+        Args:
+          is_relaxed: the arrival orders no memory accesses.
+        """
         if not self.spec.has_cluster:
+            nvvm.barrier()
             return
         arrive = nvvm.cluster_arrive_relaxed if is_relaxed else nvvm.cluster_arrive
         arrive(aligned=True)

@@ -14,6 +14,17 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 
+__all__ = [
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
+]
+
 _INTEGERS = ("int32", "uint32", "int64", "uint64")
 _FLOATS = ("float32", "float64")
 _HALVES = ("float16", "bfloat16")

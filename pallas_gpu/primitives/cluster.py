@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: references to the SMEM of other CTAs, and asynchronous stores to it."""
+"""Clusters: their barrier, references to the SMEM of other CTAs, stores to it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values
 
+__all__ = ["async_store_smem", "cluster_ref", "cluster_sync"]
+
 async_store_smem_p = registry.define(
     "async_store_smem",
     "cluster",
@@ -23,6 +25,10 @@ async_store_smem_p = registry.define(
     proxies=("generic",),
     releases=True,
     by_warp=False,
+)
+
+cluster_sync_p = registry.define(
+    "cluster_sync", "cluster", releases=True, by_warp=False
 )
 
 # The element types of each operation: PTX ISA, red.async. A sum of signed integers is
@@ -93,11 +99,11 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     atom.shared::cluster or mbarrier.arrive.shared::cluster. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` for single elements by a warp. A load is
-    complete when it returns. Only arrivals on a `ClusterBarrier`, and waits for them,
-    order the accesses of one CTA with those of another. What a kernel declares in
-    `scratch_types` can be accessed until all CTAs of the cluster have ended: the
-    compiled kernel waits for them. What `run_scoped` declares can be accessed until its
-    CTA leaves the scope, which has to wait for the others.
+    complete when it returns. Arrivals on a `ClusterBarrier` and waits for them, or
+    `cluster_sync`, order the accesses of one CTA with those of another. What a kernel
+    declares in `scratch_types` can be accessed until all CTAs of the cluster have
+    ended: the compiled kernel waits for them. What `run_scoped` declares can be
+    accessed until its CTA leaves the scope, which has to wait for the others.
 
     Args:
       ref: SMEM reference, a barrier, or a part of one.
@@ -119,6 +125,30 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
         ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
     base = types.as_view(ref.at[()])
     return types.RefView(base.ref, (*base.transforms, types.ClusterStep.at(block_id)))
+
+
+def cluster_sync() -> None:
+    """Waits until all warpgroups of all CTAs of the cluster have called it.
+
+    PTX: barrier.cluster.arrive, barrier.cluster.wait; barrier.sync 0 in a kernel
+    without clusters, where the warpgroups of the CTA wait for each other. Since: sm_90.
+
+    Issued by a warpgroup; each of them calls it equally often, also from branches and
+    loops of its own. What they have read and written in SMEM and GMEM before comes
+    before what any of them accesses after it. It does not wait for asynchronous
+    copies: wait for them first. It needs no barrier in SMEM; with a `ClusterBarrier`
+    some warpgroups wait for others.
+
+    Raises:
+      KernelError: called outside a kernel.
+      UnsupportedError: called inside `warp_map`.
+
+    Example:
+      >>> part_ref[...] = x
+      >>> plgpu.cluster_sync()
+      >>> y = plgpu.cluster_ref(part_ref, {"x": 1 - lax.axis_index("x")})[...]
+    """
+    ops.bind(cluster_sync_p, {})
 
 
 def _axes(value: Any, what: str) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from pallas_gpu import expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
+__all__ = ["wait_gmem_to_smem"]
+
 cp_async_p = registry.define(
     "cp_async",
     "cp_async",

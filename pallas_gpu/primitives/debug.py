@@ -18,6 +18,8 @@ from pallas_gpu.primitives.tensor_cores import tmem
 from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
+__all__ = ["debug_print", "debug_check", "print_layout"]
+
 debug_print_p, debug_check_p = (
     registry.define(name, "debug", observable=True)
     for name in ("debug_print", "debug_check")

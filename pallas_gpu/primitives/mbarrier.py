@@ -10,6 +10,14 @@ from pallas_gpu import _jax, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
+__all__ = [
+    "barrier_arrive",
+    "barrier_arrive_and_wait",
+    "barrier_expect",
+    "barrier_test",
+    "barrier_wait",
+]
+
 barrier_arrive_p = registry.define(
     "barrier_arrive", "mbarrier", releases=True, writes=("barrier",), atomic=True
 )

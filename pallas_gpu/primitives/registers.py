@@ -17,6 +17,19 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values as value_rules
 
+__all__ = [
+    "multiple_of",
+    "load",
+    "store",
+    "layout_cast",
+    "broadcasted_iota",
+    "set_max_registers",
+    "max",
+    "min",
+    "prod",
+    "sum",
+]
+
 load_p = registry.define(
     "load",
     "registers",

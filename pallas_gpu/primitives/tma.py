@@ -14,6 +14,15 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import im2col, pairs, views
 
+__all__ = [
+    "copy_gmem_to_smem",
+    "copy_smem_to_gmem",
+    "commit_gmem",
+    "commit_smem",
+    "commit_smem_to_gmem_group",
+    "wait_smem_to_gmem",
+]
+
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
     "tma",

@@ -9,7 +9,6 @@ Analyses that look for more, or report on the way, derive from `Facts`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -48,7 +47,7 @@ def facts_of(
       axes: names and sizes of the axes of the grid, as far as they are known.
       needed: values and all those on which they depend, if others are not asked for.
     """
-    found = _Recorded(dict(axes), needed)
+    found = _Recorded(dict(axes), needed=needed)
     found.run(region, found.inputs_of(region))
     found.facts = found.known
     return found
@@ -60,18 +59,29 @@ class Facts(Flow[Fact]):
     Args:
       axes: the sizes of axes of the grid.
       positions: the positions on some of them, if they are known.
+      needed: values and all those on which they depend, if others are not asked for.
     """
 
     # Whether what is read from memory is a function of the reference and the indices.
     memory_is_constant = False
 
     def __init__(
-        self, axes: Mapping[Any, int] = {}, positions: Mapping[Any, int] = {}
+        self,
+        axes: Mapping[Any, int] = {},
+        positions: Mapping[Any, int] = {},
+        needed: Set[Value] | None = None,
     ) -> None:
         super().__init__()
         self._axes = axes
         self._positions = positions
+        self._needed = needed
         self._warp_axis: Any = None
+
+    def matters(self, op: Op) -> bool:
+        needed = self._needed
+        return needed is None or not (
+            needed.isdisjoint(op.results) and not any(map(self.followed, op.regions))
+        )
 
     def inputs_of(self, region: Region) -> list[Fact]:
         """Returns facts of a program's inputs: they are axes themselves."""
@@ -106,7 +116,7 @@ class Facts(Flow[Fact]):
             # A range that has grown twice may grow in every iteration.
             low = either.low if either.low == a.low else None
             high = either.high if either.high == a.high else None
-            return dataclasses.replace(either, low=low, high=high)
+            return either._replace(low=low, high=high)
         return either
 
     def made(self, op: Op, value: Value) -> Fact:
@@ -132,6 +142,9 @@ class Facts(Flow[Fact]):
         return [min(max(which.constant, 0), len(op.regions) - 1)]
 
     def in_every_iteration(self, op: Op, i: int, j: int) -> Fact | None:
+        carry = op.regions[-1].inputs[i]
+        if self._needed is not None and carry not in self._needed:
+            return self.unknown(carry)
         step = _step(op.regions[-1], i, j)
         entry = op.entries[-1][i]
         if step is None or entry is None:
@@ -190,16 +203,9 @@ class _Recorded(Facts):
     A region may be run in several places, and a loop's is followed several times.
     """
 
-    def __init__(self, axes: Mapping[Any, int], needed: Set[Value] | None) -> None:
-        super().__init__(axes)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.known: dict[Value, Fact] = {}
-        self._needed = needed
-
-    def matters(self, op: Op) -> bool:
-        needed = self._needed
-        return needed is None or not (
-            needed.isdisjoint(op.results) and not any(map(self.followed, op.regions))
-        )
 
     def taken(self, op: Op, which: Fact) -> Sequence[int]:
         """Returns all regions: what is never executed is asked for as well."""

@@ -95,11 +95,12 @@ def _with_sources(
     chosen: Callable[[Iterable[Any]], set[Value]] = lambda found: _values(found),
 ) -> set[Value]:
     """Returns values and those of a kind on which they depend, by some operations."""
-    ops, size = [*_operations(region, certain=False)], -1
+    ops, size = [*_operations(region, certain=False)][::-1], -1
     while len(found) != size:
         size = len(found)
-        for op in reversed(ops):
-            found |= chosen(_sources(op, found, passes))
+        for op in ops:
+            if op.regions or not found.isdisjoint(op.results):
+                found |= chosen(_sources(op, found, passes))
     return found
 
 

@@ -201,6 +201,9 @@ class InterpretParams:
       schedules: how many times to run the kernel, with consecutive seeds, and each
         asynchrony in turn unless one is chosen. The first failure is reported, with the
         parameters that repeat it; so are results that depend on the schedule.
+      emitted: whether to run the code that the kernel is lowered to, by the rules of
+        the PTX ISA, instead of the traced body: `interpret="emitted"`. Of the other
+        parameters it then uses `seed` alone.
       like_upstream: accept what upstream's interpreter accepts, to run kernels before
         they are cleaned up: stores to inputs, which change the kernel's own copy of the
         array; results as under `partial_results`; copies that are not waited for when
@@ -229,6 +232,7 @@ class InterpretParams:
     asynchrony: Literal["random", "eager", "late"] = "random"
     partial_results: bool = False
     schedules: int = 1
+    emitted: bool = False
     like_upstream: bool = False
     on_race: Literal["raise"] = "raise"
     skip_floating_point_ops: bool = False

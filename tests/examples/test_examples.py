@@ -13,6 +13,7 @@ import pytest
 import examples
 import pallas_gpu as plgpu
 from tests.support.everywhere import has_gpu
+from tests.support.semantics import BOTH, under
 
 NAMES = sorted(module.name for module in pkgutil.iter_modules(examples.__path__))
 
@@ -43,6 +44,15 @@ def compare(case, got, expected):
 def test_an_example_computes_its_reference_in_the_emulator(case):
     args = jax.device_put(case.args)
     compare(case, jax.jit(case.function)(*args), case.reference(*args))
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("case", CASES)
+def test_the_code_of_an_example_computes_its_reference(case, semantics):
+    args = jax.device_put(case.args)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretParams(emitted=True)):
+        got = jax.jit(under(semantics, case.function))(*args)
+        compare(case, got, case.reference(*args))
 
 
 @pytest.mark.offline

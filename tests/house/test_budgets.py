@@ -11,13 +11,14 @@ from tools.source_tree import ROOT, python_files
 # Lines with docstrings and blank ones; about 2 % more than there were when the budget
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
-    "": 2770,
+    "": 2680,
     "arch": 400,
     "bridge": 1090,
     "composites": 2400,
     "emulator": 11010,
     "entry": 7150,
     "layouts": 10230,
+    "lockstep": 7850,
     "lowering": 10970,
     "mosaic": 14050,
     "ops": 17950,

@@ -46,6 +46,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lowering": (*_ENTRY, "mosaic"),
     "compiler": _LOWERING,
     "runtime": (*_LOWERING, "compiler"),
+    # The machine that runs emitted code; what it does it has from the PTX ISA alone
+    # (tests/lockstep/test_independence.py).
+    "lockstep": (*_ENTRY, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
     # Measurement and tuning: above the offline compiler, beside the pipelines.
     "testing": (*_LOWERING, "compiler", "runtime", "offline"),
@@ -68,7 +71,7 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 PURE_PYTHON_ROOMS = ("errors", "expect", "arch", "layouts")
-MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime")
+MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime", "lockstep")
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.
 _MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pallas_gpu.lockstep.engine import DeadlockError, Scheduler, SplitWarps, Wait
+from pallas_gpu.lockstep.registers import source_lane
 from tests.support.lockstep import stand
-from tests.support.lockstep.engine import DeadlockError, Scheduler, SplitWarps, Wait
-from tests.support.lockstep.registers import source_lane
 
 LANES = np.arange(32)
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from demo.kernels import shifted_exp_job
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import DeadlockError
 from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import DeadlockError, KernelError
 
 COPIED = shifted_exp_job(64)
 TILES = MatmulConfig(
@@ -66,7 +67,7 @@ LOST_IN_A_COPY = {
 @pytest.mark.parametrize("lost", LOST_IN_A_COPY)
 def test_a_lost_operation_of_a_copy_is_found(lost):
     fault, text = LOST_IN_A_COPY[lost]
-    with pytest.raises(KernelError, match=text):
+    with pytest.raises(PtxError, match=text):
         copied(fault)
 
 
@@ -89,7 +90,7 @@ LOST_IN_A_PRODUCT = {
 @pytest.mark.parametrize("lost", LOST_IN_A_PRODUCT)
 def test_a_lost_instruction_of_wgmma_is_found(lost):
     fault, text = LOST_IN_A_PRODUCT[lost]
-    with pytest.raises(KernelError, match=text):
+    with pytest.raises(PtxError, match=text):
         product(fault)
 
 
@@ -118,7 +119,7 @@ def test_a_tensor_map_without_the_swizzle_brings_other_numbers():
 
 def test_a_tensor_map_that_the_driver_refuses_is_found():
     fault = faults.edit_operand("func.call", 6, lambda _: 32)
-    with pytest.raises(KernelError, match="cuTensorMapEncodeTiled refuses"):
+    with pytest.raises(PtxError, match="cuTensorMapEncodeTiled refuses"):
         copied(fault)
 
 
@@ -131,7 +132,7 @@ def test_another_transposition_multiplies_other_numbers():
     fault = faults.edit_text(r"one, 1, 1, 0, 1;", "one, 1, 1, 0, 0;")
     try:
         result = product(fault)
-    except KernelError:
+    except PtxError:
         return
     assert (result != A @ B).any()
 
@@ -155,5 +156,5 @@ LOST_IN_A_CLUSTER = {
 def test_a_lost_operation_of_a_cluster_is_found(lost):
     fault, text = LOST_IN_A_CLUSTER[lost]
     np.testing.assert_array_equal(product(cluster="m"), A @ B)
-    with pytest.raises(KernelError, match=text):
+    with pytest.raises(PtxError, match=text):
         product(fault, cluster="m")

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.lockstep import accesses, matrices
-from tests.support.lockstep.engine import KernelError
-from tests.support.lockstep.tensor_map import TensorMap
-from tests.support.lockstep.wgmma import Instruction
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep import accesses, matrices
+from pallas_gpu.lockstep.tensor_map import TensorMap
+from pallas_gpu.lockstep.wgmma import Instruction
 
 CODES = {16: 0, 128: 1, 64: 2, 32: 3}
 START = 2048
@@ -95,5 +95,5 @@ def test_a_thread_has_two_elements_of_a_in_a_register():
 )
 def test_shapes_and_types_that_do_not_exist_are_refused(fields):
     Instruction(64, 16, "f32", "f16", "f16", (1, -1), (True, True))
-    with pytest.raises(KernelError, match="no wgmma instruction"):
+    with pytest.raises(PtxError, match="no wgmma instruction"):
         Instruction(*fields)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.mbarrier import Mbarrier
 from tests.support.lockstep import stand
-from tests.support.lockstep.engine import KernelError
-from tests.support.lockstep.mbarrier import Mbarrier
 
 
 def barrier(count: int = 1) -> Mbarrier:
@@ -47,13 +47,13 @@ def test_more_arrivals_than_a_phase_has_are_refused():
     b = barrier()
     b.expect(16)
     b.arrive(1, None)
-    with pytest.raises(KernelError, match="more arrivals"):
+    with pytest.raises(PtxError, match="more arrivals"):
         b.arrive(1, None)
 
 
 @pytest.mark.parametrize("count", [0, 1 << 20])
 def test_a_count_beyond_the_limits_is_refused(count):
-    with pytest.raises(KernelError, match="count"):
+    with pytest.raises(PtxError, match="count"):
         barrier(count)
 
 
@@ -73,10 +73,10 @@ def test_an_initialisation_is_unknown_until_the_threads_have_met():
     cluster = stand.cluster(ctas=2)
     b = Mbarrier(cluster.ctas[0], 1024, 1, row=0)
     b.check_known(0, "an arrival")
-    with pytest.raises(KernelError, match=r"mbarrier\.init is known"):
+    with pytest.raises(PtxError, match=r"mbarrier\.init is known"):
         b.check_known(1, "an arrival")
     cluster.barrier.generation += 1
-    with pytest.raises(KernelError, match=r"mbarrier\.init is known"):
+    with pytest.raises(PtxError, match=r"mbarrier\.init is known"):
         b.check_known(4, "an arrival")
     b.fenced = True
     b.check_known(4, "an arrival")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import Strand
 from tests.support.lockstep import stand
-from tests.support.lockstep.engine import KernelError, Strand
 
 PLACES = 4 * np.arange(128)[:, None] + np.arange(4)
 BYTES = np.arange(512, dtype=np.uint8).reshape(128, 4)
@@ -33,9 +34,9 @@ def test_a_thread_sees_what_it_has_stored():
 def test_other_threads_have_to_meet_the_writer():
     smem, clocks, first, second = two_warpgroups()
     smem.store(first, PLACES, BYTES)
-    with pytest.raises(KernelError, match="loaded before the threads have met"):
+    with pytest.raises(PtxError, match="loaded before the threads have met"):
         smem.load(first, PLACES[::-1])
-    with pytest.raises(KernelError, match="loaded before the threads have met"):
+    with pytest.raises(PtxError, match="loaded before the threads have met"):
         smem.load(second, PLACES)
     clocks.meet(np.arange(8), together=True)
     smem.load(first, PLACES[::-1])
@@ -47,14 +48,14 @@ def test_a_warp_that_meets_says_nothing_to_other_warps():
     smem.store(first, PLACES, BYTES)
     clocks.meet(ROWS, together=False)
     smem.load(first, PLACES.reshape(4, 32, 4)[:, ::-1].reshape(128, 4))
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         smem.load(first, PLACES[::-1])
 
 
 def test_readers_have_to_be_done_before_others_store():
     smem, clocks, first, second = two_warpgroups()
     smem.load(first, PLACES)
-    with pytest.raises(KernelError, match="stored before the threads have met"):
+    with pytest.raises(PtxError, match="stored before the threads have met"):
         smem.store(second, PLACES, BYTES)
     clocks.meet(np.arange(8), together=True)
     smem.store(second, PLACES, BYTES)
@@ -64,7 +65,7 @@ def test_the_async_proxy_sees_stores_behind_a_fence():
     smem, clocks, first, _ = two_warpgroups()
     smem.store(first, PLACES, BYTES)
     clocks.meet(ROWS, together=True)
-    with pytest.raises(KernelError, match=r"without fence\.proxy\.async"):
+    with pytest.raises(PtxError, match=r"without fence\.proxy\.async"):
         smem.begin_read(ROWS, PLACES.reshape(-1), "a copy")
     fenced(clocks, first)
     smem.begin_read(ROWS, PLACES.reshape(-1), "a copy")
@@ -74,7 +75,7 @@ def test_the_async_proxy_has_to_know_of_the_writers():
     smem, clocks, first, second = two_warpgroups()
     smem.store(first, PLACES, BYTES)
     fenced(clocks, first)
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         smem.begin_read(second.rows, PLACES.reshape(-1), "a copy")
 
 
@@ -87,7 +88,7 @@ def test_bytes_under_way_are_nobodys():
         lambda: smem.begin_read(ROWS, PLACES.reshape(-1), "a copy"),
         lambda: smem.begin_write(0, PLACES.reshape(-1), "a copy"),
     ):
-        with pytest.raises(KernelError, match="still writes them"):
+        with pytest.raises(PtxError, match="still writes them"):
             access()
 
 
@@ -95,7 +96,7 @@ def test_bytes_that_are_read_may_be_read_and_not_written():
     smem, _, first, _ = two_warpgroups()
     smem.begin_read(ROWS, PLACES.reshape(-1), "a copy")
     smem.load(first, PLACES)
-    with pytest.raises(KernelError, match="still reads them"):
+    with pytest.raises(PtxError, match="still reads them"):
         smem.store(first, PLACES, BYTES)
 
 
@@ -104,7 +105,7 @@ def test_what_a_copy_brings_is_seen_by_who_waits_for_it():
     agent = clocks.agent("copies")
     smem.begin_write(0, PLACES.reshape(-1), "a copy")
     smem.end_write(PLACES, BYTES, agent, epoch=1)
-    with pytest.raises(KernelError, match="loaded before"):
+    with pytest.raises(PtxError, match="loaded before"):
         smem.load(first, PLACES)
     clocks.learn(ROWS, agent, 1)
     np.testing.assert_array_equal(smem.load(first, PLACES), BYTES)
@@ -113,7 +114,7 @@ def test_what_a_copy_brings_is_seen_by_who_waits_for_it():
 def test_a_copy_overwrites_only_what_its_issuer_knows_to_be_free():
     smem, clocks, first, second = two_warpgroups()
     smem.load(first, PLACES)
-    with pytest.raises(KernelError, match="overwrites bytes"):
+    with pytest.raises(PtxError, match="overwrites bytes"):
         smem.begin_write(int(second.rows[0]), PLACES.reshape(-1), "a copy")
     fenced(clocks, first)
     clocks.meet(np.arange(8), together=True)
@@ -128,7 +129,7 @@ def test_a_copy_overwrites_what_threads_have_read_behind_a_fence(who):
     fenced(clocks, both[0])
     smem.load(both[0], PLACES)
     clocks.meet(np.arange(8), together=True)
-    with pytest.raises(KernelError, match=r"have read without fence\.proxy\.async"):
+    with pytest.raises(PtxError, match=r"have read without fence\.proxy\.async"):
         smem.begin_write(issuer, PLACES.reshape(-1), "a copy")
     fenced(clocks, both[who])
     smem.begin_write(issuer, PLACES.reshape(-1), "a copy")
@@ -139,11 +140,11 @@ def test_a_fence_of_others_before_they_meet_the_reader_is_none():
     smem.load(first, PLACES)
     fenced(clocks, second)
     clocks.meet(np.arange(8), together=True)
-    with pytest.raises(KernelError, match="have read without"):
+    with pytest.raises(PtxError, match="have read without"):
         smem.begin_write(int(second.rows[0]), PLACES.reshape(-1), "a copy")
 
 
 def test_an_access_out_of_bounds_is_found():
     smem, _, first, _ = two_warpgroups()
-    with pytest.raises(KernelError, match="out of bounds"):
+    with pytest.raises(PtxError, match="out of bounds"):
         smem.load(first, PLACES + 4096 - 508)

@@ -14,10 +14,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 import pallas_gpu as plgpu
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import DeadlockError
 from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.tensor_cores import pairs
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.scaled_products import E2M1, ScaledProduct
 from tests.support.semantics import under
 from tests.support.sparse_pairs import SparseTile
@@ -203,7 +204,7 @@ def rows(table):
 
 @pytest.mark.parametrize(("case", "fault", "text"), rows(MISSING))
 def test_what_is_missing_is_reported(case, fault, text):
-    with pytest.raises(KernelError, match=text):
+    with pytest.raises(PtxError, match=text):
         prepared(case)[0](fault)
 
 
@@ -273,7 +274,7 @@ def test_what_is_changed_changes_the_result(case, fault):
 
 def test_the_other_cta_must_not_issue(monkeypatch):
     monkeypatch.setattr(pairs, "issuer", lambda _: module.current().elected)
-    with pytest.raises(KernelError, match=r"still being written|more arrivals"):
+    with pytest.raises(PtxError, match=r"still being written|more arrivals"):
         prepare(CASES["pair"])[0]()
 
 
@@ -286,7 +287,7 @@ def test_a_commit_arrives_in_both_ctas(mask, text, monkeypatch):
         return arith.constant(ir.IntegerType.get_signless(16), mask)
 
     monkeypatch.setattr(pairs, "mask", other)
-    with pytest.raises(KernelError, match=text):
+    with pytest.raises(PtxError, match=text):
         prepare(CASES["pair"])[0]()
 
 
@@ -317,5 +318,5 @@ def test_pairs_of_a_cluster_are_of_adjacent_ranks(monkeypatch):
 
     np.testing.assert_array_equal(run_pairs(), [case.expected(*operands)] * 2)
     monkeypatch.setattr(pairs, "_ctas", lambda: 2)
-    with pytest.raises((DeadlockError, KernelError)):
+    with pytest.raises((DeadlockError, PtxError)):
         run_pairs()

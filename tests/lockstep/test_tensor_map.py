@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.lockstep.engine import KernelError
-from tests.support.lockstep.tensor_map import TensorMap, swizzled
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.tensor_map import TensorMap, swizzled
 
 F16 = 5  # the launcher's number
 
@@ -68,11 +68,11 @@ def test_a_box_over_the_edge_knows_what_lies_inside():
 )
 def test_what_the_driver_refuses_is_refused(wrong):
     encode()
-    with pytest.raises(KernelError):
+    with pytest.raises(PtxError):
         encode(**wrong)
 
 
 def test_a_box_lies_at_a_multiple_of_128_bytes():
     assert encode().in_smem(1024)[64].tolist() == [1024 + 0x90, 1024 + 0x91]
-    with pytest.raises(KernelError, match="128 bytes"):
+    with pytest.raises(PtxError, match="128 bytes"):
         encode().in_smem(1040)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import DeadlockError
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.mutations.mutant import Switches
 from tests.support.mutations.tensor_cores.tensor_core import SUBJECT
 from tests.support.semantics import BOTH, under
@@ -25,35 +26,51 @@ UNKNOWN = "not known to be ordered before it"
 # second arrival (6), of the second result (7 to 9). The other one has those after its
 # waits (10, 11).
 MISSING = {
-    "fences before the first arrival": (faults.drop(FENCE, 0, 2), KernelError, UNKNOWN),
-    "fence after the first product": (faults.drop(FENCE, 3), KernelError, UNKNOWN),
-    "fences before the second arrival": (
-        faults.drop(FENCE, 4, 6),
-        KernelError,
+    "fences before the first arrival": (
+        faults.drop(FENCE, 0, 2),
+        PtxError,
         UNKNOWN,
     ),
-    "fence after the second product": (faults.drop(FENCE, 7), KernelError, UNKNOWN),
-    "fence after the first wait": (faults.drop(FENCE, 10), KernelError, UNKNOWN),
-    "fence after the second wait": (faults.drop(FENCE, 11), KernelError, UNKNOWN),
-    "wait for the store": (faults.drop(WAIT, 0), KernelError, "still being written"),
-    "wait for the load": (faults.drop(WAIT, 1), KernelError, "still being read"),
+    "fence after the first product": (faults.drop(FENCE, 3), PtxError, UNKNOWN),
+    "fences before the second arrival": (
+        faults.drop(FENCE, 4, 6),
+        PtxError,
+        UNKNOWN,
+    ),
+    "fence after the second product": (
+        faults.drop(FENCE, 7),
+        PtxError,
+        UNKNOWN,
+    ),
+    "fence after the first wait": (faults.drop(FENCE, 10), PtxError, UNKNOWN),
+    "fence after the second wait": (faults.drop(FENCE, 11), PtxError, UNKNOWN),
+    "wait for the store": (
+        faults.drop(WAIT, 0),
+        PtxError,
+        "still being written",
+    ),
+    "wait for the load": (faults.drop(WAIT, 1), PtxError, "still being read"),
     "first commit": (faults.drop(COMMIT, 0), DeadlockError, "parity 0"),
     "second commit": (faults.drop(COMMIT, 1), DeadlockError, "parity 1"),
     "first proxy fence": (
         faults.drop("nvvm.fence.proxy", 0),
-        KernelError,
+        PtxError,
         "without fence.proxy",
     ),
     "second proxy fence": (
         faults.drop("nvvm.fence.proxy", 1),
-        KernelError,
+        PtxError,
         "without fence.proxy",
     ),
-    "wait for the product": (faults.drop(PARITY, 1), KernelError, "TMEM"),
-    "wait for the fetch": (faults.drop(PARITY, 2), KernelError, "still writes"),
-    "wait for the operands": (faults.drop(PARITY, 3), KernelError, "have met"),
-    "allocation": (faults.drop("nvvm.tcgen05.alloc"), KernelError, "TMEM"),
-    "deallocation": (faults.drop("nvvm.tcgen05.dealloc"), KernelError, "not freed"),
+    "wait for the product": (faults.drop(PARITY, 1), PtxError, "TMEM"),
+    "wait for the fetch": (faults.drop(PARITY, 2), PtxError, "still writes"),
+    "wait for the operands": (faults.drop(PARITY, 3), PtxError, "have met"),
+    "allocation": (faults.drop("nvvm.tcgen05.alloc"), PtxError, "TMEM"),
+    "deallocation": (
+        faults.drop("nvvm.tcgen05.dealloc"),
+        PtxError,
+        "not freed",
+    ),
 }
 
 

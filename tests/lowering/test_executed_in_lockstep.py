@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 from jaxlib.mlir.dialects import arith, math
 
+from pallas_gpu.lockstep import assembly
 from pallas_gpu.mosaic.elements import row as rows
 from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
-from tests.support.lockstep import assembly
 
 SHAPE = (64, 64)
 X = np.random.default_rng(0).standard_normal(SHAPE, np.float32)

@@ -14,7 +14,6 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.entry.memory import fences, sharing
 from tests.support import everywhere
-from tests.support.lockstep import engine
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
@@ -162,7 +161,7 @@ def test_the_machine_reports_what_is_not_emitted(body, options, kept, monkeypatc
     else:
         monkeypatch.setattr(sharing, "meets", lambda jaxpr: frozenset())
     lowered = in_lockstep.lower(of(body, **options)(None), [X])
-    with pytest.raises(engine.KernelError):
+    with pytest.raises(plgpu.errors.PtxError):
         lowered.run()
 
 

@@ -15,7 +15,7 @@ from tests.support import card
 from tests.support.everywhere import has_gpu
 from tests.support.finished import emitted
 from tests.support.finished import typed as typed_of
-from tests.support.lockstep import machine as lockstep
+from tests.support.lockstep import bodies as lockstep
 from tests.support.programs import Program
 
 

@@ -14,7 +14,7 @@ from pallas_gpu.mosaic.moves import reductions, scans
 from tests.support import card
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
-from tests.support.lockstep import machine as lockstep
+from tests.support.lockstep import bodies as lockstep
 
 MOVES = movements.combinations() | movements.movements()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from tests.support import effects as see
 from tests.support import everywhere
+from tests.support import public_calls as calls
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused, refused_by
 
@@ -226,3 +229,79 @@ def test_arrays_without_elements_are_no_work():
 @refused
 def test_sizes_of_a_grid_are_integers(grid):
     called(grid=grid)
+
+
+CALL = functools.partial(plgpu.pallas_call, see.exp, calls.OUT)
+
+
+def block(*shape, **fields):
+    """A block spec whose index map counts the first dimension."""
+    return plgpu.BlockSpec(shape, lambda i: (i, 0), **fields)
+
+
+def over_the_edge(mode):
+    """A block over the array's edge, in the emulator."""
+    spec = block(48, 128, oob_fill_mode=mode)
+    params = plgpu.InterpretParams(partial_results=True)
+    k = plgpu.pallas_call(
+        calls.nothing, calls.OUT, grid=2, in_specs=[spec], out_specs=see.WHOLE,
+        interpret=params,
+    )  # fmt: skip
+    return see.outcome(lambda: k(numbers()).shape)
+
+
+EFFECTS = {
+    "pallas_call.grid_spec": lambda: see.grid_specs({"grid": 1}, {"grid": 2}),
+    "pallas_call.grid": lambda: see.block_calls({"grid": 1}, {"grid": 2}),
+    "pallas_call.in_specs": lambda: see.specs(ROWS, block(16, 128)),
+    "pallas_call.out_specs": lambda: see.block_calls(
+        *({"grid": 2, "out_specs": spec} for spec in (ROWS, block(16, 128)))
+    ),
+    "pallas_call.scratch_shapes": lambda: see.block_calls(
+        *({"scratch_shapes": [plgpu.SMEM((n, 128), jnp.float32)]} for n in (64, 8)),
+        body=lambda *_: None,
+    ),
+    "pallas_call.input_output_aliases": "tests/pipeline/test_aliases.py::"
+    "test_what_the_body_does_not_store_keeps_its_value",
+    "pallas_call.num_threads": "tests/pipeline/test_num_threads.py::"
+    "test_without_a_sequential_axis_no_warpgroup_is_added",
+    "pallas_call.thread_name": "tests/pipeline/test_num_threads.py::"
+    "test_all_warpgroups_run_the_body_at_each_step",
+    "pallas_call.debug": lambda: see.printed(CALL),
+    "pallas_call.interpret": lambda: see.interpreted(CALL),
+    "pallas_call.name": lambda: see.block_calls({"name": "a"}, {"name": "b"}),
+    "pallas_call.compiler_params": lambda: see.block_calls(
+        {}, see.params(approx_math=True), body=see.exp
+    ),
+    "BlockSpec.block_shape": lambda: see.specs(block(8, 128), block(16, 128)),
+    "BlockSpec.index_map": lambda: see.specs(plgpu.BlockSpec((8, 128)), ROWS),
+    "BlockSpec.transforms": lambda: see.specs(
+        ROWS, block(8, 128, transforms=(plgpu.TilingTransform((8, 32)),))
+    ),
+    "BlockSpec.delay_release": "tests/pipeline/test_emit_pipeline.py::"
+    "test_delay_release_keeps_a_buffer_for_products_in_flight",
+    "BlockSpec.collective_axes": "tests/pipeline/test_warp_specialized.py::"
+    "test_a_cluster_shares_a_block_by_multicast",
+    "BlockSpec.oob_fill_mode": lambda: [
+        over_the_edge(plgpu.OOBFillMode.ZEROS),
+        over_the_edge(plgpu.OOBFillMode.PROMISE_IN_BOUNDS),
+    ],
+    "BlockSpec.memory_space": lambda: see.specs(
+        ROWS, block(8, 128, memory_space=plgpu.GMEM)
+    ),
+    "GridSpec.grid": lambda: see.grid_specs({"grid": 1}, {"grid": 8}),
+    "GridSpec.in_specs": lambda: see.grid_specs(
+        {"grid": 8}, {"grid": 8, "in_specs": [ROWS]}
+    ),
+    "GridSpec.out_specs": lambda: see.grid_specs(
+        {"grid": 8}, {"grid": 8, "out_specs": ROWS}
+    ),
+    "GridSpec.scratch_shapes": lambda: see.grid_specs(
+        {}, {"scratch_shapes": [plgpu.Barrier()]}
+    ),
+    **{
+        f"PrefetchScalarGridSpec.{field}": "tests/pipeline/test_scalar_prefetch.py"
+        for field in ("grid", "in_specs", "out_specs", "scratch_shapes")
+    },
+    "Element.padding": "",
+}

@@ -481,3 +481,11 @@ def test_an_output_is_compared_with_its_last_block_only_if_it_may_be_the_same(
 
     kernel = everywhere.kernel(body, f32(), grid={"sm": 2})(None)
     assert ("ne " in str(jax.make_jaxpr(kernel)())) == compared
+
+
+EFFECTS = {
+    "emit_pipeline.in_specs": "test_the_last_axis_of_the_grid_runs_fastest",
+    "emit_pipeline.out_specs": "test_an_output_that_all_steps_share_is_stored_once",
+    "emit_pipeline.max_concurrent_steps": "test_delay_release_needs_more_buffers",
+    "emit_pipeline.init_carry": "test_a_carry_passes_from_step_to_step",
+}

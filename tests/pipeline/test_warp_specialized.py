@@ -531,3 +531,18 @@ def test_a_wait_in_a_pipeline_has_the_line_of_what_runs_the_pipeline():
         max_concurrent_steps=2,
     )  # fmt: skip
     body(None)(numbers())
+
+
+EFFECTS = {
+    f"emit_pipeline_warp_specialized.{name}": test
+    for name, test in {
+        "in_specs": "test_one_warpgroup_computes_while_another_copies",
+        "out_specs": "test_warpgroups_that_compute_share_the_blocks_of_outputs",
+        "max_concurrent_steps": "test_one_warpgroup_computes_while_another_copies",
+        "pipeline_state": "test_pipelines_follow_each_other_with_the_same_buffers",
+        "manual_produced_barriers": "test_a_body_may_wait_and_release_by_itself",
+        "manual_consumed_barriers": "test_a_body_may_wait_and_release_by_itself",
+        "compute_context": "test_a_product_carries_through_a_context",
+        "memory_thread_idx": "test_any_warpgroup_can_be_the_one_that_copies",
+    }.items()
+}

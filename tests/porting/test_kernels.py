@@ -9,7 +9,6 @@ import pytest
 
 from tests.support import porting
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.not_modelled import KNOWN_GAPS, NotModelled
 
 
 def arguments(module):
@@ -37,11 +36,7 @@ def test_the_kernel_runs_with_its_import_lines_changed(name):
 def test_what_is_emitted_for_the_kernel_runs(name):
     module = porting.ported(name)
     args = arguments(module)
-    try:
-        got = in_lockstep.lower(module.kernel, args).run()
-    except NotModelled as gap:
-        assert gap.operation in KNOWN_GAPS
-        return
+    got = in_lockstep.lower(module.kernel, args).run()
     compare(got, module.expected(*args), containers=False)
 
 

@@ -51,3 +51,9 @@ CALLS = {
 @refused_by(run, scratch_types=[plgpu.Barrier()])
 def test_the_call_of_a_single_barrier_is_refused(x, o, barrier, *, call):
     CALLS[call](barrier)
+
+
+GOOD = {
+    "barrier_arrive_and_wait": lambda e: {"barrier": e.b},
+    "barrier_wait": lambda e: {"barrier": e.b},
+}

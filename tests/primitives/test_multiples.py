@@ -79,3 +79,6 @@ def test_a_long_computation_ends():
 
 def test_a_number():
     assert (multiples.divisor(-12), multiples.divisor(0)) == (12, 0)
+
+
+GOOD = {"multiple_of": lambda e: {"x": e.i, "values": 8}}

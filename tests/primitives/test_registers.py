@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import effects as see
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers, run
 from tests.support.refusal import refused_by
@@ -100,3 +101,38 @@ def test_a_reduction_keeps_the_element_type(name):
 
 def dtype_of(name):
     return {"dtype": np.int8} if name in ("sum", "prod") else {}
+
+
+STRIDED = [plgpu.Layout.WG_STRIDED((64, 128), vec_size=n) for n in (1, 4)]
+REDUCTIONS = ("max", "min", "prod", "sum")
+GOOD = {
+    "load": lambda e: {"src": e.x},
+    "store": lambda e: {"dst": e.o, "idx": (), "value": 0.0},
+    "layout_cast": lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA},
+    "broadcasted_iota": lambda e: {
+        "dtype": jnp.int32,
+        "shape": (64, 128),
+        "dimension": 0,
+    },
+    **dict.fromkeys(REDUCTIONS, lambda e: {"x": e.array}),
+}
+EFFECTS = {
+    "load.idx": [0, 1],
+    "load.optimized": "tests/lowering/test_warpgroup.py",
+    "load.layout": STRIDED,
+    "load.mask": [lambda e: e.x[...] > 0, lambda e: e.x[...] > 1],
+    "load.other": lambda: see.bodies(
+        *(
+            lambda e, n=n: e.o.set(plgpu.load(e.x, mask=e.x[...] > 0, other=n))
+            for n in (0.0, 1.0)
+        )
+    ),
+    "store.idx": [plgpu.ds(0, 8), plgpu.ds(8, 8)],
+    "store.value": [0.0, 1.0],
+    "store.optimized": "tests/lowering/test_parts_of_tiles.py",
+    "store.mask": [lambda e: e.x[...] > 0],
+    "broadcasted_iota.layout": STRIDED,
+    **{f"{name}.axis": [0, 1] for name in REDUCTIONS},
+    **{f"{name}.keepdims": "" for name in REDUCTIONS},
+    **{f"{name}.accumulator_ilp": see.HINT for name in REDUCTIONS},
+}

@@ -13,7 +13,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import make, numbers, run
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.engine import DeadlockError
 from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH
 
@@ -115,7 +114,7 @@ def test_an_increase_waits_in_the_emitted_code_too(released_first):
         (result,) = in_lockstep.run(kernel, [numbers()], BOTH[0])
         np.testing.assert_array_equal(result, numbers())
         return
-    with pytest.raises(DeadlockError, match="232 registers of each thread"):
+    with pytest.raises(errors.DeadlockError, match="232 registers of each thread"):
         in_lockstep.run(kernel, [numbers()], BOTH[0])
 
 
@@ -131,3 +130,6 @@ def test_every_target_with_the_instruction_gets_it():
     for target in ("sm_90a", "sm_100a"):
         (report,) = plgpu.offline.lower(make(body), numbers(), target=target)
         assert "setmaxregister" in report.mlir
+
+
+GOOD = {"set_max_registers": lambda e: {"n": 40, "action": "decrease"}}

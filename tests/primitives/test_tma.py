@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from tests.support import effects as see
 from tests.support.entry_kernels import TILE, numbers, run
 from tests.support.refusal import refused, refused_by
 
@@ -134,3 +135,34 @@ def test_a_wait_names_a_number_of_copies_or_groups(x, o, *, wait, n):
 def test_a_fence_outside_of_a_kernel_is_refused(name):
     fence = getattr(plgpu, name)
     fence()  # HERE
+
+
+FAMILIES = "tests/lowering/families"
+GOOD = {
+    "copy_gmem_to_smem": lambda e: {"src": e.x, "dst": e.s, "barrier": e.b},
+    "copy_smem_to_gmem": lambda e: {"src": e.s, "dst": e.o},
+    "commit_gmem": lambda e: {},
+    "commit_smem": lambda e: {},
+    "commit_smem_to_gmem_group": lambda e: {},
+    "wait_smem_to_gmem": lambda e: {"n": 0},
+}
+EFFECTS = {
+    "copy_gmem_to_smem.barrier": [lambda e: e.b],
+    "copy_gmem_to_smem.collective_axes": ["g"],
+    "copy_gmem_to_smem.cache_hint": f"{FAMILIES}/copies/test_cache_hints.py",
+    "copy_gmem_to_smem.implementation": "",
+    "copy_gmem_to_smem.leader_tracked": f"{FAMILIES}/test_leader_tracked.py",
+    "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
+    "copy_gmem_to_smem.partitioned_axis": f"{FAMILIES}/test_leader_tracked.py",
+    "copy_gmem_to_smem.predicate": [lambda e: e.i == 0],
+    "copy_smem_to_gmem.cache_hint": f"{FAMILIES}/copies/test_cache_hints.py",
+    "copy_smem_to_gmem.commit_group": [True, False],
+    "copy_smem_to_gmem.predicate": [lambda e: e.i == 0],
+    "copy_smem_to_gmem.reduction_op": f"{FAMILIES}/test_copy_reductions.py",
+    "wait_smem_to_gmem.wait_read_only": lambda: see.bodies(
+        *(
+            lambda e, r=r: (plgpu.wait_smem_to_gmem(0, r), e.o.set(1.0, (0, 0)))
+            for r in (False, True)
+        )
+    ),
+}

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """No argument is accepted without effect, except what its docstring calls a hint.
 
-Every parameter that may be left out is in one of three tables. `EFFECTS` has calls that
-differ in the argument alone and end differently, or names the test that shows the
-effect. `HINTS` are called hints in a docstring. `REFUSED` accept their default alone.
+Every parameter that may be left out has a row, in the table EFFECTS of the test file of
+its function or in OTHERS here:
+
+- a list, of two values of the argument of a good call, or of one, compared with none; a
+  function makes it of the call's `Env`;
+- a function that returns how two calls end that differ in the argument alone;
+- the test that shows the effect, of another file with `file::`, or "" for the file;
+- `see.HINT`: its docstring calls it a hint;
+- `see.Refused`: it accepts its default alone.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +27,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
-from tests.support import block_effects, ops_effects, testing_effects
+from tests.support import beside, ops_effects
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -31,16 +38,10 @@ ROOT = Path(__file__).parents[2]
 CALLABLES = names.public_callables()
 SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
-EMIT = "tests/pipeline/test_emit_pipeline.py"
-SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
-LAUNCH_CONTROL = "tests/lowering/families/grids/test_launch_control.py"
 MBARRIER = "tests/lowering/families/mbarrier"
-COPIES = "tests/lowering/families/copies"
-LEADER = "tests/lowering/families/test_leader_tracked.py"
-TENSOR_CORES = "tests/lowering/families/tensor_cores"
 UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
@@ -86,52 +87,7 @@ def tmem(*options, dtype=F32):
     return see.values(lambda **o: plgpu.TMEM((128, 64), dtype, **o).storage, *options)
 
 
-def if_first(e):
-    """A predicate."""
-    return e.i == 0
-
-
-def signals(*increments):
-    """Signals of one semaphore at once."""
-    return lambda e: tuple(plgpu.SemaphoreSignal(e.q, inc=n) for n in increments)
-
-
-STRIDED = [plgpu.Layout.WG_STRIDED(SHAPE, vec_size=n) for n in (1, 4)]
-FLOAT_ATOMICS = ("atomic_add", "atomic_max", "atomic_min", "atomic_xchg", "atomic_cas")
-INTEGER_ATOMICS = ("atomic_and", "atomic_or", "atomic_xor")
-REDUCTIONS = ("max", "min", "prod", "sum")
-# The argument of a good call: two values, or one and none; functions get its Env.
-VALUES = {
-    # Copies, barriers, semaphores
-    "copy_gmem_to_smem.barrier": [lambda e: e.b],
-    "copy_gmem_to_smem.collective_axes": ["g"],
-    "copy_smem_to_gmem.commit_group": [True, False],
-    **{
-        f"{name}.predicate": [if_first]
-        for name in (
-            *("copy_gmem_to_smem", "copy_smem_to_gmem"),
-            *("async_prefetch", "barrier_arrive"),
-        )
-    },
-    "semaphore_signal.inc": [1, 2],
-    "semaphore_signal.memory_scope": ["sys", "gpu"],
-    "semaphore_wait.value": [1, 2],
-    "semaphore_wait.decrement": [True, False],
-    "semaphore_wait.memory_scope": ["sys", "gpu"],
-    "semaphore_signal_parallel.signals": [signals(1), signals(1, 1)],
-    # Atomic operations
-    **{
-        f"{name}.mask": [lambda e: e.o[...] > 0, lambda e: e.o[...] > 1]
-        for name in FLOAT_ATOMICS
-    },
-    **{
-        f"{name}.mask": [lambda e: e.n[...] > 0, lambda e: e.n[...] > 1]
-        for name in INTEGER_ATOMICS
-    },
-    **{f"{name}.sem": ["acq_rel"] for name in FLOAT_ATOMICS + INTEGER_ATOMICS},
-    **{f"{name}.scope": ["sys"] for name in FLOAT_ATOMICS + INTEGER_ATOMICS},
-    # Control flow and registers
-    "debug_print.args": [(1,), (2,)],
+OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "run_scoped.types": [(TILE,), (SMALL_TILE,)],
     "run_scoped.collective_axes": [(), "other"],
     "offline.compile.target": ["sm_90a", "sm_80"],
@@ -139,24 +95,6 @@ VALUES = {
     "loop.unroll": [1, 2],
     "ds.size": [8, 16],
     "ds.stride": [1, 2],
-    "load.idx": [0, 1],
-    "load.layout": STRIDED,
-    "load.mask": [lambda e: e.x[...] > 0, lambda e: e.x[...] > 1],
-    "store.idx": [plgpu.ds(0, 8), plgpu.ds(8, 8)],
-    "store.value": [0.0, 1.0],
-    "store.mask": [lambda e: e.x[...] > 0],
-    "broadcasted_iota.layout": STRIDED,
-    **{f"{name}.axis": [0, 1] for name in REDUCTIONS},
-    # Tensor cores
-    "wgmma_accumulator_load.wait_n": [0, 1],
-    "tcgen05_mma.barrier": [lambda e: e.b],
-    "tcgen05_mma.accumulate": [True, False],
-    **{
-        f"tcgen05_mma.{name}": [lambda e: e.t]
-        for name in ("a_scale", "b_scale", "a_sparse_metadata")
-    },
-    "async_load_tmem.reduce": [None, "max"],
-    "async_load_tmem.layout": [TMEM.half_lane(64).tiled],
     # Layouts: values, compared as a whole
     **{
         f"{name}.draw.shape": [(64, 8), (64, 16)] for name in ("layouts", "TiledLayout")
@@ -175,11 +113,6 @@ VALUES = {
         f"layouts.TmemLayout.{kind}.packing": [2]
         for kind in ("default", "half_lane", "m64_collective")
     },
-}
-EFFECTS: dict[str, Callable[[], list[str]] | str] = {
-    **block_effects.EFFECTS,
-    **testing_effects.EFFECTS,
-    **{n: functools.partial(see.argument, n, *VALUES[n]) for n in VALUES},
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
@@ -219,9 +152,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         "test_a_function_is_lowered_for_its_static_arguments_and_platforms"
         for name in ("args", "kwargs", "static_argnames", "platforms")
     },
-    "im2col_ref.padding": "tests/lowering/families/copies/test_im2col.py",
-    "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
-    "test_a_failed_check_prints_its_position_and_traps",
     "run_scoped.kw_types": lambda: bodies(
         lambda e, t: plgpu.run_scoped(lambda tile: None, tile=t), TILE, SMALL_TILE
     ),
@@ -250,7 +180,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         str(plgpu.offline.lower(K(), OUT, target=t)[0].target)
         for t in ("sm_90a", "sm_100a")
     ],
-    # Control flow, copies, barriers, registers
+    # Control flow
     "loop.init_carry": lambda: loops(plgpu.loop, lower=0, upper=4),
     "dynamic_scheduling_loop.init_carry": lambda: loops(
         plgpu.dynamic_scheduling_loop, grid_names="g", cluster_axes="c"
@@ -267,50 +197,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ),
     "find_swizzle.what": lambda: see.values(
         plgpu.find_swizzle, *({"minor_dim_bits": 8, "what": w} for w in ("a", "b"))
-    ),
-    "barrier_arrive.num_arrivals": f"{MBARRIER}/test_counts.py",
-    "barrier_expect.predicate": f"{MBARRIER}/test_counts.py",
-    "load.other": lambda: bodies(
-        lambda e, n: e.o.set(plgpu.load(e.x, mask=e.x[...] > 0, other=n)), 0.0, 1.0
-    ),
-    "wait_smem_to_gmem.wait_read_only": lambda: bodies(
-        lambda e, r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0)),
-        False,
-        True,
-    ),
-    "copy_gmem_to_smem.implementation": "tests/primitives/test_tma.py",
-    "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
-    "copy_smem_to_gmem.reduction_op": "tests/lowering/families/test_copy_reductions.py",
-    "copy_gmem_to_smem.cache_hint": f"{COPIES}/test_cache_hints.py",
-    "copy_smem_to_gmem.cache_hint": f"{COPIES}/test_cache_hints.py",
-    **{
-        f"{name}.{option}": file
-        for name, file in (
-            ("copy_gmem_to_smem", LEADER),
-            ("async_prefetch", f"{COPIES}/test_prefetch.py"),
-        )
-        for option in ("leader_tracked", "partitioned_axis")
-    },
-    "async_prefetch.collective_axes": f"{COPIES}/test_prefetch.py",
-    "SemaphoreSignal.inc": lambda: see.argument(
-        "semaphore_signal_parallel.signals", signals(1), signals(2)
-    ),
-    "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
-    "async_store_smem.sem": "tests/lowering/families/test_async_stores.py",
-    "load.optimized": "tests/lowering/test_warpgroup.py",
-    **{f"{n}.keepdims": "tests/primitives/test_registers.py" for n in REDUCTIONS},
-    "alloc_semaphore.shape": "tests/lowering/families/sync/test_semaphore.py::"
-    "test_semaphores_outlive",
-    "store.optimized": "tests/lowering/test_parts_of_tiles.py",
-    "tcgen05_commit_arrive.predicate": f"{TENSOR_CORES}/test_tcgen05.py",
-    "tcgen05_mma.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
-    "tcgen05_commit_arrive.collective_axis": f"{TENSOR_CORES}/test_tcgen05_pairs.py",
-    "async_copy_scales_to_tmem.collective_axis": f"{TENSOR_CORES}/test_scaled_pairs.py",
-    "async_copy_sparse_metadata_to_tmem.collective_axis": (
-        f"{TENSOR_CORES}/test_sparse_pairs.py::test_what_is_not_multiplied"
-    ),
-    "async_copy_smem_to_tmem.collective_axis": (
-        f"{TENSOR_CORES}/test_operand_copy.py::test_a_pair_copies_operands"
     ),
     # Declarations
     "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
@@ -331,8 +217,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "ClusterBarrier.num_arrivals": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.num_barriers": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.collective_axes": "tests/emulator/gpu/test_cluster.py",
-    "try_cluster_cancel.collective_axes": LAUNCH_CONTROL,
-    "TryClusterCancelResult.num_buffers": LAUNCH_CONTROL,
     "SMEM.transforms": lambda: see.kernels(
         lambda x, o, s: s.__setitem__(..., jnp.zeros((64, 64), F16)),
         *(
@@ -428,58 +312,38 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "test_late_work_waits_until_no_thread_can_run",
     "InterpretParams.partial_results": f"{MEMORY}::"
     "test_results_may_be_partial_on_request",
-    # Pipelines
-    "emit_pipeline.in_specs": f"{EMIT}::test_the_last_axis_of_the_grid_runs_fastest",
-    "emit_pipeline.out_specs": f"{EMIT}::"
-    "test_an_output_that_all_steps_share_is_stored_once",
-    "emit_pipeline.max_concurrent_steps": f"{EMIT}::"
-    "test_delay_release_needs_more_buffers",
-    "emit_pipeline.init_carry": f"{EMIT}::test_a_carry_passes_from_step_to_step",
-    **{
-        f"emit_pipeline_warp_specialized.{name}": f"{SPECIALIZED}::{test}"
-        for name, test in {
-            "in_specs": "test_one_warpgroup_computes_while_another_copies",
-            "out_specs": "test_warpgroups_that_compute_share_the_blocks_of_outputs",
-            "max_concurrent_steps": "test_one_warpgroup_computes_while_another_copies",
-            "pipeline_state": "test_pipelines_follow_each_other_with_the_same_buffers",
-            "manual_produced_barriers": "test_a_body_may_wait_and_release_by_itself",
-            "manual_consumed_barriers": "test_a_body_may_wait_and_release_by_itself",
-            "compute_context": "test_a_product_carries_through_a_context",
-            "memory_thread_idx": "test_any_warpgroup_can_be_the_one_that_copies",
-        }.items()
-    },
     **ops_effects.EFFECTS,
+    **{f"ops.{n}.precision": see.HINT for n in ("ragged_dot", "ragged_dot_general")},
+    **{f"{n}.cost_estimate": see.HINT for n in ("kernel", "pallas_call")},
+    **{f"{n}.metadata": see.HINT for n in ("kernel", "pallas_call")},
+    "CostEstimate.remote_bytes_transferred": see.HINT,
+    "InterpretParams.inline_mgpu": see.HINT,
+    "InterpretParams.logging_mode": see.HINT,
+    "InterpretParams.num_cores_or_threads": see.HINT,
+    "InterpretParams.num_tma_threads_per_device": see.HINT,
+    "BlockSpec.pipeline_mode": see.Refused(1),
+    "InterpretParams.on_race": see.Refused("warn"),
+    "InterpretParams.skip_floating_point_ops": see.Refused(True),
+    "InterpretParams.vector_clock_size": see.Refused(4),
+    "lower_as_mlir.device": see.Refused("cuda:0"),
+    "lower_as_mlir.dynamic_shapes": see.Refused(True),
+    "ops.dot_product_attention.implementation": see.Refused("xla"),
 }
 
-HINTS = (
-    *(f"{name}.accumulator_ilp" for name in REDUCTIONS),
-    *(f"{name}.optimized" for name in (*FLOAT_ATOMICS[:3], *INTEGER_ATOMICS)),
-    "ops.ragged_dot.precision",
-    "ops.ragged_dot_general.precision",
-    "CostEstimate.remote_bytes_transferred",
-    "kernel.cost_estimate",
-    "async_store_smem.optimized",
-    "InterpretParams.inline_mgpu",
-    "InterpretParams.logging_mode",
-    "InterpretParams.num_cores_or_threads",
-    "InterpretParams.num_tma_threads_per_device",
-    "kernel.metadata",
-    "pallas_call.cost_estimate",
-    "pallas_call.metadata",
-)
 
-# What each is given, beside its good call, to be refused.
-REFUSED = {
-    "BlockSpec.pipeline_mode": 1,
-    "InterpretParams.on_race": "warn",
-    "InterpretParams.skip_floating_point_ops": True,
-    "InterpretParams.vector_clock_size": 4,
-    "lower_as_mlir.device": "cuda:0",
-    "lower_as_mlir.dynamic_shapes": True,
-    "SemaphoreSignal.device_id": 0,
-    "semaphore_signal.device_id": 0,
-    "ops.dot_product_attention.implementation": "xla",
-}
+def _rows():
+    """The rows of all files, with the files of tests that their own file names."""
+    rows = beside.merged("EFFECTS", OTHERS)
+    for module, table in beside.declared("EFFECTS"):
+        file = Path(module.__file__).relative_to(ROOT).as_posix()
+        own = {n: e for n, e in table.items() if isinstance(e, str) and "/" not in e}
+        rows |= {name: f"{file}::{test}" for name, test in own.items()}
+    return rows
+
+
+EFFECTS = _rows()
+SHOWN = [n for n, row in EFFECTS.items() if isinstance(row, list) or callable(row)]
+REFUSED = [n for n, row in EFFECTS.items() if isinstance(row, see.Refused)]
 
 
 def optional_parameters():
@@ -499,30 +363,26 @@ def optional_parameters():
 
 
 def test_it_is_decided_for_every_parameter_what_it_does():
-    assert sorted(optional_parameters()) == sorted((*EFFECTS, *HINTS, *REFUSED))
+    assert sorted(optional_parameters()) == sorted(EFFECTS)
 
 
-@pytest.mark.parametrize("name", [n for n, see in EFFECTS.items() if callable(see)])
+@pytest.mark.parametrize("name", SHOWN)
 def test_an_argument_has_an_effect(name):
-    one, other = EFFECTS[name]()
+    row = EFFECTS[name]
+    one, other = see.argument(name, *row) if isinstance(row, list) else row()
     assert one != other
-
-
-@functools.cache
-def text_of(file):
-    return (ROOT / file).read_text()
 
 
 @every(n for n, e in EFFECTS.items() if isinstance(e, str))
 def test_the_test_of_an_effect_exists(name):
     file, _, test = EFFECTS[name].partition("::")
     parameter = name.rpartition(".")[2]
-    text = text_of(file)
+    text = beside.text_of(ROOT / file)
     assert f"def {test}" in text
     assert test or re.search(rf"\b{parameter}\b", text), f"{file} lacks {parameter}"
 
 
-@every(HINTS)
+@every(n for n, row in EFFECTS.items() if row is see.HINT)
 def test_a_hint_is_called_one(name):
     owner, _, parameter = name.rpartition(".")
     doc = inspect.getdoc(CALLABLES[owner])
@@ -533,10 +393,10 @@ def test_a_hint_is_called_one(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_supported_is_refused(name):
     owner, _, parameter = name.rpartition(".")
-    good = calls.GOOD[owner]
+    good = calls.good()[owner]
 
     def call(env=None):
-        arguments = {**good.arguments(env), parameter: REFUSED[name]}
+        arguments = {**good.arguments(env), parameter: EFFECTS[name].value}
         names.call(CALLABLES[owner], arguments)
 
     with pytest.raises(errors.UnsupportedError, match=parameter):

@@ -2,7 +2,8 @@
 """Every public callable with wrong arguments: it works, or one of our errors says why.
 
 Each parameter in turn gets each wrong value, starting from a good call. The names are
-found by walking the package: a new one needs a good call in tests/support/public_calls.
+found by walking the package: a new one needs a good call, in the table GOOD
+of its test file or in tests/support/public_calls.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from tests.support import beside
 from tests.support import public_calls as calls
 from tests.support import public_names as names
 
 CALLABLES = names.public_callables()
-INSIDE = sorted(n for n, good in calls.GOOD.items() if good.inside)
-TOP = sorted(n for n, good in calls.GOOD.items() if not good.inside)
+GOOD = calls.good()
+INSIDE = sorted(n for n, good in GOOD.items() if good.inside)
+TOP = sorted(n for n, good in GOOD.items() if not good.inside)
+BLACKWELL = {n for n, good in GOOD.items() if good.blackwell}
 # The files whose lines make the calls.
-CALLERS = (__file__, calls.__file__, names.__file__)
+CALLERS = [__file__, calls.__file__, names.__file__]
+CALLERS += [module.__file__ for module, _ in beside.declared("GOOD")]
 
 
 class TracedEnough(Exception):  # noqa: N818 - it ends a trace, it is not an error
@@ -71,7 +76,7 @@ def parameters_of(name: str) -> list[str]:
 
 
 def test_every_public_callable_has_a_good_call():
-    assert set(CALLABLES) == set(calls.GOOD)
+    assert set(CALLABLES) == set(GOOD)
 
 
 def test_every_method_of_references_is_called():
@@ -92,7 +97,7 @@ def test_every_parameter_has_a_rule():
 
 @pytest.mark.parametrize("name", TOP)
 def test_the_good_call_is_good(name):
-    good = calls.GOOD[name]
+    good = GOOD[name]
     # These need the CUDA wheels, or a GPU.
     if name not in ("offline.compile", "testing.kernel_times"):
         good.then(names.call(CALLABLES[name], good.arguments(None)), None)
@@ -104,7 +109,7 @@ def test_the_good_calls_inside_a_body_are_good():
             continue
 
         def body(env, name=name):
-            good = calls.GOOD[name]
+            good = GOOD[name]
             good.then(names.call(CALLABLES[name], good.arguments(env)), env)
 
         jax.eval_shape(kernel_for(name, body), calls.OUT)
@@ -112,13 +117,7 @@ def test_the_good_calls_inside_a_body_are_good():
 
 def kernel_for(name: str, body):
     """A kernel in which a good call of the name is one."""
-    return calls.kernel(body, blackwell=is_for_blackwell(name))
-
-
-def is_for_blackwell(name: str) -> bool:
-    """Whether calls of the name are those of a Blackwell kernel."""
-    good = calls.GOOD.get(name)
-    return good is not None and good.blackwell
+    return calls.kernel(body, blackwell=name in BLACKWELL)
 
 
 @pytest.mark.parametrize("name", TOP)
@@ -126,7 +125,7 @@ def test_wrong_arguments_at_top_level(name):
     found = {}
     for parameter in parameters_of(name):
         for value in calls.plain():
-            problem = leak(changed(calls.GOOD[name], name, parameter, value, None))
+            problem = leak(changed(GOOD[name], name, parameter, value, None))
             if problem is not None:
                 found[parameter, expect.shown(value)] = problem
     assert found == {}
@@ -145,7 +144,7 @@ def wrong_calls(name: str, env: calls.Env):
         return
     for parameter in parameters_of(name):
         for i, value in enumerate(values):
-            call = changed(calls.GOOD[name], name, parameter, value, env)
+            call = changed(GOOD[name], name, parameter, value, env)
             yield (parameter, i, expect.shown(value)), call
 
 
@@ -191,7 +190,7 @@ def test_what_a_body_accepts_lowers_or_is_refused_with_a_line(name):
             call()
 
         kernel = kernel_for(name, body)
-        target = "sm_100a" if is_for_blackwell(name) else "sm_90a"
+        target = "sm_100a" if name in BLACKWELL else "sm_90a"
         problem = leak(
             lambda k=kernel, t=target: plgpu.offline.lower(k, calls.OUT, target=t)
         )

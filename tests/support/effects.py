@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import types
@@ -19,6 +20,16 @@ from pallas_gpu import errors
 from tests.support import public_calls as calls
 from tests.support import public_names as names
 from tests.support.public_calls import F16, F32, OUT, SHAPE, SWIZZLED
+
+# The row of an argument whose docstring calls it a hint.
+HINT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """The row of an argument that accepts its default alone, and another value."""
+
+    value: Any
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -94,7 +105,7 @@ def argument(name: str, *given: Any) -> list[str]:
       given: the values, or functions that make them of the `Env` of a body.
     """
     owner, _, parameter = name.rpartition(".")
-    good, function = calls.GOOD[owner], names.public_callables()[owner]
+    good, function = calls.good()[owner], names.public_callables()[owner]
 
     def call(env: Any, changed: dict[str, Any]) -> Any:
         arguments = {k: v for k, v in good.arguments(env).items() if k != parameter}

@@ -19,7 +19,6 @@ import numpy as np
 import pallas_gpu as plgpu
 from tests.support import executions, tiers
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.not_modelled import KNOWN_GAPS, NotModelled
 from tests.support.semantics import BOTH, Traced
 
 
@@ -66,21 +65,13 @@ def check(
                 str(choice), lowered.kernels, (args, expected, atol, rtol)
             )
             if run.is_due(tiers.one_of(executions.test_name(), executed) is choice):
-                _execute(lowered, expected, atol, rtol)
+                _compare(lowered.run(), expected, atol, rtol)
                 run.record()
         if on_gpu and has_gpu():
             function = traced.on_gpu(choice)
             with jax.default_device(jax.devices("cuda")[0]):
                 on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
                 _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)
-
-
-def _execute(lowered: Any, expected: Any, atol: float, rtol: float) -> None:
-    try:
-        _compare(lowered.run(), expected, atol, rtol)
-    except NotModelled as gap:
-        if gap.operation not in KNOWN_GAPS:
-            raise
 
 
 def _compare(got: Any, expected: Any, atol: float, rtol: float) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from tests.support.finished import emitted
-from tests.support.lockstep import machine as lockstep
+from tests.support.lockstep import bodies as lockstep
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

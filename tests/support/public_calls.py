@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A good call of every public callable, from which tests depart in one argument."""
+"""Good calls of public callables, from which tests depart in one argument.
+
+Those of an operation are in the table GOOD of its test file.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import layouts
 from pallas_gpu.layouts import TmemLayout
+from pallas_gpu.primitives import _registry as registry
+from tests.support import beside
 
 F32, F16 = jnp.float32, jnp.float16
 SHAPE = (64, 128)
@@ -136,22 +141,13 @@ class Good:
 
     arguments: Callable[[Any], dict[str, Any]]
     then: Callable[[Any, Any], Any] = _none
-    inside: bool = False
+    inside: bool = True
     blackwell: bool = False
 
 
-def _top(then: Callable[[Any, Any], Any] = _none, **arguments: Any) -> Good:
-    return Good(lambda _: arguments, then)
-
-
-def _in(
-    arguments: Callable[[Env], dict[str, Any]], then: Callable[[Any, Any], Any] = _none
-) -> Good:
-    return Good(arguments, then, inside=True)
-
-
-def _blackwell(arguments: Callable[[Env], dict[str, Any]]) -> Good:
-    return Good(arguments, inside=True, blackwell=True)
+def top(then: Callable[[Any, Any], Any] = _none, **arguments: Any) -> Good:
+    """A call outside of kernels."""
+    return Good(lambda _: arguments, then, inside=False)
 
 
 def _trace(kernel: Any, _: Any) -> None:
@@ -180,34 +176,34 @@ _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
 _size = {"block_size": 8}
 
-GOOD: dict[str, Good] = {
+OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
     # Entry points
-    "kernel": _top(_trace, body=nothing, out_type=OUT),
-    "pallas_call": _top(_trace, kernel=nothing, out_shape=OUT),
-    "run_scoped": _in(lambda e: {"f": nothing, "types": (SCRATCH["s"],)}),
-    "with_scoped": _top(lambda f, _: f(nothing), types=(SCRATCH["s"],)),
-    "MemoryRef": _top(
+    "kernel": top(_trace, body=nothing, out_type=OUT),
+    "pallas_call": top(_trace, kernel=nothing, out_shape=OUT),
+    "run_scoped": lambda e: {"f": nothing, "types": (SCRATCH["s"],)},
+    "with_scoped": top(lambda f, _: f(nothing), types=(SCRATCH["s"],)),
+    "MemoryRef": top(
         inner_aval=jax.ShapeDtypeStruct((8,), F32), memory_space=plgpu.SMEM
     ),
-    "empty": _top(shape=(8,), dtype=F32),
-    "empty_like": _top(x=OUT),
-    "empty_ref_like": _top(x=OUT),
-    "alloc_semaphore": _top(),
-    "force_gpu_interpret_mode": _top(),
-    "set_gpu_interpret_mode": _top(params=None),
-    "run_state": _in(
+    "empty": top(shape=(8,), dtype=F32),
+    "empty_like": top(x=OUT),
+    "empty_ref_like": top(x=OUT),
+    "alloc_semaphore": top(),
+    "force_gpu_interpret_mode": top(),
+    "set_gpu_interpret_mode": top(params=None),
+    "run_state": Good(
         lambda e: {"f": nothing}, lambda f, e: f(plgpu.ACC.init(jnp.zeros((64, 64))))
     ),
-    "estimate_cost": _top(fun=lambda x: x, args=(OUT,)),
-    "lower_as_mlir": _top(f=lambda x: kernel(nothing)(x), args=(OUT,)),
-    "pallas_export_experimental": _top(dynamic_shapes=False),
-    "enable_debug_checks": _top(new_val=True),
+    "estimate_cost": top(fun=lambda x: x, args=(OUT,)),
+    "lower_as_mlir": top(f=lambda x: kernel(nothing)(x), args=(OUT,)),
+    "pallas_export_experimental": top(dynamic_shapes=False),
+    "enable_debug_checks": top(new_val=True),
     # Without a kernel to compile, which would need the CUDA wheels.
-    "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
-    "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
-    "offline.current_target": _top(),
+    "offline.compile": top(fn=lambda x: x, args=(OUT,)),
+    "offline.lower": top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
+    "offline.current_target": top(),
     # Measurement, with a timer of a device that has no kernels but one
-    "testing.do_bench": _top(
+    "testing.do_bench": top(
         f=nothing,
         rounds=1,
         seconds=0.01,
@@ -216,281 +212,202 @@ GOOD: dict[str, Good] = {
         flush_l2=False,
         timer=_one_kernel,
     ),
-    "testing.kernel_times": _top(run=nothing),
-    "testing.Benchmark": _top(
+    "testing.kernel_times": top(run=nothing),
+    "testing.Benchmark": top(
         x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
     ),
-    "testing.perf_report": _top(
+    "testing.perf_report": top(
         benchmarks=plgpu.testing.Benchmark(
             x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
         )
     ),
-    "testing.rank": _top(f=lambda x, config: x, configs=[1], args=(OUT,)),
-    "autotune": _top(
+    "testing.rank": top(f=lambda x, config: x, configs=[1], args=(OUT,)),
+    "autotune": top(
         lambda decorate, _: decorate(_tunable)(jnp.zeros((8,))), configs=[1], key="x"
     ),
     # Control flow and positions
-    "when": _in(lambda e: {"condition": e.i == 0}, _run),
-    "loop": _in(lambda e: {"lower": 0, "upper": 4, "init_carry": 1}, _loop),
-    "warp_map": _in(lambda e: {"f": nothing}),
-    "nd_loop": _in(
+    "when": Good(lambda e: {"condition": e.i == 0}, _run),
+    "loop": Good(lambda e: {"lower": 0, "upper": 4, "init_carry": 1}, _loop),
+    "warp_map": lambda e: {"f": nothing},
+    "nd_loop": Good(
         lambda e: {"grid": (4, 2), "collective_axes": "g", "init_carry": 1}, _loop
     ),
-    "dynamic_scheduling_loop": _in(
+    "dynamic_scheduling_loop": Good(
         lambda e: {"grid_names": "g", "cluster_axes": "c", "init_carry": 1}, _loop
     ),
-    "planar_snake": _in(
-        lambda e: {"lin_idx": e.i, "shape": (4, 4), "minor_dim": 0, "tile_width": 2}
+    "planar_snake": lambda e: {
+        "lin_idx": e.i,
+        "shape": (4, 4),
+        "minor_dim": 0,
+        "tile_width": 2,
+    },
+    "program_id": lambda e: {"axis": 0},
+    "num_programs": lambda e: {"axis": 0},
+    "ds": Good(lambda e: {"start": 0, "size": 8}, lambda part, e: e.x.at[part][...]),
+    "dslice": Good(
+        lambda e: {"start": 0, "size": 8}, lambda part, e: e.x.at[part][...]
     ),
-    "program_id": _in(lambda e: {"axis": 0}),
-    "num_programs": _in(lambda e: {"axis": 0}),
-    "ds": _in(lambda e: {"start": 0, "size": 8}, lambda part, e: e.x.at[part][...]),
-    "dslice": _in(lambda e: {"start": 0, "size": 8}, lambda part, e: e.x.at[part][...]),
-    "transpose_ref": _in(lambda e: {"ref": e.x, "permutation": (1, 0)}),
-    "cdiv": _in(lambda e: {"a": 7, "b": 2}),
-    "align_to": _in(lambda e: {"a": 7, "alignment": 2}),
-    "multiple_of": _in(lambda e: {"x": e.i, "values": 8}),
-    "next_power_of_2": _top(x=7),
-    "strides_from_shape": _top(shape=(2, 3)),
-    "emit_pipeline": _in(
+    "transpose_ref": lambda e: {"ref": e.x, "permutation": (1, 0)},
+    "cdiv": lambda e: {"a": 7, "b": 2},
+    "align_to": lambda e: {"a": 7, "alignment": 2},
+    "next_power_of_2": top(x=7),
+    "strides_from_shape": top(shape=(2, 3)),
+    "emit_pipeline": Good(
         lambda e: {"body": same, "grid": (8,), "in_specs": [SPEC], "init_carry": 1},
         lambda run, e: run(e.x),
     ),
-    "emit_pipeline_warp_specialized": _in(
-        lambda e: {
-            "body": nothing,
-            "grid": (8,),
-            "in_specs": [SPEC],
-            "wg_axis": "wg",
-            "num_compute_wgs": 2,
-            "memory_registers": 40,
-        }
-    ),
-    # Copies
-    "copy_gmem_to_smem": _in(lambda e: {"src": e.x, "dst": e.s, "barrier": e.b}),
-    "async_prefetch": _in(lambda e: {"ref": e.x}),
-    "copy_smem_to_gmem": _in(lambda e: {"src": e.s, "dst": e.o}),
-    "commit_gmem": _in(lambda e: {}),
-    "commit_smem": _in(lambda e: {}),
-    "commit_smem_to_gmem_group": _in(lambda e: {}),
-    "wait_smem_to_gmem": _in(lambda e: {"n": 0}),
-    "wait_gmem_to_smem": _in(lambda e: {"n": 0}),
-    # Barriers
-    "barrier_arrive": _in(lambda e: {"barrier": e.b}),
-    "barrier_arrive_and_wait": _in(lambda e: {"barrier": e.b}),
-    "barrier_expect": _in(lambda e: {"barrier": e.b, "num_bytes": 16}),
-    "barrier_test": _in(lambda e: {"barrier": e.b}),
-    "barrier_wait": _in(lambda e: {"barrier": e.b}),
-    # Semaphores
-    "get_global": _in(lambda e: {"what": plgpu.SemaphoreType.REGULAR}),
-    "semaphore_signal": _in(lambda e: {"semaphore": e.q}),
-    "SemaphoreSignal": _in(lambda e: {"ref": e.q}),
-    "semaphore_signal_parallel": _in(
-        lambda e: {"signals": (plgpu.SemaphoreSignal(e.q),)}
-    ),
-    "semaphore_wait": _in(lambda e: {"semaphore": e.q}),
-    "semaphore_read": _in(lambda e: {"sem_or_view": e.q}),
-    "delay": _in(lambda e: {"nanos": 100}),
-    "griddepcontrol_launch_dependents": _in(lambda e: {}),
-    "griddepcontrol_wait": _in(lambda e: {}),
-    # Blackwell's tensor core
-    "tcgen05_mma": _blackwell(lambda e: {"acc": e.acc, "a": e.a, "b": e.w.T}),
-    "async_copy_scales_to_tmem": _blackwell(
-        lambda e: {"smem_ref": e.f, "tmem_ref": e.t}
-    ),
-    "async_copy_smem_to_tmem": _blackwell(
-        lambda e: {"smem_ref": e.left, "tmem_ref": e.p}
-    ),
-    "async_copy_sparse_metadata_to_tmem": _blackwell(
-        lambda e: {"smem_ref": e.g, "tmem_ref": e.d}
-    ),
-    "format_tcgen05_sparse_metadata": _top(
+    "emit_pipeline_warp_specialized": lambda e: {
+        "body": nothing,
+        "grid": (8,),
+        "in_specs": [SPEC],
+        "wg_axis": "wg",
+        "num_compute_wgs": 2,
+        "memory_registers": 40,
+    },
+    "format_tcgen05_sparse_metadata": top(
         meta=np.zeros((128, 32, 2), jnp.uint2), operand_dtype=F16
     ),
     **dict.fromkeys(
         ("compress_1_of_2", "compress_2_of_4", "compress_4_of_8"),
-        _top(a=np.zeros((2, 8))),
+        top(a=np.zeros((2, 8))),
     ),
-    "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
-    "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),
-    "async_store_tmem": _blackwell(lambda e: {"ref": e.acc, "value": 0.0}),
-    "wait_load_tmem": _blackwell(lambda e: {}),
-    "commit_tmem": _blackwell(lambda e: {}),
-    # Registers
-    "load": _in(lambda e: {"src": e.x}),
-    **dict.fromkeys(("max", "min", "prod", "sum"), _in(lambda e: {"x": e.array})),
-    "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
-    # Clusters
-    "async_store_smem": _in(
-        lambda e: {
-            "src": e.array,
-            "ref": e.s,
-            "barrier": e.b,
-            "cluster_idx": 0,
-            "cluster_dim": "c",
-        }
-    ),
-    "im2col_ref": _in(
-        lambda e: {"ref": e.x.reshape(1, 64, -1), "window_shape": (1,)},
-        lambda view, e: plgpu.copy_gmem_to_smem(
-            view.at[:, 0, : e.s.shape[1]], e.s, e.b
-        ),
-    ),
-    "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
-    "try_cluster_cancel": _blackwell(lambda e: {"result_ref": e.k, "barrier": e.b}),
-    "query_cluster_cancel": _blackwell(
-        lambda e: {"result_ref": e.k, "grid_names": "g"}
-    ),
-    "TryClusterCancelResult": _top(),
-    # Atomic operations
-    "atomic_add": _in(lambda e: {"ref": e.o, "val": 0.0}),
-    "atomic_and": _in(lambda e: {"ref": e.n, "val": 0}),
-    "atomic_max": _in(lambda e: {"ref": e.o, "val": 0.0}),
-    "atomic_min": _in(lambda e: {"ref": e.o, "val": 0.0}),
-    "atomic_or": _in(lambda e: {"ref": e.n, "val": 0}),
-    "atomic_xchg": _in(lambda e: {"ref": e.o, "val": 0.0}),
-    "atomic_xor": _in(lambda e: {"ref": e.n, "val": 0}),
-    "atomic_cas": _in(lambda e: {"ref": e.o, "cmp": 0.0, "val": 1.0}),
-    "triton.dot": _in(lambda e: {"a": jnp.zeros((64, 32)), "b": jnp.zeros((32, 64))}),
-    "triton.approx_tanh": _in(lambda e: {"x": e.array}),
-    "triton.max_contiguous": _in(lambda e: {"x": e.i, "values": 8}),
-    "triton.debug_barrier": _in(lambda e: {}),
-    "layout_cast": _in(lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA}),
-    "broadcasted_iota": _in(
-        lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}
-    ),
-    "debug_print": _in(lambda e: {"fmt": "{}", "args": (e.i,)}),
-    "debug_check": _in(lambda e: {"condition": e.i == 0, "message": "first"}),
-    "print_layout": _in(lambda e: {"fmt": "{}", "x": e.x}),
-    "set_max_registers": _in(lambda e: {"n": 40, "action": "decrease"}),
-    # Tensor cores
-    "mma": _in(
-        lambda e: {
-            "acc": jnp.zeros((64, 64)),
-            "a": jnp.zeros((64, 32)),
-            "b": jnp.zeros((32, 64)),
-        }
-    ),
-    "wgmma": _in(lambda e: {"acc": e.acc, "a": e.a, "b": e.w}),
-    "wgmma_wait": _in(lambda e: {"n": 0}),
-    "wgmma_accumulator_load": _in(lambda e: {"acc": e.acc}),
-    "wgmma_accumulator_deref": _in(lambda e: {"acc": e.acc}),
+    "triton.dot": lambda e: {"a": jnp.zeros((64, 32)), "b": jnp.zeros((32, 64))},
+    "triton.approx_tanh": lambda e: {"x": e.array},
+    "triton.max_contiguous": lambda e: {"x": e.i, "values": 8},
+    "triton.debug_barrier": lambda e: {},
     # Declarations
-    "ACC": _top(shape=(64, 64), dtype=F32),
-    "WGMMAAccumulatorRef": _top(shape=(64, 64), dtype=F32),
-    "WGMMAAccumulatorRef.init": _in(lambda e: {"array": jnp.zeros((64, 64))}),
-    "ACC.init": _in(lambda e: {"array": jnp.zeros((64, 64))}),
-    "GMEM": _top(shape=SHAPE, dtype=F32),
-    "ANY": _top(shape=SHAPE, dtype=F32),
-    "SMEM": _top(shape=SHAPE, dtype=F32),
-    "TMEM": _top(shape=(128, 64), dtype=F32),
-    "REGS": _top(shape=SHAPE, dtype=F32),
-    "RefUnion": _top(refs=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
-    "Barrier": _top(),
-    "ClusterBarrier": _top(collective_axes="c"),
-    "SemaphoreType.REGULAR": _top(shape=(4,)),
-    "SemaphoreType.BARRIER": _top(shape=(4,)),
-    "BlockSpec": _top(block_shape=(8, 128), index_map=lambda i: (i, 0)),
-    "Blocked": _top(**_size),
-    "Element": _top(**_size),
-    "Squeezed": _top(),
-    "BoundedSlice": _top(**_size),
-    "GridSpec": _top(),
-    "PrefetchScalarGridSpec": _top(num_scalar_prefetch=1),
-    "Mesh": _top(),
-    "WarpMesh": _top(axis_name="warp"),
-    "TilingTransform": _top(tiling=(8, 64)),
-    "SwizzleTransform": _top(swizzle=128),
-    "find_swizzle": _top(minor_dim_bits=1024),
+    "ACC": top(shape=(64, 64), dtype=F32),
+    "WGMMAAccumulatorRef": top(shape=(64, 64), dtype=F32),
+    "WGMMAAccumulatorRef.init": lambda e: {"array": jnp.zeros((64, 64))},
+    "ACC.init": lambda e: {"array": jnp.zeros((64, 64))},
+    "GMEM": top(shape=SHAPE, dtype=F32),
+    "ANY": top(shape=SHAPE, dtype=F32),
+    "SMEM": top(shape=SHAPE, dtype=F32),
+    "TMEM": top(shape=(128, 64), dtype=F32),
+    "REGS": top(shape=SHAPE, dtype=F32),
+    "RefUnion": top(refs=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
+    "Barrier": top(),
+    "ClusterBarrier": top(collective_axes="c"),
+    "SemaphoreType.REGULAR": top(shape=(4,)),
+    "SemaphoreType.BARRIER": top(shape=(4,)),
+    "BlockSpec": top(block_shape=(8, 128), index_map=lambda i: (i, 0)),
+    "Blocked": top(**_size),
+    "Element": top(**_size),
+    "Squeezed": top(),
+    "BoundedSlice": top(**_size),
+    "GridSpec": top(),
+    "PrefetchScalarGridSpec": top(num_scalar_prefetch=1),
+    "Mesh": top(),
+    "WarpMesh": top(axis_name="warp"),
+    "TilingTransform": top(tiling=(8, 64)),
+    "SwizzleTransform": top(swizzle=128),
+    "find_swizzle": top(minor_dim_bits=1024),
     # Layouts
-    "TiledLayout": _top(
+    "TiledLayout": top(
         tiling=plgpu.Tiling(WGMMA_TILES),
         warp_dims=(-7,),
         lane_dims=(-3, -2),
         vector_dim=-1,
     ),
-    "TiledLayout.draw": _top(self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 8)),
-    "TiledLayout.reduce": _top(self=layouts.to_layout(plgpu.Layout.WGMMA), axes=0),
-    "TiledLayout.linear": _top(
+    "TiledLayout.draw": top(self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 8)),
+    "TiledLayout.reduce": top(self=layouts.to_layout(plgpu.Layout.WGMMA), axes=0),
+    "TiledLayout.linear": top(
         self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 64)
     ),
-    "Tiling": _top(tiles=WGMMA_TILES),
-    "Tiling.tile_shape": _top(self=plgpu.Tiling(WGMMA_TILES), shape=(64, 64)),
-    "Replicated": _top(times=2),
-    "Layout.WG_STRIDED": _top(shape=SHAPE, vec_size=2),
-    "Layout.WG_SPLAT": _top(),
-    "Layout.SMEM_GMEM_COPY": _top(shape=SHAPE, dtype=F32, swizzle=128),
-    "Layout.TCGEN05_TMEM_NATIVE": _top(),
-    "Layout.TCGEN05_M64_COLLECTIVE": _top(columns=32),
-    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE": _top(columns=32),
-    "Layout.MMA_LHS": _top(dtype=F16),
-    "Layout.MMA_RHS": _top(dtype=F16),
-    "Layout.MMA_ACC": _top(),
-    "layouts.WGStridedLayout": _top(shape=SHAPE, vec_size=2),
-    "layouts.WGStridedLayout.default": _top(shape=SHAPE, bits=32),
-    "layouts.WGSplatLayout": _top(shape=SHAPE),
-    "layouts.TmemLayout": _top(kind=layouts.TmemKind.DEFAULT),
-    "layouts.TmemLayout.default": _top(),
-    "layouts.TmemLayout.half_lane": _top(columns=32),
-    "layouts.TmemLayout.m64_collective": _top(columns=32),
-    "layouts.TmemLayout.scales": _top(),
-    "layouts.TmemLayout.scales_m64_collective": _top(),
-    "layouts.TmemLayout.sparse_metadata": _top(),
-    "layouts.TmemLayout.from_tiled": _top(tiled=layouts.TmemLayout.default().tiled),
-    "layouts.draw": _top(layout=plgpu.Layout.WGMMA, shape=(64, 8)),
+    "Tiling": top(tiles=WGMMA_TILES),
+    "Tiling.tile_shape": top(self=plgpu.Tiling(WGMMA_TILES), shape=(64, 64)),
+    "Replicated": top(times=2),
+    "Layout.WG_STRIDED": top(shape=SHAPE, vec_size=2),
+    "Layout.WG_SPLAT": top(),
+    "Layout.SMEM_GMEM_COPY": top(shape=SHAPE, dtype=F32, swizzle=128),
+    "Layout.TCGEN05_TMEM_NATIVE": top(),
+    "Layout.TCGEN05_M64_COLLECTIVE": top(columns=32),
+    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE": top(columns=32),
+    "Layout.MMA_LHS": top(dtype=F16),
+    "Layout.MMA_RHS": top(dtype=F16),
+    "Layout.MMA_ACC": top(),
+    "layouts.WGStridedLayout": top(shape=SHAPE, vec_size=2),
+    "layouts.WGStridedLayout.default": top(shape=SHAPE, bits=32),
+    "layouts.WGSplatLayout": top(shape=SHAPE),
+    "layouts.TmemLayout": top(kind=layouts.TmemKind.DEFAULT),
+    "layouts.TmemLayout.default": top(),
+    "layouts.TmemLayout.half_lane": top(columns=32),
+    "layouts.TmemLayout.m64_collective": top(columns=32),
+    "layouts.TmemLayout.scales": top(),
+    "layouts.TmemLayout.scales_m64_collective": top(),
+    "layouts.TmemLayout.sparse_metadata": top(),
+    "layouts.TmemLayout.from_tiled": top(tiled=layouts.TmemLayout.default().tiled),
+    "layouts.draw": top(layout=plgpu.Layout.WGMMA, shape=(64, 8)),
     # Parameters
-    "CompilerParams": _top(),
-    "CostEstimate": _top(flops=1, transcendentals=0, bytes_accessed=8),
-    "InterpretParams": _top(),
-    "InterpretGPUParams": _top(),
-    "arch.target": _top(name="sm_90a"),
-    "arch.target_of_capability": _top(major=9, minor=0),
+    "CompilerParams": top(),
+    "CostEstimate": top(flops=1, transcendentals=0, bytes_accessed=8),
+    "InterpretParams": top(),
+    "InterpretGPUParams": top(),
+    "arch.target": top(name="sm_90a"),
+    "arch.target_of_capability": top(major=9, minor=0),
     # Ready kernels
-    "ops.matmul": _top(a=_halves, b=_halves),
-    "ops.linear": _top(x=_halves, w=_halves),
-    "ops.quantize": _top(w=_halves),
-    "ops.scaled_matmul": _top(a=_bytes, b=_bytes),
-    "ops.block_scaled_matmul": _top(
+    "ops.matmul": top(a=_halves, b=_halves),
+    "ops.linear": top(x=_halves, w=_halves),
+    "ops.quantize": top(w=_halves),
+    "ops.scaled_matmul": top(a=_bytes, b=_bytes),
+    "ops.block_scaled_matmul": top(
         lhs=_floats8, rhs=_floats8, lhs_scales=_scales8, rhs_scales=_scales8
     ),
-    "ops.quantize_blocks": _top(x=_halves),
-    "ops.attention": _top(q=_heads, k=_heads, v=_heads),
-    "ops.dot_product_attention": _top(query=_heads, key=_heads, value=_heads),
-    "ops.ragged_dot": _top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
-    "ops.ragged_dot_general": _top(
+    "ops.quantize_blocks": top(x=_halves),
+    "ops.attention": top(q=_heads, k=_heads, v=_heads),
+    "ops.dot_product_attention": top(query=_heads, key=_heads, value=_heads),
+    "ops.ragged_dot": top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
+    "ops.ragged_dot_general": top(
         lhs=_halves,
         rhs=_matrices,
         group_sizes=_sizes,
         ragged_dot_dimension_numbers=_ragged_numbers,
     ),
-    "ops.softmax": _top(x=_halves),
-    "ops.log_softmax": _top(x=_halves),
-    "ops.rms_norm": _top(x=_halves),
-    "ops.layer_norm": _top(x=_halves),
-    "ops.rotary_embedding": _top(x=_heads),
-    "ops.linear_cross_entropy": _top(
+    "ops.softmax": top(x=_halves),
+    "ops.log_softmax": top(x=_halves),
+    "ops.rms_norm": top(x=_halves),
+    "ops.layer_norm": top(x=_halves),
+    "ops.rotary_embedding": top(x=_heads),
+    "ops.linear_cross_entropy": top(
         x=_halves, w=_halves, labels=np.zeros(256, np.int32)
     ),
-    "ops.top_k": _top(x=_halves, k=2),
-    "ops.decode_attention": _top(q=_heads[:, 0], k=_heads, v=_heads),
-    "ops.DecodeConfig": _top(),
-    "ops.MatmulConfig": _top(),
-    "ops.RaggedDotConfig": _top(),
-    "ops.RaggedDotConfig.default": _top(groups=4),
-    "ops.BlackwellMatmulConfig": _top(),
-    "ops.BlockScaledMatmulConfig": _top(),
-    "ops.SplitMatmulConfig": _top(),
-    "ops.LinearFewConfig": _top(),
-    "ops.LinearManyConfig": _top(),
-    "ops.ScaledMatmulConfig": _top(),
-    "ops.AttentionConfig": _top(),
-    "ops.AttentionConfig.default": _top(head_dim=64),
-    "ops.AttentionBackwardConfig": _top(),
-    "ops.AttentionBackwardConfig.default": _top(head_dim=64),
-    "ops.BlackwellAttentionConfig": _top(),
-    "ops.BlackwellAttentionConfig.default": _top(head_dim=64),
-    "ops.clear_cache": _top(),
+    "ops.top_k": top(x=_halves, k=2),
+    "ops.decode_attention": top(q=_heads[:, 0], k=_heads, v=_heads),
+    "ops.DecodeConfig": top(),
+    "ops.MatmulConfig": top(),
+    "ops.RaggedDotConfig": top(),
+    "ops.RaggedDotConfig.default": top(groups=4),
+    "ops.BlackwellMatmulConfig": top(),
+    "ops.BlockScaledMatmulConfig": top(),
+    "ops.SplitMatmulConfig": top(),
+    "ops.LinearFewConfig": top(),
+    "ops.LinearManyConfig": top(),
+    "ops.ScaledMatmulConfig": top(),
+    "ops.AttentionConfig": top(),
+    "ops.AttentionConfig.default": top(head_dim=64),
+    "ops.AttentionBackwardConfig": top(),
+    "ops.AttentionBackwardConfig.default": top(head_dim=64),
+    "ops.BlackwellAttentionConfig": top(),
+    "ops.BlackwellAttentionConfig.default": top(head_dim=64),
+    "ops.clear_cache": top(),
 }
+
+
+@functools.cache
+def good() -> dict[str, Good]:
+    """All good calls: those of the tables GOOD of test files, and others."""
+    rows = beside.merged("GOOD", OTHERS)
+    for name, row in rows.items():
+        if not isinstance(row, Good):
+            rows[name] = Good(row, blackwell=_hopper_lacks(name))
+    return rows
+
+
+def _hopper_lacks(name: str) -> bool:
+    operation = registry.PRIMITIVES.get(name)
+    feature = None if operation is None else operation.feature
+    return feature is not None and not plgpu.arch.target("sm_90a").has(feature)
+
 
 # Methods and operators of references: from an Env and a wrong value to a call.
 METHODS: dict[str, dict[str, Callable[[Env, Any], Any]]] = {

@@ -469,3 +469,22 @@ def test_a_method_can_be_tuned(tmp_path):
             return x
 
     np.testing.assert_array_equal(Layer().apply(X), X)
+
+
+EFFECTS = {
+    "autotune.processes": "tests/testing/test_tuning_processes.py::"
+    "test_without_processes_nothing_is_compiled_offline",
+    "autotune.key": "test_a_key_of_names_leaves_the_other_arguments_out",
+    "autotune.reference": "test_a_reference_finds_the_first_configuration_wrong",
+    **dict.fromkeys(
+        ("autotune.rtol", "autotune.atol", "autotune.check"),
+        "test_tolerances_or_a_check_of_the_users_say_what_is_wrong",
+    ),
+    "autotune.inputs": "test_inputs_of_the_users_are_used_under_jit",
+    "autotune.seconds": "test_without_time_the_first_configuration_is_measured_once",
+    "autotune.top": "test_only_the_best_by_the_cost_model_are_measured",
+    "autotune.flush_l2": "test_the_l2_is_flushed_on_request",
+    "autotune.cache_dir": "test_a_result_is_read_from_disk",
+    "autotune.progress": "test_the_progress_is_shown_if_tqdm_is_there",
+    "autotune.timer": "test_without_a_gpu_the_cost_model_chooses_and_that_is_said",
+}

@@ -154,3 +154,19 @@ def test_cupti_measures_kernels_on_a_gpu():
         }
         found = testing.do_bench(functions, x, rounds=5)
     assert 0.005 < found["one"] < found["two"] < 1
+
+
+EFFECTS = {
+    f"testing.do_bench.{name}": test
+    for name, test in {
+        "args": "test_a_call_that_cannot_be_measured_is_refused",
+        "inputs": "test_the_inputs_are_used_in_turn",
+        "warmup": "test_the_rounds_in_milliseconds",
+        "rounds": "test_the_rounds_in_milliseconds",
+        "seconds": "test_the_seconds_end_the_measurement",
+        "quantiles": "test_the_rounds_in_milliseconds",
+        "flush_l2": "test_the_l2_is_flushed_before_each_call_and_that_is_not_counted",
+        "pause_seconds": "test_the_rounds_in_milliseconds",
+        "timer": "test_without_a_gpu_and_a_timer_there_is_nothing_to_measure",
+    }.items()
+}

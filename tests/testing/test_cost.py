@@ -203,3 +203,9 @@ def test_a_function_is_ranked_as_the_kernel_of_the_target():
     (found,) = testing.rank(product, [False], x, x, target="sm_100a")
     assert math.isfinite(found.seconds), found.reason
     assert seen == ["sm_100a"]
+
+
+EFFECTS = {
+    "testing.rank.args": "test_the_work_of_a_product_is_that_of_its_tiles",
+    "testing.rank.target": "test_the_target_is_an_argument",
+}

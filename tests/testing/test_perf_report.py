@@ -168,3 +168,16 @@ def test_other_results_are_refused(result):
 @refused
 def test_a_function_of_other_arguments_is_refused():
     run(lambda size: 1.0)
+
+
+EFFECTS = {
+    "testing.Benchmark.line_names": "test_lines_have_titles",
+    "testing.Benchmark.plot_name": "test_the_table_is_saved",
+    "testing.Benchmark.args": (
+        "test_other_arguments_come_from_the_benchmark_and_from_run"
+    ),
+    **{
+        f"testing.Benchmark.{name}": "test_a_plot_has_a_line_for_each_column"
+        for name in ("xlabel", "ylabel", "x_log", "y_log")
+    },
+}

@@ -31,11 +31,22 @@ def test_there_is_a_first_tutorial():
 @pytest.mark.smoke
 @each_tutorial
 def test_every_code_cell_runs_in_order_in_a_fresh_process(path: Path):
+    run(path)
+
+
+@each_tutorial
+def test_every_code_cell_runs_as_emitted_code_too(path: Path):
+    """The mistakes in them are found as well, as the same errors."""
+    run(path, PALLAS_GPU_INTERPRET="emitted")
+
+
+def run(path: Path, **variables: str) -> None:
     # The text form is a Python script whose statements are the code cells.
+    path_and_platform = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **path_and_platform, **variables},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 
-from tests.support.features import REFUSED, ROWS
+from tests.support.features import REFUSED, rows
 
 # Functions all of whose cases the default tier runs.
 WHOLE = (
@@ -38,7 +38,7 @@ def features(functions: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
     Args:
       functions: the cases of each test function, by `file::function`.
     """
-    named = {row.runs for row in ROWS} | {row.test for row in REFUSED}
+    named = {row.runs for row in rows()} | {row.test for row in REFUSED}
     return [functions.get(function_named(name), ()) for name in sorted(named)]
 
 

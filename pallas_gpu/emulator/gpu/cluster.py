@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: the SMEM of other CTAs, and the parts of a multicast.
+"""Clusters: their barrier, the SMEM of other CTAs, and the parts of a multicast.
 
 Arrays and barriers have the same address in every CTA of a cluster: those of the same
 declaration in the same visit of a scope.
@@ -16,6 +16,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
@@ -23,6 +24,8 @@ from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.layouts.smem.pieces import pieces
 from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.cluster import cluster_sync_p
 
 _SYNCHRONISE = (
     "let every CTA arrive on a ClusterBarrier when its memory is free, and wait for it "
@@ -35,6 +38,30 @@ _IN_CLUSTER_ORDER = (
 )
 
 WAIT = "call barrier_wait on the copy's barrier first"
+
+
+# --- the barrier of a cluster ---------------------------------------------------------
+
+
+def _barrier_of_cluster(first: Cta) -> Barrier:
+    warpgroups = sum(len(cta.warpgroups) for cta in first.cluster.ctas)
+    actor = first.device.execution.actors.other()
+    return Barrier(f"the barrier of {first.cluster.name}", warpgroups, actor)
+
+
+# That of a cluster is kept by its first CTA.
+_BARRIER: Key[Cta, Barrier] = Key("barrier of the cluster", _barrier_of_cluster)
+
+
+@registry.register(cluster_sync_p, registry.RuleKind.EMULATE)
+def _cluster_sync(wg: Warpgroup, *_: Any, **__: Any) -> Run:
+    barrier = _BARRIER.of(wg.cta.cluster.ctas[0])
+    barrier.arrived.append(wg)
+    barrier.arrive(wg.release())
+    for wait in barrier.wait(wg):
+        if wait is not None:
+            wait.hint = "let each warpgroup of each CTA call cluster_sync equally often"
+        yield wait
 
 
 # --- accesses by threads --------------------------------------------------------------

@@ -24,15 +24,17 @@ def check_indices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     """
     if uses(jaxpr, lax.axis_index_p):
         region = region_of(jaxpr)
-        facts = _Wrapping(dict(mesh.axes), indices.find(region, certain=True))
+        marked = indices.find(region, certain=True)
+        needed = indices.with_sources(region, marked)
+        facts = _Wrapping(dict(mesh.axes), marked, needed)
         facts.run(region, facts.inputs_of(region))
 
 
 class _Wrapping(Facts):
     """Reports indices whose range is known, and beyond that of their type."""
 
-    def __init__(self, axes: dict[Any, int], marked: set[Value]):
-        super().__init__(axes)
+    def __init__(self, axes: dict[Any, int], marked: set[Value], needed: set[Value]):
+        super().__init__(axes, needed=needed)
         self._marked = marked
 
     def fitted(self, op: Op, value: Value, fact: Fact) -> Fact:

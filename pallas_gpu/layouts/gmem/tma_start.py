@@ -67,9 +67,12 @@ def starts_aligned(
       element_bits: width of an element.
       divisor: a known divisor of a start.
     """
-    pairs = zip(window.starts, window.array_strides, strict=True)
     unit_bits = 8 * INNER_BOX_BYTES
-    return all(divisor(x) * n * element_bits % unit_bits == 0 for x, n in pairs)
+    strides_bits = [stride * element_bits for stride in window.array_strides]
+    return all(
+        bits % unit_bits == 0 or divisor(x) * bits % unit_bits == 0
+        for x, bits in zip(window.starts, strides_bits, strict=True)
+    )
 
 
 def _text(window: Window) -> str:

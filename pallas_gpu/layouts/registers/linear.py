@@ -309,6 +309,9 @@ class LinearLayout(Drawable):
                 expected=f"a part of {self.shape}",
                 got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
             )
+        whole = self._boxes_inside(starts, sizes)
+        if whole is not None:
+            return whole
         taken = ((self._coordinates >= low) & (self._coordinates < high)).all(-1)
         held = self.inside()
         whole = (taken | ~held).all(axis=(0, 2))
@@ -320,6 +323,28 @@ class LinearLayout(Drawable):
                 hint="slice a reference instead, or layout_cast the array first",
             )
         return np.flatnonzero(whole).tolist()
+
+    def _boxes_inside(
+        self, starts: Sequence[int], sizes: Sequence[int]
+    ) -> list[int] | None:
+        """The registers whose boxes are in a slice; None if it cuts some of the boxes.
+
+        A box that is cut may have no element on one of the sides.
+        """
+        found = []
+        ranges = [(s, s + n) for s, n in zip(starts, sizes, strict=True)]
+        for r, origin in enumerate(self.origins):
+            is_inside = True
+            boxes = zip(origin, self.thread_tile, ranges, strict=True)
+            for first, span, (low, high) in boxes:
+                if first >= high or first + span <= low:
+                    is_inside = False
+                    break
+                if first < low or first + span > high:
+                    return None
+            if is_inside:
+                found.append(r)
+        return None if self.is_padded else found
 
     def slice(self, starts: Sequence[int], sizes: Sequence[int]) -> LinearLayout:
         """The layout of a static slice that is a subset of this layout's registers."""

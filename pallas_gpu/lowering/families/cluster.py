@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: asynchronous stores to the SMEM of another CTA."""
+"""Clusters: their barrier, asynchronous stores to the SMEM of another CTA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster
-from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
+from pallas_gpu.primitives.cluster import (
+    WORD_BYTES,
+    async_store_smem_p,
+    cluster_sync_p,
+)
 
 _ATOMIC, _SEM = "atomic", "sem"
 
@@ -54,6 +58,12 @@ def _word_layout(
     ):
         return None
     return word_layout(shape, axis, together)
+
+
+@emits(cluster_sync_p)
+def _sync(ctx: RuleContext) -> list[Any]:
+    ctx.builder.sync_cluster()
+    return []
 
 
 @emits(async_store_smem_p)

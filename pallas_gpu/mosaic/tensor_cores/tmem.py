@@ -143,8 +143,7 @@ def free(word: ir.Value, columns: int, *, collective: bool) -> None:
     nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
     fence_before_thread_sync()
     if collective:
-        nvvm.cluster_arrive(aligned=True)
-        nvvm.cluster_wait(aligned=True)
+        kernel.sync_cluster()
     else:
         mbarrier.block_barrier()
     with predicated(_first_warp()):

@@ -23,6 +23,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._engines import Side
 from pallas_gpu.primitives.copies import views
 
+__all__ = ["im2col_ref"]
+
 copy_im2col_p = registry.define(
     "copy_im2col",
     "im2col",

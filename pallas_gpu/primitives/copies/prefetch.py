@@ -10,6 +10,8 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import pairs, views
 
+__all__ = ["async_prefetch"]
+
 async_prefetch_p = registry.define(
     "async_prefetch",
     "prefetch",

@@ -11,6 +11,8 @@ from __future__ import annotations
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
+__all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
+
 wait_p = registry.define("griddepcontrol_wait", "griddepcontrol")
 launch_dependents_p = registry.define(
     "griddepcontrol_launch_dependents", "griddepcontrol"

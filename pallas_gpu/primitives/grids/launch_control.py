@@ -17,6 +17,8 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
+__all__ = ["try_cluster_cancel", "query_cluster_cancel", "TryClusterCancelResult"]
+
 ANSWER_BYTES = 16
 
 

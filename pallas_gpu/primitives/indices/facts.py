@@ -12,11 +12,10 @@ known to wrap is an error of the trace.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from pallas_gpu import _jax
 from pallas_gpu.layouts.edges import Edges
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """What a value may change along.
 
     Attributes:
@@ -50,8 +48,7 @@ class Axis:
 ANYTHING = Axis("anything")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """What is known of a value: it is `sum(factor * position) + r`.
 
     Attributes:
@@ -129,7 +126,7 @@ class Fact:
         factor = sum(factor for axis, factor in self.terms if axis.of == of)
         terms = tuple(term for term in self.terms if term[0].of != of)
         others = frozenset(axis for axis in self.others if axis.of != of)
-        there = dataclasses.replace(self, terms=terms, others=others)
+        there = self._replace(terms=terms, others=others)
         return there.plus(Fact.number(factor * position))
 
     def changes(self, rank: int) -> tuple[Edges | None, ...]:
@@ -140,7 +137,7 @@ class Fact:
     def depending_on(self, axes: Collection[Axis]) -> Fact:
         """Returns the same, of a value whose r may depend on more axes."""
         fact, _, others = _aligned(self, Fact.number(0), axes)
-        return dataclasses.replace(fact, others=canonical(others.union(axes)))
+        return fact._replace(others=canonical(others.union(axes)))
 
     # --- arithmetic -------------------------------------------------------------------
 
@@ -149,7 +146,7 @@ class Fact:
         moved = {axis: f for axis, f in self.terms if axis in axes}
         if not moved:
             return self
-        part = dataclasses.replace(self, terms=tuple(moved.items()))
+        part = self._replace(terms=tuple(moved.items()))
         low, high = part.bounds
         return Fact(
             tuple(term for term in self.terms if term[0] not in moved),
@@ -320,7 +317,7 @@ def fits(fact: Fact, aval: Any) -> bool:
 def fitted(fact: Fact, aval: Any) -> Fact:
     """Returns what holds of a result that wraps if it does not fit its type."""
     if kind(aval) == "b" and None in (fact.low, fact.high):
-        return dataclasses.replace(fact, low=fact.low or 0, high=1)
+        return fact._replace(low=fact.low or 0, high=1)
     if not is_integer(aval) or fits(fact, aval):
         return fact
     (least, most), bits = limits(aval), 8 * aval.dtype.itemsize
@@ -331,9 +328,9 @@ def fitted(fact: Fact, aval: Any) -> Fact:
         # It is used as an index after a conversion, which makes no difference of this.
         fact = fact.flat()
         modulus = math.gcd(fact.modulus, 1 << bits)
-        fact = dataclasses.replace(fact, rest=fact.rest % modulus, modulus=modulus)
-        return dataclasses.replace(fact, low=least, high=most)
+        fact = fact._replace(rest=fact.rest % modulus, modulus=modulus)
+        return fact._replace(low=least, high=most)
     low = 0 if least == 0 and not fact.terms else None
     if fact.low == low and fact.high is None:
         return fact
-    return dataclasses.replace(fact, low=low, high=None)
+    return fact._replace(low=low, high=None)

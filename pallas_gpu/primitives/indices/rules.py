@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
@@ -84,8 +83,7 @@ def _quotient(op: Operation, a: Fact, b: Fact) -> Fact | None:
     if a.divisor % n or not (a.modulus == 0 or _is_certain(n)):
         return _function(a, b, low=_truncated(low, n), high=_truncated(high, n))
     assert a.low is not None and a.high is not None
-    return dataclasses.replace(
-        a,
+    return a._replace(
         terms=tuple((axis, factor // n) for axis, factor in a.terms),
         rest=a.rest // n,
         modulus=a.modulus // n,
@@ -111,7 +109,7 @@ def _largest(op: Operation, a: Fact, b: Fact) -> Fact:
         return b
     either = a.flat().or_else(b.flat(), a.axes | b.axes)
     lows = [end for end in (low, other_low) if end is not None]
-    return dataclasses.replace(either, low=max(lows, default=None))
+    return either._replace(low=max(lows, default=None))
 
 
 def _least(op: Operation, a: Fact, b: Fact) -> Fact:
@@ -149,12 +147,12 @@ def _selected(op: Operation, which: Fact, *cases: Fact) -> Fact:
         return cases[chosen]
     found = functools.reduce(lambda a, b: a.or_else(b, which.axes), cases)
     edges = changes_of(_unsigned(which), *cases) if kind(op.out) == "b" else ()
-    return dataclasses.replace(found, edges=edges)
+    return found._replace(edges=edges)
 
 
 def _unsigned(fact: Fact) -> Fact:
     edges = tuple((i, e.unsigned()) for i, e in fact.edges)
-    return dataclasses.replace(fact, edges=edges)
+    return fact._replace(edges=edges)
 
 
 def _promised(op: Operation, a: Fact) -> Fact:
@@ -163,7 +161,7 @@ def _promised(op: Operation, a: Fact) -> Fact:
         return a
     flat = a.flat()
     modulus = math.lcm(divisor, flat.divisor)
-    return dataclasses.replace(flat, rest=0, modulus=modulus)
+    return flat._replace(rest=0, modulus=modulus)
 
 
 def _iota(op: Operation) -> Fact | None:
@@ -176,7 +174,7 @@ def _iota(op: Operation) -> Fact | None:
 def _converted(op: Operation, a: Fact) -> Fact | None:
     source, target = kind(op.ins[0]), kind(op.out)
     if source == "b" and target in ("i", "u"):
-        return dataclasses.replace(a, edges=())
+        return a._replace(edges=())
     if target == "b" and source in ("i", "u"):
         return _compared(op, a, Fact.number(0), "ne")
     return a if source in ("b", "i", "u") and target in ("b", "i", "u") else None
@@ -248,7 +246,7 @@ def _inverted(op: Operation, a: Fact) -> Fact:
     if a.constant is not None:
         return Fact.number(1 - a.constant)
     edges = tuple((i, e.inverted()) for i, e in a.edges)
-    return dataclasses.replace(a, rest=0, modulus=1, edges=edges)
+    return a._replace(rest=0, modulus=1, edges=edges)
 
 
 # --- moves ----------------------------------------------------------------------------
@@ -260,8 +258,7 @@ def _moved(fact: Fact, places: Mapping[int, int]) -> Fact:
     def new(axis: Axis) -> Axis:
         return Axis(places[axis.of], axis.size) if axis.is_of_array else axis
 
-    return dataclasses.replace(
-        fact,
+    return fact._replace(
         terms=tuple((new(axis), factor) for axis, factor in fact.terms),
         others=frozenset(map(new, fact.others)),
         edges=tuple((places[i], e) for i, e in fact.edges),

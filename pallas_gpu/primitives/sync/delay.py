@@ -10,6 +10,8 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
 
+__all__ = ["delay"]
+
 delay_p = registry.define("delay", "delay")
 
 # PTX ISA, nanosleep: the longest suspension.

@@ -14,6 +14,14 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
 
+__all__ = [
+    "semaphore_signal",
+    "semaphore_signal_parallel",
+    "SemaphoreSignal",
+    "semaphore_wait",
+    "semaphore_read",
+]
+
 # Scopes of a release or an acquire (PTX ISA, Memory Consistency Model, Scope).
 GPU, SYSTEM = "gpu", "sys"
 

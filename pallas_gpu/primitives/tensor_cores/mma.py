@@ -15,6 +15,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
+__all__ = ["mma"]
+
 mma_p = registry.define(
     "mma",
     "mma",

@@ -14,6 +14,8 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import pairs
 
+__all__ = ["async_copy_scales_to_tmem"]
+
 async_copy_scales_to_tmem_p = registry.define(
     "async_copy_scales_to_tmem",
     "scales",

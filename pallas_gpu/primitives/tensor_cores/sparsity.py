@@ -18,6 +18,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import pairs
 from pallas_gpu.primitives.tensor_cores.scales import require_layout, require_plain
 
+__all__ = ["async_copy_sparse_metadata_to_tmem"]
+
 async_copy_sparse_metadata_to_tmem_p = registry.define(
     "async_copy_sparse_metadata_to_tmem",
     "sparsity",

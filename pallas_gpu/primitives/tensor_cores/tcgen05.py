@@ -25,6 +25,8 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.copies import views
 from pallas_gpu.primitives.tensor_cores import pairs, products, scales, sparsity, tiles
 
+__all__ = ["tcgen05_mma", "tcgen05_commit_arrive"]
+
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",

@@ -21,6 +21,8 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.registers import check_layout
 
+__all__ = ["async_load_tmem", "async_store_tmem", "wait_load_tmem", "commit_tmem"]
+
 async_load_tmem_p = registry.define(
     "async_load_tmem",
     "tmem",

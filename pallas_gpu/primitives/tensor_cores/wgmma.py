@@ -18,6 +18,8 @@ from pallas_gpu.primitives.copies import views
 from pallas_gpu.primitives.tensor_cores import products
 from pallas_gpu.types import values
 
+__all__ = ["wgmma", "wgmma_wait", "wgmma_accumulator_load"]
+
 wgmma_p = registry.define(
     "wgmma",
     "wgmma",

@@ -18,11 +18,11 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.entry import call
 from pallas_gpu.entry.memory import fences
+from pallas_gpu.errors import PtxError
 from pallas_gpu.primitives.tma import fence_smem_p
 from pallas_gpu.program.bodies import bodies, equations
 from tests.support import everywhere
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import KernelError
 
 F32 = jnp.float32
 ROWS = (64, 128)
@@ -237,9 +237,7 @@ def test_a_fence_precedes_what_signals_that_threads_are_done(
 )
 def test_the_machine_reports_fences_that_are_missing(body, scratch, options):
     fault = faults.drop("nvvm.fence.proxy")
-    with pytest.raises(
-        KernelError, match=r"(read|written) without fence\.proxy\.async"
-    ):
+    with pytest.raises(PtxError, match=r"(read|written) without fence\.proxy\.async"):
         faults.run(kernel(body, *scratch, **options), [X], fault)
 
 

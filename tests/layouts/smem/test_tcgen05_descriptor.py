@@ -10,8 +10,8 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
 from pallas_gpu.layouts.window import Window
-from tests.support.lockstep import accesses
-from tests.support.lockstep.tcgen05 import smem_places
+from pallas_gpu.lockstep import accesses
+from pallas_gpu.lockstep.tcgen05 import smem_places
 
 
 def plan(shape, bits, swizzle, side, transposed):

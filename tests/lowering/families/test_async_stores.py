@@ -13,7 +13,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
+from tests.support import effects as see
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.refusal import in_each, refused, refused_by
 from tests.support.semantics import BOTH, under
 
@@ -408,3 +410,35 @@ def test_a_start_that_is_not_known_to_fill_words_is_refused(k, o, inbox, full):
     plgpu.async_store_smem(jnp.zeros((64,), BF16), part, full, **TO)  # HERE
     plgpu.barrier_wait(full)
     o[lax.axis_index("c")] = inbox[0]
+
+
+GOOD = {
+    "async_store_smem": lambda e: {
+        "src": e.array,
+        "ref": e.s,
+        "barrier": e.b,
+        "cluster_idx": 0,
+        "cluster_dim": "c",
+    }
+}
+EFFECTS = {
+    "async_store_smem.atomic": "",
+    "async_store_smem.sem": "",
+    "async_store_smem.optimized": see.HINT,
+}
+FEATURES = [
+    Row(
+        "asynchronous stores to other CTAs, and reductions there",
+        upstream=("copy: reductions into SMEM of the cluster",),
+        operations=("async_store_smem",),
+        runs="an_array_arrives_in_the_other_cta",
+        offline="stores_are_wide_and_counted_on_the_other_ctas_barrier",
+        instruction="st.async.weak.shared::cluster.mbarrier::complete_tx::bytes",
+        omissions={
+            "wait": "async_stores: no wait for full",
+            "commit": "async_stores: no commit",
+            "fence": "(SMEM alone)",
+            "count": "async_stores: two arrivals expected",
+        },
+    ),
+]

@@ -13,6 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.primitives.atomics import TYPES
+from tests.support import effects as see
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, run
 from tests.support.everywhere import check
@@ -396,3 +397,25 @@ def test_an_index_out_of_bounds_is_not_updated(x, o):
 @refused_by(run)
 def test_an_index_as_in_triton_is_told_its_place(x, o, *, name):
     getattr(plgpu, name)(o, (0,), x[0], mask=True)
+
+
+FLOATS = ("atomic_add", "atomic_max", "atomic_min", "atomic_xchg")
+INTEGERS = ("atomic_and", "atomic_or", "atomic_xor")
+GOOD = {
+    **dict.fromkeys(FLOATS, lambda e: {"ref": e.o, "val": 0.0}),
+    **dict.fromkeys(INTEGERS, lambda e: {"ref": e.n, "val": 0}),
+    "atomic_cas": lambda e: {"ref": e.o, "cmp": 0.0, "val": 1.0},
+}
+EFFECTS = {
+    **{f"{name}.optimized": see.HINT for name in (*FLOATS[:3], *INTEGERS)},
+    **{f"{name}.sem": ["acq_rel"] for name in GOOD},
+    **{f"{name}.scope": ["sys"] for name in GOOD},
+    **{
+        f"{name}.mask": [lambda e: e.o[...] > 0, lambda e: e.o[...] > 1]
+        for name in (*FLOATS, "atomic_cas")
+    },
+    **{
+        f"{name}.mask": [lambda e: e.n[...] > 0, lambda e: e.n[...] > 1]
+        for name in INTEGERS
+    },
+}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses to the SMEM of other CTAs: in the emulator, as emitted code, on a GPU."""
+"""Clusters, their barrier, SMEM of other CTAs: emulated, as emitted code, on a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import offline
+from pallas_gpu import errors, offline
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.semantics import BOTH, under
 
 N = 128
@@ -385,3 +386,100 @@ def test_a_cluster_may_have_16_ctas():
 def test_a_cluster_of_16_ctas_compiles(target):
     (report,) = offline.compile(of_16_ctas()(), ramp(16, N), target=target)
     assert ".reqnctapercluster 16" in report.ptx
+
+
+# --- the barrier of a cluster ---------------------------------------------------------
+
+STEPS = ramp(3, 2, N)
+
+
+def in_turns(around="cluster", left_out=""):
+    """A warpgroup copies to SMEM, another one reads that of the other CTA, by turns."""
+
+    def sync(name):
+        if name != left_out:
+            plgpu.cluster_sync()
+
+    def body(x, o, tile, full):
+        i, w = lax.axis_index("c"), lax.axis_index("w")
+
+        @plgpu.loop(0, 3)
+        def _(step):
+            @plgpu.when(w == 0)
+            def _():
+                plgpu.copy_gmem_to_smem(x.at[step, i], tile, full)
+                plgpu.barrier_wait(full)
+
+            sync("copied")
+
+            @plgpu.when(w == 1)
+            def _():
+                o[step, i] = (neighbour(tile) if around == "cluster" else tile)[...]
+
+            sync("read")
+
+    options = {around: {"c": 2}, "threads": {"w": 2}}
+    scratch = plgpu.SMEM((N,), F32), plgpu.Barrier()
+    return everywhere.kernel(body, result(*STEPS.shape), *scratch, **options)
+
+
+def test_all_warpgroups_of_a_cluster_wait_for_each_other():
+    everywhere.check(in_turns(), [STEPS], STEPS[:, ::-1])
+
+
+def test_without_a_cluster_the_warpgroups_of_a_cta_wait_for_each_other():
+    everywhere.check(in_turns("grid"), [STEPS], STEPS)
+
+
+@pytest.mark.parametrize("around", ["cluster", "grid"])
+@pytest.mark.parametrize("left_out", ["copied", "read"])
+def test_without_a_sync_accesses_race(around, left_out):
+    with pytest.raises((errors.RaceError, errors.UninitializedReadError)):
+        in_turns(around, left_out)(plgpu.InterpretParams())(STEPS)
+
+
+@pytest.mark.parametrize("missing", ["c", "w"])
+def test_a_sync_that_not_all_call_is_a_deadlock(missing):
+    def body():
+        plgpu.when(lax.axis_index(missing) == 0)(plgpu.cluster_sync)
+
+    make = everywhere.kernel(body, (), cluster={"c": 2}, threads={"w": 2})
+    with pytest.raises(
+        errors.DeadlockError, match=r"2 of 4 arrivals(.|\n)*cluster_sync"
+    ):
+        make(plgpu.InterpretParams())()
+
+
+def test_a_warp_cannot_sync_a_cluster():
+    make = everywhere.kernel(lambda: plgpu.warp_map(lambda w: plgpu.cluster_sync()), ())
+    with pytest.raises(errors.UnsupportedError, match="cluster_sync inside warp_map"):
+        make(plgpu.InterpretParams())()
+
+
+@pytest.mark.offline
+def test_the_instructions_of_a_sync():
+    for ptx in _ptx(in_turns(), STEPS):
+        # One is that at the end of the kernel; that at its start is relaxed.
+        syncs = ptx.count("barrier.cluster.arrive.aligned")
+        assert syncs > 2
+        assert ptx.count("barrier.cluster.wait.aligned") == syncs + 1
+        # What the other CTA has read is overwritten by a copy.
+        assert "fence.proxy.async" in ptx
+    for ptx in _ptx(in_turns("grid"), STEPS):
+        assert "barrier.cluster" not in ptx
+
+
+GOOD = {
+    "cluster_ref": lambda e: {"ref": e.s, "block_id": {"c": 0}},
+    "cluster_sync": lambda e: {},
+}
+FEATURES = [
+    Row(
+        "a barrier of all warpgroups of a cluster",
+        operations=("cluster_sync",),
+        runs="all_warpgroups_of_a_cluster_wait_for_each_other",
+        offline="the_instructions_of_a_sync",
+        instruction="barrier.cluster.arrive.aligned",
+        omissions={"wait": "without_a_sync_accesses_race"},
+    ),
+]

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.errors import PtxError
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH
 from tests.support.tensor_products import BLACKWELL
@@ -262,7 +262,7 @@ def test_the_emulator_raises_where_a_condition_is_false(x_ref, o_ref):
 def test_a_failed_check_prints_its_position_and_traps(capsys):
     kernel = checked(X[:62], debug_checks=True)
     for semantics in BOTH:
-        with pytest.raises(KernelError, match="a thread traps"):
+        with pytest.raises(PtxError, match="a thread traps"):
             in_lockstep.run(kernel, [X[:62]], semantics)
         first, at, place = capsys.readouterr().out.splitlines()
         assert first == "kernel k: debug_check: 100% of the weights are small"
@@ -532,3 +532,14 @@ def test_poison_is_not_printed(x_ref, o_ref):
 def test_it_compiles_to_calls_of_vprintf(made, traps):
     (report,) = plgpu.offline.compile(made, X)
     assert "vprintf" in report.ptx and ("trap;" in report.ptx) == traps
+
+
+GOOD = {
+    "debug_print": lambda e: {"fmt": "{}", "args": (e.i,)},
+    "debug_check": lambda e: {"condition": e.i == 0, "message": "first"},
+    "print_layout": lambda e: {"fmt": "{}", "x": e.x},
+}
+EFFECTS = {
+    "debug_print.args": [(1,), (2,)],
+    "CompilerParams.debug_checks": "test_a_failed_check_prints_its_position_and_traps",
+}

@@ -160,3 +160,12 @@ def test_operands_in_other_layouts_are_refused_under_lane():
 
     kernel = everywhere.kernel(body, jnp.zeros((64, 64)))()
     plgpu.offline.lower(under(Lane, kernel), jnp.zeros((64, 64), jnp.bfloat16))
+
+
+GOOD = {
+    "mma": lambda e: {
+        "acc": jnp.zeros((64, 64)),
+        "a": jnp.zeros((64, 32)),
+        "b": jnp.zeros((32, 64)),
+    }
+}

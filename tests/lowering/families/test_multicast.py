@@ -14,9 +14,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.lockstep import tma
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep import tma
 from tests.support.semantics import BOTH, under
 
 NAMES = "abc"

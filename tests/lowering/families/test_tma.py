@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu.errors import PtxError
 from tests.support import everywhere
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import KernelError
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -40,7 +40,7 @@ def test_commit_gmem_makes_stores_visible_to_tma():
 @pytest.mark.parametrize("semantics", BOTH)
 def test_without_its_fence_the_copy_would_read_what_it_does_not_see(semantics):
     function = under(semantics, make())
-    with pytest.raises(KernelError, match=r"reads .* without fence\.proxy\.async"):
+    with pytest.raises(PtxError, match=r"reads .* without fence\.proxy\.async"):
         faults.run(function, [X], faults.drop("nvvm.fence.proxy"))
 
 

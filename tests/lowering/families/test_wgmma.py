@@ -497,3 +497,12 @@ def test_a_loop_with_one_product_under_way_is_not_serialised():
         return jax.nn.silu(acc[...])
 
     assert_clean(compiled(with_accumulator(scope, swizzle=64), A, B))
+
+
+GOOD = {
+    "wgmma": lambda e: {"acc": e.acc, "a": e.a, "b": e.w},
+    "wgmma_wait": lambda e: {"n": 0},
+    "wgmma_accumulator_load": lambda e: {"acc": e.acc},
+    "wgmma_accumulator_deref": lambda e: {"acc": e.acc},
+}
+EFFECTS = {"wgmma_accumulator_load.wait_n": [0, 1]}

@@ -15,7 +15,7 @@ from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import rearrange as moves
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from tests.support.finished import emitted, typed
-from tests.support.lockstep import machine as lockstep
+from tests.support.lockstep import bodies as lockstep
 from tests.support.refusal import refused_by
 
 SHAPE = (64, 32)

@@ -2,8 +2,9 @@
 """What a row says: which tests hold a feature, and who finds what was left out.
 
 A test is named by its file below `tests/`, without `test_`, and its name, without
-`test_`: "lowering/families/copies/bulk::parts_travel_through_smem". A mutant is named
-by its kernel and its mistake: "tma_pipeline: no commit".
+`test_`: "lowering/families/copies/bulk::parts_travel_through_smem"; in the table
+FEATURES of a test file, one of that file by its name alone. A mutant is named by its
+kernel and its mistake: "tma_pipeline: no commit".
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from collections.abc import Mapping
 
 # What a kernel may leave out around an asynchronous operation.
 OMISSIONS = ("wait", "commit", "fence", "count")
+
+
+def omissions(form: str, *kinds: str) -> dict[str, str]:
+    """Those of a form of `tests/support/mutations/copy_forms.py`."""
+    return {kind: f"{form}: {kind}" for kind in kinds or OMISSIONS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +40,27 @@ class Row:
     """
 
     feature: str
-    upstream: tuple[str, ...]
-    operations: tuple[str, ...]
-    runs: str
-    offline: str
-    instruction: str
+    upstream: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    runs: str = ""
+    offline: str = ""
+    instruction: str = ""
     omissions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     blackwell: bool = False
+
+    def of(self, module: str) -> Row:
+        """The row, with the file of what it names by a test's name alone."""
+        file = module.removeprefix("tests.").replace(".", "/").replace("/test_", "/")
+
+        def named(name: str) -> str:
+            return f"{file}::{name}" if name.isidentifier() else name
+
+        return dataclasses.replace(
+            self,
+            runs=named(self.runs),
+            offline=named(self.offline),
+            omissions={kind: named(name) for kind, name in self.omissions.items()},
+        )
 
 
 @dataclasses.dataclass(frozen=True)

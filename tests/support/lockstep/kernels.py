@@ -13,10 +13,10 @@ from jax.extend import core
 
 from pallas_gpu import arch, compiler
 from pallas_gpu.entry import call
+from pallas_gpu.lockstep import run as emitted
+from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.program import build, spec
-from tests.support.lockstep import machine as lockstep
-from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.semantics import Warpgroup, under
 
 # Equations that call their one body with their operands.
@@ -73,20 +73,7 @@ class Lowered:
     def _equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
         if eqn.primitive is call.kernel_p:
             module = self._by_equation[id(eqn)].module
-            arrays = [np.asarray(x) for x in inputs]
-            params = call.CallParams(**eqn.params)
-            # What the launch adds: operands of given contents, and results that the
-            # kernel writes in place, which are anything at first.
-            filled = [np.full(a.shape, x, a.dtype) for a, x in params.work_operands]
-            n_out = len(params.out_avals)
-            initial = {j: arrays[i] for i, j in params.aliases}
-            initial |= {
-                n_out + i: filled[i] if i < len(filled) else _anything(aval)
-                for i, aval in enumerate(params.work_results)
-            }
-            results = [*params.out_avals, *params.work_results]
-            done = lockstep.run_module(module, [*arrays, *filled], results, initial)
-            return done[:n_out]
+            return emitted.run_module(call.CallParams(**eqn.params), module, inputs)
         bodies = list(_bodies(eqn))
         if not any(_kernels(body.jaxpr) for body in bodies):
             results = eqn.primitive.bind(*inputs, **eqn.params)
@@ -112,13 +99,6 @@ def lower_traced(closed: core.ClosedJaxpr, args: Sequence[Any]) -> Lowered:
     assert by_equation, "the function calls no kernel"
     kernels = list(by_equation.values())
     return Lowered(kernels, closed, jax.tree.leaves(args), by_equation)
-
-
-def _anything(aval: Any) -> np.ndarray:
-    """Returns an array of bytes that are no likely result."""
-    data = np.empty(aval.shape, aval.dtype)
-    data.reshape(-1).view(np.uint8)[...] = 0xA5
-    return data
 
 
 def _bodies(eqn: Any) -> list[Any]:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from tests.support.lockstep.engine import Strand
-from tests.support.lockstep.launch import WARPGROUP_WARPS, Cluster, Launch, Shape
+from pallas_gpu.lockstep.engine import Strand
+from pallas_gpu.lockstep.launch import WARPGROUP_WARPS, Cluster, Launch, Shape
 
 
 def cluster(ctas: int = 1, warpgroups: int = 1, smem_bytes: int = 4096) -> Cluster:

@@ -12,10 +12,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.errors import PtxError
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.host import counted as array
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -251,7 +252,7 @@ def test_the_tensor_core_reads_what_threads_have_copied():
 
 @pytest.mark.parametrize("semantics", BOTH)
 def test_without_the_fence_of_the_wait_the_tensor_core_would_not_see_it(semantics):
-    with pytest.raises(KernelError, match=r"without fence\.proxy\.async"):
+    with pytest.raises(PtxError, match=r"without fence\.proxy\.async"):
         fault = faults.drop("nvvm.fence.proxy")
         faults.run(under(semantics, make_product()), [X, W], fault)
 
@@ -298,3 +299,27 @@ def test_a_copy_through_registers_is_a_warning_and_others_are_not(semantics):
     with warnings.catch_warnings():
         warnings.simplefilter("error", slow)
         plgpu.offline.lower(under(semantics, make()), *x)
+
+
+GOOD = {"wait_gmem_to_smem": lambda e: {"n": 0}}
+FEATURES = [
+    Row(
+        "copies by threads: any part of any array, in groups or on a barrier",
+        upstream=(
+            "copy: cp.async, tiled and untiled",
+            "copy: rows of any stride",
+            "copy: rows of any size",
+            "copy: await cp.async",
+        ),
+        operations=("cp_async", "wait_gmem_to_smem", "copy_smem_to_gmem_by_threads"),
+        runs="any_slice_of_any_array_is_copied",
+        offline="the_instructions_of_a_copy",
+        instruction="cp.async.cg.shared.global",
+        omissions={
+            "wait": "load threads: wait",
+            "count": "load threads: count",
+            "commit": "(threads copy what threads have stored)",
+            "fence": "(threads copy what threads have stored)",
+        },
+    ),
+]

@@ -11,6 +11,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.features.row import Row, omissions
+from tests.support.public_calls import Good
 from tests.support.refusal import refused
 from tests.support.semantics import Warpgroup
 
@@ -220,3 +222,25 @@ def test_a_view_is_of_an_array_and_is_copied(use):
 def test_channels_are_multiples_of_16_bytes():
     view = lambda x, *_: plgpu.im2col_ref(x, window_shape=(3, 3))  # noqa: E731  # HERE
     attempt(view, images=(2, 8, 8, 3))
+
+
+GOOD = {
+    "im2col_ref": Good(
+        lambda e: {"ref": e.x.reshape(1, 64, -1), "window_shape": (1,)},
+        lambda view, e: plgpu.copy_gmem_to_smem(
+            view.at[:, 0, : e.s.shape[1]], e.s, e.b
+        ),
+    )
+}
+EFFECTS = {"im2col_ref.padding": ""}
+FEATURES = [
+    Row(
+        "a pixel of each window of images (im2col)",
+        upstream=("copy: im2col views",),
+        operations=("copy_im2col",),
+        runs="a_pixel_of_each_window",
+        offline="the_instruction_adds_offsets_to_all_pixels",
+        instruction=".im2col",
+        omissions=omissions("load windows"),
+    ),
+]

@@ -12,6 +12,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import layouts
 from pallas_gpu.layouts.window import Window
 from tests.support import everywhere
+from tests.support.features.row import OMISSIONS, Row
 from tests.support.refusal import refused_by
 from tests.support.semantics import BOTH, under
 
@@ -145,3 +146,23 @@ def test_the_instruction_fetches_to_l2(case, target, semantics):
     (report,) = plgpu.offline.compile(function, numbers(48, 32), target=target)
     assert report.ptx.count("cp.async.bulk.prefetch.tensor.2d.L2.global") == 3
     assert report.resources.spill_store_bytes == 0
+
+
+GOOD = {"async_prefetch": lambda e: {"ref": e.x}}
+EFFECTS = {
+    "async_prefetch.collective_axes": "",
+    "async_prefetch.leader_tracked": "",
+    "async_prefetch.partitioned_axis": "",
+    "async_prefetch.predicate": [lambda e: e.i == 0],
+}
+FEATURES = [
+    Row(
+        "prefetches to L2",
+        upstream=("context: async_prefetch", "primitives: async_prefetch"),
+        operations=("async_prefetch",),
+        runs="results_do_not_depend_on_it",
+        offline="the_instruction_fetches_to_l2",
+        instruction="cp.async.bulk.prefetch.tensor.2d.L2.global",
+        omissions=dict.fromkeys(OMISSIONS, "(a hint: results do not depend on it)"),
+    ),
+]

@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.features.row import Row, omissions
 from tests.support.named_rows import gather, scatter, skipped
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
@@ -82,3 +83,16 @@ def test_indices_name_rows_only(x, rows, o, tile, full):
 def test_a_gather_has_no_bounds_to_fill(x, rows, o, tile, full):
     zeros = plgpu.OOBFillMode.ZEROS
     plgpu.copy_gmem_to_smem(x.at[rows[...]], tile, full, oob_mode=zeros)  # HERE
+
+
+FEATURES = [
+    Row(
+        "rows that indices name, one by one",
+        upstream=("copy: gather", "copy: scatter"),
+        operations=("gather_rows", "scatter_rows"),
+        runs="rows_are_gathered",
+        offline="each_row_is_a_bulk_copy",
+        instruction="cp.async.bulk",
+        omissions=omissions("load rows"),
+    ),
+]

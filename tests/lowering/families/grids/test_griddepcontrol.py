@@ -11,9 +11,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.errors import PtxError
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.lockstep import kernels as in_lockstep
-from tests.support.lockstep.engine import KernelError
 from tests.support.refusal import refused
 from tests.support.semantics import BOTH, under
 
@@ -140,7 +141,7 @@ def test_an_access_before_the_wait_is_a_race_with_the_kernel_before(body):
 @pytest.mark.parametrize("semantics", BOTH)
 @EARLY
 def test_it_is_seen_in_what_was_emitted(body, semantics):
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         in_lockstep.lower(under(semantics, early(body)), [X]).run()
 
 
@@ -200,3 +201,22 @@ def test_a_position_around_the_launch_is_loaded_before_any_wait():
 
     kernel = everywhere.kernel(body, ROWS, grid={"g": 2})()
     jax.vmap(lambda x: kernel(x), axis_name="around")(np.stack([X, X]))
+
+
+GOOD = {
+    "griddepcontrol_launch_dependents": lambda e: {},
+    "griddepcontrol_wait": lambda e: {},
+}
+FEATURES = [
+    Row(
+        "dependent launches",
+        upstream=("launch: uses_pdl",),
+        operations=("griddepcontrol_wait", "griddepcontrol_launch_dependents"),
+        runs="a_kernel_sees_the_results_of_the_one_before",
+        offline="the_instructions",
+        instruction="griddepcontrol.launch_dependents;",
+        omissions={
+            "wait": "an_access_before_the_wait_is_a_race_with_the_kernel_before"
+        },
+    ),
+]

@@ -14,6 +14,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import offline
 from tests.support import everywhere
+from tests.support.features.row import Row
+from tests.support.public_calls import top
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
 
@@ -262,3 +264,31 @@ def test_hopper_has_no_cluster_launch_control():
 
     scratch = plgpu.TryClusterCancelResult(1), plgpu.Barrier(num_barriers=1)
     everywhere.kernel(body, (), *scratch, target="sm_90a")()()
+
+
+GOOD = {
+    "try_cluster_cancel": lambda e: {"result_ref": e.k, "barrier": e.b},
+    "query_cluster_cancel": lambda e: {"result_ref": e.k, "grid_names": "g"},
+    "TryClusterCancelResult": top(),
+}
+EFFECTS = {
+    "try_cluster_cancel.collective_axes": "",
+    "TryClusterCancelResult.num_buffers": "",
+}
+FEATURES = [
+    Row(
+        "cluster launch control",
+        upstream=("primitives: try_cluster_cancel", "primitives: query_cluster_cancel"),
+        operations=("try_cluster_cancel", "query_cluster_cancel"),
+        runs="every_position_is_worked_on",
+        offline="the_instructions",
+        instruction="clusterlaunchcontrol.query_cancel.is_canceled",
+        omissions={
+            "wait": "an_answer_read_before_it_arrives_is_a_race",
+            "commit": "(no thread stores to the answer)",
+            "fence": "a_request_over_an_answer_that_another_cta_reads_is_a_race",
+            "count": "an_arrival_for_each_warpgroup_is_needed",
+        },
+        blackwell=True,
+    ),
+]

@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.refusal import refused, refused_by
 from tests.support.semantics import BOTH, under
 
@@ -196,3 +197,42 @@ def test_a_skipped_copy_announces_no_bytes(semantics):
     assert len(announced) == len(copies) == 2
     # Bytes that are selected: 512, or 0.
     assert sum("selp" in x and "512" in x for x in lines) == 2
+
+
+GOOD = {
+    "barrier_arrive": lambda e: {"barrier": e.b},
+    "barrier_expect": lambda e: {"barrier": e.b, "num_bytes": 16},
+}
+EFFECTS = {
+    "barrier_arrive.num_arrivals": "",
+    "barrier_arrive.predicate": [lambda e: e.i == 0],
+    "barrier_expect.predicate": "",
+}
+FEATURES = [
+    Row(
+        "arrivals, waits, phases; counts of arrivals",
+        upstream=(
+            "primitives: barrier_arrive",
+            "primitives: barrier_wait, phase bits",
+            "scratch: TMABarrier, Barrier",
+            "copy: arrive=True and False",
+        ),
+        operations=("barrier_arrive", "barrier_wait"),
+        runs="an_arrival_may_count_as_several",
+        offline="the_instruction_has_the_count",
+        instruction="mbarrier.arrive.",
+        omissions={
+            "wait": "smem_handover: no wait for the other",
+            "count": "lines: one arrival",
+        },
+    ),
+    Row(
+        "bytes that somebody else completes",
+        upstream=("copy: transaction counts by hand",),
+        operations=("barrier_expect",),
+        runs="no_bytes_are_there_at_once",
+        offline="expected_bytes_are_no_arrival",
+        instruction="mbarrier.expect_tx.relaxed.cta.shared::cta.b64",
+        omissions={"count": "lines: bytes of nobody"},
+    ),
+]

@@ -11,6 +11,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.refusal import refused_by
 from tests.support.rings import DOUBLED, STEPS, X, ring
 from tests.support.semantics import BOTH, under
@@ -133,3 +134,20 @@ def test_the_instructions_of_a_test(semantics):
     assert "vote.sync.all.pred" in report.ptx
     (report,) = plgpu.offline.compile(under(semantics, clusters()(None)))
     assert "mbarrier.test_wait.parity.acquire.cluster" in report.ptx
+
+
+GOOD = {"barrier_test": lambda e: {"barrier": e.b}}
+FEATURES = [
+    Row(
+        "tests of a barrier",
+        upstream=("primitives: barrier_test",),
+        operations=("barrier_test",),
+        runs="a_loop_of_tests_waits_for_a_copy",
+        offline="the_instructions_of_a_test",
+        instruction="mbarrier.test_wait.parity",
+        omissions={
+            "wait": "lines: no test",
+            "count": "polling_for_what_never_comes_ends_with_a_report",
+        },
+    ),
+]

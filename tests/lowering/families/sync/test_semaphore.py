@@ -13,10 +13,13 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import offline
+from pallas_gpu.errors import PtxError
+from pallas_gpu.lockstep.engine import DeadlockError
+from tests.support import effects as see
 from tests.support import everywhere
+from tests.support.features.row import Row
 from tests.support.grid_barrier import GridBarrier
 from tests.support.lockstep import faults
-from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -319,7 +322,7 @@ def test_the_code_without_a_fault_is_right():
     ],
 )
 def test_an_order_that_is_missing_is_found(fault):
-    with pytest.raises(KernelError, match="before the threads have met"):
+    with pytest.raises(PtxError, match="before the threads have met"):
         run_with(fault)
 
 
@@ -385,3 +388,58 @@ def test_a_signal_through_a_lasting_semaphore_orders_accesses():
         return lambda x: k(x, plgpu.alloc_semaphore())
 
     everywhere.check(make, [ROWS], np.stack([ROWS[0], ROWS[0] + 1]))
+
+
+def signals(*increments):
+    """Signals of one semaphore at once."""
+    return lambda e: tuple(plgpu.SemaphoreSignal(e.q, inc=n) for n in increments)
+
+
+GOOD = {
+    "get_global": lambda e: {"what": REGULAR},
+    "semaphore_signal": lambda e: {"semaphore": e.q},
+    "SemaphoreSignal": lambda e: {"ref": e.q},
+    "semaphore_signal_parallel": lambda e: {"signals": signals(1)(e)},
+    "semaphore_wait": lambda e: {"semaphore": e.q},
+    "semaphore_read": lambda e: {"sem_or_view": e.q},
+    "delay": lambda e: {"nanos": 100},
+}
+EFFECTS = {
+    "SemaphoreSignal.device_id": see.Refused(0),
+    "semaphore_signal.device_id": see.Refused(0),
+    "alloc_semaphore.shape": "test_semaphores_outlive",
+    "semaphore_signal.inc": [1, 2],
+    "semaphore_signal.memory_scope": ["sys", "gpu"],
+    "semaphore_wait.value": [1, 2],
+    "semaphore_wait.decrement": [True, False],
+    "semaphore_wait.memory_scope": ["sys", "gpu"],
+    "semaphore_signal_parallel.signals": [signals(1), signals(1, 1)],
+    "SemaphoreSignal.inc": lambda: see.argument(
+        "semaphore_signal_parallel.signals", signals(1), signals(2)
+    ),
+}
+FEATURES = [
+    Row(
+        "semaphores of a launch and of a CTA; barriers of a grid",
+        upstream=(
+            "scratch: semaphores in GMEM",
+            "primitives: semaphore_signal_parallel",
+        ),
+        operations=(
+            "semaphore_read",
+            "semaphore_signal",
+            "semaphore_signal_parallel",
+            "semaphore_wait",
+            "delay",
+        ),
+        runs="ctas_meet_at_a_barrier_of_the_grid",
+        offline="parallel_signals_share_one_fence",
+        instruction="red.relaxed.sys.global.add.u32",
+        omissions={
+            "wait": "grid_handover: no wait",
+            "commit": "grid_handover: no wait for the store",
+            "fence": "grid_handover: no fence",
+            "count": "grid_handover: CTAs arrive twice",
+        },
+    ),
+]

@@ -182,3 +182,11 @@ def test_both_operands_have_scales():
 @refused
 def test_what_no_instruction_multiplies(case, scratch):
     attempt(case, scratch=scratch)
+
+
+GOOD = {"async_copy_scales_to_tmem": lambda e: {"smem_ref": e.f, "tmem_ref": e.t}}
+EFFECTS = {
+    "async_copy_scales_to_tmem.collective_axis": (
+        "tests/lowering/families/tensor_cores/test_scaled_pairs.py"
+    )
+}

@@ -184,3 +184,14 @@ def test_sparse_operands_of_16_bits_have_no_scales():
 def test_operands_of_four_bits_have_scales():
     case = SparseProduct(a=E2M1, b=E2M1, k=256, a_swizzle=64)
     attempt(case)
+
+
+GOOD = {
+    "async_copy_sparse_metadata_to_tmem": lambda e: {"smem_ref": e.g, "tmem_ref": e.d}
+}
+EFFECTS = {
+    "async_copy_sparse_metadata_to_tmem.collective_axis": (
+        "tests/lowering/families/tensor_cores/test_sparse_pairs.py::"
+        "test_what_is_not_multiplied"
+    )
+}

@@ -263,3 +263,21 @@ def test_blackwell_ultra_does_not_multiply_bytes():
     options = {"scratch_types": case.scratch(), "target": "sm_103a"}
     out = jax.ShapeDtypeStruct(*case.result)
     jax.eval_shape(everywhere.kernel(case.body, out, **options)(), *case.operands())
+
+
+GOOD = {
+    "tcgen05_mma": lambda e: {"acc": e.acc, "a": e.a, "b": e.w.T},
+    "tcgen05_commit_arrive": lambda e: {"barrier": e.b},
+}
+EFFECTS = {
+    "tcgen05_mma.barrier": [lambda e: e.b],
+    "tcgen05_mma.accumulate": [True, False],
+    "tcgen05_mma.a_scale": [lambda e: e.t],
+    "tcgen05_mma.b_scale": [lambda e: e.t],
+    "tcgen05_mma.a_sparse_metadata": [lambda e: e.t],
+    "tcgen05_commit_arrive.predicate": "",
+    **dict.fromkeys(
+        ("tcgen05_mma.collective_axis", "tcgen05_commit_arrive.collective_axis"),
+        "tests/lowering/families/tensor_cores/test_tcgen05_pairs.py",
+    ),
+}

@@ -305,3 +305,15 @@ def test_lane_semantics_store_from_a_layout_of_an_instruction():
 @refused_by(trace)
 def test_a_stored_value_has_the_shape_of_the_reference(x, o, tile):
     plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))  # HERE
+
+
+GOOD = {
+    "async_load_tmem": lambda e: {"src": e.acc},
+    "async_store_tmem": lambda e: {"ref": e.acc, "value": 0.0},
+    "wait_load_tmem": lambda e: {},
+    "commit_tmem": lambda e: {},
+}
+EFFECTS = {
+    "async_load_tmem.reduce": [None, "max"],
+    "async_load_tmem.layout": [TmemLayout.half_lane(64).tiled],
+}

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vectors and structs of registers, exchange between lanes, and inline assembly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu.lockstep import elements, values
+from pallas_gpu.lockstep.engine import LANES
+from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.program import Program, Step, runs
+
+
+@runs("vector.broadcast")
+def _broadcast(program: Program, op: ir.Operation) -> Step:
+    (source,), (out,) = program.inputs(op), program.outputs(op)
+    length = op.results[0].type.shape[0]
+
+    def broadcast(strand: Any) -> None:
+        x = values.forced(strand.env[source])
+        x = x[:, None] if x.ndim == 1 else x
+        strand.env[out] = np.repeat(x, length, axis=1) if x.shape[1] == 1 else x
+
+    return broadcast
+
+
+@runs("vector.extract")
+def _extract(program: Program, op: ir.Operation) -> Step:
+    (source, *_), (out,) = program.inputs(op), program.outputs(op)
+    (lane,) = ir.DenseI64ArrayAttr(op.attributes["static_position"])
+    if len(op.operands) > 1:
+        raise NotModelled("vector.extract at a dynamic position")
+
+    def extract(strand: Any) -> None:
+        x = strand.env[source]
+        if isinstance(x, values.LazyVector):
+            strand.env[out] = x.elements[lane]
+        elif isinstance(x, values.Lazy):
+            strand.env[out] = values.Lazy(lambda: x.force()[:, lane])
+        else:
+            strand.env[out] = x[:, lane]
+
+    return extract
+
+
+@runs("vector.from_elements")
+def _from_elements(program: Program, op: ir.Operation) -> Step:
+    sources, (out,) = program.inputs(op), program.outputs(op)
+
+    def gather(strand: Any) -> None:
+        elements = [strand.env[i] for i in sources]
+        if any(isinstance(x, values.Lazy) for x in elements):
+            strand.env[out] = values.LazyVector(elements)
+        else:
+            strand.env[out] = values.stack(elements)
+
+    return gather
+
+
+@runs("vector.shuffle")
+def _shuffle(program: Program, op: ir.Operation) -> Step:
+    (a, b), (out,) = program.inputs(op), program.outputs(op)
+    order = list(ir.DenseI64ArrayAttr(op.attributes["mask"]))
+
+    def shuffle(strand: Any) -> None:
+        parts = np.broadcast_arrays(*(values.forced(strand.env[i]) for i in (a, b)))
+        strand.env[out] = np.concatenate(parts, axis=-1)[..., order]
+
+    return shuffle
+
+
+@runs("vector.bitcast", "llvm.bitcast")
+def _bitcast(program: Program, op: ir.Operation) -> Step:
+    (source,), (out,) = program.inputs(op), program.outputs(op)
+    before, after = op.operands[0].type, op.results[0].type
+
+    def bitcast(strand: Any) -> None:
+        x = strand.env[source]
+        if isinstance(x, values.Lazy):
+            made = values.Lazy(lambda: values.bitcast(x.force(), before, after))
+            strand.env[out] = made
+        else:
+            strand.env[out] = values.bitcast(x, before, after)
+
+    return bitcast
+
+
+@runs("llvm.extractvalue")
+def _extractvalue(program: Program, op: ir.Operation) -> Step:
+    (source,), (out,) = program.inputs(op), program.outputs(op)
+    (position,) = ir.DenseI64ArrayAttr(op.attributes["position"])
+    if "!llvm.struct<(ptr<3>" in str(op.operands[0].type):
+        # The descriptor of the dynamic SMEM: its aligned pointer.
+        def pointer(strand: Any) -> None:
+            strand.env[out] = strand.env[source]
+
+        return pointer
+
+    def extract(strand: Any) -> None:
+        strand.env[out] = strand.env[source][position]
+
+    return extract
+
+
+@runs("nvvm.shfl.sync")
+def _shfl(program: Program, op: ir.Operation) -> Step:
+    (_, value, place, clamp), (out,) = program.inputs(op), program.outputs(op)
+    kind = str(op.attributes["kind"]).split("<")[-1].strip(" >")
+    if "return_value_and_is_valid" in op.attributes:
+        raise NotModelled("nvvm.shfl.sync with a predicate")
+
+    def shuffle(strand: Any) -> None:
+        strand.whole_warps("shfl.sync")
+        env = strand.env
+        x = strand.per_lane(values.forced(env[value]))
+        lane = strand.threads.astype(np.int64) % LANES
+        b, c = (env[i].astype(np.int64) for i in (place, clamp))
+        source = source_lane(kind, lane, b, c)
+        env[out] = x[np.arange(strand.lanes) // LANES * LANES + source]
+
+    return shuffle
+
+
+def source_lane(
+    kind: str, lane: np.ndarray, b: np.ndarray, c: np.ndarray
+) -> np.ndarray:
+    """The lane that each lane reads, its own where it would leave the segment.
+
+    PTX ISA, shfl.sync: c has the segment's mask in bits 8-12 and the clamp in 0-4.
+    """
+    b, segment, clamp = b & 31, c >> 8 & 31, c & 31
+    last = lane & segment | clamp & ~segment
+    match kind:
+        case "up":
+            source = lane - b
+            inside = source >= last
+        case "down":
+            source = lane + b
+            inside = source <= last
+        case "bfly":
+            source = lane ^ b
+            inside = source <= last
+        case "idx":
+            source = lane & segment | b & ~segment
+            inside = source <= last
+        case _:
+            raise NotModelled(f"nvvm.shfl.sync {kind}")
+    return np.where(inside, source, lane)
+
+
+@runs("llvm.inline_asm")
+def _inline_asm(program: Program, op: ir.Operation) -> Step:
+    text = ir.StringAttr(op.attributes["asm_string"]).value
+    if not text.strip():
+        return _nothing(program, op)
+    if len(op.results) == 1:
+        step = elements.approximation(program, op, text)
+        if step is not None:
+            return step
+    for unit in ASSEMBLY:
+        if unit.prefix in text:
+            return unit.factory(program, op, text)
+    raise NotModelled(f"llvm.inline_asm {text[:60]}")
+
+
+def _nothing(program: Program, op: ir.Operation) -> Step:
+    """Text without an instruction: the results are the tied operands."""
+    sources = program.inputs(op)
+    if not op.results:
+        return lambda strand: None
+    (out,) = program.outputs(op)
+    tied = ir.StringAttr(op.attributes["constraints"]).value.split(",")
+    order = [int(x) for x in tied if x.isdigit()]
+    if order != list(range(len(sources))):
+        raise NotModelled("llvm.inline_asm without text, of untied operands")
+
+    def same(strand: Any) -> None:
+        held = tuple(strand.env[i] for i in sources)
+        strand.env[out] = held if len(held) > 1 else held[0]
+
+    return same
+
+
+class AssemblyUnit:
+    """How a hardware unit runs inline PTX of its own.
+
+    Attributes:
+      prefix: what its texts contain.
+      factory: makes the step from program, operation and text.
+    """
+
+    def __init__(self, prefix: str, factory: Any) -> None:
+        self.prefix = prefix
+        self.factory = factory
+
+
+# Filled by the files of the units.
+ASSEMBLY: list[AssemblyUnit] = []
