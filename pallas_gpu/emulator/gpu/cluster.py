@@ -57,7 +57,7 @@ _BARRIER: Key[Cta, Barrier] = Key("barrier of the cluster", _barrier_of_cluster)
 def _cluster_sync(wg: Warpgroup, *_: Any, **__: Any) -> Run:
     barrier = _BARRIER.of(wg.cta.cluster.ctas[0])
     barrier.arrived.append(wg)
-    barrier.arrive(wg.release())
+    barrier.arrive(wg.release(), wg.location)
     for wait in barrier.wait(wg):
         if wait is not None:
             wait.hint = "let each warpgroup of each CTA call cluster_sync equally often"
