@@ -273,6 +273,13 @@ def sums_in_a_cluster(x, o, mine, met):
     plgpu.barrier_wait(met)
 
 
+def sums_after_cluster_sync(x, o, mine):
+    """All CTAs store the same sum, by way of GMEM."""
+    mine[lax.axis_index("c")] = x[lax.axis_index("c")]
+    plgpu.cluster_sync()
+    o[...] = jnp.broadcast_to(mine[0] + mine[1], (64, 128))
+
+
 def takes_turns(x, o):
     @plgpu.nd_loop((8,), collective_axes="i")
     def _(info):
@@ -304,6 +311,14 @@ def stores_elements(x, o):
                     plgpu.SMEM((128,), jnp.float32),
                     plgpu.ClusterBarrier(collective_axes="c"),
                 ],
+            },
+        ),
+        (
+            sums_after_cluster_sync,
+            {
+                "cluster": (2,),
+                "cluster_names": ("c",),
+                "scratch_types": [plgpu.GMEM((2, 128), jnp.float32)],
             },
         ),
         (stores_in_a_branch, {}),

@@ -175,7 +175,9 @@ class _Uses(Facts):
 
 def _meets(op: Op) -> bool:
     """Whether CTAs of a cluster may exchange values, by an operation or around it."""
-    if op.params.get("collective_axes") or op.params.get("collective_axis"):
+    if op.operation is not None and op.operation.family == "cluster":
+        return True
+    if any(map(op.params.get, ("collective_axes", "collective_axis", "cta_axes"))):
         return True
     avals = (x.aval for x in op.inputs if isinstance(x, Value))
     declared = (getattr(aval, "barrier", None) for aval in avals)
