@@ -155,7 +155,7 @@ class PerformanceWarning(UserWarning):
 
 
 class UndefinedResultWarning(UserWarning):
-    """A result, or SMEM that is read, is never stored, or all CTAs store it at once."""
+    """What is read or returned is never stored, wholly or in part, or CTAs share it."""
 
 
 class TuningWarning(UserWarning):

@@ -125,7 +125,8 @@ PLGPU: dict[str, Row] = {
         "arrives once; any tiling and number of cluster axes; no sums of floats"
     ),
     "cluster_ref": differs(
-        "any number of cluster axes; takes masks, parts and views as any reference"
+        "any number of cluster axes; takes masks, parts and views as any reference, "
+        "and barriers to arrive on"
     ),
     "CopyPartition": SAME,
     "OOBFillMode": differs("has `NAN`, too"),

@@ -193,11 +193,33 @@ def _setmaxnreg(program: Program, op: ir.Operation) -> Step:
     count = ir.IntegerAttr(op.attributes["regCount"]).value
     if count % 8 or not 24 <= count <= 256:
         raise PtxError(f"setmaxnreg {count}")
+    increases = "increase" in str(op.attributes["action"])
 
-    def check(strand: Any) -> None:
-        strand.whole_warps("setmaxnreg")
+    def change(strand: Any) -> Iterator[Wait]:
+        rows, held = strand.whole_warps("setmaxnreg"), strand.cta.registers
+        others = [row for row in held if row not in rows]
+        limit = _launched(strand.cta) * len(held)
+        if not increases and any(held[row] < count for row in rows):
+            raise PtxError(f"setmaxnreg.dec to {count}, and fewer are held")
+        while sum(held[row] for row in others) + count * len(rows) > limit:
+            yield Wait(
+                lambda: sum(held[row] for row in others) + count * len(rows) <= limit,
+                lambda: f"{count} registers of each thread",
+            )
+        held.update(dict.fromkeys(map(int, rows), count))
 
-    return check
+    return change
+
+
+def _launched(cta: Any) -> int:
+    """Registers of a thread when a block starts: its share of those of an SM."""
+    return min(65536 // cta.threads // 8 * 8, 256)
+
+
+def registers(cta: Any) -> dict[int, int]:
+    """Registers of a thread of each warp, when a block starts."""
+    rows = range(cta.first_row, cta.first_row + cta.threads // LANES)
+    return dict.fromkeys(rows, _launched(cta))
 
 
 # --- meetings -------------------------------------------------------------------------

@@ -235,6 +235,7 @@ class Cta:
         # Strands that have not ended.
         self.running = 0
         self.first_row = cluster.first_row + rank * shape.threads // LANES
+        self.registers = control.registers(self)
         poison = np.full(shape.smem_bytes, 0xA5, np.uint8)
         self.smem = Memory(poison, f"the SMEM of CTA {number}", self.clocks)
         self.mbarriers: dict[int, mbarrier.Mbarrier] = {}

@@ -92,6 +92,7 @@ class Cells:
         writes: bool,
         what: str,
         pipelined: bool = False,
+        after: tuple[int, ...] = (),
     ) -> None:
         """An instruction that a warp issues accesses cells until `end`.
 
@@ -101,9 +102,10 @@ class Cells:
           cells: their lanes and columns.
           writes: whether it also writes them.
           pipelined: whether the agent's own accesses in flight come before it.
+          after: other agents whose accesses in flight come before it.
         """
         self._require_allocated(cells, what)
-        own = agent if pipelined else None
+        own = (*after, agent) if pipelined else after
         self._require_idle(cells, what, writes=writes, own=own)
         self._require_known(row, agent, cells, what, readers=writes)
         self.in_flight += 1
@@ -136,15 +138,14 @@ class Cells:
         what: str,
         *,
         writes: bool,
-        own: int | None = None,
+        own: tuple[int, ...] = (),
     ) -> None:
-        """No access in flight conflicts, but for those of the agent `own`."""
-        writing = self._writing[cells]
-        own_mark = -1 if own is None else own + 1
-        if ((writing != 0) & (writing != own_mark)).any():
+        """No access in flight conflicts, but for those of the agents `own`."""
+        marks = [0, *(agent + 1 for agent in own)]
+        if not np.isin(self._writing[cells], marks).all():
             raise RaceError(f"{what} accesses TMEM that is still being written")
         for reader, count in self._reading.items():
-            if writes and reader != own and count[cells].any():
+            if writes and reader not in own and count[cells].any():
                 raise RaceError(f"{what} overwrites TMEM that is still being read")
 
     def _reads_of(self, agent: int) -> np.ndarray:
@@ -354,6 +355,11 @@ def _pending(strand: Any, row: int, kind: str) -> Pending:
     return strand.cta.tmem_pending.setdefault((kind, row), Pending())
 
 
+def _in_warp(strand: Any, row: int) -> tuple[int, ...]:
+    """Whose accesses come before a load or store of a warp: its own (PTX ISA 9.4)."""
+    return load_agent(strand.cta, row), store_agent(strand.cta, row)
+
+
 @runs("nvvm.tcgen05.wait")
 def _wait(program: Program, op: ir.Operation) -> Step:
     stores = "store" in str(op.attributes["kind"])
@@ -527,10 +533,15 @@ def _load(
         memory = of(strand)
         result = np.zeros((strand.lanes, outputs), np.uint32)
         for row, threads, (lane, columns) in _rows(strand, strand.env[source], form):
-            agent = load_agent(strand.cta, row)
+            agent, before = load_agent(strand.cta, row), _in_warp(strand, row)
+            stores = _pending(strand, row, "st")
+            for held, data in zip(stores.cells, stores.data, strict=True):
+                memory.data[held] = data
             parts = []
             for cells in _cells(form, lane, columns):
-                memory.begin(row, agent, cells, writes=False, what="tcgen05.ld")
+                memory.begin(
+                    row, agent, cells, writes=False, what="tcgen05.ld", after=before
+                )
                 _pending(strand, row, "ld").cells.append(cells)
                 parts.append(memory.data[cells])
             word = parts[0]
@@ -539,11 +550,11 @@ def _load(
             result[threads, : form.registers] = word
             if reduced is not None:
                 result[threads, -1] = reduced(word)
-        held = [
+        registers = [
             np.ascontiguousarray(result[:, names.index(i)]).view(kind)
             for i, kind in enumerate(kinds)
         ]
-        strand.env[out] = tuple(held) if outputs > 1 else held[0]
+        strand.env[out] = tuple(registers) if outputs > 1 else registers[0]
 
     return load
 
@@ -568,12 +579,15 @@ def _store(
         words = np.stack([np.ascontiguousarray(x).view(np.uint32) for x in held], 1)
         for row, threads, (lane, columns) in _rows(strand, strand.env[target], form):
             agent, pending = store_agent(strand.cta, row), _pending(strand, row, "st")
+            before = _in_warp(strand, row)
             own = words[threads]
             # What `.unpack` leaves in the upper halves is not specified.
             halves = [own & 0xFFFF | 0xA5A50000, own >> 16 | 0xA5A50000]
             parts = halves if form.packed else [own]
             for cells, data in zip(_cells(form, lane, columns), parts, strict=True):
-                memory.begin(row, agent, cells, writes=True, what="tcgen05.st")
+                memory.begin(
+                    row, agent, cells, writes=True, what="tcgen05.st", after=before
+                )
                 pending.cells.append(cells)
                 pending.data.append(data)
 

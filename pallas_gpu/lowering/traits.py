@@ -13,7 +13,11 @@ from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.grids.scheduling import publish_p
-from pallas_gpu.primitives.mbarrier import barrier_test_p, barrier_wait_p
+from pallas_gpu.primitives.mbarrier import (
+    barrier_arrive_p,
+    barrier_test_p,
+    barrier_wait_p,
+)
 from pallas_gpu.primitives.rows import gather_rows_p
 from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import Site, uses, walk
@@ -34,9 +38,9 @@ class Traits:
         through `cluster_ref`, may be waited for by nobody.
       copies_by_threads: whether a barrier may track copies by cp.async.
       meets: the scopes that use bytes of SMEM which another one has used.
-      waits_for_stores: the waits for barriers on which stores of threads of other CTAs
-        arrive. Others acquire what their own CTA has written: in the scope of a cluster
-        each of them would clear the L1.
+      waits_for_stores: the waits for barriers on which threads of other CTAs, or their
+        asynchronous stores, arrive. Others acquire what their own CTA has written: in
+        the scope of a cluster each of them would clear the L1.
     """
 
     arrival_scope: cluster.MemoryScope
@@ -51,7 +55,8 @@ class Traits:
         sites = walk(jaxpr)
         ops = [site.op for site in sites]
         stores = [site for site in sites if site.op.primitive is async_store_smem_p]
-        reached = {barrier for site in stores for barrier in _barriers(site)}
+        reaching = (site for site in sites if _reaches_other_ctas(site.op))
+        reached = {barrier for site in reaching for barrier in _barriers(site)}
         waits = (
             site
             for site in (sites if reached else ())
@@ -77,7 +82,8 @@ def _reaches_other_ctas(op: Op) -> bool:
 
 def _publishes(op: Op) -> bool:
     """Whether threads write what other CTAs can observe after an arrival."""
-    if _reaches_other_ctas(op) or op.params.get("leader_tracked") is not None:
+    writes = _reaches_other_ctas(op) and op.primitive is not barrier_arrive_p
+    if writes or op.params.get("leader_tracked") is not None:
         return True
     return any(
         x.writes and x.space is types.GMEM and not x.operation.asynchronous

@@ -8,8 +8,6 @@ warnings.
 
 from __future__ import annotations
 
-import math
-
 from pallas_gpu import errors, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
@@ -17,7 +15,7 @@ from pallas_gpu.lowering import slow
 
 
 def warn(params: CallParams) -> None:
-    """Warns of results or SMEM without a store, or of results that all CTAs store.
+    """Warns of results, parts of them or SMEM without a store, or of shared stores.
 
     Results that are arguments too have the value of these where nothing is stored.
     """
@@ -28,7 +26,8 @@ def warn(params: CallParams) -> None:
         for i, ref in enumerate(body.invars[params.num_inputs :])
         if i not in aliased and ref.aval.size
     }
-    for ref in check.results.unwritten(body, refs):
+    stores = check.parts.Stores(body, refs, params.mesh.axes)
+    for ref in stores.unwritten():
         _show(
             f"kernel {params.name}: nothing is stored to {refs[ref]}",
             "its elements are undefined",
@@ -44,25 +43,40 @@ def warn(params: CallParams) -> None:
             "if it is the block of a result, store to its reference: ref[...] = x",
             where or params.defined_at,
         )
-    if math.prod(params.mesh.grid) > 1:
-        _warn_of_race(params, refs)
+    for ref, part, where in stores.missing():
+        _show(
+            f"kernel {params.name}: nothing is stored to elements {part} of "
+            f"{refs[ref]}",
+            "they are undefined",
+            "compare where the CTAs and the loops store with the result's shape; a "
+            "result that is an argument too, by aliasing, keeps its elements",
+            where or params.defined_at,
+        )
+    _warn_of_race(params, refs, stores)
 
 
-def _warn_of_race(params: CallParams, refs: dict[object, str]) -> None:
-    """Warns of elements that the CTAs overwrite with different values."""
-    body, mesh = params.jaxpr, params.mesh
-    sizes = zip(mesh.grid_names, mesh.grid, strict=True)
-    axes = {axis for axis, size in sizes if size > 1}
-    stores = check.results.common_stores(body, refs)
-    found = next((store for store in stores if store.axes & axes), None)
+def _warn_of_race(
+    params: CallParams, refs: dict[object, str], stores: check.parts.Stores
+) -> None:
+    """Warns of elements that CTAs overwrite with different values."""
+    mesh = params.mesh
+    several = {name for name, size in mesh.axes if size > 1}
+    grid, cluster = (
+        several.intersection(x) for x in (mesh.grid_names, mesh.cluster_names)
+    )
+    common = check.results.common_stores(params.jaxpr, stores, grid, cluster)
+    found = next((store for store in common if store[1]), None)
     if found is None:
         return
+    ref, axes, where = found
+    names = sorted(map(repr, axes))
     _show(
-        f"kernel {params.name}: all CTAs store the same elements of {refs[found.ref]}",
+        f"kernel {params.name}: the CTAs along {', '.join(names)} store the same "
+        f"elements of {refs[ref]}",
         "nothing orders them: whose values remain is undefined",
-        "index it by the position on the grid, jax.lax.axis_index(name); or let one "
-        "CTA store, with plgpu.when",
-        found.where or params.defined_at,
+        f"index it by the position too, jax.lax.axis_index({names[0]}); or let one CTA "
+        "store, with plgpu.when",
+        where or params.defined_at,
     )
 
 

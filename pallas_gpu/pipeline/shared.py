@@ -25,16 +25,19 @@ def require_own_parts(jaxpr: _jax.Jaxpr, shared: Mapping[Any, str], axes: str) -
     Raises:
       ArgumentError: there is such a store.
     """
-    found = next(check.results.common_stores(jaxpr, shared), None)
+    stores = check.parts.Stores(jaxpr, shared, ())
+    certain = check.results.certain_stores(jaxpr, stores)
+    found = next((x for x in certain if not x[2].window.dynamic), None)
     if found is None:
         return
+    ref, site, _ = found
     raise errors.ArgumentError(
-        f"{shared[found.ref]}: several CTAs write the same elements",
+        f"{shared[ref]}: several CTAs write the same elements",
         expected="a part of its own for each CTA: without a block spec the result is "
         "the whole array, in GMEM",
         got=f"the same part of the array for each CTA along {axes}",
         hint="pass plgpu.BlockSpec(block_shape, index_map), one block a CTA; "
         "or index the result by plgpu.program_id; or make the axis sequential, "
         "dimension_semantics 'arbitrary'",
-        where=found.where,
+        where=site.where,
     )

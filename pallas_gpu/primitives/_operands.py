@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
+from pallas_gpu.types.steps import split_cluster
 
 
 @jax.tree_util.register_pytree_node_class
@@ -79,6 +81,20 @@ def operand(ref: Any) -> RefOperand:
     return RefOperand(ref, steps)
 
 
+def split_cta(ref: Any) -> tuple[types.RefView, tuple[str, ...], Any]:
+    """Returns a reference in this CTA, and the axes and the position of the other one.
+
+    The position is None for a reference that is not a result of `cluster_ref`.
+    """
+    view = types.as_view(ref.at[()])
+    steps, other = split_cluster(view.transforms)
+    own = types.RefView(view.ref, steps)
+    if other is None:
+        return own, (), None
+    at = (np.int32(x) if isinstance(x, int) else x for x in other.positions)
+    return own, other.axes, tuple(at)
+
+
 def _split(value: Any) -> Any:
     known = isinstance(value, RefOperand) or types.base_aval(value) is None
     return value if known else operand(value)
@@ -91,8 +107,8 @@ def _refuse_other_cta(steps: Sequence[Any]) -> None:
         "an operand is in the SMEM of another CTA",
         expected="a reference to memory of this CTA",
         got="a result of cluster_ref",
-        hint="reads, writes, atomic operations and async_store_smem reach other CTAs; "
-        "copies do with collective_axes, arrivals with a ClusterBarrier",
+        hint="reads, writes, atomic operations, barrier_arrive and async_store_smem "
+        "reach other CTAs; copies do with collective_axes",
     )
 
 

@@ -89,9 +89,10 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
 
     It can be read, written, indexed, and updated by atomic operations; each access is
     one by elements. Copies and matrix products take references to the CTA's own SMEM.
+    Of a barrier, `barrier_arrive` arrives in that CTA alone.
 
-    PTX: mapa, then ld.shared::cluster, st.shared::cluster, red.shared::cluster or
-    atom.shared::cluster. Since: sm_90.
+    PTX: mapa, then ld.shared::cluster, st.shared::cluster, red.shared::cluster,
+    atom.shared::cluster or mbarrier.arrive.shared::cluster. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` for single elements by a warp. A load is
     complete when it returns. Arrivals on a `ClusterBarrier` and waits for them, or
@@ -101,12 +102,12 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     accessed until its CTA leaves the scope, which has to wait for the others.
 
     Args:
-      ref: SMEM reference, or a part of one.
+      ref: SMEM reference, a barrier, or a part of one.
       block_id: for each cluster axis a position: an integer or an integer scalar. On
         axes that it does not name, the CTA's own.
 
     Raises:
-      MemorySpaceError: the reference is not in SMEM.
+      MemorySpaceError: the reference is neither in SMEM nor a barrier.
       ArgumentTypeError: `block_id` does not map names to integers.
       AxisNameError: no cluster axis has that name.
       OutOfBoundsError: a position outside of the cluster.
@@ -115,7 +116,9 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
       >>> other = plgpu.cluster_ref(part_ref, {"x": 1 - lax.axis_index("x")})
       >>> total = part_ref[...] + other[...]
     """
-    ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
+    aval = ops.require_ref(ref, "cluster_ref", "the reference")
+    if aval.memory_space is not types.BARRIERS:
+        ops.require_space(ref, types.SMEM, "cluster_ref", "the reference")
     base = types.as_view(ref.at[()])
     return types.RefView(base.ref, (*base.transforms, types.ClusterStep.at(block_id)))
 

@@ -13,7 +13,6 @@ from pallas_gpu import errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
-from pallas_gpu.types.steps import split_cluster
 
 
 def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
@@ -33,8 +32,8 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
       The reference; the operands `indices` and `cta`, the position of another CTA of
       the cluster or None; the parameters.
     """
-    steps, other = split_cluster(view.transforms)
-    split = ops.operand(types.RefView(view.ref, steps))
+    own, axes, cta = ops.split_cta(view)
+    split = ops.operand(own)
     aval = types.base_aval(split.ref)
     transforms = tuple(getattr(aval, "transforms", ()))
     found = types.select(
@@ -50,15 +49,10 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
         "dtype": jnp.dtype(found.dtype),
         "view_shape": found.view_shape,
         "adjacent": found.adjacent,
-        "cta_axes": () if other is None else other.axes,
+        "cta_axes": axes,
     }
-    cta = None if other is None else tuple(_position(x) for x in other.positions)
     operands = {"indices": indices, "cta": cta}
     return ops.RefOperand(split.ref, found.window), operands, params
-
-
-def _position(value: Any) -> Any:
-    return np.int32(value) if isinstance(value, int) else value
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:

@@ -41,7 +41,8 @@ def barrier_arrive(
 ) -> None:
     """Arrives on a barrier once for the whole warpgroup, or warp.
 
-    PTX: mbarrier.arrive.release.cta. Since: sm_90.
+    PTX: mbarrier.arrive.release.cta; on another CTA's barrier, mapa and
+    mbarrier.arrive.release.{cta,cluster}.shared::cluster. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp: all its earlier memory
     accesses are ordered before the arrival; one elected lane arrives. The phase
@@ -50,7 +51,8 @@ def barrier_arrive(
 
     Args:
       barrier: one barrier, or an array of one; index a larger one with
-        `barrier.at[i]`.
+        `barrier.at[i]`. On `cluster_ref(barrier, ...)` it arrives in that CTA alone,
+        also if it is a `ClusterBarrier`.
       predicate: scalar bool, uniform in the warpgroup or warp; False skips the
         arrival.
       num_arrivals: how many arrivals it counts as, 1 to 2**20 - 1, in each CTA that
@@ -60,13 +62,17 @@ def barrier_arrive(
       MemorySpaceError: the operand is not a barrier.
       ShapeError: the operand is an array of several barriers.
       BarrierError: a phase has fewer arrivals.
+      AxisNameError, OutOfBoundsError: the cluster has no such axis, or no such CTA.
     """
     who = "barrier_arrive"
-    one = ops.one_barrier(barrier, who)
+    ops.require_ref(barrier, who, "the barrier")
+    own, axes, cta = ops.split_cta(barrier)
+    one = ops.one_barrier(own, who)
     ops.bind(
         barrier_arrive_p,
-        {"barrier": one, "predicate": predicate},
+        {"barrier": one, "predicate": predicate, "cta": cta},
         num_arrivals=num_arrivals,
+        cta_axes=axes,
         **_orders(one),
     )
 

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import functools
+
+import numpy as np
 import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.entry_kernels import make, numbers, run
+from tests.support.lockstep import kernels as in_lockstep
 from tests.support.refusal import refused_by
+from tests.support.semantics import BOTH
 
 
 @pytest.mark.parametrize("n", [16, 30, 264, 40.0, "40"])
@@ -57,6 +62,60 @@ def test_a_block_of_six_warpgroups_has_480_registers_for_a_thread_of_each(
 def test_an_increase_is_none_when_it_asks_for_less(x, o):
     plgpu.set_max_registers(64, action="decrease")
     plgpu.set_max_registers(40, action="increase")  # HERE
+
+
+THREE = {"num_threads": 3, "thread_name": "wg"}
+
+
+@refused_by(run, **THREE)
+def test_a_decrease_is_none_to_more_than_the_launch_has(x, o):
+    plgpu.set_max_registers(200, action="decrease")  # HERE
+
+
+def hand_over(x, o, increased, *, released_first):
+    """Two warpgroups need what the third one releases."""
+    wg = lax.axis_index("wg")
+
+    @plgpu.when(wg < 2)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        plgpu.barrier_arrive(increased)
+
+    @plgpu.when(wg == 2)
+    def _():
+        if not released_first:
+            plgpu.barrier_wait(increased)
+        plgpu.set_max_registers(40, action="decrease")
+        o[...] = x[...]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_increase_waits_until_others_have_released_what_it_needs(seed):
+    interpret = plgpu.InterpretParams(seed=seed)
+    for released_first in (True, False):
+        body = functools.partial(hand_over, released_first=released_first)
+        barrier = plgpu.Barrier(num_arrivals=2)
+        options = THREE | {"scratch_types": [barrier], "interpret": interpret}
+        if released_first:
+            run(body, **options)
+            continue
+        with pytest.raises(errors.DeadlockError) as caught:
+            run(body, **options)
+        assert "waits for 232 registers per thread" in caught.value.got
+        assert "warpgroup 2 holds 168" in caught.value.got
+        assert "let the others decrease their counts first" in caught.value.hint
+
+
+@pytest.mark.parametrize("released_first", [True, False])
+def test_an_increase_waits_in_the_emitted_code_too(released_first):
+    body = functools.partial(hand_over, released_first=released_first)
+    kernel = make(body, scratch_types=[plgpu.Barrier(num_arrivals=2)], **THREE)
+    if released_first:
+        (result,) = in_lockstep.run(kernel, [numbers()], BOTH[0])
+        np.testing.assert_array_equal(result, numbers())
+        return
+    with pytest.raises(errors.DeadlockError, match="232 registers of each thread"):
+        in_lockstep.run(kernel, [numbers()], BOTH[0])
 
 
 def test_a_count_is_part_of_a_kernel():

@@ -19,6 +19,13 @@ _PTX = {
     Fence.GMEM: "fence.proxy.async.global",
 }
 
+# Of two copies to the same elements, by whether these are in SMEM.
+_OF_COPIES = {
+    True: "; if others read what it brings, in any CTA, wait instead for a barrier on "
+    "which each of them arrives when it has",
+    False: "; or let each copy go to elements of its own",
+}
+
 
 def race(
     old: Access, new: Access, clock: Clock, name: str, box: Box, fence: Fence, hint: str
@@ -42,6 +49,8 @@ def race(
         what = f"{name} is {verb} while {old.what} may still read it"
     elif old.by_copy:
         what = f"{name} is {verb} before {old.what} has been waited for"
+        if new.by_copy and new.writes and old.issue is None:
+            hint += _OF_COPIES[fence is Fence.SMEM]
     else:
         did = "written" if old.writes else "read"
         what = (

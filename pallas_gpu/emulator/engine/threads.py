@@ -133,6 +133,10 @@ class Thread:
         lines = (location.where for location in (*here, *self.around))
         return next(filter(None, lines), None) or self.execution.default_line()
 
+    def counted(self, other: Thread) -> str:
+        """Returns how an arrival of another thread counts where this one waits."""
+        return "count it in num_arrivals"
+
     def release(self) -> ordering.Clock:
         """Returns the clock that an arrival releases, which excludes later work."""
         known = dict(self.clock)
@@ -221,9 +225,13 @@ class Thread:
             threads_too=self.execution.detect_races,
             record=record,
             unchanged=unchanged,
-            hint=self._advice,
+            hint=self._advice if writes else self._advice_to_read,
         )
         return new
+
+    def _advice_to_read(self, old: ordering.Access) -> str:
+        """Returns what to do before a read: what a copy brings has its own wait."""
+        return old.hint if old.by_copy else self._advice(old)
 
     def _advice(self, old: ordering.Access) -> str:
         """Returns what to do about an access that conflicts with one of this thread.
@@ -240,7 +248,7 @@ class Thread:
         return (
             f"{own} has waited for {handover.what}, which expects {handover.expected}; "
             f"the arrivals came from {names_of(handover.arrived)}, none from {other}: "
-            f"let {other} arrive after its access, and count it in num_arrivals; or "
+            f"let {other} arrive after its access, and {self.counted(others[0])}; or "
             f"{old.hint}"
         )
 

@@ -18,7 +18,6 @@ from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import scoped
-from pallas_gpu.emulator.gpu.accesses.elements import known
 from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
@@ -58,7 +57,7 @@ _BARRIER: Key[Cta, Barrier] = Key("barrier of the cluster", _barrier_of_cluster)
 def _cluster_sync(wg: Warpgroup, *_: Any, **__: Any) -> Run:
     barrier = _BARRIER.of(wg.cta.cluster.ctas[0])
     barrier.arrived.append(wg)
-    barrier.arrive(wg.release())
+    barrier.arrive(wg.release(), wg.location)
     for wait in barrier.wait(wg):
         if wait is not None:
             wait.hint = "let each warpgroup of each CTA call cluster_sync equally often"
@@ -86,7 +85,7 @@ def elsewhere(
     """
     if positions is None:
         return region
-    peer = _cta_at(wg.cta, axes, positions)
+    peer = wg.cta.at(axes, positions)
     return (
         region if peer is wg.cta else Region(_reached(wg, region, peer), region.place)
     )
@@ -127,22 +126,6 @@ def access(
         atomic=atomic,
         reach=reach,
     )
-
-
-def _cta_at(cta: Cta, axes: Sequence[str], positions: Sequence[Any]) -> Cta:
-    sizes = dict(zip(cta.mesh.cluster_names, cta.mesh.cluster, strict=True))
-    place = dict(zip(sizes, cta.rank, strict=True))
-    for axis, position in zip(axes, positions, strict=True):
-        place[axis] = int(known(position))
-        if not 0 <= place[axis] < sizes[axis]:
-            raise errors.OutOfBoundsError(
-                "cluster_ref refers to a CTA outside of the cluster",
-                expected=f"0 to {sizes[axis] - 1} along {axis!r}",
-                got=place[axis],
-                hint="compute the position modulo the size of the axis",
-            )
-    wanted = tuple(place.values())
-    return next(other for other in cta.cluster.ctas if other.rank == wanted)
 
 
 def _reached(wg: Warpgroup, region: Region, peer: Cta) -> Any:

@@ -50,7 +50,7 @@ class LoadStream(Stream):
     def complete_nothing(self, wg: Warpgroup, barrier: Barrier | None) -> None:
         """A skipped copy still arrives, or is an empty group."""
         if barrier is not None:
-            barrier.arrive(wg.release())
+            barrier.arrive(wg.release(), wg.location)
         else:
             self.close_group()
 
@@ -112,8 +112,7 @@ def _cp_async(
     wg.access(dst, writes=True, what=to_smem, by=by, hint=hint, generic=True)
     wg.access(src, writes=False, what=from_gmem, by=by, hint=hint, generic=True)
     if barrier is not None:
-        barrier.last_copy = wg.location
-        barrier.arrive(wg.release(), announced_bytes=tma.size_bytes(dst))
+        barrier.arrive(wg.release(), wg.location, tma.size_bytes(dst))
     else:
         stream.issue()
         stream.close_group()

@@ -91,7 +91,7 @@ def _request(
                 by=(theirs.actor, theirs.phase + 1),
                 hint=cluster.WAIT,
             )
-    barrier.arrive(wg.release(), announced_bytes=ANSWER_BYTES if arms else 0)
+    barrier.arrive(wg.release(), wg.location, ANSWER_BYTES if arms else 0)
     if asks:
         wg.group.in_flight.submit(_Request(cta.cluster, targets))
     return []

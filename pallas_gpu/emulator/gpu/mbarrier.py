@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,6 +54,7 @@ class Barrier:
       pending_bytes: bytes announced by copies in the current phase that have not
         arrived; negative if another CTA's part of a multicast arrived first.
       last_copy: the line of the latest copy on it.
+      last_arrival: the line of the latest arrival.
       multicasts: those that its CTA has issued in the current phase.
       stores: the number in clocks of asynchronous stores of threads, which use the
         generic proxy; None without any. Its time is that of `actor`.
@@ -63,8 +65,9 @@ class Barrier:
 
     __slots__ = (
         "_completed", "_first_wait", "_gathered", "_handover", "_waiters", "actor",
-        "arrivals", "arrived", "last_copy", "multicasts", "name", "note",
-        "orders_tensor_core", "pending_arrivals", "pending_bytes", "phase", "stores",
+        "arrivals", "arrived", "last_arrival", "last_copy", "multicasts", "name",
+        "note", "orders_tensor_core", "pending_arrivals", "pending_bytes", "phase",
+        "stores",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +82,7 @@ class Barrier:
         self.pending_arrivals = arrivals
         self.pending_bytes = 0
         self.last_copy: Location | None = None
+        self.last_arrival: Location | None = None
         self.multicasts: list[Shared] = []
         self.note = ""
         self.orders_tensor_core = False
@@ -107,9 +111,13 @@ class Barrier:
         return text + self.note
 
     def arrive(
-        self, known: ordering.Clock, announced_bytes: int = 0, count: int = 1
+        self,
+        known: ordering.Clock,
+        location: Location | None,
+        announced_bytes: int = 0,
+        count: int = 1,
     ) -> None:
-        """Counts arrivals, with the bytes that a copy announces.
+        """Counts arrivals at a line, with the bytes that a copy announces.
 
         Raises:
           BarrierError: the phase has fewer arrivals, or more bytes than fit.
@@ -119,17 +127,26 @@ class Barrier:
             raise errors.BarrierError(
                 f"{self.name} receives more arrivals than it was declared with",
                 expected=f"{self.arrivals} arrivals per phase",
-                got=f"{'one' if count == 1 else count} more, after {came}, while "
-                f"{self.pending_bytes} bytes of the phase are pending",
+                got=f"{'one' if count == 1 else count} more, after {came}"
+                f"{self._latest()}, while {self.pending_bytes} bytes of the phase are "
+                "pending",
                 hint="raise num_arrivals, or wait before arriving for the next phase; "
                 "a copy on the barrier counts as one arrival",
             )
         self.pending_arrivals -= count
+        self.last_arrival = location
+        if announced_bytes:
+            self.last_copy = location
         self.expect(announced_bytes)
         if not self.orders_tensor_core:
             known = ordering.without_tensor_core(known)
         ordering.join(self._gathered, known)
         self._maybe_complete()
+
+    def _latest(self) -> str:
+        """Returns where the latest arrival is."""
+        where = self.last_arrival.where if self.last_arrival is not None else None
+        return f" (the latest arrival at {where})" if where is not None else ""
 
     def expect(self, count: int) -> None:
         """Counts bytes that the current phase has to wait for.
@@ -252,9 +269,9 @@ class Barrier:
                 f"{self.name}: a wait can miss its phase",
                 expected=f"an order between the wait for phase {self.phase - 1} and "
                 f"the arrivals that complete phase {self.phase}",
-                got=f"arrivals that do not know of the wait by {wg.name}; if it waits "
-                "later, its parity denotes another phase, and the GPU deadlocks or "
-                "continues too early",
+                got=f"arrivals{self._latest()} that do not know of the wait by "
+                f"{wg.name}; if it waits later, its parity denotes another phase, and "
+                "the GPU deadlocks or continues too early",
                 hint=_IN_ORDER,
                 where=location.where if location is not None else None,
             )
@@ -268,8 +285,9 @@ class Barrier:
         raise errors.BarrierError(
             f"{self.name}: a wait missed its phase",
             expected=f"a wait for phase {awaited} before phase {awaited + 1} completes",
-            got=f"{self.phase} phases are complete; the parity of the wait now denotes "
-            "another phase, and the GPU would deadlock or continue too early",
+            got=f"{self.phase} phases are complete{self._latest()}; the parity of the "
+            "wait now denotes another phase, and the GPU would deadlock or continue "
+            "too early",
             hint=_IN_ORDER,
         )
 
@@ -424,16 +442,23 @@ def skipped(operands: dict[str, Any]) -> bool:
 
 @registry.register(mbarrier.barrier_arrive_p, registry.RuleKind.EMULATE)
 def _barrier_arrive(
-    wg: Warpgroup, operands: dict[str, Any], num_arrivals: int, **_: Any
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    num_arrivals: int,
+    cta_axes: Sequence[str],
+    **_: Any,
 ) -> None:
     if skipped(operands):
         return
-    region = operands["barrier"]
+    region, reached = operands["barrier"], None
+    if operands["cta"] is not None:
+        peer = wg.cta.at(cta_axes, operands["cta"])
+        reached = [region.memory.same_in(peer)]
     known = wg.release()
-    for barriers in region.memory.everywhere:
+    for barriers in reached or region.memory.everywhere:
         barrier = barriers.one(region)
         barrier.arrived.append(wg)
-        barrier.arrive(known, count=num_arrivals)
+        barrier.arrive(known, wg.location, count=num_arrivals)
 
 
 @registry.register(mbarrier.barrier_expect_p, registry.RuleKind.EMULATE)

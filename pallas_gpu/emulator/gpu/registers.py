@@ -7,6 +7,7 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.waits import Run, Wait
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
@@ -42,45 +43,87 @@ _FEWEST, _UNIT = 24, 8
 _MOST = 256
 
 
-# The requested counts, by warpgroup.
-_COUNTS: Key[Cta, dict[int, int]] = Key("registers of warpgroups", lambda cta: {})
+class _Registers:
+    """The registers of a CTA, for a thread of each of its warpgroups.
+
+    They are those with which it was launched, equally many for each: a warpgroup waits
+    forever for more.
+
+    Attributes:
+      launched: of each warpgroup.
+      held: what each has.
+      requested: by those that have asked, with the line.
+    """
+
+    def __init__(self, cta: Cta):
+        count = len(cta.warpgroups)
+        each = _REGISTERS_PER_SM // (WARPGROUP_THREADS * count)
+        self.launched = min(each // _UNIT * _UNIT, _MOST)
+        self.held = [self.launched] * count
+        self.requested: dict[int, tuple[int, str | None]] = {}
+
+    @property
+    def limit(self) -> int:
+        """All of them."""
+        return self.launched * len(self.held)
+
+    def request(self, wg: Warpgroup, n: int, action: str) -> Run:
+        """Sets the count of a warpgroup, which waits for what others release.
+
+        Raises:
+          KernelError: the action is in the other direction.
+          OutOfResources: the warpgroups request more than there are.
+        """
+        before = self.held[wg.index]
+        # The compiler may have launched with fewer than the limit.
+        known = wg.index in self.requested or action == "decrease"
+        if known and (n < before if action == "increase" else n > before):
+            raise errors.KernelError(
+                f"set_max_registers: {action!r} to {n}, and the warpgroup has {before}",
+                expected="an increase to at least as many, or a decrease to at most as "
+                "many",
+                got=f"{before} to {n}",
+                hint="swap the action",
+            )
+        self.requested[wg.index] = n, wg.where()
+        self._require_possible()
+        others = [i for i in range(len(self.held)) if i != wg.index]
+        if n > before:
+            yield Wait(
+                lambda: n + sum(self.held[i] for i in others) <= self.limit,
+                f"{n} registers per thread",
+                lambda: (
+                    f"of {self.limit}, summed over the warpgroups, "
+                    + ", ".join(f"warpgroup {i} holds {self.held[i]}" for i in others)
+                ),
+                hint="set_max_registers: let the others decrease their counts first, "
+                "before they wait for this warpgroup",
+            )
+        self.held[wg.index] = n
+
+    def _require_possible(self) -> None:
+        counts = sorted((i, n, line) for i, (n, line) in self.requested.items())
+        silent = len(self.held) - len(counts)
+        total = sum(n for _, n, _ in counts) + silent * _FEWEST
+        if total <= self.limit:
+            return
+        requests = (f"warpgroup {i}: {n}, at {line}" for i, n, line in counts)
+        raise errors.OutOfResources(
+            "set_max_registers: the warpgroups request more registers than the block "
+            "has",
+            resource="registers",
+            limit_bytes=4 * WARPGROUP_THREADS * self.limit,
+            used_bytes=4 * WARPGROUP_THREADS * total,
+            expected=f"at most {self.limit} per thread, summed over the warpgroups: as "
+            "many as the block has when it starts, equally many for each",
+            got="\n".join([str(total), *requests]),
+            hint="decrease the producer's count further, or increase the others' less",
+        )
+
+
+_OF_CTA: Key[Cta, _Registers] = Key("registers of warpgroups", _Registers)
 
 
 @registry.register(registers.set_max_registers_p, registry.RuleKind.EMULATE)
-def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) -> None:
-    counts = _COUNTS.of(wg.cta)
-    before = counts.get(wg.index)
-    if before is not None and (n < before if action == "increase" else n > before):
-        raise errors.KernelError(
-            f"set_max_registers: {action!r} to {n}, and the warpgroup has {before}",
-            expected="an increase to at least as many, or a decrease to at most as "
-            "many",
-            got=f"{before} to {n}",
-            hint="swap the action",
-        )
-    counts[wg.index] = n
-    others = len(wg.cta.warpgroups) - len(counts)
-    total = sum(counts.values()) + others * _FEWEST
-    limit = _launched(len(wg.cta.warpgroups))
-    if total <= limit:
-        return
-    held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
-    raise errors.OutOfResources(
-        "set_max_registers: the warpgroups request more registers than the block has",
-        resource="registers",
-        limit_bytes=4 * WARPGROUP_THREADS * limit,
-        used_bytes=4 * WARPGROUP_THREADS * total,
-        expected=f"at most {limit} per thread, summed over the warpgroups: as many as "
-        "the block has when it starts, equally many for each",
-        got=f"{total} ({held})",
-        hint="decrease the producer's count further, or increase the others' less",
-    )
-
-
-def _launched(warpgroups: int) -> int:
-    """Returns the registers of a block, for a thread of each of its warpgroups.
-
-    A warpgroup waits forever for those that the block did not have when it started.
-    """
-    each = _REGISTERS_PER_SM // (WARPGROUP_THREADS * warpgroups)
-    return min(each // _UNIT * _UNIT, _MOST) * warpgroups
+def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) -> Run:
+    return _OF_CTA.of(wg.cta).request(wg, n, action)

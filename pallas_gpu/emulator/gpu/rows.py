@@ -106,8 +106,7 @@ def _gather(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
         wg.access(row, writes=False, what=what, by=by, hint=hint)
     total = sum(tma.size_bytes(part) for _, part in parts)
     if barrier is not None:
-        barrier.last_copy = wg.location
-        barrier.arrive(wg.release(), announced_bytes=total)
+        barrier.arrive(wg.release(), wg.location, total)
     else:
         stream.issue()
         stream.close_group()

@@ -36,4 +36,4 @@ def _publish(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
         wg.write(Region(memory, dst.place), operands["position"])
     known = wg.release()
     for cta in ctas:
-        barrier.memory.same_in(cta).one(barrier).arrive(known)
+        barrier.memory.same_in(cta).one(barrier).arrive(known, wg.location)

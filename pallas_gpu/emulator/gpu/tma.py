@@ -165,7 +165,6 @@ def _copy_gmem_to_smem(
     for source, targets in parts:
         wg.access(source, writes=False, what=what, by=phase, hint=cluster.WAIT)
         loads.append(Load(source, targets, oob_mode, wg.location, pair))
-    barrier.last_copy = wg.location
     _arrive(wg, barrier, pair, size_bytes(dst))
     for load in loads:
         wg.group.in_flight.submit(load)
@@ -174,8 +173,9 @@ def _copy_gmem_to_smem(
 def _arrive(wg: Warpgroup, barrier: Barrier, pair: Pair | None, count: int) -> None:
     """Arrives for a copy, and announces its bytes."""
     if pair is None:
-        barrier.arrive(wg.release(), announced_bytes=count)
+        barrier.arrive(wg.release(), wg.location, count)
     else:
+        barrier.last_copy = wg.location
         pair.arrive(wg, count)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of a complete program that no single family has."""
 
-from pallas_gpu.entry.check import results
+from pallas_gpu.entry.check import parts, results
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     features,
@@ -14,7 +14,8 @@ from pallas_gpu.entry.check.references import check_inputs, require_transforms, 
 from pallas_gpu.entry.check.waits import check_waits
 
 __all__ = [
-    "check_inputs", "check_jaxpr", "check_waits", "features", "require_axis_name",
+    "check_inputs", "check_jaxpr", "check_waits", "features", "parts",
+    "require_axis_name",
     "require_element_types", "require_features", "require_indexable",
     "require_transforms", "results", "written",
 ]  # fmt: skip

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and SMEM to which nothing is stored, and elements that all CTAs store."""
+"""SMEM to which nothing is stored, and elements of results that CTAs share."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, types
 from pallas_gpu.entry.check import references
+from pallas_gpu.entry.check.parts import Stores
 from pallas_gpu.primitives.indices.facts import Axis, Fact
 from pallas_gpu.program.bodies import kept
 from pallas_gpu.program.build import region_of
@@ -28,12 +28,6 @@ from pallas_gpu.program.walk import Site, walk
 _ORDERING = ("atomics", "semaphore")
 # What runs its regions in any case.
 _ALWAYS = (Kind.SCOPE, Kind.FOR)
-
-
-def unwritten(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> list[Any]:
-    """Returns those of a body's references that nothing writes, not in a branch."""
-    found = references.written(jaxpr)
-    return [ref for ref in refs if ref not in found]
 
 
 def read_unwritten(jaxpr: _jax.Jaxpr) -> Iterator[tuple[str, Any, str | None]]:
@@ -64,76 +58,76 @@ def _declared(op: Op) -> Iterator[tuple[Value, str]]:
             yield value, name
 
 
-@dataclasses.dataclass(frozen=True)
-class CommonStore:
-    """A store of each CTA to the same elements of a result.
+def common_stores(
+    jaxpr: _jax.Jaxpr, stores: Stores, grid: Collection[Any], cluster: Collection[Any]
+) -> Iterator[tuple[Any, frozenset[Any], str | None]]:
+    """Yields stores of which it is certain that CTAs store to the same elements.
 
-    Attributes:
-      ref: the reference to the result.
-      axes: what is stored is computed from the positions on these.
-      where: the line.
+    The index does not depend on the axes, no branch is around them, and nothing orders
+    the CTAs.
+
+    Args:
+      jaxpr: the traced body of a kernel.
+      stores: those to results.
+      grid, cluster: the names of axes with several positions.
+
+    Yields:
+      The reference to the result; the axes on which the CTAs differ, and from which
+      they compute what they store; the line.
     """
+    meets = any(_meets(site.op) for site in walk(jaxpr))
+    free = {*grid} if meets else {*grid, *cluster}
+    for ref, site, access in certain_stores(jaxpr, stores) if free else ():
+        starts = stores.starts(access)
+        shared = {a for a in free if not any(x.depends_on(a) for x in starts)}
+        if shared:
+            stored = _stored_values(region_of(jaxpr)).get(site.op, ())
+            values = frozenset(axis.of for axis in stored)
+            yield ref, values & shared, site.where
 
-    ref: Any
-    axes: frozenset[Any]
-    where: str | None
 
+def certain_stores(
+    jaxpr: _jax.Jaxpr, stores: Stores
+) -> Iterator[tuple[Any, Site, Access]]:
+    """Yields stores of elements that each CTA executes, unless something orders CTAs.
 
-def common_stores(jaxpr: _jax.Jaxpr, refs: Collection[Any]) -> Iterator[CommonStore]:
-    """Yields stores to references of which it is certain that all CTAs do the same.
-
-    Their index is static, no branch is around them, and nothing orders the CTAs.
+    Yields:
+      The reference to the result, the operation, and where it stores.
     """
-    if not any(map(_may_be_common, walk(jaxpr))):
+    operations = (site.op.operation for site in walk(jaxpr))
+    if any(x is not None and x.family in _ORDERING for x in operations):
         return
-    region = region_of(jaxpr)
-    variables = dict(zip(region.inputs, jaxpr.invars, strict=True))
-    for op, (ref, axes) in _common(region).items():
-        if variables.get(ref) in refs:
-            names = frozenset(axis.of for axis in axes)
-            yield CommonStore(variables[ref], names, op.where)
-
-
-def _may_be_common(site: Site) -> bool:
-    """Whether it may be one of them: seen without following values."""
-    target, _ = _stored(site.op)
-    in_gmem = target is not None and target.space is types.GMEM
-    return in_gmem and _is_certain(target, [around.op for around in site.enclosing])
-
-
-def _is_certain(target: Access | None, around: Sequence[Op]) -> bool:
-    """Whether a store is certainly executed, and to static indices."""
-    always = all(op.kind in _ALWAYS for op in around)
-    return target is not None and not target.window.dynamic and always
+    for ref, found in stores.found.items():
+        for site, access in found or ():
+            always = all(around.op.kind in _ALWAYS for around in site.enclosing)
+            if always and _stored(site.op)[0] is access:
+                yield ref, site, access
 
 
 @kept
-def _common(region: Region) -> dict[Op, tuple[Value, frozenset[Axis]]]:
-    """Returns the stores that `_Uses` finds, none if CTAs may take turns."""
+def _stored_values(region: Region) -> dict[Op, frozenset[Axis]]:
+    """Returns what the elements are computed from that each store overwrites."""
     uses, before = _Uses(), None
     while uses.contents != before:  # memory may be written after it is read
         before = dict(uses.contents)
         uses.run(region, uses.inputs_of(region))
-    return {} if uses.is_ordered else uses.stores
+    return uses.stores
 
 
 class _Uses(Facts):
     """What a program does with references.
 
     Attributes:
-      stores: those that are certainly executed and overwrite elements with static
-        indices, with the reference and what the elements are computed from.
+      stores: what the elements are computed from that each of them overwrites.
       contents: what the elements of references are computed from.
-      is_ordered: whether CTAs may take turns.
     """
 
     memory_is_constant = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.stores: dict[Op, tuple[Value, frozenset[Axis]]] = {}
+        self.stores: dict[Op, frozenset[Axis]] = {}
         self.contents: dict[Value, frozenset[Axis]] = {}
-        self.is_ordered = False
 
     def results(self, op: Op, operands: Sequence[Fact]) -> Sequence[Fact]:
         refs = filter(None, map(self.origin, op.inputs))
@@ -142,7 +136,6 @@ class _Uses(Facts):
 
     def visit(self, op: Op, operands: Sequence[Fact]) -> None:
         if op.operation is not None:
-            self.is_ordered |= op.operation.family in _ORDERING
             self._access(op)
             self._store(op)
 
@@ -162,12 +155,20 @@ class _Uses(Facts):
 
     def _store(self, op: Op) -> None:
         target, stored = _stored(op)
-        if target is None or not _is_certain(target, self.around):
-            return
-        ref = self.origin(target.buffer)
-        before = self.stores[op][1] if op in self.stores else frozenset()
-        if ref is not None:
-            self.stores[op] = ref, before | self._sources(stored)
+        if target is not None and target.space is types.GMEM:
+            before = self.stores.get(op, frozenset())
+            self.stores[op] = before | self._sources(stored)
+
+
+def _meets(op: Op) -> bool:
+    """Whether CTAs of a cluster may exchange values, by an operation or around it."""
+    if op.operation is not None and op.operation.family == "cluster":
+        return True
+    if any(map(op.params.get, ("collective_axes", "collective_axis", "cta_axes"))):
+        return True
+    avals = (x.aval for x in op.inputs if isinstance(x, Value))
+    declared = (getattr(aval, "barrier", None) for aval in avals)
+    return any(isinstance(x, types.ClusterBarrier) for x in declared)
 
 
 def _stored(op: Op) -> tuple[Access | None, Any]:

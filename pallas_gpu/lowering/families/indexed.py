@@ -75,11 +75,11 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         params["view_shape"],
         params["adjacent"],
         params.get("mask_edges"),
-        _rank_of(ctx, params["cta_axes"], operands["cta"]),
+        rank_of(ctx, params["cta_axes"], operands["cta"]),
     )
 
 
-def _rank_of(
+def rank_of(
     ctx: RuleContext, axes: Sequence[str], positions: Sequence[Any] | None
 ) -> ir.Value | None:
     """Returns the rank of a CTA of the cluster; None for the executing CTA.

@@ -15,6 +15,7 @@ from pallas_gpu import types
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.families.indexed import rank_of
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, tma
@@ -47,10 +48,10 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(predicate)):
         orders = ctx.eqn.params["orders_tensor_core"]
         count = ctx.eqn.params["num_arrivals"]
-        if isinstance(barrier.handle.barrier, types.ClusterBarrier):
+        if reached := _reached(ctx, barrier.handle.barrier, operands["cta"]):
             cluster.arrive(
                 pointer,
-                *_reached(ctx, barrier.handle.barrier),
+                *reached,
                 memory_scope=_arrival_scope(ctx, barrier.handle.barrier),
                 orders_tensor_core=orders,
                 count=count,
@@ -70,8 +71,15 @@ def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Group]:
-    """Returns the CTAs in which an arrival on a barrier counts."""
+def _reached(
+    ctx: RuleContext, barrier: types.Barrier, cta: Sequence[Any] | None
+) -> list[cluster.Group]:
+    """Returns the CTAs in which an arrival counts, also that at `cta`; or none."""
+    if cta is not None:
+        other = rank_of(ctx, ctx.eqn.params["cta_axes"], cta)
+        return [dataclasses.replace(cluster_group(ctx, ()), ranks=(other,))]
+    if not isinstance(barrier, types.ClusterBarrier):
+        return []
     groups = [cluster_group(ctx, axes) for axes in barrier.groups]
     return [group.leader for group in groups] if barrier.leader_tracked else groups
 

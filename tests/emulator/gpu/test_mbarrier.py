@@ -83,6 +83,7 @@ def test_the_wait_that_can_miss_its_phase_is_named():
         found.add(caught.value.what.partition(": ")[2])
         if "can miss" in caught.value.what:
             assert "wait by warpgroup 1" in caught.value.got
+            assert "latest arrival at " in caught.value.got
             source = inspect.getsource(unordered_phases).splitlines()
             first = unordered_phases.__code__.co_firstlineno
             line = first + next(i for i, text in enumerate(source) if "HERE" in text)

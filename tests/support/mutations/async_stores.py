@@ -22,7 +22,8 @@ def make(m: Switches) -> Launch:
 
         def send(step):
             slot = 0 if m("one slot") else step % SLOTS
-            there = {"cluster_idx": right, "cluster_dim": "c"}
+            sem = "relaxed" if m("relaxed") else "release"
+            there = {"cluster_idx": right, "cluster_dim": "c", "sem": sem}
             value, place = x[i, step], inbox.at[slot]
             plgpu.async_store_smem(value, place, full.at[slot], **there)  # at: send
 
@@ -92,4 +93,5 @@ SUBJECT = Subject(
         *rows("axes", ("sent to itself", Wrong)),
         *rows("slots", ("one slot", RACE, "send"), ("one slot", LOST, "send")),
     ),
+    variants=("relaxed",),
 )

@@ -29,7 +29,12 @@ from tests.support.mutations import (
     warps,
     workspace,
 )
-from tests.support.mutations.tensor_cores import leader_loads, pair_product, tensor_core
+from tests.support.mutations.tensor_cores import (
+    leader_loads,
+    pair_product,
+    ring,
+    tensor_core,
+)
 
 SUBJECTS = tuple(
     module.SUBJECT
@@ -61,5 +66,6 @@ SUBJECTS = tuple(
         tensor_core,
         pair_product,
         leader_loads,
+        ring,
     )
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements
@@ -96,11 +97,12 @@ def _async_store(
             atomic=atomic is not None,
             generic=True,
         )
-    barrier.last_copy = wg.location
     size = len(values) * found.dtype.itemsize
-    # The stores themselves are known to whoever waits for the phase in any case.
-    known = wg.release() if sem == "release" else {}
-    barrier.arrive(known, announced_bytes=size)
+    # The stores themselves are known to whoever waits for the phase in any case, and so
+    # is that the issuer has come so far.
+    clock = wg.release()
+    known = clock if sem == "release" else ordering.executed(clock)
+    barrier.arrive(known, wg.location, size)
     wg.group.in_flight.submit(Store(found, values, lost, barrier, atomic))
 
 

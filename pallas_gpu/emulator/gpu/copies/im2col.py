@@ -59,7 +59,7 @@ def _copy_im2col(
 ) -> None:
     barrier = barrier_of(operands["barrier"])
     if skipped(operands):
-        barrier.arrive(wg.release(), announced_bytes=0)
+        barrier.arrive(wg.release(), wg.location)
         return
     src, dst = operands["src"], operands["dst"]
     dst.require_inside("the destination of a copy")
@@ -75,8 +75,7 @@ def _copy_im2col(
     if read is not None:
         what = f"the copy to {dst.memory.name}"
         wg.access(read, writes=False, what=what, by=by, hint=cluster.WAIT)
-    barrier.last_copy = wg.location
-    barrier.arrive(wg.release(), announced_bytes=tma.size_bytes(dst))
+    barrier.arrive(wg.release(), wg.location, tma.size_bytes(dst))
     load = Load(src, dst, places, inside, barrier, wg.location)
     wg.group.in_flight.submit(load)
 

@@ -103,7 +103,7 @@ class Pair:
         shares.settle(wg.location)
         for cta in self.ctas:
             shares.add(cta, count)
-        self.barrier.arrive(wg.release(), announced_bytes=count * len(self.ctas))
+        self.barrier.arrive(wg.release(), wg.location, count * len(self.ctas))
         shares.settle(wg.location)
 
     def complete_bytes(self, count: int, location: Location | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from pallas_gpu import errors, types
@@ -20,6 +20,7 @@ from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
+from pallas_gpu.emulator.gpu.accesses.elements import known
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.device import Device
 
@@ -146,6 +147,27 @@ class Cta:
         self.at_end.clear()
         self._along.clear()
 
+    def at(self, axes: Sequence[str], positions: Sequence[Any]) -> Cta:
+        """Returns the CTA at a position on some axes; else it is that of this one.
+
+        Raises:
+          OutOfBoundsError: the cluster has no such CTA.
+          UninitializedReadError: a position has no value.
+        """
+        sizes = dict(zip(self.mesh.cluster_names, self.mesh.cluster, strict=True))
+        place = dict(zip(sizes, self.rank, strict=True))
+        for axis, position in zip(axes, positions, strict=True):
+            place[axis] = int(known(position))
+            if not 0 <= place[axis] < sizes[axis]:
+                raise errors.OutOfBoundsError(
+                    "cluster_ref refers to a CTA outside of the cluster",
+                    expected=f"0 to {sizes[axis] - 1} along {axis!r}",
+                    got=place[axis],
+                    hint="compute the position modulo the size of the axis",
+                )
+        wanted = tuple(place.values())
+        return next(other for other in self.cluster.ctas if other.rank == wanted)
+
     def along(self, axes: tuple[str, ...]) -> list[Cta]:
         """Returns the CTAs along cluster axes, this one included, by rank."""
         if axes not in self._along:
@@ -200,6 +222,12 @@ class Warpgroup(Thread):
     def name_in_group(self) -> str:
         """The position in the cluster, for messages."""
         return self.label + self.cta.suffix
+
+    def counted(self, other: Thread) -> str:
+        """Returns how an arrival of another thread counts where this one waits."""
+        if isinstance(other, Warpgroup) and other.cta is not self.cta:
+            return "declare the barrier as a ClusterBarrier"
+        return super().counted(other)
 
     def axis_index(self, name: str) -> int:
         """Returns the position on a named axis."""

@@ -3,7 +3,9 @@
 
 All changes of a semaphore are atomic read-modify-write operations, which continue the
 release sequence of the signals before them (PTX ISA, Memory Consistency Model,
-Observation). So who waits for it, or reads it, knows what was known to each signal.
+Observation). So who reads it knows what was known to each signal. Who waits for a value
+knows that of the first signals that add up to it and to what waits have subtracted:
+others may have come before, and in another schedule they have not.
 """
 
 from __future__ import annotations
@@ -43,14 +45,21 @@ class Semaphore:
       hint: for who waits forever.
     """
 
-    __slots__ = ("_across_groups", "_element", "_known", "_last", "hint", "name")
+    __slots__ = (
+        "_across_groups", "_all", "_element", "_known", "_last", "_signals", "hint",
+        "name",
+    )  # fmt: skip
 
     def __init__(self, name: str, element: np.ndarray, across_groups: bool, hint: str):
         self.name = name
         self.hint = hint
         self._element = element
         self._across_groups = across_groups
+        # What is left of each signal, with what it has released; what those have
+        # released that waits have subtracted; and what all have.
+        self._signals: list[tuple[int, ordering.Clock]] = [(self.value, {})]
         self._known: ordering.Clock = {}
+        self._all: ordering.Clock = {}
         self._last: Location | None = None
 
     @property
@@ -74,6 +83,11 @@ class Semaphore:
         """Adds to it, and releases what a thread knows."""
         self._element[...] += np.int32(inc)
         self._last = location
+        ordering.join(self._all, known)
+        if inc > 0:
+            self._signals.append((inc, known))
+            return
+        self._known, self._signals = self._first(-inc)
         ordering.join(self._known, known)
 
     def wait(self, wg: Warpgroup, value: int, decrement: bool) -> Run:
@@ -86,13 +100,32 @@ class Semaphore:
                 across_groups=self._across_groups,
                 hint=self.hint,
             )
+        known, left = self._first(value)
+        ordering.join(wg.clock, known)
         if decrement:
             self._element[...] -= np.int32(value)
-        self.acquire(wg)
+            self._known, self._signals = known, left
 
     def acquire(self, wg: Warpgroup) -> None:
-        """Lets a thread know what the signals have released."""
-        ordering.join(wg.clock, self._known)
+        """Lets a thread know what all signals have released."""
+        ordering.join(wg.clock, self._all)
+
+    def _first(
+        self, missing: int
+    ) -> tuple[ordering.Clock, list[tuple[int, ordering.Clock]]]:
+        """Returns what the first signals that add up to a value have released.
+
+        And what is left of the signals without that value.
+        """
+        known, left = dict(self._known), []
+        for inc, released in self._signals:
+            taken = min(inc, missing)
+            if taken:
+                ordering.join(known, released)
+            if taken < inc:
+                left.append((inc - taken, released))
+            missing -= taken
+        return known, left
 
 
 class SemaphoreArray(Referent):

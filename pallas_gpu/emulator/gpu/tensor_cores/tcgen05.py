@@ -26,6 +26,7 @@ import numpy as np
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.in_flight import InOrder
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
@@ -231,6 +232,7 @@ class Commit:
       known: the clock of the issuer: the arrival comes after what it contains.
       released: what the arrival releases besides the tensor core's work: what that
         follows, and that the issuer has come so far; not the issuer's stores.
+      location: the line.
     """
 
     stream: TensorStream
@@ -238,6 +240,7 @@ class Commit:
     barriers: Sequence[Barrier]
     known: list[ordering.Clock]
     released: ordering.Clock
+    location: Location | None
 
     def missing(self) -> list[str]:
         """No CTA's part is missing."""
@@ -250,7 +253,8 @@ class Commit:
         own = (stream.smem, stream.tensor)
         for barrier in self.barriers:
             barrier.multicasts.append(self)
-            barrier.arrive({**self.released, **dict.fromkeys(own, self.group)})
+            known = {**self.released, **dict.fromkeys(own, self.group)}
+            barrier.arrive(known, self.location)
         return True
 
 
@@ -317,5 +321,5 @@ def _commit(wg: Warpgroup, barrier: Region, ctas: Sequence[Cta]) -> None:
     known = [wg.release()]
     released = {**stream.before, **ordering.executed(known[0])}
     barriers = [barrier.memory.same_in(cta).one(barrier) for cta in ctas]
-    work = Commit(stream, stream.commits, barriers, known, released)
+    work = Commit(stream, stream.commits, barriers, known, released, wg.location)
     wg.group.in_flight.submit(work)

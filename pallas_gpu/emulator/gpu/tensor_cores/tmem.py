@@ -48,6 +48,11 @@ class TensorArray(Memory):
 
     __slots__ = ("place",)
 
+    unwritten_hint = (
+        "store to it and call commit_tmem(), or wait for a barrier on which "
+        "tcgen05_commit_arrive arrives after the product or the copy that writes it"
+    )
+
     def __init__(
         self, name: str, data: np.ndarray, written: np.ndarray | None, place: Any
     ):

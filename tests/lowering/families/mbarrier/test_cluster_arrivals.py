@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
 
@@ -80,3 +81,88 @@ def test_arrivals_on_a_leader_tracked_barrier_count_in_the_leader_of_each_line()
 @refused
 def test_no_phase_completes_in_the_others():
     leaders(waits_everywhere=True)(plgpu.InterpretParams())()
+
+
+# --- arrivals in one other CTA --------------------------------------------------------
+
+STEPS, PAIR = 5, {"c": 2}
+SENT = np.arange(STEPS * 128, dtype=np.float32).reshape(STEPS, 128)
+INBOX = plgpu.SMEM((128,), jnp.float32)
+
+
+def sender(waits=True, releases=True, free=plgpu.Barrier):
+    """CTA 0 sends rows to CTA 1, which arrives at CTA 0 when it has stored one."""
+
+    def body(x, o, inbox, full, free):
+        cta = lax.axis_index("c")
+
+        @plgpu.loop(0, STEPS)
+        def _(i):
+            @plgpu.when(cta == 0)
+            def _():
+                if waits:
+                    plgpu.barrier_wait(free)
+                there = {"cluster_idx": 1, "cluster_dim": "c"}
+                plgpu.async_store_smem(x[i], inbox, full, **there)
+
+            @plgpu.when(cta == 1)
+            def _():
+                plgpu.barrier_wait(full)
+                o[i] = inbox[...]
+                if releases:
+                    one = plgpu.cluster_ref(free, {"c": 1 - cta})
+                    plgpu.barrier_arrive(one)
+
+    free = free(initially_complete=True)
+    return everywhere.kernel(body, SENT, INBOX, plgpu.Barrier(), free, cluster=PAIR)
+
+
+@pytest.mark.parametrize("free", [plgpu.Barrier, plgpu.ClusterBarrier])
+def test_an_arrival_in_one_other_cta_hands_memory_back(free):
+    everywhere.check(sender(free=free), [SENT], SENT)
+    (report,) = plgpu.offline.compile(sender(free=free)(), SENT)
+    assert "mbarrier.arrive.release.cluster.shared::cluster.b64" in report.ptx
+    # One meeting at the start; at the end, too: a CTA may still arrive in another one.
+    assert report.ptx.count("barrier.cluster.wait.aligned") == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"waits": False}, (errors.RaceError, errors.BarrierError)),
+        ({"releases": False}, errors.DeadlockError),
+    ],
+)
+def test_what_the_arrival_is_for_is_not_left_out(wrong, error):
+    for seed in range(4):
+        with pytest.raises(error):
+            sender(**wrong)(plgpu.InterpretParams(seed=seed))(SENT)
+
+
+def arrives(barrier, position, use=plgpu.barrier_arrive):
+    """A kernel that uses a barrier of another CTA."""
+
+    def body(o, one):
+        use(plgpu.cluster_ref(one, position()))  # HERE
+
+    return everywhere.emulate(body, [], ONES, barrier, cluster=PAIR)
+
+
+@pytest.mark.parametrize(
+    ("barrier", "position", "use"),
+    [
+        (plgpu.Barrier(), {"c": 2}, plgpu.barrier_arrive),
+        (plgpu.Barrier(), {"d": 0}, plgpu.barrier_arrive),
+        (plgpu.Barrier(), {"c": 0}, plgpu.barrier_wait),
+        (plgpu.Barrier(num_barriers=2), {"c": 0}, plgpu.barrier_arrive),
+    ],
+    ids=["outside", "no axis", "wait", "several"],
+)
+@refused
+def test_a_barrier_of_another_cta_is_one_to_arrive_on(barrier, position, use):
+    arrives(barrier, lambda: position, use)
+
+
+@refused
+def test_a_cta_to_arrive_in_is_one_of_the_cluster():
+    arrives(plgpu.Barrier(), lambda: {"c": lax.axis_index("c") + 1})
