@@ -106,6 +106,7 @@ ARGUMENTS: dict[str, Reasons] = {
             "schedules",
             "asynchrony",
         ),
+        **_new("runs the code that a kernel is lowered to", "emitted"),
         **_new("ends loops that never end", "max_steps"),
         **_new("accepts results that are not stored as a whole", "partial_results"),
         **_new("accepts what upstream does, see docs/differences.md", "like_upstream"),

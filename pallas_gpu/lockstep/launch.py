@@ -14,38 +14,46 @@ from jaxlib.mlir import ir
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     accesses,
-    async_stores,
-    atomics,
-    bulk,
-    control,
-    cp_async,
     elements,
-    griddepcontrol,
-    launch_control,
-    mbarrier,
-    mma,
     predication,
     printing,
     registers,
-    strong,
-    tcgen05,
-    tma,
-    tmem,
     values,
     votes,
-    wgmma,
 )
 from pallas_gpu.lockstep.clocks import Clocks
-from pallas_gpu.lockstep.control import Barrier
+from pallas_gpu.lockstep.copies import (  # noqa: F401, the units register themselves
+    async_stores,
+    bulk,
+    cp_async,
+    tma,
+)
 from pallas_gpu.lockstep.engine import (
     LANES,
     Scheduler,
     SplitWarps,
     Strand,
 )
+from pallas_gpu.lockstep.grids import (  # noqa: F401, the units register themselves
+    griddepcontrol,
+    launch_control,
+)
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program
+from pallas_gpu.lockstep.sync import (  # noqa: F401, the units register themselves
+    atomics,
+    control,
+    mbarrier,
+    strong,
+)
+from pallas_gpu.lockstep.sync.control import Barrier
+from pallas_gpu.lockstep.tensor_cores import (  # noqa: F401, the units register themselves
+    mma,
+    tcgen05,
+    tmem,
+    wgmma,
+)
 
 WARPGROUP_WARPS = 4
 

@@ -15,9 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from pallas_gpu.lockstep import accesses
+from pallas_gpu.lockstep.copies.tensor_map import swizzled
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.not_modelled import NotModelled
-from pallas_gpu.lockstep.tensor_map import swizzled
 
 # Elements of matrices in registers, those of mma.sync too.
 DTYPES = {

@@ -10,11 +10,11 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.lockstep.assembly import parse
-from pallas_gpu.lockstep.control import Barrier, meet
 from pallas_gpu.lockstep.engine import LANES, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.sync.control import Barrier, meet
 from pallas_gpu.lockstep.values import forced
 
 

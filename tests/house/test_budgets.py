@@ -16,7 +16,7 @@ BUDGETS = {
     "bridge": 1090,
     "composites": 2400,
     "emulator": 11010,
-    "entry": 6030,
+    "entry": 6150,
     "layouts": 10230,
     "lockstep": 7850,
     "lowering": 10970,

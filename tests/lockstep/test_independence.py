@@ -14,7 +14,7 @@ _IMPORT = re.compile(r"^(?:from|import) (pallas_gpu[\w.]*)(?: import (\w+))?", r
 
 
 def test_no_model_imports_the_package():
-    files = set(Path(lockstep.__file__).parent.glob("*.py"))
+    files = set(Path(lockstep.__file__).parent.rglob("*.py"))
     imported = {
         (file.name, module if name is None or module != "pallas_gpu" else name)
         for file in files

@@ -8,8 +8,8 @@ import pytest
 
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import accesses, matrices
-from pallas_gpu.lockstep.tensor_map import TensorMap
-from pallas_gpu.lockstep.wgmma import Instruction
+from pallas_gpu.lockstep.copies.tensor_map import TensorMap
+from pallas_gpu.lockstep.tensor_cores.wgmma import Instruction
 
 CODES = {16: 0, 128: 1, 64: 2, 32: 3}
 START = 2048

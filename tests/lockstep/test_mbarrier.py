@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep.mbarrier import Mbarrier
+from pallas_gpu.lockstep.sync.mbarrier import Mbarrier
 from tests.support.lockstep import stand
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep.tensor_map import TensorMap, swizzled
+from pallas_gpu.lockstep.copies.tensor_map import TensorMap, swizzled
 
 F16 = 5  # the launcher's number
 

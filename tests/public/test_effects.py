@@ -299,6 +299,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "CompilerParams.line_info": "tests/lowering/test_determinism.py::"
     "test_lines_are_kept_only_where_they_are_asked_for",
     "InterpretParams.like_upstream": "tests/emulator/test_like_upstream.py",
+    "InterpretParams.emitted": "tests/lockstep/test_interpret.py",
     "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",
     "InterpretParams.max_steps": RUN,
     "InterpretParams.schedules": "tests/types/test_params.py",

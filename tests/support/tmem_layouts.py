@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.lockstep import tensor_copies
+from pallas_gpu.lockstep.tensor_cores import tensor_copies
 
 # Of each number of rows the copy of their scales.
 _COPIES = {128: "32x128b.warpx4", 256: "64x128b.warpx2::01_23"}

@@ -11,7 +11,7 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lockstep import accesses
-from pallas_gpu.lockstep.tcgen05 import smem_places
+from pallas_gpu.lockstep.tensor_cores.descriptors import smem_places
 
 
 def plan(shape, bits, swizzle, side, transposed):

@@ -10,7 +10,7 @@ from pallas_gpu.layouts import Layout, TmemLayout
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.layouts.tmem.access import register_layouts
 from pallas_gpu.layouts.tmem.transfer import plan_transfer
-from pallas_gpu.lockstep.tmem import Form
+from pallas_gpu.lockstep.tensor_cores.tmem import Form
 
 CASES = [
     (TmemLayout.default(), (128, 24), 32),

@@ -14,7 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.lockstep import tma
+from pallas_gpu.lockstep.copies import tma
 from tests.support import everywhere
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, under

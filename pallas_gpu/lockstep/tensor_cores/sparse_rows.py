@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import tmem
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.tensor_cores import tmem
 
 _ROWS = (64, 128)
 # kind -> K of a sparse instruction.

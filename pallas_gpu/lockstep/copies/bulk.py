@@ -10,13 +10,15 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import accesses, mbarrier, reductions, tma, values
+from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.copies import reductions, tma
 from pallas_gpu.lockstep.engine import OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.sync import mbarrier
 
 _UNIT = 16  # of sizes and of addresses
 _LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"

@@ -23,8 +23,9 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import accesses, load_reduce, values
+from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.copies import load_reduce
 from pallas_gpu.lockstep.engine import LANES, RaceError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs

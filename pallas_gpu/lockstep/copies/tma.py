@@ -11,14 +11,16 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import accesses, mbarrier, reductions
+from pallas_gpu.lockstep import accesses
 from pallas_gpu.lockstep.assembly import parse
+from pallas_gpu.lockstep.copies import reductions
+from pallas_gpu.lockstep.copies.tensor_map import RowsMap, TensorMap, WindowsMap
 from pallas_gpu.lockstep.engine import OutOfBoundsError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.predication import guarded
 from pallas_gpu.lockstep.program import Program, Step, runs
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
-from pallas_gpu.lockstep.tensor_map import RowsMap, TensorMap, WindowsMap
+from pallas_gpu.lockstep.sync import mbarrier
 
 
 def _buffer(strand: Any, base: int) -> tuple[Any, int]:

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import tmem
 from pallas_gpu.lockstep.not_modelled import NotModelled
+from pallas_gpu.lockstep.tensor_cores import tmem
 
 COPY = re.compile(r"tcgen05\.cp\.cta_group::([12])\.(\w+(?:\.warpx4|\.warpx2::\w+)?)")
 # Of each shape the rows, their bytes, and the lanes to which row 0 goes.

@@ -14,11 +14,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import accesses, mbarrier, values
+from pallas_gpu.lockstep import accesses, values
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.sync import mbarrier
 
 _OPCODE = re.compile(
     r"(?:st\.async\.weak|red\.async\.relaxed\.cluster)\.shared::cluster"
