@@ -13,9 +13,6 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
 
-# Attributes: `atomic_add` and the like; sem and scope, absent where it is None.
-_NAME, _SEM, _SCOPE = "name", "sem", "scope"
-
 
 def _values(name: str) -> tuple[str, ...]:
     return ("compare", "value") if name == "atomic_cas" else ("value",)

@@ -24,8 +24,6 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
 
-_ATOMIC, _SEM = "atomic", "sem"
-
 
 def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
     barrier = ctx.operands(invals)["barrier"]

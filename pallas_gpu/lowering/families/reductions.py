@@ -19,9 +19,7 @@ from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.primitives import _registry as registry
 
-# lax's primitives.
-
-
+# lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, reductions.Kind] = {
     "reduce_sum": "add",
     "reduce_max": "max",
@@ -30,35 +28,6 @@ KINDS: dict[str, reductions.Kind] = {
     "reduce_and": "and",
     "reduce_or": "or",
     "reduce_xor": "xor",
-}
-
-
-# MLIR's names, which encode the sign of integers.
-_COMBINING: dict[tuple[str, str], str] = {
-    ("max", "float"): "maximumf",
-    ("max", "signed"): "maxsi",
-    ("max", "unsigned"): "maxui",
-    ("max", "bool"): "or",
-    ("min", "float"): "minimumf",
-    ("min", "signed"): "minsi",
-    ("min", "unsigned"): "minui",
-    ("min", "bool"): "and",
-}
-
-
-# MLIR's names: the kind, and whether integers are unsigned.
-_KINDS: dict[str, tuple[reductions.Kind, bool]] = {
-    "add": ("add", False),
-    "mul": ("mul", False),
-    "and": ("and", False),
-    "or": ("or", False),
-    "xor": ("xor", False),
-    "maximumf": ("max", False),
-    "maxsi": ("max", False),
-    "maxui": ("max", True),
-    "minimumf": ("min", False),
-    "minsi": ("min", False),
-    "minui": ("min", True),
 }
 
 

@@ -34,8 +34,6 @@ KINDS: dict[str, scans.Kind] = {
     "cummin": "min",
     "cumlogsumexp": "logaddexp",
 }
-# Attributes of the warpgroup-level operation.
-_KIND, _DTYPE, _AXIS, _REVERSE = "kind", "dtype", "axis", "reverse"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,6 @@ from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import cp_async
 from pallas_gpu.primitives import cp_async as primitives
 
-# Which of the optional operands an operation has: a barrier, a predicate.
-_TRACKED, _PREDICATED = "tracked", "predicated"
-
 
 def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
     """Returns the address of the barrier operand; None if there is none."""

@@ -16,8 +16,6 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
 
-_SHAPE, _PADDING = "window_shape", "padding"
-
 
 def _scalars(ctx: RuleContext, values: Any) -> list[ir.Value]:
     found = map(i32, values)

@@ -21,9 +21,6 @@ from pallas_gpu.mosaic.moves import gather, image, relayout, scatter
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 
-# Attributes of the warpgroup-level operations.
-_DTYPE, _KIND, _UNIQUE = "dtype", "kind", "unique"
-
 
 def _operands(ctx: RuleContext, invals: Sequence[Any]) -> dict[str, Any]:
     """The operands by name; constants are values too."""

@@ -18,14 +18,13 @@ from pallas_gpu.mosaic.tensor_cores import mma
 from pallas_gpu.primitives.tensor_cores import mma as primitives
 
 _ROLES = ("accumulator", "left operand", "right operand")
-# Attributes of the warpgroup-level operation: the types of the operands.
-_TYPES = ("acc", "a", "b")
+_NAMES = ("acc", "a", "b")
 
 
 @emits(primitives.mma_p)
 def _mma(ctx: RuleContext, *invals: Any) -> Any:
     operands = ctx.operands(invals)
-    given = [ctx.operand(operands[name], name) for name in _TYPES]
+    given = [ctx.operand(operands[name], name) for name in _NAMES]
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
@@ -58,14 +57,14 @@ def _in_layouts(given: list[Any]) -> list[Any]:
 
 @relates(primitives.mma_p)
 def _relate(node: Node, *_: Any) -> Symbol:
-    acc, a, b = given = [node.operands[name] for name in _TYPES]
+    acc, a, b = given = [node.operands[name] for name in _NAMES]
     bits = dtypes.stored_bits(np.dtype(a.dtype))
     (m, n), k = acc.shape, b.shape[0]
     shape = MmaShape.best(m, n, k, bits)
     assert shape is not None  # the public function refuses other shapes
     made = None
     layouts = (shape.acc, shape.lhs, shape.rhs)
-    for name, x, layout, role in zip(_TYPES, given, layouts, _ROLES, strict=True):
+    for name, x, layout, role in zip(_NAMES, given, layouts, _ROLES, strict=True):
         variable = node.variable(x, role, fixed=place(layout, x.shape))
         node.take(x, variable, name)
         made = made or variable

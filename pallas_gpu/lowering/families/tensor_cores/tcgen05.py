@@ -26,7 +26,6 @@ _ROLES = {
 }
 
 
-# The attribute that says which operands there are.
 @emits(primitives.tcgen05_mma_p)
 def _mma(ctx: RuleContext, *invals: Any) -> list[Any]:
     return _multiply(ctx, invals, tcgen05.mma)
