@@ -18,7 +18,6 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.choice.chooser import Chooser
 from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
@@ -52,7 +51,7 @@ class KernelState:
         while code is emitted.
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
-      layouts: who chooses the layouts of arrays.
+      layouts: who chooses the layouts of arrays, a `choice.authored.Authored`.
       path: the regions around the operation that is lowered, as inference knows them.
       moved: for each open block the arrays that were moved to another layout there: a
         block's values are not visible after its end.
@@ -62,7 +61,7 @@ class KernelState:
     target: arch.GpuTarget
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
-    layouts: Chooser
+    layouts: Any
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     smem_top_bytes: int = 0

@@ -153,17 +153,16 @@ def _is_default_layout(layout: Placement) -> bool:
 
 
 def _in_layout(
-    kernel: Any, x: Any, target: Placement, repeats_chosen: bool = False
+    kernel: Any,
+    x: Any,
+    target: Placement,
+    repeats_chosen: bool = False,
+    done: dict[int, Any] | None = None,
 ) -> Any:
     """Returns an array in a layout, or with operands that can be materialized in it."""
-    return _converted(kernel, x, target, repeats_chosen, {})
-
-
-def _converted(
-    kernel: Any, x: Any, target: Placement, repeats_chosen: bool, done: dict[int, Any]
-) -> Any:
     # An operand that is used twice is visited once: expressions such as a hash's would
     # otherwise double with each step.
+    done = {} if done is None else done
     if id(x) in done:
         return done[id(x)]
     result = x
@@ -175,7 +174,7 @@ def _converted(
             result = _broadcast(kernel, x, target, repeats_chosen)
         case regs.Mapped():
             operands = [
-                _converted(kernel, o, target, repeats_chosen, done) for o in x.operands
+                _in_layout(kernel, o, target, repeats_chosen, done) for o in x.operands
             ]
             result = _mapped(x, operands, target)
     done[id(x)] = result

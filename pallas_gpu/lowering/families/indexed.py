@@ -129,19 +129,23 @@ def placed_access(
       default: the layout if nothing determines one; None for that of the shape.
     """
     found = access(ctx, invals, ref, *extra)
-    if ctx.kernel.layouts.infers:
-        return _assigned_access(ctx, found, extra), ctx.target("access")
-    arrays = [found.mask, *found.extra, *found.indices]
-    given = agreement.preferred(arrays)
+    infers = ctx.kernel.layouts.infers
+    given = (
+        None
+        if infers
+        else agreement.preferred([found.mask, *found.extra, *found.indices])
+    )
     if default is not None and given == _default_placement(found):
         given = None
     if layout is not None and found.shape:
         given = place_registers(layout, found.shape)
     placement = given or default or _default_placement(found)
-    if placement is None:
-        return found, None
+    if infers:
+        placement = ctx.target("access")
 
-    def alike(x: Any) -> Any:
+    def alike(x: Any, slot: str) -> Any:
+        if infers:
+            return None if x is None else ctx.operand(x, slot)
         # In the default layout, nobody has chosen that of the access.
         return agreement.in_layout(
             ctx.kernel, x, placement, repeats_chosen=given is None
@@ -149,24 +153,10 @@ def placed_access(
 
     return dataclasses.replace(
         found,
-        indices=tuple(map(alike, found.indices)),
-        mask=alike(found.mask),
-        extra=tuple(map(alike, found.extra)),
+        indices=tuple(alike(x, f"index {i}") for i, x in enumerate(found.indices)),
+        mask=alike(found.mask, "mask"),
+        extra=tuple(map(alike, found.extra, extra)),
     ), placement
-
-
-def _assigned_access(ctx: RuleContext, found: Access, extra: Sequence[str]) -> Access:
-    return dataclasses.replace(
-        found,
-        indices=tuple(
-            ctx.operand(x, f"index {i}") for i, x in enumerate(found.indices)
-        ),
-        mask=None if found.mask is None else ctx.operand(found.mask, "mask"),
-        extra=tuple(
-            None if x is None else ctx.operand(x, name)
-            for x, name in zip(found.extra, extra, strict=True)
-        ),
-    )
 
 
 def related_access(

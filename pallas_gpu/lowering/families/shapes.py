@@ -18,16 +18,6 @@ from pallas_gpu.lowering.inference.network import named
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 
-# --- whole arrays ---------------------------------------------------------------------
-
-
-def placed(x: Any) -> regs.RegisterArray:
-    """Materializes a deferred array in the default layout."""
-    if isinstance(x, regs.Deferred):
-        return regs.placed(x)
-    return x
-
-
 # --- splats, broadcasts, iotas --------------------------------------------------------
 
 
