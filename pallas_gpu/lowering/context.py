@@ -106,7 +106,11 @@ class KernelState:
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
-        return no_rule(self, op)
+        return errors.UnsupportedError(
+            f"{op.name} is not supported on {self.target.name}",
+            hint="see docs/coverage.md for what is supported",
+            where=op.where,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,15 +304,6 @@ def _location(op: Op, around: ir.Location) -> ir.Location:
         if place is not None:
             return ir.Location.file(place[0], place[1], 0)
     return around
-
-
-def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
-    """Returns the error for a primitive without a rule."""
-    return errors.UnsupportedError(
-        f"{op.name} is not supported on {kernel.target.name}",
-        hint="see docs/coverage.md for what is supported",
-        where=op.where,
-    )
 
 
 def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:

@@ -93,7 +93,7 @@ class Nvidia:
     def prologue(self, state: KernelState) -> Sequence[Any]:
         """Emits the positions on the axes and the initialisation of the barriers."""
         _prologue(state)
-        return _handles(state)
+        return [_handle(state, i) for i in range(len(state.params.jaxpr.invars))]
 
     def epilogue(self, state: KernelState) -> None:
         """Emits the end of the body, and sets the SMEM size of the block."""
@@ -249,15 +249,11 @@ def share_subexpressions(build: Build) -> Build:
 
 def drop_repeated_barriers(build: Build) -> Build:
     """Removes redundant consecutive barriers."""
-    return build.replace(module=_reopened(build).finish())
-
-
-def _reopened(build: Build) -> KernelBuilder:
-    """Returns the builder of the module, or one reconstructed from the module."""
-    if build.launch is not None:
-        return build.launch
-    spec = _launch_spec(build.params, _gpu(build.target), build.plan)
-    return KernelBuilder.reopen(spec, build.module)
+    shell = build.launch
+    if shell is None:
+        spec = _launch_spec(build.params, _gpu(build.target), build.plan)
+        shell = KernelBuilder.reopen(spec, build.module)
+    return build.replace(module=shell.finish())
 
 
 def _gpu(target: arch.Target) -> arch.GpuTarget:
@@ -312,10 +308,6 @@ def _position_around(kernel: KernelState, operand: int) -> Any:
     pointer = kernel.builder.buffers[handle.buffer_index]
     view = gmem.GmemView(pointer, handle.buffer_index, handle.dtype, handle.window)
     return gmem.load_scalar(view.slice([0], [None]))
-
-
-def _handles(kernel: KernelState) -> Sequence[Any]:
-    return [_handle(kernel, i) for i in range(len(kernel.params.jaxpr.invars))]
 
 
 def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:

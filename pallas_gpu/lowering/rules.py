@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.inference.network import UseKind
 from pallas_gpu.primitives._registry import RuleKind, register
 
 Decorator = Callable[[Callable], Callable]
@@ -30,6 +32,22 @@ def relates(*primitives: Any) -> Decorator:
         return rule
 
     return enter
+
+
+def relates_uses(*primitives: Any, **kinds: UseKind) -> None:
+    """Registers the relation of primitives without arrays in registers.
+
+    Args:
+      primitives: their results are scalars.
+      kinds: how they use the parts of arrays in memory that are operands, by name.
+    """
+
+    def relate(node: Node, *_: Any) -> list[Any]:
+        for name, kind in kinds.items():
+            node.use(node.part(node.operands[name]), kind)
+        return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
+
+    relates(*primitives)(relate)
 
 
 def find_primitive(primitive: Any) -> Any:

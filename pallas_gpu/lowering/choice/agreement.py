@@ -38,7 +38,7 @@ def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     if target is None:
         return tuple(operands)
     # Beside an array whose layout nobody has chosen, what a broadcast repeats converts.
-    converts = _is_default_layout(target)
+    converts = _is_default(target)
     return tuple(_in_layout(kernel, x, target, converts) for x in operands)
 
 
@@ -119,14 +119,14 @@ def _common(operands: Sequence[Any]) -> Placement | None:
     chosen = dict.fromkeys(x.layout for x in arrays if _is_chosen(x))
     if len(chosen) > 1:
         return None
-    derived = [x.layout for x in arrays if not _is_default(x)]
+    derived = [x.layout for x in arrays if not _is_default(x.layout)]
     return next(iter([*chosen, *derived, arrays[0].layout]))
 
 
 def _is_chosen(x: regs.RegisterArray) -> bool:
     """Whether an author may have given the layout: it has a name."""
     named = describe(x.layout).startswith(("Layout.", "WG_STRIDED("))
-    return named and not _is_default(x)
+    return named and not _is_default(x.layout)
 
 
 def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
@@ -144,11 +144,7 @@ def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
     return None
 
 
-def _is_default(x: regs.RegisterArray) -> bool:
-    return _is_default_layout(x.layout)
-
-
-def _is_default_layout(layout: Placement) -> bool:
+def _is_default(layout: Placement) -> bool:
     return any(layout == default_placement(layout.shape, bits) for bits in _WIDTHS)
 
 

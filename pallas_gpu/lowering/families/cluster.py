@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.defaults import word_layout
@@ -23,11 +22,6 @@ from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
-
-
-def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
-    barrier = ctx.operands(invals)["barrier"]
-    return barrier_pointer(ctx, barrier)
 
 
 def _word_layout(
@@ -58,12 +52,14 @@ def _word_layout(
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     params = ctx.eqn.params
     words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
-    found, placement = indexed.placed_access(ctx, invals, "ref", "value", default=words)
+    elements, (value,), placement = indexed.placed_access(
+        ctx, invals, "ref", "value", default=words
+    )
     cluster.store_async(
-        indexed.elements_of(ctx, found),
+        elements,
         placement,
-        found.extra[0],
-        _barrier(ctx, invals),
+        value,
+        barrier_pointer(ctx, ctx.operands(invals)["barrier"]),
         params["atomic"],
         params["sem"],
     )

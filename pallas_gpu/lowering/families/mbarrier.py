@@ -47,11 +47,16 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(predicate)):
         orders = ctx.eqn.params["orders_tensor_core"]
         count = ctx.eqn.params["num_arrivals"]
-        if isinstance(barrier.handle.barrier, types.ClusterBarrier):
+        declared = barrier.handle.barrier
+        if isinstance(declared, types.ClusterBarrier):
+            # The CTAs in which an arrival counts.
+            groups = [cluster_group(ctx, axes) for axes in declared.groups]
+            if declared.leader_tracked:
+                groups = [group.leader for group in groups]
             cluster.arrive(
                 pointer,
-                *_reached(ctx, barrier.handle.barrier),
-                memory_scope=_arrival_scope(ctx, barrier.handle.barrier),
+                *groups,
+                memory_scope=_arrival_scope(ctx, declared),
                 orders_tensor_core=orders,
                 count=count,
             )
@@ -68,12 +73,6 @@ def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(operands["predicate"])):
         mbarrier.expect_tx(pointer, ctx.eqn.params["num_bytes"])
     return []
-
-
-def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Group]:
-    """Returns the CTAs in which an arrival on a barrier counts."""
-    groups = [cluster_group(ctx, axes) for axes in barrier.groups]
-    return [group.leader for group in groups] if barrier.leader_tracked else groups
 
 
 def _arrival_scope(ctx: RuleContext, barrier: types.Barrier) -> cluster.MemoryScope:

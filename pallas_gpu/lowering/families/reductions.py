@@ -50,13 +50,18 @@ def _make(kind: reductions.Kind):
 
 
 def _relate(node: Node, x: Symbol) -> Symbol:
-    axes, (aval,) = tuple(node.params["axes"]), node.op.results
-    if not axes:
-        return x
-    dtype = dtypes.combining(x.dtype)
+    axes = tuple(node.params["axes"])
+    return related_wide(node, x, relations.Reduce(axes), "reduced") if axes else x
+
+
+def related_wide(
+    node: Node, x: Symbol, relation: relations.Relation, slot: str
+) -> Symbol:
+    """A combination of elements, in the type in which they are combined."""
+    (aval,), dtype = node.op.results, dtypes.combining(x.dtype)
     wide = related_convert(node, x, dtype, "widened")
-    reduced = jax.ShapeDtypeStruct(aval.shape, dtype)
-    result = node.related(wide, reduced, relations.Reduce(axes), "reduced", splat=True)
+    made = jax.ShapeDtypeStruct(aval.shape, dtype)
+    result = node.related(wide, made, relation, slot, splat=True)
     return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
+from pallas_gpu.layouts.moves.reductions import least_scratch_bytes
 from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import (
@@ -23,7 +24,6 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
     reshape_placement,
 )
-from pallas_gpu.lowering.inference import scratch
 
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
 # Guide, "Compute Capabilities").
@@ -223,7 +223,18 @@ class Reduce(Relation):
         return cycles
 
     def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
-        return scratch.for_reduction(layout, self.axes, bits)
+        return _reduction_scratch_bytes(layout, self.axes, max(bits, 8))
+
+
+@functools.lru_cache(maxsize=2048)
+def _reduction_scratch_bytes(
+    layout: Placement, axes: tuple[int, ...], bits: int
+) -> int | None:
+    """The least that a reduction needs; None where its layout does not allow it."""
+    try:
+        return least_scratch_bytes(layout, axes, bits)
+    except LayoutError:
+        return None
 
 
 def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, int]:

@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import (
-    joined,
-    moved,
-    related_moved,
-)
+from pallas_gpu.lowering.families.moves.rearrange import moved, related_moved
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
@@ -44,12 +42,26 @@ def _concatenate(ctx: RuleContext, *operands: Any) -> Any:
 
 
 def _joined(
-    starts: Any,
+    starts: Sequence[Sequence[int]],
     shape: tuple[int, ...],
     held: Sequence[regs.RegisterArray],
     target: Placement | None,
-) -> Any:
-    return joined(held, starts, target or relations.repeated(held[0].layout, shape))
+) -> regs.RegisterArray | None:
+    """The registers of all operands as those of the whole; None if data would move."""
+    target = target or relations.repeated(held[0].layout, shape)
+    if not isinstance(target, LinearLayout):
+        return None
+    values: dict[int, ir.Value] = {}
+    for x, start in zip(held, starts, strict=True):
+        try:
+            if target.slice(start, x.shape) != x.layout:
+                return None
+            chosen = target.slice_registers(start, x.shape)
+        except errors.LayoutError:
+            return None
+        values.update(zip(chosen, x.values, strict=True))
+    ordered = tuple(values[r] for r in range(target.num_registers))
+    return regs.RegisterArray(ordered, target, held[0].dtype)
 
 
 @relates("concatenate")

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu import errors
-from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
@@ -111,40 +109,3 @@ def through_scratch(
     """Moves arrays through scratch, which grows for it."""
     room = scratch.for_data(kernel, image.size_bytes(plan.size, operands[0].dtype))
     return moves.rearrange(plan, operands, target, room, starts=starts, other=other)
-
-
-def renamed_part(
-    x: regs.RegisterArray,
-    starts: Sequence[int],
-    sizes: Sequence[int],
-    target: Placement | None,
-) -> regs.Array | None:
-    """The part, if it consists of registers of the array; else None."""
-    try:
-        part = regs.static_slice(x, starts, sizes)
-    except errors.LayoutError:
-        return None
-    return part if target in (None, getattr(part, "layout", None)) else None
-
-
-def joined(
-    operands: Sequence[regs.RegisterArray],
-    parts: Sequence[Sequence[int]],
-    target: Placement | None,
-) -> regs.RegisterArray | None:
-    """The registers of all operands as those of the whole; None if data would move."""
-    if not isinstance(target, LinearLayout):
-        return None
-    values: dict[int, ir.Value] = {}
-    for x, start in zip(operands, parts, strict=True):
-        if not isinstance(x.layout, LinearLayout):
-            return None
-        try:
-            chosen = target.slice_registers(start, x.shape)
-            if target.slice(start, x.shape) != x.layout:
-                return None
-        except errors.LayoutError:
-            return None
-        values.update(zip(chosen, x.values, strict=True))
-    ordered = tuple(values[r] for r in range(target.num_registers))
-    return regs.RegisterArray(ordered, target, operands[0].dtype)

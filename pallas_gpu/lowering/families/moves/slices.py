@@ -11,16 +11,13 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_gpu import errors
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import (
-    moved,
-    related_moved,
-    renamed_part,
-)
+from pallas_gpu.lowering.families.moves.rearrange import moved, related_moved
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.references import index_value
@@ -52,7 +49,12 @@ def _part(
     plan = plans.part(x.shape, starts, sizes, steps)
 
     def part(held: Sequence[regs.RegisterArray], target: Placement | None) -> Any:
-        return renamed_part(held[0], starts, sizes, target)
+        """The part, if it consists of registers of the array; else None."""
+        try:
+            found = regs.static_slice(held[0], starts, sizes)
+        except errors.LayoutError:
+            return None
+        return found if target in (None, getattr(found, "layout", None)) else None
 
     renames = all(step == 1 for step in steps or ())
     return moved(ctx, plan, [x], rename=part if renames else None, slot=slot)

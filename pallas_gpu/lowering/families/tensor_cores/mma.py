@@ -35,24 +35,25 @@ def _in_layouts(given: list[Any]) -> list[Any]:
     acc, a, b = given
     (m, n), k = acc.shape, b.shape[0]
     bits = dtypes.stored_bits(a.dtype)
-    for shape in MmaShape.divisions(m, n, k, bits):
-        layouts = (shape.acc, shape.lhs, shape.rhs)
-        fits = shape == shape.padded and all(
+    fitting = (
+        shape
+        for shape in MmaShape.divisions(m, n, k, bits)
+        if shape == shape.padded
+        and all(
             isinstance(x, regs.Deferred) or x.layout == place(layout, x.shape)
-            for x, layout in zip(given, layouts, strict=True)
+            for x, layout in zip(given, _layouts(shape), strict=True)
         )
-        if fits:
-            return [
-                x.materialize(layout) if isinstance(x, regs.Deferred) else x
-                for x, layout in zip(given, layouts, strict=True)
-            ]
-    best = MmaShape.best(m, n, k, bits)
-    assert best is not None  # the public function refuses other shapes
-    layouts = (best.acc, best.lhs, best.rhs)
+    )
+    chosen = next(fitting, None) or MmaShape.best(m, n, k, bits)
+    assert chosen is not None  # the public function refuses other shapes
     return [
         x.materialize(layout) if isinstance(x, regs.Deferred) else x
-        for x, layout in zip(given, layouts, strict=True)
+        for x, layout in zip(given, _layouts(chosen), strict=True)
     ]
+
+
+def _layouts(shape: MmaShape) -> tuple[Any, ...]:
+    return shape.acc, shape.lhs, shape.rhs
 
 
 @relates(primitives.mma_p)
@@ -63,7 +64,7 @@ def _relate(node: Node, *_: Any) -> Symbol:
     shape = MmaShape.best(m, n, k, bits)
     assert shape is not None  # the public function refuses other shapes
     made = None
-    layouts = (shape.acc, shape.lhs, shape.rhs)
+    layouts = _layouts(shape)
     for name, x, layout, role in zip(_NAMES, given, layouts, _ROLES, strict=True):
         variable = node.variable(x, role, fixed=place(layout, x.shape))
         node.take(x, variable, name)
