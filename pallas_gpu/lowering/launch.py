@@ -13,6 +13,7 @@ from pallas_gpu import arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
+from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
@@ -83,8 +84,8 @@ class Nvidia:
         layouts: Any = None,
     ) -> KernelState:
         """Returns a state without registers and axes."""
-        if layouts is None:
-            return KernelState(params, target, launch, plan, Authored())
+        if isinstance(layouts, Authored):
+            return KernelState(params, target, launch, plan, layouts)
         limit = pressure.register_limit(layouts, _room(params, target, plan))
         if limit is not None:
             launch.limit_registers(limit)
@@ -151,13 +152,13 @@ def threads_of(params: CallParams) -> int:
 
 
 def infer_layouts(build: Build) -> Build:
-    """Infers the layouts of the arrays of a program under Warpgroup semantics.
+    """Infers the layouts of the arrays of a program, or leaves them to the author.
 
     Raises:
       LayoutError: no assignment satisfies all operations.
     """
     if build.params.compiler_params.lowering_semantics is not _WARPGROUP:
-        return build
+        return build.replace(layouts=Authored())
     params = build.params
     region = region_of(params.jaxpr)
     network = collect.collect(
@@ -205,22 +206,29 @@ def _levels(params: CallParams, i: int) -> list[tuple[int, int]]:
 
 def layouts_text(build: Build) -> str | None:
     """Returns the layouts of values beside their lines, None if none are inferred."""
-    return None if build.layouts is None else listing.listing(build.layouts)
+    return listing.listing(build.layouts) if _is_inferred(build) else None
 
 
 def annotated_text(build: Build) -> str | None:
     """Returns the program with its layouts, None if none are inferred."""
-    return None if build.layouts is None else program_text(build)
+    return program_text(build) if _is_inferred(build) else None
 
 
 def program_text(build: Build) -> str:
-    """Returns the program that is emitted, with layouts where they are inferred."""
+    """Returns the program that has been emitted, with layouts."""
     notes: dict[Any, list[str]] = {}
-    rows_of = () if build.layouts is None else listing.rows_of(build.layouts)
-    for step, rows in rows_of:
-        notes.setdefault(step.node.op, [layout for _, _, layout in rows])
+    if _is_inferred(build):
+        for step, rows in listing.rows_of(build.layouts):
+            notes.setdefault(step.node.op, [layout for _, _, layout in rows])
+    else:
+        for op, made in build.layouts.made.items():
+            notes[op] = [describe(layout) for layout in made.values()]
     region = region_of(build.params.jaxpr)
     return text.text(region, build.name, lambda op: "; ".join(notes.get(op, [])))
+
+
+def _is_inferred(build: Build) -> bool:
+    return isinstance(build.layouts, inference.Assignment)
 
 
 def _room(

@@ -21,6 +21,7 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.mosaic.registers import default_placement, spread_layout
+from pallas_gpu.program.nodes import Op
 
 # Rows and columns of the smallest tile of the tensor core's layouts.
 _WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
@@ -35,8 +36,12 @@ class Authored:
 
     Attributes:
       infers: whether inference has chosen.
+      made: the layouts of the results of operations, by their positions.
     """
 
+    made: dict[Op, dict[Slot, Placement]] = dataclasses.field(
+        default_factory=dict, kw_only=True
+    )
     infers = False
 
     # --- memory -----------------------------------------------------------------------
@@ -108,6 +113,8 @@ class Authored:
 
     def result(self, ctx: RuleContext, x: Any, slot: Slot) -> Any:
         """Returns a result in its layout."""
+        if isinstance(x, regs.RegisterArray) and isinstance(slot, int):
+            self.made.setdefault(ctx.op, {})[slot] = x.layout
         return x
 
     def target(self, ctx: RuleContext, slot: Slot) -> Placement | None:
