@@ -18,7 +18,6 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.mosaic import gmem, mbarrier, smem
@@ -256,7 +255,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
 
     def read(operand: Operand) -> Any:
         if isinstance(operand, Constant):
-            return _constant(kernel, operand)
+            return kernel.constant(operand.value.item(), operand.dtype)
         return env[operand]
 
     users = _users(region)
@@ -290,12 +289,6 @@ def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
             if isinstance(x, Value):
                 users[x].append(op)
     return users
-
-
-def _constant(kernel: State, constant: Constant) -> Any:
-    if constant.shape:
-        raise errors.InternalError(f"an array constant of shape {constant.shape}")
-    return kernel.constant(constant.value.item(), constant.dtype)
 
 
 def _location(op: Op, around: ir.Location) -> ir.Location:

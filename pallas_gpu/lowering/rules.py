@@ -34,20 +34,16 @@ def relates(*primitives: Any) -> Decorator:
     return enter
 
 
-def relates_uses(*primitives: Any, **kinds: UseKind) -> None:
-    """Registers the relation of primitives without arrays in registers.
+def used(node: Node, **kinds: UseKind) -> list[Any]:
+    """The relation of an operation without arrays in registers.
 
     Args:
-      primitives: their results are scalars.
-      kinds: how they use the parts of arrays in memory that are operands, by name.
+      node: the operation; its results are scalars.
+      kinds: how it uses the parts of arrays in memory that are operands, by name.
     """
-
-    def relate(node: Node, *_: Any) -> list[Any]:
-        for name, kind in kinds.items():
-            node.use(node.part(node.operands[name]), kind)
-        return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
-
-    relates(*primitives)(relate)
+    for name, kind in kinds.items():
+        node.use(node.part(node.operands[name]), kind)
+    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
 def find_primitive(primitive: Any) -> Any:

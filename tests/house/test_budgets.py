@@ -18,7 +18,7 @@ BUDGETS = {
     "emulator": 11010,
     "entry": 7080,
     "layouts": 10230,
-    "lowering": 10970,
+    "lowering": 10490,
     "mosaic": 14050,
     "ops": 17950,
     "pipeline": 4060,

@@ -11,7 +11,7 @@ from pallas_gpu import _jax
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import cp_async
 from pallas_gpu.primitives import cp_async as primitives
@@ -57,8 +57,8 @@ def close_group(ctx: RuleContext) -> None:
 
 
 # Threads access SMEM in any layout.
-relates_uses(primitives.cp_async_p, dst="indexed")
-relates_uses(primitives.store_by_threads_p, src="indexed")
+relates(primitives.cp_async_p)(lambda node, *_: used(node, dst="indexed"))
+relates(primitives.store_by_threads_p)(lambda node, *_: used(node, src="indexed"))
 
 
 @emits(primitives.wait_gmem_to_smem_p)

@@ -11,7 +11,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.references import i32
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
 
@@ -38,4 +38,4 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-relates_uses(primitives.copy_im2col_p, dst="im2col")
+relates(primitives.copy_im2col_p)(lambda node, *_: used(node, dst="im2col"))

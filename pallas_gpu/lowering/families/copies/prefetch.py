@@ -7,7 +7,7 @@ from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import cluster_group, predicate_value
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.copies.prefetch import prefetch
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 
@@ -25,4 +25,4 @@ def _async_prefetch(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 # It reads GMEM, whose layout is given.
-relates_uses(async_prefetch_p)
+relates(async_prefetch_p)(lambda node, *_: used(node))

@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.grids import launch_control
@@ -61,8 +61,8 @@ def _request(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-relates_uses(try_cluster_cancel_p, result="store")
-relates_uses(query_cluster_cancel_p, result="load")
+relates(try_cluster_cancel_p)(lambda node, *_: used(node, result="store"))
+relates(query_cluster_cancel_p)(lambda node, *_: used(node, result="load"))
 
 
 # --- answers --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
@@ -39,4 +39,4 @@ def _publish(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-relates_uses(publish_p, dst="store")
+relates(publish_p)(lambda node, *_: used(node, dst="store"))

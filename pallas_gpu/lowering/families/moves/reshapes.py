@@ -27,7 +27,7 @@ from pallas_gpu.mosaic.registers import default_placement
 
 
 @emits("reshape")
-def _reshape(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+def _reshape(ctx: RuleContext, x: Any) -> Any:
     return _array_in_shape(ctx, x, ctx.out_aval.shape, ctx.eqn.params["dimensions"])
 
 
@@ -67,7 +67,7 @@ def _renamed(
 
 
 @relates("reshape")
-def _relate_reshape(node: Node, x: Symbol, *dynamic: Any) -> Symbol:
+def _relate_reshape(node: Node, x: Symbol) -> Symbol:
     return _related_shape(node, x, node.params["dimensions"])
 
 

@@ -10,8 +10,9 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32, Reference
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives.sync.semaphore import (
@@ -26,10 +27,12 @@ def _pointer(ctx: RuleContext, ref: Reference) -> ir.Value:
     return gmem.slice_pointer(ctx.view(ref))
 
 
-# They access GMEM, whose layout is given.
-relates_uses(
+@relates(
     semaphore_signal_p, semaphore_signal_parallel_p, semaphore_wait_p, semaphore_read_p
 )
+def _relate(node: Node, *_: Any) -> list[Any]:
+    """They access GMEM, whose layout is given."""
+    return used(node)
 
 
 @emits(semaphore_signal_p)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.rules import emits, relates_uses
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.tensor_cores import scales
 from pallas_gpu.primitives.tensor_cores import scales as primitives
 
@@ -23,4 +23,6 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 # It copies contiguous bytes.
-relates_uses(primitives.async_copy_scales_to_tmem_p, smem="pointer", tmem="mma")
+relates(primitives.async_copy_scales_to_tmem_p)(
+    lambda node, *_: used(node, smem="pointer", tmem="mma")
+)
