@@ -23,7 +23,7 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import smem
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import image, rearrange, relayout
+from pallas_gpu.mosaic.moves import image, rearrange
 from pallas_gpu.mosaic.registers import default_placement, spread_layout
 
 # Widths for which default layouts differ.
@@ -163,9 +163,8 @@ def _in_layout(
         return done[id(x)]
     result = x
     match x:
-        case regs.RegisterArray() if x.layout != target:
-            room = scratch.for_relayout(kernel, x, target)
-            result = relayout.relayout(x, target, room)
+        case regs.RegisterArray():
+            result = scratch.relayouted(kernel, x, target)
         case regs.Broadcast():
             result = _broadcast(kernel, x, target, repeats_chosen)
         case regs.Mapped():
@@ -199,8 +198,7 @@ def _broadcast(
     relation = relations.Broadcast(operand.shape, x.shape, x.dims)
     narrow = relation.backward(target) if isinstance(target, LinearLayout) else None
     if narrow is not None:
-        room = scratch.for_relayout(kernel, operand, narrow)
-        held = relayout.relayout(operand, narrow, room)
+        held = scratch.relayouted(kernel, operand, narrow)
         return regs.Broadcast(held, x.shape, x.dims).materialize(target)
     plan = plans.broadcast(operand.shape, x.shape, x.dims)
     room = scratch.for_data(kernel, image.size_bytes(plan.size, operand.dtype))

@@ -17,7 +17,6 @@ from pallas_gpu.lowering.inference import Assignment
 from pallas_gpu.lowering.inference.collect import Slot
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.mosaic.registers import default_placement
 
 
@@ -98,10 +97,7 @@ class Assigned(Authored):
     def fit(self, kernel: KernelState, value: Any, layout: Placement) -> Any:
         if isinstance(value, regs.Deferred):
             return value.materialize(layout)
-        if value.layout == layout:
-            return value
-        room = scratch.for_relayout(kernel, value, layout)
-        return relayout.relayout(value, layout, room)
+        return scratch.relayouted(kernel, value, layout)
 
     def _target_or_default(
         self, ctx: RuleContext, slot: Slot, shape: tuple[int, ...], dtype: Any

@@ -109,12 +109,9 @@ class Authored:
     def cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
         """Returns an array in a layout that the author has chosen."""
         placement = place(layout, x.shape)
-        room = None
-        if isinstance(x, regs.RegisterArray) and not isinstance(
-            placement, WGSplatLayout
-        ):
-            room = scratch.for_relayout(ctx.kernel, x, placement)
-        return relayout.layout_cast(x, placement, room)
+        if isinstance(x, regs.Deferred) or isinstance(placement, WGSplatLayout):
+            return relayout.layout_cast(x, placement)
+        return scratch.relayouted(ctx.kernel, x, placement)
 
     def result(self, ctx: RuleContext, x: Any, slot: Slot) -> Any:
         """Returns a result in its layout."""

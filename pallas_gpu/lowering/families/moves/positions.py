@@ -15,7 +15,7 @@ from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import table
-from pallas_gpu.mosaic.moves import gather, image, relayout, scatter
+from pallas_gpu.mosaic.moves import gather, image, scatter
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 
@@ -72,9 +72,7 @@ def _scatter(ctx: RuleContext, *invals: Any) -> Any:
     x, updates, index = (
         ctx.placed(operands[name], name) for name in ("x", "updates", "index")
     )
-    if index.layout != updates.layout:
-        room = scratch.for_relayout(ctx.kernel, updates, index.layout)
-        updates = relayout.relayout(updates, index.layout, room)
+    updates = scratch.relayouted(ctx.kernel, updates, index.layout)
     kind, unique = ctx.eqn.params["kind"], ctx.eqn.params["unique"]
     wanted = scatter.wanted_bytes(
         math.prod(x.shape), math.prod(index.shape), x.dtype, unique
