@@ -89,12 +89,6 @@ def match(kernel: KernelState, value: Any, layout: Placement) -> Any:
     return value
 
 
-def move_operations(source: ir.Block, target: ir.Block) -> None:
-    """Moves the operations of a block to the end of another."""
-    for op in list(source.operations):
-        target.append(op)
-
-
 # --- loops ----------------------------------------------------------------------------
 
 
@@ -187,7 +181,8 @@ class Branch:
         with kernel.in_block(block):
             body = self._ahead or self._lower()
             if body.staging is not None:
-                move_operations(body.staging.regions[0].blocks[0], block)
+                for op in list(body.staging.regions[0].blocks[0].operations):
+                    block.append(op)
                 body.staging.operation.erase()
             kernel.state = body.state
             scf.yield_(border.pack(body.results))

@@ -18,8 +18,6 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.choice.chooser import Chooser
-from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.mosaic import gmem, mbarrier, smem
@@ -52,7 +50,7 @@ class KernelState:
         while code is emitted.
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
-      layouts: who chooses the layouts of arrays.
+      layouts: who chooses the layouts of arrays, a `choice.authored.Authored`.
       path: the regions around the operation that is lowered, as inference knows them.
       moved: for each open block the arrays that were moved to another layout there: a
         block's values are not visible after its end.
@@ -62,7 +60,7 @@ class KernelState:
     target: arch.GpuTarget
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
-    layouts: Chooser
+    layouts: Any
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     smem_top_bytes: int = 0
@@ -107,7 +105,11 @@ class KernelState:
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""
-        return no_rule(self, op)
+        return errors.UnsupportedError(
+            f"{op.name} is not supported on {self.target.name}",
+            hint="see docs/coverage.md for what is supported",
+            where=op.where,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +255,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
 
     def read(operand: Operand) -> Any:
         if isinstance(operand, Constant):
-            return _constant(kernel, operand)
+            return kernel.constant(operand.value.item(), operand.dtype)
         return env[operand]
 
     users = _users(region)
@@ -289,27 +291,12 @@ def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
     return users
 
 
-def _constant(kernel: State, constant: Constant) -> Any:
-    if constant.shape:
-        raise errors.InternalError(f"an array constant of shape {constant.shape}")
-    return kernel.constant(constant.value.item(), constant.dtype)
-
-
 def _location(op: Op, around: ir.Location) -> ir.Location:
     for eqn in (op.equation, *reversed(op.calls)):
         place = _jax.file_and_line(eqn)
         if place is not None:
             return ir.Location.file(place[0], place[1], 0)
     return around
-
-
-def no_rule(kernel: KernelState, op: Op) -> errors.PallasGpuError:
-    """Returns the error for a primitive without a rule."""
-    return errors.UnsupportedError(
-        f"{op.name} is not supported on {kernel.target.name}",
-        hint="see docs/coverage.md for what is supported",
-        where=op.where,
-    )
 
 
 def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:

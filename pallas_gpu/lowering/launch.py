@@ -13,6 +13,7 @@ from pallas_gpu import arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
+from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import inference, pressure, workspace
 from pallas_gpu.lowering import values as vals
@@ -83,8 +84,8 @@ class Nvidia:
         layouts: Any = None,
     ) -> KernelState:
         """Returns a state without registers and axes."""
-        if layouts is None:
-            return KernelState(params, target, launch, plan, Authored())
+        if isinstance(layouts, Authored):
+            return KernelState(params, target, launch, plan, layouts)
         limit = pressure.register_limit(layouts, _room(params, target, plan))
         if limit is not None:
             launch.limit_registers(limit)
@@ -93,7 +94,7 @@ class Nvidia:
     def prologue(self, state: KernelState) -> Sequence[Any]:
         """Emits the positions on the axes and the initialisation of the barriers."""
         _prologue(state)
-        return _handles(state)
+        return [_handle(state, i) for i in range(len(state.params.jaxpr.invars))]
 
     def epilogue(self, state: KernelState) -> None:
         """Emits the end of the body, and sets the SMEM size of the block."""
@@ -151,13 +152,13 @@ def threads_of(params: CallParams) -> int:
 
 
 def infer_layouts(build: Build) -> Build:
-    """Infers the layouts of the arrays of a program under Warpgroup semantics.
+    """Infers the layouts of the arrays of a program, or leaves them to the author.
 
     Raises:
       LayoutError: no assignment satisfies all operations.
     """
     if build.params.compiler_params.lowering_semantics is not _WARPGROUP:
-        return build
+        return build.replace(layouts=Authored())
     params = build.params
     region = region_of(params.jaxpr)
     network = collect.collect(
@@ -205,22 +206,29 @@ def _levels(params: CallParams, i: int) -> list[tuple[int, int]]:
 
 def layouts_text(build: Build) -> str | None:
     """Returns the layouts of values beside their lines, None if none are inferred."""
-    return None if build.layouts is None else listing.listing(build.layouts)
+    return listing.listing(build.layouts) if _is_inferred(build) else None
 
 
 def annotated_text(build: Build) -> str | None:
     """Returns the program with its layouts, None if none are inferred."""
-    return None if build.layouts is None else program_text(build)
+    return program_text(build) if _is_inferred(build) else None
 
 
 def program_text(build: Build) -> str:
-    """Returns the program that is emitted, with layouts where they are inferred."""
+    """Returns the program that has been emitted, with layouts."""
     notes: dict[Any, list[str]] = {}
-    rows_of = () if build.layouts is None else listing.rows_of(build.layouts)
-    for step, rows in rows_of:
-        notes.setdefault(step.node.op, [layout for _, _, layout in rows])
+    if _is_inferred(build):
+        for step, rows in listing.rows_of(build.layouts):
+            notes.setdefault(step.node.op, [layout for _, _, layout in rows])
+    else:
+        for op, made in build.layouts.made.items():
+            notes[op] = [describe(layout) for layout in made.values()]
     region = region_of(build.params.jaxpr)
     return text.text(region, build.name, lambda op: "; ".join(notes.get(op, [])))
+
+
+def _is_inferred(build: Build) -> bool:
+    return isinstance(build.layouts, inference.Assignment)
 
 
 def _room(
@@ -249,15 +257,11 @@ def share_subexpressions(build: Build) -> Build:
 
 def drop_repeated_barriers(build: Build) -> Build:
     """Removes redundant consecutive barriers."""
-    return build.replace(module=_reopened(build).finish())
-
-
-def _reopened(build: Build) -> KernelBuilder:
-    """Returns the builder of the module, or one reconstructed from the module."""
-    if build.launch is not None:
-        return build.launch
-    spec = _launch_spec(build.params, _gpu(build.target), build.plan)
-    return KernelBuilder.reopen(spec, build.module)
+    shell = build.launch
+    if shell is None:
+        spec = _launch_spec(build.params, _gpu(build.target), build.plan)
+        shell = KernelBuilder.reopen(spec, build.module)
+    return build.replace(module=shell.finish())
 
 
 def _gpu(target: arch.Target) -> arch.GpuTarget:
@@ -312,10 +316,6 @@ def _position_around(kernel: KernelState, operand: int) -> Any:
     pointer = kernel.builder.buffers[handle.buffer_index]
     view = gmem.GmemView(pointer, handle.buffer_index, handle.dtype, handle.window)
     return gmem.load_scalar(view.slice([0], [None]))
-
-
-def _handles(kernel: KernelState) -> Sequence[Any]:
-    return [_handle(kernel, i) for i in range(len(kernel.params.jaxpr.invars))]
 
 
 def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:

@@ -121,7 +121,7 @@ class Build:
       plan: from the stage `plan` on.
       module: from the stage `rules` on.
       launch: the launch that has built this module, if available.
-      layouts: the result of the stage `layouts`, where it infers any.
+      layouts: the result of the stage `layouts`, where the machine has one.
       serialized: the module as bytes, from the stage `serialize` on.
       compiled: the machine code and its statistics, from the stage `compile` on.
     """

@@ -71,16 +71,12 @@ def register_limit(layouts: Assignment, room: Room) -> int | None:
     arrays = _most_registers(layouts)
     if arrays is None:
         return None
-    needed = max(_FEWEST, arrays + _OTHERS)
-    blocks = min(room.per_sm // (room.threads * _rounded_up(needed)), room.blocks)
+    needed = -(-max(_FEWEST, arrays + _OTHERS) // _UNIT) * _UNIT
+    blocks = min(room.per_sm // (room.threads * needed), room.blocks)
     if not blocks:
         return None
     limit = room.per_sm // (room.threads * blocks) // _UNIT * _UNIT
     return limit if limit < room.per_thread else None
-
-
-def _rounded_up(registers: int) -> int:
-    return -(-registers // _UNIT) * _UNIT
 
 
 def _most_registers(layouts: Assignment) -> int | None:

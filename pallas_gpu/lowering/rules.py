@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.inference.network import UseKind
 from pallas_gpu.primitives._registry import RuleKind, register
 
 Decorator = Callable[[Callable], Callable]
@@ -30,6 +32,18 @@ def relates(*primitives: Any) -> Decorator:
         return rule
 
     return enter
+
+
+def used(node: Node, **kinds: UseKind) -> list[Any]:
+    """The relation of an operation without arrays in registers.
+
+    Args:
+      node: the operation; its results are scalars.
+      kinds: how it uses the parts of arrays in memory that are operands, by name.
+    """
+    for name, kind in kinds.items():
+        node.use(node.part(node.operands[name]), kind)
+    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
 
 
 def find_primitive(primitive: Any) -> Any:

@@ -11,12 +11,14 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.layouts.moves import reductions, relayout
+from pallas_gpu.layouts.moves import reductions
+from pallas_gpu.layouts.moves import relayout as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.mosaic.moves.image import MOST_EMITTED
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
@@ -153,13 +155,14 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
     return result
 
 
-def for_relayout(
-    kernel: KernelState, x: RegisterArray, target: Placement
-) -> SmemScratch | None:
-    """Returns the scratch if the relayout needs it; less than that means rounds."""
+def relayouted(kernel: KernelState, x: RegisterArray, target: Placement) -> Any:
+    """Returns an array in another layout; little scratch means rounds."""
+    if x.layout == target:
+        return x
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
-    wanted = relayout.scratch_bytes(x.layout, target, bits, available)
-    return for_data(kernel, wanted) if wanted else None
+    wanted = plans.scratch_bytes(x.layout, target, bits, available)
+    room = for_data(kernel, wanted) if wanted else None
+    return relayout.relayout(x, target, room)
 
 
 def for_reduction(

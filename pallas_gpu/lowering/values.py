@@ -124,9 +124,6 @@ class TmemHandle:
     layout: TmemLayout
 
 
-MemoryHandle = GmemHandle | SmemHandle
-
-
 def _behind(lead: Sequence[ir.Value], shape: Sequence[int]) -> Window:
     rest = tuple(shape)[len(lead) :]
     starts, sizes = (*lead, *(0 for _ in rest)), (*(None for _ in lead), *rest)

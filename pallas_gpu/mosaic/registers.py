@@ -250,22 +250,6 @@ def map_registers(
     return tuple(result)
 
 
-def with_sign(x: Array, dtype: np.dtype) -> Array:
-    """The same bits with another dtype of the same width: signed or unsigned integers.
-
-    Integers of the warpgroup-level module are signless; operations state the sign.
-    """
-    match x:
-        case _ if x.dtype == dtype:
-            return x
-        case RegisterArray() | Splat() | Iota() | Mapped():
-            return dataclasses.replace(x, dtype=dtype)
-        case Broadcast():
-            operand = with_sign(x.operand, dtype)
-            return dataclasses.replace(x, operand=operand)  # type: ignore[arg-type]
-    raise errors.InternalError("Not a kernel array", got=type(x))
-
-
 # --- layouts --------------------------------------------------------------------------
 
 

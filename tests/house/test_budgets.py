@@ -19,7 +19,7 @@ BUDGETS = {
     "entry": 6150,
     "layouts": 10230,
     "lockstep": 7850,
-    "lowering": 10970,
+    "lowering": 10490,
     "mosaic": 14050,
     "ops": 17950,
     "pipeline": 4060,

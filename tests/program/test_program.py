@@ -21,6 +21,7 @@ from pallas_gpu.program.build import region_of, variables_of
 from pallas_gpu.program.nodes import Constant, Kind, Value
 from pallas_gpu.program.text import text
 from tests.support import golden
+from tests.support.semantics import BOTH
 from tools.source_tree import ROOT
 
 X = jax.ShapeDtypeStruct((8, 128), jnp.float32)
@@ -195,12 +196,15 @@ def test_what_a_trace_captures_is_an_input():
     jax.make_jaxpr(outer)(1.0)
 
 
-def test_the_documents_show_the_program_of_their_kernel(tmp_path):
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_documents_show_the_program_of_their_kernel(tmp_path, semantics):
     page = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")
     section = page.split("## The program")[1]
     source = section.split("```python\n")[1].split("```")[0]
     shown = section.split("```\n\n")[1].split("\n\n")[0]
     file = tmp_path / "k.py"
+    params = f"plgpu.CompilerParams(lowering_semantics=plgpu.{semantics})"
+    source = source.replace("grid=(8,),", f"grid=(8,), compiler_params={params},")
     file.write_text(source.rpartition("print")[0], encoding="utf-8")
     found = runpy.run_path(str(file))["report"].program
     found = re.sub(r"# \S*k\.py", "# k.py", found).strip()

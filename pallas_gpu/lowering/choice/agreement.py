@@ -23,7 +23,7 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import smem
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import image, rearrange, relayout
+from pallas_gpu.mosaic.moves import image, rearrange
 from pallas_gpu.mosaic.registers import default_placement, spread_layout
 
 # Widths for which default layouts differ.
@@ -38,7 +38,7 @@ def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     if target is None:
         return tuple(operands)
     # Beside an array whose layout nobody has chosen, what a broadcast repeats converts.
-    converts = _is_default_layout(target)
+    converts = _is_default(target)
     return tuple(_in_layout(kernel, x, target, converts) for x in operands)
 
 
@@ -119,14 +119,14 @@ def _common(operands: Sequence[Any]) -> Placement | None:
     chosen = dict.fromkeys(x.layout for x in arrays if _is_chosen(x))
     if len(chosen) > 1:
         return None
-    derived = [x.layout for x in arrays if not _is_default(x)]
+    derived = [x.layout for x in arrays if not _is_default(x.layout)]
     return next(iter([*chosen, *derived, arrays[0].layout]))
 
 
 def _is_chosen(x: regs.RegisterArray) -> bool:
     """Whether an author may have given the layout: it has a name."""
     named = describe(x.layout).startswith(("Layout.", "WG_STRIDED("))
-    return named and not _is_default(x)
+    return named and not _is_default(x.layout)
 
 
 def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
@@ -144,38 +144,32 @@ def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
     return None
 
 
-def _is_default(x: regs.RegisterArray) -> bool:
-    return _is_default_layout(x.layout)
-
-
-def _is_default_layout(layout: Placement) -> bool:
+def _is_default(layout: Placement) -> bool:
     return any(layout == default_placement(layout.shape, bits) for bits in _WIDTHS)
 
 
 def _in_layout(
-    kernel: Any, x: Any, target: Placement, repeats_chosen: bool = False
+    kernel: Any,
+    x: Any,
+    target: Placement,
+    repeats_chosen: bool = False,
+    done: dict[int, Any] | None = None,
 ) -> Any:
     """Returns an array in a layout, or with operands that can be materialized in it."""
-    return _converted(kernel, x, target, repeats_chosen, {})
-
-
-def _converted(
-    kernel: Any, x: Any, target: Placement, repeats_chosen: bool, done: dict[int, Any]
-) -> Any:
     # An operand that is used twice is visited once: expressions such as a hash's would
     # otherwise double with each step.
+    done = {} if done is None else done
     if id(x) in done:
         return done[id(x)]
     result = x
     match x:
-        case regs.RegisterArray() if x.layout != target:
-            room = scratch.for_relayout(kernel, x, target)
-            result = relayout.relayout(x, target, room)
+        case regs.RegisterArray():
+            result = scratch.relayouted(kernel, x, target)
         case regs.Broadcast():
             result = _broadcast(kernel, x, target, repeats_chosen)
         case regs.Mapped():
             operands = [
-                _converted(kernel, o, target, repeats_chosen, done) for o in x.operands
+                _in_layout(kernel, o, target, repeats_chosen, done) for o in x.operands
             ]
             result = _mapped(x, operands, target)
     done[id(x)] = result
@@ -204,8 +198,7 @@ def _broadcast(
     relation = relations.Broadcast(operand.shape, x.shape, x.dims)
     narrow = relation.backward(target) if isinstance(target, LinearLayout) else None
     if narrow is not None:
-        room = scratch.for_relayout(kernel, operand, narrow)
-        held = relayout.relayout(operand, narrow, room)
+        held = scratch.relayouted(kernel, operand, narrow)
         return regs.Broadcast(held, x.shape, x.dims).materialize(target)
     plan = plans.broadcast(operand.shape, x.shape, x.dims)
     room = scratch.for_data(kernel, image.size_bytes(plan.size, operand.dtype))

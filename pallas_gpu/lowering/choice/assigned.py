@@ -11,18 +11,18 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.choice.chooser import Slot
+from pallas_gpu.lowering.choice.authored import Authored
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.inference import Assignment
+from pallas_gpu.lowering.inference.collect import Slot
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.mosaic.registers import default_placement
 
 
 @dataclasses.dataclass(frozen=True)
-class Assigned:
-    """The `Chooser` of Warpgroup semantics; relayouts lie between operations."""
+class Assigned(Authored):
+    """As `Authored`, by inference; relayouts lie between operations."""
 
     layouts: Assignment
     infers = True
@@ -97,10 +97,7 @@ class Assigned:
     def fit(self, kernel: KernelState, value: Any, layout: Placement) -> Any:
         if isinstance(value, regs.Deferred):
             return value.materialize(layout)
-        if value.layout == layout:
-            return value
-        room = scratch.for_relayout(kernel, value, layout)
-        return relayout.relayout(value, layout, room)
+        return scratch.relayouted(kernel, value, layout)
 
     def _target_or_default(
         self, ctx: RuleContext, slot: Slot, shape: tuple[int, ...], dtype: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file per family, with its lane, warpgroup, infer and expand rules.
+"""One file per family, with its relations and its emit rules.
 
 Importing this package imports every file in it and in its inner rooms, which registers
 all rules: a new family is a new file.

@@ -13,40 +13,24 @@ from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
 
-# Attributes: `atomic_add` and the like; sem and scope, absent where it is None.
-_NAME, _SEM, _SCOPE = "name", "sem", "scope"
-
 
 def _values(name: str) -> tuple[str, ...]:
     return ("compare", "value") if name == "atomic_cas" else ("value",)
 
 
-def _update(
-    kernel: Any,
-    elements: Any,
-    placement: Any,
-    name: str,
-    values: Any,
-    returns: bool,
-    order: atomics.Order,
-) -> Any:
-    needed = atomics.scratch_bytes(placement, elements.dtype) if returns else 0
-    shape = () if placement is None else placement.shape
-    room = scratch.of_bytes(
-        kernel, needed, "an atomic operation", f"{elements.dtype}{list(shape)}"
-    )
-    return atomics.update(elements, placement, name, values, returns, room, order)
-
-
 def _make(name: str):
     def rule(ctx: RuleContext, *invals: Any) -> Any:
-        found, placement = indexed.placed_access(ctx, invals, "ref", *_values(name))
+        elements, values, placement = indexed.placed_access(
+            ctx, invals, "ref", *_values(name)
+        )
         with ctx.in_order():
-            elements = indexed.elements_of(ctx, found)
             order = atomics.Order(ctx.eqn.params["sem"], ctx.eqn.params["scope"])
             returns = ctx.result_is_read
-            return _update(
-                ctx.kernel, elements, placement, name, found.extra, returns, order
+            needed = atomics.scratch_bytes(placement, elements.dtype) if returns else 0
+            got = f"{elements.dtype}{list(ctx.eqn.params['shape'])}"
+            room = scratch.of_bytes(ctx.kernel, needed, "an atomic operation", got)
+            return atomics.update(
+                elements, placement, name, values, returns, room, order
             )
 
     return rule

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.defaults import word_layout
@@ -27,13 +26,6 @@ from pallas_gpu.primitives.cluster import (
     async_store_smem_p,
     cluster_sync_p,
 )
-
-_ATOMIC, _SEM = "atomic", "sem"
-
-
-def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
-    barrier = ctx.operands(invals)["barrier"]
-    return barrier_pointer(ctx, barrier)
 
 
 def _word_layout(
@@ -70,12 +62,14 @@ def _sync(ctx: RuleContext) -> list[Any]:
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     params = ctx.eqn.params
     words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
-    found, placement = indexed.placed_access(ctx, invals, "ref", "value", default=words)
+    elements, (value,), placement = indexed.placed_access(
+        ctx, invals, "ref", "value", default=words
+    )
     cluster.store_async(
-        indexed.elements_of(ctx, found),
+        elements,
         placement,
-        found.extra[0],
-        _barrier(ctx, invals),
+        value,
+        barrier_pointer(ctx, ctx.operands(invals)["barrier"]),
         params["atomic"],
         params["sem"],
     )

@@ -73,29 +73,19 @@ def _layout(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _known_layout(ctx: RuleContext, invals: Any) -> str:
     """The layout of a value or a reference, as text."""
     x = ctx.operands(invals)["x"]
-    handle = getattr(x, "handle", x)
-    match handle:
+    match getattr(x, "handle", x):
         case vals.AccumulatorHandle():
             return "Layout.WGMMA (an accumulator)"
-        case vals.SmemHandle():
-            return handle.layout.description
+        case vals.SmemHandle(layout=layout):
+            return layout.description
         case vals.GmemHandle():
             return "row-major, in GMEM"
-        case vals.TmemHandle():
-            return str(handle.layout)
-        case int() | float():
-            return _SCALAR
-    return _layout_of(handle)
-
-
-_SCALAR = "a scalar, in a register of every thread"
-
-
-def _layout_of(array: Any) -> str:
-    if vals.is_scalar(array):
-        return _SCALAR
-    if isinstance(array, regs.RegisterArray):
-        return describe(array.layout)
+        case vals.TmemHandle(layout=layout):
+            return str(layout)
+        case int() | float() | regs.Splat(shape=()):
+            return "a scalar, in a register of every thread"
+        case regs.RegisterArray(layout=layout):
+            return describe(layout)
     return "no layout: each use materializes it in its own"
 
 

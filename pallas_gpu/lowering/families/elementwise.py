@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lax's elementwise operations: a check and four rules for every row of the table.
-
-An operation keeps lax's name until its arrays have layouts: the table maps one
-operation to different instructions for different types and parameters, and inference
-needs only that all of its arrays have the same layout.
-"""
+"""lax's elementwise operations: a check and two rules for every row of the table."""
 
 from __future__ import annotations
 
@@ -26,9 +21,6 @@ from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.row import Row
 from pallas_gpu.primitives import _registry as registry
-
-# Attributes: types of operands and result with their signs; lax's other parameters.
-_DTYPES, _PARAMS = "dtypes", "params"
 
 
 def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Indices, mask and value have the layout of the result.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import WGStridedLayout
-from pallas_gpu.layouts.edges import Edges
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
@@ -30,53 +28,6 @@ from pallas_gpu.mosaic.registers import default_placement, spread_layout
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 
 # --- what an equation accesses --------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Access:
-    """The operands of an equation.
-
-    Attributes:
-      ref: reference and steps that select a window.
-      indices, mask, extra: values; extra are the operands of one family, or None.
-      shape: of the access; () for a single element.
-      dtype: of the elements.
-      view_shape, adjacent, mask_edges, rank: see `indexed.Elements`.
-    """
-
-    ref: Any
-    indices: tuple[Any, ...]
-    mask: Any
-    extra: tuple[Any, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    view_shape: tuple[int, ...] | None
-    adjacent: tuple[int, int] | None
-    mask_edges: Edges | None
-    rank: ir.Value | None
-
-
-def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Access:
-    """Returns the operands of an equation.
-
-    Args:
-      ref: name of the reference.
-      extra: names of the family's operands.
-    """
-    params = ctx.eqn.params
-    operands = ctx.operands(invals, numbers=False)
-    return Access(
-        operands[ref],
-        tuple(operands["indices"]),
-        operands["mask"],
-        tuple(operands[name] for name in extra),
-        tuple(params["shape"]),
-        np.dtype(params["dtype"]),
-        params["view_shape"],
-        params["adjacent"],
-        params.get("mask_edges"),
-        rank_of(ctx, params["cta_axes"], operands["cta"]),
-    )
 
 
 def rank_of(
@@ -99,20 +50,6 @@ def rank_of(
     return cluster.rank_at(tuple(mesh.cluster), found)
 
 
-def elements_of(ctx: RuleContext, found: Access) -> indexed.Elements:
-    """Returns the elements of an access."""
-    return indexed.Elements(
-        ctx.view(found.ref),
-        found.view_shape,
-        found.dtype,
-        found.indices,
-        found.mask,
-        found.adjacent,
-        found.mask_edges,
-        found.rank,
-    )
-
-
 def placed_access(
     ctx: RuleContext,
     invals: Sequence[Any],
@@ -120,53 +57,50 @@ def placed_access(
     *extra: str,
     layout: Any = None,
     default: Placement | None = None,
-) -> tuple[Access, Placement | None]:
-    """Returns the operands of an equation in one layout, and that layout.
+) -> tuple[indexed.Elements, tuple[Any, ...], Placement | None]:
+    """Returns the elements that an equation accesses, other operands, and their layout.
 
     Args:
-      ref, extra: as of `access`.
+      ref: name of the reference.
+      extra: names of the other operands, which may be absent.
       layout: the layout that the author has given, or None.
       default: the layout if nothing determines one; None for that of the shape.
     """
-    found = access(ctx, invals, ref, *extra)
-    if ctx.kernel.layouts.infers:
-        return _assigned_access(ctx, found, extra), ctx.target("access")
-    arrays = [found.mask, *found.extra, *found.indices]
-    given = agreement.preferred(arrays)
-    if default is not None and given == _default_placement(found):
+    params, infers = ctx.eqn.params, ctx.kernel.layouts.infers
+    operands = ctx.operands(invals, numbers=False)
+    shape, dtype = tuple(params["shape"]), np.dtype(params["dtype"])
+    mask, others = operands["mask"], [operands[name] for name in extra]
+    rank = rank_of(ctx, params["cta_axes"], operands["cta"])
+    given = agreement.preferred([mask, *others, *operands["indices"]])
+    usual = _default_placement(shape, dtype)
+    if default is not None and given == usual:
         given = None
-    if layout is not None and found.shape:
-        given = place_registers(layout, found.shape)
-    placement = given or default or _default_placement(found)
-    if placement is None:
-        return found, None
+    if layout is not None and shape:
+        given = place_registers(layout, shape)
+    placement = ctx.target("access") if infers else given or default or usual
 
-    def alike(x: Any) -> Any:
+    def alike(x: Any, slot: str) -> Any:
+        if infers and x is not None:
+            return ctx.operand(x, slot)
+        if x is None or placement is None:
+            return x
         # In the default layout, nobody has chosen that of the access.
         return agreement.in_layout(
             ctx.kernel, x, placement, repeats_chosen=given is None
         )
 
-    return dataclasses.replace(
-        found,
-        indices=tuple(map(alike, found.indices)),
-        mask=alike(found.mask),
-        extra=tuple(map(alike, found.extra)),
-    ), placement
-
-
-def _assigned_access(ctx: RuleContext, found: Access, extra: Sequence[str]) -> Access:
-    return dataclasses.replace(
-        found,
-        indices=tuple(
-            ctx.operand(x, f"index {i}") for i, x in enumerate(found.indices)
-        ),
-        mask=None if found.mask is None else ctx.operand(found.mask, "mask"),
-        extra=tuple(
-            None if x is None else ctx.operand(x, name)
-            for x, name in zip(found.extra, extra, strict=True)
-        ),
+    indices = [alike(x, f"index {i}") for i, x in enumerate(operands["indices"])]
+    elements = indexed.Elements(
+        ctx.view(operands[ref]),
+        params["view_shape"],
+        dtype,
+        tuple(indices),
+        alike(mask, "mask"),
+        params["adjacent"],
+        params.get("mask_edges"),
+        rank,
     )
+    return elements, tuple(map(alike, others, extra)), placement
 
 
 def related_access(
@@ -213,28 +147,29 @@ def _relate_store(node: Node, *_: Any) -> list[Any]:
     return []
 
 
-def _default_placement(found: Access) -> Placement | None:
+def _default_placement(shape: tuple[int, ...], dtype: np.dtype) -> Placement | None:
     """Returns the layout of an access for which nothing determines one."""
-    if not found.shape:
+    if not shape:
         return None
-    placement = default_placement(found.shape, dtypes.bits(found.dtype))
+    placement = default_placement(shape, dtypes.bits(dtype))
     if isinstance(placement, WGStridedLayout):
-        return place_registers(spread_layout(found.shape), found.shape)
+        return place_registers(spread_layout(shape), shape)
     return placement
 
 
 @emits(load_indexed_p)
 def _load(ctx: RuleContext, *invals: Any) -> Any:
     layout = ctx.eqn.params["layout"]
-    found, placement = placed_access(ctx, invals, "src", "other", layout=layout)
-    loaded = indexed.load(elements_of(ctx, found), placement, found.extra[0])
+    elements, (other,), placement = placed_access(
+        ctx, invals, "src", "other", layout=layout
+    )
+    loaded = indexed.load(elements, placement, other)
     return loaded if layout is None else ctx.operand(loaded)
 
 
 @emits(store_indexed_p)
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
-    found, placement = placed_access(ctx, invals, "dst", "value")
+    elements, (value,), placement = placed_access(ctx, invals, "dst", "value")
     with ctx.in_order():
-        elements = elements_of(ctx, found)
-        indexed.store(elements, placement, found.extra[0])
+        indexed.store(elements, placement, value)
     return []

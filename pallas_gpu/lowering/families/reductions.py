@@ -19,9 +19,7 @@ from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.primitives import _registry as registry
 
-# lax's primitives.
-
-
+# lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, reductions.Kind] = {
     "reduce_sum": "add",
     "reduce_max": "max",
@@ -30,35 +28,6 @@ KINDS: dict[str, reductions.Kind] = {
     "reduce_and": "and",
     "reduce_or": "or",
     "reduce_xor": "xor",
-}
-
-
-# MLIR's names, which encode the sign of integers.
-_COMBINING: dict[tuple[str, str], str] = {
-    ("max", "float"): "maximumf",
-    ("max", "signed"): "maxsi",
-    ("max", "unsigned"): "maxui",
-    ("max", "bool"): "or",
-    ("min", "float"): "minimumf",
-    ("min", "signed"): "minsi",
-    ("min", "unsigned"): "minui",
-    ("min", "bool"): "and",
-}
-
-
-# MLIR's names: the kind, and whether integers are unsigned.
-_KINDS: dict[str, tuple[reductions.Kind, bool]] = {
-    "add": ("add", False),
-    "mul": ("mul", False),
-    "and": ("and", False),
-    "or": ("or", False),
-    "xor": ("xor", False),
-    "maximumf": ("max", False),
-    "maxsi": ("max", False),
-    "maxui": ("max", True),
-    "minimumf": ("min", False),
-    "minsi": ("min", False),
-    "minui": ("min", True),
 }
 
 
@@ -81,13 +50,18 @@ def _make(kind: reductions.Kind):
 
 
 def _relate(node: Node, x: Symbol) -> Symbol:
-    axes, (aval,) = tuple(node.params["axes"]), node.op.results
-    if not axes:
-        return x
-    dtype = dtypes.combining(x.dtype)
+    axes = tuple(node.params["axes"])
+    return related_wide(node, x, relations.Reduce(axes), "reduced") if axes else x
+
+
+def related_wide(
+    node: Node, x: Symbol, relation: relations.Relation, slot: str
+) -> Symbol:
+    """A combination of elements, in the type in which they are combined."""
+    (aval,), dtype = node.op.results, dtypes.combining(x.dtype)
     wide = related_convert(node, x, dtype, "widened")
-    reduced = jax.ShapeDtypeStruct(aval.shape, dtype)
-    result = node.related(wide, reduced, relations.Reduce(axes), "reduced", splat=True)
+    made = jax.ShapeDtypeStruct(aval.shape, dtype)
+    result = node.related(wide, made, relation, slot, splat=True)
     return related_convert(node, result, np.dtype(aval.dtype), "narrowed")
 
 

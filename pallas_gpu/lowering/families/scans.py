@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 from pallas_gpu import errors
@@ -18,7 +17,7 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import convert_operand as convert
-from pallas_gpu.lowering.families.elementwise import related_convert
+from pallas_gpu.lowering.families.reductions import related_wide
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, find_primitive, relates
@@ -34,8 +33,6 @@ KINDS: dict[str, scans.Kind] = {
     "cummin": "min",
     "cumlogsumexp": "logaddexp",
 }
-# Attributes of the warpgroup-level operation.
-_KIND, _DTYPE, _AXIS, _REVERSE = "kind", "dtype", "axis", "reverse"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,34 +88,23 @@ class Scan(relations.Relation):
             return None
 
 
-def _emit(kernel: Any, kind: scans.Kind, x: Any, axis: int, reverse: bool) -> Any:
-    needed = Scan(axis).scratch_bytes(
-        x.layout, 8 * dtypes.memory_dtype(x.dtype).itemsize
-    )
-    room = scratch.of_bytes(
-        kernel, needed or 0, "a scan across warps", f"{x.dtype}{list(x.shape)}"
-    )
-    return scans.scan(kind, x, axis, reverse=reverse, scratch=room)
-
-
 def _make(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
         wide = convert(ctx, x, dtypes.combining(x.dtype), "widened")
         wide = ctx.kernel.layouts.linear(ctx, wide, "scanned")
-        result = ctx.result(_emit(ctx.kernel, kind, wide, axis, reverse), "scanned")
-        return convert(ctx, result, x.dtype, "narrowed")
+        bits = 8 * dtypes.memory_dtype(wide.dtype).itemsize
+        needed = Scan(axis).scratch_bytes(wide.layout, bits) or 0
+        got = f"{wide.dtype}{list(wide.shape)}"
+        room = scratch.of_bytes(ctx.kernel, needed, "a scan across warps", got)
+        result = scans.scan(kind, wide, axis, reverse=reverse, scratch=room)
+        return convert(ctx, ctx.result(result, "scanned"), x.dtype, "narrowed")
 
     return rule
 
 
 def _relate(node: Node, x: Symbol) -> Symbol:
-    dtype = dtypes.combining(x.dtype)
-    wide = related_convert(node, x, dtype, "widened")
-    scanned = jax.ShapeDtypeStruct(x.shape, dtype)
-    relation = Scan(node.params["axis"])
-    result = node.related(wide, scanned, relation, "scanned", splat=True)
-    return related_convert(node, result, x.dtype, "narrowed")
+    return related_wide(node, x, Scan(node.params["axis"]), "scanned")
 
 
 def _make_check(kind: scans.Kind):

@@ -78,7 +78,7 @@ def _relate_global(node: Node) -> list[Any]:
 def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
     kernel, aval = ctx.kernel, var.aval
     if aval.memory_space.gmem_array(aval) is not None:
-        return _of_launch(ctx, var)
+        return workspace.handle(ctx.kernel, var)
     match aval:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
@@ -109,14 +109,9 @@ def _owner(ctx: RuleContext) -> resources.Owner:
     )
 
 
-def _of_launch(ctx: RuleContext, var: Any) -> Any:
-    """Returns the handle of an array in GMEM that the launch adds."""
-    return workspace.handle(ctx.kernel, var)
-
-
 @emits(get_global_p)
 def _get_global(ctx: RuleContext) -> list[Any]:
-    return [_of_launch(ctx, ctx.eqn.outvars[0])]
+    return [workspace.handle(ctx.kernel, ctx.eqn.outvars[0])]
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:

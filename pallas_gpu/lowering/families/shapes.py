@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import errors
@@ -18,39 +17,17 @@ from pallas_gpu.lowering.inference.network import named
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 
-# --- whole arrays ---------------------------------------------------------------------
-
-
-def placed(x: Any) -> regs.RegisterArray:
-    """Materializes a deferred array in the default layout."""
-    if isinstance(x, regs.Deferred):
-        return regs.placed(x)
-    return x
-
-
 # --- splats, broadcasts, iotas --------------------------------------------------------
 
 
 @emits("broadcast_in_dim")
-def _broadcast(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
-    _refuse_dynamic_shape(dynamic)
+def _broadcast(ctx: RuleContext, x: Any) -> Any:
     dims = tuple(ctx.eqn.params["broadcast_dimensions"])
     return regs.broadcast_in_dim(ctx.operand(x), ctx.out_aval.shape, dims)
 
 
-def _refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
-    """Refuses shapes that are values."""
-    if dynamic:
-        raise errors.UnsupportedError(
-            "broadcast_in_dim: the shape is not known at compile time",
-            expected="a static shape",
-            got=f"{len(dynamic)} dynamic sizes",
-            hint="use the sizes of references, which are static",
-        )
-
-
 @relates("broadcast_in_dim")
-def _relate_broadcast(node: Node, x: Symbol, *dynamic: Any) -> Symbol:
+def _relate_broadcast(node: Node, x: Symbol) -> Symbol:
     dims = tuple(node.params["broadcast_dimensions"])
     return related_broadcast(node, x, node.op.results[0], dims)
 
@@ -72,7 +49,7 @@ def related_broadcast(
 
 
 @relates("iota")
-def _relate_iota(node: Node, *dynamic: Any) -> Symbol:
+def _relate_iota(node: Node) -> Symbol:
     return node.defer("made", node.op.results[0])
 
 
@@ -120,7 +97,7 @@ def _origin(x: Symbol) -> str:
 
 
 @emits("iota")
-def _iota(ctx: RuleContext, *dynamic: Any) -> Any:
+def _iota(ctx: RuleContext) -> Any:
     aval = ctx.out_aval
     return regs.iota(vals.numpy_dtype(aval), aval.shape, ctx.eqn.params["dimension"])
 

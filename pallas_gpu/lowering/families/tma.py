@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import (
@@ -24,8 +21,6 @@ from pallas_gpu.primitives import tma as primitives
 from pallas_gpu.types import CopyPartition, OOBFillMode
 
 
-# On a copy of two CTAs that a leader tracks: what each loads. The dialect's own
-# attribute means that the operation divides the source; here it is divided already.
 @emits(primitives.copy_gmem_to_smem_p)
 def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
@@ -99,19 +94,6 @@ def _relate_store(node: Node, *_: Any) -> list[Any]:
     source, target = node.part(operands["src"]), node.part(operands["dst"])
     node.use(source, "copy", other=target, allow_line=True)
     return []
-
-
-def everything(ctx: RuleContext, part: ir.Value) -> tuple[list[ir.Value], list[int]]:
-    """Returns indices and lengths of a slice of the whole memref, already a subview."""
-    shape = list(part.type.shape)
-    return [ctx.builder.i32(0)] * len(shape), shape
-
-
-def cluster_axes(ctx: RuleContext, axes: Sequence[str]) -> ir.ArrayAttr:
-    """Returns the numbers of cluster axes."""
-    names = list(ctx.kernel.params.mesh.cluster_names)
-    i32 = ir.IntegerType.get_signless(32)
-    return ir.ArrayAttr.get([ir.IntegerAttr.get(i32, names.index(a)) for a in axes])
 
 
 # --- groups and fences ----------------------------------------------------------------

@@ -143,14 +143,3 @@ def related_store(node: Node, part: Any, value: Symbol) -> None:
 def _note_access(variable: Variable, use: Use) -> None:
     variable.source.loads.add(use.part.bits)
     variable.source.tmem[use.part.base] = None
-
-
-# --- copies from SMEM -----------------------------------------------------------------
-
-
-def related_contiguous_copy(node: Node) -> list[Any]:
-    """Of a copy from contiguous SMEM."""
-    operands = node.operands
-    node.use(node.part(operands["smem"]), "pointer")
-    node.use(node.part(operands["tmem"]), "mma")
-    return []

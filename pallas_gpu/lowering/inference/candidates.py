@@ -25,7 +25,7 @@ from pallas_gpu.lowering.inference.relations import Relation, default, spread
 LIMIT = 12
 # Rounds of propagation through operations that change shapes.
 _ROUNDS = 24
-_BYTE_BITS, _HALF_BITS = 8, 16
+_BYTE_BITS = 8
 
 
 # Two cells whose layouts are related, the relation, and the width of an element.

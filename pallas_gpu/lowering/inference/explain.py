@@ -34,6 +34,11 @@ from pallas_gpu.lowering.inference.spaces import smem
 _LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16
 # Layouts of one operation that a message lists.
 _LISTED = 4
+# What may help where no verified change does.
+_GENERAL_HINT = (
+    "change the layout_cast nearest to them, store the array to SMEM and load it in "
+    "the other layout, or remove the layout_casts"
+)
 
 
 def domain_error(problem: Assembly) -> errors.LayoutError | None:
@@ -243,8 +248,8 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
         f"{_name(problem, second)}{_meeting(problem, place, culprits)}",
         expected=f"{_name(problem, first)} admits {_admits(problem, first)}",
         got=f"{_name(problem, second)} admits {_admits(problem, second)}",
-        hint=_remedies(problem, casts) or _general_hint(problem),
-        where=_where(problem, second),
+        hint=_remedies(problem, casts) or _GENERAL_HINT,
+        where=_what(problem, second).where,
     )
 
 
@@ -326,10 +331,6 @@ def _name(problem: Assembly, variable: int) -> str:
     return f"the {named(_what(problem, variable))}"
 
 
-def _where(problem: Assembly, variable: int) -> str | None:
-    return _what(problem, variable).where
-
-
 def _admits(problem: Assembly, variable: int) -> str:
     costs = problem.problem().costs[variable]
     allowed = [i for i, cost in enumerate(costs) if cost < INFEASIBLE]
@@ -364,13 +365,6 @@ def _remedies(problem: Assembly, casts: Sequence[Variable]) -> str | None:
         if remedy is not None
     ]
     return "; or ".join(found) or None
-
-
-def _general_hint(problem: Assembly) -> str:
-    return (
-        "change the layout_cast nearest to them, store the array to SMEM and load it "
-        "in the other layout, or remove the layout_casts"
-    )
 
 
 def _solved(

@@ -12,10 +12,11 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
+from pallas_gpu.layouts.moves.reductions import least_scratch_bytes
 from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import (
@@ -23,7 +24,6 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
     reshape_placement,
 )
-from pallas_gpu.lowering.inference import scratch
 
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
 # Guide, "Compute Capabilities").
@@ -223,7 +223,7 @@ class Reduce(Relation):
         return cycles
 
     def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
-        return scratch.for_reduction(layout, self.axes, bits)
+        return _reduction_scratch_bytes(layout, self.axes, max(bits, 8))
 
 
 def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, int]:
@@ -241,24 +241,30 @@ def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, in
 # --- layouts --------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
-def default(
-    shape: tuple[int, ...], bits: int, threads: int = THREADS
-) -> Placement | None:
+def _where_it_fits[**P, T](function: Callable[P, T]) -> Callable[P, T | None]:
+    """Returns a function of layouts, with a cache; None where they do not fit."""
+
+    @functools.lru_cache(maxsize=4096)
+    def cached(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return function(*args, **kwargs)
+        except LayoutError:
+            return None
+
+    return cached  # type: ignore[return-value]
+
+
+# A linear layout of any shape.
+spread = _where_it_fits(spread_layout)
+_reshaped = _where_it_fits(reshape_placement)
+# The least SMEM that a reduction needs.
+_reduction_scratch_bytes = _where_it_fits(least_scratch_bytes)
+
+
+@_where_it_fits
+def default(shape: tuple[int, ...], bits: int, threads: int = THREADS) -> Placement:
     """The default layout of an array; None if it does not fit registers."""
-    try:
-        return place_registers(default_layout(shape, max(bits, 8), threads), shape)
-    except LayoutError:
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def spread(shape: tuple[int, ...]) -> LinearLayout | None:
-    """A linear layout of any shape; None if it does not fit registers."""
-    try:
-        return spread_layout(shape)
-    except LayoutError:
-        return None
+    return place_registers(default_layout(shape, max(bits, 8), threads), shape)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -326,30 +332,17 @@ def _distribute_bits(rest: list[int], axes: Iterator[int], count: int) -> list[i
 
 
 @functools.lru_cache(maxsize=4096)
-def _reshaped(layout: Placement, shape: tuple[int, ...]) -> Placement | None:
-    try:
-        return reshape_placement(layout, shape)
-    except LayoutError:
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
 def _transposed(layout: Placement, permutation: tuple[int, ...]) -> Placement | None:
     if not isinstance(layout, LinearLayout):
         return None
     return layout.transpose(permutation)
 
 
-@functools.lru_cache(maxsize=4096)
+@_where_it_fits
 def _sliced(
     layout: Placement, starts: tuple[int, ...], sizes: tuple[int, ...]
 ) -> Placement | None:
-    if not isinstance(layout, LinearLayout):
-        return None
-    try:
-        return layout.slice(starts, sizes)
-    except LayoutError:
-        return None
+    return layout.slice(starts, sizes) if isinstance(layout, LinearLayout) else None
 
 
 @functools.lru_cache(maxsize=4096)

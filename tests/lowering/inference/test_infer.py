@@ -71,6 +71,15 @@ def test_a_deferred_array_is_made_in_the_layout_that_its_user_wants():
     assert found.layouts("broadcast") == [None]
 
 
+def test_a_transposed_view_is_read_along_its_columns():
+    def body(x, o, a, b):
+        b[...] = plgpu.transpose_ref(a, (1, 0))[...]
+
+    scratch = [plgpu.SMEM(SQUARE, jnp.float32)] * 2
+    found = infer(body, [array()], array(), *scratch)
+    assert found.layout("load") == place(Layout.WGMMA_TRANSPOSED, SQUARE)
+
+
 def test_a_reduction_of_all_axes_gives_no_layout():
     def body(x, o):
         o[0, 0] = jnp.sum(x[...])

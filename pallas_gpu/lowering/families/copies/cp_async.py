@@ -10,18 +10,11 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import (
-    barrier_pointer,
-    predicate_value,
-)
-from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import cp_async
 from pallas_gpu.primitives import cp_async as primitives
-
-# Which of the optional operands an operation has: a barrier, a predicate.
-_TRACKED, _PREDICATED = "tracked", "predicated"
 
 
 def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
@@ -53,27 +46,19 @@ def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
         ctx.view(operands["src"]), target, predicate_value(operands["predicate"])
     )
     slow.copied_by_threads(plan, target, lambda: _jax.where(ctx.eqn))
-    _close_group(ctx)
+    close_group(ctx)
     return []
 
 
-def _close_group(ctx: RuleContext) -> None:
-    """An empty group of TMA's, so that wait_smem_to_gmem counts the copy."""
+def close_group(ctx: RuleContext) -> None:
+    """Ends a group of TMA's, if asked to, so that wait_smem_to_gmem counts the copy."""
     if ctx.eqn.params["commit_group"]:
         tma.commit_group()
 
 
-@relates(primitives.cp_async_p)
-def _relate_load(node: Node, *_: Any) -> list[Any]:
-    """Threads access SMEM in any layout."""
-    node.use(node.part(node.operands["dst"]), "indexed")
-    return []
-
-
-@relates(primitives.store_by_threads_p)
-def _relate_store(node: Node, *_: Any) -> list[Any]:
-    node.use(node.part(node.operands["src"]), "indexed")
-    return []
+# Threads access SMEM in any layout.
+relates(primitives.cp_async_p)(lambda node, *_: used(node, dst="indexed"))
+relates(primitives.store_by_threads_p)(lambda node, *_: used(node, src="indexed"))
 
 
 @emits(primitives.wait_gmem_to_smem_p)

@@ -10,13 +10,10 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
-from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import i32
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
-
-_SHAPE, _PADDING = "window_shape", "padding"
 
 
 def _scalars(ctx: RuleContext, values: Any) -> list[ir.Value]:
@@ -41,7 +38,4 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@relates(primitives.copy_im2col_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    node.use(node.part(node.operands["dst"]), "im2col")
-    return []
+relates(primitives.copy_im2col_p)(lambda node, *_: used(node, dst="im2col"))

@@ -7,8 +7,7 @@ from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import cluster_group, predicate_value
-from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.copies.prefetch import prefetch
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 
@@ -25,7 +24,5 @@ def _async_prefetch(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@relates(async_prefetch_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    """It reads GMEM, whose layout is given."""
-    return []
+# It reads GMEM, whose layout is given.
+relates(async_prefetch_p)(lambda node, *_: used(node))

@@ -10,13 +10,8 @@ from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import rows
 from pallas_gpu.primitives import rows as primitives
-
-
-def _indices(ctx: RuleContext, invals: Any) -> Any:
-    return ctx.operand(ctx.operands(invals)["rows"], "rows")
 
 
 @emits(primitives.gather_rows_p)
@@ -24,7 +19,7 @@ def _gather(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     rows.gather(
         ctx.view(operands["src"]),
-        _indices(ctx, invals),
+        ctx.operand(operands["rows"], "rows"),
         ctx.view(operands["dst"]),
         cp_async.barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
@@ -38,17 +33,12 @@ def _scatter(ctx: RuleContext, *invals: Any) -> list[Any]:
     rows.scatter(
         ctx.view(operands["src"]),
         ctx.view(operands["dst"]),
-        _indices(ctx, invals),
+        ctx.operand(operands["rows"], "rows"),
         predicate_value(operands["predicate"]),
     )
-    _close_group(ctx)
-    return []
-
-
-def _close_group(ctx: RuleContext) -> None:
     # All threads have copies of their own, and each closes its group.
-    if ctx.eqn.params["commit_group"]:
-        tma.commit_group()
+    cp_async.close_group(ctx)
+    return []
 
 
 @relates(primitives.gather_rows_p)

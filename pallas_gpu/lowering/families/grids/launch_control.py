@@ -12,9 +12,8 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
-from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.grids import launch_control
@@ -50,31 +49,20 @@ def _conditions(ctx: RuleContext) -> tuple[ir.Value, ir.Value]:
     return arms, first(list(axes))
 
 
-def _request_operands(ctx: RuleContext, invals: Any) -> tuple[ir.Value, ...]:
-    barrier = ctx.operands(invals)["barrier"]
-    return barrier_pointer(ctx, barrier), *_conditions(ctx)
-
-
 @emits(try_cluster_cancel_p)
 def _request(ctx: RuleContext, *invals: Any) -> list[Any]:
-    answer = slice_pointer(ctx.view(ctx.operands(invals)["result"]))
-    barrier, arms, asks = _request_operands(ctx, invals)
+    operands = ctx.operands(invals)
+    answer = slice_pointer(ctx.view(operands["result"]))
+    barrier = barrier_pointer(ctx, operands["barrier"])
+    arms, asks = _conditions(ctx)
     launch_control.request(
         answer, barrier, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
     )
     return []
 
 
-@relates(try_cluster_cancel_p)
-def _relate_request(node: Node, *_: Any) -> list[Any]:
-    node.use(node.part(node.operands["result"]), "store")
-    return []
-
-
-@relates(query_cluster_cancel_p)
-def _relate_decode(node: Node, *_: Any) -> list[Any]:
-    node.use(node.part(node.operands["result"]), "load")
-    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
+relates(try_cluster_cancel_p)(lambda node, *_: used(node, result="store"))
+relates(query_cluster_cancel_p)(lambda node, *_: used(node, result="load"))
 
 
 # --- answers --------------------------------------------------------------------------

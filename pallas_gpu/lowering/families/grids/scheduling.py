@@ -6,19 +6,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jaxlib.mlir import ir
-
 from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.mbarrier import (
-    barrier_pointer,
-    predicate_value,
-)
-from pallas_gpu.lowering.inference.collect import Node
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
@@ -37,25 +31,12 @@ def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @emits(publish_p)
 def _publish(ctx: RuleContext, *invals: Any) -> list[Any]:
-    position, barrier, predicate = _values(ctx, invals)
-    dst = ctx.view(ctx.operands(invals)["dst"])
-    scheduling.publish(position, dst, barrier, predicate)
-    return []
-
-
-def _values(
-    ctx: RuleContext, invals: Any
-) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     operands = ctx.operands(invals)
-    barrier = operands["barrier"]
-    return (
-        vals.scalar_value(operands["position"]),
-        barrier_pointer(ctx, barrier),
-        predicate_value(operands["predicate"]),
-    )
-
-
-@relates(publish_p)
-def _relate_publish(node: Node, *_: Any) -> list[Any]:
-    node.use(node.part(node.operands["dst"]), "store")
+    position = vals.scalar_value(operands["position"])
+    barrier = barrier_pointer(ctx, operands["barrier"])
+    predicate = predicate_value(operands["predicate"])
+    scheduling.publish(position, ctx.view(operands["dst"]), barrier, predicate)
     return []
+
+
+relates(publish_p)(lambda node, *_: used(node, dst="store"))

@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import (
-    in_registers,
-    joined,
-    moved,
-    related_moved,
-)
+from pallas_gpu.lowering.families.moves.rearrange import moved, related_moved
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
@@ -33,26 +31,37 @@ def _concatenate(ctx: RuleContext, *operands: Any) -> Any:
     axis = ctx.eqn.params["dimension"]
     shapes_ = [x.shape for x in operands]
     plan = plans.concatenation(shapes_, axis)
-    if ctx.target("moved") is not None:
-        if len(set(shapes_)) > 1:
-            return moved(ctx, plan, operands)
-        starts = _join_starts(shapes_, axis)
-        rename = functools.partial(_joined, starts)
-        return moved(ctx, plan, operands, rename=rename)
+    if len(set(shapes_)) > 1:
+        return moved(ctx, plan, operands)
     first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
-    if first is not None and len(set(shapes_)) == 1:
-        target = relations.repeated(first.layout, ctx.out_aval.shape)
-        found = [_like(x, first.layout) for x in operands]
-        alike = [x for x in found if x is not None]
-        if target is not None and len(alike) == len(found):
-            whole = joined(alike, _join_starts(shapes_, axis), target)
-            if whole is not None:
-                return whole
-    return moved(ctx, plan, operands)
+    if first is not None and ctx.target("moved") is None:
+        operands = tuple(_like(x, first.layout) for x in operands)
+    starts = _join_starts(shapes_, axis)
+    rename = functools.partial(_joined, starts, ctx.out_aval.shape)
+    return moved(ctx, plan, operands, rename=rename)
 
 
-def _joined(starts: Any, held: Sequence[Any], target: Placement) -> Any:
-    return joined(held, starts, target)
+def _joined(
+    starts: Sequence[Sequence[int]],
+    shape: tuple[int, ...],
+    held: Sequence[regs.RegisterArray],
+    target: Placement | None,
+) -> regs.RegisterArray | None:
+    """The registers of all operands as those of the whole; None if data would move."""
+    target = target or relations.repeated(held[0].layout, shape)
+    if not isinstance(target, LinearLayout):
+        return None
+    values: dict[int, ir.Value] = {}
+    for x, start in zip(held, starts, strict=True):
+        try:
+            if target.slice(start, x.shape) != x.layout:
+                return None
+            chosen = target.slice_registers(start, x.shape)
+        except errors.LayoutError:
+            return None
+        values.update(zip(chosen, x.values, strict=True))
+    ordered = tuple(values[r] for r in range(target.num_registers))
+    return regs.RegisterArray(ordered, target, held[0].dtype)
 
 
 @relates("concatenate")
@@ -68,14 +77,12 @@ def _relate_concatenate(node: Node, *operands: Symbol) -> Symbol:
     return related_moved(node, operands, aval, renames=renames)
 
 
-def _like(x: Any, layout: Placement) -> regs.RegisterArray | None:
-    """An array in a layout, if no data moves."""
-    if isinstance(x, regs.RegisterArray):
-        return x if x.layout == layout else None
-    try:
-        return x.materialize(layout)
-    except errors.LayoutError:
-        return None
+def _like(x: regs.Array, layout: Placement) -> regs.Array:
+    """A deferred array in a layout, if no data moves."""
+    if isinstance(x, regs.Deferred):
+        with contextlib.suppress(errors.LayoutError):
+            return x.materialize(layout)
+    return x
 
 
 def _join_starts(
@@ -91,10 +98,7 @@ def _rev(ctx: RuleContext, x: Any) -> Any:
     if isinstance(x, regs.Splat):
         return x
     plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
-    if ctx.target("moved") is not None:
-        return moved(ctx, plan, [x])
-    held = in_registers(ctx, x)
-    return moved(ctx, plan, [held], target=held.layout)
+    return moved(ctx, plan, [x])
 
 
 @relates("rev")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,45 +11,24 @@ import numpy as np
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import in_registers
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import table
-from pallas_gpu.mosaic.moves import gather, image, relayout, scatter
+from pallas_gpu.mosaic.moves import gather, image, scatter
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
-
-# Attributes of the warpgroup-level operations.
-_DTYPE, _KIND, _UNIQUE = "dtype", "kind", "unique"
-
-
-def _operands(ctx: RuleContext, invals: Sequence[Any]) -> dict[str, Any]:
-    """The operands by name; constants are values too."""
-    return ctx.operands(invals, numbers=False)
-
 
 # --- gathers --------------------------------------------------------------------------
 
 
-def _gathered(kernel: Any, x: Any, index: Any, fill: regs.Array) -> regs.RegisterArray:
-    room = scratch.for_data(kernel, image.size_bytes(math.prod(x.shape), x.dtype))
-    other = fill.materialize(index.layout) if isinstance(fill, regs.Deferred) else fill
-    return gather.gather(x, index, other, room)
-
-
 @emits(gather_positions_p)
 def _gather(ctx: RuleContext, *invals: Any) -> Any:
-    operands = _operands(ctx, invals)
-    x, index = (_held(ctx, operands[name], name) for name in ("x", "index"))
+    operands = ctx.operands(invals, numbers=False)
+    x, index = (ctx.placed(operands[name], name) for name in ("x", "index"))
     fill = regs.splat(vals.scalar_value(operands["fill"]), x.dtype, index.shape)
-    return _gathered(ctx.kernel, x, index, fill)
-
-
-def _held(ctx: RuleContext, x: Any, slot: str) -> regs.RegisterArray:
-    if not ctx.kernel.layouts.infers:
-        return in_registers(ctx, x)
-    return ctx.placed(x, slot)
+    room = scratch.for_data(ctx.kernel, image.size_bytes(math.prod(x.shape), x.dtype))
+    return gather.gather(x, index, fill.materialize(index.layout), room)
 
 
 @relates(gather_positions_p)
@@ -88,24 +66,16 @@ def _check_scatter(op: Any, mesh: Any) -> None:
         table.lookup(op.params["kind"]).require_combining(dtype)
 
 
-def _scattered(
-    kernel: Any, kind: Any, unique: bool, x: Any, index: Any, updates: Any
-) -> regs.RegisterArray:
+@emits(scatter_positions_p)
+def _scatter(ctx: RuleContext, *invals: Any) -> Any:
+    operands = ctx.operands(invals, numbers=False)
+    x, updates, index = (
+        ctx.placed(operands[name], name) for name in ("x", "updates", "index")
+    )
+    updates = scratch.relayouted(ctx.kernel, updates, index.layout)
+    kind, unique = ctx.eqn.params["kind"], ctx.eqn.params["unique"]
     wanted = scatter.wanted_bytes(
         math.prod(x.shape), math.prod(index.shape), x.dtype, unique
     )
-    room = scratch.for_data(kernel, wanted)
+    room = scratch.for_data(ctx.kernel, wanted)
     return scatter.scatter(kind, x, index, updates, room, unique=unique)
-
-
-@emits(scatter_positions_p)
-def _scatter(ctx: RuleContext, *invals: Any) -> Any:
-    operands = _operands(ctx, invals)
-    x, updates, index = (
-        _held(ctx, operands[name], name) for name in ("x", "updates", "index")
-    )
-    if index.layout != updates.layout:
-        room = scratch.for_relayout(ctx.kernel, updates, index.layout)
-        updates = relayout.relayout(updates, index.layout, room)
-    params = ctx.eqn.params
-    return _scattered(ctx.kernel, params["kind"], params["unique"], x, index, updates)

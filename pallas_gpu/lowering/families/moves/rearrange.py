@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu import errors
-from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.mosaic import registers as regs
@@ -29,8 +25,9 @@ from pallas_gpu.mosaic.moves import image
 from pallas_gpu.mosaic.moves import rearrange as moves
 from pallas_gpu.mosaic.registers import default_placement
 
-# From operands in registers and the result's layout to the result.
-Rename = Callable[[Sequence[regs.RegisterArray], Placement], Any]
+# From operands in registers and the result's layout, where it is assigned, to the
+# result; None if data moves.
+Rename = Callable[[Sequence[regs.RegisterArray], Placement | None], Any]
 
 
 def moved(
@@ -40,30 +37,36 @@ def moved(
     *,
     starts: Sequence[ir.Value] = (),
     other: Any = None,
-    target: Placement | None = None,
     rename: Rename | None = None,
     slot: str = "moved",
 ) -> regs.RegisterArray:
-    """Moves arrays through scratch, to the default layout unless another is given.
+    """Moves arrays through scratch, which grows for it.
+
+    Where no layout is assigned, the result has that of an array of its shape, or else
+    the default one.
 
     Args:
       starts: the dynamic starts of the plan.
       other: what the elements are that the plan leaves out.
-      target: the result's layout, where inference has not assigned one.
       rename: returns the result if it consists of registers of the operands.
       slot: as in `related_moved`.
     """
-    assigned = ctx.target(slot)
-    if assigned is None:
-        held = [in_registers(ctx, x) for x in operands]
-        target = target or default_placement(plan.shape, dtypes.bits(held[0].dtype))
-        return through_scratch(ctx.kernel, plan, held, starts, other, target)
+    target = ctx.target(slot)
     held = [ctx.placed(x, f"{slot} {i}") for i, x in enumerate(operands)]
-    if rename is not None and (result := rename(held, assigned)) is not None:
+    if rename is not None and (result := rename(held, target)) is not None:
         return result
     if other is not None:
-        other = ctx.operand(other, f"{slot} other")
-    return through_scratch(ctx.kernel, plan, held, starts, other, assigned)
+        placed = ctx.operand if isinstance(other, regs.Splat) else ctx.placed
+        other = placed(other, f"{slot} other")
+    if target is None:
+        same = (x.layout for x in (other, *held) if _is_held(x, plan.shape))
+        default = default_placement(plan.shape, dtypes.bits(held[0].dtype))
+        target = next(same, default)
+    return through_scratch(ctx.kernel, plan, held, starts, other, target)
+
+
+def _is_held(x: Any, shape: tuple[int, ...]) -> bool:
+    return isinstance(x, regs.RegisterArray) and x.shape == shape
 
 
 def related_moved(
@@ -106,72 +109,3 @@ def through_scratch(
     """Moves arrays through scratch, which grows for it."""
     room = scratch.for_data(kernel, image.size_bytes(plan.size, operands[0].dtype))
     return moves.rearrange(plan, operands, target, room, starts=starts, other=other)
-
-
-def in_registers(ctx: RuleContext, x: Any) -> regs.RegisterArray:
-    """Materializes a deferred array in the default layout."""
-    return _emitted(ctx, x, {})
-
-
-def _emitted(
-    ctx: RuleContext, x: Any, done: dict[int, regs.RegisterArray]
-) -> regs.RegisterArray:
-    # An operand that is used twice is emitted once.
-    if id(x) not in done:
-        done[id(x)] = _emit(ctx, x, done)
-    return done[id(x)]
-
-
-def _emit(
-    ctx: RuleContext, x: Any, done: dict[int, regs.RegisterArray]
-) -> regs.RegisterArray:
-    if isinstance(x, regs.RegisterArray):
-        return x
-    try:
-        return shapes.placed(x)
-    except errors.LayoutError:
-        pass  # the operands of broadcasts are in different threads
-    match x:
-        case regs.Broadcast():
-            plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
-            return moved(ctx, plan, [x.operand])
-        case regs.Mapped():
-            columns = [_emitted(ctx, o, done).values for o in x.operands]
-            values = regs.map_registers(x.emit, columns)
-            layout = default_placement(x.shape, dtypes.bits(x.dtype))
-            return regs.RegisterArray(values, layout, x.dtype)
-    raise errors.InternalError("an array that no layout suits", got=type(x).__name__)
-
-
-def renamed_part(
-    x: regs.RegisterArray, starts: Sequence[int], target: Placement
-) -> regs.Array | None:
-    """The part, if it consists of registers of the array; else None."""
-    try:
-        part = regs.static_slice(x, starts, target.shape)
-    except errors.LayoutError:
-        return None
-    return part if getattr(part, "layout", None) == target else None
-
-
-def joined(
-    operands: Sequence[regs.RegisterArray],
-    parts: Sequence[Sequence[int]],
-    target: Placement,
-) -> regs.RegisterArray | None:
-    """The registers of all operands as those of the whole; None if data would move."""
-    if not isinstance(target, LinearLayout):
-        return None
-    values: dict[int, ir.Value] = {}
-    for x, start in zip(operands, parts, strict=True):
-        if not isinstance(x.layout, LinearLayout):
-            return None
-        try:
-            chosen = target.slice_registers(start, x.shape)
-            if target.slice(start, x.shape) != x.layout:
-                return None
-        except errors.LayoutError:
-            return None
-        values.update(zip(chosen, x.values, strict=True))
-    ordered = tuple(values[r] for r in range(target.num_registers))
-    return regs.RegisterArray(ordered, target, operands[0].dtype)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +14,6 @@ from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.moves.rearrange import (
-    in_registers,
     moved,
     related_moved,
     through_scratch,
@@ -26,7 +27,7 @@ from pallas_gpu.mosaic.registers import default_placement
 
 
 @emits("reshape")
-def _reshape(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+def _reshape(ctx: RuleContext, x: Any) -> Any:
     return _array_in_shape(ctx, x, ctx.out_aval.shape, ctx.eqn.params["dimensions"])
 
 
@@ -41,39 +42,32 @@ def _array_in_shape(
     if isinstance(x, regs.Splat):
         return regs.reshape(x, shape)
     if not shape:
-        if not ctx.kernel.layouts.infers:
-            x = in_registers(ctx, x)
         return _element(ctx.kernel, ctx.placed(x, "element"))
     if _permutes(x.shape, dimensions):
-        plan = plans.reshape(x.shape, shape, dimensions)
-        return moved(ctx, plan, [x])
+        return moved(ctx, plans.reshape(x.shape, shape, dimensions), [x])
     if x.shape == shape:
         return x
-    if ctx.target("moved") is not None:
-        plan = plans.reshape(x.shape, shape)
-        return moved(ctx, plan, [x], rename=_renamed)
-    if ctx.kernel.layouts.infers:
-        return regs.reshape(ctx.operand(x), shape)
-    try:
-        return regs.reshape(x, shape)
-    except errors.LayoutError:
-        held = in_registers(ctx, x)
-    try:
-        return regs.reshape(held, shape)
-    except errors.LayoutError:
-        return moved(ctx, plans.reshape(x.shape, shape), [held])
+    if ctx.target("moved") is None:
+        with contextlib.suppress(errors.LayoutError):
+            return regs.reshape(ctx.operand(x), shape)
+    rename = functools.partial(_renamed, shape)
+    return moved(ctx, plans.reshape(x.shape, shape), [x], rename=rename)
 
 
-def _renamed(held: Sequence[regs.RegisterArray], target: Placement) -> Any:
+def _renamed(
+    shape: tuple[int, ...],
+    held: Sequence[regs.RegisterArray],
+    target: Placement | None,
+) -> Any:
     """The array with its registers renamed; None if data moves."""
-    relation = relations.Reshape(held[0].shape, target.shape)
-    if relation.forward(held[0].layout) != target:
+    renamed = relations.Reshape(held[0].shape, shape).forward(held[0].layout)
+    if renamed is None or target not in (None, renamed):
         return None
-    return regs.reshape(held[0], target.shape)
+    return regs.reshape(held[0], shape)
 
 
 @relates("reshape")
-def _relate_reshape(node: Node, x: Symbol, *dynamic: Any) -> Symbol:
+def _relate_reshape(node: Node, x: Symbol) -> Symbol:
     return _related_shape(node, x, node.params["dimensions"])
 
 

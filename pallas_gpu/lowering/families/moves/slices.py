@@ -17,12 +17,7 @@ from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.moves.rearrange import (
-    in_registers,
-    moved,
-    related_moved,
-    renamed_part,
-)
+from pallas_gpu.lowering.families.moves.rearrange import moved, related_moved
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.references import index_value
@@ -51,18 +46,17 @@ def _part(
         return regs.splat(x.value, x.dtype, sizes)
     if x.shape == sizes:
         return x
-    renames = all(step == 1 for step in steps or ())
-    if renames and ctx.target(slot) is None:
-        x = in_registers(ctx, x)
-        try:
-            return regs.static_slice(x, starts, sizes)
-        except errors.LayoutError:
-            pass  # threads exchange data
     plan = plans.part(x.shape, starts, sizes, steps)
 
-    def part(held: Sequence[regs.RegisterArray], target: Placement) -> Any:
-        return renamed_part(held[0], starts, target)
+    def part(held: Sequence[regs.RegisterArray], target: Placement | None) -> Any:
+        """The part, if it consists of registers of the array; else None."""
+        try:
+            found = regs.static_slice(held[0], starts, sizes)
+        except errors.LayoutError:
+            return None
+        return found if target in (None, getattr(found, "layout", None)) else None
 
+    renames = all(step == 1 for step in steps or ())
     return moved(ctx, plan, [x], rename=part if renames else None, slot=slot)
 
 
@@ -202,7 +196,4 @@ def _update(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
     plan, starts = _starts(
         plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
     )
-    if ctx.target("moved") is not None:
-        return moved(ctx, plan, [part], starts=starts, other=x)
-    held = in_registers(ctx, x)
-    return moved(ctx, plan, [part], starts=starts, other=held, target=held.layout)
+    return moved(ctx, plan, [part], starts=starts, other=x)

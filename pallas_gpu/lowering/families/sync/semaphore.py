@@ -12,7 +12,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32, Reference
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives.sync.semaphore import (
@@ -32,7 +32,7 @@ def _pointer(ctx: RuleContext, ref: Reference) -> ir.Value:
 )
 def _relate(node: Node, *_: Any) -> list[Any]:
     """They access GMEM, whose layout is given."""
-    return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
+    return used(node)
 
 
 @emits(semaphore_signal_p)
@@ -69,14 +69,9 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
 # --- reads, which exchange a value between warps --------------------------------------
 
 
-def _emit_read(kernel: Any, pointer: ir.Value) -> ir.Value:
-    room = scratch.of_bytes(
-        kernel, semaphore.read_scratch_bytes(), "semaphore_read", "one semaphore"
-    )
-    return semaphore.read(pointer, room)
-
-
 @emits(semaphore_read_p)
 def _read(ctx: RuleContext, *invals: Any) -> Any:
     pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
-    return elementwise.scalar(_emit_read(ctx.kernel, pointer), I32)
+    needed = semaphore.read_scratch_bytes()
+    room = scratch.of_bytes(ctx.kernel, needed, "semaphore_read", "one semaphore")
+    return elementwise.scalar(semaphore.read(pointer, room), I32)

@@ -18,14 +18,13 @@ from pallas_gpu.mosaic.tensor_cores import mma
 from pallas_gpu.primitives.tensor_cores import mma as primitives
 
 _ROLES = ("accumulator", "left operand", "right operand")
-# Attributes of the warpgroup-level operation: the types of the operands.
-_TYPES = ("acc", "a", "b")
+_NAMES = ("acc", "a", "b")
 
 
 @emits(primitives.mma_p)
 def _mma(ctx: RuleContext, *invals: Any) -> Any:
     operands = ctx.operands(invals)
-    given = [ctx.operand(operands[name], name) for name in _TYPES]
+    given = [ctx.operand(operands[name], name) for name in _NAMES]
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)
@@ -36,36 +35,37 @@ def _in_layouts(given: list[Any]) -> list[Any]:
     acc, a, b = given
     (m, n), k = acc.shape, b.shape[0]
     bits = dtypes.stored_bits(a.dtype)
-    for shape in MmaShape.divisions(m, n, k, bits):
-        layouts = (shape.acc, shape.lhs, shape.rhs)
-        fits = shape == shape.padded and all(
+    fitting = (
+        shape
+        for shape in MmaShape.divisions(m, n, k, bits)
+        if shape == shape.padded
+        and all(
             isinstance(x, regs.Deferred) or x.layout == place(layout, x.shape)
-            for x, layout in zip(given, layouts, strict=True)
+            for x, layout in zip(given, _layouts(shape), strict=True)
         )
-        if fits:
-            return [
-                x.materialize(layout) if isinstance(x, regs.Deferred) else x
-                for x, layout in zip(given, layouts, strict=True)
-            ]
-    best = MmaShape.best(m, n, k, bits)
-    assert best is not None  # the public function refuses other shapes
-    layouts = (best.acc, best.lhs, best.rhs)
+    )
+    chosen = next(fitting, None) or MmaShape.best(m, n, k, bits)
+    assert chosen is not None  # the public function refuses other shapes
     return [
         x.materialize(layout) if isinstance(x, regs.Deferred) else x
-        for x, layout in zip(given, layouts, strict=True)
+        for x, layout in zip(given, _layouts(chosen), strict=True)
     ]
+
+
+def _layouts(shape: MmaShape) -> tuple[Any, ...]:
+    return shape.acc, shape.lhs, shape.rhs
 
 
 @relates(primitives.mma_p)
 def _relate(node: Node, *_: Any) -> Symbol:
-    acc, a, b = given = [node.operands[name] for name in _TYPES]
+    acc, a, b = given = [node.operands[name] for name in _NAMES]
     bits = dtypes.stored_bits(np.dtype(a.dtype))
     (m, n), k = acc.shape, b.shape[0]
     shape = MmaShape.best(m, n, k, bits)
     assert shape is not None  # the public function refuses other shapes
     made = None
-    layouts = (shape.acc, shape.lhs, shape.rhs)
-    for name, x, layout, role in zip(_TYPES, given, layouts, _ROLES, strict=True):
+    layouts = _layouts(shape)
+    for name, x, layout, role in zip(_NAMES, given, layouts, _ROLES, strict=True):
         variable = node.variable(x, role, fixed=place(layout, x.shape))
         node.take(x, variable, name)
         made = made or variable

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.families.tmem import related_contiguous_copy
-from pallas_gpu.lowering.inference.collect import Node
-from pallas_gpu.lowering.rules import emits, relates
+from pallas_gpu.lowering.rules import emits, relates, used
 from pallas_gpu.mosaic.tensor_cores import scales
 from pallas_gpu.primitives.tensor_cores import scales as primitives
 
@@ -24,6 +22,7 @@ def _copy(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@relates(primitives.async_copy_scales_to_tmem_p)
-def _relate(node: Node, *_: Any) -> list[Any]:
-    return related_contiguous_copy(node)
+# It copies contiguous bytes.
+relates(primitives.async_copy_scales_to_tmem_p)(
+    lambda node, *_: used(node, smem="pointer", tmem="mma")
+)

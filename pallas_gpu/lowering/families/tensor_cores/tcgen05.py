@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu.lowering import values as vals
@@ -26,27 +25,19 @@ _ROLES = {
 }
 
 
-# The attribute that says which operands there are.
 @emits(primitives.tcgen05_mma_p)
 def _mma(ctx: RuleContext, *invals: Any) -> list[Any]:
-    return _multiply(ctx, invals, tcgen05.mma)
-
-
-def _multiply(
-    ctx: RuleContext, invals: Sequence[Any], multiply: Callable[..., None]
-) -> list[Any]:
     operands = ctx.operands(invals)
-    parts = [ctx.view(operands[name]) for name in ("acc", "a", "b")]
+    views: list[Any] = [
+        None if operands[name] is None else ctx.view(operands[name]) for name in _ROLES
+    ]
+    acc, a, b, a_scale, b_scale, metadata = views
     accumulate = operands["accumulate"]
     if not isinstance(accumulate, bool):
         accumulate = vals.scalar_value(accumulate)
-    scaled = None
-    if operands["a_scale"] is not None:
-        scaled = tuple(ctx.view(operands[name]) for name in ("a_scale", "b_scale"))
-    metadata = operands["a_sparse_metadata"]
-    if metadata is not None:
-        metadata = ctx.view(metadata)
-    multiply(*parts, accumulate, scaled, metadata, collective=_is_collective(ctx))
+    scaled = None if a_scale is None else (a_scale, b_scale)
+    collective = _is_collective(ctx)
+    tcgen05.mma(acc, a, b, accumulate, scaled, metadata, collective=collective)
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
     return []

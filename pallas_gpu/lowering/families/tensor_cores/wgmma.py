@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -125,43 +124,25 @@ def _relate_wgmma(node: Node, *_: Any) -> list[Any]:
 
 @emits(primitives.wgmma_p)
 def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
-    def in_registers(a: Any) -> Any:
-        a = ctx.operand(a, "a")
-        if not isinstance(a, regs.Deferred):
-            return a
-        return a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
-
-    return _accumulate(ctx, invals, in_registers, wgmma.mma)
-
-
-def _accumulate(
-    ctx: RuleContext,
-    invals: Sequence[Any],
-    in_registers: Callable[[Any], Any],
-    multiply: Callable[[Any, Any, Any], Any],
-) -> list[Any]:
-    """Adds a product to an accumulator or to a part of its columns.
-
-    Args:
-      in_registers: converts a left operand in registers to the form for `multiply`.
-      multiply: `(accumulator, a, b) -> accumulator`.
-    """
+    """Adds a product to an accumulator or to a part of its columns."""
     operands = ctx.operands(invals)
-    acc, a, b = operands["acc"], operands["a"], operands["b"]
+    acc, a = operands["acc"], operands["a"]
     if isinstance(a, Reference):
         a = ctx.view(a)
     else:
-        a = in_registers(a)
-    b = ctx.view(b)
+        a = ctx.operand(a, "a")
+        if isinstance(a, regs.Deferred):
+            a = a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
+    b = ctx.view(operands["b"])
     handle: vals.AccumulatorHandle = acc.handle
-    state = ctx.kernel.state
-    whole = state[handle.key]
+    whole = ctx.kernel.state[handle.key]
     starts, sizes = acc.window.starts, acc.window.sizes
     if sizes == handle.ref_shape:
-        state[handle.key] = multiply(whole, a, b)
-        return []
-    product = multiply(wgmma.accumulator_slice(whole, starts, sizes), a, b)
-    state[handle.key] = wgmma.accumulator_update(whole, starts, product)
+        result = wgmma.mma(whole, a, b)
+    else:
+        part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
+        result = wgmma.accumulator_update(whole, starts, part)
+    ctx.kernel.state[handle.key] = result
     return []
 
 

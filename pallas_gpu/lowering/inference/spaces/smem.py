@@ -68,7 +68,13 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
         match use.kind:
             case "pointer":
                 if not given and not storage.is_plain:
-                    raise _plain_memory(storage, "an operation that uses its address")
+                    raise errors.LayoutError(
+                        "an operation that uses its address needs an array that is "
+                        "stored row-major",
+                        expected="no tiling and no swizzle",
+                        got=storage.description,
+                        hint="access a slice of whole tiles, or use a separate array",
+                    )
             case "a" | "b":
                 _check_operand(use, storage)
             case "mma":
@@ -97,15 +103,6 @@ def as_used(use: Use, storage: SmemLayout) -> SmemLayout:
       LayoutError: its elements have no order of their own in that layout.
     """
     return storage.reinterpreted(use.part.window.array_shape, use.part.bits)
-
-
-def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
-    return errors.LayoutError(
-        f"{what} needs an array that is stored row-major",
-        expected="no tiling and no swizzle",
-        got=storage.description,
-        hint="access a slice of whole tiles, or use a separate array",
-    )
 
 
 def _check_part(use: Use, storage: SmemLayout) -> None:
@@ -147,15 +144,19 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
 
 def _check_operand(use: Use, storage: SmemLayout) -> None:
     if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
-        raise errors.LayoutError(
-            "wgmma reads tiled and swizzled arrays",
-            expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
-            "128 bytes and n elements s bytes wide",
-            got=storage.description,
-            hint="pad the array's last two dimensions to multiples of 8 and "
-            f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
-        )
+        raise _untiled("wgmma reads", storage, storage.description)
     plan_operand(storage, use.part.window, "a" if use.kind == "a" else "b")
+
+
+def _untiled(who: str, storage: SmemLayout, got: str) -> errors.LayoutError:
+    return errors.LayoutError(
+        f"{who} tiled and swizzled arrays",
+        expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
+        "128 bytes and n elements s bytes wide",
+        got=got,
+        hint="pad the array's last two dimensions to multiples of 8 and "
+        f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
+    )
 
 
 def _check_tiles(use: Use, storage: SmemLayout) -> None:
@@ -170,14 +171,8 @@ def _check_tiles(use: Use, storage: SmemLayout) -> None:
         or (storage.swizzle == NO_SWIZZLE and use.role != COPIED)
         or storage.tile != (ATOM_ROWS, row)
     ):
-        raise errors.LayoutError(
-            "tcgen05 reads matrices in tiled and swizzled arrays",
-            expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
-            "128 bytes and n elements s bytes wide",
-            got=f"{storage.description}, axes {window.axes} of the array",
-            hint="pad the array's last two dimensions to multiples of 8 and "
-            f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
-        )
+        got = f"{storage.description}, axes {window.axes} of the array"
+        raise _untiled("tcgen05 reads matrices in", storage, got)
     _check_part(use, storage)
     along_n = use.role == "right operand" and not window.is_transposed
     if use.pieces > 1 and along_n and window.shape[1] // use.pieces % row:
