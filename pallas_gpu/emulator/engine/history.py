@@ -15,6 +15,7 @@ from typing import Any
 
 from pallas_gpu.emulator.engine import ordering, race_report
 from pallas_gpu.emulator.engine.cells import Cells
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import (
     Access,
     Box,
@@ -124,8 +125,10 @@ class History:
                     and all(map(unchanged, boxes))
                 ):
                     advice = old.hint if hint is None else hint(old)
-                    raise race_report.race(
-                        old, new, clock, name, boxes[0], self._fence, advice
+                    report(
+                        race_report.race(
+                            old, new, clock, name, boxes[0], self._fence, advice
+                        )
                     )
         if record:
             self._record(new, clock, index, present)

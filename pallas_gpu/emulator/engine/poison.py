@@ -59,12 +59,14 @@ class Origin:
       got: the first of the elements.
       hint: how to avoid it.
       where: the kernel's line.
+      buffer: the array's name.
     """
 
     what: str
     got: str
     hint: str
     where: str | None
+    buffer: str | None = None
 
     def error(self) -> errors.UninitializedReadError:
         """Returns the error for a use of the elements."""
@@ -74,7 +76,7 @@ class Origin:
             got=self.got,
             hint=self.hint,
             where=self.where,
-        )
+        ).about(buffer=self.buffer)
 
 
 class Poisoned:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -51,13 +52,14 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
     counts = _COUNTS.of(wg.cta)
     before = counts.get(wg.index)
     if before is not None and (n < before if action == "increase" else n > before):
-        raise errors.KernelError(
+        error = errors.KernelError(
             f"set_max_registers: {action!r} to {n}, and the warpgroup has {before}",
             expected="an increase to at least as many, or a decrease to at most as "
             "many",
             got=f"{before} to {n}",
             hint="swap the action",
         )
+        report(error)
     counts[wg.index] = n
     others = len(wg.cta.warpgroups) - len(counts)
     total = sum(counts.values()) + others * _FEWEST
@@ -65,7 +67,7 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
     if total <= limit:
         return
     held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
-    raise errors.OutOfResources(
+    over = errors.OutOfResources(
         "set_max_registers: the warpgroups request more registers than the block has",
         resource="registers",
         limit_bytes=4 * WARPGROUP_THREADS * limit,
@@ -75,6 +77,7 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
         got=f"{total} ({held})",
         hint="decrease the producer's count further, or increase the others' less",
     )
+    report(over)
 
 
 def _launched(warpgroups: int) -> int:

@@ -9,6 +9,7 @@ is compared with the accesses to those elements of the others that share a byte 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -371,12 +372,14 @@ class UnionHistory(History):
         record: bool = True, unchanged: Any = None, hint: Any = None,
     ) -> None:  # fmt: skip
         for other, history in self._neighbours():
-            for box in self._member.shared_boxes(new.box, other):
+            # Nothing is recorded, so one object does for all boxes.
+            theirs, text = copy.copy(new), f"{other.name}, in a union with {name},"
+            for theirs.box in self._member.shared_boxes(new.box, other):
                 History.access(
                     history,
-                    dataclasses.replace(new, box=box),
+                    theirs,
                     clock,
-                    f"{other.name}, in a union with {name},",
+                    text,
                     threads_too=threads_too,
                     record=False,
                     hint=hint,
