@@ -23,7 +23,7 @@ _ORDERS = 8
 _INTEGERS_BELOW = 4
 
 
-def _orders(value: Any, what: str) -> int:
+def _number(value: Any, what: str) -> int:
     if value == "all":
         raise errors.UnsupportedError(
             f"{what}: not every order can be explored",
@@ -34,7 +34,16 @@ def _orders(value: Any, what: str) -> int:
     return expect.integer(1, unit="schedules")(value, what)
 
 
-@expect.arguments(orders=_orders, fn=expect.function)
+@expect.arguments("check", orders=_number)
+def schedules(
+    *, orders: int | Literal["all"] = _ORDERS, **options: Any
+) -> types.InterpretParams:
+    """Returns the parameters of a check; see `check`."""
+    assert isinstance(orders, int)
+    return types.InterpretParams(**options, schedules=orders)
+
+
+@expect.arguments()
 def check(
     fn: Callable[..., Any], *, orders: int | Literal["all"] = _ORDERS, **options: Any
 ) -> Callable[..., Verdict]:
@@ -68,8 +77,7 @@ def check(
       >>> verdict = plgpu.check(f, orders=20)(x, jax.ShapeDtypeStruct((64,), "int32"))
       >>> print(verdict)
     """
-    assert isinstance(orders, int)
-    params = types.InterpretParams(**options, schedules=orders)
+    params = schedules(orders=orders, **options)
 
     def checked(*args: Any, **kwargs: Any) -> Verdict:
         args, kwargs = jax.tree.map(_Random(params.seed), (args, kwargs))

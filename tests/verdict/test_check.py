@@ -15,6 +15,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
+from pallas_gpu.emulator.engine.pure import arithmetic, by_jax
 from tests.support import everywhere, rings, tiers
 from tests.support.mutations.mutant import Mutant, Subject, Switches, Wrong
 from tests.support.mutations.subjects import SUBJECTS
@@ -191,19 +192,34 @@ def test_an_equation_that_no_thread_executes_is_listed():
     assert verdict.clean
 
 
-def test_what_the_emulator_does_not_model_is_not_clean():
-    def body(x, o):
-        o[...] = jax.pure_callback(lambda x: x, SHAPE, x[...])  # at: not modelled
+def test_what_the_emulator_does_not_model_is_not_clean(monkeypatch):
+    known = arithmetic.function
+    monkeypatch.setattr(by_jax, "functions", lambda eqn: None)
+    monkeypatch.setattr(
+        arithmetic, "function", lambda e: None if e.primitive is lax.sin_p else known(e)
+    )
 
-    verdict = plgpu.check(
-        everywhere.kernel(body, np.zeros((4, 128), np.float32))(None)
-    )(SHAPE)
+    def body(x, o):
+        y = jnp.sin(x[...])  # at: first
+        o[...] = jnp.sin(y + 1)  # at: second
+
+    kernel = everywhere.kernel(body, np.zeros((4, 128), np.float32))(None)
+    verdict = plgpu.check(kernel)(SHAPE)
     assert not verdict.clean
     assert not verdict.findings
-    (one,) = verdict.not_modelled
-    assert one.at.line == line("not modelled")
-    with pytest.raises(errors.NotModelledError, match="pure_callback"):
+    at = [f.at.line for f in verdict.not_modelled]
+    assert at == [line("first"), line("second")]
+    with pytest.raises(errors.NotModelledError, match="sin"):
         verdict.raise_if_not_clean()
+
+
+def test_what_a_kernel_cannot_contain_is_not_clean():
+    def body(x, o):
+        o[...] = jax.pure_callback(lambda x: x, SHAPE, x[...])  # at: callback
+
+    kernel = everywhere.kernel(body, np.zeros((4, 128), np.float32))(None)
+    (one,) = plgpu.check(kernel)(SHAPE).not_modelled
+    assert (one.rule.id, one.at.line) == ("unsupported", line("callback"))
 
 
 def test_what_tracing_refuses_is_a_finding():
