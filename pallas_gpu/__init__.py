@@ -49,7 +49,6 @@ from pallas_gpu.runtime.export import (
 )
 from pallas_gpu.testing.autotune import autotune as autotune
 from pallas_gpu.verdict.check import check as check
-from pallas_gpu.verdict.verdict import Verdict as Verdict
 
 # Control flow and positions
 from pallas_gpu.entry.control import (

@@ -89,8 +89,11 @@ def _parser() -> _Parser:
     )
     checking.add_argument("--seed", default=0, type=int, help="of the first schedule")
     compiling = commands.add_parser("compile", help="report a kernel's resources")
-    compiling.add_argument("--target", default="sm_90a", help="such as sm_100a")
-    for each, run in ((checking, _check), (compiling, _compile)):
+    for each, run, target in (
+        (checking, _check, None),
+        (compiling, _compile, "sm_90a"),
+    ):
+        each.add_argument("--target", default=target, help="such as sm_100a")
         each.add_argument("function", help="module:function, or file.py:function")
         each.add_argument("--shapes", type=shapes, required=True,
                           help="of the arguments: f16[512,256],i32[8]")  # fmt: skip
@@ -104,7 +107,12 @@ def _orders(text: str) -> int | str:
 
 
 def _check(options: argparse.Namespace) -> int:
-    run = check(function(options.function), orders=options.orders, seed=options.seed)
+    run = check(
+        function(options.function),
+        orders=options.orders,
+        target=options.target,
+        seed=options.seed,
+    )
     verdict = run(*options.shapes)
     print(verdict.to_json() if options.json else verdict)
     if verdict.findings:

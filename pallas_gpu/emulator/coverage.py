@@ -36,10 +36,10 @@ class Coverage:
     def __init__(self, plan: Plan):
         # Operations that have not been executed; a step for each result.
         self._left: dict[int, set[int]] = {}
-        self._ops: dict[int, Op] = {}
+        self._ops: dict[int, tuple[Op, str | None]] = {}
         self._failing: list[FailStep] = []
         self._copies: dict[int, Plan] = {}
-        self.plan = self._observed(plan)
+        self.plan = self._observed(plan, None)
 
     @property
     def total(self) -> int:
@@ -51,8 +51,11 @@ class Coverage:
         """How many have been executed."""
         return self.total - sum(1 for _ in self.missing())
 
-    def missing(self) -> Iterator[Op]:
-        """Yields the operations that have not been executed."""
+    def missing(self) -> Iterator[tuple[Op, str | None]]:
+        """Yields the operations that have not been executed, and their lines.
+
+        The line of what is around it stands for one of the package's own.
+        """
         for key, left in self._left.items():
             if left:
                 yield self._ops[key]
@@ -63,19 +66,19 @@ class Coverage:
             if isinstance(step.error, errors.UnsupportedError):
                 yield step.error
 
-    def _observed(self, plan: Plan) -> Plan:
+    def _observed(self, plan: Plan, around: str | None) -> Plan:
         copy = self._copies.get(id(plan))
         if copy is None:
             copy = dataclasses.replace(plan, steps=list(plan.steps))
             self._copies[id(plan)] = copy
             for i, step in enumerate(plan.steps):
-                copy.steps[i] = self._step(copy.steps, i, step)
+                copy.steps[i] = self._step(copy.steps, i, step, around)
         return copy
 
-    def _step(self, steps: list[Any], i: int, step: Any) -> Any:
+    def _step(self, steps: list[Any], i: int, step: Any, around: str | None) -> Any:
         op = step.op if not isinstance(step, EffectStep) else step.location.op
-        key = id(op)
-        self._ops[key] = op
+        key, where = id(op), op.where or around
+        self._ops[key] = op, where
         left = self._left.setdefault(key, set())
         left.add(id(step))
         if isinstance(step, FailStep):
@@ -83,7 +86,7 @@ class Coverage:
             return step
         this = id(step)
         if isinstance(step, ControlStep):
-            plans = tuple(self._observed(plan) for plan in step.plans)
+            plans = tuple(self._observed(plan, where) for plan in step.plans)
             step = dataclasses.replace(step, plans=plans)
         original = step
 

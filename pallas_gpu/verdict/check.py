@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import errors, expect, types
+from pallas_gpu import arch, errors, expect, types
 from pallas_gpu.emulator.recorder import Observed, Recorder
 from pallas_gpu.entry import interpret
+from pallas_gpu.entry.assumed_target import assuming
 from pallas_gpu.verdict.verdict import Verdict
 
 # The default number of schedules: three of each mode of completion but one.
@@ -24,7 +25,7 @@ _INTEGERS_BELOW = 4
 
 
 def _number(value: Any, what: str) -> int:
-    if value == "all":
+    if isinstance(value, str) and value == "all":
         raise errors.UnsupportedError(
             f"{what}: not every order can be explored",
             expected="a number of schedules, each from a seed of its own",
@@ -45,7 +46,11 @@ def schedules(
 
 @expect.arguments()
 def check(
-    fn: Callable[..., Any], *, orders: int | Literal["all"] = _ORDERS, **options: Any
+    fn: Callable[..., Any],
+    *,
+    orders: int | Literal["all"] = _ORDERS,
+    target: str | arch.Target | None = None,
+    **options: Any,
 ) -> Callable[..., Verdict]:
     """Returns a function that runs `fn` in the emulator and returns a verdict.
 
@@ -61,6 +66,8 @@ def check(
         distributed floats, integers from 0 to 3.
       orders: how many schedules each launch runs in. Their seeds differ, and copies
         complete late, at once, or at random.
+      target: that for which `fn` chooses kernels, as in `offline.compile`; default: as
+        in an ordinary call.
       **options: of `InterpretParams`: `seed` of the first schedule, `max_steps` and so
         on.
 
@@ -70,19 +77,21 @@ def check(
 
     Raises:
       UnsupportedError: `orders="all"`.
-      ArgumentError, ArgumentTypeError: an invalid option, or a function that calls no
-        kernel.
+      ArgumentError, ArgumentTypeError, TargetError: an invalid option, or a function
+        that calls no kernel.
 
     Example:
       >>> verdict = plgpu.check(f, orders=20)(x, jax.ShapeDtypeStruct((64,), "int32"))
       >>> print(verdict)
     """
     params = schedules(orders=orders, **options)
+    chosen = None if target is None else arch.target(target)
 
     def checked(*args: Any, **kwargs: Any) -> Verdict:
         args, kwargs = jax.tree.map(_Random(params.seed), (args, kwargs))
         results = None
-        with checking(params) as recorder:
+        assumed = contextlib.nullcontext() if chosen is None else assuming(chosen)
+        with assumed, checking(params) as recorder:
             results = jax.block_until_ready(fn(*args, **kwargs))
         verdict = Verdict.of(recorder, results)
         if not verdict.coverage and verdict.clean:

@@ -73,8 +73,8 @@ class KernelCoverage:
         """Returns what a recorder knows of a kernel."""
         lines: dict[str | None, list[str]] = {}
         seen = kernel.coverage
-        for op in seen.missing() if seen is not None else ():
-            lines.setdefault(op.where, []).append(op.name)
+        for op, where in seen.missing() if seen is not None else ():
+            lines.setdefault(where, []).append(op.name)
         return cls(
             kernel.params.name,
             findings.place(kernel.params.defined_at),
@@ -106,7 +106,10 @@ class KernelCoverage:
             f"{self.equations} equations executed; {self.accesses_compared} accesses "
             "compared"
         )
-        rows = [f"  not executed: {x.at}: {_some(x.equations)}" for x in self.missed]
+        rows = [
+            f"  not executed: {str(x.at) or 'in the package'}: {_some(x.equations)}"
+            for x in self.missed
+        ]
         return "\n".join([text, *rows])
 
 

@@ -16,6 +16,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.emulator.engine.pure import arithmetic, by_jax
+from pallas_gpu.verdict.verdict import Verdict
 from tests.support import everywhere, rings, tiers
 from tests.support.mutations.mutant import Mutant, Subject, Switches, Wrong
 from tests.support.mutations.subjects import SUBJECTS
@@ -108,7 +109,7 @@ def test_the_parameters_of_a_finding_repeat_it():
         assert found.key in {f.key for f in again.findings}
 
 
-def finds(verdict: plgpu.Verdict, subject: Subject, mutant: Mutant) -> bool:
+def finds(verdict: Verdict, subject: Subject, mutant: Mutant) -> bool:
     """True if a verdict has what an ordinary call reports, with its lines."""
     for report in mutant.reports:
         if report.error is Wrong:
@@ -139,10 +140,29 @@ def test_a_correct_kernel_is_clean_and_executed_whole(subject):
     assert (kernel.executed, kernel.missed) == (kernel.equations, ())
 
 
-MATRICES = shaped(128, 128), shaped(128, 128)
+SQUARE = shaped(512, 512)
 READY = {
     "ring": (lambda x: rings.ring()(None)(x), [rings.X]),
-    "matmul": (ops.matmul, MATRICES),
+    "matmul": (
+        functools.partial(ops.matmul, config=ops.MatmulConfig(blocks=2)),
+        [SQUARE, SQUARE],
+    ),
+    "matmul on Blackwell": (
+        functools.partial(ops.matmul, config=ops.BlackwellMatmulConfig(blocks=2)),
+        [SQUARE, SQUARE],
+    ),
+    "attention": (
+        functools.partial(
+            ops.attention, config=ops.AttentionConfig(blocks=1, block_kv=64)
+        ),
+        [shaped(1, 1024, 1, 64)] * 3,
+    ),
+    "decode": (
+        functools.partial(
+            ops.decode_attention, config=ops.DecodeConfig(workers=1, stages=2)
+        ),
+        [shaped(2, 4, 64), *[shaped(2, 1024, 2, 64)] * 2],
+    ),
 }
 
 
@@ -152,6 +172,15 @@ def test_a_ready_kernel_is_clean_and_executed_whole(name):
     verdict = plgpu.check(fn, orders=3)(*args)
     verdict.raise_if_not_clean()
     assert [k.equations - k.executed for k in verdict.coverage] == [0], verdict
+
+
+def test_functions_choose_kernels_for_the_target():
+    matrices = [shaped(128, 128)] * 2
+    hopper, blackwell = (
+        plgpu.check(ops.matmul, orders=1, target=target)(*matrices).coverage[0].name
+        for target in ("sm_90a", "sm_100a")
+    )
+    assert (hopper, blackwell) == ("split_matmul", "matmul")
 
 
 def test_each_kernel_of_a_function_is_in_the_verdict():

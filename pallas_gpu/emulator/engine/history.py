@@ -80,6 +80,15 @@ class History:
         }
         return [access for number in numbers for access in self._sets[number]]
 
+    def may_conflict(self, new: Access, clock: Clock, threads_too: bool) -> bool:
+        """False if no access here conflicts with a new one, wherever that is."""
+        check = _Check(new, clock, self._fence, threads_too)
+        return any(
+            any(old.gradual is not None for old in accesses)
+            or check.conflict(accesses) is not None
+            for accesses in self._sets
+        )
+
     def access(
         self,
         new: Access,
