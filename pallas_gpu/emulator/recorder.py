@@ -23,8 +23,9 @@ from pallas_gpu.emulator.engine.execution import Execution, recording
 from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.entry import call
 
-# What may explain that elements without a value are read at the same line.
-_EXPLAINS = ("race", "missing-wait", "race-between-ctas", "out-of-bounds")
+# What may explain that elements without a value are read: at the line where it shows,
+# or also at that of the other access.
+_EXPLAINS = {"missing-wait": 1, "out-of-bounds": 1, "race": 2, "race-between-ctas": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,7 +86,6 @@ class Observer:
     def __init__(self, kernel: Kernel, reproduce: str):
         self._kernel = kernel
         self._reproduce = reproduce
-        self._suspects: set[tuple[Any, ...]] = set()
         self.found: dict[Any, findings.Finding] = {}
         self.ended = False
 
@@ -113,18 +113,13 @@ class Observer:
         self._kernel.compared += execution.compared
 
     def add(self, error: errors.PallasGpuError) -> None:
-        """Adds a finding, unless another one of the run explains it."""
+        """Adds a finding, of those with the same rule at the same lines one."""
         found = dataclasses.replace(
             error.finding,
             kernel=self._kernel.params.name,
             reproduce=self._reproduce,
             after=len(self.found),
         )
-        place = (found.buffer, found.at.file, found.at.line)
-        if found.rule.id in _EXPLAINS:
-            self._suspects.add(place)
-        elif found.rule.id == "uninitialized-read" and place in self._suspects:
-            return
         self.found.setdefault(found.key, found)
 
 
@@ -135,7 +130,7 @@ class Recorder:
       schedules: parameters of each run.
 
     Attributes:
-      found: the findings by what makes them one, in the order in which they were found.
+      found: the findings by what makes them one.
       kernels: by their bodies and how they are launched.
     """
 
@@ -154,6 +149,26 @@ class Recorder:
                 first = min(old, new, key=lambda x: x.after)
                 new = dataclasses.replace(first, schedules=old.schedules + 1)
             self.found[new.key] = new
+
+    def findings(self) -> list[findings.Finding]:
+        """Returns what was found, first what nothing else of its run can have caused.
+
+        Elements without a value that are read at a line that races, or out of bounds,
+        are not a mistake of their own.
+        """
+        found = sorted(self.found.values(), key=lambda f: f.after)
+        explained = {
+            (f.kernel, f.buffer, place.file, place.line)
+            for f in found
+            for place in (f.at, f.other)[: _EXPLAINS.get(f.rule.id, 0)]
+            if place is not None
+        }
+        return [
+            f
+            for f in found
+            if f.rule.id != "uninitialized-read"
+            or (f.kernel, f.buffer, f.at.file, f.at.line) not in explained
+        ]
 
     def launch(
         self, params: call.CallParams, prepare: Callable[[], Run]

@@ -137,7 +137,7 @@ class Verdict:
     @classmethod
     def of(cls, recorder: Recorder, results: Any = None) -> Verdict:
         """Returns what a recorder has found."""
-        found = sorted(recorder.found.values(), key=lambda f: f.after)
+        found = recorder.findings()
         mistakes = [f for f in found if f.severity == "error"]
         rest = [f for f in found if f.severity != "error"]
         kernels = map(KernelCoverage.of, recorder.kernels.values())
