@@ -87,7 +87,6 @@ class Observer:
         self._kernel = kernel
         self._reproduce = reproduce
         self.found: dict[Any, findings.Finding] = {}
-        self.ended = False
 
     def plan(self, plan: Plan) -> Plan:
         """Returns a plan that counts what is executed, the same in all runs."""
@@ -100,8 +99,13 @@ class Observer:
         """Records what is reported inside, and what ends the run."""
 
         def record(error: errors.PallasGpuError) -> None:
-            if execution.current is not None:
-                evaluate.located(error, execution.current)
+            threads: list[Any] = [
+                t for group in execution.resident for t in group.threads
+            ]
+            # None runs while asynchronous work advances.
+            for thread in threads:
+                if thread.is_running:
+                    evaluate.located(error, thread)
             self.add(error.with_location(execution.default_line()))
 
         try:
@@ -109,7 +113,6 @@ class Observer:
                 yield
         except errors.PallasGpuError as error:
             self.add(error)
-            self.ended = True
         self._kernel.compared += execution.compared
 
     def add(self, error: errors.PallasGpuError) -> None:

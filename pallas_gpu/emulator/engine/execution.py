@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
@@ -72,7 +72,6 @@ class Execution:
       steps: effects, loop iterations and work on large arrays, since a group ended.
       compared: how many accesses have been compared with earlier ones.
       abandoned: whether a group has ended in a deadlock.
-      current: the thread that runs; None while asynchronous work advances.
       resident: groups that have started and not ended.
       default_line: returns the line for errors of an equation that has none.
       shortages: describes groups that have not started for lack of capacity.
@@ -94,7 +93,6 @@ class Execution:
         self.steps = 0
         self.compared = 0
         self.abandoned = False
-        self.current: Any = None
         self.resident: list[HasThreads] = []
         self.default_line: Callable[[], str | None] = lambda: None
         self.shortages: Callable[[], Sequence[str]] = lambda: ()

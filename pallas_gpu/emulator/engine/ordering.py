@@ -216,8 +216,7 @@ class Access:
         generic proxy. If its actor is numbered as a thread's, work in another proxy
         needs a fence after it.
       issue: of asynchronous work that may be in order with other such work.
-      thread: the actor of the thread that performs or issues it.
-      position: which thread that is, by name.
+      position: that of the thread that performs or issues it, which no other has.
       around: the operations around the equation.
     """
 
@@ -235,7 +234,6 @@ class Access:
     generic: bool = False
     reach: Reach | None = None
     issue: Issue | None = None
-    thread: int | None = None
     position: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     around: Around = ()
 

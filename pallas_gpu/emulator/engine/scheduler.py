@@ -201,7 +201,7 @@ class _Scheduler:
         threads, in_flight, rng = group.threads, group.in_flight, self.rng
         contended = self._is_contended()
         may_switch = contended and self.groups_wait
-        execution, iterations = self.execution, 0
+        iterations = 0
         while True:
             ready = [
                 t for t in threads if not t.done and (t.wait is None or t.wait.ready())
@@ -217,12 +217,11 @@ class _Scheduler:
                 continue
             in_flight.maybe_advance()
             thread = ready[0] if len(ready) == 1 else ready[self._below(len(ready))]
-            thread.wait, execution.current = None, thread
+            thread.wait = None
             try:
                 thread.wait = next(thread.generator)
             except StopIteration:
                 thread.done = True
-            execution.current = None
             if thread.wait is ITERATION:
                 thread.wait = None
                 iterations += 1

@@ -139,6 +139,11 @@ class Thread:
         lines = (location.where for location in (*here, *outside))
         return next(filter(None, lines), None) or self.execution.default_line()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is the one that executes."""
+        return getattr(self.generator, "gi_running", False)
+
     def loops(self) -> tuple[tuple[str | None, int], ...]:
         """Returns the line of each loop around it, and the number of the iteration."""
         return ordering.loops(self.around)
@@ -224,7 +229,7 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
-            generic, reach, issue, self.actor, self.position, self.around,
+            generic, reach, issue, self.position, self.around,
         )  # fmt: skip
         if value is not None:
             unchanged = functools.partial(region.holds, value)
@@ -246,9 +251,9 @@ class Thread:
         A barrier that expects too few arrivals does not wait for whoever made it.
         """
         handover = self.handover
-        if handover is None or old.thread == self.actor:
+        if handover is None or old.position is self.position:
             return old.hint
-        others = [t for t in self.group.threads if t.actor == old.thread]
+        others = [t for t in self.group.threads if t.position is old.position]
         if not others or not handover.arrived or others[0] in handover.arrived:
             return old.hint
         own, other = self.name_in_group, others[0].name_in_group
