@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,23 +26,6 @@ from pallas_gpu.entry import call
 # What may explain that elements without a value are read: at the line where it shows,
 # or also at that of the other access.
 _EXPLAINS = {"missing-wait": 1, "out-of-bounds": 1, "race": 2, "race-between-ctas": 2}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Observed(types.InterpretParams):
-    """Parameters of the launches of a check, which differ from all others.
-
-    Attributes:
-      recorder: what observes the launches.
-    """
-
-    recorder: Recorder
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class Run(Protocol):
@@ -129,16 +112,12 @@ class Observer:
 class Recorder:
     """The launches of a check.
 
-    Args:
-      schedules: parameters of each run.
-
     Attributes:
       found: the findings by what makes them one.
       kernels: by their bodies and how they are launched.
     """
 
-    def __init__(self, schedules: Sequence[types.InterpretParams]):
-        self._schedules = schedules
+    def __init__(self) -> None:
         # Devices of a sharded function launch at the same time.
         self._lock = threading.Lock()
         self.found: dict[Any, findings.Finding] = {}
@@ -186,7 +165,8 @@ class Recorder:
           The results of the first run; zeros if there is none.
         """
         with self._lock:
-            key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params)
+            key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
+                   params.interpret)  # fmt: skip
             kernel = self.kernels.setdefault(key, Kernel(params))
             kernel.launches += 1
             results = self._runs(kernel, prepare)
@@ -199,7 +179,9 @@ class Recorder:
     ) -> list[np.ndarray] | None:
         first: list[np.ndarray] | None = None
         run: Run | None = None
-        for schedule in self._schedules:
+        assert isinstance(kernel.params.interpret, types.InterpretParams)
+        schedules = kernel.params.interpret.each_schedule()
+        for schedule in schedules:
             observer = Observer(kernel, str(schedule))
             try:
                 run = run or prepare()
@@ -214,7 +196,7 @@ class Recorder:
                 first = results
             if not observer.found and not self._found_in(kernel):
                 for i, (a, b) in enumerate(zip(first, results, strict=True)):
-                    _compare(observer, i, a, b, self._schedules[0], schedule)
+                    _compare(observer, i, a, b, schedules[0], schedule)
             self._add_not_modelled(kernel, observer)
             self.add(observer.found.values())
             if any(f.rule.id == "livelock" for f in observer.found.values()):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import arch, errors, expect, types
-from pallas_gpu.emulator.recorder import Observed, Recorder
+from pallas_gpu.emulator.recorder import Recorder
 from pallas_gpu.entry import interpret
 from pallas_gpu.entry.assumed_target import assuming
 from pallas_gpu.verdict.verdict import Verdict
@@ -112,10 +112,12 @@ def checking(params: types.InterpretParams) -> Iterator[Recorder]:
     Args:
       params: the schedules, and how each is run.
     """
-    recorder = Recorder(params.each_schedule())
+    recorder = Recorder()
     given = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
     try:
-        with interpret.force_gpu_interpret_mode(Observed(**given, recorder=recorder)):
+        with interpret.force_gpu_interpret_mode(
+            interpret.Observed(**given, recorder=recorder)
+        ):
             yield recorder
             jax.effects_barrier()
     except errors.PallasGpuError as error:

@@ -243,7 +243,10 @@ def _place(place: Place | None) -> str | None:
     if place is None or (place.file is None and place.who is None):
         return None
     parts = [str(place), place.who or ""]
-    parts += [f"iteration {i} of the loop at {at}" for at, i in place.loops]
+    parts += [
+        f"iteration {i} of {f'the loop at {at}' if at else 'a loop'}"
+        for at, i in place.loops
+    ]
     return ", ".join(filter(None, parts))
 
 

@@ -285,6 +285,17 @@ def test_integers_that_depend_on_the_schedule_are_found_and_sums_of_floats_are_n
     assert {f.rule.id for f in verdict.findings} == {"schedule-dependent"}
 
 
+def test_what_a_kernel_says_of_its_memory_remains_true():
+    def body(x, o):
+        o[0] = x[0]
+
+    make = everywhere.kernel(body, np.zeros((4, 128), np.float32))
+    accepted = make(plgpu.InterpretParams(partial_results=True, seed=3))
+    assert plgpu.check(accepted)(SHAPE).clean
+    assert plgpu.check(make(None), partial_results=True)(SHAPE).clean
+    assert not plgpu.check(make(plgpu.InterpretParams()))(SHAPE).clean
+
+
 def test_a_livelock_ends_the_check():
     def body(x, o):
         lax.while_loop(lambda i: x[0] > 0, lambda i: i + 1, 0)

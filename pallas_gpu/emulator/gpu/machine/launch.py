@@ -22,8 +22,9 @@ from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.emulator.recorder import Observed, Observer, Run
+from pallas_gpu.emulator.recorder import Observer, Run
 from pallas_gpu.entry import call, check, expand
+from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
