@@ -296,6 +296,28 @@ def test_what_a_kernel_says_of_its_memory_remains_true():
     assert not plgpu.check(make(plgpu.InterpretParams()))(SHAPE).clean
 
 
+def test_an_answer_that_has_not_arrived_says_that_there_is_no_work():
+    def body(o, answers, barrier):
+        o[lax.axis_index("i")] = jnp.zeros(128, F32)
+        plgpu.try_cluster_cancel(answers.at[0], barrier)
+        (i,), more = plgpu.query_cluster_cancel(answers.at[0], ("i",))
+        plgpu.when(more)(lambda: o.__setitem__(i, jnp.zeros(128, F32)))
+        plgpu.barrier_wait(barrier)
+
+    verdict = plgpu.check(
+        plgpu.kernel(
+            body,
+            out_type=SHAPE,
+            grid=(4,),
+            grid_names=("i",),
+            scratch_types=[plgpu.TryClusterCancelResult(1), plgpu.Barrier()],
+            compiler_params=plgpu.CompilerParams(target="sm_100a"),
+        )
+    )()
+    assert verdict.findings[0].rule.id == "missing-wait"
+    assert not verdict.not_modelled
+
+
 def test_a_livelock_ends_the_check():
     def body(x, o):
         lax.while_loop(lambda i: x[0] > 0, lambda i: i + 1, 0)
