@@ -13,7 +13,7 @@ It is beside the package, which imports JAX: a suite that uses neither does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -46,19 +46,19 @@ def plgpu_check() -> Callable[..., Any]:
     return checked
 
 
-@pytest.fixture(autouse=True)
-def _plgpu_checked(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     """Checks what a marked test calls."""
-    marker = request.node.get_closest_marker("plgpu_check")
+    marker = pyfuncitem.get_closest_marker("plgpu_check")
     if marker is None:
-        yield
-        return
+        return (yield)
     from pallas_gpu.verdict.check import checking, schedules
     from pallas_gpu.verdict.verdict import Verdict
 
     with checking(schedules(*marker.args, **marker.kwargs)) as recorder:
         yield
     _require_clean(Verdict.of(recorder))
+    return True
 
 
 def _require_clean(verdict: Any) -> None:

@@ -52,7 +52,7 @@ def test_unmarked():
 def test_the_plugin_fails_tests_whose_kernels_are_wrong(pytester):
     pytester.makepyfile(SUITE)
     result = pytester.runpytest_inprocess("-p", "pytest_pallas_gpu")
-    result.assert_outcomes(passed=4, failed=1, errors=1)
+    result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(["*1. out-of-bounds: *", "*outside*"])
 
 
