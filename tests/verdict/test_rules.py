@@ -114,6 +114,13 @@ def copied(x, o, row, barrier):
     o[i] = row[...]
 
 
+@breaks("out-of-bounds", grid={"i": 2})
+def wrapped(x, o):
+    i = lax.axis_index("i")
+    large = (i + 1) * (2**31 - 1)  # at
+    o[i] = x[lax.rem(large, 1)]
+
+
 @breaks("uninitialized-read", ROW)
 def fresh(x, o, row):
     o[0] = x[0] + row[...]  # at

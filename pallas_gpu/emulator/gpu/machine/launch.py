@@ -83,7 +83,7 @@ def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
         schedule: types.InterpretParams, observer: Observer
     ) -> tuple[list[np.ndarray], int]:
         machine = Machine(schedule, _target(params))
-        plan = observer.plan(plan_of(params.jaxpr))
+        plan = observer.plan(_plan(params))
         launch = Launch(params, machine.devices[0], arrays, plan)
         try:
             with observer.observing(machine.execution), np.errstate(all="ignore"):
@@ -110,6 +110,12 @@ def _run_once(
     finally:
         machine.dissolve()
     return [array.data for array in launch.outputs]
+
+
+def _plan(params: call.CallParams) -> Plan:
+    # A plan watches the arithmetic of what is marked.
+    indices.mark(region_of(params.jaxpr))
+    return plan_of(params.jaxpr)
 
 
 def _target(params: call.CallParams) -> Any:
@@ -140,7 +146,7 @@ class Launch:
         plan: Plan | None = None,
     ):
         self._params = params
-        self._plan = plan or plan_of(params.jaxpr)
+        self._plan = plan or _plan(params)
         self._device = device
         self._residency = _residency(params, device.target)
         device.execution.default_line = functools.cache(
@@ -248,7 +254,6 @@ class Launch:
         """
         params = self._params
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
-        indices.mark(region_of(params.jaxpr))
         mesh, body = params.mesh, self._plan
         lasting = _lasting(params.jaxpr)
         semantics = params.compiler_params.lowering_semantics
