@@ -56,7 +56,7 @@ def check(
 
     A run goes on after a mistake where that makes sense: a value that raced is kept, an
     access out of bounds has no effect outside the array, and a use of memory that
-    nobody has written is recorded once for its line. A deadlock ends its run.
+    nobody has written is recorded once for its line. CTAs in a deadlock are dropped.
 
     Issued by: the host.
 
@@ -99,6 +99,8 @@ def check(
                 "the function does not call a kernel of pallas_gpu",
                 expected="a function that calls a kernel() or pallas_call()",
                 got=getattr(fn, "__name__", repr(fn)),
+                hint="under jax.jit a launch whose results are not used does not take "
+                "place",
             )
         return verdict
 
