@@ -99,6 +99,20 @@ def test_a_finding_has_both_places():
     assert dead.schedules == 8
 
 
+def test_what_nobody_has_written_names_the_first_element():
+    def body(o, smem):
+        o[0] = smem[4:12] + 0
+
+    out = np.zeros((2, 8), np.float32)
+    kernel = everywhere.kernel(body, out, plgpu.SMEM((16,), F32))(None)
+    read, result = plgpu.check(kernel)().findings
+    assert (read.buffer, read.elements) == ("SMEM float32[16] (smem)", ((4, 5),))
+    assert (result.buffer, result.elements) == (
+        "output 0 (GMEM float32[2, 8])",
+        ((1, 2), (0, 1)),
+    )
+
+
 def test_the_parameters_of_a_finding_repeat_it():
     verdict = plgpu.check(of_mistakes())(SHAPE)
     for found in verdict.findings:

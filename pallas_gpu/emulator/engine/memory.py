@@ -137,6 +137,7 @@ class Memory(Referent):
             self.unwritten_hint,
             where,
             self.name,
+            element,
         )
 
 

@@ -59,7 +59,7 @@ class Origin:
       got: the first of the elements.
       hint: how to avoid it.
       where: the kernel's line.
-      buffer: the array's name.
+      buffer, element: the array's name, and the first of its elements.
     """
 
     what: str
@@ -67,6 +67,7 @@ class Origin:
     hint: str
     where: str | None
     buffer: str | None = None
+    element: Sequence[int] | None = None
 
     def error(self) -> errors.UninitializedReadError:
         """Returns the error for a use of the elements."""
@@ -76,7 +77,12 @@ class Origin:
             got=self.got,
             hint=self.hint,
             where=self.where,
-        ).about(buffer=self.buffer)
+        ).about(buffer=self.buffer, elements=self._elements())
+
+    def _elements(self) -> tuple[tuple[int, int], ...] | None:
+        if self.element is None:
+            return None
+        return tuple((int(i), int(i) + 1) for i in self.element)
 
 
 class Poisoned:
