@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all smoke check check-tests static tiers tiers-choose format format-check lint types \
-	composition-table coverage-table golden layout-drawings porting-table map clean clean-all
+	composition-table coverage-table golden layout-drawings porting-table rules-table map clean clean-all
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
@@ -93,6 +93,9 @@ porting-table: setup  ## regenerate docs/porting.md from tools/porting_names.py
 
 composition-table: setup  ## regenerate docs/composition.md from the tests' programs
 	$(RUN) tools.composition_table
+
+rules-table: setup  ## regenerate the rules in docs/checking.md and docs/verdict.schema.json
+	$(RUN) tools.rules_table
 
 layout-drawings: setup  ## regenerate docs/layouts.md and its pictures
 	$(RUN) tools.layout_drawings

@@ -51,6 +51,7 @@ from pallas_gpu.runtime.export import (
     pallas_export_experimental as pallas_export_experimental,
 )
 from pallas_gpu.testing.autotune import autotune as autotune
+from pallas_gpu.verdict.check import check as check
 
 # Control flow and positions
 from pallas_gpu.entry.control import (

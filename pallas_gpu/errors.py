@@ -18,6 +18,9 @@ from __future__ import annotations
 import linecache
 import re
 import textwrap
+from typing import Any, Self
+
+from pallas_gpu import findings
 
 
 class PallasGpuError(Exception):
@@ -47,6 +50,7 @@ class PallasGpuError(Exception):
         self.hint = hint
         self.where = where
         self.schedule: str | None = None
+        self.facts: dict[str, Any] = {}
         super().__init__(what)
 
     def with_location(self, where: str | None) -> PallasGpuError:
@@ -54,6 +58,22 @@ class PallasGpuError(Exception):
         if self.where is None:
             self.where = where
         return self
+
+    def about(self, **facts: Any) -> Self:
+        """Adds what a finding says beside the text; what is there remains.
+
+        Args:
+          **facts: `rule` (its id), `buffer`, `elements`, `barrier`, `who`, `position`,
+            `loops` and `other`; see `findings`.
+        """
+        given = {name: x for name, x in facts.items() if x is not None}
+        self.facts = given | self.facts
+        return self
+
+    @property
+    def finding(self) -> findings.Finding:
+        """The error as a check of the kernel reports it."""
+        return findings.finding_of(self)
 
     def with_schedule(self, schedule: str) -> PallasGpuError:
         """Adds how to repeat the run of the emulator that failed."""

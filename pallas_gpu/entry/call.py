@@ -173,7 +173,7 @@ _jax.check_types_under_axes(kernel_p, _axes)
 
 def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
     """Returns the parameter for `interpret`, PALLAS_GPU_INTERPRET and a forced mode."""
-    if (forced := interpret_mode.forced()) is not None:
+    if (forced := interpret_mode.forced(interpret)) is not None:
         return forced
     variable = os.environ.get("PALLAS_GPU_INTERPRET", "0")
     if interpret is None and variable != "0":

@@ -17,7 +17,7 @@ import pytest
 
 from tools.source_tree import ROOT, python_files, syntax_tree
 
-_GROUND = ("errors", "expect", "arch", "layouts", "_jax")
+_GROUND = ("findings", "errors", "expect", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
@@ -28,7 +28,8 @@ _LOWERING = (*_ENTRY, "mosaic", "lowering")
 # sees a jaxpr, so it stands beside primitives/ and entry/, not above them; pipeline/
 # and ops/ are written on what users have, so nothing of the compiler is open to them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "errors": (),
+    "findings": (),
+    "errors": ("findings",),
     "expect": ("errors",),
     "arch": ("errors", "expect"),
     "layouts": ("errors", "expect"),
@@ -52,6 +53,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "offline": (*_LOWERING, "compiler", "runtime"),
     # Measurement and tuning: above the offline compiler, beside the pipelines.
     "testing": (*_LOWERING, "compiler", "runtime", "offline"),
+    # Checks: what people and programs ask the emulator, by Python or a command line.
+    "verdict": (*_ENTRY, "emulator"),
+    "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
     "pipeline": _ENTRY,
     # What receives kernels of others turns them into calls of ours.
     "bridge": (*_ENTRY, "pipeline"),
@@ -64,13 +68,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 INNER_ROOMS: dict[str, tuple[str, ...]] = {
     "pallas_gpu.emulator.engine": (
         "pallas_gpu.errors",
+        "pallas_gpu.findings",
         "pallas_gpu._jax",
         "pallas_gpu.layouts.window",
         "pallas_gpu.primitives._registry",
         "pallas_gpu.program",
     ),
 }
-PURE_PYTHON_ROOMS = ("errors", "expect", "arch", "layouts")
+PURE_PYTHON_ROOMS = ("findings", "errors", "expect", "arch", "layouts")
 MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime", "lockstep")
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.

@@ -166,6 +166,9 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
         (),
         "other",
     ),
+    "check.orders": "tests/verdict/test_check.py",
+    "check.target": "tests/verdict/test_check.py",
+    "check.options": "tests/verdict/test_check.py",
     "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "set_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "offline.compile.args": lambda: (

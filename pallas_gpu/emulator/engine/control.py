@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.emulator.engine import evaluate, poison
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, Run
@@ -19,9 +21,18 @@ from pallas_gpu.primitives import _registry as registry
 _EMULATE = registry.RuleKind.EMULATE
 
 
-def _begin_iteration(thread: Thread, step: ControlStep) -> None:
+def _begin_iteration(thread: Thread, step: ControlStep, number: int) -> None:
     thread.location = step.location
+    thread.around = ((step.location, number), *thread.around[1:])
     thread.execution.tick()
+
+
+def _decided(value: Any) -> Any:
+    """Returns a value that decides what is executed, which must not be poison."""
+    if isinstance(value, poison.Poisoned):
+        report(value.origin.error())
+        return value.value
+    return value
 
 
 @registry.register(lax.scan_p, _EMULATE)
@@ -34,7 +45,7 @@ def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     steps = range(length)
     stacked: dict[int, list[Any]] = {}
     for i in reversed(steps) if params["reverse"] else steps:
-        _begin_iteration(thread, step)
+        _begin_iteration(thread, step, i)
         parts = [_pure(lambda x, i=i: x[i], [array]) for array in arrays]
         results = yield from evaluate.run(thread, body, [*consts, *carry, *parts])
         carry, stacked[i] = results[:num_carry], results[num_carry:]
@@ -56,18 +67,19 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     cond_consts = ins[:num_cond]
     body_consts = ins[num_cond : num_cond + num_body]
     carry = ins[num_cond + num_body :]
-    while True:
-        _begin_iteration(thread, step)
+    for number in itertools.count():
+        _begin_iteration(thread, step, number)
         (more,) = yield from evaluate.run(thread, condition, [*cond_consts, *carry])
-        if not bool(more):
-            return carry
+        if not bool(_decided(more)):
+            break
         # The loop may wait for another thread, of this group or another one.
         yield ITERATION
         carry = yield from evaluate.run(thread, body, [*body_consts, *carry])
+    return carry
 
 
 @registry.register(lax.cond_p, _EMULATE)
 def _cond(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
-    which = min(max(int(ins[0]), 0), len(step.plans) - 1)
+    which = min(max(int(_decided(ins[0])), 0), len(step.plans) - 1)
     results = yield from evaluate.run(thread, step.plans[which], ins[1:])
     return results

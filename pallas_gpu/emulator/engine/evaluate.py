@@ -13,6 +13,7 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import poison
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.steps import (
     ArithmeticStep,
@@ -21,6 +22,7 @@ from pallas_gpu.emulator.engine.steps import (
     FailStep,
     Plan,
     bound,
+    slots_read,
 )
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
@@ -45,9 +47,12 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
             if not alone:
                 yield None
             thread.location = step.location
-            result = step.rule(thread, step.bind(env), **step.params)
-            if type(result) is python_types.GeneratorType:
-                result = yield from result
+            try:
+                result = step.rule(thread, step.bind(env), **step.params)
+                if type(result) is python_types.GeneratorType:
+                    result = yield from result
+            except errors.UninitializedReadError as error:
+                result = yield from _again(error, thread, step, env)
             if step.single:
                 env[step.outs[0]] = result
             elif step.outs:
@@ -55,7 +60,7 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
                     env[out] = value
         elif kind is ControlStep:
             thread.location, around = step.location, thread.around
-            thread.around = (step.location, *around)
+            thread.around = ((step.location, None), *around)
             ins = bound(step.op.inputs, env)
             results = yield from step.rule(thread, step, ins)
             thread.around = around
@@ -68,27 +73,46 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
     return bound(plan.outs, env)
 
 
+def _again(
+    error: errors.PallasGpuError, thread: Thread, step: EffectStep, env: list[Any]
+) -> Run:
+    """Executes an operation that refuses poison with the contents of the poison."""
+    poisoned = [i for i in slots_read(step) if isinstance(env[i], Poisoned)]
+    if not poisoned:
+        raise error
+    report(error)
+    for i in poisoned:
+        env[i] = env[i].value
+    result = step.rule(thread, step.bind(env), **step.params)
+    if type(result) is python_types.GeneratorType:
+        result = yield from result
+    return result
+
+
 def guarded(thread: Thread, inner: Run) -> Run:
     """Adds the line and the thread to errors."""
     try:
         yield from inner
     except errors.PallasGpuError as error:
-        raise _located(error, thread) from error.__cause__
+        raise located(error, thread) from error.__cause__
     except Exception as error:
         internal = errors.InternalError(
             "the emulator failed",
             got=f"{type(error).__name__}: {error}",
             hint="please report it with the kernel",
         )
-        raise _located(internal, thread) from error
+        raise located(internal, thread) from error
 
 
-def _located(error: errors.PallasGpuError, thread: Thread) -> errors.PallasGpuError:
+def located(error: errors.PallasGpuError, thread: Thread) -> errors.PallasGpuError:
+    """Adds the line and the thread to an error."""
     here = thread.where()
     error.with_location(here)
     lines = [error.where] if error.where is not None else []
     if isinstance(error, errors.UninitializedReadError) and here != error.where:
         lines.append(f"used at {here}")
+        error.about(other=thread.here())
+    error.about(who=thread.name, position=thread.position, loops=thread.loops())
     error.where = "\n".join([*lines, f"in {thread.name}"])
     return error
 

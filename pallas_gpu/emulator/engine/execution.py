@@ -1,16 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state that all threads of a run share: choices, step budget, actors."""
+"""The state that all threads of a run share: choices, step budget, actors.
+
+An ordinary run raises the mistakes that it finds. That of a check records those after
+which it can go on; what is raised ends it: an operation that cannot be executed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.in_flight import InFlight
 from pallas_gpu.emulator.engine.waits import Positioned, positions
+
+Record = Callable[[errors.PallasGpuError], None]
+
+
+class _Run(threading.local):
+    """The run of the current thread of Python."""
+
+    record: Record | None = None
+
+
+_RUN = _Run()
+
+
+def report(error: errors.PallasGpuError) -> None:
+    """Raises an error, or records it if the run is a check's."""
+    if _RUN.record is None:
+        raise error
+    _RUN.record(error)
+
+
+@contextlib.contextmanager
+def recording(record: Record) -> Iterator[None]:
+    """Records what is reported inside."""
+    before, _RUN.record = _RUN.record, record
+    try:
+        yield
+    finally:
+        _RUN.record = before
 
 
 class HasThreads(Protocol):
@@ -36,6 +70,8 @@ class Execution:
       rng: the generator of all choices.
       actors: their numbers in clocks.
       steps: effects, loop iterations and work on large arrays, since a group ended.
+      compared: how many accesses have been compared with earlier ones.
+      abandoned: whether a group has ended in a deadlock.
       resident: groups that have started and not ended.
       default_line: returns the line for errors of an equation that has none.
       shortages: describes groups that have not started for lack of capacity.
@@ -55,6 +91,8 @@ class Execution:
         self.accept_races = accept_races
         self.lenient_reads = lenient_reads
         self.steps = 0
+        self.compared = 0
+        self.abandoned = False
         self.resident: list[HasThreads] = []
         self.default_line: Callable[[], str | None] = lambda: None
         self.shortages: Callable[[], Sequence[str]] = lambda: ()

@@ -15,6 +15,7 @@ from typing import Any
 
 from pallas_gpu.emulator.engine import ordering, race_report
 from pallas_gpu.emulator.engine.cells import Cells
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import (
     Access,
     Box,
@@ -79,6 +80,15 @@ class History:
         }
         return [access for number in numbers for access in self._sets[number]]
 
+    def may_conflict(self, new: Access, clock: Clock, threads_too: bool) -> bool:
+        """False if no access here conflicts with a new one, wherever that is."""
+        check = _Check(new, clock, self._fence, threads_too)
+        return any(
+            any(old.gradual is not None for old in accesses)
+            or check.conflict(accesses) is not None
+            for accesses in self._sets
+        )
+
     def access(
         self,
         new: Access,
@@ -124,8 +134,10 @@ class History:
                     and all(map(unchanged, boxes))
                 ):
                     advice = old.hint if hint is None else hint(old)
-                    raise race_report.race(
-                        old, new, clock, name, boxes[0], self._fence, advice
+                    report(
+                        race_report.race(
+                            old, new, clock, name, boxes[0], self._fence, advice
+                        )
                     )
         if record:
             self._record(new, clock, index, present)

@@ -14,9 +14,12 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.layouts.window import Window
+
+_CHECK_INDEX = "check the index, or guard the access with plgpu.when"
 
 
 class Referent:
@@ -133,6 +136,8 @@ class Memory(Referent):
             + (f", the first of {count}" if count > 1 else ""),
             self.unwritten_hint,
             where,
+            self.name,
+            element,
         )
 
 
@@ -221,39 +226,56 @@ class Region:
     def require_inside(
         self,
         verb: str,
-        hint: str = "check the index, or guard the access with plgpu.when",
+        hint: str = _CHECK_INDEX,
     ) -> None:
-        """Raises unless the region is in bounds and addressable as a whole."""
+        """Reports a region that is not in bounds, or not addressable as a whole."""
         self.memory.require_addressable(self.window, verb)
         self.require_in_bounds(verb, hint)
 
     def require_in_bounds(
         self,
         verb: str,
-        hint: str = "check the index, or guard the access with plgpu.when",
+        hint: str = _CHECK_INDEX,
     ) -> None:
-        """Raises unless all elements of the region are in bounds."""
+        """Reports elements of the region that are out of bounds."""
+        error = self.out_of_bounds(verb, hint)
+        if error is not None:
+            report(error)
+
+    def require_existing(self, verb: str) -> None:
+        """Raises unless the region is in bounds: without it nothing can go on."""
+        error = self.out_of_bounds(verb)
+        if error is not None:
+            raise error
+
+    def out_of_bounds(
+        self, verb: str, hint: str = _CHECK_INDEX
+    ) -> errors.OutOfBoundsError | None:
+        """Returns the error for elements out of bounds; None without any."""
         axis = self.outside()
         if axis is None:
-            return
+            return None
         shape, window = self.memory.shape, self.window
         start, size = window.starts[axis], window.sizes[axis]
         got = f"index {start}"
         if axis in window.axes:
             got = f"{start} to {start + size}"
-        raise errors.OutOfBoundsError(
+        starts = zip(window.starts, window.sizes, strict=True)
+        return errors.OutOfBoundsError(
             f"{self.memory.name} is {verb} out of bounds",
             expected=f"indices 0 to {shape[axis] - 1} in dimension {axis} "
             f"of shape {shape}",
             got=f"{got} in dimension {axis}",
             hint=hint,
+        ).about(
+            buffer=self.memory.name, elements=tuple((at, at + n) for at, n in starts)
         )
 
     def require_written(self) -> None:
-        """Raises UninitializedReadError for an element without a value."""
+        """Reports an element without a value."""
         missing = self.missing()
         if missing is not None:
-            raise self.origin(missing, None).error()
+            report(self.origin(missing, None).error())
 
     def missing(self, outside: bool = False) -> np.ndarray | None:
         """Returns which elements have no value; None when all have.
@@ -292,22 +314,28 @@ class Region:
         return part if order is None else part.transpose(order)
 
     def peek(self) -> np.ndarray:
-        """Returns the elements, not copied."""
+        """Returns the elements, not copied where all are in bounds."""
+        if not self.place.inside:
+            return self.load_clipped(poison(self.dtype))
         return self.view(self.memory.data)
 
     def load(self) -> np.ndarray:
-        """Returns a copy of the elements."""
+        """Returns a copy of the elements; those outside the array are poison."""
         return np.array(self.peek())
 
     def store(self, value: Any) -> None:
-        """Writes the elements.
+        """Writes the elements inside the array.
 
-        Raises:
-          UninitializedReadError: poisoned elements, which the memory does not admit.
+        Poisoned elements, which the memory does not admit, are reported.
         """
         poisoned = isinstance(value, Poisoned)
         if poisoned and not self.memory.admits_poison:
-            raise value.origin.error()
+            report(value.origin.error())
+            value, poisoned = value.value, False
+        if not self.place.inside:
+            contents = value.value if poisoned else value
+            self.store_clipped(np.broadcast_to(contents, self.shape), True)
+            return
         self.peek()[...] = value.value if poisoned else np.asarray(value)
         self.memory.mark_written(self.key())
         if poisoned:
@@ -328,7 +356,7 @@ class Region:
 
     def load_clipped(self, fill: Any) -> np.ndarray:
         """Returns a copy; elements outside the array have the value `fill`."""
-        if self.outside() is None:
+        if self.place.inside:
             return self.load()
         result = np.full(self.window.sizes, fill, self.dtype)
         inner, outer = self._clip()

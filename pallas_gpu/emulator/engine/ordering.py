@@ -29,10 +29,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+from collections.abc import Mapping
 from typing import Any, Protocol
+
+from pallas_gpu import findings
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
+# Operations around another one, innermost first, and the iteration of each loop.
+Around = tuple[tuple[Any, int | None], ...]
 
 
 class Fence(enum.IntEnum):
@@ -211,7 +216,8 @@ class Access:
         generic proxy. If its actor is numbered as a thread's, work in another proxy
         needs a fence after it.
       issue: of asynchronous work that may be in order with other such work.
-      thread: the actor of the thread that performs or issues it.
+      position: that of the thread that performs or issues it, which no other has.
+      around: the operations around the equation.
     """
 
     box: Box
@@ -228,7 +234,8 @@ class Access:
     generic: bool = False
     reach: Reach | None = None
     issue: Issue | None = None
-    thread: int | None = None
+    position: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    around: Around = ()
 
     @property
     def by_proxy(self) -> bool:
@@ -244,6 +251,10 @@ class Access:
     def where(self) -> str | None:
         """The kernel's line."""
         return self.location.where if self.location is not None else None
+
+    def place(self) -> findings.Place:
+        """Returns where it is made."""
+        return findings.place(self.where, self.what, self.position, loops(self.around))
 
     def known_to(self, clock: Clock) -> bool:
         """True when the access happens before the next step of the clock's owner."""
@@ -346,6 +357,11 @@ def _union(a: Box, b: Box) -> Box | None:
         return None
     both = (min(a_low, b_low), max(a_high, b_high))
     return (*a[:axis], both, *a[axis + 1 :])
+
+
+def loops(around: Around) -> tuple[tuple[str | None, int], ...]:
+    """Returns the line of each loop, and the number of the iteration."""
+    return tuple((at.where, i) for at, i in around if i is not None)
 
 
 def box_text(box: Box) -> str:

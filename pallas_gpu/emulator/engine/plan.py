@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.pure import arithmetic, by_jax
 from pallas_gpu.emulator.engine.steps import (
     ArithmeticStep,
@@ -69,7 +70,7 @@ class _Builder:
             try:
                 self._steps += self._steps_of(op)
             except errors.PallasGpuError as error:
-                self._steps.append(FailStep(error.with_location(op.where)))
+                self._steps.append(FailStep(op, error.with_location(op.where)))
         self._drop_unread()
         region = self._region
         return Plan(region.size, self._steps, region.results, self._work)
@@ -89,7 +90,7 @@ class _Builder:
             )
         self._count(*op.inputs, *op.results)
         steps = [
-            ArithmeticStep(fn, op.inputs, out.index)
+            ArithmeticStep(op, fn, op.inputs, out.index)
             for fn, out in zip(functions, op.results, strict=True)
         ]
         if indices.is_index(op.results[0]):
@@ -98,7 +99,7 @@ class _Builder:
 
     def _step(self, op: Op, rule: Callable[..., Any]) -> Any:
         if isinstance(op.operands, Fault):
-            return FailStep(op.operands.error)
+            return FailStep(op, op.operands.error)
         if op.kind is not Kind.PLAIN:
             plans = tuple(map(_plan_of_region, op.regions))
             return ControlStep(rule, op, plans, Location(op))
@@ -106,7 +107,7 @@ class _Builder:
             # The rule of a primitive without effects is a function of its operands.
             self._count(*op.results)
             run = functools.partial(rule, **op.equation.params)
-            return ArithmeticStep(run, op.inputs, op.results[0].index)
+            return ArithmeticStep(op, run, op.inputs, op.results[0].index)
         self._count(*jax.tree.leaves(op.operands))
         self._work += 1
         return EffectStep(
@@ -146,10 +147,10 @@ def _without_wrap(op: Op, step: ArithmeticStep) -> ArithmeticStep:
         result = compute(env)
         number = exact(*map(int, bound(ins, env)))
         if number != result:
-            raise indices.overflow(op.results[0].dtype.name, number, op.where)
+            report(indices.overflow(op.results[0].dtype.name, number, op.where))
         return result
 
-    return ArithmeticStep(step.fn, ins, out, run)
+    return ArithmeticStep(op, step.fn, ins, out, run)
 
 
 def _elements(operand: Any) -> int:

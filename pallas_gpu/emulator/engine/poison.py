@@ -59,12 +59,15 @@ class Origin:
       got: the first of the elements.
       hint: how to avoid it.
       where: the kernel's line.
+      buffer, element: the array's name, and the first of its elements.
     """
 
     what: str
     got: str
     hint: str
     where: str | None
+    buffer: str | None = None
+    element: Sequence[int] | None = None
 
     def error(self) -> errors.UninitializedReadError:
         """Returns the error for a use of the elements."""
@@ -74,7 +77,12 @@ class Origin:
             got=self.got,
             hint=self.hint,
             where=self.where,
-        )
+        ).about(buffer=self.buffer, elements=self._elements())
+
+    def _elements(self) -> tuple[tuple[int, int], ...] | None:
+        if self.element is None:
+            return None
+        return tuple((int(i), int(i) + 1) for i in self.element)
 
 
 class Poisoned:

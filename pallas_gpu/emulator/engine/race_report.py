@@ -40,10 +40,19 @@ def race(
       fence: what makes threads' stores to the array visible to asynchronous work.
       hint: what to do where no fence is missing, and no order of groups.
     """
+    facts = {"buffer": name.rstrip(","), "elements": box, "other": old.place()}
     if old.known_to(clock):
-        return _unfenced(old, new, name, fence)
-    if old.viewer is not new.viewer:
-        return _between_groups(old, new, name, [low for low, _ in box])
+        error, rule = _unfenced(old, new, name, fence), "missing-fence"
+    elif old.viewer is not new.viewer:
+        first = [low for low, _ in box]
+        error, rule = _between_groups(old, new, name, first), "race-between-ctas"
+    else:
+        error = _unordered(old, new, name, hint)
+        rule = "missing-wait" if old.by_copy else "race"
+    return error.about(rule=rule, **facts)
+
+
+def _unordered(old: Access, new: Access, name: str, hint: str) -> errors.RaceError:
     verb = "written" if new.writes else "read"
     if old.by_copy and not old.writes:
         what = f"{name} is {verb} while {old.what} may still read it"
@@ -86,7 +95,7 @@ def too_early(
         got=f"{who} on elements {box_text(box)}; {earlier.what} may still run",
         hint=f"call {earlier.wait} first; in one warpgroup alone, let the others wait "
         "for a barrier on which it arrives afterwards",
-    )
+    ).about(rule="early-launch", buffer=name, elements=box)
 
 
 def _at(access: Access) -> str:

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, TURN, positions
 
@@ -137,7 +137,9 @@ class _Scheduler:
                 self._end(current)
                 continue
             if stop is _Stop.BLOCKED and not _waits_for_groups(current):
-                raise deadlock(current.threads)
+                report(deadlock(current.threads))
+                self._abandon(current)
+                continue
             self.groups_wait = True
 
     def _start(self) -> Group | None:
@@ -151,13 +153,22 @@ class _Scheduler:
 
     def _end(self, group: Group) -> None:
         group.in_flight.drain()
+        self._remove(group)
+        group.finish()
+        group.dissolve()
+
+    def _abandon(self, group: Group) -> None:
+        """Ends a group that cannot; the others go on."""
+        self.execution.abandoned = True
+        self._remove(group)
+        group.dissolve()
+
+    def _remove(self, group: Group) -> None:
         for pool in self.pools:
             if group in pool.resident:
                 pool.resident.remove(group)
         self.execution.resident.remove(group)
         self.execution.progress()
-        group.finish()
-        group.dissolve()
 
     def _next(self, current: Group | None, stop: _Stop) -> Group | None:
         """Returns the group that runs next; None when all have ended."""
@@ -258,7 +269,7 @@ def deadlock(
             "if they wait for each other, launch no more than fit at once, and let "
             "each loop over its part of the work; otherwise " + hint
         )
-    return errors.DeadlockError(
+    error = errors.DeadlockError(
         f"deadlock: {len(waiting)} of {len(threads) - len(parents)} "
         f"{' and '.join(kinds)} wait, and nothing is in flight that could wake "
         "them",
@@ -267,3 +278,11 @@ def deadlock(
         hint=hint,
         where=waiting[0].where() if waiting else None,
     )
+    for thread in waiting[:1]:
+        error.about(
+            who=thread.name,
+            position=thread.position,
+            loops=thread.loops(),
+            barrier=thread.wait.barrier if thread.wait is not None else None,
+        )
+    return error

@@ -109,9 +109,11 @@ class ArithmeticStep:
     """`out = fn(*ins)` in NumPy.
 
     Attributes:
+      op: the operation.
       run: computes it from the slots, with further checks if it is given.
     """
 
+    op: Op
     fn: Callable[..., Any]
     ins: tuple[Any, ...]
     out: int
@@ -173,6 +175,7 @@ class ControlStep:
 class FailStep:
     """An equation that cannot be emulated; raises when it is reached."""
 
+    op: Op
     error: errors.PallasGpuError
 
 

@@ -8,10 +8,12 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from pallas_gpu import findings
 from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.engine.poison import Poisoned, poison
+from pallas_gpu.emulator.engine.ordering import Around
+from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import State
@@ -86,7 +88,9 @@ class Thread:
       actor: its own number in clocks.
       generator, wait, done: for the scheduler.
       location: the current operation.
-      around: those of the loops, branches and scopes around it, innermost first.
+      around: those of the loops, branches and scopes around it, innermost first, with
+        the number of the iteration of a loop.
+      position: which thread it is, by name, as findings have it.
       state: state of families, such as streams of asynchronous work.
       alone: whether no other thread of its group shares memory with it.
       handover: of the phase that it has waited for last, if threads have arrived.
@@ -103,7 +107,8 @@ class Thread:
         self.wait: Wait | None = None
         self.done = False
         self.location: Location | None = None
-        self.around: tuple[Location, ...] = ()
+        self.around: Around = ()
+        self.position: dict[str, Any] = {}
         self.state: State = {}
         self.alone = alone
         self.handover: Handover | None = None
@@ -130,12 +135,26 @@ class Thread:
         them stands for them, or one of the kernel.
         """
         here = () if self.location is None else (self.location,)
-        lines = (location.where for location in (*here, *self.around))
+        outside = (location for location, _ in self.around)
+        lines = (location.where for location in (*here, *outside))
         return next(filter(None, lines), None) or self.execution.default_line()
 
     def counted(self, other: Thread) -> str:
         """Returns how an arrival of another thread counts where this one waits."""
         return "count it in num_arrivals"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is the one that executes."""
+        return getattr(self.generator, "gi_running", False)
+
+    def loops(self) -> tuple[tuple[str | None, int], ...]:
+        """Returns the line of each loop around it, and the number of the iteration."""
+        return ordering.loops(self.around)
+
+    def here(self) -> findings.Place:
+        """Returns where it is."""
+        return findings.place(self.where(), self.name, self.position, self.loops())
 
     def release(self) -> ordering.Clock:
         """Returns the clock that an arrival releases, which excludes later work."""
@@ -195,7 +214,7 @@ class Thread:
             and self.clock.get(earlier.actor, 0) < earlier.time
         ):
             who = what or self.label
-            raise too_early(earlier, memory.name, region.box(), who, writes)
+            report(too_early(earlier, memory.name, region.box(), who, writes))
         if memory.read_only or self.execution.accept_races:
             return None
         actor, time = by or (self.actor, self.clock[self.actor])
@@ -214,10 +233,11 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
-            generic, reach, issue, self.actor,
+            generic, reach, issue, self.position, self.around,
         )  # fmt: skip
         if value is not None:
             unchanged = functools.partial(region.holds, value)
+        self.execution.compared += 1
         memory.history.access(
             new,
             self.clock,
@@ -239,9 +259,9 @@ class Thread:
         A barrier that expects too few arrivals does not wait for whoever made it.
         """
         handover = self.handover
-        if handover is None or old.thread == self.actor:
+        if handover is None or old.position is self.position:
             return old.hint
-        others = [t for t in self.group.threads if t.actor == old.thread]
+        others = [t for t in self.group.threads if t.position is old.position]
         if not others or not handover.arrived or others[0] in handover.arrived:
             return old.hint
         own, other = self.name_in_group, others[0].name_in_group
@@ -260,8 +280,7 @@ class Thread:
         Raises:
           OutOfBoundsError, RaceError.
         """
-        lenient = self.execution.lenient_reads
-        if not lenient:
+        if not self.execution.lenient_reads:
             region.require_in_bounds("read")
         self.access(region, writes=False)
         return self.value_of(region)
@@ -269,10 +288,7 @@ class Thread:
     def value_of(self, region: Region) -> Any:
         """Returns the elements of a region; those without a value are poisoned."""
         missing = region.missing()
-        if self.execution.lenient_reads:
-            value = region.load_clipped(poison(region.dtype))
-        else:
-            value = region.load()
+        value = region.load()
         value = value[()] if value.ndim == 0 else value
         if missing is None:
             return value

@@ -24,6 +24,7 @@ class Wait:
       across_groups: whether another group can make it ready. A group whose threads all
         wait for each other is a deadlock, whatever other groups do.
       hint: what to look at if it never happens.
+      barrier: the barrier or the semaphore that is awaited, by name.
     """
 
     ready: Callable[[], bool]
@@ -35,6 +36,7 @@ class Wait:
         "compare the arrivals with the barrier's num_arrivals (a warpgroup arrives "
         "once, and so does a copy), and the number of waits with the number of phases"
     )
+    barrier: str | None = None
 
 
 # Yielded once per iteration of a loop without a known end, which may poll memory that

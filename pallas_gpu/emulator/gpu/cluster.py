@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Key
@@ -134,13 +135,14 @@ def _reached(wg: Warpgroup, region: Region, peer: Cta) -> Any:
     if theirs.lasting is not None and theirs.lasting.key == key:
         return theirs.lasting.arrays[position]
     if theirs.left.get(key[:2], -1) >= key[2]:
-        raise errors.KernelError(
+        error = errors.KernelError(
             f"memory of {peer.name} is accessed, which has left the scope",
             expected="memory of a scope that the other CTA has not left",
             got=f"an access by {wg.name}",
             hint="wait for a ClusterBarrier at the end of the scope in every CTA; what "
             "scratch_types declares exists until the cluster ends",
         )
+        raise error.about(rule="freed-memory")
     if key not in theirs.open:
         _require_free(wg, peer, "an access")
     declared = scoped.scopes_of(wg.cta).open[key].declared
@@ -409,13 +411,14 @@ def _require_free(wg: Warpgroup, peer: Cta, what: str) -> None:
         wg.clock.get(actor, 0) >= time for actor, time in theirs.left_at.items()
     ):
         return
-    raise errors.RaceError(
+    error = errors.RaceError(
         f"{what} reaches {peer.name}, which may still use that memory for another "
         "array",
         expected="that CTA to have left the earlier scopes",
         got=f"{what} by {wg.cta.name} without an order between them",
         hint=_SYNCHRONISE,
     )
+    report(error.about(rule="race-between-ctas"))
 
 
 def _require_agreement(first: Multicast, src: Region) -> None:
@@ -423,12 +426,13 @@ def _require_agreement(first: Multicast, src: Region) -> None:
     if same_array and _form(first.src.window) == _form(src.window):
         return
     where = None if first.location is None else first.location.where
-    raise errors.KernelError(
+    error = errors.KernelError(
         "the CTAs of a multicast copy different parts of the array",
         expected=f"{_text(first.src)}, as {first.who.name} does at {where}",
         got=_text(src),
         hint="let the source depend on axes other than collective_axes only",
     )
+    report(error.about(buffer=src.memory.name))
 
 
 def _form(window: Window) -> tuple[Any, ...]:

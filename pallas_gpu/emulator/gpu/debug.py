@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.smem import SharedArray
@@ -49,12 +50,13 @@ def _print(line: formats.Line, values: Sequence[Any]) -> None:
 @registry.register(debug.debug_check_p, _EMULATE)
 def _debug_check(_: Warpgroup, operands: dict[str, Any], message: str, **__: Any):
     if not bool(operands["condition"]):
-        raise errors.DebugCheckError(
+        error = errors.DebugCheckError(
             f"debug_check: {message}",
             expected="a condition that is True",
             got="False",
             hint="the condition is checked at the line below; debug_print shows values",
         )
+        report(error)
 
 
 @registry.register(debug.print_layout_p, _EMULATE)

@@ -92,4 +92,4 @@ class GlobalArray(Memory):
             hint="store the rest too; if it is meant to be undefined, as a GPU leaves "
             "it, run with interpret=plgpu.InterpretParams(partial_results=True)",
             where=where,
-        )
+        ).about(buffer=self.name, elements=tuple((int(i), int(i) + 1) for i in first))

@@ -15,6 +15,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.emulator.engine.tables import Key
@@ -100,13 +101,14 @@ def _request(
 def _require_open(wg: Warpgroup) -> None:
     refused = _REFUSED.of(wg.cta)
     if refused.seen:
-        raise errors.KernelError(
+        error = errors.KernelError(
             f"{wg.name} asks for work after an answer without any",
             expected="no request after query_cluster_cancel has returned False",
             got=f"False at {refused.where}",
             hint="leave the loop when there is no work: PTX does not define a second "
             "request",
         )
+        report(error)
 
 
 @registry.register(launch_control.query_cluster_cancel_p, registry.RuleKind.EMULATE)
@@ -118,7 +120,8 @@ def _decode(
     answer = wg.read(operands["result"])
     wg.fence(ordering.Fence.SMEM_WRITES)
     if isinstance(answer, Poisoned):
-        raise answer.origin.error()
+        report(answer.origin.error())
+        answer = np.zeros_like(answer.value)
     granted, block = np.ascontiguousarray(answer).reshape(-1).view(np.int32)[:2]
     where = wg.location.where if wg.location is not None else None
     mesh = wg.cta.mesh

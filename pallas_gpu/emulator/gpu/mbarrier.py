@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
@@ -124,7 +125,7 @@ class Barrier:
         """
         if self.pending_arrivals < count:
             came = self.arrivals - self.pending_arrivals
-            raise errors.BarrierError(
+            error = errors.BarrierError(
                 f"{self.name} receives more arrivals than it was declared with",
                 expected=f"{self.arrivals} arrivals per phase",
                 got=f"{'one' if count == 1 else count} more, after {came}"
@@ -133,6 +134,8 @@ class Barrier:
                 hint="raise num_arrivals, or wait before arriving for the next phase; "
                 "a copy on the barrier counts as one arrival",
             )
+            report(error.about(rule="too-many-arrivals", barrier=self.name))
+            count = self.pending_arrivals
         self.pending_arrivals -= count
         self.last_arrival = location
         if announced_bytes:
@@ -173,13 +176,14 @@ class Barrier:
     def _require_countable(self) -> None:
         if abs(self.pending_bytes) <= types.MAX_PENDING_BYTES:
             return
-        raise errors.BarrierError(
+        error = errors.BarrierError(
             f"{self.name} has more bytes pending than it can count",
             expected=f"at most {types.MAX_PENDING_BYTES:,} bytes in flight on a "
             "barrier (PTX ISA, tx-count)",
             got=f"{self.pending_bytes:,} bytes",
             hint="wait for a phase before more is copied, or use several barriers",
         )
+        report(error.about(barrier=self.name))
 
     def _maybe_complete(self) -> None:
         if self.pending_arrivals or self.pending_bytes:
@@ -211,6 +215,7 @@ class Barrier:
                 lambda: self.phase > awaited,
                 f"phase {awaited} of {self.name}",
                 self.state,
+                barrier=self.name,
             )
             self._require_in_time(awaited)
         self._observe(wg, awaited)
@@ -236,7 +241,7 @@ class Barrier:
         each = [counts.get(self, self._first_wait) for counts in _counts(wg)]
         awaited = each[0]
         if each.count(awaited) < len(each):
-            raise errors.BarrierError(
+            error = errors.BarrierError(
                 f"{self.name}: the warps of {wg.name} wait for different phases",
                 expected="as many waits by each of its warps, inside warp_map, before "
                 "the warpgroup waits",
@@ -244,6 +249,7 @@ class Barrier:
                 hint="let all four warps wait, or use another barrier for the waits "
                 "of the warpgroup",
             )
+            report(error.about(barrier=self.name))
         self._require_in_time(awaited)
         return awaited
 
@@ -265,7 +271,7 @@ class Barrier:
             clocks = [self._gathered, *(c for m in self.multicasts for c in m.known)]
             if any(ordering.has_executed(clock, wg.actor, time) for clock in clocks):
                 continue
-            raise errors.BarrierError(
+            error = errors.BarrierError(
                 f"{self.name}: a wait can miss its phase",
                 expected=f"an order between the wait for phase {self.phase - 1} and "
                 f"the arrivals that complete phase {self.phase}",
@@ -275,6 +281,7 @@ class Barrier:
                 hint=_IN_ORDER,
                 where=location.where if location is not None else None,
             )
+            report(error.about(rule="missed-phase", barrier=self.name))
         self._waiters = {}
 
     def _require_in_time(self, awaited: int) -> None:
@@ -282,7 +289,7 @@ class Barrier:
         # preceding phase can be distinguished.
         if self.phase - awaited < 2:
             return
-        raise errors.BarrierError(
+        error = errors.BarrierError(
             f"{self.name}: a wait missed its phase",
             expected=f"a wait for phase {awaited} before phase {awaited + 1} completes",
             got=f"{self.phase} phases are complete{self._latest()}; the parity of the "
@@ -290,6 +297,7 @@ class Barrier:
             "too early",
             hint=_IN_ORDER,
         )
+        report(error.about(rule="missed-phase", barrier=self.name))
 
     def require_quiet(self) -> None:
         """Raises BarrierError when a copy is in flight.
@@ -299,7 +307,7 @@ class Barrier:
         if self.pending_bytes == 0:
             return
         came = self.arrivals - self.pending_arrivals
-        raise errors.BarrierError(
+        error = errors.BarrierError(
             f"{self.name} ends in the middle of a phase: a copy on it has not been "
             "waited for",
             expected="a barrier_wait for every copy before the end of the scope",
@@ -309,6 +317,7 @@ class Barrier:
             "and a copy on the barrier counts as one",
             where=self.last_copy.where if self.last_copy is not None else None,
         )
+        report(error.about(rule="unfinished-copy", barrier=self.name))
 
 
 def _initial_counts(thread: Thread) -> dict[Barrier, int]:
@@ -409,7 +418,7 @@ class BarrierArray(Referent):
         Raises:
           OutOfBoundsError: the index is out of bounds.
         """
-        region.require_inside("used")
+        region.require_existing("used")
         return self._barriers[tuple(region.window.starts)]
 
     def require_quiet(self) -> None:

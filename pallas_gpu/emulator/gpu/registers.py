@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import Run, Wait
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
@@ -78,17 +79,17 @@ class _Registers:
         # The compiler may have launched with fewer than the limit.
         known = wg.index in self.requested or action == "decrease"
         if known and (n < before if action == "increase" else n > before):
-            raise errors.KernelError(
+            wrong = errors.KernelError(
                 f"set_max_registers: {action!r} to {n}, and the warpgroup has {before}",
                 expected="an increase to at least as many, or a decrease to at most as "
                 "many",
                 got=f"{before} to {n}",
                 hint="swap the action",
             )
+            report(wrong)
         self.requested[wg.index] = n, wg.where()
-        self._require_possible()
         others = [i for i in range(len(self.held)) if i != wg.index]
-        if n > before:
+        if self._is_possible() and n > before:
             yield Wait(
                 lambda: n + sum(self.held[i] for i in others) <= self.limit,
                 f"{n} registers per thread",
@@ -101,14 +102,14 @@ class _Registers:
             )
         self.held[wg.index] = n
 
-    def _require_possible(self) -> None:
+    def _is_possible(self) -> bool:
         counts = sorted((i, n, line) for i, (n, line) in self.requested.items())
         silent = len(self.held) - len(counts)
         total = sum(n for _, n, _ in counts) + silent * _FEWEST
         if total <= self.limit:
-            return
+            return True
         requests = (f"warpgroup {i}: {n}, at {line}" for i, n, line in counts)
-        raise errors.OutOfResources(
+        over = errors.OutOfResources(
             "set_max_registers: the warpgroups request more registers than the block "
             "has",
             resource="registers",
@@ -119,6 +120,8 @@ class _Registers:
             got="\n".join([str(total), *requests]),
             hint="decrease the producer's count further, or increase the others' less",
         )
+        report(over)
+        return False
 
 
 _OF_CTA: Key[Cta, _Registers] = Key("registers of warpgroups", _Registers)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster, tma
@@ -31,24 +32,24 @@ def _row(region: Region, index: int) -> Region:
 def _indices(gmem: Region, rows: Any, verb: str) -> list[int]:
     """Returns the indices of rows of an array.
 
-    Raises:
-      UninitializedReadError: an index has no value.
-      OutOfBoundsError: no row has an index.
+    An index without a value or without a row is reported.
     """
     if isinstance(rows, Poisoned):
-        raise rows.origin.error()
+        report(rows.origin.error())
+        rows = rows.value
     found = np.asarray(rows)
     count = gmem.shape[0]
     outside = np.flatnonzero((found < 0) | (found >= count))
     if outside.size:
         first = int(outside[0])
-        raise errors.OutOfBoundsError(
+        error = errors.OutOfBoundsError(
             f"a row of {gmem.memory.name} is {verb} out of bounds",
             expected=f"indices 0 to {count - 1}",
             got=f"index {found[first]} at position {first} of {len(found)}",
             hint="check the indices; clamp those of rows that are not used",
         )
-    return [int(i) for i in found]
+        report(error.about(buffer=gmem.memory.name))
+    return [int(i) for i in np.clip(found, 0, count - 1)]
 
 
 # --- gather ---------------------------------------------------------------------------
@@ -137,10 +138,11 @@ def _require_different(dst: Region, indices: list[int]) -> None:
     seen: dict[int, int] = {}
     for i, row in enumerate(indices):
         if row in seen:
-            raise errors.RaceError(
+            error = errors.RaceError(
                 f"two rows of a copy go to one row of {dst.memory.name}",
                 expected="different indices: copies have no order among each other",
                 got=f"index {row} at positions {seen[row]} and {i}",
                 hint="combine these rows first, or use reduction_op with one copy each",
             )
+            report(error.about(rule="repeated-index", buffer=dst.memory.name))
         seen[row] = i

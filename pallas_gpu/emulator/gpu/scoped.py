@@ -20,6 +20,7 @@ import numpy as np
 
 from pallas_gpu import errors, resources, types
 from pallas_gpu.emulator.engine import evaluate, ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, fresh_elements
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
@@ -302,13 +303,14 @@ def _require_no_guests(wg: Warpgroup, memory: SharedArray | TensorArray) -> None
             continue
         if any(record.known_to(thread.clock) for thread in own):
             continue
-        raise errors.KernelError(
+        error = errors.KernelError(
             f"{memory.name} is freed while {record.what} may still access it",
             expected="a wait for the other CTA before the scope ends",
             got=f"an access to elements {ordering.box_text(record.box)}",
             hint=record.hint,
             where=record.where,
         )
+        report(error.about(rule="freed-memory", buffer=memory.name))
 
 
 def _require_read(wg: Warpgroup) -> None:
@@ -316,7 +318,7 @@ def _require_read(wg: Warpgroup) -> None:
     scopes = scopes_of(wg.cta)
     for array in scopes.read:
         for record in _unfinished(wg, array):
-            raise _still_read(array, record)
+            report(_still_read(array, record))
     scopes.read.clear()
 
 
@@ -331,7 +333,7 @@ def _require_unused(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
         return
     for record in _unfinished(wg, memory):
         if record.writes:
-            raise errors.BarrierError(
+            error = errors.BarrierError(
                 f"{memory.name} is freed while {record.what} is in flight: it "
                 "has not been waited for",
                 expected="a barrier_wait for every copy before the kernel or the scope "
@@ -340,8 +342,11 @@ def _require_unused(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
                 hint=record.hint,
                 where=record.where,
             )
+            report(error.about(rule="unfinished-copy", buffer=memory.name))
+            return
         if not isinstance(memory, SharedArray):
-            raise _still_read(memory, record)
+            report(_still_read(memory, record))
+            return
         scopes_of(wg.cta).read.append(memory)
 
 
@@ -367,4 +372,4 @@ def _still_read(
         got=f"{record.what} reads elements {ordering.box_text(record.box)}",
         hint=record.hint,
         where=record.where,
-    )
+    ).about(rule="freed-memory", buffer=memory.name, elements=record.box)

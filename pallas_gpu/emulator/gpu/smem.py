@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.layouts import SmemLayout
@@ -83,13 +84,14 @@ class SharedArray(Memory):
         if is_addressable(self.layout, window.starts):
             self._addressable.add(window.starts)
             return
-        raise errors.LayoutError(
+        error = errors.LayoutError(
             f"{self.name} is {verb} from inside a tile",
             expected=f"starts that are multiples of {self.tile}, the tiling, and of "
             f"the {self.layout.swizzle}-byte swizzle's pattern",
             got=f"starts {window.starts}",
             hint="index whole tiles, or declare the array with smaller tiles",
         )
+        report(error.about(buffer=self.name))
 
     def require_aligned(self, window: Window, what: str) -> None:
         """Raises unless the window starts where a tensor copy may start in SMEM.

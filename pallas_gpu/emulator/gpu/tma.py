@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import layouts, types
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.ordering import Box, Fence
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
@@ -185,7 +186,7 @@ def is_outside(region: Region) -> bool:
 
 
 def _require_representable(gmem: Region, smem: Region, verb: str) -> None:
-    """Raises OutOfBoundsError where the hardware would not see the array's bounds.
+    """Reports where the hardware would not see the array's bounds.
 
     An index must be in bounds, and so must a range of a dimension without a dim of its
     own in the tensor map: the copy would access another row.
@@ -402,21 +403,21 @@ def start_store(
 
 
 def require_values(src: Region, dst: Region) -> None:
-    """Raises UninitializedReadError for poison that a copy stores to a result."""
+    """Reports poison that a copy stores to a result."""
     missing = src.missing()
     if missing is None or dst.memory.admits_poison:
         return
     if dst.outside() is not None:
         missing &= dst.inside_mask().reshape(missing.shape)
     if missing.any():
-        raise src.origin(missing, None).error()
+        report(src.origin(missing, None).error())
 
 
 def _require_initial_values(dst: Region, where: str | None) -> None:
-    """Raises UninitializedReadError where a reduction finds no value."""
+    """Reports where a reduction finds no value."""
     missing = dst.missing()
     if missing is not None:
-        raise dst.origin(missing, where).error()
+        report(dst.origin(missing, where).error())
 
 
 @registry.register(tma.commit_group_p, _EMULATE)

@@ -9,6 +9,7 @@ is compared with the accesses to those elements of the others that share a byte 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -152,7 +153,6 @@ class Member(Memory):
         self.number = len(union.members)
         self._addresses = _addresses(self.placement)
         self.history = UnionHistory(self)
-        self._load()
         self._is_current = False
 
     @property
@@ -206,8 +206,10 @@ class Member(Memory):
     def _load(self) -> None:
         union, at = self._union, self._start + self._addresses.own
         raw, written = union.data[at], union.written[at]
-        known = written.all(axis=1)
-        known &= ~self._is_foreign().any(axis=1) & self._copies_agree()
+        known = _per_element(np.logical_and, written)
+        known &= ~_per_element(np.logical_or, self._is_foreign())
+        if self._addresses.copies.size:
+            known &= self._copies_agree()
         if self._addresses.shift is not None:
             mask = np.uint8((1 << self.placement.itemsize_bits) - 1)
             raw = (raw >> self._addresses.shift[:, None]) & mask
@@ -232,7 +234,8 @@ class Member(Memory):
         """Stores the elements that have changed since they were loaded."""
         union = self._union
         raw, known = self._raw(), self._known()
-        changed = (raw != self._before[0]).any(axis=1) | (known != self._before[1])
+        changed = _per_element(np.logical_or, raw != self._before[0])
+        changed |= known != self._before[1]
         places = self._addresses
         copies = places.copies.shape[1]
         for own in (places.own, *(places.copies[:, i] for i in range(copies))):
@@ -329,6 +332,14 @@ class UnionMember(Member, SharedArray):
         self.is_inferred = is_inferred
 
 
+def _per_element(combine: np.ufunc, of_bytes: np.ndarray) -> np.ndarray:
+    """Returns what is true of all bytes, or of any, [elements].
+
+    NumPy reduces a short axis many times slower than it combines its columns.
+    """
+    return functools.reduce(combine, of_bytes.T)
+
+
 class TensorMember(Member, TensorArray):
     """An array of a union in TMEM."""
 
@@ -371,12 +382,16 @@ class UnionHistory(History):
         record: bool = True, unchanged: Any = None, hint: Any = None,
     ) -> None:  # fmt: skip
         for other, history in self._neighbours():
-            for box in self._member.shared_boxes(new.box, other):
+            if not history.may_conflict(new, clock, threads_too):
+                continue
+            # Nothing is recorded, so one object does for all boxes.
+            theirs, text = copy.copy(new), f"{other.name}, in a union with {name},"
+            for theirs.box in self._member.shared_boxes(new.box, other):
                 History.access(
                     history,
-                    dataclasses.replace(new, box=box),
+                    theirs,
                     clock,
-                    f"{other.name}, in a union with {name},",
+                    text,
                     threads_too=threads_too,
                     record=False,
                     hint=hint,

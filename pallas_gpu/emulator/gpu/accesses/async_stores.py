@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements
@@ -81,9 +82,10 @@ def _async_store(
     if atomic is None:
         require_one_value(found, values)
     elif lost is not None:
-        raise lost[1].error()
+        report(lost[1].error())
+        lost = None
     elif found.missing() is not None:
-        raise found.origin(wg.where()).error()
+        report(found.origin(wg.where()).error())
     barrier = _barrier_in(found.memory.owner, operands["barrier"])
     if barrier.stores is None:
         barrier.stores = wg.execution.actors.thread()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import Reach
 from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
@@ -128,7 +129,7 @@ def _make(name: str) -> Callable[..., Any]:
             for n in names
         ]
         if found.missing() is not None:
-            raise found.origin(wg.where()).error()
+            report(found.origin(wg.where()).error())
         reach = _reach(wg, scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.boxes import boxes_of
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.ordering import Box
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
@@ -37,7 +38,7 @@ class Elements:
       shape: of the access.
       mask: where an element is accessed; None for everywhere.
       verb: `read` or `written`, for messages.
-      lenient: whether what is out of bounds is not accessed, instead of an error.
+      lenient: whether what is out of bounds is silently not accessed.
 
     Attributes:
       shape: of the access.
@@ -70,9 +71,11 @@ class Elements:
         if lenient:
             self.active = self.active & ~self.lost
         elif self.lost.any():
-            raise self._out_of_bounds(full, axes, verb)
+            report(self._out_of_bounds(full, axes, verb))
+            self.active = self.active & ~self.lost
         if region.outside() is not None:
             region.require_in_bounds(verb)
+            self.active[...] = False
         chosen = [index[self.active].astype(np.int64) for index in full]
         self.flat, self.first_byte = self._positions(
             chosen, axes, view_shape is not None
@@ -104,7 +107,7 @@ class Elements:
             got=f"index {found[axis]} in dimension {axis}"
             + (f", for element {list(element)} of the access" if element else ""),
             hint="check the index, or mask the elements outside: " + _MASKED[verb],
-        )
+        ).about(buffer=self.memory.name, elements=tuple((i, i + 1) for i in found))
 
     def _positions(
         self, chosen: list[np.ndarray], axes: tuple[int, ...], viewed: bool
@@ -246,13 +249,12 @@ class _Part:
 def known(value: Any, where: np.ndarray | None = None) -> Any:
     """Returns a value that must not be poisoned, where that matters.
 
-    Raises:
-      UninitializedReadError: an element that is used is poison.
+    An element that is used and poison is reported.
     """
     if not isinstance(value, Poisoned):
         return value
     mask = np.broadcast_to(value.mask, np.shape(value.value))
     used = mask if where is None else np.broadcast_to(mask, where.shape) & where
     if used.any():
-        raise value.origin.error()
+        report(value.origin.error())
     return value.value

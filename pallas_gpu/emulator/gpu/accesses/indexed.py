@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
@@ -93,7 +94,8 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
     poisoned = isinstance(value, Poisoned)
     mask = np.broadcast_to(value.mask, found.shape) & found.active if poisoned else None
     if mask is not None and mask.any() and not found.memory.admits_poison:
-        raise value.origin.error()
+        report(value.origin.error())
+        mask = None
     values = np.broadcast_to(value.value if poisoned else value, found.shape)
     values = values[found.active]
     require_one_value(found, values)
@@ -111,7 +113,7 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
 
 
 def require_one_value(found: Elements, values: np.ndarray) -> None:
-    """Raises if one store puts different values in one element."""
+    """Reports if one store puts different values in one element."""
     several = found.several()
     if not several.any():
         return
@@ -123,7 +125,7 @@ def require_one_value(found: Elements, values: np.ndarray) -> None:
     for i in np.flatnonzero(same):
         if bits[i].tobytes() != bits[i + 1].tobytes():
             at = np.unravel_index(int(found.flat[order[i], 0]), found.memory.shape)
-            raise errors.RaceError(
+            error = errors.RaceError(
                 f"{found.memory.name} is written with different values at one element",
                 expected="indices that name each element once, or equal values",
                 got=f"element {[int(x) for x in at]}, stored more than once by one "
@@ -131,3 +133,5 @@ def require_one_value(found: Elements, values: np.ndarray) -> None:
                 hint="combine the values before the store, or by an atomic addition, "
                 "or store one of them under a mask",
             )
+            report(error.about(rule="repeated-index", buffer=found.memory.name))
+            return

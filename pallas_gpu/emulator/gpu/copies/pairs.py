@@ -7,6 +7,7 @@ import dataclasses
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
@@ -42,10 +43,10 @@ class Shares:
         if self._barrier.phase == self._phase:
             return
         wrong = {cta: n for cta, n in self._missing.items() if n}
+        self._phase, self._missing = self._barrier.phase, {}
         if not wrong:
-            self._phase, self._missing = self._barrier.phase, {}
             return
-        raise errors.BarrierError(
+        error = errors.BarrierError(
             f"{self._barrier.name}: a phase is complete by bytes of another one",
             expected="as many bytes of each CTA as of the leader's copies",
             got=", ".join(
@@ -56,6 +57,7 @@ class Shares:
             "ClusterBarrier, before it copies for the next one",
             where=location.where if location is not None else None,
         )
+        report(error.about(barrier=self._barrier.name))
 
 
 _SHARES: Key[Cta, dict[Barrier, Shares]] = Key("shares of barriers", lambda cta: {})

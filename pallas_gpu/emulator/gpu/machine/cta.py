@@ -94,6 +94,7 @@ class Cta:
       cluster: its cluster.
       rank: position in the cluster.
       axes: position on the named grid and cluster axes.
+      position: the same with those of `jax.vmap`, as findings have it.
       state: state of families.
       work: the arrays in GMEM that the launch adds, as this CTA accesses them.
       at_end: checks to run when all CTAs of the cluster have ended.
@@ -111,6 +112,8 @@ class Cta:
                 *zip(mesh.cluster_names, rank, strict=True),
             ]
         )
+        batch = {f"vmap {i}": at for i, at in enumerate(cluster.batch)}
+        self.position = batch | self.axes
         self.state: State = {}
         self.work: dict[Hashable, GlobalArray] = {}
         self.at_end: list[Callable[[], None]] = []
@@ -202,6 +205,11 @@ class Warpgroup(Thread):
         self.cta = cta
         self.index = index
         self.warps: list[Warp] = []
+        self.position = {
+            "device": cta.device.number,
+            "cta": cta.position,
+            "warpgroup": index,
+        }
 
     @property
     def label(self) -> str:
@@ -263,6 +271,7 @@ class Warp(Warpgroup):
         super().__init__(warpgroup.cta, warpgroup.index)
         self.number = number
         self.warpgroup = warpgroup
+        self.position = warpgroup.position | {"warp": number}
         self.axis_name: str | None = None
         self.alone = False
 

@@ -39,7 +39,11 @@ class Machine:
         )
         self.devices = [
             Device(
-                self.execution, params, target, f" of device {i}" if devices > 1 else ""
+                self.execution,
+                params,
+                target,
+                f" of device {i}" if devices > 1 else "",
+                i,
             )
             for i in range(devices)
         ]
@@ -62,6 +66,7 @@ class Device:
     Attributes:
       execution: its run.
       target: its target.
+      number: which of the devices it is.
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.
       like_upstream: whether unfinished copies and semaphores are accepted at the end.
@@ -77,7 +82,9 @@ class Device:
         params: types.InterpretParams,
         target: arch.GpuTarget,
         suffix: str = "",
+        number: int = 0,
     ):
+        self.number = number
         self.execution = execution
         self.target = target
         self.suffix = suffix

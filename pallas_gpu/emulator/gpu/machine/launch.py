@@ -14,14 +14,17 @@ import numpy as np
 from pallas_gpu import arch, resources, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import Viewer
-from pallas_gpu.emulator.engine.plan import plan_of
+from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
+from pallas_gpu.emulator.recorder import Observer, Run
 from pallas_gpu.entry import call, check, expand
+from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
@@ -47,9 +50,10 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
       LayoutError: the compiler has no code for the kernel.
       NotModelledError: the emulator does not model an operation.
     """
-    trial.require_code(params, _target(params))
-    params = fences.with_fences(params)
     interpret = params.interpret
+    if isinstance(interpret, Observed):
+        return interpret.recorder.launch(params, lambda: _observed(params, arrays))
+    params = _ready(params)
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
     if interpret.schedules == 1:
@@ -59,6 +63,38 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
         lambda schedule: _run_once(params, arrays, schedule),
         _names(params)[len(arrays) :],
     )
+
+
+def _ready(params: call.CallParams) -> call.CallParams:
+    """Returns a launch with the fences that the compiler inserts.
+
+    Raises:
+      LayoutError: the compiler has no code for the kernel.
+    """
+    trial.require_code(params, _target(params))
+    return fences.with_fences(params)
+
+
+def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
+    """Returns what runs a launch of a check; see `_ready`."""
+    params = _ready(params)
+
+    def run(
+        schedule: types.InterpretParams, observer: Observer
+    ) -> tuple[list[np.ndarray], int]:
+        machine = Machine(schedule, _target(params))
+        plan = observer.plan(_plan(params))
+        launch = Launch(params, machine.devices[0], arrays, plan)
+        try:
+            with observer.observing(machine.execution), np.errstate(all="ignore"):
+                machine.run([launch.pool()])
+                if not machine.execution.abandoned:
+                    launch.finish()
+        finally:
+            machine.dissolve()
+        return [array.data for array in launch.outputs], launch.ctas
+
+    return run
 
 
 def _run_once(
@@ -76,6 +112,12 @@ def _run_once(
     return [array.data for array in launch.outputs]
 
 
+def _plan(params: call.CallParams) -> Plan:
+    # A plan watches the arithmetic of what is marked.
+    indices.mark(region_of(params.jaxpr))
+    return plan_of(params.jaxpr)
+
+
 def _target(params: call.CallParams) -> Any:
     return arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
 
@@ -87,6 +129,7 @@ class Launch:
       params: parameters of the kernel primitive.
       device: the device that runs it.
       arrays: operands, batch axes included.
+      plan: of the body, that of its jaxpr or an observed copy.
 
     Attributes:
       outputs: the results, in the device's global memory.
@@ -95,8 +138,15 @@ class Launch:
       OutOfResources: a block exceeds the target's SMEM.
     """
 
-    def __init__(self, params: call.CallParams, device: Device, arrays: Sequence[Any]):
+    def __init__(
+        self,
+        params: call.CallParams,
+        device: Device,
+        arrays: Sequence[Any],
+        plan: Plan | None = None,
+    ):
         self._params = params
+        self._plan = plan or _plan(params)
         self._device = device
         self._residency = _residency(params, device.target)
         device.execution.default_line = functools.cache(
@@ -157,6 +207,11 @@ class Launch:
         )
         return self._pool
 
+    @property
+    def ctas(self) -> int:
+        """How many CTAs have started."""
+        return self._pool.started * self._residency.ctas_per_cluster
+
     def _take_over(self) -> int | None:
         """Takes the next cluster out of the launch, and returns its position."""
         group = self._pool.cancel()
@@ -177,7 +232,7 @@ class Launch:
         results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:
-                raise array.incomplete(_last_use(self._params.jaxpr, ref))
+                report(array.incomplete(_last_use(self._params.jaxpr, ref)))
 
     def _launched(self, positions: int) -> int:
         """Returns how many clusters of a grid are launched.
@@ -199,8 +254,7 @@ class Launch:
         """
         params = self._params
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
-        indices.mark(region_of(params.jaxpr))
-        mesh, body = params.mesh, plan_of(params.jaxpr)
+        mesh, body = params.mesh, self._plan
         lasting = _lasting(params.jaxpr)
         semantics = params.compiler_params.lowering_semantics
         inferred = inferred_members(params.jaxpr, semantics)

@@ -17,6 +17,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
@@ -99,6 +100,7 @@ class Semaphore:
                 self.state,
                 across_groups=self._across_groups,
                 hint=self.hint,
+                barrier=self.name,
             )
         known, left = self._first(value)
         ordering.join(wg.clock, known)
@@ -170,7 +172,7 @@ class SemaphoreArray(Referent):
         Raises:
           OutOfBoundsError: the index is out of bounds.
         """
-        region.require_inside("used")
+        region.require_existing("used")
         return self._semaphores[tuple(region.window.starts)]
 
     def require_zero(self) -> None:
@@ -178,13 +180,14 @@ class SemaphoreArray(Referent):
         for one in self._semaphores.flat:
             if one.value == 0:
                 continue
-            raise errors.SemaphoreError(
+            error = errors.SemaphoreError(
                 f"{one.name} is not zero when the kernel ends",
                 expected="0: waits subtract what signals have added",
                 got=one.value,
                 hint=one.hint,
                 where=one.where,
             )
+            report(error.about(barrier=one.name))
 
 
 # The semaphores of an array in GMEM, for all CTAs that share it; none before the first

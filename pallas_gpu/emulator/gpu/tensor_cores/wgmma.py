@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import errors, findings, types
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.streams import Stream
 from pallas_gpu.emulator.engine.tables import Key
@@ -170,7 +171,7 @@ def _require_complete(stream: MmaStream, acc: Region) -> None:
     groups = acc.memory.groups
     for part, (group, where) in groups.items():
         if group > stream.waited and ordering.overlap(part, box):
-            raise errors.RaceError(
+            error = errors.RaceError(
                 f"{acc.memory.name} is read while a wgmma may still add to it",
                 expected="wgmma_wait between the wgmma and the read",
                 got=f"elements {ordering.box_text(part)} in group {group} of "
@@ -179,3 +180,13 @@ def _require_complete(stream: MmaStream, acc: Region) -> None:
                 hint="read it with acc[...], which waits, or call "
                 f"wgmma_wait({stream.closed - group}) first",
             )
+            other = findings.place(where)
+            report(
+                error.about(
+                    rule="missing-wait",
+                    buffer=acc.memory.name,
+                    elements=part,
+                    other=other,
+                )
+            )
+            return

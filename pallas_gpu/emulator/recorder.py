@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of a check: each launch takes place in several schedules, and nothing is raised.
+
+The recorder travels in the parameters of the emulator, which are parameters of the
+kernel primitive: so it reaches launches inside of jitted functions, in whichever thread
+of Python they take place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from pallas_gpu import errors, findings, types
+from pallas_gpu.emulator.coverage import Coverage
+from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine.execution import Execution, recording
+from pallas_gpu.emulator.engine.plan import Plan
+from pallas_gpu.entry import call
+
+# What may explain that elements without a value are read: at the line where it shows,
+# or also at that of the other access.
+_EXPLAINS = {"missing-wait": 1, "out-of-bounds": 1, "race": 2, "race-between-ctas": 2}
+
+
+class Run(Protocol):
+    """A launch that can be repeated."""
+
+    def __call__(
+        self, schedule: types.InterpretParams, observer: Observer
+    ) -> tuple[list[np.ndarray], int]:
+        """Runs it; returns the results, and how many CTAs have run."""
+
+
+@dataclasses.dataclass(eq=False)
+class Kernel:
+    """What is known of a kernel after a check.
+
+    Attributes:
+      params: of its first launch.
+      launches: how often it has been launched.
+      schedules: how many runs there were.
+      ctas: how many CTAs have run, in all of them.
+      compared: how many accesses have been compared with earlier ones.
+      coverage: its operations; None if it could not start.
+    """
+
+    params: call.CallParams
+    launches: int = 0
+    schedules: int = 0
+    ctas: int = 0
+    compared: int = 0
+    coverage: Coverage | None = None
+
+
+class Observer:
+    """One run.
+
+    Args:
+      kernel: what is launched.
+      reproduce: parameters that repeat the run.
+    """
+
+    def __init__(self, kernel: Kernel, reproduce: str):
+        self._kernel = kernel
+        self._reproduce = reproduce
+        self.found: dict[Any, findings.Finding] = {}
+
+    def plan(self, plan: Plan) -> Plan:
+        """Returns a plan that counts what is executed, the same in all runs."""
+        if self._kernel.coverage is None:
+            self._kernel.coverage = Coverage(plan)
+        return self._kernel.coverage.plan
+
+    @contextlib.contextmanager
+    def observing(self, execution: Execution) -> Iterator[None]:
+        """Records what is reported inside, and what ends the run."""
+
+        def record(error: errors.PallasGpuError) -> None:
+            threads: list[Any] = [
+                t for group in execution.resident for t in group.threads
+            ]
+            # None runs while asynchronous work advances.
+            for thread in threads:
+                if thread.is_running:
+                    evaluate.located(error, thread)
+            self.add(error.with_location(execution.default_line()))
+
+        try:
+            with recording(record):
+                yield
+        except errors.PallasGpuError as error:
+            self.add(error)
+        self._kernel.compared += execution.compared
+
+    def add(self, error: errors.PallasGpuError) -> None:
+        """Adds a finding, of those with the same rule at the same lines one."""
+        found = dataclasses.replace(
+            error.finding,
+            kernel=self._kernel.params.name,
+            reproduce=self._reproduce,
+            after=len(self.found),
+        )
+        self.found.setdefault(found.key, found)
+
+
+class Recorder:
+    """The launches of a check.
+
+    Attributes:
+      found: the findings by what makes them one.
+      kernels: by their bodies and how they are launched.
+    """
+
+    def __init__(self) -> None:
+        # Devices of a sharded function launch at the same time.
+        self._lock = threading.Lock()
+        self.found: dict[Any, findings.Finding] = {}
+        self.kernels: dict[Any, Kernel] = {}
+
+    def add(self, each: Iterable[findings.Finding]) -> None:
+        """Adds the findings of a run; those of the same kind at the same lines once."""
+        for new in each:
+            old = self.found.get(new.key)
+            if old is not None:
+                first = min(old, new, key=lambda x: x.after)
+                new = dataclasses.replace(first, schedules=old.schedules + 1)
+            self.found[new.key] = new
+
+    def findings(self) -> list[findings.Finding]:
+        """Returns what was found, first what nothing else of its run can have caused.
+
+        Elements without a value that are read at a line that races, or out of bounds,
+        are not a mistake of their own.
+        """
+        found = sorted(self.found.values(), key=lambda f: f.after)
+        explained = {
+            (f.kernel, f.buffer, place.file, place.line)
+            for f in found
+            for place in (f.at, f.other)[: _EXPLAINS.get(f.rule.id, 0)]
+            if place is not None
+        }
+        return [
+            f
+            for f in found
+            if f.rule.id != "uninitialized-read"
+            or (f.kernel, f.buffer, f.at.file, f.at.line) not in explained
+        ]
+
+    def launch(
+        self, params: call.CallParams, prepare: Callable[[], Run]
+    ) -> list[np.ndarray]:
+        """Runs a launch in all schedules.
+
+        Args:
+          params: its parameters.
+          prepare: returns what runs it; raises for a kernel that cannot start.
+
+        Returns:
+          The results of the first run; zeros if there is none.
+        """
+        with self._lock:
+            key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
+                   params.interpret)  # fmt: skip
+            kernel = self.kernels.setdefault(key, Kernel(params))
+            kernel.launches += 1
+            results = self._runs(kernel, prepare)
+        if results is None:
+            return [np.zeros(a.shape, a.dtype) for a in params.out_avals]
+        return results
+
+    def _runs(
+        self, kernel: Kernel, prepare: Callable[[], Run]
+    ) -> list[np.ndarray] | None:
+        first: list[np.ndarray] | None = None
+        run: Run | None = None
+        assert isinstance(kernel.params.interpret, types.InterpretParams)
+        schedules = kernel.params.interpret.each_schedule()
+        for schedule in schedules:
+            observer = Observer(kernel, str(schedule))
+            try:
+                run = run or prepare()
+                results, ctas = run(schedule, observer)
+            except errors.PallasGpuError as error:
+                observer.add(error)
+                self.add(observer.found.values())
+                return first
+            kernel.schedules += 1
+            kernel.ctas += ctas
+            if first is None:
+                first = results
+            if not observer.found and not self._found_in(kernel):
+                for i, (a, b) in enumerate(zip(first, results, strict=True)):
+                    _compare(observer, i, a, b, schedules[0], schedule)
+            self._add_not_modelled(kernel, observer)
+            self.add(observer.found.values())
+            if any(f.rule.id == "livelock" for f in observer.found.values()):
+                break
+        return first
+
+    def _found_in(self, kernel: Kernel) -> bool:
+        return any(f.kernel == kernel.params.name for f in self.found.values())
+
+    @staticmethod
+    def _add_not_modelled(kernel: Kernel, observer: Observer) -> None:
+        """Adds what a run would have met behind the first such operation."""
+        coverage = kernel.coverage
+        if coverage is not None and any(
+            f.rule.id == "not-modelled" for f in observer.found.values()
+        ):
+            for error in coverage.not_modelled():
+                observer.add(error)
+
+
+def _compare(
+    observer: Observer,
+    number: int,
+    first: np.ndarray,
+    other: np.ndarray,
+    schedule: types.InterpretParams,
+    other_schedule: types.InterpretParams,
+) -> None:
+    """Adds a finding where integers of a result differ between two schedules.
+
+    Sums of floats may depend on their order.
+    """
+    if first.dtype.kind not in "iub":
+        return
+    differs = first != other
+    if not differs.any():
+        return
+    at = [int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape)]
+    name = f"output {number} (GMEM {first.dtype.name}{list(first.shape)})"
+    error = errors.RaceError(
+        f"{name} depends on the schedule",
+        expected="the same integers in every order of threads and copies",
+        got=f"element {at} is {first[*at]} with {schedule}, and {other[*at]} with "
+        f"{other_schedule}",
+        hint="order the accesses that determine it, with barriers and waits",
+    )
+    elements = tuple((i, i + 1) for i in at)
+    observer.add(error.about(rule="schedule-dependent", buffer=name, elements=elements))
