@@ -88,8 +88,11 @@ class Thread:
       location: the current operation.
       around: those of the loops, branches and scopes around it, innermost first.
       state: state of families, such as streams of asynchronous work.
-      alone: whether no other thread of its group shares memory with it.
+      alone: whether no other thread of its group shares memory with it, nor the order
+        of its steps and of asynchronous work is explored.
       handover: of the phase that it has waited for last, if threads have arrived.
+      iteration: of a loop without a known end: a token of the loop, and its values.
+      has_written: whether it has written to memory; set to False by those who ask.
     """
 
     kind = "thread"
@@ -105,8 +108,10 @@ class Thread:
         self.location: Location | None = None
         self.around: tuple[Location, ...] = ()
         self.state: State = {}
-        self.alone = alone
+        self.alone = alone and self.execution.touches is None
         self.handover: Handover | None = None
+        self.iteration: tuple[Any, Sequence[Any]] = (None, ())
+        self.has_written = False
 
     @property
     def label(self) -> str:
@@ -184,6 +189,7 @@ class Thread:
           RaceError: an earlier access conflicts and is not ordered before.
         """
         memory = region.memory
+        self.has_written |= writes
         earlier = memory.earlier
         if (
             earlier is not None
@@ -214,6 +220,8 @@ class Thread:
         )  # fmt: skip
         if value is not None:
             unchanged = functools.partial(region.holds, value)
+        if unchanged is not None:
+            unchanged = self.execution.choices.watched(unchanged)
         memory.history.access(
             new,
             self.clock,

@@ -10,6 +10,8 @@ import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.ordering import Reach
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
@@ -132,6 +134,7 @@ def _make(name: str) -> Callable[..., Any]:
         reach = _reach(wg, scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)
+        _report(wg, name, found, any(used), sem)
         in_gmem = isinstance(found.memory, GlobalArray)
 
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -150,6 +153,26 @@ def _make(name: str) -> Callable[..., Any]:
     return rule
 
 
+def _report(wg: Warpgroup, name: str, found: Elements, is_read: bool, sem: str) -> None:
+    """Reports elements that are updated, if anybody reads that.
+
+    Updates of one kind commute where nobody sees what was there before; of floating
+    point sums, what the order changes is rounding.
+    """
+    if wg.execution.touches is None:
+        return
+    memory = found.memory
+    part: frozenset[int] | None = frozenset(found.flat.reshape(-1).tolist())
+    while isinstance(memory, ReinterpretedArray):
+        memory, part = memory.base, None
+    owner = getattr(memory, "owner", None)
+    place = ("atomic", owner and owner.name, memory.place)
+    commutes = name not in ("atomic_xchg", "atomic_cas") and not is_read
+    kind = Kind.ADD if commutes and not atomics.acquires(sem) else Kind.WRITE
+    kinds = list(atomics.PRIMITIVES)
+    wg.execution.touch(Touch(place, kind, epoch=kinds.index(name), part=part))
+
+
 def _update(
     wg: Warpgroup, found: Elements, values: list[np.ndarray], combine: Combine
 ) -> np.ndarray:
@@ -161,7 +184,7 @@ def _update(
     found.some(single).store(new[single])
     # Elements that are named repeatedly take one value after the other.
     order = np.flatnonzero(several).tolist()
-    wg.execution.rng.shuffle(order)
+    wg.execution.choices.shuffle(order)
     for i in order:
         one = found.some(np.array([i]))
         old[i] = one.load()[0]

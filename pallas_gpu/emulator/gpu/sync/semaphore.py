@@ -9,6 +9,7 @@ Observation). So who waits for it, or reads it, knows what was known to each sig
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
@@ -41,12 +43,23 @@ class Semaphore:
     Attributes:
       name: the author's, with its index.
       hint: for who waits forever.
+      place: identifies it in all runs of a launch.
     """
 
-    __slots__ = ("_across_groups", "_element", "_known", "_last", "hint", "name")
+    __slots__ = (
+        "_across_groups", "_element", "_known", "_last", "hint", "name", "place",
+    )  # fmt: skip
 
-    def __init__(self, name: str, element: np.ndarray, across_groups: bool, hint: str):
+    def __init__(
+        self,
+        name: str,
+        element: np.ndarray,
+        across_groups: bool,
+        hint: str,
+        place: Hashable,
+    ):
         self.name = name
+        self.place = place
         self.hint = hint
         self._element = element
         self._across_groups = across_groups
@@ -86,6 +99,10 @@ class Semaphore:
                 across_groups=self._across_groups,
                 hint=self.hint,
             )
+        taken = value if decrement else 0
+        wg.execution.touch(
+            Touch(self.place, Kind.TAKE, delta=-taken, value=self.value, needs=value)
+        )
         if decrement:
             self._element[...] -= np.int32(value)
         self.acquire(wg)
@@ -124,7 +141,11 @@ class SemaphoreArray(Referent):
             key: Any = (*index, ...)
             element = array.data[key]
             self._semaphores[index] = Semaphore(
-                f"{name}{at}{suffix}", element, across_groups, hint
+                f"{name}{at}{suffix}",
+                element,
+                across_groups,
+                hint,
+                ("semaphore", array.place, index),
             )
 
     @property
@@ -218,17 +239,25 @@ def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     # Who signals first is a choice of the schedule, as is who continues first.
     yield TURN
     one, inc = _one(wg, operands["semaphore"]), int(operands["inc"])
+    _report_signal(wg, one, inc)
     one.signal(wg.release(), inc, wg.location)
+
+
+def _report_signal(wg: Warpgroup, one: Semaphore, inc: int) -> None:
+    kind = Kind.ADD if inc > 0 else Kind.WRITE
+    wg.execution.touch(Touch(one.place, kind, delta=inc))
 
 
 @registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
 def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
     known = wg.release()
     signals = list(operands)
-    wg.execution.rng.shuffle(signals)
+    wg.execution.choices.shuffle(signals)
     for one in signals:
         yield TURN
-        _one(wg, one["semaphore"]).signal(known, int(one["inc"]), wg.location)
+        semaphore_, inc = _one(wg, one["semaphore"]), int(one["inc"])
+        _report_signal(wg, semaphore_, inc)
+        semaphore_.signal(known, inc, wg.location)
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)
@@ -242,5 +271,6 @@ def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) ->
 def _read(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     yield TURN
     one = _one(wg, operands["semaphore"])
+    wg.execution.touch(Touch(one.place, Kind.READ))
     one.acquire(wg)
     return np.int32(one.value)
