@@ -220,8 +220,9 @@ class Thread:
         )  # fmt: skip
         if value is not None:
             unchanged = functools.partial(region.holds, value)
-        if unchanged is not None:
-            unchanged = self.execution.choices.watched(unchanged)
+        if self.execution.touches is not None:
+            choices = self.execution.choices
+            unchanged = choices.accessed(new, region.memory, value, unchanged)
         memory.history.access(
             new,
             self.clock,

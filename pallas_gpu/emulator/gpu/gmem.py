@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ class GlobalArray(Memory):
         super().__init__(name, data, written, read_only)
         self.state: State = {}
         self.place: tuple[Any, ...] = ()
+
+    @property
+    def identity(self) -> Hashable:
+        return self.place
 
     def reinterpreted(self, shape: tuple[int, ...], dtype: Any) -> Memory:
         """Returns the array in another shape, or as another type if one is given."""

@@ -7,9 +7,12 @@ counters, elements of atomic operations. Two steps that touch nothing in common,
 in ways that commute, lead to the same state in both orders.
 
 Plain accesses to memory are not reported. Where the clocks order two of them, they have
-that order in all equivalent runs; where they do not, each run reports a race. Nor is
-the order between a wait for a phase and the arrivals of later ones reported: if the
-clocks do not order them, each run reports that the wait can miss its phase.
+that order in all equivalent runs; where they do not, each run reports a race. Memory is
+an exception once threads have stored what it contains, which is accepted without an
+order: in another order it may contain something else.
+
+Nor is the order between a wait for a phase and the arrivals of later ones reported: if
+the clocks do not order them, each run reports that the wait can miss its phase.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from pallas_gpu.emulator.engine.in_flight import InFlight
+from pallas_gpu.emulator.engine.ordering import Box, overlap
 
 Unchanged = Callable[[Any], bool]
 
@@ -52,7 +56,7 @@ class Touch:
       closes: whether the epoch is complete with this step.
       delta: what it adds to a counter.
       value, needs: of TAKE: the counter before, and what it has to be at least.
-      part: the elements; None for all.
+      part: the elements, numbers or a box; None for all.
     """
 
     place: Hashable
@@ -62,7 +66,7 @@ class Touch:
     delta: int = 0
     value: int = 0
     needs: int = 0
-    part: frozenset[int] | None = None
+    part: frozenset[int] | Box | None = None
 
 
 class Choices(Protocol):
@@ -81,8 +85,10 @@ class Choices(Protocol):
     def in_flight(self, mode: str) -> InFlight:
         """Returns a container for asynchronous work."""
 
-    def watched(self, unchanged: Unchanged) -> Unchanged:
-        """Returns a test whether a store leaves elements as they are."""
+    def accessed(
+        self, access: Any, memory: Any, value: Any, unchanged: Unchanged | None
+    ) -> Unchanged | None:
+        """Called before an access; returns whether it leaves elements as they are."""
 
 
 class Directed(Choices, Protocol):
@@ -101,16 +107,17 @@ class Sampled(random.Random):
         """Returns a container for asynchronous work, which the seed advances."""
         return InFlight(mode, self)
 
-    def watched(self, unchanged: Unchanged) -> Unchanged:
-        """Returns a test whether a store leaves elements as they are: the same."""
+    def accessed(
+        self, access: Any, memory: Any, value: Any, unchanged: Unchanged | None
+    ) -> Unchanged | None:
+        """Nobody is interested in it."""
         return unchanged
 
 
 def are_ordered(first: Touch, second: Touch) -> bool:
     """True if two touches of one thing do not commute: the order of them counts."""
     kinds = {first.kind, second.kind}
-    parts = first.part, second.part
-    if parts[0] is not None and parts[1] is not None and parts[0].isdisjoint(parts[1]):
+    if not _overlap(first.part, second.part):
         return False
     if kinds == {Kind.ADD}:
         return first.epoch != second.epoch
@@ -120,6 +127,14 @@ def are_ordered(first: Touch, second: Touch) -> bool:
     if kinds <= {Kind.READ, Kind.TAKE}:
         return first.delta != 0 or second.delta != 0
     return True
+
+
+def _overlap(a: frozenset[int] | Box | None, b: frozenset[int] | Box | None) -> bool:
+    if a is None or b is None:
+        return True
+    if isinstance(a, frozenset):
+        return not a.isdisjoint(b)
+    return isinstance(b, tuple) and overlap(a, b)
 
 
 def are_racing(first: Touch, second: Touch) -> bool:

@@ -18,9 +18,11 @@ import numpy as np
 from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.in_flight import InFlight, Work
+from pallas_gpu.emulator.engine.ordering import Access
 from pallas_gpu.emulator.engine.orders.choices import CHANGES, Kind, Touch, Unchanged
 from pallas_gpu.emulator.engine.orders.reduction import Tree
 from pallas_gpu.emulator.engine.poison import Poisoned
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, Wait
 
@@ -241,19 +243,37 @@ class Order:
         self._depth += 1
         return self._tree.value(self._depth - 1, count)
 
-    def watched(self, unchanged: Unchanged) -> Unchanged:
-        """Watches for stores that are accepted only because of their values.
+    def accessed(
+        self, access: Access, memory: Any, value: Any, unchanged: Unchanged | None
+    ) -> Unchanged | None:
+        """Called before an access; returns whether it leaves elements as they are.
 
-        In another order they may have others: that is not explored.
+        If only that excuses a store, the accesses to its memory are ordered, too.
         """
+        identity = memory.identity
+        if identity in self._tree.contested and not access.by_copy:
+            touch = Touch(("memory", identity), Kind.READ, part=access.box)
+            if isinstance(memory, ReinterpretedArray):
+                touch.part = None
+            if access.writes:
+                touch.kind = Kind.WRITE
+            if value is not None:
+                # Stores of the same values to the same elements commute.
+                touch.kind = Kind.ADD
+                touch.epoch = hash((access.box, np.asarray(value).tobytes()))
+            self.touches.append(touch)
+        if unchanged is None:
+            return None
 
-        def accepted(box: Any) -> bool:
-            same = unchanged(box)
-            if same:
+        def excused(box: Any) -> bool:
+            is_so = unchanged(box)
+            if is_so and access.by_copy:
                 self._tree.skip()
-            return same
+            elif is_so:
+                self._tree.contest(identity)
+            return is_so
 
-        return accepted
+        return excused
 
     # --- processes --------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.orders.choices import Directed
@@ -25,6 +26,7 @@ class Explored[T]:
       error: of the first order that fails.
       decisions: what repeats that order, or the first one.
       failures: how many orders have failed.
+      contested: memory with stores that only their values excuse.
     """
 
     orders: int = 0
@@ -34,6 +36,7 @@ class Explored[T]:
     error: errors.PallasGpuError | None = None
     decisions: Decisions = ()
     failures: int = 0
+    contested: frozenset[Hashable] = frozenset()
 
 
 def explore[T](
@@ -67,6 +70,10 @@ def explore[T](
             if found.error is None:
                 found.error, found.decisions = error, tree.decisions()
         found.orders += 1
+        found.contested = tree.contested
+        if tree.found > tree.contested and found.error is None:
+            tree, found = Tree(contested=tree.found), Explored()
+            continue
         if found.error is not None and not keep_going:
             return found
         if not tree.advance():
@@ -76,6 +83,6 @@ def explore[T](
             return found
 
 
-def repeated(decisions: Decisions) -> Order:
-    """Returns the choices of an order that has been explored."""
-    return Order(Tree(decisions))
+def repeated(found: Explored[Any]) -> Order:
+    """Returns the choices of the order that has failed."""
+    return Order(Tree(found.decisions, found.contested))

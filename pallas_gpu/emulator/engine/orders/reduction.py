@@ -81,13 +81,19 @@ class Tree:
 
     Args:
       decisions: the first choices of all orders.
+      contested: memory whose accesses are events, because they have no other order.
 
     Attributes:
       is_whole: False if some choices are not explored.
+      found: memory that turns out to be so.
     """
 
-    def __init__(self, decisions: Decisions = ()):
+    def __init__(
+        self, decisions: Decisions = (), contested: frozenset[Hashable] = frozenset()
+    ):
         self.is_whole = True
+        self.contested = contested
+        self.found = contested
         self._decisions = decisions
         self._path: list[_Node | _Number] = []
         # For each thing the events that touch it.
@@ -179,6 +185,10 @@ class Tree:
     def skip(self) -> None:
         """Records that some choices are not explored."""
         self.is_whole = False
+
+    def contest(self, memory: Hashable) -> None:
+        """Records that accesses to memory should be events."""
+        self.found |= {memory}
 
     # --- what is left to explore ------------------------------------------------------
 

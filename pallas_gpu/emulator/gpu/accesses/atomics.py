@@ -162,15 +162,18 @@ def _report(wg: Warpgroup, name: str, found: Elements, is_read: bool, sem: str) 
     if wg.execution.touches is None:
         return
     memory = found.memory
-    part: frozenset[int] | None = frozenset(found.flat.reshape(-1).tolist())
-    while isinstance(memory, ReinterpretedArray):
-        memory, part = memory.base, None
-    owner = getattr(memory, "owner", None)
-    place = ("atomic", owner and owner.name, memory.place)
+    part = frozenset(found.flat.reshape(-1).tolist())
     commutes = name not in ("atomic_xchg", "atomic_cas") and not is_read
     kind = Kind.ADD if commutes and not atomics.acquires(sem) else Kind.WRITE
     kinds = list(atomics.PRIMITIVES)
-    wg.execution.touch(Touch(place, kind, epoch=kinds.index(name), part=part))
+    wg.execution.touch(
+        Touch(
+            ("atomic", memory.identity),
+            kind,
+            epoch=kinds.index(name),
+            part=None if isinstance(memory, ReinterpretedArray) else part,
+        )
+    )
 
 
 def _update(

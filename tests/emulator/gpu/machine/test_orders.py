@@ -220,7 +220,7 @@ def test_an_overtaking_that_seeds_miss_is_found_and_repeated():
     assert isinstance(found.error, errors.RaceError)
     assert not found.complete
     with pytest.raises(errors.RaceError, match="rows"):
-        launch.run(explore.repeated(found.decisions))
+        launch.run(explore.repeated(found))
 
 
 def test_a_number_of_orders_is_not_all_of_them():
@@ -253,12 +253,28 @@ def test_floats_that_depend_on_the_order_are_none(is_read, count):
     assert (found.orders, found.complete, found.error) == (count, True, None)
 
 
-def test_what_is_accepted_for_its_value_is_not_explored():
+def test_stores_of_the_same_values_commute():
     def body(o):
         o[0] = 1
 
     found = every_order.Launch.of(kernel(body, threads=2)).explore()
-    assert (found.orders, found.complete, found.error) == (1, False, None)
+    assert (found.orders, found.complete, found.error) == (1, True, None)
+
+
+def test_a_store_that_hides_behind_a_later_one_of_the_same_value_is_found():
+    def body(o):
+        def twice():
+            o[0] = 2
+            o[0] = 1
+
+        on("wg", 0, twice)
+        after("wg", 0, lambda: o.at[0].set(1))
+
+    launch = every_order.Launch.of(kernel(body, threads=2))
+    found = launch.explore()
+    assert isinstance(found.error, errors.RaceError)
+    with pytest.raises(errors.RaceError):
+        launch.run(explore.repeated(found))
 
 
 def test_a_deadlock_in_one_order_is_found():
