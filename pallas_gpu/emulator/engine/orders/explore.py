@@ -22,10 +22,10 @@ class Explored[T]:
       orders: how many orders have been run to their end; no two are equivalent.
       redundant: how many runs were stopped, as what remained was equivalent.
       complete: whether each possible order is equivalent to one of them.
-      result: of the first order that has one.
-      error: of the first order that fails.
-      decisions: what repeats that order, or the first one.
+      result: of the first order that has one, or of the first that fails.
+      error: what the first order that fails has raised.
       failures: how many orders have failed.
+      decisions: what repeats the first of them.
       contested: memory with stores that only their values excuse.
     """
 
@@ -34,8 +34,8 @@ class Explored[T]:
     complete: bool = False
     result: T | None = None
     error: errors.PallasGpuError | None = None
-    decisions: Decisions = ()
     failures: int = 0
+    decisions: Decisions = ()
     contested: frozenset[Hashable] = frozenset()
 
 
@@ -45,6 +45,7 @@ def explore[T](
     orders: int | None = None,
     seconds: float | None = None,
     keep_going: bool = False,
+    fails: Callable[[T], bool] = lambda result: False,
 ) -> Explored[T]:
     """Runs each order of a kernel's synchronization, up to equivalence.
 
@@ -53,34 +54,43 @@ def explore[T](
         it lets `RedundantOrder` through.
       orders: the most orders to run; None for all.
       seconds: when to stop, about.
-      keep_going: whether to go on after an order that fails.
+      keep_going: whether to go on after an order that fails. After an error, events
+        that it has prevented are not known: then nothing is complete.
+      fails: whether a result counts as a failure, as errors do.
     """
     tree, found = Tree(), Explored[T]()
     end = None if seconds is None else time.monotonic() + seconds
     while True:
         try:
             result = execute(Order(tree))
-            if found.result is None:
+            failed = fails(result)
+            if found.result is None or (failed and not found.failures):
                 found.result = result
+            _count(found, tree, failed)
         except RedundantOrder:
             found.redundant += 1
-            found.orders -= 1
         except errors.PallasGpuError as error:
-            found.failures += 1
-            if found.error is None:
-                found.error, found.decisions = error, tree.decisions()
-        found.orders += 1
-        found.contested = tree.contested
-        if tree.found > tree.contested and found.error is None:
+            if not found.failures:
+                found.error = error
+            _count(found, tree, failed=True)
+        if tree.found > tree.contested and not found.failures:
             tree, found = Tree(contested=tree.found), Explored()
             continue
-        if found.error is not None and not keep_going:
+        if found.failures and not keep_going:
             return found
         if not tree.advance():
-            found.complete = tree.is_whole
+            found.complete = tree.is_whole and tree.found == tree.contested
             return found
         if found.orders == orders or (end is not None and time.monotonic() > end):
             return found
+
+
+def _count(found: Explored[Any], tree: Tree, failed: bool) -> None:
+    found.orders += 1
+    found.contested = tree.contested
+    if failed and not found.failures:
+        found.decisions = tree.decisions()
+    found.failures += failed
 
 
 def repeated(found: Explored[Any]) -> Order:

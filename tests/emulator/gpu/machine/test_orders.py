@@ -223,6 +223,13 @@ def test_an_overtaking_that_seeds_miss_is_found_and_repeated():
         launch.run(explore.repeated(found))
 
 
+def test_a_result_can_be_a_failure():
+    launch, _ = _launch("reads")
+    found = explore.explore(launch.run, fails=lambda results: results[0][0] == 1)
+    assert (found.failures, found.error, found.result[0][0]) == (1, None, 1)
+    assert launch.run(explore.repeated(found))[0][0] == 1
+
+
 def test_a_number_of_orders_is_not_all_of_them():
     found = explored(rings.shared_ring(INTERPRET, counts=True), orders=3)
     assert (found.orders, found.complete, found.error) == (3, False, None)
