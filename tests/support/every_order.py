@@ -59,12 +59,13 @@ class Interleavings(reduction.Tree):
     """All orders of events, also equivalent ones.
 
     Args:
+      decisions: the first choices.
       sleeps: whether to stop a run once what remains has been explored, which leaves
         one of each class without looking at races.
     """
 
-    def __init__(self, sleeps: bool = False):
-        super().__init__()
+    def __init__(self, decisions: reduction.Decisions = (), sleeps: bool = False):
+        super().__init__(decisions)
         self._sleeps = sleeps
 
     def choose(self, depth: int, able: Sequence[str]) -> str | None:
@@ -80,9 +81,12 @@ class Interleavings(reduction.Tree):
 
 
 def outcomes(
-    run: Callable[[Order], Any], tree: reduction.Tree
+    run: Callable[[Order], Any],
+    make: Callable[..., reduction.Tree],
+    first: reduction.Decisions = (),
 ) -> Iterator[tuple[Any, Any]]:
     """Yields the class of each order, and the results or the error's text."""
+    tree = make(first)
     while True:
         try:
             results: Any = [np.asarray(x).tolist() for x in run(Order(tree))]
@@ -94,7 +98,9 @@ def outcomes(
             numbers = [x for x in tree.decisions() if isinstance(x, int)]
             yield (tuple(numbers), _class_of(tree.events())), str(results)
         if not tree.advance():
-            return
+            break
+    for other in tree.siblings:
+        yield from outcomes(run, make, other)
 
 
 def _class_of(events: Sequence[tuple[str, Any]]) -> Any:

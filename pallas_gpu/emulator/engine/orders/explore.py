@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Hashable
@@ -58,9 +59,12 @@ def explore[T](
         that it has prevented are not known: then nothing is complete.
       fails: whether a result counts as a failure, as errors do.
     """
-    tree, found = Tree(), Explored[T]()
+    found, is_whole = Explored[T](), True
+    # Trees take turns, so that each size of the launch is tried within a budget.
+    trees = collections.deque([Tree()])
     end = None if seconds is None else time.monotonic() + seconds
-    while True:
+    while trees:
+        tree = trees[0]
         try:
             result = execute(Order(tree))
             failed = fails(result)
@@ -74,15 +78,20 @@ def explore[T](
                 found.error = error
             _count(found, tree, failed=True)
         if tree.found > tree.contested and not found.failures:
-            tree, found = Tree(contested=tree.found), Explored()
+            trees, found = collections.deque([Tree(contested=tree.found)]), Explored()
             continue
         if found.failures and not keep_going:
             return found
+        trees.extend(Tree(first, tree.contested) for first in tree.siblings)
+        tree.siblings = []
+        trees.rotate(-1)
         if not tree.advance():
-            found.complete = tree.is_whole and tree.found == tree.contested
+            trees.remove(tree)
+            is_whole &= tree.is_whole and tree.found == tree.contested
+        elif found.orders == orders or (end is not None and time.monotonic() > end):
             return found
-        if found.orders == orders or (end is not None and time.monotonic() > end):
-            return found
+    found.complete = is_whole
+    return found
 
 
 def _count(found: Explored[Any], tree: Tree, failed: bool) -> None:

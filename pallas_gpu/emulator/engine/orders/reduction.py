@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from pallas_gpu.emulator.engine.orders.choices import (
     Kind,
@@ -44,7 +44,8 @@ class _Node:
       refused: processes without an event here.
       touches: of the event; None before it has happened.
       touched: likewise, with the numbers that were chosen before.
-      known: the set of the events before it, with itself.
+      known: the set of the events before it, with itself: a bit for each depth.
+      followers: the set of the events that it is before, with itself.
     """
 
     asleep: dict[str, Touches]
@@ -55,6 +56,7 @@ class _Node:
     touches: Touches | None = None
     touched: Touches = ()
     known: int = 0
+    followers: int = 0
 
     def next(self) -> str | None:
         """Returns a process that is left to explore."""
@@ -86,6 +88,7 @@ class Tree:
     Attributes:
       is_whole: False if some choices are not explored.
       found: memory that turns out to be so.
+      siblings: the first choices of trees that differ in the size of the launch.
     """
 
     def __init__(
@@ -94,10 +97,12 @@ class Tree:
         self.is_whole = True
         self.contested = contested
         self.found = contested
+        self.siblings: list[Decisions] = []
         self._decisions = decisions
         self._path: list[_Node | _Number] = []
         # For each thing the events that touch it.
         self._touching: dict[Hashable, list[tuple[int, Touch]]] = {}
+        self._events = 0
 
     def decisions(self) -> Decisions:
         """Returns what repeats the latest order."""
@@ -118,14 +123,20 @@ class Tree:
     def value(self, depth: int, count: int) -> int:
         """Returns a number below `count`."""
         if depth == len(self._path):
-            given = self._decisions[depth] if depth < len(self._decisions) else 0
-            event = self._last_event()
-            unfinished = event is not None and self._node(event).touches is None
-            owner = event if unfinished else None
-            self._path.append(_Number(count, owner, int(given)))
+            self._path.append(self._new_number(depth, count))
         number = self._path[depth]
         assert isinstance(number, _Number)
         return number.value
+
+    def _new_number(self, depth: int, count: int) -> _Number:
+        owner = self._last_event()
+        if depth < len(self._decisions):
+            given = int(self._decisions[depth])
+            return _Number(given + 1, owner, given)
+        if owner is not None:
+            return _Number(count, owner)
+        self.siblings += [(*self.decisions(), other) for other in range(1, count)]
+        return _Number(1, None)
 
     def choose(self, depth: int, able: Sequence[str]) -> str | None:
         """Returns the process that takes the next step; None if all are explored.
@@ -180,6 +191,7 @@ class Tree:
         self._reverse(depth, sorted(racing, reverse=True))
         for touch in touches:
             self._touching.setdefault(touch.place, []).append((depth, touch))
+        self._mark(depth)
         return node.known
 
     def skip(self) -> None:
@@ -216,10 +228,20 @@ class Tree:
         if depth is None:
             return
         node = self._node(depth)
-        for touch in node.touches or ():
+        if node.touches is None:
+            return
+        for touch in node.touches:
             self._touching[touch.place].pop()
-        node.touched += node.touches or ()
+        node.touched += node.touches
         node.touches = None
+        self._mark(depth)
+
+    def _mark(self, depth: int) -> None:
+        """Adds an event to the sets of followers, or removes it."""
+        event = 1 << depth
+        self._events ^= event
+        for earlier in _members(self._node(depth).known):
+            self._node(earlier).followers ^= event
 
     def _node(self, depth: int) -> _Node:
         node = self._path[depth]
@@ -246,42 +268,47 @@ class Tree:
 
     def _reverse(self, later: int, racing: Sequence[int]) -> None:
         """Makes sure that an event is also tried before those that race with it."""
-        reversed_: list[int] = []
+        name, known = self._node(later).chosen or "", self._node(later).known
+        reversed_ = 0
         for earlier in racing:
             # A race with an event between the two comes first.
-            if any(self._node(d).known >> earlier & 1 for d in reversed_):
+            if reversed_ >> earlier & 1:
                 continue
-            between = [
-                depth
-                for depth in range(earlier + 1, later)
-                if isinstance(node := self._path[depth], _Node)
-                and not node.known >> earlier & 1
-            ]
+            node = self._node(earlier)
+            between = self._events & (1 << later) - (2 << earlier) & ~node.followers
             if not self._is_possible(later, earlier, between):
                 continue
-            reversed_.append(earlier)
+            reversed_ |= node.known
             # Who can be first of these, and of the later event.
-            members = sum(1 << depth for depth in (*between, later))
-            first = [
+            first = [name] if not known & between else []
+            if name in node.todo and first:
+                continue
+            first += [
                 self._node(depth).chosen or ""
-                for depth in (later, *between)
-                if self._node(depth).known & members == 1 << depth
+                for depth in _members(between)
+                if not self._node(depth).known & between & ~(1 << depth)
             ]
-            node = self._node(earlier)
             if not any(n in node.todo for n in first):
                 node.todo[first[0]] = None
 
-    def _is_possible(self, later: int, earlier: int, between: Sequence[int]) -> bool:
+    def _is_possible(self, later: int, earlier: int, between: int) -> bool:
         """True unless a counter is too low without what comes after `earlier`."""
-        kept = set(between)
         for touch in self._node(later).touches or ():
             if touch.kind is not Kind.TAKE:
                 continue
             missing = sum(
                 other.delta
                 for depth, other in self._touching.get(touch.place, ())
-                if depth >= earlier and depth not in kept
+                if depth >= earlier and not between >> depth & 1
             )
             if touch.value - missing < touch.needs:
                 return False
         return True
+
+
+def _members(events: int) -> Iterator[int]:
+    """Yields the members of a set, the first one first."""
+    while events:
+        lowest = events & -events
+        yield lowest.bit_length() - 1
+        events ^= lowest

@@ -6,6 +6,8 @@ The numbers of classes are compared with those of all interleavings.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,10 +193,11 @@ def _launch(name):
 @pytest.mark.parametrize("name", [*CASES, "ring", "tickets"])
 def test_one_order_of_each_class_is_explored(name):
     launch, count = _launch(name)
-    found = list(every_order.outcomes(launch.run, reduction.Tree()))
+    found = list(every_order.outcomes(launch.run, reduction.Tree))
     # All interleavings of the arrivals are these 6 classes too; they take 6 minutes.
-    tree = every_order.Interleavings(sleeps=name in ("arrivals", "claims"))
-    expected = set(every_order.outcomes(launch.run, tree))
+    sleeps = name in ("arrivals", "claims")
+    trees = functools.partial(every_order.Interleavings, sleeps=sleeps)
+    expected = set(every_order.outcomes(launch.run, trees))
     assert len({of for of, _ in found}) == len(found), "two orders are equivalent"
     assert set(found) == expected
     assert len(found) == count
