@@ -134,7 +134,10 @@ def _make(name: str) -> Callable[..., Any]:
         reach = _reach(wg, scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)
-        _report(wg, name, found, any(used), sem)
+        # Updates of one kind commute where nobody sees what was there before; of
+        # floating-point sums, what the order changes is rounding.
+        commutes = name not in ("atomic_xchg", "atomic_cas") and not any(used)
+        _report(wg, name, found, commutes and not atomics.acquires(sem))
         in_gmem = isinstance(found.memory, GlobalArray)
 
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -142,7 +145,7 @@ def _make(name: str) -> Callable[..., Any]:
                 return _cas(old, *others)
             return _COMBINE[name](old, *others, in_gmem)
 
-        old = _update(wg, found, values, combine)
+        old = _update(wg, found, values, combine, commutes)
         stored = np.ones(len(old), np.bool_)
         if name == "atomic_cas":
             stored = _bits(old) == _bits(values[0])
@@ -153,23 +156,17 @@ def _make(name: str) -> Callable[..., Any]:
     return rule
 
 
-def _report(wg: Warpgroup, name: str, found: Elements, is_read: bool, sem: str) -> None:
-    """Reports elements that are updated, if anybody reads that.
-
-    Updates of one kind commute where nobody sees what was there before; of floating
-    point sums, what the order changes is rounding.
-    """
+def _report(wg: Warpgroup, name: str, found: Elements, commutes: bool) -> None:
+    """Reports elements that are updated, if anybody reads that."""
     if wg.execution.touches is None:
         return
     memory = found.memory
     part = frozenset(found.flat.reshape(-1).tolist())
-    commutes = name not in ("atomic_xchg", "atomic_cas") and not is_read
-    kind = Kind.ADD if commutes and not atomics.acquires(sem) else Kind.WRITE
     kinds = list(atomics.PRIMITIVES)
     wg.execution.touch(
         Touch(
             ("atomic", memory.identity),
-            kind,
+            Kind.ADD if commutes else Kind.WRITE,
             epoch=kinds.index(name),
             part=None if isinstance(memory, ReinterpretedArray) else part,
         )
@@ -177,7 +174,11 @@ def _report(wg: Warpgroup, name: str, found: Elements, is_read: bool, sem: str) 
 
 
 def _update(
-    wg: Warpgroup, found: Elements, values: list[np.ndarray], combine: Combine
+    wg: Warpgroup,
+    found: Elements,
+    values: list[np.ndarray],
+    combine: Combine,
+    commutes: bool,
 ) -> np.ndarray:
     """Updates the elements and returns the old ones, [accesses]."""
     old = found.load()
@@ -187,7 +188,8 @@ def _update(
     found.some(single).store(new[single])
     # Elements that are named repeatedly take one value after the other.
     order = np.flatnonzero(several).tolist()
-    wg.execution.choices.shuffle(order)
+    if not commutes or wg.execution.touches is None:
+        wg.execution.choices.shuffle(order)
     for i in order:
         one = found.some(np.array([i]))
         old[i] = one.load()[0]

@@ -8,6 +8,7 @@ Observation). So who waits for it, or reads it, knows what was known to each sig
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Hashable
 from typing import Any
@@ -248,16 +249,50 @@ def _report_signal(wg: Warpgroup, one: Semaphore, inc: int) -> None:
     wg.execution.touch(Touch(one.place, kind, delta=inc))
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Signal:
+    """One of several signals in any order.
+
+    Attributes:
+      pending: those that have not been made.
+    """
+
+    wg: Warpgroup
+    one: Semaphore
+    inc: int
+    known: ordering.Clock
+    pending: list[_Signal]
+
+    def advance(self) -> bool:
+        """Makes the signal."""
+        _report_signal(self.wg, self.one, self.inc)
+        self.one.signal(self.known, self.inc, self.wg.location)
+        self.pending.remove(self)
+        return True
+
+
 @registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
 def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
     known = wg.release()
-    signals = list(operands)
-    wg.execution.choices.shuffle(signals)
-    for one in signals:
-        yield TURN
-        semaphore_, inc = _one(wg, one["semaphore"]), int(one["inc"])
-        _report_signal(wg, semaphore_, inc)
-        semaphore_.signal(known, inc, wg.location)
+    pending: list[_Signal] = []
+    for operand in operands:
+        one, inc = _one(wg, operand["semaphore"]), int(operand["inc"])
+        pending.append(_Signal(wg, one, inc, known, pending))
+    if wg.execution.touches is None:
+        signals = list(pending)
+        wg.execution.choices.shuffle(signals)
+        for signal in signals:
+            yield TURN
+            signal.advance()
+        return
+    # Whoever explores orders looks at work in flight, not at all permutations.
+    for signal in list(pending):
+        wg.group.in_flight.submit(signal)
+    yield Wait(
+        lambda: not pending,
+        "its signals to be made",
+        lambda: f"{len(pending)} of {len(operands)} are in flight",
+    )
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)

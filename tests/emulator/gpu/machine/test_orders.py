@@ -22,8 +22,9 @@ from tests.support import every_order, rings
 INTERPRET = plgpu.InterpretParams(partial_results=True)
 
 
-def kernel(body, *scratch, threads=None, ctas=1, cluster=1, dtype=jnp.int32, **options):
+def kernel(body, *scratch, threads=None, ctas=1, cluster=1, **options):
     """A kernel whose result is four numbers, some of which it may leave out."""
+    dtype, size = options.pop("dtype", jnp.int32), options.pop("shape", (4,))
     shape = {"grid": (ctas,), "grid_names": ("cta",)} if ctas > 1 else {}
     if threads:
         shape |= {"num_threads": threads, "thread_name": "wg"}
@@ -31,7 +32,7 @@ def kernel(body, *scratch, threads=None, ctas=1, cluster=1, dtype=jnp.int32, **o
         shape |= {"cluster": (cluster,), "cluster_names": ("cta",)}
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((4,), dtype),
+        out_type=jax.ShapeDtypeStruct(size, dtype),
         scratch_types=scratch,
         interpret=plgpu.InterpretParams(partial_results=True, **options),
         **shape,
@@ -141,6 +142,23 @@ def run_ahead(o):
         on("cta", 1, lambda: plgpu.semaphore_wait(s))
 
 
+def signal_in_any_order(o):
+    first, second = semaphore(), semaphore()
+
+    def signal():
+        plgpu.semaphore_signal_parallel(
+            plgpu.SemaphoreSignal(first), plgpu.SemaphoreSignal(second)
+        )
+
+    on("cta", 0, signal)
+
+    @plgpu.when(lax.axis_index("cta") == 1)
+    def _():
+        plgpu.semaphore_wait(first)
+        o[0] = plgpu.semaphore_read(second)
+        plgpu.semaphore_wait(second)
+
+
 def claim(o):
     @plgpu.dynamic_scheduling_loop(("cta",))
     def _(info):
@@ -170,6 +188,8 @@ CASES = {
     "hand_over": (hand_over, [], {"ctas": 2}, 1),
     # Catalan's number: before each wait come more signals than waits.
     "run_ahead": (run_ahead, [], {"ctas": 2}, 5),
+    # The second signal is seen or not.
+    "any_order": (signal_in_any_order, [], {"ctas": 2}, 2),
     # One CTA is launched; or two, either of which is first, or takes both.
     "claims": (claim, [], {"ctas": 2}, 3),
 }
@@ -260,6 +280,18 @@ def test_floats_that_depend_on_the_order_are_none(is_read, count):
 
     f = kernel(body, ctas=3, dtype=jnp.float32, like_upstream=True)
     found = every_order.Launch.of(f, np.zeros(1, np.float32)).explore()
+    assert (found.orders, found.complete, found.error) == (count, True, None)
+
+
+@pytest.mark.parametrize(("is_read", "count"), [(False, 1), (True, 6)])
+def test_lanes_that_name_one_element_take_each_order_if_that_shows(is_read, count):
+    def body(x, places, o):
+        before = plgpu.atomic_add(x.at[places[...]], jnp.ones(3, jnp.int32))
+        o[...] = before if is_read else jnp.zeros(3, jnp.int32)
+
+    f = kernel(body, shape=(3,), like_upstream=True)
+    same = np.zeros(3, np.int32)
+    found = explore.explore(every_order.Launch.of(f, same, same).run)
     assert (found.orders, found.complete, found.error) == (count, True, None)
 
 
