@@ -199,7 +199,22 @@ def ticket(x, o):
     o[plgpu.atomic_add(x.at[0], 1)] = lax.axis_index("cta")
 
 
+def bring_rows(x, o, rows, barrier):
+    axes = ("cta",) if x.shape[0] > 2 else ()
+    for i in range(2):
+        plgpu.copy_gmem_to_smem(x.at[i], rows.at[i], barrier, collective_axes=axes)
+    plgpu.barrier_wait(barrier)
+    o[...] = rows[0] + rows[1]
+
+
 def _launch(name):
+    if name in ("copies", "multicasts"):
+        rows = rings.rows_of(2 if name == "copies" else 3)
+        scratch = [plgpu.SMEM((2, 128), jnp.float32), B(num_arrivals=2)]
+        cluster = 1 if name == "copies" else 2
+        options = {"shape": (128,), "dtype": jnp.float32, "cluster": cluster}
+        f = kernel(bring_rows, *scratch, **options)
+        return every_order.Launch.of(f, rows), 1
     if name == "ring":
         ring = rings.shared_ring(INTERPRET, slots=2, steps=3, consumers=1, copies=False)
         return every_order.Launch.of(ring, rings.rows_of(3)), 1
@@ -210,16 +225,17 @@ def _launch(name):
     return every_order.Launch.of(kernel(body, *scratch, **options)), count
 
 
-@pytest.mark.parametrize("name", [*CASES, "ring", "tickets"])
+@pytest.mark.parametrize("name", [*CASES, "ring", "tickets", "copies", "multicasts"])
 def test_one_order_of_each_class_is_explored(name):
     launch, count = _launch(name)
     found = list(every_order.outcomes(launch.run, reduction.Tree))
     # All interleavings of the arrivals are these 6 classes too; they take 6 minutes.
-    sleeps = name in ("arrivals", "claims")
+    sleeps = name in ("arrivals", "claims", "multicasts")
     trees = functools.partial(every_order.Interleavings, sleeps=sleeps)
     expected = set(every_order.outcomes(launch.run, trees))
     assert len({of for of, _ in found}) == len(found), "two orders are equivalent"
     assert set(found) == expected
+    assert all(result.startswith("[") for _, result in found), "an error"
     assert len(found) == count
 
 
