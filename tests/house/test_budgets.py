@@ -15,7 +15,7 @@ BUDGETS = {
     "arch": 400,
     "bridge": 1090,
     "composites": 2400,
-    "emulator": 11640,
+    "emulator": 12900,
     "entry": 6200,
     "layouts": 10230,
     "lockstep": 7850,

@@ -66,13 +66,14 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     condition, body = step.plans
     cond_consts = ins[:num_cond]
     body_consts = ins[num_cond : num_cond + num_body]
-    carry = ins[num_cond + num_body :]
+    carry, loop = ins[num_cond + num_body :], object()
     for number in itertools.count():
         _begin_iteration(thread, step, number)
         (more,) = yield from evaluate.run(thread, condition, [*cond_consts, *carry])
         if not bool(_decided(more)):
             break
         # The loop may wait for another thread, of this group or another one.
+        thread.iteration = (loop, carry)
         yield ITERATION
         carry = yield from evaluate.run(thread, body, [*body_consts, *carry])
     return carry

@@ -8,7 +8,6 @@ which it can go on; what is raised ends it: an operation that cannot be executed
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ from typing import Protocol
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.in_flight import InFlight
+from pallas_gpu.emulator.engine.orders.choices import Directed, Sampled, Touch
 from pallas_gpu.emulator.engine.waits import Positioned, positions
 
 Record = Callable[[errors.PallasGpuError], None]
@@ -59,15 +59,17 @@ class Execution:
     """One run.
 
     Args:
-      seed: of the generator that makes every choice.
+      seed: of the choices, if none are given.
       asynchrony: when asynchronous work completes: `"eager"`, `"late"` or `"random"`.
       max_steps: the budget of steps from the end of one group to that of the next.
       detect_races: whether to also compare threads with threads.
       accept_races: whether to compare no accesses at all.
       lenient_reads: whether reads outside an array return poison instead of raising.
+      choices: makes every choice.
 
     Attributes:
-      rng: the generator of all choices.
+      choices: as given, or from the seed.
+      touches: where steps report what they touch; None if nobody reads it.
       actors: their numbers in clocks.
       steps: effects, loop iterations and work on large arrays, since a group ended.
       compared: how many accesses have been compared with earlier ones.
@@ -85,8 +87,10 @@ class Execution:
         detect_races: bool = True,
         accept_races: bool = False,
         lenient_reads: bool = False,
+        choices: Directed | None = None,
     ):
-        self.rng = random.Random(seed)
+        self.choices: Directed | Sampled = choices or Sampled(seed)
+        self.touches: list[Touch] | None = self.choices.touches
         self.detect_races = detect_races
         self.accept_races = accept_races
         self.lenient_reads = lenient_reads
@@ -102,7 +106,12 @@ class Execution:
 
     def new_in_flight(self) -> InFlight:
         """Returns a container for the asynchronous work of a group."""
-        return InFlight(self._asynchrony, self.rng)
+        return self.choices.in_flight(self._asynchrony)
+
+    def touch(self, touch: Touch) -> None:
+        """Reports what the current step touches."""
+        if self.touches is not None:
+            self.touches.append(touch)
 
     def progress(self) -> None:
         """Called when a group has ended: the launch advances."""

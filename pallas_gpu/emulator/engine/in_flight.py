@@ -8,8 +8,7 @@ late as the waits allow, unless the parameters or the seed make it earlier.
 from __future__ import annotations
 
 import collections
-import random
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Work(Protocol):
@@ -50,10 +49,11 @@ class InFlight:
 
     Args:
       mode: `"eager"`, `"late"` or `"random"`.
-      rng: decides for `"random"`, and in which order work advances.
+      rng: decides for `"random"`, and in which order work advances; None where others
+        do.
     """
 
-    def __init__(self, mode: str, rng: random.Random):
+    def __init__(self, mode: str, rng: Any):
         self._mode = mode
         self._rng = rng
         self._work: list[Work] = []
@@ -72,6 +72,10 @@ class InFlight:
             eager = self._mode == "eager" or self._rng.random() < 0.75
         if not done:
             self._work.append(work)
+
+    def remove(self, work: Work) -> None:
+        """Drops work that is complete."""
+        self._work = [other for other in self._work if other is not work]
 
     def advance_one(self) -> None:
         """Advances some work by one stage."""

@@ -7,7 +7,7 @@ mask of the elements that have a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,11 @@ class Memory(Referent):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def identity(self) -> Hashable:
+        """What it has in common with the same array in other runs of a launch."""
+        return self.name
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Records that elements have a value."""

@@ -47,6 +47,14 @@ def race(
         first = [low for low, _ in box]
         error, rule = _between_groups(old, new, name, first), "race-between-ctas"
     else:
+        if (
+            old.by_copy
+            and new.by_copy
+            and old.writes
+            and new.writes
+            and old.issue is None
+        ):
+            hint += _OF_COPIES[fence is Fence.SMEM]
         error = _unordered(old, new, name, hint)
         rule = "missing-wait" if old.by_copy else "race"
     return error.about(rule=rule, **facts)
@@ -58,8 +66,6 @@ def _unordered(old: Access, new: Access, name: str, hint: str) -> errors.RaceErr
         what = f"{name} is {verb} while {old.what} may still read it"
     elif old.by_copy:
         what = f"{name} is {verb} before {old.what} has been waited for"
-        if new.by_copy and new.writes and old.issue is None:
-            hint += _OF_COPIES[fence is Fence.SMEM]
     else:
         did = "written" if old.writes else "read"
         what = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,10 @@ class ReinterpretedArray(Memory):
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape
+
+    @property
+    def identity(self) -> Hashable:
+        return self.base.identity
 
     @property
     def data(self) -> np.ndarray:  # type: ignore[override]

@@ -11,11 +11,11 @@ wait for each other.
 from __future__ import annotations
 
 import enum
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.execution import Execution, report
+from pallas_gpu.emulator.engine.orders.choices import Kind, Sampled, Touch
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, TURN, positions
 
@@ -43,7 +43,11 @@ class Pool:
     Attributes:
       resident: groups that have started and not ended.
       started: how many have started.
+      touches, place: where it reports that its next group is taken, and as what.
     """
+
+    touches: list[Touch] | None = None
+    place: Hashable = None
 
     def __init__(
         self, groups: Iterator[Group], total: int, capacity: int, what: str, limit: str
@@ -70,6 +74,8 @@ class Pool:
 
     def cancel(self) -> Group | None:
         """Takes the next group out of the pool, if one has not started."""
+        if self.touches is not None:
+            self.touches.append(Touch(self.place, Kind.WRITE))
         if self.started == self.total:
             return None
         self.total -= 1
@@ -113,8 +119,13 @@ def run(execution: Execution, pools: Sequence[Pool]) -> None:
       DeadlockError: all remaining threads wait, and no work is in flight.
       Errors of the threads.
     """
+    execution.shortages = lambda: shortages(pools)
+    choices = execution.choices
     try:
-        _Scheduler(execution, pools).run()
+        if isinstance(choices, Sampled):
+            _Scheduler(execution, choices, pools).run()
+        else:
+            choices.drive(execution, pools)
     finally:
         execution.shortages = tuple
         for pool in pools:
@@ -122,23 +133,23 @@ def run(execution: Execution, pools: Sequence[Pool]) -> None:
 
 
 class _Scheduler:
-    def __init__(self, execution: Execution, pools: Sequence[Pool]):
+    def __init__(self, execution: Execution, rng: Sampled, pools: Sequence[Pool]):
         self.execution = execution
-        self.rng: random.Random = execution.rng
+        self.rng = rng
         self.pools = pools
         self.groups_wait = False
-        execution.shortages = lambda: shortages(pools)
 
     def run(self) -> None:
         current, stop = None, _Stop.ENDED
         while (current := self._next(current, stop)) is not None:
             stop = self._run_group(current)
             if stop is _Stop.ENDED:
-                self._end(current)
+                current.in_flight.drain()
+                end(self.execution, self.pools, current)
                 continue
-            if stop is _Stop.BLOCKED and not _waits_for_groups(current):
+            if stop is _Stop.BLOCKED and not waits_for_groups(current):
                 report(deadlock(current.threads))
-                self._abandon(current)
+                abandon(self.execution, self.pools, current)
                 continue
             self.groups_wait = True
 
@@ -147,28 +158,7 @@ class _Scheduler:
         if not pools:
             return None
         pool = pools[0] if len(pools) == 1 else self.rng.choice(pools)
-        group = pool.start()
-        self.execution.resident.append(group)
-        return group
-
-    def _end(self, group: Group) -> None:
-        group.in_flight.drain()
-        self._remove(group)
-        group.finish()
-        group.dissolve()
-
-    def _abandon(self, group: Group) -> None:
-        """Ends a group that cannot; the others go on."""
-        self.execution.abandoned = True
-        self._remove(group)
-        group.dissolve()
-
-    def _remove(self, group: Group) -> None:
-        for pool in self.pools:
-            if group in pool.resident:
-                pool.resident.remove(group)
-        self.execution.resident.remove(group)
-        self.execution.progress()
+        return start(self.execution, pool)
 
     def _next(self, current: Group | None, stop: _Stop) -> Group | None:
         """Returns the group that runs next; None when all have ended."""
@@ -233,13 +223,43 @@ class _Scheduler:
                     return _Stop.POLLS
 
 
+def start(execution: Execution, pool: Pool) -> Group:
+    """Starts the next group of a pool."""
+    group = pool.start()
+    execution.resident.append(group)
+    return group
+
+
+def end(execution: Execution, pools: Sequence[Pool], group: Group) -> None:
+    """Ends a group of which all threads have ended and no work is in flight."""
+    _remove(execution, pools, group)
+    group.finish()
+    group.dissolve()
+
+
+def abandon(execution: Execution, pools: Sequence[Pool], group: Group) -> None:
+    """Ends a group that cannot; the others go on."""
+    execution.abandoned = True
+    _remove(execution, pools, group)
+    group.dissolve()
+
+
+def _remove(execution: Execution, pools: Sequence[Pool], group: Group) -> None:
+    for pool in pools:
+        if group in pool.resident:
+            pool.resident.remove(group)
+    execution.resident.remove(group)
+    execution.progress()
+
+
 def _can_run(group: Group) -> bool:
     if len(group.in_flight):
         return True
     return any(not t.done and (t.wait is None or t.wait.ready()) for t in group.threads)
 
 
-def _waits_for_groups(group: Group) -> bool:
+def waits_for_groups(group: Group) -> bool:
+    """True when another group can wake a thread of the group."""
     waits = [t.wait for t in group.threads if not t.done]
     return any(wait is not None and wait.across_groups for wait in waits)
 

@@ -92,8 +92,11 @@ class Thread:
         the number of the iteration of a loop.
       position: which thread it is, by name, as findings have it.
       state: state of families, such as streams of asynchronous work.
-      alone: whether no other thread of its group shares memory with it.
+      alone: whether no other thread of its group shares memory with it, nor the order
+        of its steps and of asynchronous work is explored.
       handover: of the phase that it has waited for last, if threads have arrived.
+      iteration: of a loop without a known end: a token of the loop, and its values.
+      has_written: whether it has written to memory; set to False by those who ask.
     """
 
     kind = "thread"
@@ -110,8 +113,10 @@ class Thread:
         self.around: Around = ()
         self.position: dict[str, Any] = {}
         self.state: State = {}
-        self.alone = alone
+        self.alone = alone and self.execution.touches is None
         self.handover: Handover | None = None
+        self.iteration: tuple[Any, Sequence[Any]] = (None, ())
+        self.has_written = False
 
     @property
     def label(self) -> str:
@@ -207,6 +212,7 @@ class Thread:
           RaceError: an earlier access conflicts and is not ordered before.
         """
         memory = region.memory
+        self.has_written |= writes
         earlier = memory.earlier
         if (
             earlier is not None
@@ -238,6 +244,9 @@ class Thread:
         if value is not None:
             unchanged = functools.partial(region.holds, value)
         self.execution.compared += 1
+        if self.execution.touches is not None:
+            choices = self.execution.choices
+            unchanged = choices.accessed(new, region.memory, value, unchanged)
         memory.history.access(
             new,
             self.clock,

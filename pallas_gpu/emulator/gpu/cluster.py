@@ -15,6 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Place, Region
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import Run
@@ -129,9 +130,17 @@ def access(
     )
 
 
+def _report_use(wg: Warpgroup, peer: Cta, key: Any) -> None:
+    """Reports the use of memory that depends on whether a CTA has entered its scope."""
+    if key[0] is not peer.cluster.lasting:
+        for place in (("visits", peer.name), ("left", peer.name, *key[:2])):
+            wg.execution.touch(Touch(place, Kind.READ))
+
+
 def _reached(wg: Warpgroup, region: Region, peer: Cta) -> Any:
     key, position = region.memory.place
     theirs = scoped.scopes_of(peer)
+    _report_use(wg, peer, key)
     if theirs.lasting is not None and theirs.lasting.key == key:
         return theirs.lasting.arrays[position]
     if theirs.left.get(key[:2], -1) >= key[2]:
@@ -379,8 +388,9 @@ def counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     """Returns the same array in another CTA."""
     if peer is wg.cta:
         return memory
-    _require_present(wg, memory, peer)
     key, position = memory.place
+    _report_use(wg, peer, key)
+    _require_present(wg, memory, peer)
     theirs = scoped.scopes_of(peer)
     if key not in theirs.open:
         _require_free(wg, peer, "a multicast")
@@ -391,6 +401,8 @@ def counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
 def _require_present(wg: Warpgroup, memory: SharedArray, peer: Cta) -> None:
     """Raises KernelError when a CTA has freed its array."""
     key = memory.place[0]
+    if peer is not wg.cta:
+        wg.execution.touch(Touch(("left", peer.name, *key[:2]), Kind.READ))
     has_left = scoped.scopes_of(peer).left.get(key[:2], -1) >= key[2]
     if not (has_left or peer.ended):
         return

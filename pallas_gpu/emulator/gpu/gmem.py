@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ class GlobalArray(Memory):
 
     Attributes:
       state: state of families, which the views share too.
+      place: identifies it in all runs of a launch.
     """
 
-    __slots__ = ("state",)
+    __slots__ = ("place", "state")
 
     fence = Fence.GMEM
     unwritten_hint = (
@@ -42,6 +44,11 @@ class GlobalArray(Memory):
     ):
         super().__init__(name, data, written, read_only)
         self.state: State = {}
+        self.place: tuple[Any, ...] = ()
+
+    @property
+    def identity(self) -> Hashable:
+        return self.place
 
     def reinterpreted(self, shape: tuple[int, ...], dtype: Any) -> Memory:
         """Returns the array in another shape, or as another type if one is given."""
@@ -60,6 +67,7 @@ class GlobalArray(Memory):
         part = GlobalArray(self.name, self.data[key], written, self.read_only)
         part.admits_poison = self.admits_poison
         part.earlier = self.earlier
+        part.place = (*self.place, index)
         return part
 
     def seen_by(self, viewer: Viewer) -> GlobalArray:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Handover, Thread, names_of
@@ -62,13 +63,15 @@ class Barrier:
       note: what else a report of its state says.
       orders_tensor_core: whether arrivals release accesses to tensor memory, too.
       arrived: the threads that have arrived in the current phase.
+      touches, place: where it reports what a step does to it, if anybody reads it, and
+        as what.
     """
 
     __slots__ = (
         "_completed", "_first_wait", "_gathered", "_handover", "_waiters", "actor",
         "arrivals", "arrived", "last_arrival", "last_copy", "multicasts", "name",
         "note", "orders_tensor_core", "pending_arrivals", "pending_bytes", "phase",
-        "stores",
+        "place", "stores", "touches",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +96,8 @@ class Barrier:
         self._completed: ordering.Clock = {}
         self.arrived: list[Thread] = []
         self._handover: Handover | None = None
+        self.touches: list[Touch] | None = None
+        self.place: Hashable = None
 
     def state(self) -> str:
         """Describes the barrier, for reports."""
@@ -123,6 +128,7 @@ class Barrier:
         Raises:
           BarrierError: the phase has fewer arrivals, or more bytes than fit.
         """
+        touch = self._touch(Kind.ADD)
         if self.pending_arrivals < count:
             came = self.arrivals - self.pending_arrivals
             error = errors.BarrierError(
@@ -140,11 +146,11 @@ class Barrier:
         self.last_arrival = location
         if announced_bytes:
             self.last_copy = location
-        self.expect(announced_bytes)
+        self._announce(announced_bytes)
         if not self.orders_tensor_core:
             known = ordering.without_tensor_core(known)
         ordering.join(self._gathered, known)
-        self._maybe_complete()
+        self._maybe_complete(touch)
 
     def _latest(self) -> str:
         """Returns where the latest arrival is."""
@@ -157,6 +163,11 @@ class Barrier:
         Raises:
           BarrierError: more bytes than the hardware counts.
         """
+        # Without it, others may complete the phase.
+        self._touch(Kind.WRITE)
+        self._announce(count)
+
+    def _announce(self, count: int) -> None:
         self.pending_bytes += count
         self._require_countable()
 
@@ -167,11 +178,12 @@ class Barrier:
           count: their number.
           known: what whoever waits for the phase knows by them.
         """
+        touch = self._touch(Kind.ADD)
         self.pending_bytes -= count
         if known is not None:
             ordering.join(self._gathered, known)
         self._require_countable()
-        self._maybe_complete()
+        self._maybe_complete(touch)
 
     def _require_countable(self) -> None:
         if abs(self.pending_bytes) <= types.MAX_PENDING_BYTES:
@@ -185,9 +197,22 @@ class Barrier:
         )
         report(error.about(barrier=self.name))
 
-    def _maybe_complete(self) -> None:
+    def _touch(self, kind: Kind, epoch: int | None = None) -> Touch | None:
+        """Reports what a step does to a phase, the current one by default."""
+        if self.touches is None:
+            return None
+        touch = Touch(self.place, kind, self.phase if epoch is None else epoch)
+        self.touches.append(touch)
+        return touch
+
+    def _maybe_complete(self, touch: Touch | None) -> None:
         if self.pending_arrivals or self.pending_bytes:
+            if touch is not None and not self.pending_arrivals:
+                # Bytes that no arrival of the phase announces could complete it early.
+                touch.kind = Kind.WRITE if self.pending_bytes < 0 else touch.kind
             return
+        if touch is not None:
+            touch.closes = True
         self._require_waiters()
         self.multicasts = []
         self.phase += 1
@@ -218,6 +243,7 @@ class Barrier:
                 barrier=self.name,
             )
             self._require_in_time(awaited)
+        self._touch(Kind.AWAIT, awaited)
         self._observe(wg, awaited)
 
     def test(self, wg: Warpgroup) -> bool:
@@ -226,6 +252,7 @@ class Barrier:
         Raises:
           BarrierError: the phase is too old: its parity is ambiguous.
         """
+        self._touch(Kind.READ)
         awaited = self._awaited(wg)
         if self.phase == awaited:
             return False
@@ -358,9 +385,12 @@ class BarrierArray(Referent):
                 cta.device.execution.actors.other(),
                 declaration.initially_complete,
             )
-            self._barriers[index].note = self._note()
-            orders = declaration.orders_tensor_core
-            self._barriers[index].orders_tensor_core = orders
+            barrier: Barrier = self._barriers[index]
+            barrier.note = self._note()
+            barrier.orders_tensor_core = declaration.orders_tensor_core
+            barrier.touches = cta.device.execution.touches
+            if barrier.touches is not None:
+                barrier.place = ("barrier", cta.name, key, index)
 
     @classmethod
     def of(
@@ -495,7 +525,8 @@ def _barrier_test(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     # Time passes for work in flight also while a loop tests.
     failed = _FAILED.of(wg)
     failed.count += 1
-    if failed.count % _PATIENCE == 0 and len(wg.group.in_flight):
+    sampled = wg.execution.touches is None
+    if sampled and failed.count % _PATIENCE == 0 and len(wg.group.in_flight):
         wg.group.in_flight.advance_one()
     return np.False_
 

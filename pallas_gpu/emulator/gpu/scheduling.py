@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
@@ -22,6 +23,7 @@ def _claim(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
         return [np.int32(0)]
     # Which cluster comes first is a choice of the schedule.
     yield TURN
+    wg.execution.touch(Touch(("positions", wg.cta.device.suffix), Kind.WRITE))
     return [np.int32(next(wg.cta.cluster.positions))]
 
 

@@ -22,6 +22,7 @@ from pallas_gpu import errors, resources, types
 from pallas_gpu.emulator.engine import evaluate, ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, fresh_elements
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
@@ -159,14 +160,20 @@ def _enter(
     visits[jaxpr] = visit + 1
     scope = scope_of(cta, (jaxpr, None if shared else wg.place, visit), declared)
     scope.entered += 1
+    inside = (cta.name, scope.key)
     if scope.members > 1:
+        wg.execution.touch(Touch(inside, Kind.ADD))
         ordering.join(scope.clock, wg.release())
         yield Wait(
             lambda: scope.entered == scope.members,
             "all warpgroups to enter run_scoped",
             lambda: f"{scope.entered} of {scope.members} warpgroups have entered",
         )
+        wg.execution.touch(Touch(inside, Kind.AWAIT))
         ordering.join(wg.clock, scope.clock)
+    # Whether other CTAs may use its memory depends on that.
+    if scope.key[0] is not cta.cluster.lasting:
+        wg.execution.touch(Touch(("visits", cta.name), Kind.ADD))
     if scope.arrays:
         _require_read(wg)
     return scope, [scope.referent(i) for i in range(len(declared))]
@@ -196,6 +203,8 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
       KernelError: asynchronous work may still read TMEM, or another CTA the memory.
     """
     scopes = scopes_of(wg.cta)
+    for place in (("visits", wg.cta.name), ("left", wg.cta.name, *scope.key[:2])):
+        wg.execution.touch(Touch(place, Kind.ADD))
     scope.left += 1
     scopes.left_at[wg.actor] = wg.clock[wg.actor]
     wg.release()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,10 @@ class SharedArray(Memory):
         self._addressable: set[tuple[int, ...]] = set()
         self._aligned: set[tuple[int, ...]] = set()
         self.tile = (1,) * (len(layout.shape) - len(layout.tile)) + layout.tile
+
+    @property
+    def identity(self) -> Hashable:
+        return self.owner.name, self.place
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Records that elements have a value; a full mask is dropped."""

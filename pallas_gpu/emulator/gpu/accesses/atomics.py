@@ -11,6 +11,8 @@ import numpy as np
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import Reach
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
+from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
@@ -133,6 +135,10 @@ def _make(name: str) -> Callable[..., Any]:
         reach = _reach(wg, scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)
+        # Updates of one kind commute where nobody sees what was there before; of
+        # floating-point sums, what the order changes is rounding.
+        commutes = name not in ("atomic_xchg", "atomic_cas") and not any(used)
+        _report(wg, name, found, commutes and not atomics.acquires(sem))
         in_gmem = isinstance(found.memory, GlobalArray)
 
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -140,7 +146,7 @@ def _make(name: str) -> Callable[..., Any]:
                 return _cas(old, *others)
             return _COMBINE[name](old, *others, in_gmem)
 
-        old = _update(wg, found, values, combine)
+        old = _update(wg, found, values, combine, commutes)
         stored = np.ones(len(old), np.bool_)
         if name == "atomic_cas":
             stored = _bits(old) == _bits(values[0])
@@ -151,8 +157,29 @@ def _make(name: str) -> Callable[..., Any]:
     return rule
 
 
+def _report(wg: Warpgroup, name: str, found: Elements, commutes: bool) -> None:
+    """Reports elements that are updated, if anybody reads that."""
+    if wg.execution.touches is None:
+        return
+    memory = found.memory
+    part = frozenset(found.flat.reshape(-1).tolist())
+    kinds = list(atomics.PRIMITIVES)
+    wg.execution.touch(
+        Touch(
+            ("atomic", memory.identity),
+            Kind.ADD if commutes else Kind.WRITE,
+            epoch=kinds.index(name),
+            part=None if isinstance(memory, ReinterpretedArray) else part,
+        )
+    )
+
+
 def _update(
-    wg: Warpgroup, found: Elements, values: list[np.ndarray], combine: Combine
+    wg: Warpgroup,
+    found: Elements,
+    values: list[np.ndarray],
+    combine: Combine,
+    commutes: bool,
 ) -> np.ndarray:
     """Updates the elements and returns the old ones, [accesses]."""
     old = found.load()
@@ -162,7 +189,8 @@ def _update(
     found.some(single).store(new[single])
     # Elements that are named repeatedly take one value after the other.
     order = np.flatnonzero(several).tolist()
-    wg.execution.rng.shuffle(order)
+    if not commutes or wg.execution.touches is None:
+        wg.execution.choices.shuffle(order)
     for i in order:
         one = found.some(np.array([i]))
         old[i] = one.load()[0]

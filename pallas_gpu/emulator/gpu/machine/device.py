@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.ordering import Earlier
+from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
@@ -24,10 +26,15 @@ class Machine:
       params: parameters of the emulator.
       target: the target of each device.
       devices: number of devices.
+      choices: instead of those of the parameters' seed.
     """
 
     def __init__(
-        self, params: types.InterpretParams, target: arch.GpuTarget, devices: int = 1
+        self,
+        params: types.InterpretParams,
+        target: arch.GpuTarget,
+        devices: int = 1,
+        choices: Directed | None = None,
     ):
         self.execution = Execution(
             seed=params.seed,
@@ -36,6 +43,7 @@ class Machine:
             detect_races=params.detect_races,
             accept_races=params.like_upstream and not params.detect_races,
             lenient_reads=params.out_of_bounds_reads == "uninitialized",
+            choices=choices,
         )
         self.devices = [
             Device(
@@ -94,6 +102,7 @@ class Device:
         self.states: list[State] = []
         self.earlier: Earlier | None = None
         self.like_upstream = params.like_upstream
+        self._arrays = itertools.count()
         self._partial_results = params.partial_results or params.like_upstream
 
     def start_early(self) -> None:
@@ -108,14 +117,16 @@ class Device:
         self, name: str, elements: np.ndarray, read_only: bool = True
     ) -> GlobalArray:
         """Returns an input, stored in global memory."""
-        array = GlobalArray(name + self.suffix, elements, None, read_only)
-        array.earlier = self.earlier
-        return array
+        return self._placed(GlobalArray(name + self.suffix, elements, None, read_only))
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
         """Returns fresh global memory."""
         data, written = fresh_elements(shape, dtype, self.zeros)
         array = GlobalArray(name + self.suffix, data, written)
         array.admits_poison = self._partial_results and written is not None
+        return self._placed(array)
+
+    def _placed(self, array: GlobalArray) -> GlobalArray:
         array.earlier = self.earlier
+        array.place = (self.suffix, next(self._arrays))
         return array

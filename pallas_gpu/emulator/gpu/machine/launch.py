@@ -16,6 +16,8 @@ from pallas_gpu.arch.residency import Residency
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.ordering import Viewer
+from pallas_gpu.emulator.engine.orders.choices import Directed
+from pallas_gpu.emulator.engine.orders.explore import Explored
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -34,12 +36,15 @@ from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 
 
-def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+def run_kernel(
+    params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
+) -> list[np.ndarray]:
     """Runs a launch on the CPU.
 
     Args:
       params: parameters of the kernel primitive.
       arrays: operands, batch axes included.
+      choices: of one run, instead of those of the parameters.
 
     Returns:
       An array for each result.
@@ -56,8 +61,8 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     params = _ready(params)
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
-    if interpret.schedules == 1:
-        return _run_once(params, arrays, interpret)
+    if interpret.schedules == 1 or choices is not None:
+        return _run_once(params, arrays, interpret, choices)
     return schedules.run_all(
         interpret,
         lambda schedule: _run_once(params, arrays, schedule),
@@ -97,10 +102,36 @@ def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
     return run
 
 
+def explore_kernel(
+    params: call.CallParams,
+    arrays: Sequence[Any],
+    *,
+    orders: int | None = None,
+    seconds: float | None = None,
+    keep_going: bool = False,
+) -> Explored[list[np.ndarray]]:
+    """Runs a launch in each order of its synchronization, up to equivalence.
+
+    Args:
+      params, arrays: as of `run_kernel`.
+      orders, seconds, keep_going: as of `orders.explore`.
+    """
+    return schedules.run_orders(
+        lambda choices: run_kernel(params, arrays, choices),
+        _names(params)[len(arrays) :],
+        orders=orders,
+        seconds=seconds,
+        keep_going=keep_going,
+    )
+
+
 def _run_once(
-    params: call.CallParams, arrays: Sequence[Any], interpret: types.InterpretParams
+    params: call.CallParams,
+    arrays: Sequence[Any],
+    interpret: types.InterpretParams,
+    choices: Directed | None = None,
 ) -> list[np.ndarray]:
-    machine = Machine(interpret, _target(params))
+    machine = Machine(interpret, _target(params), choices=choices)
     launch = Launch(params, machine.devices[0], arrays)
     try:
         # Index arithmetic wraps as on the GPU, also where numpy would warn.
@@ -197,7 +228,7 @@ class Launch:
         if uses(params.jaxpr, launch_control.try_cluster_cancel_p):
             # Any number: the device may have other work too.
             most = min(positions, capacity)
-            capacity = self._device.execution.rng.randint(1, most)
+            capacity = self._device.execution.choices.randint(1, most)
         self._pool = Pool(
             self._clusters(launched, iter(range(launched, positions))),
             total=launched * math.prod(axis.size for axis in params.batch),
@@ -243,7 +274,7 @@ class Launch:
         if not self._params.is_dynamic or self._params.batch:
             return positions
         most = min(positions, self._residency.clusters)
-        return self._device.execution.rng.randint(1, most)
+        return self._device.execution.choices.randint(1, most)
 
     def _clusters(self, launched: int, rest: Iterator[int]) -> Iterator[Cluster]:
         """Yields the first clusters in row-major order, each ready to run.

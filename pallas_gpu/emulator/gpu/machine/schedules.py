@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.emulator.engine.orders.choices import Directed
+from pallas_gpu.emulator.engine.orders.explore import Explored, explore
 
 
 def run_all(
@@ -42,12 +46,34 @@ def run_all(
     return first
 
 
+def run_orders(
+    run: Callable[[Directed], list[np.ndarray]], names: Sequence[str], **limits: Any
+) -> Explored[list[np.ndarray]]:
+    """Runs every order up to equivalence; integers are to be equal in all.
+
+    The order of floating-point sums changes their rounding, which is no mistake.
+
+    Args:
+      run: runs the kernel with some choices.
+      names: of the results.
+      limits: as of `orders.explore`.
+    """
+    first: list[np.ndarray] = []
+
+    def execute(choices: Directed) -> list[np.ndarray]:
+        results = run(choices)
+        if not first:
+            first.extend(results)
+        for name, a, b in zip(names, first, results, strict=True):
+            if not jnp.issubdtype(a.dtype, jnp.inexact):
+                _require_equal(name, a, b, "the first order", "another one")
+        return results
+
+    return explore(execute, **limits)
+
+
 def _require_equal(
-    name: str,
-    first: np.ndarray,
-    other: np.ndarray,
-    schedule: types.InterpretParams,
-    other_schedule: types.InterpretParams,
+    name: str, first: np.ndarray, other: np.ndarray, schedule: Any, other_schedule: Any
 ) -> None:
     a, b = (_bits(x) for x in (first, other))
     differs = a != b

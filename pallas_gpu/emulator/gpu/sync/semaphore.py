@@ -10,7 +10,9 @@ others may have come before, and in another schedule they have not.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
@@ -44,15 +47,24 @@ class Semaphore:
     Attributes:
       name: the author's, with its index.
       hint: for who waits forever.
+      place: identifies it in all runs of a launch.
     """
 
     __slots__ = (
         "_across_groups", "_all", "_element", "_known", "_last", "_signals", "hint",
-        "name",
+        "name", "place",
     )  # fmt: skip
 
-    def __init__(self, name: str, element: np.ndarray, across_groups: bool, hint: str):
+    def __init__(
+        self,
+        name: str,
+        element: np.ndarray,
+        across_groups: bool,
+        hint: str,
+        place: Hashable,
+    ):
         self.name = name
+        self.place = place
         self.hint = hint
         self._element = element
         self._across_groups = across_groups
@@ -104,6 +116,10 @@ class Semaphore:
             )
         known, left = self._first(value)
         ordering.join(wg.clock, known)
+        taken = value if decrement else 0
+        wg.execution.touch(
+            Touch(self.place, Kind.TAKE, delta=-taken, value=self.value, needs=value)
+        )
         if decrement:
             self._element[...] -= np.int32(value)
             self._known, self._signals = known, left
@@ -159,7 +175,11 @@ class SemaphoreArray(Referent):
             key: Any = (*index, ...)
             element = array.data[key]
             self._semaphores[index] = Semaphore(
-                f"{name}{at}{suffix}", element, across_groups, hint
+                f"{name}{at}{suffix}",
+                element,
+                across_groups,
+                hint,
+                ("semaphore", array.place, index),
             )
 
     @property
@@ -254,17 +274,59 @@ def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     # Who signals first is a choice of the schedule, as is who continues first.
     yield TURN
     one, inc = _one(wg, operands["semaphore"]), int(operands["inc"])
+    _report_signal(wg, one, inc)
     one.signal(wg.release(), inc, wg.location)
+
+
+def _report_signal(wg: Warpgroup, one: Semaphore, inc: int) -> None:
+    kind = Kind.ADD if inc > 0 else Kind.WRITE
+    wg.execution.touch(Touch(one.place, kind, delta=inc))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Signal:
+    """One of several signals in any order.
+
+    Attributes:
+      pending: those that have not been made.
+    """
+
+    wg: Warpgroup
+    one: Semaphore
+    inc: int
+    known: ordering.Clock
+    pending: list[_Signal]
+
+    def advance(self) -> bool:
+        """Makes the signal."""
+        _report_signal(self.wg, self.one, self.inc)
+        self.one.signal(self.known, self.inc, self.wg.location)
+        self.pending.remove(self)
+        return True
 
 
 @registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
 def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
     known = wg.release()
-    signals = list(operands)
-    wg.execution.rng.shuffle(signals)
-    for one in signals:
-        yield TURN
-        _one(wg, one["semaphore"]).signal(known, int(one["inc"]), wg.location)
+    pending: list[_Signal] = []
+    for operand in operands:
+        one, inc = _one(wg, operand["semaphore"]), int(operand["inc"])
+        pending.append(_Signal(wg, one, inc, known, pending))
+    if wg.execution.touches is None:
+        signals = list(pending)
+        wg.execution.choices.shuffle(signals)
+        for signal in signals:
+            yield TURN
+            signal.advance()
+        return
+    # Whoever explores orders looks at work in flight, not at all permutations.
+    for signal in list(pending):
+        wg.group.in_flight.submit(signal)
+    yield Wait(
+        lambda: not pending,
+        "its signals to be made",
+        lambda: f"{len(pending)} of {len(operands)} are in flight",
+    )
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)
@@ -278,5 +340,6 @@ def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) ->
 def _read(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     yield TURN
     one = _one(wg, operands["semaphore"])
+    wg.execution.touch(Touch(one.place, Kind.READ))
     one.acquire(wg)
     return np.int32(one.value)
