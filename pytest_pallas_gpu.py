@@ -55,7 +55,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     from pallas_gpu.verdict.check import checking, schedules
     from pallas_gpu.verdict.verdict import Verdict
 
-    with checking(schedules(*marker.args, **marker.kwargs)) as recorder:
+    with checking(*schedules(*marker.args, **marker.kwargs)) as recorder:
         yield
     _require_clean(Verdict.of(recorder))
     return True

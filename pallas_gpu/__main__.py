@@ -85,7 +85,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(required=True, dest="command")
     checking = commands.add_parser("check", help="run kernels in several schedules")
     checking.add_argument(
-        "--orders", default=8, type=_orders, help="how many schedules"
+        "--orders", default=8, type=_orders, help="how many schedules, or all"
     )
     checking.add_argument("--seed", default=0, type=int, help="of the first schedule")
     compiling = commands.add_parser("compile", help="report a kernel's resources")

@@ -79,6 +79,9 @@ RULES: tuple[Rule, ...] = (
          "The kernel still runs after its budget of steps."),
     Rule("debug-check", "DebugCheckError",
          "The condition of a debug_check is False."),
+    Rule("emitted-code", "PtxError",
+         "The code that the kernel is lowered to breaks another rule of the PTX ISA; "
+         "found with `emitted=True`."),
     Rule("resources", "OutOfResources",
          "The kernel requires more memory, barriers or registers than a block has."),
     Rule("layout", "LayoutError",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a check: each launch takes place in several schedules, and nothing is raised.
+"""Runs of a check: each launch takes place in several orders, and nothing is raised.
 
 The recorder travels in the parameters of the emulator, which are parameters of the
 kernel primitive: so it reaches launches inside of jitted functions, in whichever thread
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from pallas_gpu import errors, findings, types
 from pallas_gpu.emulator.coverage import Coverage
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, recording
+from pallas_gpu.emulator.engine.orders.choices import Directed
+from pallas_gpu.emulator.engine.orders.explore import explore
 from pallas_gpu.emulator.engine.plan import Plan
 from pallas_gpu.entry import call
 
@@ -32,7 +35,10 @@ class Run(Protocol):
     """A launch that can be repeated."""
 
     def __call__(
-        self, schedule: types.InterpretParams, observer: Observer
+        self,
+        schedule: types.InterpretParams,
+        observer: Observer,
+        choices: Directed | None,
     ) -> tuple[list[np.ndarray], int]:
         """Runs it; returns the results, and how many CTAs have run."""
 
@@ -47,6 +53,9 @@ class Kernel:
       schedules: how many runs there were.
       ctas: how many CTAs have run, in all of them.
       compared: how many accesses have been compared with earlier ones.
+      orders: how many orders were explored, no two of a launch equivalent.
+      complete: whether each possible order of its launches is equivalent to one of
+        them.
       coverage: its operations; None if it could not start.
     """
 
@@ -55,6 +64,8 @@ class Kernel:
     schedules: int = 0
     ctas: int = 0
     compared: int = 0
+    orders: int = 0
+    complete: bool = False
     coverage: Coverage | None = None
 
 
@@ -112,12 +123,17 @@ class Observer:
 class Recorder:
     """The launches of a check.
 
+    Args:
+      seconds: how long each launch is run in one order after the other, until there is
+        no other one; None: in the schedules of its parameters.
+
     Attributes:
       found: the findings by what makes them one.
       kernels: by their bodies and how they are launched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
         # Devices of a sharded function launch at the same time.
         self._lock = threading.Lock()
         self.found: dict[Any, findings.Finding] = {}
@@ -152,6 +168,10 @@ class Recorder:
             or (f.kernel, f.buffer, f.at.file, f.at.line) not in explained
         ]
 
+    def found_in(self, kernel: Kernel) -> bool:
+        """Whether something has been found in a kernel."""
+        return any(f.kernel == kernel.params.name for f in self.found.values())
+
     def launch(
         self, params: call.CallParams, prepare: Callable[[], Run]
     ) -> list[np.ndarray]:
@@ -169,47 +189,85 @@ class Recorder:
                    params.interpret)  # fmt: skip
             kernel = self.kernels.setdefault(key, Kernel(params))
             kernel.launches += 1
-            results = self._runs(kernel, prepare)
+            launch = _Launch(self, kernel, prepare)
+            if self._seconds is None:
+                launch.sample()
+            else:
+                launch.explore(self._seconds)
+            results = launch.first
         if results is None:
             return [np.zeros(a.shape, a.dtype) for a in params.out_avals]
         return results
 
-    def _runs(
-        self, kernel: Kernel, prepare: Callable[[], Run]
-    ) -> list[np.ndarray] | None:
-        first: list[np.ndarray] | None = None
-        run: Run | None = None
+
+class _Launch:
+    """A launch of a check.
+
+    Attributes:
+      first: the results of its first run.
+    """
+
+    def __init__(self, recorder: Recorder, kernel: Kernel, prepare: Callable[[], Run]):
         assert isinstance(kernel.params.interpret, types.InterpretParams)
-        schedules = kernel.params.interpret.each_schedule()
-        for schedule in schedules:
-            observer = Observer(kernel, str(schedule))
-            try:
-                run = run or prepare()
-                results, ctas = run(schedule, observer)
-            except errors.PallasGpuError as error:
-                observer.add(error)
-                self.add(observer.found.values())
-                return first
+        self._recorder = recorder
+        self._kernel = kernel
+        self._prepare = functools.cache(prepare)
+        self._schedules = kernel.params.interpret.each_schedule()
+        self.first: list[np.ndarray] | None = None
+
+    def sample(self) -> None:
+        """Runs it in the schedules of its parameters."""
+        for schedule in self._schedules:
+            found = self._run(schedule, str(schedule))
+            if any(f.rule.id == "livelock" for f in found) or self.first is None:
+                break
+
+    def explore(self, seconds: float) -> None:
+        """Runs it in each order, up to equivalence, until one shows a mistake."""
+        kernel = self._kernel
+        explored = explore(
+            lambda choices: self._run(self._schedules[0], 'orders="all"', choices),
+            seconds=seconds,
+            fails=bool,
+        )
+        kernel.complete = explored.complete and (
+            kernel.launches == 1 or kernel.complete
+        )
+        kernel.orders += explored.orders
+
+    def _run(
+        self,
+        schedule: types.InterpretParams,
+        reproduce: str,
+        choices: Directed | None = None,
+    ) -> list[findings.Finding]:
+        """Runs it once; returns what was found."""
+        kernel, observer = self._kernel, Observer(self._kernel, reproduce)
+        try:
+            results, ctas = self._prepare()(schedule, observer, choices)
+        except errors.PallasGpuError as error:
+            observer.add(error)
+        else:
             kernel.schedules += 1
             kernel.ctas += ctas
-            if first is None:
-                first = results
-            if not observer.found and not self._found_in(kernel):
-                for i, (a, b) in enumerate(zip(first, results, strict=True)):
-                    _compare(observer, i, a, b, schedules[0], schedule)
-            self._add_not_modelled(kernel, observer)
-            self.add(observer.found.values())
-            if any(f.rule.id == "livelock" for f in observer.found.values()):
-                break
-        return first
+            if self.first is None:
+                self.first = results
+            if not observer.found and not self._recorder.found_in(kernel):
+                self._compare(observer, results, reproduce)
+            self._add_not_modelled(observer)
+        self._recorder.add(observer.found.values())
+        return [*observer.found.values()]
 
-    def _found_in(self, kernel: Kernel) -> bool:
-        return any(f.kernel == kernel.params.name for f in self.found.values())
+    def _compare(
+        self, observer: Observer, results: list[np.ndarray], reproduce: str
+    ) -> None:
+        assert self.first is not None
+        for i, (a, b) in enumerate(zip(self.first, results, strict=True)):
+            _compare(observer, i, a, b, self._schedules[0], reproduce)
 
-    @staticmethod
-    def _add_not_modelled(kernel: Kernel, observer: Observer) -> None:
+    def _add_not_modelled(self, observer: Observer) -> None:
         """Adds what a run would have met behind the first such operation."""
-        coverage = kernel.coverage
+        coverage = self._kernel.coverage
         if coverage is not None and any(
             f.rule.id == "not-modelled" for f in observer.found.values()
         ):
@@ -223,7 +281,7 @@ def _compare(
     first: np.ndarray,
     other: np.ndarray,
     schedule: types.InterpretParams,
-    other_schedule: types.InterpretParams,
+    other_schedule: str,
 ) -> None:
     """Adds a finding where integers of a result differ between two schedules.
 

@@ -7,6 +7,7 @@ launch is a callback; JAX then wraps errors and keeps their text (`report.py`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +19,21 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
+from pallas_gpu.entry.interpret import Observed
 
 
 def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
-    emitted = getattr(params.interpret, "emitted", False)
-    return (call.emitted_code() if emitted else run_kernel)(params, arrays)
+    interpret = params.interpret
+    if not getattr(interpret, "emitted", False):
+        return run_kernel(params, arrays)
+    if not isinstance(interpret, Observed):
+        return call.emitted_code()(params, arrays)
+
+    def run(schedule: Any, *_: Any) -> tuple[list[np.ndarray], int]:
+        once = dataclasses.replace(params, interpret=schedule)
+        return call.emitted_code()(once, arrays), 0
+
+    return interpret.recorder.launch(params, lambda: run)
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`: runs what a function launches in several schedules, without raising."""
+"""`check`: runs what a function launches in several orders, without raising."""
 
 from __future__ import annotations
 
@@ -24,24 +24,38 @@ _ORDERS = 8
 _INTEGERS_BELOW = 4
 
 
-def _number(value: Any, what: str) -> int:
+# How long each launch is run in one order after the other.
+_SECONDS = 60.0
+
+
+def _number(value: Any, what: str) -> int | str:
     if isinstance(value, str) and value == "all":
-        raise errors.UnsupportedError(
-            f"{what}: not every order can be explored",
-            expected="a number of schedules, each from a seed of its own",
-            got="'all'",
-            hint="orders=100 runs 100 of them",
-        )
+        return value
     return expect.integer(1, unit="schedules")(value, what)
 
 
-@expect.arguments("check", orders=_number)
+def _budget(value: Any, what: str) -> float:
+    seconds = expect.number(value, what)
+    if seconds > 0:
+        return seconds
+    raise errors.ArgumentError(
+        f"{what}: there is no time to run anything",
+        expected="a number of seconds above 0",
+        got=value,
+    )
+
+
+@expect.arguments("check", orders=_number, seconds=_budget)
 def schedules(
-    *, orders: int | Literal["all"] = _ORDERS, **options: Any
-) -> types.InterpretParams:
+    *,
+    orders: int | Literal["all"] = _ORDERS,
+    seconds: float = _SECONDS,
+    **options: Any,
+) -> tuple[types.InterpretParams, float | None]:
     """Returns the parameters of a check; see `check`."""
-    assert isinstance(orders, int)
-    return types.InterpretParams(**options, schedules=orders)
+    if isinstance(orders, str):
+        return types.InterpretParams(**options), seconds
+    return types.InterpretParams(**options, schedules=orders), None
 
 
 @expect.arguments()
@@ -49,6 +63,7 @@ def check(
     fn: Callable[..., Any],
     *,
     orders: int | Literal["all"] = _ORDERS,
+    seconds: float = _SECONDS,
     target: str | arch.Target | None = None,
     **options: Any,
 ) -> Callable[..., Verdict]:
@@ -65,18 +80,21 @@ def check(
         `jax.ShapeDtypeStruct` among its arguments stands for random elements: normally
         distributed floats, integers from 0 to 3.
       orders: how many schedules each launch runs in. Their seeds differ, and copies
-        complete late, at once, or at random.
+        complete late, at once, or at random. "all": each order of its barriers, copies,
+        semaphores and claims, up to equivalence, until one shows a mistake.
+      seconds: how long each launch is run with `orders="all"`, about.
       target: that for which `fn` chooses kernels, as in `offline.compile`; default: as
         in an ordinary call.
       **options: of `InterpretParams`: `seed` of the first schedule, `max_steps` and so
-        on.
+        on. `emitted=True` checks the code that kernels are lowered to; a run of it ends
+        at the first mistake.
 
     Returns:
       A function of `fn`'s arguments, whose result is a `Verdict`. It raises what `fn`
       raises, but no mistakes in kernels.
 
     Raises:
-      UnsupportedError: `orders="all"`.
+      UnsupportedError: `orders="all"` of emitted code.
       ArgumentError, ArgumentTypeError, TargetError: an invalid option, or a function
         that calls no kernel.
 
@@ -84,14 +102,21 @@ def check(
       >>> verdict = plgpu.check(f, orders=20)(x, jax.ShapeDtypeStruct((64,), "int32"))
       >>> print(verdict)
     """
-    params = schedules(orders=orders, **options)
+    params, budget = schedules(orders=orders, seconds=seconds, **options)
+    if params.emitted and budget is not None:
+        raise errors.UnsupportedError(
+            "check: the orders of emitted code are not explored",
+            expected="a number of schedules for emitted=True",
+            got='orders="all"',
+            hint='check the kernel with orders="all", and its code with a number',
+        )
     chosen = None if target is None else arch.target(target)
 
     def checked(*args: Any, **kwargs: Any) -> Verdict:
         args, kwargs = jax.tree.map(_Random(params.seed), (args, kwargs))
         results = None
         assumed = contextlib.nullcontext() if chosen is None else assuming(chosen)
-        with assumed, checking(params) as recorder:
+        with assumed, checking(params, budget) as recorder:
             results = jax.block_until_ready(fn(*args, **kwargs))
         verdict = Verdict.of(recorder, results)
         if not verdict.coverage and verdict.clean:
@@ -108,13 +133,16 @@ def check(
 
 
 @contextlib.contextmanager
-def checking(params: types.InterpretParams) -> Iterator[Recorder]:
+def checking(
+    params: types.InterpretParams, seconds: float | None = None
+) -> Iterator[Recorder]:
     """Observes the launches inside; mistakes in kernels end the block without an error.
 
     Args:
       params: the schedules, and how each is run.
+      seconds: how long each launch is run in other orders; None: in the schedules.
     """
-    recorder = Recorder()
+    recorder = Recorder(seconds)
     given = {f.name: getattr(params, f.name) for f in dataclasses.fields(params)}
     try:
         with interpret.force_gpu_interpret_mode(

@@ -50,6 +50,9 @@ class KernelCoverage:
       defined_at: the line of its body.
       launches: how often it has been launched.
       schedules: how many runs there were, of all launches.
+      orders: how many orders of its launches were explored, no two of one equivalent;
+        0 unless the check was of all.
+      complete: whether each possible order is equivalent to one of these.
       ctas: how many CTAs have run, in all of them.
       accesses_compared: how many accesses to memory have been compared with earlier
         ones, in all of them.
@@ -62,6 +65,8 @@ class KernelCoverage:
     defined_at: Place
     launches: int
     schedules: int
+    orders: int
+    complete: bool
     ctas: int
     accesses_compared: int
     equations: int
@@ -80,6 +85,8 @@ class KernelCoverage:
             findings.place(kernel.params.defined_at),
             kernel.launches,
             kernel.schedules,
+            kernel.orders,
+            kernel.complete,
             kernel.ctas,
             kernel.compared,
             seen.total if seen is not None else 0,
@@ -99,10 +106,18 @@ class KernelCoverage:
             "missed": [line.to_dict() for line in self.missed],
         }
 
+    @property
+    def _runs(self) -> str:
+        if self.complete:
+            return f"all {self.orders} orders of this input"
+        if self.orders:
+            return f"{self.orders} of the orders of this input"
+        return f"{self.schedules} schedules"
+
     def __str__(self) -> str:
         text = (
             f"kernel {self.name}: {self.launches} launch{'es' * (self.launches > 1)}, "
-            f"{self.schedules} schedules, {self.ctas} CTAs; {self.executed} of "
+            f"{self._runs}, {self.ctas} CTAs; {self.executed} of "
             f"{self.equations} equations executed; {self.accesses_compared} accesses "
             "compared"
         )

@@ -114,3 +114,14 @@ def test_a_mistake_has_the_class_of_the_emulator_and_the_line(body, semantics):
 def test_an_access_out_of_bounds_is_one():
     with pytest.raises(plgpu.errors.OutOfBoundsError):
         kernel(beyond_the_end)(X)
+
+
+def test_a_check_of_the_code_has_the_rules_of_the_emulator():
+    clean = plgpu.check(kernel(doubled), orders=2, emitted=True)(X)
+    assert clean.clean and clean.coverage[0].schedules == 2
+    wrong = plgpu.check(kernel(without_a_fence), orders=2, emitted=True)(X)
+    assert [f.rule.id for f in wrong.findings] == ["race"]
+    assert wrong.findings[0].at.function == "kernel"
+    assert plgpu.errors.PtxError("another").finding.rule.id == "emitted-code"
+    with pytest.raises(plgpu.errors.UnsupportedError, match="emitted"):
+        plgpu.check(kernel(doubled), orders="all", emitted=True)

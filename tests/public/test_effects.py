@@ -167,6 +167,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
         "other",
     ),
     "check.orders": "tests/verdict/test_check.py",
+    "check.seconds": "tests/verdict/test_every_order.py",
     "check.target": "tests/verdict/test_check.py",
     "check.options": "tests/verdict/test_check.py",
     "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",

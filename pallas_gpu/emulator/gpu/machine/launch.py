@@ -85,9 +85,9 @@ def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
     params = _ready(params)
 
     def run(
-        schedule: types.InterpretParams, observer: Observer
+        schedule: types.InterpretParams, observer: Observer, choices: Directed | None
     ) -> tuple[list[np.ndarray], int]:
-        machine = Machine(schedule, _target(params))
+        machine = Machine(schedule, _target(params), choices=choices)
         plan = observer.plan(_plan(params))
         launch = Launch(params, machine.devices[0], arrays, plan)
         try:
