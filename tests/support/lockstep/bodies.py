@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pallas_gpu.lockstep import machine
+from pallas_gpu.lockstep.machine import run_module
 from tests.support.finished import emitted
 
 
@@ -16,4 +16,4 @@ def run(
 ) -> list[np.ndarray]:
     """Runs a body; arguments and results are those of the `run_kernel` fixture."""
     module = emitted(emit, operands, results, **spec)
-    return machine.run_module(module, operands, results)
+    return run_module(module, operands, results)
