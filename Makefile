@@ -94,7 +94,7 @@ porting-table: setup  ## regenerate docs/porting.md from tools/porting_names.py
 composition-table: setup  ## regenerate docs/composition.md from the tests' programs
 	$(RUN) tools.composition_table
 
-rules-table: setup  ## regenerate the rules in docs/checking.md and docs/verdict.schema.json
+rules-table: setup  ## regenerate docs/rules.md and the rules in docs/checking.md and docs/verdict.schema.json
 	$(RUN) tools.rules_table
 
 layout-drawings: setup  ## regenerate docs/layouts.md and its pictures

@@ -24,12 +24,14 @@ class Rule:
       error: the class of `pallas_gpu.errors` that an ordinary call raises.
       meaning: what is wrong, in one sentence.
       severity: `"error"`, or `"not modelled"` for what cannot be judged.
+      source: where the rule comes from; empty for rules of this package's own.
     """
 
     id: str
     error: str
     meaning: str
     severity: str = "error"
+    source: str = ""
 
 
 _NOT_MODELLED = "not modelled"
@@ -37,53 +39,74 @@ _NOT_MODELLED = "not modelled"
 RULES: tuple[Rule, ...] = (
     Rule("race", "RaceError",
          "Threads access the same elements, one of them writes, and nothing orders "
-         "the two accesses."),
+         "the two accesses.",
+         source="PTX ISA, Memory Consistency Model: Conflict and data-races"),
     Rule("missing-wait", "RaceError",
          "Memory is accessed before the copy, the matrix product or the store that "
-         "uses it has been waited for."),
+         "uses it has been waited for.",
+         source="PTX ISA, Completion mechanisms for asynchronous copy operations"),
     Rule("missing-fence", "RaceError",
          "A copy accesses what threads have accessed, in order, and without the fence "
-         "between the proxies."),
+         "between the proxies.",
+         source="PTX ISA, Async proxy; fence.proxy.async"),
     Rule("race-between-ctas", "RaceError",
          "Two CTAs access the same elements, one of them writes, and nothing orders "
-         "the two accesses."),
+         "the two accesses.",
+         source="PTX ISA, Memory Consistency Model: Scope"),
     Rule("early-launch", "RaceError",
          "A result of the kernel before this one is accessed without "
-         "griddepcontrol_wait()."),
+         "griddepcontrol_wait().",
+         source="PTX ISA, griddepcontrol"),
     Rule("repeated-index", "RaceError",
-         "One access stores different values to the same element."),
+         "One access stores different values to the same element.",
+         source="PTX ISA, Memory Consistency Model: Conflict and data-races"),
     Rule("schedule-dependent", "RaceError",
-         "Integers of a result differ between schedules."),
+         "Integers of a result differ between schedules.",
+         source="PTX ISA, Memory Consistency Model: Coherence order"),
     Rule("out-of-bounds", "OutOfBoundsError",
-         "An index or a slice is out of bounds of a reference."),
+         "An index or a slice is out of bounds of a reference.",
+         source="PTX ISA, State spaces: accesses outside of a variable are undefined"),
     Rule("uninitialized-read", "UninitializedReadError",
-         "Memory is used that nobody has written."),
+         "Memory is used that nobody has written.",
+         source="PTX ISA, State spaces: shared memory is not initialized"),
     Rule("unwritten-result", "UnwrittenResultError",
-         "A result has elements that no CTA has stored."),
+         "A result has elements that no CTA has stored.",
+         source="JAX: the buffer of a result is not initialized"),
     Rule("barrier", "BarrierError",
-         "A barrier is used against its protocol."),
+         "A barrier is used against its protocol.",
+         source="PTX ISA, mbarrier: Phase of the mbarrier object"),
     Rule("too-many-arrivals", "BarrierError",
-         "A barrier receives more arrivals in a phase than it was declared with."),
+         "A barrier receives more arrivals in a phase than it was declared with.",
+         source="PTX ISA, mbarrier.arrive: the pending count"),
     Rule("missed-phase", "BarrierError",
          "A wait comes, or can come, after another phase has completed, so its parity "
-         "is ambiguous."),
+         "is ambiguous.",
+         source="PTX ISA, mbarrier.test_wait, mbarrier.try_wait: the phase parity"),
     Rule("unfinished-copy", "BarrierError",
-         "A copy has not been waited for when its barrier or its memory is freed."),
+         "A copy has not been waited for when its barrier or its memory is freed.",
+         source="PTX ISA, cp.async.bulk: completion by mbarrier"),
     Rule("freed-memory", "KernelError",
-         "Memory is accessed by work that outlives its scope."),
+         "Memory is accessed by work that outlives its scope.",
+         source="PTX ISA, cp.async.bulk.wait_group"),
     Rule("semaphore-not-zero", "SemaphoreError",
-         "A semaphore is not zero when the kernel ends."),
+         "A semaphore is not zero when the kernel ends.",
+         source="JAX: semaphores are zero when a kernel starts"),
     Rule("deadlock", "DeadlockError",
-         "All threads wait, and nothing is in flight that could wake one."),
+         "All threads wait, and nothing is in flight that could wake one.",
+         source="PTX ISA, mbarrier.try_wait: it waits for the phase to complete"),
     Rule("livelock", "LivelockError",
-         "The kernel still runs after its budget of steps."),
+         "The kernel still runs after its budget of steps.",
+         source="PTX ISA, Memory Consistency Model: forward progress"),
     Rule("debug-check", "DebugCheckError",
-         "The condition of a debug_check is False."),
+         "The condition of a debug_check is False.",
+         source="PTX ISA, trap"),
     Rule("emitted-code", "PtxError",
          "The code that the kernel is lowered to breaks another rule of the PTX ISA; "
-         "found with `emitted=True`."),
+         "found with `emitted=True`.",
+         source="PTX ISA: the error names the instruction"),
     Rule("resources", "OutOfResources",
-         "The kernel requires more memory, barriers or registers than a block has."),
+         "The kernel requires more memory, barriers or registers than a block has.",
+         source="PTX ISA, setmaxnreg; the target's limits"),
     Rule("layout", "LayoutError",
          "A register layout, a tiling, a swizzle or an alignment does not fit."),
     Rule("shape", "ShapeError",
@@ -105,7 +128,8 @@ RULES: tuple[Rule, ...] = (
     Rule("tuning", "TuningError",
          "No candidate of a tuned function can be used."),
     Rule("invalid", "KernelError",
-         "The kernel, or the call of it, is wrong in another way."),
+         "The kernel, or the call of it, is wrong in another way.",
+         source="PTX ISA, setmaxnreg, and others"),
     Rule("not-modelled", "NotModelledError",
          "The emulator does not model an operation that the kernel executes.",
          _NOT_MODELLED),

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of rules in docs/checking.md, and the ids in docs/verdict.schema.json."""
+"""The rules in docs/checking.md, their kernels in docs/rules.md, and their schema."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import textwrap
 
 from pallas_gpu.findings import RULES
+from tests.support import rule_kernels
 from tools.source_tree import ROOT
 
 PAGE = ROOT / "docs/checking.md"
+KERNELS = ROOT / "docs/rules.md"
 SCHEMA = ROOT / "docs/verdict.schema.json"
 _TABLE = re.compile(r"(?<=<!-- rules -->\n).*(?=<!-- end of rules -->)", re.DOTALL)
 
@@ -28,6 +32,62 @@ def page() -> str:
     return _TABLE.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 
+_HEAD = """# What the rules mean
+
+Each rule that a run of a kernel can break, with a small kernel that breaks it, the same
+kernel without the mistake, and where the rule comes from. The test suite checks all of
+them. `make rules-table` writes this page from `tests/support/rule_kernels.py`;
+docs/checking.md has the other rules, and says how kernels are checked.
+
+A kernel gets `x`, two rows of 128 float32 in GMEM, stores to `o`, which is like it, and
+has the scratch that is named above it. `# at` marks the line of the finding, `# other`
+that of the other access.
+
+"""
+
+
+def kernels() -> str:
+    """docs/rules.md as it is to be."""
+    wrong = {case.rule: case for case in reversed(rule_kernels.WRONG)}
+    sections = [_HEAD]
+    for rule in RULES:
+        if rule.id not in wrong:
+            continue
+        sections.append(f"## `{rule.id}`\n\n{textwrap.fill(rule.meaning, 88)}\n\n")
+        sections.append(f"From: {rule.source}. Raises: `{rule.error}`.\n")
+        for title, case in (
+            ("Wrong", wrong[rule.id]),
+            ("Right", rule_kernels.RIGHT[rule.id]),
+        ):
+            sections.append(
+                f"\n{title}{_launched(case)}:\n\n```python\n{_body(case)}```\n"
+            )
+        sections.append("\n")
+    return "\n".join("".join(sections).split("\n")).rstrip() + "\n"
+
+
+def _launched(case: rule_kernels.Case) -> str:
+    """How a kernel is launched, in words."""
+    parts = [_scratch(x) for x in case.scratch]
+    parts += [f"{name}={value}" for name, value in case.options.items()]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _scratch(declared: object) -> str:
+    shape = getattr(declared, "shape", None)
+    arrivals = getattr(declared, "num_arrivals", None)
+    if arrivals is not None:
+        return "Barrier()" if arrivals == 1 else f"Barrier(num_arrivals={arrivals})"
+    return f"SMEM({tuple(shape)}, float32)" if shape else "a semaphore"
+
+
+def _body(case: rule_kernels.Case) -> str:
+    """The source of a body, without the decorator."""
+    lines = inspect.getsource(case.body).splitlines(keepends=True)
+    first = next(i for i, text in enumerate(lines) if text.startswith("def "))
+    return "".join(lines[first:])
+
+
 def schema() -> str:
     """docs/verdict.schema.json with the ids as they are to be."""
     found = json.loads(SCHEMA.read_text(encoding="utf-8"))
@@ -37,4 +97,5 @@ def schema() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    KERNELS.write_text(kernels(), encoding="utf-8")
     SCHEMA.write_text(schema(), encoding="utf-8")

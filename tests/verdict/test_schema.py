@@ -42,4 +42,5 @@ def test_a_clean_verdict_fits_and_a_field_less_does_not():
 def test_the_schema_and_the_page_have_every_rule():
     assert rules_table.SCHEMA.read_text() == rules_table.schema()
     assert rules_table.PAGE.read_text() == rules_table.page()
+    assert rules_table.KERNELS.read_text() == rules_table.kernels()
     assert SCHEMA["properties"]["schema"]["const"] == SCHEMA_VERSION
