@@ -56,7 +56,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     from pallas_gpu.verdict.verdict import Verdict
 
     with checking(*schedules(*marker.args, **marker.kwargs)) as recorder:
-        yield
+        try:
+            yield
+        except BaseException as error:
+            # Results may be wrong for what has been found.
+            if not (verdict := Verdict.of(recorder)).clean:
+                error.add_note(str(verdict))
+            raise
     _require_clean(Verdict.of(recorder))
     return True
 

@@ -241,7 +241,7 @@ class UninitializedReadError(KernelError):
     """Memory is read before anything was written to it."""
 
 
-class PtxError(PallasGpuError, AssertionError):
+class PtxError(KernelError, AssertionError):
     """The code that a kernel is lowered to breaks a rule of the PTX ISA.
 
     The kernel has the mistake, or the package: the emulator, which runs the kernel

@@ -56,6 +56,7 @@ class Kernel:
       orders: how many orders were explored, no two of a launch equivalent.
       complete: whether each possible order of its launches is equivalent to one of
         them.
+      has_failed: whether something has been found in it.
       coverage: its operations; None if it could not start.
     """
 
@@ -66,6 +67,7 @@ class Kernel:
     compared: int = 0
     orders: int = 0
     complete: bool = False
+    has_failed: bool = False
     coverage: Coverage | None = None
 
 
@@ -168,10 +170,6 @@ class Recorder:
             or (f.kernel, f.buffer, f.at.file, f.at.line) not in explained
         ]
 
-    def found_in(self, kernel: Kernel) -> bool:
-        """Whether something has been found in a kernel."""
-        return any(f.kernel == kernel.params.name for f in self.found.values())
-
     def launch(
         self, params: call.CallParams, prepare: Callable[[], Run]
     ) -> list[np.ndarray]:
@@ -225,6 +223,9 @@ class _Launch:
     def explore(self, seconds: float) -> None:
         """Runs it in each order, up to equivalence, until one shows a mistake."""
         kernel = self._kernel
+        # At least one run ends, however little time there is.
+        if self._run(self._schedules[0], str(self._schedules[0])):
+            return
         explored = explore(
             lambda choices: self._run(self._schedules[0], 'orders="all"', choices),
             seconds=seconds,
@@ -252,9 +253,10 @@ class _Launch:
             kernel.ctas += ctas
             if self.first is None:
                 self.first = results
-            if not observer.found and not self._recorder.found_in(kernel):
+            if not observer.found and not kernel.has_failed:
                 self._compare(observer, results, reproduce)
             self._add_not_modelled(observer)
+        kernel.has_failed |= bool(observer.found)
         self._recorder.add(observer.found.values())
         return [*observer.found.values()]
 

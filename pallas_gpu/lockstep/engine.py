@@ -25,6 +25,10 @@ class DeadlockError(PtxError, errors.DeadlockError):
     """Nobody can run, and no asynchronous work is under way."""
 
 
+class LivelockError(PtxError, errors.LivelockError):
+    """A loop does not end."""
+
+
 class RaceError(PtxError, errors.RaceError):
     """Nothing orders two accesses of the same bytes, or makes the first one visible."""
 

@@ -29,8 +29,8 @@ _SECONDS = 60.0
 
 
 def _number(value: Any, what: str) -> int | str:
-    if isinstance(value, str) and value == "all":
-        return value
+    if isinstance(value, str):
+        return expect.choice("all")(value, what)
     return expect.integer(1, unit="schedules")(value, what)
 
 
@@ -53,9 +53,17 @@ def schedules(
     **options: Any,
 ) -> tuple[types.InterpretParams, float | None]:
     """Returns the parameters of a check; see `check`."""
-    if isinstance(orders, str):
-        return types.InterpretParams(**options), seconds
-    return types.InterpretParams(**options, schedules=orders), None
+    if not isinstance(orders, str):
+        return types.InterpretParams(**options, schedules=orders), None
+    params = types.InterpretParams(**options)
+    if params.emitted:
+        raise errors.UnsupportedError(
+            "check: the orders of emitted code are not explored",
+            expected="a number of schedules for emitted=True",
+            got='orders="all"',
+            hint='check the kernel with orders="all", and its code with a number',
+        )
+    return params, seconds
 
 
 @expect.arguments()
@@ -103,13 +111,6 @@ def check(
       >>> print(verdict)
     """
     params, budget = schedules(orders=orders, seconds=seconds, **options)
-    if params.emitted and budget is not None:
-        raise errors.UnsupportedError(
-            "check: the orders of emitted code are not explored",
-            expected="a number of schedules for emitted=True",
-            got='orders="all"',
-            hint='check the kernel with orders="all", and its code with a number',
-        )
     chosen = None if target is None else arch.target(target)
 
     def checked(*args: Any, **kwargs: Any) -> Verdict:

@@ -10,6 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.lockstep import engine
+from pallas_gpu.lockstep.sync import control
 
 X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
 TILE = plgpu.SMEM((64, 128), jnp.float32)
@@ -109,6 +110,16 @@ def test_a_mistake_has_the_class_of_the_emulator_and_the_line(body, semantics):
     if line is not None:
         assert "test_interpret.py" in str(info.value.where)
         assert line in str(info.value)
+
+
+def test_a_loop_that_does_not_end_is_one(monkeypatch):
+    def body(x, o, tile, barrier):
+        end = jax.lax.while_loop(lambda i: i >= 0, lambda i: i * 0, jnp.int32(x[0, 0]))
+        o[...] = x[...] + end.astype(jnp.float32)
+
+    monkeypatch.setattr(control, "_MOST_TRIPS", 100)
+    with pytest.raises(plgpu.errors.LivelockError):
+        kernel(body)(X)
 
 
 def test_an_access_out_of_bounds_is_one():

@@ -367,7 +367,7 @@ def test_a_report_names_the_rule_the_places_and_the_schedule():
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"orders": "some"}, errors.ArgumentTypeError, "orders"),
+        ({"orders": "some"}, errors.ArgumentError, "all"),
         ({"orders": "all", "seconds": 0}, errors.ArgumentError, "seconds"),
         ({"orders": 0}, errors.ArgumentError, "orders"),
         ({"speed": 1}, TypeError, "speed"),

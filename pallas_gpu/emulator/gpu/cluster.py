@@ -47,8 +47,10 @@ WAIT = "call barrier_wait on the copy's barrier first"
 
 def _barrier_of_cluster(first: Cta) -> Barrier:
     warpgroups = sum(len(cta.warpgroups) for cta in first.cluster.ctas)
-    actor = first.device.execution.actors.other()
-    return Barrier(f"the barrier of {first.cluster.name}", warpgroups, actor)
+    execution, name = first.device.execution, first.cluster.name
+    barrier = Barrier(f"the barrier of {name}", warpgroups, execution.actors.other())
+    barrier.touches, barrier.place = execution.touches, ("barrier of cluster", name)
+    return barrier
 
 
 # That of a cluster is kept by its first CTA.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,13 @@ from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.clocks import join
-from pallas_gpu.lockstep.engine import LANES, SplitWarps, Wait
+from pallas_gpu.lockstep.engine import LANES, LivelockError, SplitWarps, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Block, Program, Step, runs
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+
+# Of a loop without a known end; more would take minutes.
+_MOST_TRIPS = 100_000
 
 # --- control flow ---------------------------------------------------------------------
 
@@ -135,7 +139,9 @@ def _while(program: Program, op: ir.Operation) -> Step:
 
     def run(strand: Any) -> Iterator[Wait]:
         carry = [strand.env[i] for i in inputs]
-        while True:
+        for trip in itertools.count():
+            if trip == _MOST_TRIPS:
+                raise LivelockError(f"a loop of {strand.name} has run {trip} times")
             enter(strand, before, carry)
             yield from before.run_blocking(strand)
             condition, *passed = before.values(strand)

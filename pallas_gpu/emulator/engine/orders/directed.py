@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import time
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -32,6 +33,10 @@ _PERMUTED = 4
 
 class RedundantOrder(BaseException):
     """The rest of the run is equivalent to what has been explored."""
+
+
+class OutOfTime(BaseException):
+    """The time for exploring is over."""
 
 
 class _Process:
@@ -203,7 +208,8 @@ class Order:
 
     execution: Execution
 
-    def __init__(self, tree: Tree):
+    def __init__(self, tree: Tree, end: float | None = None):
+        self._end = end
         self.touches: list[Touch] = []
         self.changes: collections.Counter[Hashable] = collections.Counter()
         self._tree = tree
@@ -335,7 +341,13 @@ class Order:
             raise
 
     def _take_event(self) -> bool:
-        """Lets a process reach its next event; False if none is left."""
+        """Lets a process reach its next event; False if none is left.
+
+        Raises:
+          OutOfTime: the order has no time left.
+        """
+        if self._end is not None and time.monotonic() > self._end:
+            raise OutOfTime
         depth, self._depth = self._depth, self._depth + 1
         able = [name for name, p in self._processes.items() if p.is_able()]
         if self._woken_by:

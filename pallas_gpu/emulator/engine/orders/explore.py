@@ -11,7 +11,7 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.orders.choices import Directed
-from pallas_gpu.emulator.engine.orders.directed import Order, RedundantOrder
+from pallas_gpu.emulator.engine.orders.directed import Order, OutOfTime, RedundantOrder
 from pallas_gpu.emulator.engine.orders.reduction import Decisions, Tree
 
 
@@ -52,7 +52,7 @@ def explore[T](
 
     Args:
       execute: runs the kernel once, with the given choices and otherwise always alike;
-        it lets `RedundantOrder` through.
+        it lets `RedundantOrder` and `OutOfTime` through.
       orders: the most orders to run; None for all.
       seconds: when to stop, about.
       keep_going: whether to go on after an order that fails. After an error, events
@@ -66,13 +66,15 @@ def explore[T](
     while trees:
         tree = trees[0]
         try:
-            result = execute(Order(tree))
+            result = execute(Order(tree, end))
             failed = fails(result)
             if found.result is None or (failed and not found.failures):
                 found.result = result
             _count(found, tree, failed)
         except RedundantOrder:
             found.redundant += 1
+        except OutOfTime:
+            return found
         except errors.PallasGpuError as error:
             if not found.failures:
                 found.error = error
