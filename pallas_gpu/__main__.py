@@ -88,6 +88,10 @@ def _parser() -> _Parser:
         "--orders", default=8, type=_orders, help="how many schedules, or all"
     )
     checking.add_argument("--seed", default=0, type=int, help="of the first schedule")
+    checking.add_argument("--seconds", default=60.0, type=float,
+                          help="how long a launch is run in all orders")  # fmt: skip
+    checking.add_argument("--emitted", action="store_true",
+                          help="check what kernels are lowered to")  # fmt: skip
     compiling = commands.add_parser("compile", help="report a kernel's resources")
     for each, run, target in (
         (checking, _check, None),
@@ -110,8 +114,10 @@ def _check(options: argparse.Namespace) -> int:
     run = check(
         function(options.function),
         orders=options.orders,
+        seconds=options.seconds,
         target=options.target,
         seed=options.seed,
+        emitted=options.emitted,
     )
     verdict = run(*options.shapes)
     print(verdict.to_json() if options.json else verdict)

@@ -64,6 +64,16 @@ def test_the_exit_status_says_what_the_verdict_is(file, name, status, printed, c
     assert printed in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [(["--orders", "all", "--seconds", "5"], "all 1 orders"), (["--emitted"], "clean")],
+)
+def test_every_order_and_the_code_are_checked(file, options, printed, capsys):
+    arguments = ["check", f"{file}:Kernels.clean", "--shapes", "f32[128]", *options]
+    assert main(arguments) == 0
+    assert printed in capsys.readouterr().out
+
+
 def test_a_verdict_is_printed_as_json(file, capsys):
     main(["check", f"{file}:Kernels.wrong", "--shapes", "f32[128]", "--json"])
     printed = json.loads(capsys.readouterr().out)
