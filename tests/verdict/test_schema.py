@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -16,6 +15,8 @@ from tests.support.mutations import cluster_refs, specialised, warps
 from tests.support.mutations.mutant import Switches
 from tools import rules_table
 
+# It comes with nbformat.
+jsonschema = pytest.importorskip("jsonschema")
 SCHEMA = json.loads(rules_table.SCHEMA.read_text())
 
 
