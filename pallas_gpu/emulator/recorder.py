@@ -53,7 +53,8 @@ class Kernel:
       schedules: how many runs there were.
       ctas: how many CTAs have run, in all of them.
       compared: how many accesses have been compared with earlier ones.
-      orders: how many orders were explored, no two of a launch equivalent.
+      orders: how many orders were explored, no two of a launch equivalent; None where
+        schedules were sampled.
       complete: whether each possible order of its launches is equivalent to one of
         them.
       has_failed: whether something has been found in it.
@@ -65,7 +66,7 @@ class Kernel:
     schedules: int = 0
     ctas: int = 0
     compared: int = 0
-    orders: int = 0
+    orders: int | None = None
     complete: bool = False
     has_failed: bool = False
     coverage: Coverage | None = None
@@ -223,6 +224,7 @@ class _Launch:
     def explore(self, seconds: float) -> None:
         """Runs it in each order, up to equivalence, until one shows a mistake."""
         kernel = self._kernel
+        kernel.orders = kernel.orders or 0
         # At least one run ends, however little time there is.
         if self._run(self._schedules[0], str(self._schedules[0])):
             return

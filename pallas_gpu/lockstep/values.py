@@ -53,6 +53,15 @@ def dtype(type_: ir.Type) -> np.dtype:
     return _dtype(str(element_type(type_)))
 
 
+def result_kinds(type_: ir.Type) -> list[np.dtype]:
+    """The dtypes of the results of inline assembly: one, or those of a structure."""
+    text = str(type_)
+    if not text.startswith("!llvm.struct"):
+        return [dtype(type_)]
+    names = text[text.index("(") + 1 : text.rindex(")")].split(",")
+    return [dtype(ir.Type.parse(name.strip())) for name in names]
+
+
 def _is_bool(kind: np.dtype) -> bool:
     return kind.kind == "b"
 

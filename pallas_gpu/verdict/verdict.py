@@ -51,7 +51,7 @@ class KernelCoverage:
       launches: how often it has been launched.
       schedules: how many runs there were, of all launches.
       orders: how many orders of its launches were explored, no two of one equivalent;
-        0 unless the check was of all.
+        None unless the check was of all.
       complete: whether each possible order is equivalent to one of these.
       ctas: how many CTAs have run, in all of them.
       accesses_compared: how many accesses to memory have been compared with earlier
@@ -65,7 +65,7 @@ class KernelCoverage:
     defined_at: Place
     launches: int
     schedules: int
-    orders: int
+    orders: int | None
     complete: bool
     ctas: int
     accesses_compared: int
@@ -110,7 +110,7 @@ class KernelCoverage:
     def _runs(self) -> str:
         if self.complete:
             return f"all {self.orders} orders of this input"
-        if self.orders:
+        if self.orders is not None:
             return f"{self.orders} of the orders of this input"
         return f"{self.schedules} schedules"
 

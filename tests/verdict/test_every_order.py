@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,9 +27,7 @@ def test_a_ring_of_four_slots_has_one_order():
 def test_an_overtaking_that_seeds_hardly_show_is_found():
     kernel = rings.shared_ring(None, slots=6, counts=True, early=7)
     assert plgpu.check(kernel, orders=20)(SHAPE).clean
-    start = time.process_time()
     verdict = plgpu.check(kernel, orders="all")(SHAPE)
-    assert time.process_time() - start < 30
     assert {f.rule.id for f in verdict.findings} & {"race", "missing-wait"}, verdict
     assert verdict.findings[0].reproduce == 'orders="all"'
     assert not verdict.coverage[0].complete
@@ -42,7 +38,7 @@ def test_a_budget_ends_the_exploration():
     verdict = plgpu.check(kernel, orders="all", seconds=1e-9)(SHAPE)
     (found,) = verdict.coverage
     assert not found.complete and found.orders < 10
-    assert "all" not in str(found)
+    assert f"{found.orders} of the orders of this input" in str(verdict)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
@@ -102,10 +98,9 @@ def test_the_budget_ends_a_long_order_too():
         body, out_type=jax.ShapeDtypeStruct((128,), np.float32),
         scratch_types=[plgpu.Barrier()],
     )  # fmt: skip
-    start = time.process_time()
     (found,) = plgpu.check(kernel, orders="all", seconds=1)().coverage
-    assert time.process_time() - start < 15
-    assert found.schedules == 1 and not found.complete
+    # One schedule has ended, and no order has.
+    assert (found.schedules, found.orders, found.complete) == (1, 0, False)
 
 
 def test_ready_kernels_are_clean_in_all_orders():

@@ -524,7 +524,7 @@ def _load(
 ) -> Step:
     inputs, (out,) = program.inputs(op), program.outputs(op)
     outputs = form.registers + (reduced is not None)
-    kinds = _result_kinds(op.results[0].type)
+    kinds = values.result_kinds(op.results[0].type)
     names = [_number(x) for x in results]
     source = inputs[_number(place) - outputs]
     if sorted(names) != list(range(outputs)):
@@ -558,14 +558,6 @@ def _load(
         strand.env[out] = tuple(registers) if outputs > 1 else registers[0]
 
     return load
-
-
-def _result_kinds(type_: ir.Type) -> list[np.dtype]:
-    text = str(type_)
-    if not text.startswith("!llvm.struct"):
-        return [values.dtype(type_)]
-    names = text[text.index("(") + 1 : text.rindex(")")].split(",")
-    return [values.dtype(ir.Type.parse(name.strip())) for name in names]
 
 
 def _store(

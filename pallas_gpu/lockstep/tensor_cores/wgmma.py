@@ -258,7 +258,7 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
     given = [c for c in constraints if not c.startswith(("=", "~"))]
     inputs = program.inputs(op)
     (out,) = program.outputs(op)
-    kinds = _result_kinds(op.results[0].type)
+    kinds = values.result_kinds(op.results[0].type)
     steps = [_statement(s, kinds) for s in parse(text)]
 
     def run(strand: Any) -> None:
@@ -274,14 +274,6 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         strand.env[out] = results if outputs > 1 else results[0]
 
     return run
-
-
-def _result_kinds(type_: ir.Type) -> list[np.dtype]:
-    text = str(type_)
-    if not text.startswith("!llvm.struct"):
-        return [values.dtype(type_)]
-    names = text[text.index("(") + 1 : text.rindex(")")].split(",")
-    return [values.dtype(ir.Type.parse(name.strip())) for name in names]
 
 
 def _statement(s: Statement, kinds: list[np.dtype]) -> _Run:
