@@ -19,7 +19,7 @@ import numpy as np
 
 from pallas_gpu import errors, findings, types
 from pallas_gpu.emulator.coverage import Coverage
-from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine import evaluate, race_report
 from pallas_gpu.emulator.engine.execution import Execution, recording
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import explore
@@ -265,9 +265,16 @@ class _Launch:
     def _compare(
         self, observer: Observer, results: list[np.ndarray], reproduce: str
     ) -> None:
+        """Adds integers that differ between runs; floats depend on rounding."""
         assert self.first is not None
         for i, (a, b) in enumerate(zip(self.first, results, strict=True)):
-            _compare(observer, i, a, b, self._schedules[0], reproduce)
+            if a.dtype.kind in "iub":
+                name = f"output {i} (GMEM {a.dtype.name}{list(a.shape)})"
+                error = race_report.schedule_dependent(
+                    name, a, b, self._schedules[0], reproduce
+                )
+                if error is not None:
+                    observer.add(error)
 
     def _add_not_modelled(self, observer: Observer) -> None:
         """Adds what a run would have met behind the first such operation."""
@@ -277,33 +284,3 @@ class _Launch:
         ):
             for error in coverage.not_modelled():
                 observer.add(error)
-
-
-def _compare(
-    observer: Observer,
-    number: int,
-    first: np.ndarray,
-    other: np.ndarray,
-    schedule: types.InterpretParams,
-    other_schedule: str,
-) -> None:
-    """Adds a finding where integers of a result differ between two schedules.
-
-    Sums of floats may depend on their order.
-    """
-    if first.dtype.kind not in "iub":
-        return
-    differs = first != other
-    if not differs.any():
-        return
-    at = [int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape)]
-    name = f"output {number} (GMEM {first.dtype.name}{list(first.shape)})"
-    error = errors.RaceError(
-        f"{name} depends on the schedule",
-        expected="the same integers in every order of threads and copies",
-        got=f"element {at} is {first[*at]} with {schedule}, and {other[*at]} with "
-        f"{other_schedule}",
-        hint="order the accesses that determine it, with barriers and waits",
-    )
-    elements = tuple((i, i + 1) for i in at)
-    observer.add(error.about(rule="schedule-dependent", buffer=name, elements=elements))

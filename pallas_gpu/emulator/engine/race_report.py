@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.ordering import (
     Access,
@@ -138,3 +142,34 @@ def _between_groups(
         'relaxed atomic operations order no other accesses, those with sem="release" '
         'after the first and sem="acquire" before the second do',
     )
+
+
+def schedule_dependent(
+    name: str, first: np.ndarray, other: np.ndarray, schedule: Any, other_schedule: Any
+) -> errors.RaceError | None:
+    """Returns the error for a result that differs between two runs; None if none does.
+
+    Args:
+      name: the result.
+      first, other: its contents.
+      schedule, other_schedule: what repeats the runs, in words.
+    """
+    differs = _bits(first) != _bits(other)
+    if not differs.any():
+        return None
+    at = [int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape)]
+    error = errors.RaceError(
+        f"{name} depends on the schedule",
+        expected="the same result in every order of threads and copies",
+        got=f"element {at} is {first[*at]} with {schedule}, and {other[*at]} with "
+        f"{other_schedule}",
+        hint="order the accesses that determine it, with barriers and waits",
+    )
+    elements = tuple((i, i + 1) for i in at)
+    return error.about(rule="schedule-dependent", buffer=name, elements=elements)
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    """Returns values that are equal where all bits are; comparable also for NaN."""
+    x = np.ascontiguousarray(x)
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype.itemsize in (1, 2, 4, 8) else x

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.emulator.engine import race_report
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored, explore
 
@@ -72,24 +73,7 @@ def run_orders(
     return explore(execute, **limits)
 
 
-def _require_equal(
-    name: str, first: np.ndarray, other: np.ndarray, schedule: Any, other_schedule: Any
-) -> None:
-    a, b = (_bits(x) for x in (first, other))
-    differs = a != b
-    if not differs.any():
-        return
-    at = np.unravel_index(int(np.argmax(differs)), differs.shape)
-    raise errors.RaceError(
-        f"{name} depends on the schedule",
-        expected="the same result in every order of threads and copies",
-        got=f"element {[int(i) for i in at]} is {first[at]} with {schedule}, and "
-        f"{other[at]} with {other_schedule}",
-        hint="order the accesses that determine it, with barriers and waits",
-    )
-
-
-def _bits(x: np.ndarray) -> np.ndarray:
-    """Returns values that are equal where all bits are; comparable also for NaN."""
-    x = np.ascontiguousarray(x)
-    return x.view(f"u{x.dtype.itemsize}") if x.dtype.itemsize in (1, 2, 4, 8) else x
+def _require_equal(*compared: Any) -> None:
+    error = race_report.schedule_dependent(*compared)
+    if error is not None:
+        raise error
