@@ -9,9 +9,9 @@ verifies afterwards. The stages up to `rules` are the same for every machine, ex
 (`lowering.machine`). NVIDIA's are:
 
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
-    host       tagged operations -> TMA descriptors          (mosaic.program)
-    cse        common subexpressions, dead code              (mosaic.program)
-    barriers   redundant consecutive barriers removed         (mosaic.program)
+    host       tagged operations -> TMA descriptors          (emitters.program)
+    cse        common subexpressions, dead code              (emitters.program)
+    barriers   redundant consecutive barriers removed         (emitters.program)
     serialize  module -> stable bytes and their hash         (runtime.serialize)
     compile    bytes -> PTX, SASS, resources, with no GPU    (runtime.offline_compiler)
 
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pallas_gpu import arch, errors
+from pallas_gpu.emitters import module as emission
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory import fences
@@ -42,7 +43,6 @@ from pallas_gpu.lowering import (
     undefined,
 )
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.program import text as program_text
 from pallas_gpu.program.build import region_of
 
@@ -278,7 +278,7 @@ def run_stage(stage: Stage, build: Build) -> Build:
     """
     before, build = build, stage.run(build)
     if stage.verify and build is not before and build.module is not None:
-        mosaic_module.verify(build.module)
+        emission.verify(build.module)
     return build
 
 

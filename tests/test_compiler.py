@@ -12,8 +12,8 @@ from jaxlib.mlir import ir
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler, errors, offline
+from pallas_gpu.emitters.module import make_context
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.mosaic.module import make_context
 from tests.support.semantics import BOTH, Lane, Warpgroup
 
 TYPE = jax.ShapeDtypeStruct((128, 128), jnp.float32)

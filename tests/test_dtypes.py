@@ -17,7 +17,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.mosaic.elements import table
+from pallas_gpu.emitters.elements import table
 from tests.support import element_programs as elements
 from tests.support.dtype_bodies import OPERATIONS, SHAPE, words
 from tests.support.lockstep import kernels as in_lockstep

@@ -149,7 +149,7 @@ def _cell(registry: Any, primitive: Any, kind: Any) -> str:
 
 def _element_kinds() -> dict[str, str]:
     """For each elementwise operation the kinds of dtype that it supports."""
-    from pallas_gpu.mosaic.elements.table import TABLE
+    from pallas_gpu.emitters.elements.table import TABLE
 
     return {name: ", ".join(row.kinds) for name, row in TABLE.items()}
 

@@ -13,12 +13,12 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import gmem, indexed, smem
+from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import Kind
 from pallas_gpu.layouts.smem.window import consists_of_tiles
 from pallas_gpu.lowering import slow
-from pallas_gpu.mosaic import gmem, indexed, smem
-from pallas_gpu.mosaic.registers import RegisterArray
 
 Line = Callable[[], str | None]
 

@@ -20,11 +20,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import KernelState, RuleContext
-from pallas_gpu.mosaic import registers as regs
 
 
 class Border:

@@ -16,15 +16,15 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources
+from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters import module as emission
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
-from pallas_gpu.mosaic import gmem, mbarrier, smem
-from pallas_gpu.mosaic import module as mosaic_module
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
 
@@ -58,7 +58,7 @@ class KernelState:
 
     params: CallParams
     target: arch.GpuTarget
-    builder: mosaic_module.KernelBuilder
+    builder: emission.KernelBuilder
     plan: resources.Plan
     layouts: Any
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -132,12 +132,12 @@ class RuleContext:
         return self.op.equation
 
     @property
-    def builder(self) -> mosaic_module.KernelBuilder:
+    def builder(self) -> emission.KernelBuilder:
         """The open module."""
         return self.kernel.builder
 
     @property
-    def issuer(self) -> mosaic_module.Issuer:
+    def issuer(self) -> emission.Issuer:
         """The threads that execute the equation: a warpgroup, or a single warp."""
         return self.builder.issuer
 

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import arch, resources, types
+from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
+from pallas_gpu.emitters.program import passes
+from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.entry.memory.unions import inferred_members
@@ -25,10 +29,6 @@ from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.traits import shares_smem
-from pallas_gpu.mosaic import gmem, mbarrier, smem
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from pallas_gpu.mosaic.program import passes
-from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import indices, text
 from pallas_gpu.program.build import region_of

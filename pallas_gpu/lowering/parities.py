@@ -6,10 +6,10 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.mosaic import elementwise
 from pallas_gpu.types.barrier import PARITIES_PER_WORD
 
 

@@ -15,9 +15,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from pallas_gpu import _jax
+from pallas_gpu.emitters.elements import table
 from pallas_gpu.lowering.inference import Assignment, relations
 from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
-from pallas_gpu.mosaic.elements import table
 from pallas_gpu.primitives import registers, tma
 from pallas_gpu.program.nodes import Kind
 

@@ -12,12 +12,12 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import module as emission
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic import module as mosaic_module
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.program.nodes import Access, Operand
 
 I32 = np.dtype(np.int32)
@@ -131,7 +131,7 @@ def i32(value: Any) -> ir.Value | int:
 
 def add_indices(a: Any, b: Any) -> ir.Value | int:
     """Adds two indices, numbers or values."""
-    builder = mosaic_module.current()
+    builder = emission.current()
     a, b = i32(a), i32(b)
     if isinstance(a, int) and isinstance(b, int):
         return a + b
@@ -145,4 +145,4 @@ def add_indices(a: Any, b: Any) -> ir.Value | int:
 def _scaled(index: Any, factor: int) -> Any:
     if isinstance(index, int):
         return index * factor
-    return arith.muli(index, mosaic_module.current().i32(factor))
+    return arith.muli(index, emission.current().i32(factor))

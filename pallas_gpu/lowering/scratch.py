@@ -10,18 +10,18 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import addressing
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.moves import relayout
+from pallas_gpu.emitters.moves.image import MOST_EMITTED
+from pallas_gpu.emitters.moves.scratch import SmemScratch, require
+from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.moves import reductions
 from pallas_gpu.layouts.moves import relayout as plans
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.mosaic import addressing
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import relayout
-from pallas_gpu.mosaic.moves.image import MOST_EMITTED
-from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
-from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
 from pallas_gpu.types import LoweringSemantics
 

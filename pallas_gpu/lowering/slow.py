@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import gmem, padding, smem
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
-from pallas_gpu.mosaic import gmem, padding, smem
-from pallas_gpu.mosaic.elements import dtypes
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}

@@ -16,12 +16,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.addressing import Distance
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.addressing import Distance
-from pallas_gpu.mosaic.elements import dtypes
 
 
 @dataclasses.dataclass(frozen=True)

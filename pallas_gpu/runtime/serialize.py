@@ -16,7 +16,7 @@ from jaxlib.mlir._mlir_libs import (
 )
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import module as mosaic_module
+from pallas_gpu.emitters import module as emission
 
 # The pass converts every operation to a form that later versions of the plugin can
 # read; the plugin rejects a module without it.
@@ -105,7 +105,7 @@ def _limit_registers(module: ir.Operation) -> None:
 
     PTX: `.maxnreg` (PTX ISA, Performance-Tuning Directives).
     """
-    limit = mosaic_module.register_limit_of(module)
+    limit = emission.register_limit_of(module)
     if limit is None:
         return
     outline = passmanager.PassManager.parse(f"builtin.module({_OUTLINE})")

@@ -20,7 +20,7 @@ BUDGETS = {
     "layouts": 10230,
     "lockstep": 7850,
     "lowering": 10490,
-    "mosaic": 14050,
+    "emitters": 14050,
     "ops": 17950,
     "pipeline": 4060,
     "primitives": 7720,

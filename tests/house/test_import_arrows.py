@@ -22,9 +22,9 @@ _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
 _ENTRY = (*_PROGRAM, "resources", "entry")
-_LOWERING = (*_ENTRY, "mosaic", "lowering")
+_LOWERING = (*_ENTRY, "emitters", "lowering")
 
-# Which rooms a room may import, itself aside. mosaic/ emits instructions and never
+# Which rooms a room may import, itself aside. emitters/ emits instructions and never
 # sees a jaxpr, so it stands beside primitives/ and entry/, not above them; pipeline/
 # and ops/ are written on what users have, so nothing of the compiler is open to them.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -43,8 +43,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,
-    "mosaic": _TYPES,
-    "lowering": (*_ENTRY, "mosaic"),
+    "emitters": _TYPES,
+    "lowering": (*_ENTRY, "emitters"),
     "compiler": _LOWERING,
     "runtime": (*_LOWERING, "compiler"),
     # The machine that runs emitted code; what it does it has from the PTX ISA alone
@@ -76,7 +76,7 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 PURE_PYTHON_ROOMS = ("findings", "errors", "expect", "arch", "layouts")
-MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime", "lockstep")
+MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep")
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.
 _MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")
@@ -314,7 +314,7 @@ def test_a_good_tree_has_no_complaints(tmp_path: Path):
     _write(tmp_path / "pallas_gpu/errors.py", "import textwrap")
     _write(tmp_path / "pallas_gpu/_jax.py", "from jax._src import core")
     _write(tmp_path / "pallas_gpu/types/refs.py", "from .. import errors, _jax")
-    _write(tmp_path / "pallas_gpu/mosaic/tma.py", "from jaxlib.mlir import ir")
+    _write(tmp_path / "pallas_gpu/emitters/tma.py", "from jaxlib.mlir import ir")
     _write(tmp_path / "pallas_gpu/__init__.py", "from pallas_gpu.types import refs")
     assert arrow_complaints(tmp_path) == []
 

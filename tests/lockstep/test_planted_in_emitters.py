@@ -16,9 +16,9 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import ops
-from pallas_gpu.mosaic import cluster, mbarrier, module, registers, tma
-from pallas_gpu.mosaic.copies import cp_async
-from pallas_gpu.mosaic.tensor_cores import tcgen05, tmem, wgmma
+from pallas_gpu.emitters import cluster, mbarrier, module, registers, tma
+from pallas_gpu.emitters.copies import cp_async
+from pallas_gpu.emitters.tensor_cores import tcgen05, tmem, wgmma
 from tests.support.semantics import Lane
 
 F32, F16 = jnp.float32, jnp.float16

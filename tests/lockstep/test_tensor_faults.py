@@ -14,10 +14,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 import pallas_gpu as plgpu
+from pallas_gpu.emitters import module
+from pallas_gpu.emitters.tensor_cores import pairs
 from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep.engine import DeadlockError
-from pallas_gpu.mosaic import module
-from pallas_gpu.mosaic.tensor_cores import pairs
 from tests.support.lockstep import faults
 from tests.support.scaled_products import E2M1, ScaledProduct
 from tests.support.semantics import under

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jaxlib.mlir.dialects import arith, math
 
+from pallas_gpu.emitters.elements import row as rows
+from pallas_gpu.emitters.elements import table
 from pallas_gpu.lockstep import assembly
-from pallas_gpu.mosaic.elements import row as rows
-from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
 
 SHAPE = (64, 64)

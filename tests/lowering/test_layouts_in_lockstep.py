@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.mosaic import smem
+from pallas_gpu.emitters import smem
 from tests.support import everywhere
 from tests.support.semantics import Warpgroup
 

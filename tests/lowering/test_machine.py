@@ -18,11 +18,11 @@ from jaxlib.mlir.dialects import arith, func, memref
 
 import pallas_gpu as plgpu
 from pallas_gpu import _jax, arch, compiler, errors, offline
+from pallas_gpu.emitters.module import make_context
+from pallas_gpu.emitters.program import passes
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import machine
 from pallas_gpu.lowering.launch import NVIDIA
-from pallas_gpu.mosaic.module import make_context
-from pallas_gpu.mosaic.program import passes
 from tests.support.refusal import refused
 
 F32 = jax.ShapeDtypeStruct((1,), jnp.float32)

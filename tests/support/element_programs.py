@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad
 
-from pallas_gpu.mosaic import elementwise, gmem
-from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.row import NARROW_FLOATS
+from pallas_gpu.emitters import elementwise, gmem
+from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.elements.row import NARROW_FLOATS
 from tests.support.programs import Program
 
 SIZE = 256

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
+from pallas_gpu.emitters.gmem import GmemView
+from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
+from pallas_gpu.emitters.program import passes
+from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.mosaic.gmem import GmemView
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from pallas_gpu.mosaic.program import passes
-from pallas_gpu.mosaic.smem import SmemView
 
 
 def emitted(

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emitters import gmem, mbarrier, registers, smem
+from pallas_gpu.emitters.moves import reductions, relayout, scans
+from pallas_gpu.emitters.moves.scratch import SmemScratch
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
-from pallas_gpu.mosaic.moves import reductions, relayout, scans
-from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from tests.support.finished import smem_view
 from tests.support.programs import Program
 

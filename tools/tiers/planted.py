@@ -3,8 +3,8 @@
 
 Kernels with a mistake, emitted modules with a fault, and forms of copies that leave
 something out are tests by themselves: nothing else can find them. Mutants of emitted
-operations (`tests/mosaic/test_mutated_*.py`) are found by the programs that they
-change, which are in `tests/mosaic/test_programs.py`.
+operations (`tests/emitters/test_mutated_*.py`) are found by the programs that they
+change, which are in `tests/emitters/test_programs.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WHOLE = (
     "tests/mutations/test_mutants.py::test_a_mistake_is_reported_with_its_line",
     "tests/mutations/test_copy_forms.py::*",
     "tests/lockstep/test_*faults.py::*",
-    "tests/mosaic/test_programs.py::*",
+    "tests/emitters/test_programs.py::*",
 )
 
 

@@ -25,7 +25,7 @@ FOLDERS = (
     "pallas_gpu/entry",
     "pallas_gpu/layouts",
     "pallas_gpu/lowering",
-    "pallas_gpu/mosaic",
+    "pallas_gpu/emitters",
     "pallas_gpu/ops",
     "pallas_gpu/pipeline",
     "pallas_gpu/primitives",

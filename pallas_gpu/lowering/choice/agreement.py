@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters import smem
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.moves import image, rearrange
+from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers import fragments
 from pallas_gpu.layouts.registers.placement import Placement, describe, place_registers
 from pallas_gpu.lowering import accesses, scratch
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic import smem
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import image, rearrange
-from pallas_gpu.mosaic.registers import default_placement, spread_layout
 
 # Widths for which default layouts differ.
 _WIDTHS = (32, 64)

@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
@@ -15,9 +18,6 @@ from pallas_gpu.lowering.choice.authored import Authored
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.inference import Assignment
 from pallas_gpu.lowering.inference.collect import Slot
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import default_placement
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters import module, smem
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.moves import relayout
+from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import Layout, SmemLayout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place, place_registers
 from pallas_gpu.layouts.window import is_contiguous
@@ -21,11 +26,6 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.inference.collect import Slot
-from pallas_gpu.mosaic import module, smem
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import relayout
-from pallas_gpu.mosaic.registers import default_placement, spread_layout
 from pallas_gpu.program.nodes import Op
 
 # Rows and columns of the smallest tile of the tensor core's layouts.

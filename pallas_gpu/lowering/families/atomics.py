@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters import atomics
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import indexed
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emitters import cluster
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.defaults import word_layout
 from pallas_gpu.layouts.registers.placement import (
@@ -20,7 +21,6 @@ from pallas_gpu.lowering.families import indexed
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import (
     WORD_BYTES,
     async_store_smem_p,

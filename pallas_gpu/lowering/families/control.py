@@ -12,6 +12,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.emitters.elements import dtypes, scalars
+from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.borders import Border, Branch
@@ -19,8 +21,6 @@ from pallas_gpu.lowering.context import RuleContext, state_keys
 from pallas_gpu.lowering.inference.collect import MAX_TRIPS, Node, Symbol, inside
 from pallas_gpu.lowering.inference.network import Variable
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic.elements import dtypes, scalars
-from pallas_gpu.mosaic.registers import default_placement
 
 # --- calls ----------------------------------------------------------------------------
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, types
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.debug import values as printed
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Memory, Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.debug import values as printed
 from pallas_gpu.primitives import debug
 from pallas_gpu.program.nodes import Access
 

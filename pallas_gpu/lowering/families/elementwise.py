@@ -12,14 +12,14 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.elements.row import Row
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.shapes import related_broadcast
 from pallas_gpu.lowering.inference.collect import Node, Symbol, without_arrays
 from pallas_gpu.lowering.rules import emits, find_primitive, relates
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.row import Row
 from pallas_gpu.primitives import _registry as registry
 
 

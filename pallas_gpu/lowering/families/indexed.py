@@ -13,6 +13,9 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
+from pallas_gpu.emitters import cluster, indexed
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering.choice import agreement
@@ -22,9 +25,6 @@ from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Variable
 from pallas_gpu.lowering.references import i32
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import cluster, indexed
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import default_placement, spread_layout
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 
 # --- what an equation accesses --------------------------------------------------------

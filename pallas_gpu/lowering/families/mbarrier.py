@@ -12,14 +12,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import types
+from pallas_gpu.emitters import addressing, cluster, elementwise, mbarrier, tma
+from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.indexed import rank_of
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits
-from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, tma
-from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive_p,
     barrier_expect_p,

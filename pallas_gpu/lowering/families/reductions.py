@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.moves import reductions
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import convert_operand as convert
@@ -15,8 +17,6 @@ from pallas_gpu.lowering.families.elementwise import related_convert
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, find_primitive, relates
-from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives, and the operations that combine the elements.

@@ -10,6 +10,9 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax, types
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import scalars, table
+from pallas_gpu.emitters.tensor_cores import wgmma as wgmma_emitter
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import accesses
 from pallas_gpu.lowering import values as vals
@@ -20,9 +23,6 @@ from pallas_gpu.lowering.inference.collect import Node, Part, Symbol
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic.elements import scalars, table
-from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
 from pallas_gpu.primitives.registers import (
     layout_cast_p,
     load_p,
@@ -261,7 +261,7 @@ def _layout_cast(ctx: RuleContext, x: Any) -> Any:
 @emits(set_max_registers_p)
 def _set_max_registers(ctx: RuleContext) -> list[Any]:
     params = ctx.eqn.params
-    mosaic_wgmma.set_max_registers(params["n"], params["action"])
+    wgmma_emitter.set_max_registers(params["n"], params["action"])
     return []
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emitters.elements import dtypes, table
+from pallas_gpu.emitters.moves import scans
 from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import THREADS
@@ -21,8 +23,6 @@ from pallas_gpu.lowering.families.reductions import related_wide
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, find_primitive, relates
-from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.moves import scans
 from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives, and the operations that combine the elements.

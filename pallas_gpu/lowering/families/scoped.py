@@ -8,6 +8,7 @@ from typing import Any
 from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import resources, types
+from pallas_gpu.emitters import addressing, mbarrier
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext
@@ -15,7 +16,6 @@ from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import values as vals
@@ -15,7 +16,6 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import named
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
 
 # --- splats, broadcasts, iotas --------------------------------------------------------
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pallas_gpu.emitters import mbarrier, tma
+from pallas_gpu.emitters.cluster import Group
+from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import (
     barrier_pointer,
@@ -14,9 +17,6 @@ from pallas_gpu.lowering.families.mbarrier import (
 )
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import mbarrier, tma
-from pallas_gpu.mosaic.cluster import Group
-from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives import tma as primitives
 from pallas_gpu.types import CopyPartition, OOBFillMode
 

@@ -13,6 +13,9 @@ from typing import Any
 import jax
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.layouts.registers.placement import Placement, describe, place_registers
 from pallas_gpu.layouts.tmem.access import register_layouts, transfers
 from pallas_gpu.lowering import values as vals
@@ -22,9 +25,6 @@ from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives.tensor_cores import tmem as primitives
 
 # --- arrays ---------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters import elementwise, mbarrier
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import elementwise, mbarrier
 from pallas_gpu.primitives.warp import warp_map_p
 
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering.inference import network as networks
 from pallas_gpu.lowering.inference.network import (
@@ -34,7 +35,6 @@ from pallas_gpu.lowering.inference.network import (
     memory_bits,
 )
 from pallas_gpu.lowering.inference.relations import Relation
-from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.facts import Facts
 from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value

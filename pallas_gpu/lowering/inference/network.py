@@ -18,10 +18,10 @@ from typing import Any, Literal
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
-from pallas_gpu.mosaic.elements import dtypes
 
 # "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]

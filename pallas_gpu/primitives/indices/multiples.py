@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What indices are known to be multiples of while a kernel is traced.
 
-`program.facts` answers the same for a finished program, `mosaic.elements.scalars` for
+`program.facts` answers the same for a finished program, `emitters.elements.scalars` for
 emitted code.
 """
 

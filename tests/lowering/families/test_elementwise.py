@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.emitters.elements import dtypes, table
 from tests.support import element_programs as elements
 from tests.support import everywhere, host
 from tests.support.semantics import Warpgroup, under

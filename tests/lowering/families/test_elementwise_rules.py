@@ -10,11 +10,11 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.emitters.elements import arithmetic, table
+from pallas_gpu.emitters.elements.row import Case, Row
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.families import elementwise as family
 from pallas_gpu.lowering.rules import find_primitive
-from pallas_gpu.mosaic.elements import arithmetic, table
-from pallas_gpu.mosaic.elements.row import Case, Row
 from pallas_gpu.primitives import _registry as registry
 from tests.support.inferred import array, infer
 

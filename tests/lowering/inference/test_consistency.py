@@ -10,11 +10,11 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.emitters.elements import table
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.inference.collect import Step
-from pallas_gpu.mosaic.elements import table
 from tests.support.inferred import Inferred, array, infer
 
 SCRATCH = 2048

@@ -27,7 +27,7 @@ ROWS = (
         ),
         (LOAD,),
         f"{COPIES}/transposed::parts_travel_through_smem",
-        "mosaic/tma::one_instruction_moves_a_tiled_block",
+        "emitters/tma::one_instruction_moves_a_tiled_block",
         "cp.async.bulk.tensor.4d.shared::cluster.global",
         omissions("load box"),
     ),
@@ -50,7 +50,7 @@ ROWS = (
             "fence_smem",
         ),
         f"{COPIES}/transposed::parts_travel_through_smem",
-        "mosaic/tma::one_instruction_moves_a_tiled_block",
+        "emitters/tma::one_instruction_moves_a_tiled_block",
         "cp.async.bulk.tensor.4d.global.shared::cta",
         omissions("store box"),
     ),
@@ -154,7 +154,7 @@ ROWS = (
         ),
         (LOAD, STORE),
         "entry/memory/workspace::tma_copies_to_and_from_scratch",
-        "mosaic/tensor_map::a_kernel_fetches_its_descriptors_first",
+        "emitters/tensor_map::a_kernel_fetches_its_descriptors_first",
         "prefetch.tensormap",
     ),
     Row(
@@ -171,7 +171,7 @@ ROWS = (
         (LOAD,),
         "lowering/families/multicast::"
         "a_multicast_along_any_axes_reaches_the_ctas_along_them",
-        "mosaic/cluster::a_multicast_copy_names_its_blocks",
+        "emitters/cluster::a_multicast_copy_names_its_blocks",
         "multicast::cluster",
         omissions("load multicast"),
     ),
@@ -223,7 +223,7 @@ ROWS = (
         ("barrier_arrive", "barrier_wait"),
         f"{MBARRIER}/cluster_arrivals::"
         "a_phase_has_the_arrivals_of_all_ctas_along_the_axes",
-        "mosaic/cluster::a_remote_arrival_is_released_to_the_cluster",
+        "emitters/cluster::a_remote_arrival_is_released_to_the_cluster",
         "mbarrier.arrive.release.cluster.shared::cluster.b64",
         {
             "wait": "cluster_refs: no wait for sent",

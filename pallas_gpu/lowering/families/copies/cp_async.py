@@ -8,12 +8,12 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pallas_gpu import _jax
+from pallas_gpu.emitters import tma
+from pallas_gpu.emitters.copies import cp_async
 from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic import tma
-from pallas_gpu.mosaic.copies import cp_async
 from pallas_gpu.primitives import cp_async as primitives
 
 

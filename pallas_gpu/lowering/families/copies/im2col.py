@@ -7,12 +7,12 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from pallas_gpu.emitters.copies import im2col
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.references import i32
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic.copies import im2col
 from pallas_gpu.primitives.copies import im2col as primitives
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.copies.prefetch import prefetch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import cluster_group, predicate_value
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic.copies.prefetch import prefetch
 from pallas_gpu.primitives.copies.prefetch import async_prefetch_p
 
 

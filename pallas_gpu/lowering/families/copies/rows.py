@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.copies import rows
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic.copies import rows
 from pallas_gpu.primitives import rows as primitives
 
 

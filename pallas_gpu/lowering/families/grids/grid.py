@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits
-from pallas_gpu.mosaic import elementwise
 
 
 @emits("axis_index")

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.grids import griddepcontrol
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import emits
-from pallas_gpu.mosaic.grids import griddepcontrol
 from pallas_gpu.primitives.grids.griddepcontrol import launch_dependents_p, wait_p
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.grids import launch_control
+from pallas_gpu.emitters.smem import slice_pointer
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.grids import launch_control
-from pallas_gpu.mosaic.smem import slice_pointer
 from pallas_gpu.primitives.grids.launch_control import (
     query_cluster_cancel_p,
     try_cluster_cancel_p,

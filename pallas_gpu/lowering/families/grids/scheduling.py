@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters.grids import scheduling
 from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
@@ -13,8 +15,6 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, predicate_value
 from pallas_gpu.lowering.references import I32
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic.grids import scheduling
 from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
@@ -21,7 +22,6 @@ from pallas_gpu.lowering.families.moves.rearrange import moved, related_moved
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
 
 
 @emits("concatenate")

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import table
+from pallas_gpu.emitters.moves import gather, image, scatter
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import table
-from pallas_gpu.mosaic.moves import gather, image, scatter
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.positions import gather_positions_p, scatter_positions_p
 

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.moves import image
+from pallas_gpu.emitters.moves import rearrange as moves
+from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.moves import image
-from pallas_gpu.mosaic.moves import rearrange as moves
-from pallas_gpu.mosaic.registers import default_placement
 
 # From operands in registers and the result's layout, where it is assigned, to the
 # result; None if data moves.

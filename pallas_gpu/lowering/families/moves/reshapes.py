@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.registers import default_placement
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.registers.placement import Placement
@@ -21,9 +24,6 @@ from pallas_gpu.lowering.families.moves.rearrange import (
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import default_placement
 
 
 @emits("reshape")

@@ -12,6 +12,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.emitters import elementwise
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Rearrangement
 from pallas_gpu.layouts.registers.placement import Placement
@@ -22,9 +25,6 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.references import index_value
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import elementwise
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.program.nodes import Constant
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.sync import delay
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import emits
-from pallas_gpu.mosaic.sync import delay
 from pallas_gpu.primitives.sync.delay import delay_p
 
 

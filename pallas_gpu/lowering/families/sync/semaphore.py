@@ -7,14 +7,14 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from pallas_gpu.emitters import elementwise, gmem
+from pallas_gpu.emitters.sync import semaphore
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.references import I32, Reference
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic import elementwise, gmem
-from pallas_gpu.mosaic.sync import semaphore
 from pallas_gpu.primitives.sync.semaphore import (
     semaphore_read_p,
     semaphore_signal_p,

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.tensor_cores import mma
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.tensor_cores import mma
 from pallas_gpu.primitives.tensor_cores import mma as primitives
 
 _ROLES = ("accumulator", "left operand", "right operand")

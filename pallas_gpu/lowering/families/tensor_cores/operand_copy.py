@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.tensor_cores import operand_copy
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.inference.spaces import smem as smem_space
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic.tensor_cores import operand_copy
 from pallas_gpu.primitives.tensor_cores import operand_copy as primitives
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.tensor_cores import scales
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import emits, relates, used
-from pallas_gpu.mosaic.tensor_cores import scales
 from pallas_gpu.primitives.tensor_cores import scales as primitives
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu.emitters.tensor_cores import tcgen05
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic.tensor_cores import tcgen05
 from pallas_gpu.primitives.tensor_cores import tcgen05 as primitives
 
 _HALF_ROWS = 64

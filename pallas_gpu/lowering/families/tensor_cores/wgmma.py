@@ -8,6 +8,9 @@ from typing import Any
 import jax
 
 from pallas_gpu import arch
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.tensor_cores import wgmma
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.lowering import values as vals
@@ -16,9 +19,6 @@ from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.inference.network import Variable
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
-from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.tensor_cores import wgmma
 from pallas_gpu.primitives.tensor_cores import wgmma as primitives
 from pallas_gpu.program.nodes import Access
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu.emitters.copies import four_rows as emitter
 from pallas_gpu.errors import PtxError
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.fours import fours
 from pallas_gpu.lockstep.not_modelled import NotModelled
-from pallas_gpu.mosaic.copies import four_rows as emitter
 from tests.support import everywhere, named_rows
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, Warpgroup, under

@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.emitters.tensor_cores import load_reduce
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.mosaic.tensor_cores import load_reduce
 from pallas_gpu.runtime import ptx_stats
 from tests.support import everywhere
 from tests.support.refusal import refused, refused_by
