@@ -95,8 +95,8 @@ class Ring:
         """Declares a ring.
 
         Args:
-          buffers: pytree of declarations in SMEM, whose first size is the number of
-            slots.
+          buffers: pytree of declarations in SMEM, unions too, whose first size is the
+            number of slots.
           copies: arrivals that fill a slot; default: one copy to each buffer.
           consumers: warpgroups of a CTA that release a slot.
           collective_axes: cluster axes along which copies to the buffers are multicast:
@@ -111,12 +111,13 @@ class Ring:
           ArgumentError: the buffers differ in their number of slots, or there are none.
         """
         leaves = jax.tree.leaves(buffers, is_leaf=is_declaration)
-        sizes = {leaf.shape[:1] for leaf in leaves}
+        arrays = jax.tree.leaves([getattr(leaf, "refs", leaf) for leaf in leaves])
+        sizes = {array.shape[:1] for array in arrays}
         if len(sizes) != 1 or () in sizes:
             raise errors.ArgumentError(
                 "Ring.of: the buffers do not have a number of slots in common",
                 expected="one or more arrays, of equal first sizes",
-                got=", ".join(str(leaf.shape) for leaf in leaves) or "no buffer",
+                got=", ".join(str(array.shape) for array in arrays) or "no buffer",
                 hint="declare plgpu.SMEM((stages, *tile), dtype) for each operand",
             )
         ((stages,),) = sizes
