@@ -15,7 +15,7 @@ from pallas_gpu.pipeline.inputs import take
 from pallas_gpu.pipeline.loops import unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer
-from pallas_gpu.pipeline.ring import Ring, last_steps, ring_index
+from pallas_gpu.pipeline.specialized.ring import Ring, last_steps, ring_index
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
 from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products

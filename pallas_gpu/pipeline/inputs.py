@@ -14,7 +14,7 @@ from pallas_gpu import _jax, types
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.loops import unravel
-from pallas_gpu.pipeline.ring import Ring, Slot
+from pallas_gpu.pipeline.specialized.ring import Ring, Slot
 from pallas_gpu.primitives import mbarrier, tma
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from pallas_gpu import types
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.loops import unravel
-from pallas_gpu.pipeline.ring import ring_index
+from pallas_gpu.pipeline.specialized.ring import ring_index
 from pallas_gpu.primitives import tma
 
 # For each output whose block several consecutive steps share, the number of blocks

@@ -10,7 +10,7 @@ from typing import Any
 from pallas_gpu import _jax, types
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.ring import Ring, last_steps
+from pallas_gpu.pipeline.specialized.ring import Ring, last_steps
 from pallas_gpu.primitives import mbarrier
 
 

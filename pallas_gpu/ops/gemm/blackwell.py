@@ -431,9 +431,11 @@ def _multiplies(schedule, operands, acc, computed, read) -> Any:
 
         def visit_step(ki, step):
             slot = operands.take(step)
+            left, right = slot.buffers
             plgpu.tcgen05_mma(
                 tile,
-                *slot.buffers,
+                left,
+                right,
                 slot.empty,
                 accumulate=ki > 0,
                 collective_axis=axis,
@@ -452,7 +454,7 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
       scale: reference to a factor of the result.
     """
     width = schedule.part_n
-    count = schedule.tile_n // width
+    store = plgpu.TileStore(buffers, schedule.tile_n // width)
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
@@ -467,18 +469,12 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
                 # The accumulator is free before this part is stored.
                 plgpu.wait_load_tmem()
                 plgpu.barrier_arrive(read.at[lax.rem(number, np.int32(schedule.reads))])
-            buffer = buffers.at[part % 2]
-            # The copy before the last one has read this buffer; with an odd number of
-            # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = part == 0 and count % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            if scale is not None:
-                value = value * scale[0]
-            buffer[...] = value.astype(out.dtype)
-            plgpu.commit_smem()
             column = columns.start + start
-            target = out.at[own, plgpu.ds(column, width)]
-            inside = schedule.starts_inside(first, column)
-            plgpu.copy_smem_to_gmem(buffer, target, inside)
+            store.store(
+                part,
+                value if scale is None else value * scale[0],
+                out.at[own, plgpu.ds(column, width)],
+                predicate=schedule.starts_inside(first, column),
+            )
 
     return visit_tile

@@ -415,6 +415,7 @@ class Consumer:
         """Stores a tile part by part; the copies overlap with what comes after."""
         c, mem = self.schedule.config, self.mem
         epilogue = self.schedule.problem.epilogue
+        store = plgpu.TileStore(mem.out_smem.at[self.wg], len(self.parts))
         for part, (i, j) in enumerate(self.parts):
             tiles = [x[i : i + c.epilogue_m, j : j + c.epilogue_n] for x in products]
             bias = None
@@ -426,15 +427,14 @@ class Consumer:
                 tiles = [
                     epilogue.apply(product, bias=bias, gate=gate, residual=residual)
                 ]
-            buffer = mem.out_smem.at[self.wg, part % 2]
-            # The copy before the last one has read this buffer; with an odd number of
-            # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = part == 0 and len(self.parts) % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            self.stored(buffer)[...] = tiles[0].astype(mem.out.dtype)
-            plgpu.commit_smem()
             index, is_inside = self.window(part, batch, row, column)
-            plgpu.copy_smem_to_gmem(buffer, mem.out.at[index], is_inside)
+            store.store(
+                part,
+                tiles[0],
+                mem.out.at[index],
+                predicate=is_inside,
+                transposed=c.transposed,
+            )
             if part + 2 < len(self.parts):
                 # All threads have read its buffer before `commit_smem`.
                 self.prefetch_residual(part + 2, batch, row, column)

@@ -245,16 +245,13 @@ class _Block:
         p, c = self.p, self.c
         columns = plgpu.ds(row, _ROWS)
         vectors = [p.load(ref, columns) for ref in (self.scale, self.bias)]
-        parts = c.tokens // _PART
-        for i in range(parts):
-            part = total[:, i * _PART : (i + 1) * _PART]
-            buffer = self.out_smem.at[wg, i % 2]
-            # As in `hopper.py`: the copy before the last one has read this buffer.
-            repeated = i == 0 and parts % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            buffer.T[...] = p.finish(part, *vectors)
-            plgpu.commit_smem()
-            start = token + i * _PART
-            target = self.out.at[plgpu.ds(start, _PART), columns]
-            some = jnp.logical_and(row < p.n, start < p.tokens)
-            plgpu.copy_smem_to_gmem(buffer, target, some)
+        store = plgpu.TileStore(self.out_smem.at[wg], c.tokens // _PART)
+        for i in range(store.parts):
+            part, start = total[:, i * _PART : (i + 1) * _PART], token + i * _PART
+            store.store(
+                i,
+                functools.partial(p.finish, part, *vectors),
+                self.out.at[plgpu.ds(start, _PART), columns],
+                predicate=jnp.logical_and(row < p.n, start < p.tokens),
+                transposed=True,
+            )

@@ -405,22 +405,19 @@ def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
     p, width = mem.schedule.p, mem.schedule.part_n
     n_parts = product.shape[1] // width
     all_parts = mem.schedule.config.tile_m // _ROWS * n_parts
+    store = plgpu.TileStore(mem.out_smem.at[wg], all_parts)
     parts = [(i, j) for i in range(product.shape[0] // _ROWS) for j in range(n_parts)]
     for i, j in parts:
-        number = (first + i) * n_parts + j
         top, left = row + i * _ROWS, column + j * width
         part = product[i * _ROWS : (i + 1) * _ROWS, j * width : (j + 1) * width]
         if jnp.issubdtype(p.out, jnp.floating):
             part = _scaled(mem, factors, part.astype(jnp.float32), top, left)
-        buffer = mem.out_smem.at[wg, number % 2]
-        # The copy before the last one has read this buffer; with an odd number of parts
-        # a tile begins with the buffer that the tile before has ended with.
-        repeated = number == 0 and all_parts % 2 == 1
-        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-        buffer[...] = part.astype(p.out)
-        plgpu.commit_smem()
-        target = mem.out.at[plgpu.ds(top, _ROWS), plgpu.ds(left, width)]
-        plgpu.copy_smem_to_gmem(buffer, target, _starts_inside(mem, top, left))
+        store.store(
+            (first + i) * n_parts + j,
+            part,
+            mem.out.at[plgpu.ds(top, _ROWS), plgpu.ds(left, width)],
+            predicate=_starts_inside(mem, top, left),
+        )
 
 
 def _starts_inside(mem: _Memory, row, column) -> Any:
