@@ -27,7 +27,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
@@ -158,7 +157,8 @@ def _body(
     def consume() -> None:
         _consume(problem, groups(), wg, out, rings, out_smem.at[wg], cleared)
 
-    roles.split(wg, CONSUMERS, REGISTERS[problem.gathered], produce, consume)
+    roles = plgpu.Roles(CONSUMERS, REGISTERS[problem.gathered])
+    roles.run(wg, produce, consume)
 
 
 @dataclasses.dataclass(frozen=True)

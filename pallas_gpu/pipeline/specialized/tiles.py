@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from pallas_gpu import expect
+from pallas_gpu import errors, expect
 from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.pipeline.loops import nd_loop, planar_snake
 
-_PAIR = expect.integers(1)
-
 
 @expect.arguments(
-    shape=_PAIR,
-    tile=_PAIR,
-    cluster=_PAIR,
+    shape=expect.integers(0),
+    tile=expect.integers(1),
+    cluster=expect.integers(1),
     batch=expect.integer(1),
     minor=expect.choice_of(0, 1),
     strip=expect.integer(1),
@@ -47,7 +45,8 @@ class TileSchedule:
       cluster_axis: name of the cluster's axis.
 
     Raises:
-      ArgumentError: a size is not positive; the dimension is not 0 or 1.
+      ArgumentError: a size is out of range, the dimension is not 0 or 1, there are not
+        two sizes each, or the cluster has several CTAs along both.
 
     Example:
       >>> tiles = plgpu.TileSchedule((m, n), (128, 256), cluster=(2, 1))
@@ -62,6 +61,16 @@ class TileSchedule:
     strip: int = 8
     axis: str = "worker"
     cluster_axis: str = "pair"
+
+    def __post_init__(self):
+        sizes = self.shape, self.tile, self.cluster
+        if {len(x) for x in sizes} != {2} or min(self.cluster) > 1:
+            raise errors.ArgumentError(
+                "TileSchedule: the sizes are not those of a plane of tiles",
+                expected="two each, and a cluster along one dimension",
+                got=f"shape={sizes[0]}, tile={sizes[1]}, cluster={sizes[2]}",
+                hint="pass (rows, columns), and cluster=(2, 1) or (1, 2)",
+            )
 
     @property
     def plane(self) -> tuple[int, int]:
