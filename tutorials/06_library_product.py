@@ -92,17 +92,17 @@ def product(a, b, activation=lambda x: x, blocks=plgpu.arch.SM_90A.sm_count):
     def kernel(a, b, out, *, ring, parts):
         wg = lax.axis_index("wg")
 
-        def fill(_, i, j, number):
+        def fill(batch, i, j, number):
             rows, columns = plgpu.ds(i * schedule.tile[0], 2 * ROWS), plgpu.ds(j * N, N)
 
             @plgpu.loop(0, steps)
-            def _(ki):
+            def every_step(ki):
                 slot, depth = ring.fill(number * steps + ki), plgpu.ds(ki * K, K)
                 left, right = slot.buffers
                 plgpu.copy_gmem_to_smem(a.at[rows, depth], left, slot.full)
                 plgpu.copy_gmem_to_smem(b.at[depth, columns], right, slot.full)
 
-        def compute(_, i, j, number):
+        def compute(batch, i, j, number):
             def accumulate(acc):
                 def multiply(_, slot):
                     left, right = slot.buffers

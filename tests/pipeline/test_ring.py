@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.public_calls import top
 from tests.support.refusal import refused
 
 STEPS = 5
@@ -174,3 +175,19 @@ def test_a_step_that_is_not_an_integer():
         ring.take(1.5)  # HERE
 
     jax.eval_shape(everywhere.kernel(body, X, plgpu.Ring.of(rows()))(), X)
+
+
+def declared(**options):
+    return [plgpu.Ring.of(rows(), **o) for o in ({}, options)]
+
+
+GOOD = {
+    "Ring": top(buffers=rows(), empty=plgpu.Barrier(), full=plgpu.Barrier()),
+    "Ring.of": top(buffers=rows()),
+}
+EFFECTS = {
+    "Ring.of.copies": lambda: declared(copies=2),
+    "Ring.of.consumers": lambda: declared(consumers=2),
+    "Ring.of.collective_axes": "test_a_cluster_fills_the_rings_of_all",
+    "Ring.of.initially_complete": "test_each_step_has_a_slot",
+}

@@ -15,7 +15,7 @@ from jax import lax
 
 from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import control, scope
-from pallas_gpu.entry.scoped import is_declaration
+from pallas_gpu.entry.scoped import is_declaration, require_declaration
 from pallas_gpu.primitives import mbarrier
 from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
 from pallas_gpu.types import values
@@ -43,6 +43,7 @@ class Slot:
     data_fields=["buffers", "empty", "full"],
     meta_fields=[],
 )
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Ring:
     """Buffers that one role of a kernel fills and others read, step after step.
@@ -110,8 +111,11 @@ class Ring:
 
         Raises:
           ArgumentError: the buffers differ in their number of slots, or there are none.
+          ArgumentTypeError: a buffer is not a declaration.
         """
         leaves = jax.tree.leaves(buffers, is_leaf=is_declaration)
+        for leaf in leaves:
+            require_declaration(leaf)
         arrays = jax.tree.leaves([getattr(leaf, "refs", leaf) for leaf in leaves])
         sizes = {array.shape[:1] for array in arrays}
         if len(sizes) != 1 or () in sizes:
