@@ -158,6 +158,20 @@ check(product(a, b, jax.nn.relu, blocks=3), a, b, lambda x: np.maximum(x, 0))
 
 # %% [markdown]
 """
+## Speed
+
+Measured by `python -m benchmarks.tutorial_library_product`, which runs the cells above
+on a GPU: bfloat16, random normal inputs, one NVIDIA H200, jax 0.11.2; medians of kernel
+times on the device, in microseconds, and the part of cuBLAS's speed.
+
+| size | this kernel | `ops.matmul` | cuBLAS |
+|---|---|---|---|
+| 4096 x 4096 x 4096 | 178.4 (0.991) | 178.0 (0.993) | 176.8 |
+| 8192 x 8192 x 8192 | 1380.9 (0.981) | 1371.2 (0.988) | 1354.3 |
+
+`ops.matmul` chooses the tiles for the sizes, and at the larger one clusters of two: in
+`TileSchedule`, `Ring.of` and the copy of A that is an argument each.
+
 ## Mistakes
 
 What the ring owns cannot be forgotten. What is left to you is what the emulator
