@@ -27,6 +27,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm.hopper import persistent
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import Strip
 from pallas_gpu.ops.tiles import CLUSTERS, tiles
 
@@ -181,7 +182,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     def visits(wg, a, b, *refs, **memory):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        mem = _Memory(schedule, a=a, b=b, out=out, **named, **memory)
+        mem = Memory(schedule=schedule, a=a, b=b, out=out, **named, **memory)
         return (
             lambda: functools.partial(_produce, mem),
             lambda: functools.partial(_consume, mem, wg, _factors(mem)),
@@ -246,32 +247,13 @@ class Schedule:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The references of a block."""
-
-    schedule: Schedule
-    a: Any
-    b: Any
-    out: Any
-    operands: plgpu.Ring
-    out_smem: Any
-    scale_smem: Any = None
-    a_blocks: Any = None
-    b_blocks: Any = None
-    a_scale: Any = None
-    b_scale: Any = None
-    row_scale: Any = None
-    column_scale: Any = None
-    bias: Any = None
-
-
-def _factors(mem: _Memory) -> list[Any]:
+def _factors(mem: Memory) -> list[Any]:
     """The scales of A and B. Their product may not be a float32."""
-    return [ref[0] for ref in (mem.a_scale, mem.b_scale) if ref is not None]
+    found = mem.get("a_scale"), mem.get("b_scale")
+    return [ref[0] for ref in found if ref is not None]
 
 
-def _produce(mem: _Memory, mi, ni, first_step) -> None:
+def _produce(mem: Memory, mi, ni, first_step) -> None:
     c = mem.schedule.config
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
     rows = plgpu.ds(mi * c.block_m, c.block_m)
@@ -287,7 +269,7 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
             (mem.a.at[rows, depth], a, share_a),
             (mem.b.at[columns, depth], b, share_b),
         ]
-        if mem.a_blocks is not None:
+        if mem.schedule.p.blocked:
             scales = mem.scale_smem.at[slot.index]
             copies.append((mem.a_blocks.at[block, rows], scales, ()))
         for source, buffer, axes in copies:
@@ -296,7 +278,7 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
             )
 
 
-def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
+def _consume(mem: Memory, wg, factors, mi, ni, first_step) -> None:
     c = mem.schedule.config
     sums = _promoted if mem.schedule.p.promoted else _plain
     parts = sums(mem, wg, ni, first_step)
@@ -306,7 +288,7 @@ def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
         _store(mem, wg, factors, part, row, ni * c.tile_n, i * rows // _ROWS)
 
 
-def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+def _plain(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
     """Returns the consumer's tile, from the tensor core's accumulator."""
     del ni
     c, steps = mem.schedule.config, mem.schedule.steps
@@ -323,7 +305,7 @@ def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
     return plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))
 
 
-def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+def _promoted(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
     """Returns the consumer's tile in parts of 64 rows, each added up in registers."""
     p, c = mem.schedule.p, mem.schedule.config
     shape = _ROWS, c.tile_n
@@ -359,12 +341,12 @@ def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
     return list(plgpu.loop(0, mem.schedule.steps, init_carry=zeros)(step))
 
 
-def _column_block(mem: _Memory, ni) -> Any:
+def _column_block(mem: Memory, ni) -> Any:
     """The block of scales of B; a cluster's last tile may lie behind the last one."""
     return jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
 
 
-def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
+def _store(mem: Memory, wg, factors, product, row, column, first: int) -> None:
     """Scales a tile and stores it part by part; copies overlap with what follows."""
     p, width = mem.schedule.p, mem.schedule.part_n
     n_parts = product.shape[1] // width
@@ -384,7 +366,7 @@ def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
         )
 
 
-def _starts_inside(mem: _Memory, row, column) -> Any:
+def _starts_inside(mem: Memory, row, column) -> Any:
     """Whether a part has elements of the result; None if all have."""
     p, schedule = mem.schedule.p, mem.schedule
     rows, columns = schedule.tiles.extent
@@ -393,7 +375,7 @@ def _starts_inside(mem: _Memory, row, column) -> Any:
     return jnp.logical_and(row < p.m, column < p.n)
 
 
-def _scaled(mem: _Memory, factors, part, row, column) -> Any:
+def _scaled(mem: Memory, factors, part, row, column) -> Any:
     """Multiplies by the scales of rows and columns, and adds the bias."""
     p, shape = mem.schedule.p, part.shape
 
