@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.gemm.hopper import persistent
+from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import Strip
-from pallas_gpu.ops.tiles import CLUSTERS, tiles
+from pallas_gpu.ops.tiles import tiles
 
 # Warpgroups that multiply.
 _CONSUMERS = 2, 3
@@ -133,6 +133,8 @@ class Problem:
     biased: bool = False
     promoted: bool = False
 
+    batch: ClassVar[int] = 1
+
     @property
     def accumulator(self) -> Any:
         """The type of the tensor core's accumulator."""
@@ -188,7 +190,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
             lambda: functools.partial(_consume, mem, wg, _factors(mem)),
         )
 
-    return persistent(
+    return hopper.persistent(
         schedule,
         visits,
         c.consumers,
@@ -201,29 +203,13 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(hopper.Schedule):
     """Which tiles a cluster computes, and in which order."""
-
-    p: Problem
-    config: ScaledMatmulConfig
-
-    @property
-    def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
-        p, c = self.p, self.config
-        return plgpu.TileSchedule(
-            (p.m, p.n),
-            (c.block_m, c.tile_n),
-            cluster=CLUSTERS[c.cluster],
-            minor=0 if c.minor == "m" else 1,
-            strip=c.strip,
-        )
 
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return plgpu.cdiv(self.p.k, BLOCK)
+        return plgpu.cdiv(self.problem.k, BLOCK)
 
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The block of K of a tile's step, given the steps before the tile."""
@@ -237,7 +223,7 @@ class Schedule:
     def part_n(self) -> int:
         """Columns that a consumer stores at once."""
         # The bytes of a row of a swizzle; scales of blocks leave less SMEM.
-        widest = (64 if self.p.blocked else 128) // self.p.out.itemsize
+        widest = (64 if self.problem.blocked else 128) // self.problem.out.itemsize
         return math.gcd(self.config.tile_n, widest)
 
     def for_each_tile(self, visit: Any) -> None:
@@ -269,7 +255,7 @@ def _produce(mem: Memory, mi, ni, first_step) -> None:
             (mem.a.at[rows, depth], a, share_a),
             (mem.b.at[columns, depth], b, share_b),
         ]
-        if mem.schedule.p.blocked:
+        if mem.schedule.problem.blocked:
             scales = mem.scale_smem.at[slot.index]
             copies.append((mem.a_blocks.at[block, rows], scales, ()))
         for source, buffer, axes in copies:
@@ -280,7 +266,7 @@ def _produce(mem: Memory, mi, ni, first_step) -> None:
 
 def _consume(mem: Memory, wg, factors, mi, ni, first_step) -> None:
     c = mem.schedule.config
-    sums = _promoted if mem.schedule.p.promoted else _plain
+    sums = _promoted if mem.schedule.problem.promoted else _plain
     parts = sums(mem, wg, ni, first_step)
     for i, part in enumerate(parts):
         rows = part.shape[0]
@@ -302,12 +288,14 @@ def _plain(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
         return mem.operands.accumulate([acc], steps, multiply, first=first_step)
 
     shape = c.tile_m, c.tile_n
-    return plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))
+    return plgpu.run_scoped(
+        accumulate, plgpu.ACC(shape, mem.schedule.problem.accumulator)
+    )
 
 
 def _promoted(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
     """Returns the consumer's tile in parts of 64 rows, each added up in registers."""
-    p, c = mem.schedule.p, mem.schedule.config
+    p, c = mem.schedule.problem, mem.schedule.config
     shape = _ROWS, c.tile_n
     starts = range(0, c.tile_m, _ROWS)
 
@@ -348,7 +336,7 @@ def _column_block(mem: Memory, ni) -> Any:
 
 def _store(mem: Memory, wg, factors, product, row, column, first: int) -> None:
     """Scales a tile and stores it part by part; copies overlap with what follows."""
-    p, width = mem.schedule.p, mem.schedule.part_n
+    p, width = mem.schedule.problem, mem.schedule.part_n
     n_parts = product.shape[1] // width
     all_parts = mem.schedule.config.tile_m // _ROWS * n_parts
     store = plgpu.TileStore(mem.out_smem.at[wg], all_parts)
@@ -368,7 +356,7 @@ def _store(mem: Memory, wg, factors, product, row, column, first: int) -> None:
 
 def _starts_inside(mem: Memory, row, column) -> Any:
     """Whether a part has elements of the result; None if all have."""
-    p, schedule = mem.schedule.p, mem.schedule
+    p, schedule = mem.schedule.problem, mem.schedule
     rows, columns = schedule.tiles.extent
     if rows - p.m < _ROWS and columns - p.n < schedule.part_n:
         return None
@@ -377,7 +365,7 @@ def _starts_inside(mem: Memory, row, column) -> Any:
 
 def _scaled(mem: Memory, factors, part, row, column) -> Any:
     """Multiplies by the scales of rows and columns, and adds the bias."""
-    p, shape = mem.schedule.p, part.shape
+    p, shape = mem.schedule.problem, part.shape
 
     def vector(ref, start, axis):
         values = ref[plgpu.ds(start, shape[axis])]
