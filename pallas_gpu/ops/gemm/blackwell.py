@@ -443,33 +443,37 @@ def launch(
         )
 
     params = compiler_params or plgpu.CompilerParams()
-    ring = plgpu.Ring.of(buffers)
-    done = functools.partial(plgpu.Barrier, orders_tensor_core=True)
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((schedule.m, schedule.n), out_dtype),
         **schedule.launch,
         compiler_params=dataclasses.replace(params, target=TARGET),
-        scratch_types={
-            **scratch,
-            "operands": dataclasses.replace(ring, empty=done(num_barriers=ring.stages)),
-            "out_smem": tiles((2, _BLOCK_M, schedule.part_n), out_dtype),
-            "acc": plgpu.TMEM(
-                (_BLOCK_M, schedule.tmem_columns), jnp.float32, collective=collective
-            ),
-            "computed": done(num_barriers=schedule.accumulators),
-            # Both blocks must have read their rows.
-            "read": plgpu.ClusterBarrier(
-                collective_axes=PAIR,
-                num_barriers=schedule.reads,
-                orders_tensor_core=True,
-                leader_tracked=True,
-            )
-            if collective
-            else done(num_barriers=schedule.reads),
-        },
+        scratch_types={**scratch, **_scratch(schedule, buffers, out_dtype)},
         **options,
     )
+
+
+def _scratch(schedule: Schedule, buffers: list[Any], out_dtype: jnp.dtype) -> Any:
+    collective = schedule.config.ctas > 1
+    ring = plgpu.Ring.of(buffers)
+    done = functools.partial(plgpu.Barrier, orders_tensor_core=True)
+    read: Any = done(num_barriers=schedule.reads)
+    if collective:
+        # Both blocks must have read their rows.
+        read = plgpu.ClusterBarrier(
+            collective_axes=PAIR,
+            num_barriers=schedule.reads,
+            orders_tensor_core=True,
+            leader_tracked=True,
+        )
+    acc_shape = _BLOCK_M, schedule.tmem_columns
+    return {
+        "operands": dataclasses.replace(ring, empty=done(num_barriers=ring.stages)),
+        "out_smem": tiles((2, _BLOCK_M, schedule.part_n), out_dtype),
+        "acc": plgpu.TMEM(acc_shape, jnp.float32, collective=collective),
+        "computed": done(num_barriers=schedule.accumulators),
+        "read": read,
+    }
 
 
 def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
