@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tutorial 6: its kernel compiles without a spill, for sizes of any kind."""
+"""Tutorial 7: its kernel compiles without a spill, for sizes of any kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pallas_gpu import offline
 from tools.source_tree import ROOT
 
-TUTORIAL = ROOT / "tutorials" / "06_library_product.py"
+TUTORIAL = ROOT / "tutorials" / "07_library_product.py"
 
 
 @pytest.mark.offline

@@ -16,7 +16,7 @@
 
 # %% [markdown]
 """
-Tutorial 6: a product like the library's, from a ring, roles, tiles and stores
+Tutorial 7: a product like the library's, from a ring, roles, tiles and stores
 
 # A product like the library's
 
