@@ -44,6 +44,7 @@ from pallas_gpu.ops.flash.config import (
     BlackwellAttentionConfig,
 )
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _TARGET = arch.SM_100A.name
@@ -114,33 +115,9 @@ def make_kernel(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The references of a block."""
-
-    q: Any
-    k: Any
-    v: Any
-    out: Any
-    q_smem: Any
-    k_smem: Any
-    v_smem: Any
-    scores: Any
-    probabilities: Any
-    result: Any
-    q_full: Any
-    k_full: Any
-    v_full: Any
-    k_empty: Any
-    v_empty: Any
-    scores_full: Any
-    ready: Any
-    result_full: Any
-
-
 def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
-    mem = _Memory(q=q, k=k, v=v, out=out, **scratch)
+    mem = Memory(q=q, k=k, v=v, out=out, **scratch)
 
     def work():
         batch, head, number = p.place(lax.axis_index("tile"))
@@ -170,7 +147,7 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 # --- the issuers ----------------------------------------------------------------------
 
 
-def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
+def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     """Copies the rows of Q, then K and V in the order of their use."""
     c = p.config
     batch, head, q_start = tile.batch, tile.head, tile.q_start
@@ -206,7 +183,7 @@ def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
     copy_v(jnp.asarray(steps - 1, jnp.int32))
 
 
-def _multiply(p: Problem, mem: _Memory, steps: Any) -> None:
+def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
     """Starts the products of both tiles."""
     stages = np.int32(p.config.stages)
 
@@ -263,7 +240,7 @@ class _Softmax:
     """What the warpgroup of one query tile does."""
 
     p: Problem
-    mem: _Memory
+    mem: Memory
     wg: Any
 
     def visit(self, tile, steps) -> None:

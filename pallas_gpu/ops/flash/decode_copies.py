@@ -18,12 +18,9 @@ from pallas_gpu.ops.flash.decode_work import (
     WIDE_STAGES,
     Piece,
     Problem,
-    at_least,
-    divide,
-    minus,
-    plus,
-    times,
 )
+from pallas_gpu.ops.folded import divide, maximum, minus, plus, split, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 
@@ -46,7 +43,7 @@ class Ring:
 
     def slot(self, piece: Piece, block: Any) -> Any:
         """Returns the buffer of a block."""
-        return divide(piece.read(block), self.stages)[1]
+        return split(piece.read(block), self.stages)[1]
 
     def acquire(self, piece: Piece, block: Any) -> Any:
         """Returns the buffer of a block once it is free."""
@@ -57,40 +54,6 @@ class Ring:
             plgpu.barrier_wait(self.empty.at[slot])
 
         return slot
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """The references of a CTA.
-
-    Attributes:
-      q, k, v: operands in GMEM.
-      lengths, table: lengths of the sequences and page table, or None.
-      table_smem: entries of the page table.
-      k_scale, v_scale: factors of narrow elements, of one head or all, or None.
-      q_smem, q_full, q_empty: queries of a few tiles.
-      copied: rings of K and V as they are in GMEM.
-      wide_v: V as the tensor core reads it, if it is narrow in GMEM.
-    """
-
-    q: Any
-    k: Any
-    v: Any
-    lengths: Any
-    table: Any
-    table_smem: Any
-    k_scale: Any
-    v_scale: Any
-    q_smem: Any
-    q_full: Any
-    q_empty: Any
-    copied: tuple[Ring, Ring]
-    wide_v: Ring | None
-
-    @property
-    def v_ring(self) -> Ring:
-        """The ring of V that the tensor core reads."""
-        return self.copied[1] if self.wide_v is None else self.wide_v
 
 
 def scratch(p: Problem) -> dict[str, Any]:
@@ -124,16 +87,17 @@ def _ring(
 
 
 def memory(p: Problem, refs: dict[str, Any]) -> Memory:
-    """Returns the references by their names, which it removes from `refs`."""
+    """Returns the references; `copied` are the rings of K and V as they are in GMEM.
+
+    `v_ring` is that of V as the tensor core reads it.
+    """
 
     def ring(name: str) -> Ring:
         return Ring(*(refs.pop(f"{name}_{part}") for part in ("smem", "full", "empty")))
 
     copied = ring("k"), ring("v")
-    wide_v = ring("wide_v") if p.is_narrow else None
-    names = [f.name for f in dataclasses.fields(Memory)][:-2]
-    given = {name: refs.pop(name, None) for name in names}
-    return Memory(**given, copied=copied, wide_v=wide_v)
+    v_ring = ring("wide_v") if p.is_narrow else copied[1]
+    return Memory(copied=copied, v_ring=v_ring, **refs)
 
 
 # --- the warpgroup that copies --------------------------------------------------------
@@ -167,7 +131,7 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
 
         return
     size = p.blocks_of_entries
-    reads = divide(plus(minus(piece.last, piece.first), size - 1), size)[0]
+    reads = divide(plus(minus(piece.last, piece.first), size - 1), size)
 
     @plgpu.loop(0, reads)
     def _(read):
@@ -185,7 +149,7 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
 def copy_queries(p: Problem, mem: Memory, piece: Piece) -> None:
     """Copies the queries of a tile."""
     head, first_head = p.head(piece.unit)
-    slot = divide(piece.number, QUERIES)[1]
+    slot = split(piece.number, QUERIES)[1]
 
     @plgpu.when(lax.ge(piece.number, np.int32(QUERIES)))
     def _():
@@ -224,12 +188,12 @@ class _Entries:
     @classmethod
     def read(cls, p: Problem, mem: Memory, piece: Piece, row: Any) -> _Entries:
         """Reads those of the rows of a sequence from one on."""
-        begin = divide(row, p.page_size)[0]
+        begin = divide(row, p.page_size)
         index = plgpu.broadcasted_iota(jnp.int32, (ENTRIES,), 0)
         index = jnp.minimum(index + begin, mem.table.shape[1] - 1)
         mem.table_smem[...] = plgpu.load(mem.table.at[piece.sequence, index])
-        first = divide(p.first_row(piece.length), p.page_size)[0]
-        last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+        first = divide(p.first_row(piece.length), p.page_size)
+        last = divide(maximum(plus(piece.length, -1), 0), p.page_size)
         return cls(p, mem.table_smem, begin, first, last, piece.length)
 
     def pages(self, row: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -243,7 +207,7 @@ class _Entries:
         assert p.page_size is not None
         step = min(p.page_size, p.config.block_kv)
         for i in range(p.config.block_kv // step):
-            index, within = divide(plus(row, i * step), p.page_size)
+            index, within = split(plus(row, i * step), p.page_size)
             index = lax.clamp(self.first, index, self.last)
             page = self.smem[minus(index, self.begin)]
             page = lax.select(lax.gt(self.length, np.int32(0)), page, jnp.int32(0))
@@ -255,7 +219,7 @@ def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any)
     """Returns rows of one head of K (0) or V (1)."""
     middle = (head, rows) if p.heads_first else (rows, head)
     place = (outer, *middle, plgpu.ds(0, p.dims))
-    if mem.v is not None:
+    if p.kv_axis is None:
         return (mem.k, mem.v)[which].at[place]
     # One array has both.
     return mem.k.at[(*place[: p.kv_axis], which, *place[p.kv_axis :])]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.masks import divide, plus, times
+from pallas_gpu.ops.folded import divide, plus, times
 
 
 @dataclasses.dataclass(frozen=True)

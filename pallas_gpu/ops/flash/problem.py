@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow, persistent
+from pallas_gpu.ops.flash import narrow, persistent
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
+from pallas_gpu.ops.folded import divide, minus, plus, times
 
 # What the beginning and the end of a tile cost, in steps of the long loop; a guess that
 # only decides how even the work of persistent blocks is.
@@ -171,10 +172,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         together = math.gcd(pairs, self.config.heads_together)
         strip, within = _split(linear, together * self.q_tiles)
         qi, pair = _split(within, together)
-        pair = masks.plus(masks.times(strip, together), pair)
+        pair = plus(times(strip, together), pair)
         batch, head = _split(pair, self.heads)
         if self.last_rows_first:
-            qi = masks.minus(self.q_tiles - 1, qi)
+            qi = minus(self.q_tiles - 1, qi)
         return batch, head, qi
 
     @property
@@ -264,8 +265,8 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
 
 
 def _split(a: Any, b: int) -> tuple[Any, Any]:
-    quotient = masks.divide(a, b)
-    return quotient, masks.minus(a, masks.times(quotient, b))
+    quotient = divide(a, b)
+    return quotient, minus(a, times(quotient, b))
 
 
 def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:

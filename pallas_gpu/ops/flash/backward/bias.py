@@ -21,17 +21,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.problem import (
-    BackwardProblem,
-    Inputs,
-    Place,
-    divide,
-    launch,
-)
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place, launch
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
+from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 # TMA addresses rows of multiples of 16 bytes.
@@ -101,21 +96,6 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Memory(Inputs):
-    """The references of a block."""
-
-    dbias: Any
-    q_smem: Any
-    do_smem: Any
-    k_smem: Any
-    v_smem: Any
-    full: Any
-    empty: Any
-    bias_smem: Any = None
-    bias_full: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
 class _Tile:
     """A tile of the bias, and the places in the scores that it is added to.
@@ -126,7 +106,7 @@ class _Tile:
     """
 
     p: BackwardProblem
-    mem: _Memory
+    mem: Memory
     batch: Any
     head: Any
     q_start: Any
@@ -151,22 +131,22 @@ class _Tile:
             blocks = p.mask.transposed.blocks(*of_tile)
             first, end = blocks.first, blocks.end
         if p.has_matrix:
-            own = masks.divide(self.q_start, BLOCK_Q)
-            first = masks.maximum(first, own)
-            end = masks.minimum(end, masks.plus(own, 1))
-        return first, masks.maximum(masks.minus(end, first), 0)
+            own = divide(self.q_start, BLOCK_Q)
+            first = maximum(first, own)
+            end = minimum(end, plus(own, 1))
+        return first, maximum(minus(end, first), 0)
 
     @property
     def count(self) -> Any:
         """How many places there are."""
         batches, heads = self.sharing
-        return masks.times(self.q_tiles[1], batches * heads)
+        return times(self.q_tiles[1], batches * heads)
 
     def place(self, step: Any) -> Place:
         """Returns one of them: rows of a head of Q."""
         p, (batches, heads) = self.p, self.sharing
-        past, head = divide(step, heads)
-        past, batch = divide(past, batches)
+        past, head = split(step, heads)
+        past, batch = split(past, batches)
         head, batch = (
             mine if n == 1 else of_step
             for n, mine, of_step in (
@@ -174,7 +154,7 @@ class _Tile:
                 (batches, self.batch, batch),
             )
         )
-        tile = masks.plus(self.q_tiles[0], past)
+        tile = plus(self.q_tiles[0], past)
         return p.place(self.mem, batch, head, tile, BLOCK_Q)
 
 
@@ -182,13 +162,13 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     assert p.bias is not None
     wg = lax.axis_index("wg")
     *inputs, dbias = refs
-    mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dbias=dbias, **scratch)
+    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dbias=dbias, **scratch)
     _, heads, q_len, _ = p.bias
     # Neighbours have the same K and V.
-    past, q_tile = divide(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))
-    pair, kv_tile = divide(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
-    starts = masks.times(q_tile, BLOCK_Q), masks.times(kv_tile, BLOCK_KV)
-    tile = _Tile(p, mem, *divide(pair, heads), *starts)
+    past, q_tile = split(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))
+    pair, kv_tile = split(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
+    starts = times(q_tile, BLOCK_Q), times(kv_tile, BLOCK_KV)
+    tile = _Tile(p, mem, *split(pair, heads), *starts)
     produce = functools.partial(_produce, tile, stages)
     consume = functools.partial(_consume, tile, stages, wg)
     roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
@@ -237,7 +217,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
         def products(scores, dp):
             own = rows.own
             plgpu.wgmma(scores, mem.q_smem.at[slot, own], mem.k_smem.at[slot].T)
-            of_tile = tile.kv_start, p.mask != Mask(), lse, mem.bias_smem
+            of_tile = tile.kv_start, p.mask != Mask(), lse, mem.get("bias_smem")
             if p.wide:
                 # With both products under way ptxas makes them wait for each other.
                 probabilities, _ = rows.probabilities(scores[...], *of_tile)
@@ -256,7 +236,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
         jnp.zeros((ROWS, BLOCK_KV), jnp.float32), plgpu.Layout.WGMMA
     )
     found = plgpu.loop(0, tile.count, init_carry=zeros)(step)
-    row = masks.times(wg, ROWS)
+    row = times(wg, ROWS)
     columns = plgpu.ds(tile.kv_start, BLOCK_KV)
     if not p.has_matrix:
         mem.dbias[tile.batch, tile.head, wg, columns] = jnp.sum(found, axis=0)
@@ -265,7 +245,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
     buffer = mem.bias_smem.at[plgpu.ds(row, ROWS)]
     buffer[...] = found.astype(p.bias_dtype)
     plgpu.commit_smem()
-    row = masks.plus(tile.q_start, row)
+    row = plus(tile.q_start, row)
     some = row < p.q_len if p.q_len % BLOCK_Q else None
     target = mem.dbias.at[tile.batch, tile.head, plgpu.ds(row, ROWS), columns]
     plgpu.copy_smem_to_gmem(buffer, target, some)

@@ -19,46 +19,14 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Inputs, Place
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
+from pallas_gpu.ops.folded import minus, plus, times
+from pallas_gpu.ops.memory import Memory
 
 # Rows that are stored without TMA at a time: those of a tile of the swizzle.
 _STORED = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(Inputs):
-    """The references of a block."""
-
-    dk: Any
-    dv: Any
-    k_smem: Any
-    v_smem: Any
-    q_smem: Any
-    do_smem: Any
-    lse_smem: Any
-    delta_smem: Any
-    k_full: Any
-    v_full: Any
-    q_full: Any
-    do_full: Any
-    q_empty: Any
-    do_empty: Any = None
-    together: Any = None
-    ds_smem: Any = None
-    dq_smem: Any = None
-    q_dq: Any = None
-    do_dq: Any = None
-    p_full: Any = None
-    ds_full: Any = None
-    dq: Any = None
-    bias_smem: Any = None
-    bias_full: Any = None
-    bias_empty: Any = None
-    kv_empty: Any = None
-    results_smem: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +59,7 @@ class Consumer:
     @property
     def row(self) -> Any:
         """The first of its rows of K and V, in the block."""
-        return 0 if self.p.wide else masks.times(self.wg, ROWS)
+        return 0 if self.p.wide else times(self.wg, ROWS)
 
     @property
     def own(self) -> Any:
@@ -112,11 +80,11 @@ class Consumer:
         first tile visit the others at the same time, and share them in the L2 cache.
         """
         p, blocks = self.p, self.blocks
-        last = jnp.int32(masks.plus(self.total, -1))
+        last = jnp.int32(plus(self.total, -1))
 
         def one(position, masked, **options):
             member, tile = p.visited(blocks, position)
-            head = masks.plus(masks.times(self.kv_head, p.group), member)
+            head = plus(times(self.kv_head, p.group), member)
             step(position, head, tile, masked, **options)
 
         for first, end, masked in (
@@ -126,10 +94,8 @@ class Consumer:
         ):
             if first is end:
                 continue
-            past = [masks.minus(blocks.end, x) for x in (end, first)]
-            bounds = [
-                jnp.minimum(jnp.int32(masks.times(x, p.group)), last) for x in past
-            ]
+            past = [minus(blocks.end, x) for x in (end, first)]
+            bounds = [jnp.minimum(jnp.int32(times(x, p.group)), last) for x in past]
             # With constant bounds ptxas runs out of registers.
             of_part = functools.partial(one, masked=masked)
             plgpu.loop(*lax.optimization_barrier(bounds))(of_part)
@@ -167,31 +133,31 @@ class Consumer:
         k = self.mem.k_smem if k is None else k
         if self.p.splits_columns:
             _, columns = self.p.dq_part
-            part = masks.plus(masks.times(self.wg, self.p.dq_pieces), piece)
-            columns = plgpu.ds(masks.times(part, columns), columns)
+            part = plus(times(self.wg, self.p.dq_pieces), piece)
+            columns = plgpu.ds(times(part, columns), columns)
             plgpu.wgmma(dq, ds.T, k.at[:, columns])
         else:
-            rows = plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+            rows = plgpu.ds(times(self.wg, ROWS), ROWS)
             plgpu.wgmma(dq, ds.at[:, rows].T, k)
 
     def add_to_dq(self, part, buffer, head, tile, piece: int = 0, some=None) -> None:
         """Starts the addition of its part to dQ in GMEM, through SMEM."""
-        first = masks.times(tile, self.p.config.block_q)
-        row = masks.plus(self.place.q_first, first)
+        first = times(tile, self.p.config.block_q)
+        row = plus(self.place.q_first, first)
         self.add_at(part, buffer, (self.place.batch, row, head), piece, some)
 
     def add_at(self, part, buffer, tile, piece: int = 0, some=None) -> None:
         """Starts that addition of a tile: one of a batch, a first row and a head."""
         p, (batch, row, head) = self.p, tile
-        number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
+        number = plus(times(self.wg, p.dq_pieces), piece)
         buffer[...] = part
         plgpu.commit_smem()
         rows, columns = p.dq_part
         column = 0
         if p.splits_columns:
-            column = masks.times(number, columns)
+            column = times(number, columns)
         else:
-            row = masks.plus(row, masks.times(number, rows))
+            row = plus(row, times(number, rows))
         if p.packed or p.q_len % p.config.block_q:
             inside = lax.lt(row, np.int32(p.q_len))
             some = inside if some is None else some & inside
@@ -207,13 +173,13 @@ class Consumer:
         derivative of a soft cap.
         """
         p, capped = self.p, None
-        row = masks.plus(self.kv_start, self.row)
-        column = masks.times(tile, p.config.block_q)
+        row = plus(self.kv_start, self.row)
+        column = times(tile, p.config.block_q)
         # Loaded again: with fewer values around the loop, registers suffice.
         lengths = Lengths(*reversed(p.lengths(self.mem, self.place.sequence)))
         mask = p.mask.transposed
         if p.scores.modifies:
-            distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
+            distance = plus(minus(row, column), mask.shift(lengths))
             bias, slope = self.bias(position, head), self.slope(head)
             scores, capped = p.scores.modified(
                 scores, distance, bias, slope, keeps_capped=True
@@ -254,7 +220,7 @@ class Consumer:
         if p.bias is None:
             return None
         if not p.has_matrix:
-            rows = plgpu.ds(masks.plus(self.kv_start, self.row), ROWS)
+            rows = plgpu.ds(plus(self.kv_start, self.row), ROWS)
             part = p.bias_part(mem.bias, self.place, head, 0, rows)
             values = plgpu.load(part, layout=layout.reduce(1), optimized=False)
             return lax.broadcast_in_dim(values, (ROWS, p.config.block_q), (0,))
@@ -265,7 +231,7 @@ class Consumer:
 
     def slope(self, head) -> Any:
         """Returns that of ALiBi of a head of Q, if there is one."""
-        slopes = self.mem.slopes
+        slopes = self.mem.get("slopes")
         if slopes is None:
             return None
         return slopes[self.place.sequence if slopes.shape[0] > 1 else 0, head]
@@ -284,10 +250,10 @@ class Consumer:
     def store(self, result, smem, gmem) -> None:
         """Starts the copy of its rows of a result, through SMEM, to GMEM."""
         p, place = self.p, self.place
-        row, result = masks.plus(self.kv_start, self.row), result.astype(p.dtype)
+        row, result = plus(self.kv_start, self.row), result.astype(p.dtype)
         if p.packed:
             lengths = p.lengths(self.mem, place.sequence)
-            first = masks.plus(self.mem.kv_starts[place.sequence], row)
+            first = plus(self.mem.kv_starts[place.sequence], row)
             left = lengths.columns - row
             rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
             store_some(result, left, smem.at[self.own], rows)
@@ -319,7 +285,7 @@ def store_some(result: Any, left: Any, buffer: Any, rows: Any) -> None:
         # Few rows at a time, for few registers.
         @plgpu.loop(0, ROWS // _STORED)
         def _(i):
-            start = masks.times(i, _STORED)
+            start = times(i, _STORED)
             part = plgpu.ds(start, _STORED)
             values = buffer[part]
             row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
@@ -368,7 +334,7 @@ class Narrow(Consumer):
         so: ptxas follows no more than that around a loop.
         """
         p, mem = self.p, self.mem
-        slot, following = self.slot(position), masks.plus(position, 1)
+        slot, following = self.slot(position), plus(position, 1)
         shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
         found = self.probabilities(shown, position, head, tile, masked)
         # The exponentials are to be computed while dP is under way.
@@ -403,7 +369,7 @@ class Narrow(Consumer):
     def visit_dq(self, ds, scores, position, slot, last) -> None:
         """Adds the tile before its own to dQ, and starts the next scores."""
         p, mem = self.p, self.mem
-        following = masks.plus(position, 1)
+        following = plus(position, 1)
         # dS of the step before are there, and those before them are not read any more.
         plgpu.barrier_wait(mem.ds_full)
         self.shared(position)[...] = ds
@@ -426,8 +392,8 @@ class Narrow(Consumer):
     def add_before(self, part, position) -> None:
         """Starts the addition of the tile before the one at a position."""
         p, mem = self.p, self.mem
-        member, tile = p.visited(self.blocks, masks.plus(position, -1))
-        head = masks.plus(masks.times(self.kv_head, p.group), member)
+        member, tile = p.visited(self.blocks, plus(position, -1))
+        head = plus(times(self.kv_head, p.group), member)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         buffer, some = mem.dq_smem.at[self.wg], lax.gt(position, np.int32(0))
         self.add_to_dq(part, buffer, head, tile, some=some)
@@ -438,7 +404,7 @@ class Narrow(Consumer):
 
         def last(dq):
             plgpu.barrier_wait(self.mem.ds_full)
-            self.start_dq(dq, self.buffer(masks.plus(total, 1)))
+            self.start_dq(dq, self.buffer(plus(total, 1)))
             return dq[...]
 
         part = plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, persistent
+from pallas_gpu.ops.flash import persistent
 from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     MAX_NARROW,
@@ -20,6 +20,7 @@ from pallas_gpu.ops.flash.backward.config import (
     AttentionBackwardConfig,
 )
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
+from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 
 # Copies of the statistics of packed sequences, each a number further: TMA starts at
 # multiples of 16 bytes.
@@ -48,29 +49,6 @@ class Place(NamedTuple):
     lengths: Lengths
     q_first: Any = 0
     kv_first: Any = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The references to the inputs of a kernel, see `BackwardProblem.inputs`."""
-
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    lse: Any
-    delta: Any
-    slopes: Any = None
-    bias: Any = None
-    of_segments: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    of_tiles: Any = None
-    q_starts: Any = None
-    kv_starts: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    schedule: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,13 +172,13 @@ class BackwardProblem:
         """Returns which copy of the statistics to use, and a sequence's first row."""
         if not self.packed:
             return batch, 0
-        first = masks.divide(masks.plus(q_first, SHIFTS - 1), SHIFTS)
-        first = masks.times(first, SHIFTS)
-        return masks.minus(first, q_first), first
+        first = divide(plus(q_first, SHIFTS - 1), SHIFTS)
+        first = times(first, SHIFTS)
+        return minus(first, q_first), first
 
     def head_of_kv(self, head: Any) -> Any:
         """Returns the head of K and V of a head of dK and dV."""
-        return masks.divide(head, self.parts) if self.parts > 1 else head
+        return divide(head, self.parts) if self.parts > 1 else head
 
     @functools.cached_property
     def kv_tiles(self) -> int:
@@ -262,10 +240,10 @@ class BackwardProblem:
     def tile(self, mem: Any, number: Any) -> Place:
         """Returns a tile of K and V: from the schedule, or that of a block."""
         if self.persistent:
-            pair, tile = divide(number, self.kv_tiles)
+            pair, tile = split(number, self.kv_tiles)
         else:
             pair, tile = self.pair_and_tile(number)
-        batch, head = divide(pair, self.kv_heads)
+        batch, head = split(pair, self.kv_heads)
         return self.place(mem, batch, head, tile, self.block_kv)
 
     def pair_and_tile(self, linear: Any) -> tuple[Any, Any]:
@@ -276,14 +254,14 @@ class BackwardProblem:
         """
         pairs = self.batch * self.kv_heads
         together = math.gcd(pairs, self.config.heads_together)
-        strip, within = divide(linear, together * self.kv_tiles)
-        tile, pair = divide(within, together)
-        return masks.plus(masks.times(strip, together), pair), tile
+        strip, within = split(linear, together * self.kv_tiles)
+        tile, pair = split(within, together)
+        return plus(times(strip, together), pair), tile
 
     def place(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Place:
         """Returns where a tile of `size` rows is."""
         if not self.packed:
-            start = masks.times(tile, size)
+            start = times(tile, size)
             return Place(batch, batch, head, start, self.lengths(mem, batch))
         sequence, start = mem.of_tiles[tile, 0], mem.of_tiles[tile, 1]
         first = mem.q_starts[sequence], mem.kv_starts[sequence]
@@ -292,9 +270,9 @@ class BackwardProblem:
     def lengths(self, mem: Any, sequence: Any) -> Lengths:
         """Returns those of a sequence; rows are those of Q."""
         if self.packed:
-            end = masks.plus(sequence, 1)
+            end = plus(sequence, 1)
             pairs = ((x[end], x[sequence]) for x in (mem.q_starts, mem.kv_starts))
-            return Lengths(*(masks.minus(*x) for x in pairs))
+            return Lengths(*(minus(*x) for x in pairs))
         if self.mask.ragged:
             return Lengths(mem.q_lengths[sequence], mem.kv_lengths[sequence])
         return Lengths(self.q_len, self.kv_len)
@@ -331,15 +309,15 @@ class BackwardProblem:
 
     def total(self, blocks: Blocks) -> Any:
         """The number of steps of a block: one at least, which may mask everything."""
-        each = masks.minus(blocks.end, blocks.first)
+        each = minus(blocks.end, blocks.first)
         least = 2 if self.persistent else 1
-        return masks.maximum(masks.times(each, self.group), least)
+        return maximum(times(each, self.group), least)
 
     def visited(self, blocks: Blocks, position: Any) -> tuple[Any, Any]:
         """Returns the head of Q in its group, and the tile, that a step visits."""
-        past, member = divide(position, self.group)
-        tile = masks.minus(masks.plus(blocks.end, -1), past)
-        return member, masks.maximum(masks.minimum(tile, self.q_tiles - 1), 0)
+        past, member = split(position, self.group)
+        tile = minus(plus(blocks.end, -1), past)
+        return member, maximum(minimum(tile, self.q_tiles - 1), 0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -355,12 +333,6 @@ def schedule(p: BackwardProblem) -> np.ndarray:
     numbers = [pair * p.kv_tiles + tile for pair, tile in pairs]
     costs = [of_tiles[tile] for _, tile in pairs]
     return persistent.schedule(numbers, costs, p.blocks)
-
-
-def divide(a: Any, b: int) -> tuple[Any, Any]:
-    if isinstance(a, int):
-        return divmod(a, b)
-    return lax.div(a, np.int32(b)), lax.rem(a, np.int32(b))
 
 
 def blocks_of(row: Any) -> Blocks:

@@ -13,11 +13,13 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import Blocks, plus, times
+from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.folded import maximum, minimum, minus, plus, times, where
+from pallas_gpu.ops.memory import Memory
 
 # By how many powers of two probabilities may exceed 1; float16 has room for more.
 _SLACK = 8.0
@@ -84,7 +86,7 @@ class Consumer:
             q = mem.q_smem.at[0, self.own_rows]
             state = self.first_step(q, np.int32(0), own, plus(blocks.end, -1))
             state = self.other_steps(acc, q, np.int32(0), state, own, blocks)
-            last = masks.minus(plus(blocks.end, -1), blocks.first)
+            last = minus(plus(blocks.end, -1), blocks.first)
             return self.finish(acc, last, state, own)
 
         result = plgpu.run_scoped(over_blocks, self.result_type)
@@ -115,7 +117,7 @@ class Consumer:
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
                 plgpu.barrier_arrive(mem.q_empty.at[buffer])
-                end = plus(before, masks.minus(blocks.end, blocks.first))
+                end = plus(before, minus(blocks.end, blocks.first))
 
                 def go_on():
                     buffer = q_buffer(self.p, plus(position, 1))
@@ -142,26 +144,26 @@ class Consumer:
         start of what the tile sees.
         """
         p = self.p
-        steps = masks.minus(blocks.end, blocks.first)
+        steps = minus(blocks.end, blocks.first)
         if p.masks_more or p.masks_first:
             blocks = self.own_blocks(own, blocks)
 
         def step(step, state, masked):
-            block = masks.minus(plus(blocks.end, -1), step)
+            block = minus(plus(blocks.end, -1), step)
             return self.step(acc, q, plus(before, step), state, own, block, masked)
 
         masked_step = functools.partial(step, masked=True)
         whole_step = functools.partial(step, masked=False)
         masked, whole, ends = 1, steps, steps
         if p.masks_more:
-            masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
+            masked = maximum(minus(blocks.end, blocks.end_whole), 1)
         if p.masks_first:
-            whole = masks.minus(blocks.end, blocks.first_whole)
-            whole = masks.maximum(whole, masked)
+            whole = minus(blocks.end, blocks.first_whole)
+            whole = maximum(whole, masked)
         if p.idles:
             some = own.q_row < p.q_len
             masked, whole, ends = (
-                masks.where(some, x, np.int32(1)) for x in (masked, whole, ends)
+                where(some, x, np.int32(1)) for x in (masked, whole, ends)
             )
         if p.masks_more:
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)
@@ -192,8 +194,8 @@ class Consumer:
         found = p.mask.blocks(*rows, p.config.block_kv)
         return Blocks(
             blocks.first,
-            masks.maximum(masks.minimum(found.first_whole, blocks.end), blocks.first),
-            masks.maximum(masks.minimum(found.end_whole, blocks.end), blocks.first),
+            maximum(minimum(found.first_whole, blocks.end), blocks.first),
+            maximum(minimum(found.end_whole, blocks.end), blocks.first),
             blocks.end,
         )
 
@@ -372,15 +374,15 @@ class Consumer:
         if p.packed or p.q_len % p.config.block_q:
             end = tile.lengths.rows if p.packed else p.q_len
             row = plgpu.broadcasted_iota(jnp.int32, lse.shape, 0, layout=_ROW)
-            inside = row < masks.minus(end, own.q_row)
+            inside = row < minus(end, own.q_row)
         plgpu.store(self.mem.lse, at, lse, mask=inside)
 
     def store(self, result, own) -> None:
         """Starts the copy of its rows of the result, through SMEM, to GMEM."""
         p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
-        buffer = mem.q_smem.at[0] if mem.out_smem is None else mem.out_smem
-        buffer = buffer.at[self.own_rows]
+        out = mem.get("out_smem")
+        buffer = (mem.q_smem.at[0] if out is None else out).at[self.own_rows]
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
@@ -458,7 +460,7 @@ class Consumer:
                     bias = mem.bias_smem.at[slot, self.own_rows][...]
                 plgpu.barrier_arrive(mem.bias_empty.at[slot])
             origin = plus(own.q_row, p.mask.shift(lengths))
-            distance = masks.minus(origin, column)
+            distance = minus(origin, column)
             scores = p.scores.modified(scores, distance, bias, own.slope)
         if not masked:
             return scores

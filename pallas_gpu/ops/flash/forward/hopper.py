@@ -29,9 +29,10 @@ from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
-from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import plus, times
+from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles, schedule
+from pallas_gpu.ops.folded import minus, plus, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -192,7 +193,7 @@ def _produce(
         q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
     )
 
-    steps = masks.minus(blocks.end, blocks.first)
+    steps = minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
 
     def copy(step, source, ring, full, empty):

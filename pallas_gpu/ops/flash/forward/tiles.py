@@ -10,48 +10,12 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.masks import Blocks, Lengths, plus, times
+from pallas_gpu.ops.flash.masks import Blocks, Lengths
 from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.flash.problem import Problem, Tile
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """The references of a block: inputs, results, scratch."""
-
-    q: Any
-    k: Any
-    v: Any
-    out: Any
-    q_smem: Any
-    k_smem: Any
-    v_smem: Any
-    q_full: Any
-    k_full: Any
-    v_full: Any
-    k_empty: Any
-    v_empty: Any
-    turn: Any
-    out_smem: Any = None
-    q_empty: Any = None
-    lse: Any = None
-    bias: Any = None
-    bias_smem: Any = None
-    bias_full: Any = None
-    bias_empty: Any = None
-    slopes: Any = None
-    scales: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    of_segments: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    q_starts: Any = None
-    kv_starts: Any = None
-    of_tiles: Any = None
-    schedule: Any = None
+from pallas_gpu.ops.folded import divide, plus, times
+from pallas_gpu.ops.memory import Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +32,7 @@ class Work:
             self.p.tiles,
             lax.axis_index("worker"),
             self.p.workers,
-            self.mem.schedule,
+            self.mem.get("schedule"),
         )
 
     def for_each(self, visit: Any, carry: Any) -> Any:
@@ -81,9 +45,7 @@ class Work:
         tile = _tile(p, mem, number)
         of_segments = None
         if p.mask.segments:
-            row = mem.of_segments.at[
-                tile.batch, masks.divide(tile.q_start, p.config.block_q)
-            ]
+            row = mem.of_segments.at[tile.batch, divide(tile.q_start, p.config.block_q)]
             of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
         return tile, p.blocks(tile, of_segments)
 
