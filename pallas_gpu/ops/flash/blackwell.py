@@ -121,7 +121,7 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 
     def work():
         batch, head, number = p.place(lax.axis_index("tile"))
-        tile = Tile(batch, head, number * p.config.block_q, p.lengths)
+        tile = Tile(batch, batch, head, number * p.config.block_q, p.lengths())
         steps = p.blocks(tile).end
         if isinstance(steps, int):
             # The compiler would unroll a constant number of steps, and spill.
@@ -150,7 +150,7 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     """Copies the rows of Q, then K and V in the order of their use."""
     c = p.config
-    batch, head, q_start = tile.batch, tile.head, tile.q_start
+    batch, head, q_start = tile.batch, tile.head, tile.start
     kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
@@ -246,7 +246,7 @@ class _Softmax:
     def visit(self, tile, steps) -> None:
         """Computes and stores the rows of its tile."""
         p = self.p
-        q_row = tile.q_start + self.wg * BLACKWELL_ROWS
+        q_row = tile.start + self.wg * BLACKWELL_ROWS
         last = steps - 1
 
         def masked_step(step, state):
@@ -257,7 +257,7 @@ class _Softmax:
 
         state, masked = self.first_step(q_row, last), 1
         if p.masks_more:
-            rows = p.lengths, q_row, BLACKWELL_ROWS
+            rows = p.lengths(), q_row, BLACKWELL_ROWS
             whole = p.mask.blocks(*rows, p.config.block_kv).end_whole
             masked = steps - jnp.minimum(whole, last)
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)

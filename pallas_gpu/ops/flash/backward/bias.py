@@ -22,7 +22,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place, launch
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
@@ -69,9 +69,9 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     full = plgpu.Barrier(num_arrivals=4, num_barriers=stages)
     scratch = {
         "q_smem": tiles((stages, BLOCK_Q, p.head_dim), p.dtype),
-        "do_smem": tiles((stages, BLOCK_Q, p.v_head_dim), p.dtype),
+        "do_smem": tiles((stages, BLOCK_Q, p.v_dim), p.dtype),
         "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
-        "v_smem": tiles((stages, BLOCK_KV, p.v_head_dim), p.dtype),
+        "v_smem": tiles((stages, BLOCK_KV, p.v_dim), p.dtype),
         "full": full,
         "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
     }
@@ -142,7 +142,7 @@ class _Tile:
         batches, heads = self.sharing
         return times(self.q_tiles[1], batches * heads)
 
-    def place(self, step: Any) -> Place:
+    def place(self, step: Any) -> Tile:
         """Returns one of them: rows of a head of Q."""
         p, (batches, heads) = self.p, self.sharing
         past, head = split(step, heads)
@@ -155,7 +155,7 @@ class _Tile:
             )
         )
         tile = plus(self.q_tiles[0], past)
-        return p.place(self.mem, batch, head, tile, BLOCK_Q)
+        return p.tile_of(self.mem, batch, head, tile, BLOCK_Q)
 
 
 def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:

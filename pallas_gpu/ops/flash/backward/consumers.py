@@ -20,7 +20,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
@@ -40,7 +40,7 @@ class Consumer:
     p: BackwardProblem
     mem: Memory
     wg: Any
-    place: Place
+    place: Tile
     blocks: Blocks
 
     @property
@@ -180,7 +180,7 @@ class Consumer:
         mask = p.mask.transposed
         if p.scores.modifies:
             distance = plus(minus(row, column), mask.shift(lengths))
-            bias, slope = self.bias(position, head), self.slope(head)
+            bias, slope = self.bias(position, head), p.slope(self.mem, self.place, head)
             scores, capped = p.scores.modified(
                 scores, distance, bias, slope, keeps_capped=True
             )
@@ -221,20 +221,13 @@ class Consumer:
             return None
         if not p.has_matrix:
             rows = plgpu.ds(plus(self.kv_start, self.row), ROWS)
-            part = p.bias_part(mem.bias, self.place, head, 0, rows)
+            part = p.bias_part(mem, self.place, head, 0, rows)
             values = plgpu.load(part, layout=layout.reduce(1), optimized=False)
             return lax.broadcast_in_dim(values, (ROWS, p.config.block_q), (0,))
         slot = lax.rem(position, np.int32(p.bias_stages))
         plgpu.barrier_wait(mem.bias_full.at[slot])
         tile = mem.bias_smem.at[slot, :, self.own].T
         return plgpu.load(tile, layout=layout, optimized=False)
-
-    def slope(self, head) -> Any:
-        """Returns that of ALiBi of a head of Q, if there is one."""
-        slopes = self.mem.get("slopes")
-        if slopes is None:
-            return None
-        return slopes[self.place.sequence if slopes.shape[0] > 1 else 0, head]
 
     def of_columns(self, ring, position) -> Any:
         """Returns a number of each row of Q for each element of a transposed tile."""
@@ -314,7 +307,7 @@ class Narrow(Consumer):
             self.for_each_tile(functools.partial(self.step, dk, dv, scores, dp))
             return dk[...], dv[...]
 
-        accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_head_dim)]
+        accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_dim)]
         accumulators += [self.scores_type, self.scores_type]
         dk, dv = plgpu.run_scoped(over_tiles, *accumulators)
         self.store(dv, mem.v_smem, mem.dv)

@@ -26,7 +26,7 @@ from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash.backward import persistent
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import Narrow
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place, launch
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.persistent import Visits
@@ -49,7 +49,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     k_shape = (2,) * p.persistent + (p.block_kv, p.head_dim)
     scratch = {
         "k_smem": tiles(k_shape, p.dtype, p.dq_part[1]),
-        "v_smem": tiles((p.block_kv, p.v_head_dim), p.dtype),
+        "v_smem": tiles((p.block_kv, p.v_dim), p.dtype),
         "lse_smem": statistic,
         "delta_smem": statistic,
         "k_full": plgpu.Barrier(),
@@ -79,8 +79,8 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["bias_empty"] = plgpu.Barrier(
             num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
         )
-    rows = p.batch, p.kv_len, p.kv_heads
-    results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_head_dim)}
+    rows = p.outer, p.kv_len, p.kv_heads
+    results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_dim)}
     return launch(
         functools.partial(_body, p),
         tuple(jax.ShapeDtypeStruct(results[x], p.dtype) for x in p.returned),
@@ -95,7 +95,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
 def _rings(p: BackwardProblem) -> dict[str, Any]:
     """Declares the buffers of Q and dO, and those of parts of dQ."""
     c = p.config
-    dims = {"q": p.head_dim, "do": p.v_head_dim}
+    dims = {"q": p.head_dim, "do": p.v_dim}
     rings = {x: tiles((c.stages, c.block_q, n), p.dtype) for x, n in dims.items()}
     part = functools.partial(tiles, dtype=np.dtype(np.float32))
     if p.persistent:
@@ -144,7 +144,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
-def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> None:
+def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Blocks) -> None:
     """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
     batch, kv_head = place.batch, place.head
@@ -191,7 +191,7 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
         member, tile = p.visited(blocks, position)
         head = plus(times(kv_head, p.group), member)
         rows = plgpu.ds(times(tile, c.block_q), c.block_q)
-        part = p.bias_part(mem.bias, place, head, rows, own[1])
+        part = p.bias_part(mem, place, head, rows, own[1])
         load(part, mem.bias_smem.at[slot], mem.bias_full.at[slot])
 
     def copy_q(position):

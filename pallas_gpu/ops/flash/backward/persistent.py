@@ -61,7 +61,7 @@ def consume(p: BackwardProblem, mem: Memory, wg: Any, visits: Visits) -> None:
         _consumer(p, mem, wg, zero, zero, end).finish(before)
         return scores[...], dp[...]
 
-    accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_head_dim)]
+    accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_dim)]
     accumulators += [plgpu.ACC((ROWS, p.config.block_q))] * 2
     plgpu.run_scoped(over_tiles, *accumulators)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)

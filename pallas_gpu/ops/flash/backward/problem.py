@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -19,7 +18,8 @@ from pallas_gpu.ops.flash.backward.config import (
     ROWS,
     AttentionBackwardConfig,
 )
-from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
+from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask
+from pallas_gpu.ops.flash.problem import Sizes, Tile
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 
 # Copies of the statistics of packed sequences, each a number further: TMA starts at
@@ -30,54 +30,15 @@ _STEPS_OF_A_TILE = 1.0
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
-class Place(NamedTuple):
-    """A tile of rows of one head, and where its sequence is.
-
-    Attributes:
-      batch: index in the arrays; 0 where sequences are packed.
-      sequence: its number.
-      head: of Q, or of K and V.
-      start: the tile's first row, counted in its sequence.
-      lengths: of the sequence; rows are those of Q.
-      q_first, kv_first: the sequence's first row in the arrays.
-    """
-
-    batch: Any
-    sequence: Any
-    head: Any
-    start: Any
-    lengths: Lengths
-    q_first: Any = 0
-    kv_first: Any = 0
-
-
 @dataclasses.dataclass(frozen=True)
-class BackwardProblem:
-    """Sizes, mask, scores and configuration of the derivatives.
+class BackwardProblem(Sizes[AttentionBackwardConfig]):
+    """A backward pass.
 
     Attributes:
-      batch: of the arrays: 1 where sequences are packed.
-      q_len, kv_len: rows of the arrays; of packed ones, tokens of all sequences.
-      kv_heads: `parts` for each head of K and V; each part has blocks of its own.
-      mask: rows are those of Q, as in the forward pass.
-      packed: the number of sequences that are packed, or None.
-      bias, bias_dtype: the shape and the type of the bias, or None.
+      parts: of the heads of Q that share a head of K and V. `kv_heads` counts them:
+        each has blocks of its own.
     """
 
-    batch: int
-    q_len: int
-    kv_len: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-    dtype: Any
-    mask: Mask
-    scores: Scores
-    config: AttentionBackwardConfig
-    packed: int | None = None
-    bias: tuple[int, ...] | None = None
-    bias_dtype: Any = None
     parts: int = 1
 
     def divided(self, parts: int) -> BackwardProblem:
@@ -127,17 +88,12 @@ class BackwardProblem:
 
         Then one consumer has dV, and the other one dK.
         """
-        return self.head_dim + self.v_head_dim > MAX_NARROW
+        return self.head_dim + self.v_dim > MAX_NARROW
 
     @property
     def block_kv(self) -> int:
         """Rows of K and V of a block."""
         return ROWS if self.wide else CONSUMERS * ROWS
-
-    @property
-    def group(self) -> int:
-        """Heads of Q of a head of dK and dV."""
-        return self.heads // self.kv_heads
 
     @property
     def q_tiles(self) -> int:
@@ -153,20 +109,9 @@ class BackwardProblem:
         return plgpu.align_to(rows, CONSUMERS * ROWS)
 
     @property
-    def has_matrix(self) -> bool:
-        """Whether there is a bias that differs from row to row of Q."""
-        return self.bias is not None and self.bias[2] > 1
-
-    @property
     def bias_stages(self) -> int:
         """SMEM buffers of blocks of the bias."""
         return 1 if self.wide else 2
-
-    def bias_part(self, ref: Any, place: Place, head: Any, rows: Any, cols: Any) -> Any:
-        """Returns a block of the bias of a head of Q; `rows` is 0 if it has one row."""
-        assert self.bias is not None
-        batch = place.sequence if self.bias[0] > 1 else 0
-        return ref.at[batch, head if self.bias[1] > 1 else 0, rows, cols]
 
     def of_statistics(self, batch: Any, q_first: Any) -> tuple[Any, Any]:
         """Returns which copy of the statistics to use, and a sequence's first row."""
@@ -184,29 +129,29 @@ class BackwardProblem:
     def kv_tiles(self) -> int:
         return self.tiles_of(self.kv_len, self.block_kv)
 
-    def tiles_of(self, length: int, size: int) -> int:
-        """Tiles of a head; of packed sequences an upper bound for all of them."""
-        return plgpu.cdiv(length, size) + (self.packed or 0)
+    @property
+    def outer(self) -> int:
+        """The batch dimension of the arrays."""
+        return 1 if self.packed else self.batch
 
     @property
     def tiles(self) -> int:
         """Tiles of K and V of the launch."""
-        return self.batch * self.kv_heads * self.kv_tiles
+        return self.outer * self.kv_heads * self.kv_tiles
 
     @functools.cached_property
     def blocks(self) -> int:
         """Blocks of the launch."""
-        unknown = self.packed or self.mask.ragged or self.mask.segments
         asked = self.config.blocks
-        if asked is None or unknown or self.wide or self.config.deterministic:
+        if asked is None or not self.known or self.wide or self.config.deterministic:
             return self.tiles
-        if self.head_dim != self.v_head_dim:
+        if self.head_dim != self.v_dim:
             # They share a buffer of results.
             return self.tiles
         # Persistent ones take two steps for a tile, at least. Those that it lacks visit
         # tiles of Q before the first, which the mask hides.
         for tile in range(self.kv_tiles):
-            found = self.tiles_of_q(None, self.place(None, 0, 0, tile, self.block_kv))
+            found = self.tiles_of_q(None, self.tile_of(None, 0, 0, tile, self.block_kv))
             if found.first == 0 and found.end * self.group < 2:
                 return self.tiles
         return min(asked, self.tiles)
@@ -237,14 +182,14 @@ class BackwardProblem:
             return ROWS, self.head_dim // (CONSUMERS * self.dq_pieces)
         return ROWS, self.head_dim
 
-    def tile(self, mem: Any, number: Any) -> Place:
+    def tile(self, mem: Any, number: Any) -> Tile:
         """Returns a tile of K and V: from the schedule, or that of a block."""
         if self.persistent:
             pair, tile = split(number, self.kv_tiles)
         else:
             pair, tile = self.pair_and_tile(number)
         batch, head = split(pair, self.kv_heads)
-        return self.place(mem, batch, head, tile, self.block_kv)
+        return self.tile_of(mem, batch, head, tile, self.block_kv)
 
     def pair_and_tile(self, linear: Any) -> tuple[Any, Any]:
         """Returns a head of K, of all sequences, and a tile: those of a place.
@@ -252,37 +197,14 @@ class BackwardProblem:
         Under a causal mask the first rows have the most work: they come first, so that
         short tiles fill the gaps at the end.
         """
-        pairs = self.batch * self.kv_heads
-        together = math.gcd(pairs, self.config.heads_together)
-        strip, within = split(linear, together * self.kv_tiles)
-        tile, pair = split(within, together)
-        return plus(times(strip, together), pair), tile
-
-    def place(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Place:
-        """Returns where a tile of `size` rows is."""
-        if not self.packed:
-            start = times(tile, size)
-            return Place(batch, batch, head, start, self.lengths(mem, batch))
-        sequence, start = mem.of_tiles[tile, 0], mem.of_tiles[tile, 1]
-        first = mem.q_starts[sequence], mem.kv_starts[sequence]
-        return Place(0, sequence, head, start, self.lengths(mem, sequence), *first)
-
-    def lengths(self, mem: Any, sequence: Any) -> Lengths:
-        """Returns those of a sequence; rows are those of Q."""
-        if self.packed:
-            end = plus(sequence, 1)
-            pairs = ((x[end], x[sequence]) for x in (mem.q_starts, mem.kv_starts))
-            return Lengths(*(minus(*x) for x in pairs))
-        if self.mask.ragged:
-            return Lengths(mem.q_lengths[sequence], mem.kv_lengths[sequence])
-        return Lengths(self.q_len, self.kv_len)
+        return self._place(linear, self.kv_tiles, self.outer * self.kv_heads)
 
     @property
     def has_tail(self) -> bool:
         """Whether a tile of K and V may have rows that do not exist."""
         return self.mask.ragged or self.kv_len % self.block_kv != 0
 
-    def tiles_of_q(self, mem: Any, place: Place) -> Blocks:
+    def tiles_of_q(self, mem: Any, place: Tile) -> Blocks:
         """Returns the tiles of Q that see a tile of K and V.
 
         Rows of Q beyond the last need no mask: their sum of exponentials is infinite.
@@ -325,7 +247,7 @@ def schedule(p: BackwardProblem) -> np.ndarray:
     """Returns the tiles of each persistent block; see `persistent.schedule`."""
 
     def cost(tile: int) -> float:
-        place = p.place(None, 0, 0, tile, p.block_kv)
+        place = p.tile_of(None, 0, 0, tile, p.block_kv)
         return p.total(p.tiles_of_q(None, place)) + _STEPS_OF_A_TILE
 
     of_tiles = list(map(cost, range(p.kv_tiles)))

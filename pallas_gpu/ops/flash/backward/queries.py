@@ -25,7 +25,7 @@ from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import store_some
 from pallas_gpu.ops.flash.backward.problem import (
     BackwardProblem,
-    Place,
+    Tile,
     blocks_of,
     launch,
 )
@@ -45,9 +45,9 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
     scratch: dict[str, Any] = {
         "q_smem": tiles((BLOCK_Q, p.head_dim), p.dtype),
-        "do_smem": tiles((BLOCK_Q, p.v_head_dim), p.dtype),
+        "do_smem": tiles((BLOCK_Q, p.v_dim), p.dtype),
         "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
-        "v_smem": tiles((stages, BLOCK_KV, p.v_head_dim), p.dtype),
+        "v_smem": tiles((stages, BLOCK_KV, p.v_dim), p.dtype),
         "q_full": plgpu.Barrier(num_arrivals=2),
         "k_full": full,
         "v_full": full,
@@ -58,12 +58,12 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         shape: tuple[int, ...] = (p.bias_stages, BLOCK_Q, BLOCK_KV)
         scratch["bias_smem"] = tiles(shape, p.bias_dtype)
         scratch |= {"bias_full": full, "bias_empty": empty}
-    shape = p.batch, p.q_len, p.heads, p.head_dim
+    shape = p.outer, p.q_len, p.heads, p.head_dim
     return launch(
         functools.partial(_body, p, stages),
         jax.ShapeDtypeStruct(shape, p.dtype),
         scratch,
-        blocks=p.batch * p.heads * p.tiles_of(p.q_len, BLOCK_Q),
+        blocks=p.outer * p.heads * p.tiles_of(p.q_len, BLOCK_Q),
         name="attention_backward_queries",
         compiler_params=compiler_params,
         interpret=interpret,
@@ -78,7 +78,7 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     pair, tile = split(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
     tile = minus(q_tiles - 1, tile)
-    place = p.place(mem, *split(pair, p.heads), tile, BLOCK_Q)
+    place = p.tile_of(mem, *split(pair, p.heads), tile, BLOCK_Q)
     blocks = p.mask.blocks(place.lengths, place.start, BLOCK_Q, BLOCK_KV)
     if p.mask.segments:
         blocks = blocks.within(blocks_of(mem.of_segments.at[place.batch, tile]))
@@ -93,7 +93,7 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
 
 
 def _produce(
-    p: BackwardProblem, mem: Memory, stages: int, place: Place, blocks: Any
+    p: BackwardProblem, mem: Memory, stages: int, place: Tile, blocks: Any
 ) -> None:
     kv_head = lax.div(place.head, np.int32(p.group))
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
@@ -116,7 +116,7 @@ def _produce(
         ]
         if p.has_matrix:
             rows = plgpu.ds(place.start, BLOCK_Q)
-            of_bias = p.bias_part(mem.bias, place, place.head, rows, columns)
+            of_bias = p.bias_part(mem, place, place.head, rows, columns)
             copies.insert(0, (of_bias, mem.bias_smem, mem.bias_full, mem.bias_empty))
         for source, ring, full, empty in copies:
 
@@ -134,7 +134,7 @@ class Rows:
     p: BackwardProblem
     mem: Any
     wg: Any
-    place: Place
+    place: Tile
 
     @property
     def own(self) -> Any:
@@ -169,9 +169,7 @@ class Rows:
         lengths = place.lengths
         if p.scores.modifies:
             distance = plus(minus(self.row, column), p.mask.shift(lengths))
-            slope = None
-            if (slopes := self.mem.get("slopes")) is not None:
-                slope = slopes[place.sequence if slopes.shape[0] > 1 else 0, place.head]
+            slope = p.slope(self.mem, place, place.head)
             scores, capped = p.scores.modified(
                 scores, distance, self.bias(column, bias), slope, keeps_capped=True
             )
@@ -189,7 +187,7 @@ class Rows:
         if p.bias is None:
             return None
         columns = plgpu.ds(column, BLOCK_KV)
-        part = p.bias_part(self.mem.bias, self.place, self.place.head, 0, columns)
+        part = p.bias_part(self.mem, self.place, self.place.head, 0, columns)
         return plgpu.load(part, layout=layout.reduce(0), optimized=False)
 
     def ids(self, column) -> tuple[Any, Any]:

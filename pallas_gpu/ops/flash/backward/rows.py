@@ -31,14 +31,14 @@ def make_kernel(
     row has no probabilities, beyond the last one or with nothing to see, the logarithm
     is infinite: its exponentials become 0.
     """
-    numbers = jax.ShapeDtypeStruct((p.batch, p.heads, p.padded_q_len), jnp.float32)
-    shape = p.batch, p.q_len, p.heads, p.head_dim
+    numbers = jax.ShapeDtypeStruct((p.outer, p.heads, p.padded_q_len), jnp.float32)
+    shape = p.outer, p.q_len, p.heads, p.head_dim
     zeros = jax.ShapeDtypeStruct(shape, jnp.float32)
-    tile = tiles((ROWS, p.v_head_dim), p.dtype)
+    tile = tiles((ROWS, p.v_dim), p.dtype)
     return plgpu.kernel(
         functools.partial(_body, p, has_dlse),
         out_type=[numbers, numbers] + [zeros] * (not p.config.deterministic),
-        grid=(p.batch * p.heads * (p.padded_q_len // ROWS),),
+        grid=(p.outer * p.heads * (p.padded_q_len // ROWS),),
         grid_names=("block",),
         kernel_name="attention_backward_rows",
         interpret=interpret,

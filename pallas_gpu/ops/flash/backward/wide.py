@@ -64,7 +64,7 @@ class WithV(_Wide):
             self.for_each_tile(functools.partial(self.step, dv, scores))
             return dv[...]
 
-        accumulators = plgpu.ACC((ROWS, p.v_head_dim)), self.scores_type
+        accumulators = plgpu.ACC((ROWS, p.v_dim)), self.scores_type
         dv = plgpu.run_scoped(over_tiles, *accumulators)
         # The other consumer's last product reads V.
         plgpu.barrier_arrive_and_wait(mem.together)

@@ -202,14 +202,12 @@ class Consumer:
     def own(self, tile: Tile) -> _Own:
         """Returns what is the same for all blocks."""
         p, mem = self.p, self.mem
-        q_row = plus(tile.q_start, times(self.wg, p.config.rows))
-        ids = slope = None
+        q_row = plus(tile.start, times(self.wg, p.config.rows))
+        ids = None
         if p.mask.segments:
             rows = plgpu.ds(q_row, p.config.rows)
             ids = plgpu.load(mem.q_ids.at[tile.batch, rows], layout=_ROW)
-        if p.scores.alibi:
-            slope = mem.slopes[tile.batch if mem.slopes.shape[0] > 1 else 0, tile.head]
-        scales = None
+        slope, scales = p.slope(mem, tile, tile.head), None
         if p.narrow:
             of_batch = tile.batch if mem.scales.shape[0] > 1 else 0
             scales = [mem.scales[of_batch, tile.head, i] for i in range(2)]
@@ -453,7 +451,7 @@ class Consumer:
             bias = None
             if p.bias is not None:
                 plgpu.barrier_wait(mem.bias_full.at[slot])
-                if p.bias[2] == 1:
+                if not p.has_matrix:
                     columns = plgpu.ds(0, p.config.block_kv)
                     bias = plgpu.load(mem.bias_smem.at[slot, columns], layout=_COLUMN)
                 else:

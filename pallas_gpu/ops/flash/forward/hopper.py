@@ -30,7 +30,7 @@ from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
 from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles, schedule
+from pallas_gpu.ops.flash.problem import Operands, Problem, packed_tiles, schedule
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
@@ -133,9 +133,8 @@ def make_kernel(
 
 def _bias_ring(p: Problem[AttentionConfig]) -> Any:
     """A bias that is the same for all rows is a vector for each block."""
-    assert p.bias is not None
     c, dtype = p.config, p.bias_dtype
-    if p.bias[2] == 1:
+    if not p.has_matrix:
         # Each block starts at a multiple of 128 bytes, as TMA needs it.
         row = plgpu.align_to(c.block_kv, 128 // dtype.itemsize)
         return plgpu.SMEM((c.stages, row), dtype)
@@ -176,7 +175,7 @@ def _produce(
     del following
     c = p.config
     tile, blocks = Work(p, mem).at(number)
-    kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
+    kv_head = lax.div(tile.head, np.int32(p.group))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     buffer = q_buffer(p, position)
@@ -187,7 +186,7 @@ def _produce(
             plgpu.barrier_wait(mem.q_empty.at[buffer])
 
     q_rows = rows_of(
-        p, mem.q, tile, plus(tile.q_first, tile.q_start), c.block_q, tile.head
+        p, mem.q, tile, plus(tile.q_first, tile.start), c.block_q, tile.head
     )
     plgpu.copy_gmem_to_smem(
         q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
@@ -217,11 +216,15 @@ def _produce(
 
         return part
 
+    def part_of_bias(column):
+        rows = plgpu.ds(tile.start, c.block_q) if p.has_matrix else 0
+        columns = plgpu.ds(column, c.block_kv)
+        return p.bias_part(mem, tile, tile.head, rows, columns)
+
     def copy_k(step):
         copy(step, blocks_of(mem.k), mem.k_smem, mem.k_full, mem.k_empty)
         if p.bias is not None:
-            part = functools.partial(_bias_part, p, mem, tile)
-            copy(step, part, mem.bias_smem, mem.bias_full, mem.bias_empty)
+            copy(step, part_of_bias, mem.bias_smem, mem.bias_full, mem.bias_empty)
 
     def transposed_v(column):
         return mem.v.at[tile.batch, kv_head, :, plgpu.ds(column, c.block_kv)]
@@ -239,14 +242,3 @@ def _produce(
 
     copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
     return plus(before, steps)
-
-
-def _bias_part(p: Any, mem: Memory, tile: Tile, column: Any) -> Any:
-    """Returns the bias of a tile and a block."""
-    batch = tile.batch if p.bias[0] > 1 else 0
-    head = tile.head if p.bias[1] > 1 else 0
-    columns = plgpu.ds(column, p.config.block_kv)
-    if p.bias[2] == 1:
-        return mem.bias.at[batch, head, 0, columns]
-    rows = plgpu.ds(tile.q_start, p.config.block_q)
-    return mem.bias.at[batch, head, rows, columns]

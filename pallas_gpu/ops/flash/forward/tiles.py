@@ -11,10 +11,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.masks import Blocks, Lengths
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.flash.problem import Problem, Tile
-from pallas_gpu.ops.folded import divide, plus, times
+from pallas_gpu.ops.folded import divide
 from pallas_gpu.ops.memory import Memory
 
 
@@ -42,26 +42,12 @@ class Work:
     def at(self, number: Any) -> tuple[Tile, Blocks]:
         """Returns a tile and the blocks that it sees."""
         p, mem = self.p, self.mem
-        tile = _tile(p, mem, number)
+        tile = p.tile_of(mem, *p.place(number), p.config.block_q)
         of_segments = None
         if p.mask.segments:
-            row = mem.of_segments.at[tile.batch, divide(tile.q_start, p.config.block_q)]
+            row = mem.of_segments.at[tile.batch, divide(tile.start, p.config.block_q)]
             of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
         return tile, p.blocks(tile, of_segments)
-
-
-def _tile(p: Problem[AttentionConfig], mem: Memory, linear: Any) -> Tile:
-    batch, head, number = p.place(linear)
-    if not p.packed:
-        lengths = p.lengths
-        if p.mask.ragged:
-            lengths = Lengths(mem.q_lengths[batch], mem.kv_lengths[batch])
-        return Tile(batch, head, times(number, p.config.block_q), lengths)
-    batch, q_start = mem.of_tiles[number, 0], mem.of_tiles[number, 1]
-    ends = plus(batch, 1)
-    q_first, kv_first = mem.q_starts[batch], mem.kv_starts[batch]
-    lengths = Lengths(mem.q_starts[ends] - q_first, mem.kv_starts[ends] - kv_first)
-    return Tile(batch, head, q_start, lengths, q_first, kv_first)
 
 
 def rows_of(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any:
