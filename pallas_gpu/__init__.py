@@ -41,6 +41,7 @@ from pallas_gpu.entry.scoped import (
 )
 from pallas_gpu.pipeline.emit import emit_pipeline as emit_pipeline
 from pallas_gpu.pipeline.pallas_call import pallas_call as pallas_call
+from pallas_gpu.pipeline.ring import Ring as Ring, Slot as Slot
 from pallas_gpu.pipeline.warp_specialized import (
     emit_pipeline_warp_specialized as emit_pipeline_warp_specialized,
     PipelinePipeline as PipelinePipeline,

@@ -14,8 +14,8 @@ Each of the three runs its own loop over the block's tiles (with `dynamic` the t
 warpgroups, and learn in one loop which tile is next); they meet only at barriers:
 
     barrier    completes when                                  releases
-    loaded     a buffer of the ring has been filled by TMA     the MMA warp
-    free       the products that read the buffer are complete  the TMA warp
+    full       a buffer of the ring has been filled by TMA     the MMA warp
+    empty      the products that read the buffer are complete  the TMA warp
     computed   all products of an accumulator are complete     the epilogue
     read       an accumulator has been read to registers       the MMA warp
 
@@ -152,7 +152,6 @@ class Schedule:
       m, n, k: sizes; the last tiles may reach over the edge.
       step: a tile, and the depth of a step.
       config: blocks of a tile, and the order of tiles.
-      stages: SMEM buffers of the ring.
       accumulators: in TMEM.
       part_n: columns that the epilogue stores at once.
       shared_n: columns that both accumulators have: the last ones of the first, which
@@ -164,7 +163,6 @@ class Schedule:
     k: int
     step: tuple[int, int, int]
     config: Order
-    stages: int
     accumulators: int
     part_n: int
     shared_n: int = 0
@@ -272,16 +270,12 @@ class Schedule:
                 load(*tile)
 
     def for_each_step(self, number: Any, visit: Any) -> None:
-        """Calls `visit(ki, slot, step)` for the steps along K of a tile.
+        """Calls `visit(ki, step)` for the steps along K of a tile.
 
-        `step` counts the steps of all tiles of the block, and `slot` is its buffer.
+        `step` counts the steps of all tiles of the block.
         """
         first = number * self.steps
-
-        @plgpu.loop(0, self.steps)
-        def _(ki):
-            step = first + ki
-            visit(ki, lax.rem(step, np.int32(self.stages)), step)
+        plgpu.loop(0, self.steps)(lambda ki: visit(ki, first + ki))
 
     def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
         """Returns the part of TMEM, and its index, for a tile of the block."""
@@ -343,7 +337,7 @@ def make_kernel(
     """Returns the kernel for a problem that the tiles divide."""
     c = config
     part_n = c.part_n(out_dtype)
-    schedule = Schedule(m, n, k, c.step, c, c.stages, _ACCUMULATORS, part_n)
+    schedule = Schedule(m, n, k, c.step, c, _ACCUMULATORS, part_n)
     compiler_params = compiler_params or plgpu.CompilerParams()
     return plgpu.kernel(
         functools.partial(_body, schedule),
@@ -353,20 +347,28 @@ def make_kernel(
         compiler_params=dataclasses.replace(compiler_params, target=TARGET),
         interpret=interpret,
         scratch_types={
-            "a_smem": tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
-            "b_smem": tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
+            "operands": ring(
+                [
+                    tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
+                    tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
+                ]
+            ),
             "out_smem": tiles((2, _BLOCK_M, part_n), out_dtype),
             "acc": plgpu.TMEM(
                 (_BLOCK_M, _ACCUMULATORS * c.tile_n),
                 jnp.float32,
                 collective=c.collective,
             ),
-            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            "free": done(c.stages),
             "computed": done(_ACCUMULATORS),
             "read": read(_ACCUMULATORS, collective=c.collective),
         },
     )
+
+
+def ring(buffers: list[Any]) -> plgpu.Ring:
+    """Declares a ring that products release."""
+    declared = plgpu.Ring.of(buffers)
+    return dataclasses.replace(declared, empty=done(declared.stages))
 
 
 def done(number: int) -> Any:
@@ -386,36 +388,31 @@ def read(number: int, *, collective: bool) -> Any:
     )
 
 
-def _body(
-    schedule, a, b, out, *, a_smem, b_smem, out_smem, acc, loaded, free, computed, read
-) -> None:
+def _body(schedule, a, b, out, *, operands, out_smem, acc, computed, read) -> None:
     schedule.run(
-        _loads(schedule, a, b, a_smem, b_smem, loaded, free),
-        _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read),
+        _loads(schedule, a, b, operands),
+        _multiplies(schedule, operands, acc, computed, read),
         stores(schedule, out, out_smem, acc, computed, read),
     )
 
 
-def _loads(schedule, a, b, a_smem, b_smem, loaded, free) -> Any:
+def _loads(schedule, a, b, operands) -> Any:
     c = schedule.config
     axes = PAIR if c.collective else None
 
     def visit_tile(rows, columns, number):
-        def visit_step(ki, slot, step):
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(free.at[slot])
-
+        def visit_step(ki, step):
+            slot = operands.fill(step)
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
             sources = a.at[rows, depth], b.at[depth, columns]
-            buffers = a_smem.at[slot], b_smem.at[slot]
-            for axis, (source, buffer) in enumerate(zip(sources, buffers, strict=True)):
+            pairs = zip(sources, slot.buffers, strict=True)
+            for axis, (source, buffer) in enumerate(pairs):
                 # Of a pair each block loads half, and the first one's barrier counts.
                 share = plgpu.CopyPartition.PARTITIONED(axis) if c.collective else None
                 plgpu.copy_gmem_to_smem(
                     source,
                     buffer,
-                    loaded.at[slot],
+                    slot.full,
                     collective_axes=axes,
                     leader_tracked=share,
                 )
@@ -425,20 +422,19 @@ def _loads(schedule, a, b, a_smem, b_smem, loaded, free) -> Any:
     return visit_tile
 
 
-def _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> Any:
+def _multiplies(schedule, operands, acc, computed, read) -> Any:
     axis = PAIR if schedule.config.collective else None
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
         schedule.wait_for_accumulator(read, number)
 
-        def visit_step(ki, slot, step):
-            plgpu.barrier_wait(loaded.at[slot])
+        def visit_step(ki, step):
+            slot = operands.take(step)
             plgpu.tcgen05_mma(
                 tile,
-                a_smem.at[slot],
-                b_smem.at[slot],
-                free.at[slot],
+                *slot.buffers,
+                slot.empty,
                 accumulate=ki > 0,
                 collective_axis=axis,
             )

@@ -184,10 +184,6 @@ class _Schedule:
         first = lax.add(lax.mul(i, np.int32(every)), lax.min(i, np.int32(more)))
         return first, lax.add(np.int32(every), (i < more).astype(np.int32))
 
-    def slot(self, step: Any) -> Any:
-        """Returns the buffer of a step."""
-        return lax.rem(step, np.int32(self.config.stages))
-
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(batch, row, column, first_step)` for the tiles of this block.
 
@@ -213,35 +209,22 @@ class _Memory:
     a: Any
     b: Any
     out: Any
-    a_smem: Any
-    b_smem: Any
+    operands: plgpu.Ring
     sums: Any
-    full: Any
-    empty: Any
     drained: Any = None
     written: Any = None
     read: Any = None
     gate: Any = None
     bias: Any = None
     residual: Any = None
-    gate_smem: Any = None
 
 
 def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
     *others, out = refs
     named = dict(zip(schedule.problem.epilogue.operands, others, strict=True))
-    (a_smem, b_smem, *gate_smem), sums = scratch.pop("memory")
-    mem = _Memory(
-        a=a,
-        b=b,
-        out=out,
-        a_smem=a_smem,
-        b_smem=b_smem,
-        gate_smem=gate_smem[0] if gate_smem else None,
-        sums=sums,
-        **named,
-        **scratch,
-    )
+    buffers, sums = scratch.pop("memory")
+    ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
+    mem = _Memory(a=a, b=b, out=out, operands=ring, sums=sums, **named, **scratch)
     wg = lax.axis_index("wg")
 
     @plgpu.when(wg == schedule.config.warpgroups)
@@ -255,9 +238,6 @@ def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
 
 def _produce(schedule: _Schedule, mem: _Memory) -> None:
     p, c = schedule.problem, schedule.config
-    factors = [(mem.b, mem.b_smem), (mem.a, mem.a_smem)]
-    if mem.gate is not None:
-        factors.append((mem.gate, mem.gate_smem))
     first, steps = schedule.depth()
 
     def visit(batch, row, column, first_step):
@@ -265,19 +245,16 @@ def _produce(schedule: _Schedule, mem: _Memory) -> None:
 
         @plgpu.loop(0, steps)
         def _(ki):
-            slot = schedule.slot(first_step + ki)
-            plgpu.barrier_wait(mem.empty.at[slot])
+            slot = mem.operands.fill(first_step + ki)
+            a, b, *gate = slot.buffers
             depth = plgpu.ds((first + ki) * c.tile_k, c.tile_k)
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
-            for source, buffers in factors:
-                is_a = source is mem.a
-                shared = p.shared_a if is_a else p.shared_b
-                plgpu.copy_gmem_to_smem(
-                    source.at[(0 if shared else batch, *(of_a if is_a else of_b))],
-                    buffers.at[slot],
-                    mem.full.at[slot],
-                )
+            copies = [(mem.b, of_b, p.shared_b, b), (mem.a, of_a, p.shared_a, a)]
+            copies += [(mem.gate, of_b, p.shared_b, buffer) for buffer in gate]
+            for source, window, shared, buffer in copies:
+                part = source.at[(0 if shared else batch, *window)]
+                plgpu.copy_gmem_to_smem(part, buffer, slot.full)
 
     schedule.for_each_tile(visit)
 
@@ -307,37 +284,20 @@ class _Consumer:
             parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
 
-    def accumulate(self, first_step, acc, gate_acc=None) -> list[Any]:
+    def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its columns of B with A, and that of the gate."""
-        mem, p, c = self.mem, self.schedule.problem, self.schedule.config
-        slot_of = self.schedule.slot
-        steps = self.schedule.depth()[1]
+        p, c = self.schedule.problem, self.schedule.config
         own = plgpu.ds(self.wg * c.own_n, c.own_n)
 
-        def columns(buffers, slot):
-            return (
-                buffers.at[slot, own] if p.transpose_b else buffers.at[slot, :, own].T
-            )
+        def multiply(_, slot):
+            a, *right = slot.buffers
+            for acc, b in zip(accumulators, right, strict=True):
+                columns = b.at[own] if p.transpose_b else b.at[:, own].T
+                plgpu.wgmma(acc, columns, a if p.transpose_a else a.T)
 
-        @plgpu.loop(0, steps)
-        def _(ki):
-            slot = slot_of(first_step + ki)
-            plgpu.barrier_wait(mem.full.at[slot])
-            a = mem.a_smem.at[slot] if p.transpose_a else mem.a_smem.at[slot].T
-            plgpu.wgmma(acc, columns(mem.b_smem, slot), a)
-            if gate_acc is not None:
-                plgpu.wgmma(gate_acc, columns(mem.gate_smem, slot), a)
-            # The products of one step stay under way; the buffer of the one before is
-            # free.
-            plgpu.wgmma_wait(1 if gate_acc is None else 2)
-
-            @plgpu.when(ki > 0)
-            def _():
-                plgpu.barrier_arrive(mem.empty.at[slot_of(first_step + ki - 1)])
-
-        products = [x[...] for x in (acc, gate_acc) if x is not None]
-        plgpu.barrier_arrive(mem.empty.at[slot_of(first_step + steps - 1)])
-        return products
+        return self.mem.operands.accumulate(
+            accumulators, self.schedule.depth()[1], multiply, first=first_step
+        )
 
     def store(self, products, batch, row, column) -> None:
         """Adds the products of the cluster's blocks, and stores a share of the rows."""

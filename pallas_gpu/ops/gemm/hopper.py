@@ -162,22 +162,15 @@ def _scratch(p: Problem, c: MatmulConfig) -> dict[str, Any]:
     part = (CONSUMERS, 2, *(reversed(sides) if c.transposed else sides))
     a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)
     b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
-    factors = 3 if p.epilogue.gated else 2
-    empty: Any = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
-    if c.cluster is not None:
-        # A buffer is empty when the consumers of both blocks have read it.
-        empty = plgpu.ClusterBarrier(
-            collective_axes="pair", num_arrivals=CONSUMERS, num_barriers=c.stages
-        )
+    operands = [a_tile, b_tile, *[b_tile] * p.epilogue.gated]
     scratch = {
-        "a_smem": tiles((c.stages, *a_tile), p.dtype),
-        "b_smem": tiles((c.stages, *b_tile), p.dtype),
+        "operands": plgpu.Ring.of(
+            [tiles((c.stages, *tile), p.dtype) for tile in operands],
+            consumers=CONSUMERS,
+            collective_axes="pair" if c.cluster else (),
+        ),
         "out_smem": tiles(part, p.out_dtype),
-        "full": plgpu.Barrier(num_arrivals=factors, num_barriers=c.stages),
-        "empty": empty,
     }
-    if p.epilogue.gated:
-        scratch["gate_smem"] = tiles((c.stages, *b_tile), p.dtype)
     if p.epilogue.residual:
         scratch["residual_smem"] = tiles(part, p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * CONSUMERS)
@@ -235,10 +228,6 @@ class Schedule:
         def _(info):
             visit(*self.tile(info.index[0]), info.local_index * self.steps)
 
-    def slot(self, step: Any) -> Any:
-        """Returns the buffer of a step."""
-        return lax.rem(step, np.int32(self.config.stages))
-
     def is_inside(self, row: Any, column: Any) -> Any:
         """Returns whether a part begins within the result; None if all parts do."""
         p, (m, n) = self.problem, self.config.cluster_tile
@@ -257,15 +246,11 @@ class Memory:
     a: Any
     b: Any
     out: Any
-    a_smem: Any
-    b_smem: Any
+    operands: plgpu.Ring
     out_smem: Any
-    full: Any
-    empty: Any
     gate: Any = None
     bias: Any = None
     residual: Any = None
-    gate_smem: Any = None
     residual_smem: Any = None
     residual_full: Any = None
 
@@ -275,12 +260,9 @@ def produce(schedule: Schedule, mem: Memory) -> None:
     p, c = schedule.problem, schedule.config
     parts = np.int32(c.parts)
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
-    factors = [
-        (mem.a, mem.a_smem, p.shared_a, share_a),
-        (mem.b, mem.b_smem, p.shared_b, share_b),
-    ]
+    factors = [(mem.a, p.shared_a, share_a), (mem.b, p.shared_b, share_b)]
     if mem.gate is not None:
-        factors.append((mem.gate, mem.gate_smem, p.shared_b, share_b))
+        factors.append((mem.gate, p.shared_b, share_b))
 
     def visit(batch, row, column, first_step):
         rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
@@ -291,23 +273,17 @@ def produce(schedule: Schedule, mem: Memory) -> None:
 
         @plgpu.loop(0, schedule.steps)
         def _(ki):
-            step = first_step + ki
-            slot = schedule.slot(step)
-
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(mem.empty.at[slot])
-
+            slot = mem.operands.fill(first_step + ki)
             depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
-            for (source, buffers, shared, axes), window in zip(
-                factors, (of_a, of_b, of_b), strict=False
+            for (source, shared, axes), window, buffer in zip(
+                factors, (of_a, of_b, of_b), slot.buffers, strict=False
             ):
                 plgpu.copy_gmem_to_smem(
                     source.at[(0 if shared else batch, *window)],
-                    buffers.at[slot],
-                    mem.full.at[slot],
+                    buffer,
+                    slot.full,
                     collective_axes=axes,
                     # Tiles of a cluster may lie outside as a whole.
                     oob_mode=_ZEROS,
@@ -333,46 +309,28 @@ class Consumer:
         # Integers are summed as integers.
         dtype = jnp.int32 if p.dtype == jnp.int8 else jnp.float32
         acc = plgpu.ACC((c.tile_m, c.tile_n), dtype)
-        accumulators = [acc, acc] if p.epilogue.gated else [acc]
         products = plgpu.run_scoped(
-            functools.partial(self.accumulate, first_step), *accumulators
+            functools.partial(self.accumulate, first_step),
+            *[acc] * (1 + p.epilogue.gated),
         )
         self.store(products, batch, row, column)
 
-    def accumulate(self, first_step, acc, gate_acc=None) -> list[Any]:
+    def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""
-        mem, p, c = self.mem, self.schedule.problem, self.schedule.config
+        p, c = self.schedule.problem, self.schedule.config
         if p.turns_a:
-            return [self.accumulate_turned(first_step, acc)]
-        slot_of = self.schedule.slot
+            return [self.accumulate_turned(first_step, *accumulators)]
         own_rows = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
-        def turned(ref, transposed):
-            return ref.T if transposed else ref
+        def multiply(_, slot):
+            a, *right = slot.buffers
+            a = a.at[:, own_rows].T if p.transpose_a else a.at[own_rows]
+            for acc, b in zip(accumulators, right, strict=True):
+                plgpu.wgmma(acc, a, b.T if p.transpose_b else b)
 
-        @plgpu.loop(0, self.schedule.steps)
-        def _(ki):
-            step = first_step + ki
-            slot = slot_of(step)
-            plgpu.barrier_wait(mem.full.at[slot])
-            own = (slice(None), own_rows) if p.transpose_a else (own_rows,)
-            a = turned(mem.a_smem.at[(slot, *own)], p.transpose_a)
-            plgpu.wgmma(acc, a, turned(mem.b_smem.at[slot], p.transpose_b))
-            if gate_acc is not None:
-                gate = turned(mem.gate_smem.at[slot], p.transpose_b)
-                plgpu.wgmma(gate_acc, a, gate)
-            # The products of one step stay under way; the buffer of the one before is
-            # free.
-            plgpu.wgmma_wait(1 if gate_acc is None else 2)
-
-            @plgpu.when(ki > 0)
-            def _():
-                plgpu.barrier_arrive(mem.empty.at[slot_of(step - 1)])
-
-        products = [x[...] for x in (acc, gate_acc) if x is not None]
-        last = slot_of(first_step + self.schedule.steps - 1)
-        plgpu.barrier_arrive(mem.empty.at[last])
-        return products
+        return self.mem.operands.accumulate(
+            accumulators, self.schedule.steps, multiply, first=first_step
+        )
 
     def accumulate_turned(self, first_step, acc) -> Any:
         """Returns the product where the tensor core cannot read A as it is stored.
@@ -381,29 +339,31 @@ class Consumer:
         the tensor core multiplies; only then may instructions write its operand, else
         ptxas serialises them.
         """
-        mem, c = self.mem, self.schedule.config
-        slot_of = self.schedule.slot
+        ring, c = self.mem.operands, self.schedule.config
         own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
         def load(step):
-            plgpu.barrier_wait(mem.full.at[slot_of(step)])
-            rows = mem.a_smem.at[slot_of(step), :, own].T
+            a, _ = ring.take(step).buffers
+            rows = a.at[:, own].T
             return plgpu.load(rows, layout=plgpu.Layout.WGMMA_32BIT, optimized=False)
+
+        def multiply(step, rows):
+            _, b = ring.slot(step).buffers
+            plgpu.wgmma(acc, rows, b.T)
 
         last = first_step + self.schedule.steps - 1
 
         @plgpu.loop(first_step, last, init_carry=as_tf32(load(first_step)))
         def final(step, rows):
-            b = mem.b_smem.at[slot_of(step)]
-            plgpu.wgmma(acc, rows, b.T)
+            multiply(step, rows)
             following = lax.optimization_barrier(load(step + 1))
             plgpu.wgmma_wait(0)
-            plgpu.barrier_arrive(mem.empty.at[slot_of(step)])
+            ring.release(step)
             return as_tf32(lax.optimization_barrier(following))
 
-        plgpu.wgmma(acc, final, mem.b_smem.at[slot_of(last)].T)
+        multiply(last, final)
         product = acc[...]
-        plgpu.barrier_arrive(mem.empty.at[slot_of(last)])
+        ring.release(last)
         return product
 
     @property

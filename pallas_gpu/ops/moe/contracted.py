@@ -142,7 +142,10 @@ def _body(
 ) -> None:
     *indices, a, b, out = refs
     wg = lax.axis_index("wg")
-    ring = a_smem, b_smem, full, empty
+    rings = (
+        plgpu.Ring(a_smem, empty[0], full[0]),
+        plgpu.Ring(b_smem, empty[-1], full[-1]),
+    )
 
     def groups() -> Groups:
         p = problem
@@ -150,10 +153,10 @@ def _body(
         return Groups.of(sizes, offset, p.matrices, p.rows, p.config.tile_k, own)
 
     def produce() -> None:
-        _produce(problem, groups(), Rows(a, *indices), b, ring)
+        _produce(problem, groups(), Rows(a, *indices), b, rings)
 
     def consume() -> None:
-        _consume(problem, groups(), wg, out, ring, out_smem.at[wg], cleared)
+        _consume(problem, groups(), wg, out, rings, out_smem.at[wg], cleared)
 
     roles.split(wg, CONSUMERS, REGISTERS[problem.gathered], produce, consume)
 
@@ -234,30 +237,23 @@ def _for_each_strip(problem: Problem, groups: Groups, visit: Any) -> None:
         )
 
 
-def _slots(problem: Problem, steps: tuple[Any, Any]) -> list[Any]:
-    return [lax.rem(step, np.int32(problem.config.stages)) for step in steps]
+def _slots(rings, steps) -> list[Any]:
+    return [ring.slot(step) for ring, step in zip(rings, steps, strict=True)]
 
 
-def _produce(problem, groups, a, b, ring) -> None:
+def _produce(problem, groups, a, b, rings) -> None:
     c = problem.config
-    a_smem, b_smem, full, empty = ring
 
-    def load(array, part, row, depth, columns, buffers, step, operand):
-        slot = lax.rem(step, np.int32(c.stages))
-        number = min(operand, len(empty) - 1)
-        barrier = full[number].at[slot]
-
+    def load(array, part, row, depth, columns, step, operand):
+        ring = rings[operand]
         # Of one ring, a slot has been waited for with the first operand.
-        if operand == number:
-
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(empty[number].at[slot])
+        waited = operand == problem.rings
+        slot = ring.slot(step) if waited else ring.fill(step)
 
         def copy(depth):
             source = array.at[part(row, depth), columns]
-            buffer = buffers.at[slot, plgpu.ds(0, depth)]
-            plgpu.copy_gmem_to_smem(source, buffer, barrier)
+            buffer = slot.buffers.at[plgpu.ds(0, depth)]
+            plgpu.copy_gmem_to_smem(source, buffer, slot.full)
 
         _by_depth(c.tile_k, depth, copy, problem.gathered and operand == 0)
 
@@ -273,10 +269,10 @@ def _produce(problem, groups, a, b, ring) -> None:
                 left, right = strip.step(tile, ki)
                 row = strip.rows[0] + ki * c.tile_k
                 depth = strip.rows[1] - row
-                load(a.array, a.part, row, depth, own, a_smem, left, 0)
+                load(a.array, a.part, row, depth, own, left, 0)
 
                 def load_right(row=row, depth=depth, right=right):
-                    load(b, plgpu.ds, row, depth, columns, b_smem, right, 1)
+                    load(b, plgpu.ds, row, depth, columns, right, 1)
 
                 if problem.rings == 1:
                     load_right()
@@ -306,76 +302,54 @@ def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
         copy(quarter)
 
 
-def _release(problem, strip, tile, ki, empty) -> None:
+def _release(problem, strip, tile, ki, rings) -> None:
     """Gives the buffers of a step back to the producer."""
-    left, right = _slots(problem, strip.step(tile, ki))
-    plgpu.barrier_arrive(empty[0].at[left])
-
-    for barriers in empty[1:]:
-
-        @plgpu.when(strip.is_released(tile))
-        def _(barriers=barriers):
-            plgpu.barrier_arrive(barriers.at[right])
+    left, right = _slots(rings, strip.step(tile, ki))
+    plgpu.barrier_arrive(left.empty)
+    if problem.rings == 2:
+        plgpu.when(strip.is_released(tile))(lambda: plgpu.barrier_arrive(right.empty))
 
 
-def _consume(problem, groups, wg, out, ring, out_smem, cleared) -> None:
+def _consume(problem, groups, wg, out, rings, out_smem, cleared) -> None:
     c = problem.config
-    a_smem, b_smem, full, empty = ring
     own = plgpu.ds(wg * c.tile_m, c.tile_m)
     half = plgpu.ds(wg * (c.tile_n // CONSUMERS), c.tile_n // CONSUMERS)
 
-    def clear(slots, valid, both):
+    def clear(a, b, valid, both):
         """Overwrites the rows from `valid` on; each consumer takes a part of B."""
         beyond = (jnp.arange(c.tile_k, dtype=jnp.int32) >= valid)[:, None]
 
         def overwrite(ref):
             plgpu.store(ref, (), jnp.zeros(ref.shape, ref.dtype), mask=beyond)
 
-        overwrite(a_smem.at[slots[0], :, own])
-
-        @plgpu.when(both)
-        def _():
-            overwrite(b_smem.at[slots[1], :, half])
-
+        overwrite(a)
+        plgpu.when(both)(lambda: overwrite(b.at[:, half]))
         plgpu.commit_smem()
-
-        @plgpu.when(both)
-        def _():
-            plgpu.barrier_arrive_and_wait(cleared)
+        plgpu.when(both)(lambda: plgpu.barrier_arrive_and_wait(cleared))
 
     def multiply(strip, tile, acc):
         @plgpu.loop(0, strip.steps)
         def _(ki):
-            slots = _slots(problem, strip.step(tile, ki))
+            left, right = _slots(rings, strip.step(tile, ki))
+            a, b = left.buffers.at[:, own], right.buffers
             is_loaded = strip.is_loaded(tile)
-            plgpu.barrier_wait(full[0].at[slots[0]])
-
-            for barriers in full[1:]:
-
-                @plgpu.when(is_loaded)
-                def _(barriers=barriers):
-                    plgpu.barrier_wait(barriers.at[slots[1]])
+            plgpu.barrier_wait(left.full)
+            if problem.rings == 2:
+                plgpu.when(is_loaded)(lambda: plgpu.barrier_wait(right.full))
 
             valid = strip.rows[1] - strip.rows[0] - ki * c.tile_k
-
-            @plgpu.when(valid < c.tile_k)
-            def _():
-                clear(slots, valid, is_loaded)
-
-            left = plgpu.transpose_ref(a_smem.at[slots[0], :, own], (1, 0))
-            plgpu.wgmma(acc, left, b_smem.at[slots[1]])
+            plgpu.when(valid < c.tile_k)(lambda: clear(a, b, valid, is_loaded))
+            plgpu.wgmma(acc, plgpu.transpose_ref(a, (1, 0)), b)
             # One product stays under way; the buffers of the one before are free.
             plgpu.wgmma_wait(1)
 
-            @plgpu.when(ki > 0)
-            def _():
-                _release(problem, strip, tile, ki - 1, empty)
+            plgpu.when(ki > 0)(lambda: _release(problem, strip, tile, ki - 1, rings))
 
         product = acc[...]
 
         @plgpu.when(strip.steps > 0)
         def _():
-            _release(problem, strip, tile, strip.steps - 1, empty)
+            _release(problem, strip, tile, strip.steps - 1, rings)
 
         return product
 

@@ -114,26 +114,22 @@ def make_kernel(problem: Problem, compiler_params, interpret):
         compiler_params=compiler_params,
         interpret=interpret,
         scratch_types={
-            "a_smem": tiles((c.stages, c.block_m, c.tile_k), p.dtype),
-            "b_smem": matrices,
+            "operands": plgpu.Ring.of(
+                [tiles((c.stages, c.block_m, c.tile_k), p.dtype), *matrices],
+                consumers=CONSUMERS,
+            ),
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),
-            "full": plgpu.Barrier(
-                num_arrivals=1 + len(matrices), num_barriers=c.stages
-            ),
-            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
         },
     )
 
 
-def _body(
-    problem, sizes, offset, *refs, a_smem, b_smem, out_smem, tables, full, empty
-) -> None:
+def _body(problem, sizes, offset, *refs, operands, out_smem, tables) -> None:
     *indices, a = refs[: 1 + problem.gathered]
     *b, out = refs[1 + problem.gathered :]
-    b, scales = b[: len(b_smem)], b[len(b_smem) :]
-    wg = lax.axis_index("wg")
-    source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
+    matrices = 1 + problem.epilogue.gated
+    b, scales = b[:matrices], b[matrices:]
+    wg, source, ring = lax.axis_index("wg"), Rows(a, *indices), operands
 
     groups = Groups.of(
         sizes,
@@ -194,13 +190,12 @@ class Tile:
 
 def _produce(problem, tile, first_step, a, b, ring) -> None:
     c = problem.config
-    a_smem, b_smem, full, empty = ring
     rows, columns = a.part(tile.row, c.block_m), plgpu.ds(tile.column, c.tile_n)
 
-    def copy_rows(depth, slot):
+    def copy_rows(depth, buffer, full):
         every = a.array.at[rows, depth]
         if problem.gathered:
-            plgpu.copy_gmem_to_smem(every, a_smem.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(every, buffer, full)
             return
         # The second consumer may have no rows.
         is_half = tile.row + c.tile_m >= tile.end
@@ -208,76 +203,57 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
         @plgpu.when(is_half)
         def _():
             half = a.array.at[plgpu.ds(tile.row, c.tile_m), depth]
-            buffer = a_smem.at[slot, plgpu.ds(0, c.tile_m)]
-            plgpu.copy_gmem_to_smem(half, buffer, full.at[slot])
+            part = buffer.at[plgpu.ds(0, c.tile_m)]
+            plgpu.copy_gmem_to_smem(half, part, full)
 
         @plgpu.when(jnp.logical_not(is_half))
         def _():
-            plgpu.copy_gmem_to_smem(every, a_smem.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(every, buffer, full)
 
     @plgpu.loop(0, problem.steps)
     def _(ki):
-        step = first_step + ki
-        slot = lax.rem(step, np.int32(c.stages))
-
-        @plgpu.when(step >= c.stages)
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
+        slot = ring.fill(first_step + ki)
+        left, *right = slot.buffers
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
         part = (columns, depth) if problem.transposed else (depth, columns)
-        copy_rows(depth, slot)
-
-        for matrices, buffers in zip(b, b_smem, strict=True):
-            right = matrices.at[tile.matrix, *part]
-            plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])
+        copy_rows(depth, left, slot.full)
+        for matrices, buffer in zip(b, right, strict=True):
+            source = matrices.at[tile.matrix, *part]
+            plgpu.copy_gmem_to_smem(source, buffer, slot.full)
 
 
 def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None:
     c = problem.config
-    a_smem, b_smem, full, empty = ring
     own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
     row = lax.add(tile.row, lax.mul(wg, np.int32(c.tile_m)))
 
-    def for_each_step(multiply):
-        @plgpu.loop(0, problem.steps)
-        def _(ki):
-            slot = lax.rem(first_step + ki, np.int32(c.stages))
-            plgpu.barrier_wait(full.at[slot])
-            multiply(ki, slot)
-
     def accumulate(*accumulators):
-        def multiply(ki, slot):
-            for acc, buffers in zip(accumulators, b_smem, strict=True):
-                right = buffers.at[slot]
+        def multiply(_, slot):
+            left, *matrices = slot.buffers
+            for acc, right in zip(accumulators, matrices, strict=True):
                 if problem.transposed:
                     right = plgpu.transpose_ref(right, (1, 0))
-                plgpu.wgmma(acc, a_smem.at[slot, own_rows], right)
-            # This step's products stay under way; the buffer of the one before is free.
-            plgpu.wgmma_wait(len(accumulators))
+                plgpu.wgmma(acc, left.at[own_rows], right)
 
-            @plgpu.when(ki > 0)
-            def _():
-                before = lax.rem(first_step + ki - 1, np.int32(c.stages))
-                plgpu.barrier_arrive(empty.at[before])
-
-        for_each_step(multiply)
-        products = [acc[...] for acc in accumulators]
-        last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
-        plgpu.barrier_arrive(empty.at[last])
+        products = ring.accumulate(
+            accumulators, problem.steps, multiply, first=first_step
+        )
         if scales:
             products[0] = products[0] * _factors(problem, tile, row, *scales)
         return _parts(problem, products)
 
     @plgpu.when(row < tile.end)
     def _():
-        accumulators = [plgpu.ACC((c.tile_m, c.tile_n)) for _ in b_smem]
-        parts = plgpu.run_scoped(accumulate, *accumulators)
+        acc = plgpu.ACC((c.tile_m, c.tile_n))
+        parts = plgpu.run_scoped(accumulate, *[acc] * (1 + problem.epilogue.gated))
         _store(problem, parts, out, out_smem, row, tile.end, tile.column)
 
     @plgpu.when(row >= tile.end)
     def _():
-        for_each_step(lambda ki, slot: plgpu.barrier_arrive(empty.at[slot]))
+        @plgpu.loop(0, problem.steps)
+        def _(ki):
+            ring.take(first_step + ki)
+            ring.release(first_step + ki)
 
 
 def _parts(problem, products) -> list[Any]:

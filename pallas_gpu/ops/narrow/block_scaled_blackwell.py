@@ -191,7 +191,6 @@ class Shapes:
             p.k,
             self.step,
             c,
-            self.stages,
             self.accumulators,
             self.part_n,
             self.shared_n,
@@ -246,10 +245,14 @@ def make_kernel(
         compiler_params=dataclasses.replace(compiler_params, target=blackwell.TARGET),
         interpret=interpret,
         scratch_types={
-            "a_smem": tiles((stages, ROWS, shapes.tile_k), p.a),
-            "b_smem": tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
-            "a_scale_smem": plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
-            "b_scale_smem": plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
+            "operands": blackwell.ring(
+                [
+                    plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
+                    tiles((stages, ROWS, shapes.tile_k), p.a),
+                    plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
+                    tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
+                ]
+            ),
             "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
             "acc": plgpu.TMEM(
                 (ROWS, schedule.tmem_columns),
@@ -258,8 +261,6 @@ def make_kernel(
             ),
             "a_scale": in_tmem(1),
             "b_scale": in_tmem(across),
-            "loaded": plgpu.Barrier(num_arrivals=4, num_barriers=stages),
-            "free": blackwell.done(stages),
             "computed": blackwell.done(shapes.accumulators),
             "read": blackwell.read(schedule.reads, collective=config.collective),
         },
@@ -267,19 +268,18 @@ def make_kernel(
 
 
 def _body(
-    shapes: Shapes, sources, factor, out, *, a_smem, b_smem, a_scale_smem, b_scale_smem,
-    out_smem, acc, a_scale, b_scale, loaded, free, computed, read,
+    shapes: Shapes, sources, factor, out, *, operands, out_smem, acc, a_scale, b_scale,
+    computed, read,
 ) -> None:  # fmt: skip
-    schedule, buffers = shapes.schedule, (a_smem, b_smem, a_scale_smem, b_scale_smem)
-    scales = a_scale, b_scale
+    schedule = shapes.schedule
     schedule.run(
-        _loads(shapes, sources, buffers, loaded, free),
-        _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read),
+        _loads(shapes, sources, operands),
+        _multiplies(schedule, operands, acc, (a_scale, b_scale), computed, read),
         blackwell.stores(schedule, out, out_smem, acc, computed, read, factor),
     )
 
 
-def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
+def _loads(shapes: Shapes, sources, operands) -> Any:
     schedule, groups, across = shapes.schedule, shapes.groups, shapes.across
     a, b, a_scales, b_scales = sources
     # Of a pair each block loads half of the rows of each, but all scales of b, and the
@@ -296,11 +296,10 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
         tile_rows = plgpu.ds(lax.div(rows.start, ROWS), shapes.config.ctas)
         tile_columns = plgpu.ds(lax.div(columns.start, ROWS), across)
 
-        def visit_step(ki, slot, step):
-            @plgpu.when(step >= schedule.stages)
-            def _():
-                plgpu.barrier_wait(free.at[slot])
-
+        def visit_step(ki, step):
+            slot = operands.fill(step)
+            a_scale_buffer, a_buffer, b_scale_buffer, b_buffer = slot.buffers
+            buffers = a_buffer, b_buffer, a_scale_buffer, b_scale_buffer
             depth = plgpu.ds(ki * shapes.tile_k, shapes.tile_k)
             along = plgpu.ds(ki * groups, groups)
             parts = (
@@ -312,8 +311,8 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
             for source, buffer, share in zip(parts, buffers, shares, strict=True):
                 plgpu.copy_gmem_to_smem(
                     source,
-                    buffer.at[slot],
-                    loaded.at[slot],
+                    buffer,
+                    slot.full,
                     collective_axes=axes,
                     leader_tracked=share,
                     oob_mode=_ZEROS,
@@ -324,25 +323,23 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
     return visit_tile
 
 
-def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) -> Any:
-    a_smem, b_smem, *scale_buffers = buffers
+def _multiplies(schedule, operands, acc, scales, computed, read) -> Any:
     axis = blackwell.PAIR if schedule.config.ctas > 1 else None
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
         schedule.wait_for_accumulator(read, number)
 
-        def visit_step(ki, slot, step):
-            plgpu.barrier_wait(loaded.at[slot])
-            for buffer, scale in zip(scale_buffers, scales, strict=True):
-                plgpu.async_copy_scales_to_tmem(
-                    buffer.at[slot], scale, collective_axis=axis
-                )
+        def visit_step(ki, step):
+            slot = operands.take(step)
+            a_scale, a, b_scale, b = slot.buffers
+            for buffer, scale in zip((a_scale, b_scale), scales, strict=True):
+                plgpu.async_copy_scales_to_tmem(buffer, scale, collective_axis=axis)
             plgpu.tcgen05_mma(
                 tile,
-                a_smem.at[slot],
-                b_smem.at[slot].T,
-                free.at[slot],
+                a,
+                b.T,
+                slot.empty,
                 a_scale=scales[0],
                 b_scale=scales[1],
                 accumulate=ki > 0,

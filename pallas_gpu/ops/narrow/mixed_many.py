@@ -91,31 +91,27 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
     unit = widen.unit_type(p.w)
     units = tiles((c.stages, _TILE, p.units(c.depth)), unit)
     weights = packed if unit == p.w else plgpu.RefUnion(packed, units)
-    grouped = p.group is not None
-    empty: Any = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=c.stages)
-    if c.paired:
-        empty = plgpu.ClusterBarrier(
-            collective_axes="pair", num_arrivals=_CONSUMERS, num_barriers=c.stages
-        )
-    scratch = {
-        "w_smem": weights,
-        "x_smem": tiles((c.stages, c.tokens, c.depth), p.x),
-        "out_smem": tiles((_CONSUMERS, 2, _PART, _ROWS), p.out),
-        "full": plgpu.Barrier(num_arrivals=2 + grouped, num_barriers=c.stages),
-        "empty": empty,
-    }
-    if grouped:
+    buffers = {"w": weights, "x": tiles((c.stages, c.tokens, c.depth), p.x)}
+    if p.group is not None:
         shape = (c.stages, p.groups(c.depth), _TILE)
-        scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
+        buffers["scale"] = plgpu.SMEM(shape, jnp.float32)
+    scratch = {
+        "out_smem": tiles((_CONSUMERS, 2, _PART, _ROWS), p.out),
+        "ring": plgpu.Ring.of(
+            buffers,
+            consumers=_CONSUMERS,
+            collective_axes="pair" if c.paired else (),
+        ),
+    }
 
-    def body(x, w, *refs, w_smem, **memory):
+    def body(x, w, *refs, out_smem, ring):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        packed, units = (w_smem, w_smem) if unit == p.w else w_smem
-        block = _Block(
-            schedule, x=x, w=w, out=out, w_smem=packed, units=units, **named, **memory
-        )
-        block.run()
+        weights = ring.buffers["w"]
+        packed, units = (weights, weights) if unit == p.w else weights
+        buffers = {**ring.buffers, "w": packed, "units": units}
+        ring = dataclasses.replace(ring, buffers=buffers)
+        _Block(schedule, x=x, w=w, out=out, out_smem=out_smem, ring=ring, **named).run()
 
     return plgpu.kernel(
         body,
@@ -141,17 +137,12 @@ class _Block:
     x: Any
     w: Any
     out: Any
-    w_smem: Any
-    units: Any
-    x_smem: Any
     out_smem: Any
-    full: Any
-    empty: Any
+    ring: plgpu.Ring
     masks: Any = None
     group_scale: Any = None
     scale: Any = None
     bias: Any = None
-    scale_smem: Any = None
 
     @property
     def c(self) -> LinearManyConfig:
@@ -160,10 +151,6 @@ class _Block:
     @property
     def p(self) -> Problem:
         return self.schedule.p
-
-    def slot(self, step) -> Any:
-        """The buffer of a step."""
-        return lax.rem(step, np.int32(self.c.stages))
 
     def run(self) -> None:
         """Divides the work among the warpgroups."""
@@ -185,29 +172,24 @@ class _Block:
 
         @plgpu.loop(0, self.schedule.steps)
         def _(ki):
-            step = first + ki
-            slot = self.slot(step)
+            slot = self.ring.fill(first + ki)
+            depth = plgpu.ds(ki * c.depth, c.depth)
 
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(self.empty.at[slot])
-
-            def copy(source, target, share=()):
+            def copy(source, name, share=()):
                 plgpu.copy_gmem_to_smem(
                     source,
-                    target.at[slot],
-                    self.full.at[slot],
+                    slot.buffers[name],
+                    slot.full,
                     collective_axes=share,
                     oob_mode=_ZEROS,
                 )
 
-            depth = plgpu.ds(ki * c.depth, c.depth)
-            copy(self.w.at[rows, depth], self.w_smem)
-            copy(self.x.at[tokens, depth], self.x_smem, ("pair",) if c.paired else ())
+            copy(self.w.at[rows, depth], "w")
+            copy(self.x.at[tokens, depth], "x", ("pair",) if c.paired else ())
             if p.group is not None:
                 group = lax.div(ki * c.depth, np.int32(p.group))
-                groups = plgpu.ds(group, self.scale_smem.shape[1])
-                copy(self.group_scale.at[groups, rows], self.scale_smem)
+                groups = plgpu.ds(group, p.groups(c.depth))
+                copy(self.group_scale.at[groups, rows], "scale")
 
     def consume(self, wg, row, token, first) -> None:
         """Computes and stores a consumer's rows of a tile."""
@@ -219,14 +201,13 @@ class _Block:
         ahead = p.group is not None and widen.bits(p.w) == 8
 
         def load(step):
-            slot = self.slot(step)
-            plgpu.barrier_wait(self.full.at[slot])
-            loaded = converter.load(self.units.at[slot, rows])
+            buffers = self.ring.take(step).buffers
+            loaded = converter.load(buffers["units"].at[rows])
             if not ahead:
                 return loaded
             # Only the product with the scales writes the tensor core's operand.
             exact = converter.finish(loaded)
-            scales = self.scale_smem.at[slot, :, rows]
+            scales = buffers["scale"].at[:, rows]
             return exact, widen.factors(scales, exact.dtype)
 
         def finish(step, loaded):
@@ -235,22 +216,25 @@ class _Block:
             wide = converter.finish(loaded)
             if p.group is None:
                 return wide
-            return widen.scaled(wide, self.scale_smem.at[self.slot(step), :, rows])
+            scales = self.ring.slot(step).buffers["scale"]
+            return widen.scaled(wide, scales.at[:, rows])
+
+        def multiply(acc, step, wide):
+            plgpu.wgmma(acc, wide, self.ring.slot(step).buffers["x"].T)
 
         def accumulate(acc):
             @plgpu.loop(first, last, init_carry=finish(first, load(first)))
             def final(step, wide):
-                slot = self.slot(step)
-                plgpu.wgmma(acc, wide, self.x_smem.at[slot].T)
+                multiply(acc, step, wide)
                 # This happens while the product is under way, not after it.
                 following = lax.optimization_barrier(load(step + 1))
                 plgpu.wgmma_wait(0)
-                plgpu.barrier_arrive(self.empty.at[slot])
+                self.ring.release(step)
                 return finish(step + 1, following)
 
-            plgpu.wgmma(acc, final, self.x_smem.at[self.slot(last)].T)
+            multiply(acc, last, final)
             total = acc[...]
-            plgpu.barrier_arrive(self.empty.at[self.slot(last)])
+            self.ring.release(last)
             return total
 
         total = plgpu.run_scoped(accumulate, plgpu.ACC((_ROWS, self.c.tokens)))

@@ -162,18 +162,19 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     operands have one element for each row or column of all tiles (`Schedule.extent`).
     """
     c = config
-    empty: Any = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
-    if c.cluster is not None:
-        empty = plgpu.ClusterBarrier(
-            collective_axes="pair", num_arrivals=c.consumers, num_barriers=c.stages
-        )
     schedule = Schedule(p, c)
+    operands = [
+        tiles((c.stages, c.block_m, BLOCK), p.a),
+        tiles((c.stages, c.tile_n, BLOCK), p.b),
+    ]
     scratch = {
-        "a_smem": tiles((c.stages, c.block_m, BLOCK), p.a),
-        "b_smem": tiles((c.stages, c.tile_n, BLOCK), p.b),
+        "operands": plgpu.Ring.of(
+            operands,
+            copies=2 + p.blocked,
+            consumers=c.consumers,
+            collective_axes="pair" if c.cluster else (),
+        ),
         "out_smem": tiles((c.consumers, 2, _ROWS, schedule.part_n), p.out),
-        "full": plgpu.Barrier(num_arrivals=2 + p.blocked, num_barriers=c.stages),
-        "empty": empty,
     }
     if p.blocked:
         scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
@@ -268,11 +269,8 @@ class _Memory:
     a: Any
     b: Any
     out: Any
-    a_smem: Any
-    b_smem: Any
+    operands: plgpu.Ring
     out_smem: Any
-    full: Any
-    empty: Any
     scale_smem: Any = None
     a_blocks: Any = None
     b_blocks: Any = None
@@ -317,28 +315,21 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
 
     @plgpu.loop(0, mem.schedule.steps)
     def _(ki):
-        step = first_step + ki
-        slot = lax.rem(step, np.int32(c.stages))
-
-        @plgpu.when(step >= c.stages)
-        def _():
-            plgpu.barrier_wait(mem.empty.at[slot])
-
-        def copy(source, target, share):
-            plgpu.copy_gmem_to_smem(
-                source,
-                target.at[slot],
-                mem.full.at[slot],
-                collective_axes=share,
-                oob_mode=_ZEROS,
-            )
-
+        slot = mem.operands.fill(first_step + ki)
         block = mem.schedule.k_block(first_step, ki)
         depth = plgpu.ds(block * BLOCK, BLOCK)
-        copy(mem.a.at[rows, depth], mem.a_smem, share_a)
-        copy(mem.b.at[columns, depth], mem.b_smem, share_b)
+        a, b = slot.buffers
+        copies: list[tuple[Any, Any, tuple[str, ...]]] = [
+            (mem.a.at[rows, depth], a, share_a),
+            (mem.b.at[columns, depth], b, share_b),
+        ]
         if mem.a_blocks is not None:
-            copy(mem.a_blocks.at[block, rows], mem.scale_smem, ())
+            scales = mem.scale_smem.at[slot.index]
+            copies.append((mem.a_blocks.at[block, rows], scales, ()))
+        for source, buffer, axes in copies:
+            plgpu.copy_gmem_to_smem(
+                source, buffer, slot.full, collective_axes=axes, oob_mode=_ZEROS
+            )
 
 
 def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
@@ -358,27 +349,14 @@ def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
     own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
 
     def accumulate(acc):
-        @plgpu.loop(0, steps)
-        def _(ki):
-            step = first_step + ki
-            slot = lax.rem(step, np.int32(c.stages))
-            plgpu.barrier_wait(mem.full.at[slot])
-            plgpu.wgmma(acc, mem.a_smem.at[slot, own_rows], mem.b_smem.at[slot].T)
-            # One product stays under way; the buffer of the one before is free.
-            plgpu.wgmma_wait(1)
+        def multiply(_, slot):
+            a, b = slot.buffers
+            plgpu.wgmma(acc, a.at[own_rows], b.T)
 
-            @plgpu.when(ki > 0)
-            def _():
-                before = lax.rem(step - 1, np.int32(c.stages))
-                plgpu.barrier_arrive(mem.empty.at[before])
-
-        product = acc[...]
-        last = lax.rem(first_step + steps - 1, np.int32(c.stages))
-        plgpu.barrier_arrive(mem.empty.at[last])
-        return product
+        return mem.operands.accumulate([acc], steps, multiply, first=first_step)
 
     shape = c.tile_m, c.tile_n
-    return [plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))]
+    return plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))
 
 
 def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
@@ -388,28 +366,29 @@ def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
     starts = range(0, c.tile_m, _ROWS)
 
     def step(ki, sums):
-        slot = lax.rem(first_step + ki, np.int32(c.stages))
+        slot = mem.operands.slot(first_step + ki)
+        a, b = slot.buffers
         b_scale = None
         if p.blocked:
             block = mem.schedule.k_block(first_step, ki)
             b_scale = mem.b_blocks[block, _column_block(mem, ni)]
-        plgpu.barrier_wait(mem.full.at[slot])
+        mem.operands.take(first_step + ki)
         result = []
         for start, total in zip(starts, sums, strict=True):
             rows = plgpu.ds(wg * c.tile_m + start, _ROWS)
 
             def multiply(acc, rows=rows):
-                plgpu.wgmma(acc, mem.a_smem.at[slot, rows], mem.b_smem.at[slot].T)
+                plgpu.wgmma(acc, a.at[rows], b.T)
                 return acc[...]
 
             part = plgpu.run_scoped(multiply, plgpu.ACC(shape, p.accumulator))
             part = part.astype(jnp.float32)
             if p.blocked:
-                scale = mem.scale_smem[slot, rows] * b_scale
+                scale = mem.scale_smem[slot.index, rows] * b_scale
                 part = part * lax.broadcast_in_dim(scale, shape, (0,))
             # The sums need the registers that the next product accumulates in.
             result.append(lax.optimization_barrier(total + part))
-        plgpu.barrier_arrive(mem.empty.at[slot])
+        mem.operands.release(first_step + ki)
         return tuple(result)
 
     zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in starts)

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ring of buffers between warpgroups that copy and warpgroups that compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_gpu import errors, expect, types
+from pallas_gpu.entry import control, scope
+from pallas_gpu.entry.scoped import is_declaration
+from pallas_gpu.primitives import mbarrier
+from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
+from pallas_gpu.types import values
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """The part of a ring that belongs to a step.
+
+    Attributes:
+      index: position in the ring.
+      buffers: the ring's buffers, a reference to that of the step in place of each.
+      empty: the barrier that completes when the buffers may be overwritten.
+      full: the barrier that completes when the buffers have been filled.
+    """
+
+    index: Any
+    buffers: Any
+    empty: Any
+    full: Any
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["buffers", "empty", "full"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Buffers that one role of a kernel fills and others read, step after step.
+
+    Step i has slot i % stages of each buffer. Whoever fills a slot waits until the
+    readers of `stages` steps before have released it; readers wait until it is full.
+    All of this is Python at trace time: a ring has no instruction of its own.
+
+    Declared by `Ring.of`, or from declarations of its fields, a ring is an entry of
+    `scratch_types`, or an argument of `run_scoped`; the kernel's body gets a ring of
+    references.
+
+    PTX: mbarrier. Since: sm_90.
+
+    Attributes:
+      buffers: pytree of arrays whose first axis is the slot.
+      empty: array of barriers, one for each slot, on which readers arrive; in a cluster
+        whose CTAs fill each other's buffers a `ClusterBarrier`. If it is
+        `initially_complete`, `fill` waits in the first round as well.
+      full: array of barriers, one for each slot, on which copies arrive.
+
+    Example:
+      >>> ring = plgpu.Ring.of((a_tiles, b_tiles), consumers=2)
+      >>> # The producer, for each step:
+      >>> slot = ring.fill(step)
+      >>> plgpu.copy_gmem_to_smem(a.at[rows, depth], slot.buffers[0], slot.full)
+      >>> # Each consumer, for each step:
+      >>> slot = ring.take(step)
+      >>> ...
+      >>> ring.release(step)
+    """
+
+    buffers: Any
+    empty: Any
+    full: Any
+
+    @classmethod
+    @expect.arguments(
+        copies=expect.optional(expect.integer(1)), consumers=expect.integer(1)
+    )
+    def of(
+        cls,
+        buffers: Any,
+        *,
+        copies: int | None = None,
+        consumers: int = 1,
+        collective_axes: str | Sequence[str] = (),
+        initially_complete: bool = False,
+    ) -> Ring:
+        """Declares a ring.
+
+        Args:
+          buffers: pytree of declarations in SMEM, unions too, whose first size is the
+            number of slots.
+          copies: arrivals that fill a slot; default: one copy to each buffer.
+          consumers: warpgroups of a CTA that release a slot.
+          collective_axes: cluster axes along which copies to the buffers are multicast:
+            a slot is empty when the consumers of all these CTAs have released it.
+          initially_complete: whether `fill` waits in the first round as well, on
+            barriers that are complete, in place of a condition.
+
+        Returns:
+          The ring, for `scratch_types` or `run_scoped`.
+
+        Raises:
+          ArgumentError: the buffers differ in their number of slots, or there are none.
+        """
+        leaves = jax.tree.leaves(buffers, is_leaf=is_declaration)
+        arrays = jax.tree.leaves([getattr(leaf, "refs", leaf) for leaf in leaves])
+        sizes = {array.shape[:1] for array in arrays}
+        if len(sizes) != 1 or () in sizes:
+            raise errors.ArgumentError(
+                "Ring.of: the buffers do not have a number of slots in common",
+                expected="one or more arrays, of equal first sizes",
+                got=", ".join(str(array.shape) for array in arrays) or "no buffer",
+                hint="declare plgpu.SMEM((stages, *tile), dtype) for each operand",
+            )
+        ((stages,),) = sizes
+        empty: dict[str, Any] = {
+            "num_arrivals": consumers,
+            "num_barriers": stages,
+            "initially_complete": initially_complete,
+        }
+        return cls(
+            buffers,
+            types.ClusterBarrier(collective_axes=collective_axes, **empty)
+            if collective_axes
+            else types.Barrier(**empty),
+            types.Barrier(num_arrivals=copies or len(leaves), num_barriers=stages),
+        )
+
+    @property
+    def stages(self) -> int:
+        """The number of slots."""
+        return self.full.shape[0]
+
+    def index(self, step: Any) -> Any:
+        """Returns the position of a step's slot."""
+        if isinstance(step, int):
+            return step % self.stages
+        return lax.rem(step, np.int32(self.stages)) if self.stages > 1 else 0
+
+    @expect.arguments()
+    def slot(self, step: values.Index) -> Slot:
+        """Returns the slot of a step; waits for nothing.
+
+        PTX: none. Since: sm_90. Issued by a warpgroup, or inside `warp_map` by a warp.
+
+        Args:
+          step: number of the step, from 0 on: an integer, or an i32 scalar.
+
+        Raises:
+          ArgumentTypeError: the step is not an integer.
+        """
+        i = self.index(step)
+        buffers = jax.tree.map(
+            lambda ref: ref.at[i], self.buffers, is_leaf=lambda x: hasattr(x, "at")
+        )
+        return Slot(i, buffers, self.empty.at[i], self.full.at[i])
+
+    @expect.arguments()
+    def fill(self, step: values.Index) -> Slot:
+        """Waits until the slot of a step may be filled.
+
+        PTX: mbarrier.try_wait, from step `stages` on. Since: sm_90.
+
+        Issued by the warpgroup, or inside `warp_map` the warp, that fills the ring, for
+        each step in order. It then starts the copies, which complete on `Slot.full`.
+
+        Args:
+          step: number of the step, from 0 on: an integer, or an i32 scalar.
+
+        Raises:
+          ArgumentTypeError: the step is not an integer.
+        """
+        slot = self.slot(step)
+        if types.base_aval(self.empty).barrier.initially_complete:
+            mbarrier.barrier_wait(slot.empty)
+            return slot
+        used: Any = step >= self.stages
+
+        @control.when(used)
+        def _() -> None:
+            mbarrier.barrier_wait(slot.empty)
+
+        return slot
+
+    @expect.arguments()
+    def take(self, step: values.Index) -> Slot:
+        """Waits until the slot of a step is full.
+
+        PTX: mbarrier.try_wait. Since: sm_90.
+
+        Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
+        for each step in order.
+
+        Args:
+          step: number of the step, from 0 on: an integer, or an i32 scalar.
+
+        Raises:
+          ArgumentTypeError: the step is not an integer.
+        """
+        slot = self.slot(step)
+        mbarrier.barrier_wait(slot.full)
+        return slot
+
+    @expect.arguments()
+    def release(self, step: values.Index) -> None:
+        """Returns the slot of a step to whoever fills it.
+
+        PTX: mbarrier.arrive. Since: sm_90.
+
+        Issued by each warpgroup, or inside `warp_map` each warp, that reads the ring,
+        once for each step, after its reads are complete. A `tcgen05_mma` that arrives
+        on `Slot.empty` releases the slot by itself.
+
+        Args:
+          step: number of the step, from 0 on: an integer, or an i32 scalar.
+
+        Raises:
+          ArgumentTypeError: the step is not an integer.
+        """
+        mbarrier.barrier_arrive(self.empty.at[self.index(step)])
+
+    @expect.arguments()
+    def accumulate(
+        self,
+        accumulators: Any,
+        steps: values.Index,
+        multiply: Callable[[Any, Slot], None],
+        *,
+        first: values.Index = 0,
+        release: Callable[[Any], None] | None = None,
+        may_be_empty: bool = False,
+    ) -> list[jax.Array]:
+        """Takes slots, multiplies, and releases each slot a step later.
+
+        The products of a step stay under way while the next step begins: its slot is
+        released when those of the next step have been issued and its own are complete,
+        the last one when the accumulators have been read.
+
+        PTX: wgmma.wait_group, mbarrier.try_wait, mbarrier.arrive. Since: sm_90a.
+
+        Issued by each warpgroup that reads the ring.
+
+        Args:
+          accumulators: a sequence of references to accumulators.
+          steps: number of steps: an integer, or an i32 scalar.
+          multiply: `multiply(i, slot)` issues one `wgmma` for each accumulator, from
+            the buffers of step `first + i`.
+          first: number of the first step.
+          release: `release(step)` returns what a step has read; default: `release` of
+            this ring.
+          may_be_empty: whether `steps`, if it is traced, may be 0.
+
+        Returns:
+          The contents of the accumulators.
+
+        Raises:
+          ArgumentTypeError: a number is not an integer.
+          KernelError: `multiply` returns a value.
+        """
+
+        release = self.release if release is None else release
+
+        @control.loop(0, steps)
+        def _(i: Any) -> None:
+            step = _later(first, i)
+            scope.require_none(
+                "Ring.accumulate", multiply, multiply(i, self.take(step))
+            )
+            wgmma_wait(len(accumulators))
+            control.when(i > 0)(lambda: release(step - 1))
+
+        products = [acc[...] for acc in accumulators]
+        some = steps > 0 if may_be_empty or isinstance(steps, int) else True
+        control.when(some)(lambda: release(_later(first, steps) - 1))
+        return products
+
+    def drain(self, steps: Any) -> None:
+        """Waits until the slots of the last steps have been released.
+
+        A CTA must not exit before the last arrival of another one on its barriers.
+
+        PTX: mbarrier.try_wait. Since: sm_90. Issued by whoever has filled the ring.
+
+        Args:
+          steps: number of all steps: an integer, or an i32 scalar.
+        """
+
+        @control.loop(last_steps(steps, self.stages), steps)
+        def _(i: Any) -> None:
+            mbarrier.barrier_wait(self.empty.at[self.index(i)])
+
+
+def last_steps(steps: Any, count: int) -> Any:
+    """Returns the first of the last `count` steps."""
+    if isinstance(steps, int):
+        return max(steps - count, 0)
+    return jnp.maximum(steps - count, 0)
+
+
+def _later(step: Any, by: Any) -> Any:
+    return by if isinstance(step, int) and step == 0 else step + by
