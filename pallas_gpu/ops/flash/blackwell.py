@@ -78,23 +78,21 @@ def make_kernel(
 ) -> Any:
     """Returns the function of q, k and v; see `attention`."""
     c = p.config
-    ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
-    full = plgpu.Barrier(num_barriers=c.stages)
-    empty = plgpu.Barrier(num_barriers=c.stages, orders_tensor_core=True)
+    ring = plgpu.Ring(
+        tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
+        plgpu.Barrier(num_barriers=c.stages, orders_tensor_core=True),
+        plgpu.Barrier(num_barriers=c.stages),
+    )
     of_tiles = plgpu.Barrier(num_barriers=BLACKWELL_TILES, orders_tensor_core=True)
     rows = BLACKWELL_TILES, BLACKWELL_ROWS
     scratch = {
         "q_smem": tiles((c.block_q, p.head_dim), p.dtype),
-        "k_smem": ring,
-        "v_smem": ring,
+        "k_ring": ring,
+        "v_ring": ring,
         "scores": plgpu.TMEM((*rows, c.block_kv), jnp.float32),
         "probabilities": plgpu.TMEM((*rows, c.block_kv), p.dtype, packed=True),
         "result": plgpu.TMEM((*rows, p.head_dim), jnp.float32),
         "q_full": plgpu.Barrier(),
-        "k_full": full,
-        "v_full": full,
-        "k_empty": empty,
-        "v_empty": empty,
         "scores_full": of_tiles,
         "ready": of_tiles,
         "result_full": of_tiles,
@@ -155,23 +153,17 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
 
-    def copy(step, source, ring, full, empty):
-        slot = lax.rem(step, np.int32(c.stages))
-
-        @plgpu.when(step >= c.stages)
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
+    def copy(step, source, ring):
+        slot = ring.fill(step)
         rows = plgpu.ds((steps - 1 - step) * c.block_kv, c.block_kv)
-        plgpu.copy_gmem_to_smem(
-            source.at[batch, rows, kv_head], ring.at[slot], full.at[slot]
-        )
+        part = source.at[batch, rows, kv_head]
+        plgpu.copy_gmem_to_smem(part, slot.buffers, slot.full)
 
     def copy_k(step):
-        copy(step, mem.k, mem.k_smem, mem.k_full, mem.k_empty)
+        copy(step, mem.k, mem.k_ring)
 
     def copy_v(step):
-        copy(step, mem.v, mem.v_smem, mem.v_full, mem.v_empty)
+        copy(step, mem.v, mem.v_ring)
 
     copy_k(jnp.int32(0))
 
@@ -185,36 +177,29 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
 
 def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
     """Starts the products of both tiles."""
-    stages = np.int32(p.config.stages)
+
+    def buffers_of(ring, tile, step):
+        return (ring.take if tile == 0 else ring.slot)(step).buffers
 
     def start_scores(tile, step):
-        slot = lax.rem(step, stages)
-        if tile == 0:
-            plgpu.barrier_wait(mem.k_full.at[slot])
+        k = buffers_of(mem.k_ring, tile, step)
         rows = mem.q_smem.at[plgpu.ds(tile * BLACKWELL_ROWS, BLACKWELL_ROWS)]
-        plgpu.tcgen05_mma(
-            mem.scores.at[tile],
-            rows,
-            mem.k_smem.at[slot].T,
-            mem.scores_full.at[tile],
-            accumulate=False,
-        )
+        full = mem.scores_full.at[tile]
+        plgpu.tcgen05_mma(mem.scores.at[tile], rows, k.T, full, accumulate=False)
         if tile == BLACKWELL_TILES - 1:
-            plgpu.tcgen05_commit_arrive(mem.k_empty.at[slot])
+            plgpu.tcgen05_commit_arrive(mem.k_ring.slot(step).empty)
 
     def add_to_result(tile, step):
-        slot = lax.rem(step, stages)
-        if tile == 0:
-            plgpu.barrier_wait(mem.v_full.at[slot])
+        v = buffers_of(mem.v_ring, tile, step)
         plgpu.tcgen05_mma(
             mem.result.at[tile],
             mem.probabilities.at[tile],
-            mem.v_smem.at[slot],
+            v,
             mem.result_full.at[tile],
             accumulate=step > 0,
         )
         if tile == BLACKWELL_TILES - 1:
-            plgpu.tcgen05_commit_arrive(mem.v_empty.at[slot])
+            plgpu.tcgen05_commit_arrive(mem.v_ring.slot(step).empty)
 
     plgpu.barrier_wait(mem.q_full)
     for tile in range(BLACKWELL_TILES):

@@ -176,14 +176,13 @@ class Consumer:
 
     def idle_step(self, position) -> None:
         """Takes part in a step without rows of its own."""
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
-        plgpu.barrier_wait(mem.k_full.at[slot])
+        mem, before = self.mem, plus(position, -1)
+        mem.k_ring.take(position)
         self.take_turn()
-        plgpu.barrier_wait(mem.v_full.at[before])
+        mem.v_ring.take(before)
         self.pass_turn()
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        mem.k_ring.release(position)
+        mem.v_ring.release(before)
 
     def own_blocks(self, own, blocks: Blocks) -> Blocks:
         """Returns the tile's blocks; those are whole that all its own rows see."""
@@ -213,31 +212,26 @@ class Consumer:
             scales = [mem.scales[of_batch, tile.head, i] for i in range(2)]
         return _Own(tile, q_row, ids, slope, scales)
 
-    def slot(self, position) -> Any:
-        return lax.rem(position, np.int32(self.p.config.stages))
-
-    def v(self, slot) -> Any:
-        """Returns a block of V."""
-        block = self.mem.v_smem.at[slot]
-        return block.T if self.p.narrow else block
+    def add(self, acc, probabilities, position) -> None:
+        """Starts the product with a block of V."""
+        block = self.mem.v_ring.take(position).buffers
+        plgpu.wgmma(acc, probabilities, block.T if self.p.narrow else block)
 
     def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
         """Returns maxima, sums and probabilities for the first block."""
-        mem = self.mem
-        slot = self.slot(position)
+        ring = self.mem.k_ring
 
         def multiply(scores):
-            plgpu.barrier_wait(mem.k_full.at[slot])
-            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
+            plgpu.wgmma(scores, q, ring.take(position).buffers.T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
-        row_max, sums, wide = self.first_softmax(scores, slot, own, block)
+        ring.release(position)
+        row_max, sums, wide = self.first_softmax(scores, position, own, block)
         return row_max, sums, self.rounded(wide)
 
-    def first_softmax(self, scores, slot, own, block) -> tuple[Any, Any, Any]:
-        scores = self.modified(scores, slot, own, block, self.p.masks)
+    def first_softmax(self, scores, position, own, block) -> tuple[Any, Any, Any]:
+        scores = self.modified(scores, position, own, block, self.p.masks)
         row_max = scores.max(axis=1) * self.factor(own)
         wide = self.exponentials(scores, row_max, own)
         return row_max, self.sums(wide), wide
@@ -247,29 +241,26 @@ class Consumer:
 
         Returns the scores; the second product is still under way.
         """
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        ring = self.mem.k_ring
 
         def multiply(scores):
-            plgpu.barrier_wait(mem.k_full.at[slot])
+            k = ring.take(position).buffers
             self.take_turn()
-            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
-            plgpu.barrier_wait(mem.v_full.at[before])
-            plgpu.wgmma(acc, probabilities, self.v(before))
+            plgpu.wgmma(scores, q, k.T)
+            self.add(acc, probabilities, plus(position, -1))
             self.pass_turn()
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
+        ring.release(position)
         return scores
 
     def step(self, acc, q, position, state, own, block, masked) -> Any:
         """Computes the softmax of a block while the one before it is added."""
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        before = plus(position, -1)
         row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
-        scores = self.modified(scores, slot, own, block, masked)
+        scores = self.modified(scores, position, own, block, masked)
         new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
         keeps = self.p.config.keep_maxima
         if keeps:
@@ -284,13 +275,13 @@ class Consumer:
                     (wide, new_max, sums, shrink)
                 )
             so_far = acc[...]
-            plgpu.barrier_arrive(mem.v_empty.at[before])
+            self.mem.v_ring.release(before)
             acc[...] = _scaled(so_far, shrink)
             return new_max, sums, self.rounded(wide)
         # Not from the smallest factor: NaN in one row must not decide for the others.
         some = jnp.max(jnp.where(new_max > row_max, 1.0, 0.0)) > 0
         so_far = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        self.mem.v_ring.release(before)
         # Rounded while exponentials are computed, and not after the branch.
         rounded = lax.optimization_barrier(self.rounded(wide))
 
@@ -323,26 +314,23 @@ class Consumer:
           q: rows of the tile that begins, which is `following`; `block` is its first.
           own, state: of the tile that ends.
         """
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        before = plus(position, -1)
         row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
-        begun = self.first_softmax(scores, slot, following, block)
+        begun = self.first_softmax(scores, position, following, block)
         begun = lax.optimization_barrier(begun)
         total = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        self.mem.v_ring.release(before)
         acc[...] = jnp.zeros_like(total)
         self.store(self.divided(total, row_max, sums, own), own)
         return begun[0], begun[1], self.rounded(begun[2])
 
     def finish(self, acc, position, state, own) -> Any:
         """Adds the last block to the result and divides by the sums."""
-        mem, slot = self.mem, self.slot(position)
         row_max, sums, probabilities = state
-        plgpu.barrier_wait(mem.v_full.at[slot])
-        plgpu.wgmma(acc, probabilities, self.v(slot))
+        self.add(acc, probabilities, position)
         total = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[slot])
+        self.mem.v_ring.release(position)
         return self.divided(total, row_max, sums, own)
 
     def divided(self, total, row_max, sums, own) -> Any:
@@ -440,7 +428,7 @@ class Consumer:
         p = self.p
         return narrow.probabilities(wide) if p.narrow else wide.astype(p.dtype)
 
-    def modified(self, scores, slot, own, block, masked) -> Any:
+    def modified(self, scores, position, own, block, masked) -> Any:
         """Returns the scores of a block, modified, and masked if it has to be."""
         p, mem = self.p, self.mem
         lengths = own.tile.lengths
@@ -450,13 +438,13 @@ class Consumer:
                 scores = scores * own.scales[0]
             bias = None
             if p.bias is not None:
-                plgpu.barrier_wait(mem.bias_full.at[slot])
-                if not p.has_matrix:
-                    columns = plgpu.ds(0, p.config.block_kv)
-                    bias = plgpu.load(mem.bias_smem.at[slot, columns], layout=_COLUMN)
+                part = mem.bias_ring.take(position).buffers
+                if p.has_matrix:
+                    bias = part.at[self.own_rows][...]
                 else:
-                    bias = mem.bias_smem.at[slot, self.own_rows][...]
-                plgpu.barrier_arrive(mem.bias_empty.at[slot])
+                    columns = plgpu.ds(0, p.config.block_kv)
+                    bias = plgpu.load(part.at[columns], layout=_COLUMN)
+                mem.bias_ring.release(position)
             origin = plus(own.q_row, p.mask.shift(lengths))
             distance = minus(origin, column)
             scores = p.scores.modified(scores, distance, bias, own.slope)

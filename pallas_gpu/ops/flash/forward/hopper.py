@@ -84,24 +84,18 @@ def make_kernel(
 ) -> Any:
     """Returns the function of the inputs of these names; see `forward`."""
     c = p.config
-    full = plgpu.Barrier(num_barriers=c.stages)
-    empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     # Rows of Q arrive for the next tile while those of this one are still in use.
     q_buffers = 2 if p.persistent else 1
+    ring = functools.partial(plgpu.Ring.of, consumers=c.consumers)
     scratch = {
         "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
-        "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
-        "v_smem": tiles((c.stages, *p.v_block), p.dtype),
         "q_full": plgpu.Barrier(num_barriers=q_buffers),
-        "k_full": full,
-        "v_full": full,
-        "k_empty": empty,
-        "v_empty": empty,
+        "k_ring": ring(tiles((c.stages, c.block_kv, p.head_dim), p.dtype)),
+        "v_ring": ring(tiles((c.stages, *p.v_block), p.dtype)),
         "turn": plgpu.Barrier(num_barriers=c.consumers),
     }
     if p.bias is not None:
-        scratch |= {"bias_full": full, "bias_empty": empty}
-        scratch["bias_smem"] = _bias_ring(p)
+        scratch["bias_ring"] = ring(_bias_buffers(p))
     if p.persistent or p.v_dim != p.head_dim or p.narrow:
         # Rows of Q arrive for the next tile while this one's result leaves.
         scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.out_dtype)
@@ -131,7 +125,7 @@ def make_kernel(
     )
 
 
-def _bias_ring(p: Problem[AttentionConfig]) -> Any:
+def _bias_buffers(p: Problem[AttentionConfig]) -> Any:
     """A bias that is the same for all rows is a vector for each block."""
     c, dtype = p.config, p.bias_dtype
     if not p.has_matrix:
@@ -195,19 +189,12 @@ def _produce(
     steps = minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
 
-    def copy(step, source, ring, full, empty):
-        position = plus(before, step)
-        slot = lax.rem(position, np.int32(c.stages))
-
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
-        part = source(times(lax.sub(last, step), c.block_kv))
-        buffer = ring.at[slot]
+    def copy(step, source, ring):
+        slot = ring.fill(plus(before, step))
+        part, buffer = source(times(lax.sub(last, step), c.block_kv)), slot.buffers
         if buffer.shape != part.shape:
             buffer = buffer.at[plgpu.ds(0, c.block_kv)]
-        plgpu.copy_gmem_to_smem(part, buffer, full.at[slot], oob_mode=mode)
+        plgpu.copy_gmem_to_smem(part, buffer, slot.full, oob_mode=mode)
 
     def blocks_of(ref):
         def part(column):
@@ -222,16 +209,15 @@ def _produce(
         return p.bias_part(mem, tile, tile.head, rows, columns)
 
     def copy_k(step):
-        copy(step, blocks_of(mem.k), mem.k_smem, mem.k_full, mem.k_empty)
+        copy(step, blocks_of(mem.k), mem.k_ring)
         if p.bias is not None:
-            copy(step, part_of_bias, mem.bias_smem, mem.bias_full, mem.bias_empty)
+            copy(step, part_of_bias, mem.bias_ring)
 
     def transposed_v(column):
         return mem.v.at[tile.batch, kv_head, :, plgpu.ds(column, c.block_kv)]
 
     def copy_v(step):
-        part = transposed_v if p.narrow else blocks_of(mem.v)
-        copy(step, part, mem.v_smem, mem.v_full, mem.v_empty)
+        copy(step, transposed_v if p.narrow else blocks_of(mem.v), mem.v_ring)
 
     copy_k(np.int32(0))
 
