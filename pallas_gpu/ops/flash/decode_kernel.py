@@ -15,8 +15,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import decode_copies as copies
-from pallas_gpu.ops.flash.decode_work import QUERIES, Lane, Piece, Problem, Share
-from pallas_gpu.ops.folded import divide, minus, plus, split, times
+from pallas_gpu.ops.flash.decode_work import Lane, Piece, Problem, Share
+from pallas_gpu.ops.folded import divide, minus, plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
@@ -107,7 +107,7 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
     refs |= dict(zip(_names(p), arrays, strict=True))
     if p.config.cluster == 1 and p.divides_tiles:
         refs["turns"] = plgpu.get_global(_REGULAR((p.lanes * p.abreast,)))
-    mem = copies.memory(p, refs)
+    mem = Memory(**refs)
     wg = lax.axis_index("wg")
     work: Any = Share(p, mem.get("lengths"))
     if p.config.cluster == 1:
@@ -221,10 +221,8 @@ class _Consumer:
         Calls `meanwhile` with maxima and sums, if possible beside the last product.
         """
         p, mem = self.p, self.mem
-        q_slot = split(piece.number, QUERIES)[1]
         factor = p.factor * self.scale("k_scale", piece.unit)
-        plgpu.barrier_wait(mem.q_full.at[q_slot])
-        queries = mem.q_smem.at[q_slot]
+        queries = mem.queries.take(piece.number).buffers
         if self.p.scales_queries:
             queries, scale = self.scaled_queries(queries)
             factor = factor * scale
@@ -252,16 +250,15 @@ class _Consumer:
         total = plgpu.ACC((p.dims, p.columns))
         result, maxima, sums = plgpu.run_scoped(over_blocks, total)
         self.release_v(piece, piece.last)
-        plgpu.barrier_arrive(mem.q_empty.at[q_slot])
+        mem.queries.release(piece.number)
         return result, maxima, sums if p.has_equal_shares else finish(maxima, sums)
 
     def release_v(self, piece: Piece, block: Any) -> None:
         """Frees the buffer of V of the block before."""
-        ring = self.mem.v_ring
 
         @plgpu.when(lax.gt(block, piece.first))
         def _():
-            plgpu.barrier_arrive(ring.empty.at[ring.slot(piece, plus(block, -1))])
+            self.mem.v_ring.release(piece.read(plus(block, -1)))
 
     def step(self, acc: Any, piece: Piece, block: Any, scores: Any, state: Any) -> Any:
         """Adds a block to the result."""
@@ -281,10 +278,7 @@ class _Consumer:
         plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.wide)
         if p.sees_whole_blocks:
             plgpu.commit_smem()
-        ring = self.mem.v_ring
-        slot = ring.slot(piece, block)
-        plgpu.barrier_wait(ring.full.at[slot])
-        v = ring.smem.at[slot, self.own_rows]
+        v = self.mem.v_ring.take(piece.read(block)).buffers.at[self.own_rows]
         if not p.sees_whole_blocks:
             self.clear(piece, v, row)
             plgpu.commit_smem()
@@ -314,19 +308,17 @@ class _Consumer:
 
     def scores(self, piece: Piece, queries: Any, block: Any, factor: Any) -> Any:
         """Returns the scores of a block in units of log(2)."""
-        p, k = self.p, self.mem.copied[0]
-        slot = k.slot(piece, block)
-        own = k.smem.at[slot, self.own_rows]
+        p, ring, step = self.p, self.mem.k_ring, piece.read(block)
 
         def multiply(scores):
-            plgpu.barrier_wait(k.full.at[slot])
+            own = ring.take(step).buffers.at[self.own_rows]
             # Narrow elements are widened on their way through registers.
             operand = own[...].astype(p.wide) if p.is_narrow else own
             plgpu.wgmma(scores, operand, queries.T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
-        plgpu.barrier_arrive(k.empty.at[slot])
+        ring.release(step)
         if self.p.scales_queries:
             factor = _over_rows(factor, scores)
         scores = scores * factor
