@@ -44,6 +44,7 @@ from pallas_gpu.ops.flash.config import (
     BlackwellAttentionConfig,
 )
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
+from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
@@ -252,11 +253,14 @@ class _Softmax:
     def first_step(self, q_row, block) -> tuple[Any, Any]:
         """Returns maximum and sum of the rows for the first block."""
         scores = self.scores((q_row, block) if self.p.masks else None)
-        row_max = scores.max(axis=1) * self.p.factor
-        wide = self.exponentials(scores, row_max)
+        row_max, row_sum, wide = self.softmax.begin(scores)
         self.mem.probabilities.at[self.wg][...] = wide.astype(self.p.dtype)
         plgpu.barrier_arrive(self.mem.ready.at[self.wg])
-        return row_max, wide.sum(axis=1)
+        return row_max, row_sum
+
+    @property
+    def softmax(self) -> Softmax:
+        return Softmax(axis=1, factor=self.p.factor)
 
     def step(self, state, masked=None) -> tuple[Any, Any]:
         """Computes the probabilities of a block, and corrects the result for them.
@@ -264,12 +268,8 @@ class _Softmax:
         The first row and the block are given where the block has to be masked.
         """
         p, mem = self.p, self.mem
-        row_max, row_sum = state
         scores = self.scores(masked)
-        new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
-        shrink = jnp.exp2(row_max - new_max)
-        wide = self.exponentials(scores, new_max)
-        row_sum = row_sum * shrink + wide.sum(axis=1)
+        new_max, row_sum, shrink, wide = self.softmax.step(state, scores)
         narrow = wide.astype(p.dtype)
         # All this is to happen while the products of the block before are under way.
         narrow, row_sum, shrink = lax.optimization_barrier((narrow, row_sum, shrink))
@@ -317,11 +317,6 @@ class _Softmax:
         scores = plgpu.async_load_tmem(ref, layout=_ROW_PER_THREAD)
         plgpu.wait_load_tmem()
         return scores if masked is None else self.mask(scores, *masked)
-
-    def exponentials(self, scores, row_max) -> Any:
-        """Returns 2 to the scaled scores less the maximum, which is scaled already."""
-        row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return jnp.exp2(scores * self.p.factor - row_max)
 
     def mask(self, scores, q_row, block) -> Any:
         """Hides what a row may not see, and what lies behind the end of K.

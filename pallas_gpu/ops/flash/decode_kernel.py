@@ -16,11 +16,14 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import decode_copies as copies
 from pallas_gpu.ops.flash.decode_work import Lane, Piece, Problem, Share
+from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.folded import divide, minus, plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+# A query's scores are a column: its partial sums are added up at the end.
+_SOFTMAX = Softmax(axis=0, summed=lambda wide: wide)
 _REGULAR = plgpu.SemaphoreType.REGULAR
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 # A masked score, and the maximum to begin with: beside it masked ones vanish.
@@ -209,7 +212,7 @@ class _Consumer:
             total = state
             for i in range(self.p.config.consumers - 1):
                 stats = [self.mem.other_stats[i, j] for j in (_MAXIMUM, _SUM)]
-                total = _combined([total, (self.mem.others[i], *stats)])
+                total = _SOFTMAX.combined([total, (self.mem.others[i], *stats)])
             plgpu.barrier_arrive(self.mem.others_empty)
             then(*total)
 
@@ -263,17 +266,13 @@ class _Consumer:
     def step(self, acc: Any, piece: Piece, block: Any, scores: Any, state: Any) -> Any:
         """Adds a block to the result."""
         p = self.p
-        maxima, sums = state
         row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
         row = plus(row, times(self.index, p.rows))
         scores = self.mask(scores, piece, row)
-        new = jnp.maximum(maxima, scores.max(axis=0))
-        shrink = jnp.exp2(maxima - new)
-        wide = jnp.exp2(scores - _over_rows(new, scores))
-        sums = sums * _over_rows(shrink, sums) + wide
+        new, sums, shrink, wide = _SOFTMAX.step(state, scores)
         so_far = acc[...]
         self.release_v(piece, block)
-        acc[...] = so_far * _over_rows(shrink, so_far)
+        acc[...] = _SOFTMAX.scaled(so_far, shrink)
         p_smem = self.mem.p_smem.at[self.index]
         plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.wide)
         if p.sees_whole_blocks:
@@ -320,7 +319,7 @@ class _Consumer:
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
         ring.release(step)
         if self.p.scales_queries:
-            factor = _over_rows(factor, scores)
+            factor = _SOFTMAX.of_queries(factor, scores)
         scores = scores * factor
         if p.soft_cap is None:
             return scores
@@ -440,7 +439,7 @@ class _Consumer:
                         sums = self.mem.stats[(*at, _SUM)]
                         part = self.mem.parts[(*at, plgpu.ds(start, size))]
                         parts.append((part, maxima, sums))
-                    return _combined(parts)
+                    return _SOFTMAX.combined(parts)
 
                 steps = divide(plus(minus(last, first), together), together)
                 loop = plgpu.loop(0, steps, init_carry=self.nothing(size))
@@ -500,7 +499,7 @@ class _Consumer:
                 )
                 for i in range(p.config.cluster * p.config.consumers)
             ]
-            total = _combined(parts)
+            total = _SOFTMAX.combined(parts)
             self.store(piece.sequence, piece.unit, start, *total, first=first)
 
     def store(self, sequence, unit, start, result, maxima, sums, first=0) -> None:
@@ -516,7 +515,7 @@ class _Consumer:
         empty = sums == 0
         inverse = jnp.where(empty, 0.0, 1 / jnp.where(empty, 1.0, sums))
         inverse = inverse * (p.v_factor * self.scale("v_scale", unit))
-        result = (result * _over_rows(inverse, result)).astype(p.dtype)
+        result = (result * _SOFTMAX.of_queries(inverse, result)).astype(p.dtype)
         head, first_head = p.head(unit)
 
         def place(shape, axis):
@@ -539,18 +538,3 @@ class _Consumer:
             where, exists = place(value.shape, 0)
             # All CTAs of a cluster have the same ones.
             plgpu.store(self.mem.logsumexp, where, value, mask=exists & (first == 0))
-
-
-def _over_rows(x: Any, like: Any) -> Any:
-    return lax.broadcast_in_dim(x, like.shape, (1,))
-
-
-def _combined(parts: Any) -> tuple[Any, Any, Any]:
-    """Adds parts of a result: sums of products, maxima and sums of each."""
-    maxima = functools.reduce(jnp.maximum, [m for _, m, _ in parts])
-    weights = [jnp.exp2(m - maxima) for _, m, _ in parts]
-    results = [
-        x * _over_rows(w, x) for (x, _, _), w in zip(parts, weights, strict=True)
-    ]
-    sums = [s * w for (_, _, s), w in zip(parts, weights, strict=True)]
-    return functools.reduce(lax.add, results), maxima, functools.reduce(lax.add, sums)

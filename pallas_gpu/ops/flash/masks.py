@@ -55,6 +55,15 @@ class Blocks(NamedTuple):
             minimum(self.end, other.end),
         )
 
+    def parts(self) -> list[tuple[Any, Any, bool]]:
+        """Returns ranges of blocks from the first on, and whether they are masked."""
+        ranges = (
+            (self.first, self.first_whole, True),
+            (self.first_whole, self.end_whole, False),
+            (self.end_whole, self.end, True),
+        )
+        return [part for part in ranges if part[0] is not part[1]]
+
     def at_least_one(self) -> Blocks:
         """Returns a range that is not empty; a block that is added is not whole."""
         end = maximum(self.end, 1)

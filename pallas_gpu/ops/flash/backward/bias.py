@@ -66,15 +66,13 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     assert p.bias is not None
     # Wide rows leave room for one step.
     stages = 1 if p.wide else 2
-    full = plgpu.Barrier(num_arrivals=4, num_barriers=stages)
-    scratch = {
-        "q_smem": tiles((stages, BLOCK_Q, p.head_dim), p.dtype),
-        "do_smem": tiles((stages, BLOCK_Q, p.v_dim), p.dtype),
-        "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
-        "v_smem": tiles((stages, BLOCK_KV, p.v_dim), p.dtype),
-        "full": full,
-        "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
-    }
+    buffers = (
+        tiles((stages, BLOCK_Q, p.head_dim), p.dtype),
+        tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
+        tiles((stages, BLOCK_Q, p.v_dim), p.dtype),
+        tiles((stages, BLOCK_KV, p.v_dim), p.dtype),
+    )
+    scratch: dict[str, Any] = {"ring": plgpu.Ring.of(buffers, consumers=CONSUMERS)}
     batch, heads, q_len, _ = p.bias
     kv_tiles = plgpu.cdiv(p.kv_len, BLOCK_KV)
     if p.has_matrix:
@@ -86,7 +84,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         shape = batch, heads, CONSUMERS, kv_tiles * BLOCK_KV
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
     return launch(
-        functools.partial(_body, p, stages),
+        functools.partial(_body, p),
         out,
         scratch,
         blocks=batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles,
@@ -158,7 +156,7 @@ class _Tile:
         return p.tile_of(self.mem, batch, head, tile, BLOCK_Q)
 
 
-def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
+def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     assert p.bias is not None
     wg = lax.axis_index("wg")
     *inputs, dbias = refs
@@ -169,12 +167,12 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     pair, kv_tile = split(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
     starts = times(q_tile, BLOCK_Q), times(kv_tile, BLOCK_KV)
     tile = _Tile(p, mem, *split(pair, heads), *starts)
-    produce = functools.partial(_produce, tile, stages)
-    consume = functools.partial(_consume, tile, stages, wg)
+    produce = functools.partial(_produce, tile)
+    consume = functools.partial(_consume, tile, wg)
     roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
-def _produce(tile: _Tile, stages: int) -> None:
+def _produce(tile: _Tile) -> None:
     """Copies the tile, then rows of Q, dO, K and V of each place."""
     p, mem = tile.p, tile.mem
     columns = plgpu.ds(tile.kv_start, BLOCK_KV)
@@ -185,51 +183,42 @@ def _produce(tile: _Tile, stages: int) -> None:
 
     @plgpu.loop(0, tile.count)
     def _(step):
-        place, slot = tile.place(step), lax.rem(step, np.int32(stages))
-
-        @plgpu.when(lax.ge(step, np.int32(stages)))
-        def _():
-            plgpu.barrier_wait(mem.empty.at[slot])
-
+        place, slot = tile.place(step), mem.ring.fill(step)
         kv_head = lax.div(place.head, np.int32(p.group))
-        rows = plgpu.ds(place.start, BLOCK_Q)
-        for source, ring, part in (
-            (mem.q, mem.q_smem, (place.batch, rows, place.head)),
-            (mem.k, mem.k_smem, (place.batch, columns, kv_head)),
-            (mem.do, mem.do_smem, (place.batch, rows, place.head)),
-            (mem.v, mem.v_smem, (place.batch, columns, kv_head)),
-        ):
-            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], mem.full.at[slot])
+        of_q = place.batch, plgpu.ds(place.start, BLOCK_Q), place.head
+        of_kv = place.batch, columns, kv_head
+        parts = mem.q.at[of_q], mem.k.at[of_kv], mem.do.at[of_q], mem.v.at[of_kv]
+        for part, buffer in zip(parts, slot.buffers, strict=True):
+            plgpu.copy_gmem_to_smem(part, buffer, slot.full)
 
 
-def _consume(tile: _Tile, stages: int, wg: Any) -> None:
+def _consume(tile: _Tile, wg: Any) -> None:
     """Computes and stores its rows of the tile's derivative."""
     p, mem = tile.p, tile.mem
     if p.has_matrix:
         plgpu.barrier_wait(mem.bias_full)
 
     def step(number, so_far):
-        slot = lax.rem(number, np.int32(stages))
         rows = Rows(p, mem, wg, tile.place(number))
         lse, delta = rows.of_rows(mem.lse), rows.of_rows(mem.delta)
-        plgpu.barrier_wait(mem.full.at[slot])
+        q, k, do, v = mem.ring.take(number).buffers
 
         def products(scores, dp):
             own = rows.own
-            plgpu.wgmma(scores, mem.q_smem.at[slot, own], mem.k_smem.at[slot].T)
+            plgpu.wgmma(scores, q.at[own], k.T)
             of_tile = tile.kv_start, p.mask != Mask(), lse, mem.get("bias_smem")
             if p.wide:
                 # With both products under way ptxas makes them wait for each other.
-                probabilities, _ = rows.probabilities(scores[...], *of_tile)
-            plgpu.wgmma(dp, mem.do_smem.at[slot, own], mem.v_smem.at[slot].T)
+                probabilities, _ = rows.of_tile(scores[...], *of_tile)
+            plgpu.wgmma(dp, do.at[own], v.T)
             if not p.wide:
                 shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-                probabilities, _ = rows.probabilities(shown, *of_tile)
+                probabilities, _ = rows.of_tile(shown, *of_tile)
             return probabilities * (dp[...] - delta)
 
         accumulator = plgpu.ACC((ROWS, BLOCK_KV))
         found = plgpu.run_scoped(products, accumulator, accumulator)
-        plgpu.barrier_arrive(mem.empty.at[slot])
+        mem.ring.release(number)
         return so_far + found
 
     zeros = plgpu.layout_cast(

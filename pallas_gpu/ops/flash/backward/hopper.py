@@ -73,11 +73,9 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["p_full"] = plgpu.Barrier()
     if p.has_matrix:
         shape = p.bias_stages, c.block_q, p.block_kv
-        scratch["bias_smem"] = tiles(shape, p.bias_dtype)
-        scratch["bias_full"] = plgpu.Barrier(num_barriers=p.bias_stages)
         # Wide heads: one consumer computes the probabilities.
-        scratch["bias_empty"] = plgpu.Barrier(
-            num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
+        scratch["bias_ring"] = plgpu.Ring.of(
+            tiles(shape, p.bias_dtype), consumers=1 if p.wide else CONSUMERS
         )
     rows = p.outer, p.kv_len, p.kv_heads
     results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_dim)}
@@ -121,6 +119,11 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     if "results" in scratch:
         scratch["dq_smem"], scratch["results_smem"] = scratch.pop("results")
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
+    q, do = (mem.q_smem, mem.lse_smem), (mem.do_smem, mem.delta_smem)
+    mem.q_ring = plgpu.Ring(q, mem.q_empty, mem.q_full)
+    # Persistent blocks release both together.
+    do_empty = mem.q_empty if p.persistent else mem.do_empty
+    mem.do_ring = plgpu.Ring(do, do_empty, mem.do_full)
     if p.persistent:
         visits = Visits(p.tiles, lax.axis_index("block"), p.blocks, mem.schedule)
         # Behind two conditions the operands of products would take registers.
@@ -160,49 +163,34 @@ def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Blocks) -> No
     load(mem.k.at[own], mem.k_smem, mem.k_full)
     total = p.total(blocks)
 
-    def copy(position, sources, rings, full, empty):
-        slot = lax.rem(position, np.int32(c.stages))
-
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
-        member, tile = p.visited(blocks, position)
-        head = plus(times(kv_head, p.group), member)
-        start = times(tile, c.block_q)
-        q_first = place.q_first
+    def copy(position, sources, ring):
+        slot = ring.fill(position)
+        head, tile = p.visited(place, blocks, position)
+        start, q_first = times(tile, c.block_q), place.q_first
         if p.packed and (p.wide or c.stages > 2):
             # What follows from it would take too many registers around the loop.
             q_first = lax.optimization_barrier(q_first)
         rows = plgpu.ds(plus(q_first, start), c.block_q)
-        number, first = p.of_statistics(place.batch, q_first)
+        number, first = p.of_statistics(batch, q_first)
         numbers = plgpu.ds(plus(first, start), c.block_q)
         parts = (batch, rows, head), (number, head, numbers)
-        for source, part, ring in zip(sources, parts, rings, strict=True):
-            load(source.at[part], ring.at[slot], full.at[slot])
+        for source, part, buffer in zip(sources, parts, slot.buffers, strict=True):
+            load(source.at[part], buffer, slot.full)
 
     def copy_bias(position):
-        slot = lax.rem(position, np.int32(p.bias_stages))
-
-        @plgpu.when(lax.ge(position, np.int32(p.bias_stages)))
-        def _():
-            plgpu.barrier_wait(mem.bias_empty.at[slot])
-
-        member, tile = p.visited(blocks, position)
-        head = plus(times(kv_head, p.group), member)
+        slot = mem.bias_ring.fill(position)
+        head, tile = p.visited(place, blocks, position)
         rows = plgpu.ds(times(tile, c.block_q), c.block_q)
         part = p.bias_part(mem, place, head, rows, own[1])
-        load(part, mem.bias_smem.at[slot], mem.bias_full.at[slot])
+        load(part, slot.buffers, slot.full)
 
     def copy_q(position):
         if p.has_matrix:
             copy_bias(position)
-        rings = mem.q_smem, mem.lse_smem
-        copy(position, (mem.q, mem.lse), rings, mem.q_full, mem.q_empty)
+        copy(position, (mem.q, mem.lse), mem.q_ring)
 
     def copy_do(position):
-        rings = mem.do_smem, mem.delta_smem
-        copy(position, (mem.do, mem.delta), rings, mem.do_full, mem.do_empty)
+        copy(position, (mem.do, mem.delta), mem.do_ring)
 
     # In the order of the first products.
     copy_q(jnp.int32(0))

@@ -235,11 +235,12 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
         least = 2 if self.persistent else 1
         return maximum(times(each, self.group), least)
 
-    def visited(self, blocks: Blocks, position: Any) -> tuple[Any, Any]:
-        """Returns the head of Q in its group, and the tile, that a step visits."""
+    def visited(self, place: Tile, blocks: Blocks, position: Any) -> tuple[Any, Any]:
+        """Returns the head and the tile of Q that a step visits."""
         past, member = split(position, self.group)
         tile = minus(plus(blocks.end, -1), past)
-        return member, maximum(minimum(tile, self.q_tiles - 1), 0)
+        tile = maximum(minimum(tile, self.q_tiles - 1), 0)
+        return plus(times(place.head, self.group), member), tile
 
 
 @functools.lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.folded import maximum, minimum, minus, plus, times, where
 from pallas_gpu.ops.memory import Memory
 
@@ -232,9 +233,17 @@ class Consumer:
 
     def first_softmax(self, scores, position, own, block) -> tuple[Any, Any, Any]:
         scores = self.modified(scores, position, own, block, self.p.masks)
-        row_max = scores.max(axis=1) * self.factor(own)
-        wide = self.exponentials(scores, row_max, own)
-        return row_max, self.sums(wide), wide
+        return self.softmax(own).begin(scores)
+
+    def softmax(self, own) -> Softmax:
+        """Returns that of a tile; without `in_parts` it has whole sums."""
+        return Softmax(
+            axis=1,
+            factor=self.factor(own),
+            exponent=narrow.EXPONENT if self.p.narrow else 0,
+            slack=_SLACK if self.p.config.keep_maxima else 0.0,
+            summed=_partial_sums if self.in_parts else None,
+        )
 
     def two_products(self, acc, q, position, probabilities) -> Any:
         """Starts the scores of a block, and adds the block before it to the result.
@@ -261,13 +270,8 @@ class Consumer:
         row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
         scores = self.modified(scores, position, own, block, masked)
-        new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
-        keeps = self.p.config.keep_maxima
-        if keeps:
-            new_max = jnp.where(new_max > row_max + _SLACK, new_max, row_max)
-        shrink = lax.exp2(lax.sub(row_max, new_max))
-        wide = self.exponentials(scores, new_max, own)
-        sums = _scaled(sums, shrink) + self.sums(wide)
+        softmax, keeps = self.softmax(own), self.p.config.keep_maxima
+        new_max, sums, shrink, wide = softmax.step((row_max, sums), scores)
         if not keeps:
             if not self.in_parts:
                 # All this is to happen while the second product is under way.
@@ -276,7 +280,7 @@ class Consumer:
                 )
             so_far = acc[...]
             self.mem.v_ring.release(before)
-            acc[...] = _scaled(so_far, shrink)
+            acc[...] = softmax.scaled(so_far, shrink)
             return new_max, sums, self.rounded(wide)
         # Not from the smallest factor: NaN in one row must not decide for the others.
         some = jnp.max(jnp.where(new_max > row_max, 1.0, 0.0)) > 0
@@ -287,7 +291,7 @@ class Consumer:
 
         @plgpu.when(some)
         def _():
-            acc[...] = _scaled(so_far, shrink)
+            acc[...] = softmax.scaled(so_far, shrink)
 
         return new_max, sums, rounded
 
@@ -296,16 +300,6 @@ class Consumer:
         """Whether the sums of the rows are in parts until the end."""
         p = self.p
         return p.config.keep_maxima or (p.v_dim <= _NARROW and not p.narrow)
-
-    def sums(self, wide) -> Any:
-        """Returns the sums of the rows, or partial ones, which only the end combines.
-
-        Those are sums over every eighth column: each thread adds columns of its own.
-        """
-        rows, columns = wide.shape
-        if not self.in_parts:
-            return wide.sum(axis=1)
-        return wide.reshape(rows, columns // 8, 8).sum(axis=1)
 
     def step_between(self, acc, q, position, state, own, following, block) -> Any:
         """Begins a tile while the last block of the one before is added; stores that.
@@ -416,13 +410,6 @@ class Consumer:
         """Whether the scales of operands are a part of the factor of the scores."""
         return self.p.narrow and not self.p.scores.modifies
 
-    def exponentials(self, scores, row_max, own) -> Any:
-        """Returns 2 to the scaled scores less the maximum, which is scaled already."""
-        if self.p.narrow:
-            row_max = row_max - narrow.EXPONENT
-        row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return lax.exp2(lax.sub(lax.mul(scores, self.factor(own)), row_max))
-
     def rounded(self, wide) -> Any:
         """Returns exponentials as the left operand of a product."""
         p = self.p
@@ -462,7 +449,7 @@ class Consumer:
         return p.mask.hide(scores, hidden, *place, ids, layout=plgpu.Layout.WGMMA)
 
 
-def _scaled(x: Any, of_rows: Any) -> Any:
-    if x.ndim == 1:
-        return x * of_rows
-    return x * lax.broadcast_in_dim(of_rows, x.shape, (0,))
+def _partial_sums(wide: Any) -> Any:
+    """Returns sums over every eighth column: each thread adds columns of its own."""
+    rows, columns = wide.shape
+    return wide.reshape(rows, columns // 8, 8).sum(axis=1)
