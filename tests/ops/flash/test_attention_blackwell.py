@@ -39,13 +39,13 @@ def attended(args, c=SMALL, causal=True, **options):
 def references(monkeypatch):
     """The references of a block by name, once a kernel is being traced."""
     found: dict[str, object] = {}
-    declared = blackwell._Memory
+    declared = blackwell.Memory
 
     def record(**given):
         found.update(given)
         return declared(**given)
 
-    monkeypatch.setattr(blackwell, "_Memory", record)
+    monkeypatch.setattr(blackwell, "Memory", record)
     blackwell.make_kernel.cache_clear()
     yield found
     blackwell.make_kernel.cache_clear()
