@@ -9,6 +9,9 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 
+# Blocks of a cluster along rows and columns of a result, by the dimension of a pair.
+CLUSTERS = {None: (1, 1), "m": (2, 1), "n": (1, 2)}
+
 
 def tiles(shape: tuple[int, ...], dtype: Any, columns: int | None = None) -> Any:
     """Declares an SMEM array, tiled and with the widest swizzle that fits its rows.

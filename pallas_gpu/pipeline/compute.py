@@ -11,9 +11,11 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope
+from pallas_gpu.pipeline.inputs import take
 from pallas_gpu.pipeline.loops import unravel
 from pallas_gpu.pipeline.outputs import Outputs
-from pallas_gpu.pipeline.producer import Producer, last_steps
+from pallas_gpu.pipeline.producer import Producer
+from pallas_gpu.pipeline.specialized.ring import Ring, last_steps, ring_index
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
 from pallas_gpu.primitives.tensor_cores.wgmma import wait_for_products
@@ -113,28 +115,25 @@ class Compute:
         self, read: dict[str, Any], written: dict[str, Any], init_carry: Any
     ) -> Any:
         inputs, outputs = self.producer.inputs, self.outputs
+        rings = self.producer.rings(read)
 
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
-            slot = inputs.slot(step)
             barriers: list[Any] = []
             if self.producer.separate_full:
-                barriers += self.streams.barriers(
-                    [
-                        self.producer.full(read, i, slot)
-                        for i in range(len(inputs.moving))
-                    ]
-                )
+                slots = [ring.slot(step) for ring in rings]
+                barriers += self.streams.barriers([slot.full for slot in slots])
             else:
-                inputs.wait(read, step)
+                slots = take(rings, step)
+            slot = ring_index(step, inputs.slots)
             self._wait_for_buffers(written, slot)
             results = outputs.refs(written["buffers"], step, visits)
             manual = self.producer.releases.manual
-            released = self._released(read, step)
+            released = self._released(rings, step)
             if manual:
                 barriers += self.streams.barriers([barrier for _, barrier in released])
             indices = unravel(step, inputs.sizes)
-            operands = self.streams.operands(inputs.refs(read, step), results, indices)
+            operands = self.streams.operands(inputs.refs(read, slots), results, indices)
             carry = self.body.call(indices, [*operands, *barriers], carry)
             if not manual:
                 for delay, barrier in released:
@@ -148,30 +147,31 @@ class Compute:
         if inputs.delayed:
             # Copies for the next pipeline then overlap the rest of the context.
             wait_for_products()
-            self._release_last(read)
+            self._release_last(rings)
         return carry
 
     # --- inputs -----------------------------------------------------------------------
 
-    def _released(self, read: dict[str, Any], step: Any) -> list[tuple[int, Any]]:
-        """Returns the delay of each group, and the barrier of the step before it."""
-        slot = self.producer.inputs.slot_before
-        return [
-            (group.delay, free.at[slot(step, group.delay)])
-            for group, free in zip(
-                self.producer.releases.groups, read["free"], strict=True
-            )
-        ]
+    def _released(self, rings: list[Ring], step: Any) -> list[tuple[int, Any]]:
+        """Returns the delay of each group, and the barrier of the step before it.
 
-    def _release_last(self, read: dict[str, Any]) -> None:
+        Its index is negative before the first step: no barrier has that.
+        """
+        found = []
+        for group in self.producer.releases.groups:
+            ring, earlier = rings[group.members[0]], step - group.delay
+            if group.delay < ring.stages:
+                earlier = ring_index(earlier, ring.stages)
+            found.append((group.delay, ring.empty.at[earlier]))
+        return found
+
+    def _release_last(self, rings: list[Ring]) -> None:
         """Returns the buffers of the last steps, whose delay has not passed."""
-        inputs, releases = self.producer.inputs, self.producer.releases
-        for group, free in zip(releases.groups, read["free"], strict=True):
+        steps = self.producer.inputs.steps
+        for group in self.producer.releases.groups:
             if group.delay:
-
-                @control.loop(last_steps(inputs.steps, group.delay), inputs.steps)
-                def _(i, free=free):
-                    mbarrier.barrier_arrive(free.at[inputs.slot(i)])
+                release = rings[group.members[0]].release
+                control.loop(last_steps(steps, group.delay), steps)(release)
 
     # --- outputs ----------------------------------------------------------------------
 

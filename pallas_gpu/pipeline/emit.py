@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import scoped
-from pallas_gpu.pipeline.inputs import Inputs
+from pallas_gpu.pipeline.inputs import Inputs, take
 from pallas_gpu.pipeline.loops import Grid, unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.streams import BlockSpecs, Body, Streams, streams_of
@@ -164,23 +164,24 @@ class Pipeline:
         read: dict[str, Any],
         written: list[Any],
     ) -> Any:
+        rings = ins.rings(read)
         ins.copy_fixed(read)
-        ins.fill(read)
+        ins.fill(rings)
         ins.wait_for_fixed(read)
 
         def iteration(step: Any, state: Any) -> Any:
             carry, visits = state
-            ins.wait(read, step)
+            slots = take(rings, step)
             outs.wait_for_buffers()
             results = outs.refs(written, step, visits)
             indices = unravel(step, self.grid)
-            operands = self.streams.operands(ins.refs(read, step), results, indices)
+            operands = self.streams.operands(ins.refs(read, slots), results, indices)
             carry = self.body.call(indices, operands, carry)
             if outs.moving:
                 tma.commit_smem()
             outs.store(results, step)
             visits = outs.after(step, visits)
-            ins.refill(read, step)
+            ins.refill(rings, step)
             return carry, visits
 
         with _jax.trace_without_ref_rules():

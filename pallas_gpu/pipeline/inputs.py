@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from pallas_gpu import _jax, types
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.loops import unravel
+from pallas_gpu.pipeline.specialized.ring import Ring, Slot
 from pallas_gpu.primitives import mbarrier, tma
 
 
@@ -71,24 +70,15 @@ class Inputs:
             found["full"] = "full of " + ", ".join(found["moving"])
         return found
 
-    def slot(self, step: Any) -> Any:
-        """Returns the buffer of a step."""
-        return lax.rem(step, np.int32(self.slots)) if self.slots > 1 else 0
+    def rings(self, memory: dict[str, Any]) -> list[Ring]:
+        """Returns the ring of each input whose block changes, of one warpgroup."""
+        return [Ring(buffers, None, memory["full"]) for buffers in memory["moving"]]
 
-    def slot_before(self, step: Any, delay: int) -> Any:
-        """Returns the buffer of the step that is `delay` steps earlier.
-
-        It is negative before the first step: no barrier has that index.
-        """
-        earlier = step - delay
-        return self.slot(earlier) if delay < self.slots else earlier
-
-    def refs(self, memory: dict[str, Any], step: Any) -> list[Any]:
-        """Returns the buffer of each input for a step."""
-        fixed, moving = iter(memory["fixed"]), iter(memory["moving"])
-        slot = self.slot(step)
+    def refs(self, memory: dict[str, Any], slots: Sequence[Slot]) -> list[Any]:
+        """Returns the buffer of each input, given the slots of those that change."""
+        fixed, moving = iter(memory["fixed"]), iter(slots)
         return [
-            next(moving).at[slot] if s.axes else next(fixed).at[0] for s in self.streams
+            next(moving).buffers if s.axes else next(fixed).at[0] for s in self.streams
         ]
 
     def copy_fixed(self, memory: dict[str, Any]) -> None:
@@ -111,9 +101,9 @@ class Inputs:
         if self.fixed:
             mbarrier.barrier_wait(memory["fixed_full"])
 
-    def fill(self, memory: dict[str, Any]) -> None:
+    def fill(self, rings: Sequence[Ring]) -> None:
         """Starts the copies of the first steps."""
-        if not self.moving:
+        if not rings:
             return
         if isinstance(self.steps, int):
             count = min(self.steps, self.slots)
@@ -121,9 +111,8 @@ class Inputs:
             count = jnp.minimum(self.steps, self.slots)
 
         def first(step: Any, _: Any) -> None:
-            slot = self.slot(step)
-            for i in range(len(self.moving)):
-                self.copy(memory, i, step, slot, memory["full"].at[slot])
+            for i, ring in enumerate(rings):
+                self.copy(i, step, ring.slot(step))
 
         with _jax.trace_without_ref_rules():
             control.counted_loop(count, first, None)
@@ -133,50 +122,38 @@ class Inputs:
         """Whether reads of a step may still be in flight when it ends."""
         return any(s.spec.delay_release for s in self.moving)
 
-    def wait(self, memory: dict[str, Any], step: Any) -> None:
-        """Waits for the blocks of a step."""
-        if self.moving:
-            mbarrier.barrier_wait(memory["full"].at[self.slot(step)])
-
-    def refill(self, memory: dict[str, Any], step: Any) -> None:
+    def refill(self, rings: Sequence[Ring], step: Any) -> None:
         """Starts copies to the buffers that a step releases, for a later step."""
-        for i, stream in enumerate(self.moving):
+        for i, (stream, ring) in enumerate(zip(self.moving, rings, strict=True)):
             released = step - stream.spec.delay_release
             later = released + self.slots
             needed = later < self.steps
             if stream.spec.delay_release:
                 needed = needed & (released >= 0)
-            slot = self.slot(later)
-            full = memory["full"].at[slot]
-            start = functools.partial(self.copy, memory, i, later, slot, full)
+            start = functools.partial(self.copy, i, later, ring.slot(later))
             control.when(needed)(start)
 
-    def copy(
-        self,
-        memory: dict[str, Any],
-        i: int,
-        step: Any,
-        slot: Any,
-        full: Any,
-        axes: Sequence[str] = (),
-    ) -> None:
+    def copy(self, i: int, step: Any, slot: Slot, axes: Sequence[str] = ()) -> None:
         """Starts the copy of a block.
 
         Args:
-          memory: the buffers.
           i: position of the input among those whose block changes.
           step: the step that reads the block.
-          slot: its buffer.
-          full: the barrier on which the copy completes.
+          slot: of its ring.
           axes: cluster axes of a multicast.
         """
         stream = self.moving[i]
         copy = functools.partial(
             tma.copy_gmem_to_smem,
             stream.window(unravel(step, self.sizes)),
-            memory["moving"][i].at[slot],
-            full,
+            slot.buffers,
+            slot.full,
             collective_axes=axes or None,
             oob_mode=stream.spec.oob_fill_mode,
         )
         stream.at_index_map(copy)
+
+
+def take(rings: Sequence[Ring], step: Any) -> list[Slot]:
+    """Waits for the slots of a step, in rings that share their `full` barriers."""
+    return [r.slot(step) if i else r.take(step) for i, r in enumerate(rings)]

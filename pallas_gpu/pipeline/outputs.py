@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 from pallas_gpu import types
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.loops import unravel
+from pallas_gpu.pipeline.specialized.ring import ring_index
 from pallas_gpu.primitives import tma
 
 # For each output whose block several consecutive steps share, the number of blocks
@@ -89,13 +88,12 @@ class Outputs:
             buffer.at[0]
             if self._fixed(stream)
             else buffer.at[
-                self._slot(next(counts) if self._revisited(stream) else step)
+                ring_index(
+                    next(counts) if self._revisited(stream) else step, self.slots
+                )
             ]
             for stream, buffer in zip(self.streams, buffers, strict=True)
         ]
-
-    def _slot(self, count: Any) -> Any:
-        return lax.rem(count, np.int32(self.slots)) if self.slots > 1 else 0
 
     def wait_for_buffers(self) -> None:
         """Waits until the copies from the buffers of the next step have read them."""

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
-
-import jax.numpy as jnp
 
 from pallas_gpu import _jax, types
 from pallas_gpu.entry import control
 from pallas_gpu.pipeline.inputs import Inputs
+from pallas_gpu.pipeline.specialized.ring import Ring, last_steps
 from pallas_gpu.primitives import mbarrier
 
 
@@ -128,10 +128,25 @@ class Producer:
             found["fixed_free"] = found["fixed_full"].replace("full", "free", 1)
         return found
 
-    def full(self, memory: dict[str, Any], i: int, slot: Any) -> Any:
-        """Returns the barrier on which the copies of an input complete."""
-        barriers = memory["full"][i] if self.separate_full else memory["full"]
-        return barriers.at[slot]
+    def rings(self, memory: dict[str, Any]) -> list[Ring]:
+        """Returns the ring of each input whose block changes.
+
+        Those of a group share their `empty` barriers, and without `separate_full` all
+        share `full`.
+        """
+        empty = {
+            member: free
+            for group, free in zip(self.releases.groups, memory["free"], strict=True)
+            for member in group.members
+        }
+        return [
+            Ring(
+                buffers,
+                empty[i],
+                memory["full"][i] if self.separate_full else memory["full"],
+            )
+            for i, buffers in enumerate(memory["moving"])
+        ]
 
     def run(self, memory: dict[str, Any], *, first: Any, last: Any) -> None:
         """Copies the blocks of all steps.
@@ -147,44 +162,32 @@ class Producer:
             used = ~first if self.releases.across_ctas else None
             _wait_if(used, memory["fixed_free"])
         inputs.copy_fixed(memory)
+        rings = self.rings(memory)
 
         def step(i: Any, _: Any) -> None:
-            slot = inputs.slot(i)
-            used = None
-            if self.releases.across_ctas:
-                used = i >= inputs.slots
-                used = used if first is None else used | ~first
-            for group, free in zip(self.releases.groups, memory["free"], strict=True):
-                _wait_if(used, free.at[slot])
+            for group in self.releases.groups:
+                rings[group.members[0]].fill(i, fresh=first)
                 for member in group.members:
-                    full = self.full(memory, member, slot)
-                    inputs.copy(memory, member, i, slot, full, group.axes)
+                    inputs.copy(member, i, rings[member].slot(i), group.axes)
 
         with _jax.trace_without_ref_rules():
             if inputs.moving:
                 control.counted_loop(inputs.steps, step, None)
             if self.releases.across_ctas:
                 at_end = control.when(True if last is None else last)
-                at_end(lambda: self._drain(memory))
+                at_end(lambda: self._drain(memory, rings))
 
-    def _drain(self, memory: dict[str, Any]) -> None:
+    def _drain(self, memory: dict[str, Any], rings: Sequence[Ring]) -> None:
         """Waits until the buffers of the last steps have been released."""
-        inputs = self.inputs
+        steps = self.inputs.steps
 
-        @control.loop(last_steps(inputs.steps, inputs.slots), inputs.steps)
+        @control.loop(last_steps(steps, self.inputs.slots), steps)
         def _(i):
-            for free in memory["free"]:
-                mbarrier.barrier_wait(free.at[inputs.slot(i)])
+            for group in self.releases.groups:
+                mbarrier.barrier_wait(rings[group.members[0]].slot(i).empty)
 
-        if inputs.fixed:
+        if self.inputs.fixed:
             mbarrier.barrier_wait(memory["fixed_free"])
-
-
-def last_steps(steps: Any, count: int) -> Any:
-    """Returns the first of the last `count` steps."""
-    if isinstance(steps, int):
-        return max(steps - count, 0)
-    return jnp.maximum(steps - count, 0)
 
 
 def _wait_if(condition: Any, barrier: Any) -> None:

@@ -21,8 +21,9 @@ BUDGETS = {
     "lockstep": 7850,
     "lowering": 10490,
     "emitters": 14050,
-    "ops": 17950,
-    "pipeline": 4060,
+    "ops": 17750,
+    # With Ring and TileStore, which stood in ops before, once in each kernel.
+    "pipeline": 4430,
     "primitives": 7720,
     "program": 2210,
     "runtime": 2460,

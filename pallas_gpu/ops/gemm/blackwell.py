@@ -173,15 +173,13 @@ class Schedule:
         return self.step[1]
 
     @property
-    def plane(self) -> tuple[int, int]:
-        """Tiles along M and N."""
-        tile_m, tile_n, _ = self.step
-        return plgpu.cdiv(self.m, tile_m), plgpu.cdiv(self.n, tile_n)
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there is work for."""
-        return min(self.config.blocks // self.config.ctas, math.prod(self.plane))
+    def tiles(self) -> plgpu.TileSchedule:
+        """The tiles, and their order."""
+        c, (tile_m, tile_n, _) = self.config, self.step
+        minor = 0 if c.minor == "m" else 1
+        return plgpu.TileSchedule(
+            (self.m, self.n), (tile_m, tile_n), minor=minor, strip=c.strip
+        )
 
     @property
     def steps(self) -> int:
@@ -191,9 +189,10 @@ class Schedule:
     @property
     def launch(self) -> dict[str, Any]:
         """The grid, cluster and warpgroups of the launch."""
-        c = self.config
+        c, tiles = self.config, self.tiles
+        clusters = tiles.clusters(c.blocks // c.ctas)
         options = {
-            "grid": (math.prod(self.plane) if c.dynamic else self.clusters,),
+            "grid": (tiles.count if c.dynamic else clusters,),
             "grid_names": ("worker",),
             "num_threads": 3 if c.dynamic else 2,
             "thread_name": "wg",
@@ -204,10 +203,8 @@ class Schedule:
 
     def tile(self, info: Any) -> tuple[Any, Any, Any]:
         """Returns the rows and columns of a tile, and its number in this cluster."""
-        c = self.config
         tile_m, tile_n, _ = self.step
-        minor = 0 if c.minor == "m" else 1
-        mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
+        _, mi, ni = self.tiles.position(info.index[0])
         rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
         return rows, columns, info.local_index
 
@@ -228,7 +225,7 @@ class Schedule:
         """Each role has its own loop; two of them are warps of a warpgroup."""
 
         def for_each_tile(visit):
-            @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
+            @plgpu.nd_loop((self.tiles.count,), collective_axes="worker")
             def _(info):
                 visit(*self.tile(info))
 
@@ -323,8 +320,7 @@ class Schedule:
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        tile_m, tile_n, _ = self.step
-        rows, columns = self.plane[0] * tile_m, self.plane[1] * tile_n
+        rows, columns = self.tiles.extent
         if rows - self.m < _BLOCK_M and columns - self.n < self.part_n:
             return None
         return jnp.logical_and(row < self.m, column < self.n)
@@ -431,9 +427,11 @@ def _multiplies(schedule, operands, acc, computed, read) -> Any:
 
         def visit_step(ki, step):
             slot = operands.take(step)
+            left, right = slot.buffers
             plgpu.tcgen05_mma(
                 tile,
-                *slot.buffers,
+                left,
+                right,
                 slot.empty,
                 accumulate=ki > 0,
                 collective_axis=axis,
@@ -452,7 +450,7 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
       scale: reference to a factor of the result.
     """
     width = schedule.part_n
-    count = schedule.tile_n // width
+    store = plgpu.TileStore(buffers, schedule.tile_n // width)
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
@@ -467,18 +465,12 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
                 # The accumulator is free before this part is stored.
                 plgpu.wait_load_tmem()
                 plgpu.barrier_arrive(read.at[lax.rem(number, np.int32(schedule.reads))])
-            buffer = buffers.at[part % 2]
-            # The copy before the last one has read this buffer; with an odd number of
-            # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = part == 0 and count % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            if scale is not None:
-                value = value * scale[0]
-            buffer[...] = value.astype(out.dtype)
-            plgpu.commit_smem()
             column = columns.start + start
-            target = out.at[own, plgpu.ds(column, width)]
-            inside = schedule.starts_inside(first, column)
-            plgpu.copy_smem_to_gmem(buffer, target, inside)
+            store.store(
+                part,
+                value if scale is None else value * scale[0],
+                out.at[own, plgpu.ds(column, width)],
+                predicate=schedule.starts_inside(first, column),
+            )
 
     return visit_tile

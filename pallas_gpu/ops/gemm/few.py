@@ -226,14 +226,11 @@ def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
     ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
     mem = _Memory(a=a, b=b, out=out, operands=ring, sums=sums, **named, **scratch)
     wg = lax.axis_index("wg")
-
-    @plgpu.when(wg == schedule.config.warpgroups)
-    def _():
-        _produce(schedule, mem)
-
-    @plgpu.when(wg < schedule.config.warpgroups)
-    def _():
-        schedule.for_each_tile(_Consumer(schedule, mem, wg).visit)
+    plgpu.Roles(schedule.config.warpgroups).run(
+        wg,
+        lambda: _produce(schedule, mem),
+        lambda: schedule.for_each_tile(_Consumer(schedule, mem, wg).visit),
+    )
 
 
 def _produce(schedule: _Schedule, mem: _Memory) -> None:

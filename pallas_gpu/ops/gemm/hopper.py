@@ -24,15 +24,14 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import CLUSTERS, tiles
 
-# Registers per thread of the producer and of a consumer; (2 * 232 + 40) * 128 threads
-# use 64512 of an SM's 65536.
-_REGISTERS = 40, 232
+# Registers per thread of producer and consumers, by the number of consumers:
+# (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
+_REGISTERS = {2: (40, 232), 3: (24, 160)}
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
@@ -134,25 +133,63 @@ def launch(
       **options: name and parameters, for `plgpu.kernel`.
     """
 
-    def body(*refs, **scratch) -> None:
-        mem, wg = memory(*refs, **scratch), lax.axis_index("wg")
+    def visits(wg: Any, *refs: Any, **scratch: Any) -> Any:
+        mem = memory(*refs, **scratch)
+        return (
+            lambda: functools.partial(produce, schedule, mem),
+            lambda: consumer(schedule, mem, wg).visit,
+        )
+
+    scratch = _scratch(schedule.problem, schedule.config)
+    c = schedule.config
+    return persistent(
+        schedule, visits, CONSUMERS, c.blocks, out_type, scratch, **options
+    )
+
+
+def persistent(
+    schedule: Any,
+    visits: Any,
+    consumers: int,
+    blocks: int,
+    out_type: Any,
+    scratch: dict[str, Any],
+    **options: Any,
+) -> Any:
+    """Returns a kernel in which a producer and consumers visit the tiles of a schedule.
+
+    Args:
+      schedule: has `tiles`, a `plgpu.TileSchedule`, and `for_each_tile`.
+      visits: called with the index of the warpgroup and all references; returns for
+        the producer and for a consumer a function that returns what visits a tile.
+      consumers: warpgroups.
+      blocks: CTAs, at most.
+      out_type, scratch: of the kernel.
+      **options: name and parameters, for `plgpu.kernel`.
+    """
+    roles = plgpu.Roles(consumers, _REGISTERS[consumers])
+
+    def body(*refs, **memory) -> None:
+        wg = lax.axis_index("wg")
+        producer, consumer = visits(wg, *refs, **memory)
 
         def consume() -> None:
-            schedule.for_each_tile(consumer(schedule, mem, wg).visit)
+            schedule.for_each_tile(consumer())
             plgpu.wait_smem_to_gmem(0)
 
-        roles.split(wg, CONSUMERS, _REGISTERS, lambda: produce(schedule, mem), consume)
+        roles.run(wg, lambda: schedule.for_each_tile(producer()), consume)
 
+    tiles = schedule.tiles
     return plgpu.kernel(
         body,
         out_type=out_type,
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(schedule.config.cluster_size,),
-        cluster_names=("pair",),
-        num_threads=CONSUMERS + 1,
+        grid=(tiles.clusters(blocks),),
+        grid_names=(tiles.axis,),
+        cluster=(math.prod(tiles.cluster),),
+        cluster_names=(tiles.cluster_axis,),
+        num_threads=roles.num_threads,
         thread_name="wg",
-        scratch_types=_scratch(schedule.problem, schedule.config),
+        scratch_types=scratch,
         **options,
     )
 
@@ -185,20 +222,17 @@ class Schedule:
     config: MatmulConfig
 
     @property
-    def plane(self) -> tuple[int, int]:
-        """Tiles of clusters along M and N of one product."""
-        p, (m, n) = self.problem, self.config.cluster_tile
-        return plgpu.cdiv(p.m, m), plgpu.cdiv(p.n, n)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of clusters of all products."""
-        return self.problem.batch * math.prod(self.plane)
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there is work for."""
-        return min(self.config.blocks // self.config.cluster_size, self.tiles)
+    def tiles(self) -> plgpu.TileSchedule:
+        """The tiles, and their order."""
+        p, c = self.problem, self.config
+        return plgpu.TileSchedule(
+            (p.m, p.n),
+            (c.block_m, c.tile_n),
+            cluster=CLUSTERS[c.cluster],
+            batch=p.batch,
+            minor=0 if c.minor == "m" else 1,
+            strip=c.strip,
+        )
 
     @property
     def steps(self) -> int:
@@ -206,31 +240,18 @@ class Schedule:
         c = self.config
         return plgpu.cdiv(plgpu.cdiv(self.problem.k, c.tile_k), c.parts)
 
-    def tile(self, linear: Any) -> tuple[Any, Any, Any]:
-        """Returns this block's tile (batch, row, column) for a cluster's position."""
-        c, plane = self.config, np.int32(math.prod(self.plane))
-        batch: Any = np.int32(0)
-        if self.problem.batch > 1:
-            batch, linear = lax.div(linear, plane), lax.rem(linear, plane)
-        minor = 0 if c.minor == "m" else 1
-        mi, ni = plgpu.planar_snake(linear, self.plane, minor, c.strip)
-        pair = lax.axis_index("pair")
-        if c.cluster == "m":
-            mi = mi * 2 + pair
-        elif c.cluster == "n":
-            ni = ni * 2 + pair
-        return batch, mi * c.block_m, ni * c.tile_n
-
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(batch, row, column, steps before it)` for a block's tiles."""
+        c = self.config
 
-        @plgpu.nd_loop((self.tiles,), collective_axes="worker")
-        def _(info):
-            visit(*self.tile(info.index[0]), info.local_index * self.steps)
+        def at(batch, mi, ni, number):
+            visit(batch, mi * c.block_m, ni * c.tile_n, number * self.steps)
+
+        self.tiles.for_each(at)
 
     def is_inside(self, row: Any, column: Any) -> Any:
         """Returns whether a part begins within the result; None if all parts do."""
-        p, (m, n) = self.problem, self.config.cluster_tile
+        p, (m, n) = self.problem, self.tiles.cluster_tile
         conditions = []
         if p.m % m:
             conditions.append(row < p.m)
@@ -255,41 +276,37 @@ class Memory:
     residual_full: Any = None
 
 
-def produce(schedule: Schedule, mem: Memory) -> None:
-    """Copies the operands of a block's tiles, step by step."""
+def produce(schedule: Schedule, mem: Memory, batch, row, column, first_step) -> None:
+    """Copies the operands of a tile, step by step."""
     p, c = schedule.problem, schedule.config
     parts = np.int32(c.parts)
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
     factors = [(mem.a, p.shared_a, share_a), (mem.b, p.shared_b, share_b)]
     if mem.gate is not None:
         factors.append((mem.gate, p.shared_b, share_b))
+    rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+    start = 0
+    if c.parts > 1:
+        batch, part = lax.div(batch, parts), lax.rem(batch, parts)
+        start = part * schedule.steps
 
-    def visit(batch, row, column, first_step):
-        rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
-        start = 0
-        if c.parts > 1:
-            batch, part = lax.div(batch, parts), lax.rem(batch, parts)
-            start = part * schedule.steps
-
-        @plgpu.loop(0, schedule.steps)
-        def _(ki):
-            slot = mem.operands.fill(first_step + ki)
-            depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
-            of_a = (depth, rows) if p.transpose_a else (rows, depth)
-            of_b = (columns, depth) if p.transpose_b else (depth, columns)
-            for (source, shared, axes), window, buffer in zip(
-                factors, (of_a, of_b, of_b), slot.buffers, strict=False
-            ):
-                plgpu.copy_gmem_to_smem(
-                    source.at[(0 if shared else batch, *window)],
-                    buffer,
-                    slot.full,
-                    collective_axes=axes,
-                    # Tiles of a cluster may lie outside as a whole.
-                    oob_mode=_ZEROS,
-                )
-
-    schedule.for_each_tile(visit)
+    @plgpu.loop(0, schedule.steps)
+    def _(ki):
+        slot = mem.operands.fill(first_step + ki)
+        depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
+        of_a = (depth, rows) if p.transpose_a else (rows, depth)
+        of_b = (columns, depth) if p.transpose_b else (depth, columns)
+        for (source, shared, axes), window, buffer in zip(
+            factors, (of_a, of_b, of_b), slot.buffers, strict=False
+        ):
+            plgpu.copy_gmem_to_smem(
+                source.at[(0 if shared else batch, *window)],
+                buffer,
+                slot.full,
+                collective_axes=axes,
+                # Tiles of a cluster may lie outside as a whole.
+                oob_mode=_ZEROS,
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -415,6 +432,7 @@ class Consumer:
         """Stores a tile part by part; the copies overlap with what comes after."""
         c, mem = self.schedule.config, self.mem
         epilogue = self.schedule.problem.epilogue
+        store = plgpu.TileStore(mem.out_smem.at[self.wg], len(self.parts))
         for part, (i, j) in enumerate(self.parts):
             tiles = [x[i : i + c.epilogue_m, j : j + c.epilogue_n] for x in products]
             bias = None
@@ -426,15 +444,14 @@ class Consumer:
                 tiles = [
                     epilogue.apply(product, bias=bias, gate=gate, residual=residual)
                 ]
-            buffer = mem.out_smem.at[self.wg, part % 2]
-            # The copy before the last one has read this buffer; with an odd number of
-            # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = part == 0 and len(self.parts) % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            self.stored(buffer)[...] = tiles[0].astype(mem.out.dtype)
-            plgpu.commit_smem()
             index, is_inside = self.window(part, batch, row, column)
-            plgpu.copy_smem_to_gmem(buffer, mem.out.at[index], is_inside)
+            store.store(
+                part,
+                tiles[0],
+                mem.out.at[index],
+                predicate=is_inside,
+                transposed=c.transposed,
+            )
             if part + 2 < len(self.parts):
                 # All threads have read its buffer before `commit_smem`.
                 self.prefetch_residual(part + 2, batch, row, column)

@@ -27,7 +27,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
@@ -158,7 +157,8 @@ def _body(
     def consume() -> None:
         _consume(problem, groups(), wg, out, rings, out_smem.at[wg], cleared)
 
-    roles.split(wg, CONSUMERS, REGISTERS[problem.gathered], produce, consume)
+    roles = plgpu.Roles(CONSUMERS, REGISTERS[problem.gathered])
+    roles.run(wg, produce, consume)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,20 +371,14 @@ def _consume(problem, groups, wg, out, rings, out_smem, cleared) -> None:
 def _store(problem, product, out, buffers, group, row, column) -> None:
     """Stores a tile part by part; the copies overlap with what comes after."""
     c = problem.config
-    parts = range(0, c.tile_n, c.epilogue_n)
-    for number, start in enumerate(parts):
-        buffer = buffers.at[number % 2]
-        # The copy before the last one has read this buffer; with an odd number of parts
-        # a tile begins with the buffer that the tile before has ended with.
-        repeated = number == 0 and len(parts) % 2 == 1
-        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-        buffer[...] = product[:, start : start + c.epilogue_n]
-        plgpu.commit_smem()
+    store = plgpu.TileStore(buffers, c.tile_n // c.epilogue_n)
+    for number in range(store.parts):
+        start = number * c.epilogue_n
         target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
-        inside = (row < problem.m) & (column + start < problem.n)
-        plgpu.copy_smem_to_gmem(
-            buffer,
+        store.store(
+            number,
+            product[:, start : start + c.epilogue_n],
             out.at[group, *target],
-            predicate=inside,
+            predicate=(row < problem.m) & (column + start < problem.n),
             cache_hint=problem.store_hint,
         )

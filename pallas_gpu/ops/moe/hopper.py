@@ -292,12 +292,9 @@ def _store(problem, parts, out, buffers, row, end, column) -> None:
     c = problem.config
     number_of_rows = lax.min(lax.sub(end, row), np.int32(c.tile_m))
     is_whole = number_of_rows == c.tile_m
+    store = plgpu.TileStore(buffers, len(parts))
     for number, part in enumerate(parts):
-        buffer = buffers.at[number % 2]
-        # The copy before the last one has read this buffer; with an odd number of
-        # parts a tile begins with the buffer that the tile before has ended with.
-        repeated = number == 0 and len(parts) % 2 == 1
-        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+        buffer = store.fill(number)
         buffer[...] = part
         plgpu.commit_smem()
         start = column + number * c.epilogue_n

@@ -125,7 +125,7 @@ def _refuse(run, primals, tangents):
 def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
     kernel = blackwell.make_kernel(p, config, compiler_params, interpret)
     shapes = Shapes(p, config)
-    tiles_m, tiles_n = shapes.schedule.plane
+    tiles_m, tiles_n = shapes.schedule.tiles.plane
     columns = shapes.schedule.steps * shapes.groups * blackwell.GROUP
     rows = tiles_m * shapes.step[0], tiles_n * config.tile_n
 

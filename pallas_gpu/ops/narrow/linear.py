@@ -258,7 +258,7 @@ def default_config(p: Problem) -> Config:
     if tokens == 256 and p.group == 32 and widen.bits(p.w) == 8 and p.out.itemsize == 4:
         # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
         c = dataclasses.replace(c, stages=3)
-    blocks = turns.blocks(mixed_many.Schedule(p, c).plane, c.cluster_size)
+    blocks = turns.blocks(mixed_many.Schedule(p, c).tiles.plane, c.cluster_size)
     return dataclasses.replace(c, blocks=max(blocks, 2))
 
 

@@ -28,7 +28,6 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.narrow.mixed import LinearFewConfig, Problem
 from pallas_gpu.ops.tiles import tiles
@@ -189,11 +188,9 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
         if s.parts > 1:
             smem["out_smem"] = x_smem[-1]
         worker = _Worker(p, c, s, wg, x=x, w=w, out=out, **smem, **named, **memory)
-        if wgs < 4:
-            plgpu.when(wg == wgs)(worker.produce)
-            plgpu.when(wg < wgs)(worker.consume)
-        else:
-            roles.split(wg, wgs, _REGISTERS, worker.produce, worker.consume)
+        plgpu.Roles(wgs, None if wgs < 4 else _REGISTERS).run(
+            wg, worker.produce, worker.consume
+        )
 
     return plgpu.kernel(
         body,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -22,15 +21,12 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
+from pallas_gpu.ops.gemm.hopper import persistent
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.narrow.mixed import LinearManyConfig, Problem
 from pallas_gpu.ops.tiles import tiles
 
 _CONSUMERS = 2
-# Registers per thread of the producer and of a consumer; (2 * 232 + 40) * 128 threads
-# use 64512 of an SM's 65536.
-_REGISTERS = 40, 232
 # Rows of weights of a consumer and of a block; tokens that are stored at once.
 _ROWS = 64
 _TILE = _CONSUMERS * _ROWS
@@ -40,7 +36,7 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 def columns(p: Problem, config: LinearManyConfig) -> int:
     """Columns of all tiles: those of the result, and more."""
-    return Schedule(p, config).plane[0] * config.cluster_size * _TILE
+    return Schedule(p, config).tiles.extent[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,33 +47,28 @@ class Schedule:
     c: LinearManyConfig
 
     @property
-    def plane(self) -> tuple[int, int]:
-        """Tiles of clusters: of weights, and of tokens."""
+    def tiles(self) -> plgpu.TileSchedule:
+        """The tiles, of weights and of tokens, and their order."""
         p, c = self.p, self.c
-        return (
-            plgpu.cdiv(p.n, _TILE * c.cluster_size),
-            plgpu.cdiv(p.tokens, c.tokens),
+        return plgpu.TileSchedule(
+            (p.n, p.tokens),
+            (_TILE, c.tokens),
+            cluster=(c.cluster_size, 1),
+            strip=c.strip,
         )
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there is work for."""
-        return min(self.c.blocks // self.c.cluster_size, math.prod(self.plane))
 
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
         return plgpu.cdiv(self.p.k, self.c.depth)
 
-    def for_each(self, visit: Any) -> None:
+    def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(first row of weights, first token, steps before)`."""
 
-        @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
-        def _(info):
-            ni, ti = plgpu.planar_snake(info.index[0], self.plane, 0, self.c.strip)
-            ni = ni * self.c.cluster_size + lax.axis_index("pair")
-            steps = info.local_index * self.steps
-            visit(ni * _TILE, ti * self.c.tokens, steps)
+        def at(_, ni, ti, number):
+            visit(ni * _TILE, ti * self.c.tokens, number * self.steps)
+
+        self.tiles.for_each(at)
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,28 +95,26 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
         ),
     }
 
-    def body(x, w, *refs, out_smem, ring):
+    def visits(wg, x, w, *refs, out_smem, ring):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
         weights = ring.buffers["w"]
         packed, units = (weights, weights) if unit == p.w else weights
         buffers = {**ring.buffers, "w": packed, "units": units}
         ring = dataclasses.replace(ring, buffers=buffers)
-        _Block(schedule, x=x, w=w, out=out, out_smem=out_smem, ring=ring, **named).run()
+        block = _Block(schedule, x, w, out, out_smem, ring, **named)
+        return lambda: block.produce, lambda: functools.partial(block.consume, wg)
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((p.tokens, p.n), p.out),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(c.cluster_size,),
-        cluster_names=("pair",),
-        num_threads=_CONSUMERS + 1,
-        thread_name="wg",
+    return persistent(
+        schedule,
+        visits,
+        _CONSUMERS,
+        c.blocks,
+        jax.ShapeDtypeStruct((p.tokens, p.n), p.out),
+        scratch,
         kernel_name="linear_many",
         compiler_params=compiler_params,
         interpret=interpret,
-        scratch_types=scratch,
     )
 
 
@@ -151,19 +140,6 @@ class _Block:
     @property
     def p(self) -> Problem:
         return self.schedule.p
-
-    def run(self) -> None:
-        """Divides the work among the warpgroups."""
-        wg = lax.axis_index("wg")
-
-        def produce() -> None:
-            self.schedule.for_each(self.produce)
-
-        def consume() -> None:
-            self.schedule.for_each(functools.partial(self.consume, wg))
-            plgpu.wait_smem_to_gmem(0)
-
-        roles.split(wg, _CONSUMERS, _REGISTERS, produce, consume)
 
     def produce(self, row, token, first) -> None:
         """Loads the steps of a tile."""
@@ -245,16 +221,13 @@ class _Block:
         p, c = self.p, self.c
         columns = plgpu.ds(row, _ROWS)
         vectors = [p.load(ref, columns) for ref in (self.scale, self.bias)]
-        parts = c.tokens // _PART
-        for i in range(parts):
-            part = total[:, i * _PART : (i + 1) * _PART]
-            buffer = self.out_smem.at[wg, i % 2]
-            # As in `hopper.py`: the copy before the last one has read this buffer.
-            repeated = i == 0 and parts % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            buffer.T[...] = p.finish(part, *vectors)
-            plgpu.commit_smem()
-            start = token + i * _PART
-            target = self.out.at[plgpu.ds(start, _PART), columns]
-            some = jnp.logical_and(row < p.n, start < p.tokens)
-            plgpu.copy_smem_to_gmem(buffer, target, some)
+        store = plgpu.TileStore(self.out_smem.at[wg], c.tokens // _PART)
+        for i in range(store.parts):
+            part, start = total[:, i * _PART : (i + 1) * _PART], token + i * _PART
+            store.store(
+                i,
+                functools.partial(p.finish, part, *vectors),
+                self.out.at[plgpu.ds(start, _PART), columns],
+                predicate=jnp.logical_and(row < p.n, start < p.tokens),
+                transposed=True,
+            )

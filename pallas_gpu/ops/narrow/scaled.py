@@ -165,7 +165,7 @@ def _operands(
     p: Problem, config: ScaledMatmulConfig, a_scale, b_scale, bias, transpose_b: bool
 ) -> list[Any]:
     """Returns the arrays of `Problem.operands`."""
-    rows, columns = scaled_hopper.Schedule(p, config).extent
+    rows, columns = scaled_hopper.Schedule(p, config).tiles.extent
     k_blocks, n_blocks = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
     found: dict[str, Any] = {}
     if p.a_scaled:
@@ -241,7 +241,7 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
         consumers=consumers,
         cluster="n" if p.n > columns and p.m > rows * consumers else None,
     )
-    plane = scaled_hopper.Schedule(p, config).plane
+    plane = scaled_hopper.Schedule(p, config).tiles.plane
     return dataclasses.replace(config, blocks=turns.blocks(plane, config.cluster_size))
 
 

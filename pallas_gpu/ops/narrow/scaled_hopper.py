@@ -26,13 +26,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import roles
+from pallas_gpu.ops.gemm.hopper import persistent
 from pallas_gpu.ops.rules import Strip
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import CLUSTERS, tiles
 
-# Registers per thread of producer and consumers, by the number of consumers:
-# (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
-_REGISTERS = {2: (40, 232), 3: (24, 160)}
+# Warpgroups that multiply.
+_CONSUMERS = 2, 3
 # Elements along K and N that share a scale of a block.
 BLOCK = 128
 _ROWS = 64
@@ -78,7 +77,7 @@ class ScaledMatmulConfig:
     def __post_init__(self):
         m, n = self.tile_m, self.tile_n
         supported = m in (64, 128) and 32 <= n <= 256 and n % 32 == 0
-        if not supported or self.consumers not in _REGISTERS:
+        if not supported or self.consumers not in _CONSUMERS:
             raise errors.ArgumentError(
                 "ScaledMatmulConfig: these tiles are not supported",
                 expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
@@ -159,7 +158,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
 
     `a_blocks` is (K / 128, M), with M rounded up to a multiple of 4, and `b_blocks`
     (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
-    operands have one element for each row or column of all tiles (`Schedule.extent`).
+    operands have one element for each row or column of all tiles (`extent`).
     """
     c = config
     schedule = Schedule(p, c)
@@ -179,24 +178,25 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     if p.blocked:
         scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
 
-    def body(a, b, *refs, **memory):
+    def visits(wg, a, b, *refs, **memory):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        _body(_Memory(schedule, a=a, b=b, out=out, **named, **memory))
+        mem = _Memory(schedule, a=a, b=b, out=out, **named, **memory)
+        return (
+            lambda: functools.partial(_produce, mem),
+            lambda: functools.partial(_consume, mem, wg, _factors(mem)),
+        )
 
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(c.cluster_size,),
-        cluster_names=("pair",),
-        num_threads=c.consumers + 1,
-        thread_name="wg",
+    return persistent(
+        schedule,
+        visits,
+        c.consumers,
+        c.blocks,
+        jax.ShapeDtypeStruct((p.m, p.n), p.out),
+        scratch,
         kernel_name="scaled_matmul",
         compiler_params=compiler_params,
         interpret=interpret,
-        scratch_types=scratch,
     )
 
 
@@ -208,25 +208,16 @@ class Schedule:
     config: ScaledMatmulConfig
 
     @property
-    def plane(self) -> tuple[int, int]:
-        """Tiles of clusters along M and N; the last ones may reach over the edge."""
+    def tiles(self) -> plgpu.TileSchedule:
+        """The tiles, and their order."""
         p, c = self.p, self.config
-        pairs_m, pairs_n = (2 if c.cluster == d else 1 for d in ("m", "n"))
-        return plgpu.cdiv(p.m, c.block_m * pairs_m), plgpu.cdiv(p.n, c.tile_n * pairs_n)
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Rows and columns of all tiles: those of the result, and more."""
-        c = self.config
-        pairs_m, pairs_n = (2 if c.cluster == d else 1 for d in ("m", "n"))
-        rows, columns = self.plane
-        return rows * pairs_m * c.block_m, columns * pairs_n * c.tile_n
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there is work for."""
-        c = self.config
-        return min(c.blocks // c.cluster_size, math.prod(self.plane))
+        return plgpu.TileSchedule(
+            (p.m, p.n),
+            (c.block_m, c.tile_n),
+            cluster=CLUSTERS[c.cluster],
+            minor=0 if c.minor == "m" else 1,
+            strip=c.strip,
+        )
 
     @property
     def steps(self) -> int:
@@ -248,17 +239,11 @@ class Schedule:
         widest = (64 if self.p.blocked else 128) // self.p.out.itemsize
         return math.gcd(self.config.tile_n, widest)
 
-    def tile(self, linear: Any) -> tuple[Any, Any]:
-        """Returns this block's tile (row, column) for a position of its cluster."""
-        c = self.config
-        minor = 0 if c.minor == "m" else 1
-        mi, ni = plgpu.planar_snake(linear, self.plane, minor, c.strip)
-        pair = lax.axis_index("pair")
-        if c.cluster == "m":
-            mi = mi * 2 + pair
-        elif c.cluster == "n":
-            ni = ni * 2 + pair
-        return mi, ni
+    def for_each_tile(self, visit: Any) -> None:
+        """Calls `visit(row, column, steps before it)`, row and column in tiles."""
+        self.tiles.for_each(
+            lambda _, mi, ni, number: visit(mi, ni, number * self.steps)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,27 +264,6 @@ class _Memory:
     row_scale: Any = None
     column_scale: Any = None
     bias: Any = None
-
-
-def _body(mem: _Memory) -> None:
-    wg = lax.axis_index("wg")
-    consumers = mem.schedule.config.consumers
-
-    def produce() -> None:
-        _for_each_tile(mem.schedule, functools.partial(_produce, mem))
-
-    def consume() -> None:
-        visit = functools.partial(_consume, mem, wg, _factors(mem))
-        _for_each_tile(mem.schedule, visit)
-        plgpu.wait_smem_to_gmem(0)
-
-    roles.split(wg, consumers, _REGISTERS[consumers], produce, consume)
-
-
-def _for_each_tile(schedule: Schedule, visit: Any) -> None:
-    @plgpu.nd_loop((math.prod(schedule.plane),), collective_axes="worker")
-    def _(info):
-        visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
 
 
 def _factors(mem: _Memory) -> list[Any]:
@@ -405,28 +369,25 @@ def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
     p, width = mem.schedule.p, mem.schedule.part_n
     n_parts = product.shape[1] // width
     all_parts = mem.schedule.config.tile_m // _ROWS * n_parts
+    store = plgpu.TileStore(mem.out_smem.at[wg], all_parts)
     parts = [(i, j) for i in range(product.shape[0] // _ROWS) for j in range(n_parts)]
     for i, j in parts:
-        number = (first + i) * n_parts + j
         top, left = row + i * _ROWS, column + j * width
         part = product[i * _ROWS : (i + 1) * _ROWS, j * width : (j + 1) * width]
         if jnp.issubdtype(p.out, jnp.floating):
             part = _scaled(mem, factors, part.astype(jnp.float32), top, left)
-        buffer = mem.out_smem.at[wg, number % 2]
-        # The copy before the last one has read this buffer; with an odd number of parts
-        # a tile begins with the buffer that the tile before has ended with.
-        repeated = number == 0 and all_parts % 2 == 1
-        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-        buffer[...] = part.astype(p.out)
-        plgpu.commit_smem()
-        target = mem.out.at[plgpu.ds(top, _ROWS), plgpu.ds(left, width)]
-        plgpu.copy_smem_to_gmem(buffer, target, _starts_inside(mem, top, left))
+        store.store(
+            (first + i) * n_parts + j,
+            part,
+            mem.out.at[plgpu.ds(top, _ROWS), plgpu.ds(left, width)],
+            predicate=_starts_inside(mem, top, left),
+        )
 
 
 def _starts_inside(mem: _Memory, row, column) -> Any:
     """Whether a part has elements of the result; None if all have."""
     p, schedule = mem.schedule.p, mem.schedule
-    rows, columns = schedule.extent
+    rows, columns = schedule.tiles.extent
     if rows - p.m < _ROWS and columns - p.n < schedule.part_n:
         return None
     return jnp.logical_and(row < p.m, column < p.n)

@@ -61,7 +61,8 @@ class Ring:
       buffers: pytree of arrays whose first axis is the slot.
       empty: array of barriers, one for each slot, on which readers arrive; in a cluster
         whose CTAs fill each other's buffers a `ClusterBarrier`. If it is
-        `initially_complete`, `fill` waits in the first round as well.
+        `initially_complete`, `fill` waits in the first round as well. None where one
+        warpgroup fills and reads, in the order of its program.
       full: array of barriers, one for each slot, on which copies arrive.
 
     Example:
@@ -139,12 +140,6 @@ class Ring:
         """The number of slots."""
         return self.full.shape[0]
 
-    def index(self, step: Any) -> Any:
-        """Returns the position of a step's slot."""
-        if isinstance(step, int):
-            return step % self.stages
-        return lax.rem(step, np.int32(self.stages)) if self.stages > 1 else 0
-
     @expect.arguments()
     def slot(self, step: values.Index) -> Slot:
         """Returns the slot of a step; waits for nothing.
@@ -157,14 +152,15 @@ class Ring:
         Raises:
           ArgumentTypeError: the step is not an integer.
         """
-        i = self.index(step)
+        i = ring_index(step, self.stages)
         buffers = jax.tree.map(
             lambda ref: ref.at[i], self.buffers, is_leaf=lambda x: hasattr(x, "at")
         )
-        return Slot(i, buffers, self.empty.at[i], self.full.at[i])
+        empty = None if self.empty is None else self.empty.at[i]
+        return Slot(i, buffers, empty, self.full.at[i])
 
     @expect.arguments()
-    def fill(self, step: values.Index) -> Slot:
+    def fill(self, step: values.Index, *, fresh: Any = None) -> Slot:
         """Waits until the slot of a step may be filled.
 
         PTX: mbarrier.try_wait, from step `stages` on. Since: sm_90.
@@ -174,20 +170,17 @@ class Ring:
 
         Args:
           step: number of the step, from 0 on: an integer, or an i32 scalar.
+          fresh: scalar bool, whether no slot was used before step 0; default: none was.
 
         Raises:
           ArgumentTypeError: the step is not an integer.
         """
         slot = self.slot(step)
-        if types.base_aval(self.empty).barrier.initially_complete:
-            mbarrier.barrier_wait(slot.empty)
-            return slot
-        used: Any = step >= self.stages
-
-        @control.when(used)
-        def _() -> None:
-            mbarrier.barrier_wait(slot.empty)
-
+        waits: Any = True
+        if not types.base_aval(self.empty).barrier.initially_complete:
+            waits = step >= self.stages
+            waits = waits if fresh is None else waits | jnp.logical_not(fresh)
+        control.when(waits)(lambda: mbarrier.barrier_wait(slot.empty))
         return slot
 
     @expect.arguments()
@@ -225,7 +218,7 @@ class Ring:
         Raises:
           ArgumentTypeError: the step is not an integer.
         """
-        mbarrier.barrier_arrive(self.empty.at[self.index(step)])
+        mbarrier.barrier_arrive(self.empty.at[ring_index(step, self.stages)])
 
     @expect.arguments()
     def accumulate(
@@ -295,7 +288,14 @@ class Ring:
 
         @control.loop(last_steps(steps, self.stages), steps)
         def _(i: Any) -> None:
-            mbarrier.barrier_wait(self.empty.at[self.index(i)])
+            mbarrier.barrier_wait(self.empty.at[ring_index(i, self.stages)])
+
+
+def ring_index(step: Any, stages: int) -> Any:
+    """Returns the position of a step's slot in a ring."""
+    if isinstance(step, int):
+        return step % stages
+    return lax.rem(step, np.int32(stages)) if stages > 1 else 0
 
 
 def last_steps(steps: Any, count: int) -> Any:

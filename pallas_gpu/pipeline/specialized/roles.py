@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warpgroups of a block with different roles: one copies, the others compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from pallas_gpu import expect
+from pallas_gpu.entry import control
+from pallas_gpu.primitives.registers import set_max_registers
+
+
+@expect.arguments(consumers=expect.integer(1))
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """The roles of a block's warpgroups: consumers, and a producer, the last one.
+
+    The producer, which copies, needs few registers, and gives up those that the
+    consumers take.
+
+    PTX: setmaxnreg. Since: sm_90a.
+
+    Attributes:
+      consumers: number of warpgroups that compute.
+      registers: per thread of the producer and of a consumer, multiples of 8 from 24 to
+        256; of a block of 3 warpgroups (40, 232) are all that an SM has, of one of 4
+        (24, 160). None: as at the launch.
+      two_branches: one condition with two branches, instead of two conditions. Behind
+        the first of two, ptxas may not know that addresses are uniform: it moves the
+        operands of each product from registers of the threads then.
+
+    Example:
+      >>> roles = plgpu.Roles(consumers=2, registers=(40, 232))
+      >>> roles.run(lax.axis_index("wg"), produce, consume)
+    """
+
+    consumers: int
+    registers: tuple[int, int] | None = None
+    two_branches: bool = False
+
+    @property
+    def num_threads(self) -> int:
+        """The warpgroups of a block, for `plgpu.kernel`."""
+        return self.consumers + 1
+
+    @expect.arguments()
+    def run(
+        self,
+        wg: int | jax.Array,
+        produce: Callable[[], Any],
+        consume: Callable[[], Any],
+    ) -> None:
+        """Runs `produce` in the last warpgroup, and `consume` in those before it.
+
+        PTX: setmaxnreg, a branch. Since: sm_90a. Issued by all warpgroups of a block.
+
+        Args:
+          wg: index of the warpgroup.
+          produce, consume: without arguments.
+        """
+        fewer = functools.partial(self._in_role, 0, "decrease", produce)
+        more = functools.partial(self._in_role, 1, "increase", consume)
+        if self.two_branches:
+            lax.cond(lax.eq(wg, np.int32(self.consumers)), fewer, more)
+            return
+        control.when(lax.eq(wg, np.int32(self.consumers)))(fewer)
+        control.when(lax.lt(wg, np.int32(self.consumers)))(more)
+
+    def _in_role(self, role: int, action: str, run: Callable[[], Any]) -> None:
+        if self.registers is not None:
+            set_max_registers(self.registers[role], action=action)
+        run()
