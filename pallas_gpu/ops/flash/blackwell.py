@@ -69,7 +69,6 @@ def forward(
     compiler_params: Any,
     interpret: Any,
 ) -> tuple[jax.Array, None]:
-    """Returns the result; there is no logsumexp."""
     return make_kernel(p, compiler_params, interpret)(x.q, x.k, x.v), None
 
 
@@ -147,7 +146,6 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 
 
 def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
-    """Copies the rows of Q, then K and V in the order of their use."""
     c = p.config
     batch, head, q_start = tile.batch, tile.head, tile.start
     kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
@@ -177,8 +175,6 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
 
 
 def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
-    """Starts the products of both tiles."""
-
     def buffers_of(ring, tile, step):
         return (ring.take if tile == 0 else ring.slot)(step).buffers
 
@@ -223,14 +219,11 @@ def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Softmax:
-    """What the warpgroup of one query tile does."""
-
     p: Problem
     mem: Memory
     wg: Any
 
     def visit(self, tile, steps) -> None:
-        """Computes and stores the rows of its tile."""
         p = self.p
         q_row = tile.start + self.wg * BLACKWELL_ROWS
         last = steps - 1
@@ -251,7 +244,6 @@ class _Softmax:
         self.store(row_sum, tile.batch, q_row, tile.head)
 
     def first_step(self, q_row, block) -> tuple[Any, Any]:
-        """Returns maximum and sum of the rows for the first block."""
         scores = self.scores((q_row, block) if self.p.masks else None)
         row_max, row_sum, wide = self.softmax.begin(scores)
         self.mem.probabilities.at[self.wg][...] = wide.astype(self.p.dtype)
@@ -307,7 +299,6 @@ class _Softmax:
     # --- pieces -----------------------------------------------------------------------
 
     def result(self, start: int, columns: int) -> Any:
-        """Some columns of the tile's result."""
         return self.mem.result.at[self.wg, :, plgpu.ds(start, columns)]
 
     def scores(self, masked=None) -> Any:

@@ -53,7 +53,6 @@ def scratch(p: Problem) -> dict[str, Any]:
 
 
 def produce(p: Problem, mem: Memory, piece: Piece) -> None:
-    """Copies blocks of K and V."""
     head = p.head(piece.unit)[0]
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
@@ -97,7 +96,6 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
 
 
 def copy_queries(p: Problem, mem: Memory, piece: Piece) -> None:
-    """Copies the queries of a tile."""
     head, first_head = p.head(piece.unit)
     slot = mem.queries.fill(piece.number)
     for i in range(p.runs):
@@ -161,7 +159,6 @@ class _Entries:
 
 
 def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any) -> Any:
-    """Returns rows of one head of K (0) or V (1)."""
     middle = (head, rows) if p.heads_first else (rows, head)
     place = (outer, *middle, plgpu.ds(0, p.dims))
     if p.kv_axis is None:

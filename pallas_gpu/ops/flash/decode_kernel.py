@@ -91,7 +91,6 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
 
 
 def _names(p: Problem) -> list[str]:
-    """Returns the names of the operands and results."""
     there = {
         "q": True,
         "k": True,
@@ -184,7 +183,6 @@ class _Consumer:
 
     @property
     def own_rows(self) -> Any:
-        """This warpgroup's rows of a block."""
         return plgpu.ds(times(self.index, self.p.rows), self.p.rows)
 
     def visit_piece(self, piece: Piece, then: Any) -> None:
@@ -264,7 +262,6 @@ class _Consumer:
             self.mem.v_ring.release(piece.read(plus(block, -1)))
 
     def step(self, acc: Any, piece: Piece, block: Any, scores: Any, state: Any) -> Any:
-        """Adds a block to the result."""
         p = self.p
         row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
         row = plus(row, times(self.index, p.rows))
@@ -306,7 +303,6 @@ class _Consumer:
         return own, by[1]
 
     def scores(self, piece: Piece, queries: Any, block: Any, factor: Any) -> Any:
-        """Returns the scores of a block in units of log(2)."""
         p, ring, step = self.p, self.mem.k_ring, piece.read(block)
 
         def multiply(scores):
@@ -327,14 +323,12 @@ class _Consumer:
         return jnp.tanh(scores / cap) * cap
 
     def scale(self, name: str, unit: Any) -> Any:
-        """Returns the factor of a head's narrow elements."""
         if (of := self.mem.get(name)) is None:
             return 1.0
         head, _ = self.p.head(unit)
         return of[head if of.shape[0] > 1 else 0]
 
     def mask(self, scores: Any, piece: Piece, row: Any) -> Any:
-        """Hides the rows of K that a query may not see."""
         p = self.p
         key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0)
         end = own_end = minus(piece.length, row)
@@ -368,8 +362,6 @@ class _Consumer:
     # --- results ----------------------------------------------------------------------
 
     def visit(self, piece: Piece) -> None:
-        """Computes a piece; stores the result, or a part of one."""
-
         def then(*state):
             if not self.p.divides_tiles:
                 self.store(piece.sequence, piece.unit, 0, *state)

@@ -80,7 +80,6 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Rows of a block that one warpgroup multiplies."""
         return self.config.block_kv // self.config.consumers
 
     @property
@@ -90,7 +89,6 @@ class Problem:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the cache has to be widened for the tensor core."""
         return self.kv_dtype != self.dtype
 
     @property
@@ -107,12 +105,10 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Heads of Q that share one of K."""
         return self.heads // self.kv_heads
 
     @property
     def tile_heads(self) -> int:
-        """Heads of Q of one tile."""
         most = _MOST_COLUMNS if self.dims <= 128 else _MOST_COLUMNS // 2
         by_head = most // _padded(self.q_len)
         by_query = most // self.q_len // _COLUMNS * _COLUMNS
@@ -129,12 +125,10 @@ class Problem:
 
     @property
     def runs(self) -> int:
-        """Parts of a tile's columns that are adjacent in Q."""
         return self.q_len if self.heads_within else self.tile_heads
 
     @property
     def run(self) -> int:
-        """Columns of each part."""
         return _padded(self.tile_heads if self.heads_within else self.q_len)
 
     @property
@@ -142,7 +136,6 @@ class Problem:
         return self.runs * self.run
 
     def query_and_head(self, column: Any) -> tuple[Any, Any]:
-        """Returns the query of a column, and its head within the tile."""
         outer, inner = split(column, self.run)
         return (outer, inner) if self.heads_within else (inner, outer)
 
@@ -154,11 +147,9 @@ class Problem:
 
     @property
     def units(self) -> int:
-        """Tiles of a sequence."""
         return self.kv_heads * self.tiles_of_head
 
     def head(self, unit: Any) -> tuple[Any, Any]:
-        """Returns the head of K of a tile, and the first of its heads of Q."""
         head, part = split(unit, self.tiles_of_head)
         return head, times(part, self.tile_heads)
 
@@ -218,7 +209,6 @@ class Problem:
         return ENTRIES * min(self.page_size, size) // size
 
     def first_row(self, length: Any) -> Any:
-        """Returns the first row of K that any query sees."""
         if self.window is None:
             return times(length, 0)
         return maximum(plus(length, 1 - self.q_len - self.window), 0)
@@ -267,7 +257,6 @@ class Piece:
     start: Any
 
     def read(self, block: Any) -> Any:
-        """Returns how many blocks the CTA reads before a block."""
         return plus(self.position, minus(block, self.first))
 
     @property
@@ -352,14 +341,11 @@ class Lane:
         return lax.min(plus(self.start, self.part), self.total)
 
     def first_piece(self, visit: Callable[[Piece], None]) -> None:
-        """Visits the first piece, if there is one."""
-
         @plgpu.when(lax.lt(self.start, self.end))
         def _():
             visit(self._piece(jnp.int32(0), self.start, self.first, self.before))
 
     def for_each(self, visit: Callable[[Piece], None]) -> None:
-        """Visits all pieces in their order."""
         tiles = self.p.units // self.p.abreast
 
         def more(carry):
@@ -381,7 +367,6 @@ class Lane:
         )
 
     def _piece(self, number: Any, position: Any, sequence: Any, before: Any) -> Piece:
-        """Returns the piece that begins at a block of the sequence of all."""
         p = self.p
         length = length_of(p, self.lengths, sequence)
         blocks = p.blocks(length)
@@ -450,7 +435,6 @@ def default_config(p: Problem, target: Any) -> DecodeConfig:
 
 
 def _stages(p: Problem, c: DecodeConfig, smem_bytes: int) -> int:
-    """Returns how many blocks of K and V fit in SMEM beside the rest."""
     size = p.dtype.itemsize
     rows = c.block_kv // c.consumers
     parts = c.consumers - (c.cluster == 1)

@@ -28,8 +28,6 @@ _HIDDEN_EXPONENT, _LARGEST_EXPONENT = 100, 127
 
 
 class Lengths(NamedTuple):
-    """The number of rows and of columns of a sequence."""
-
     rows: Any
     columns: Any
 
@@ -45,6 +43,11 @@ class Blocks(NamedTuple):
     first_whole: Any
     end_whole: Any
     end: Any
+
+    @classmethod
+    def loaded(cls, row: Any) -> Blocks:
+        """Returns those that `segment_blocks` has found for a tile."""
+        return cls(*(row[i] for i in range(len(cls._fields))))
 
     def within(self, other: Blocks) -> Blocks:
         """Returns the blocks that both have; they are whole where both are."""
@@ -101,11 +104,9 @@ class Mask:
 
     @property
     def transposed(self) -> Mask:
-        """The mask with rows and columns exchanged."""
         return dataclasses.replace(self, left=self.right, right=self.left)
 
     def shift(self, lengths: Lengths) -> Any:
-        """Returns the column that is at row 0."""
         return minus(lengths.columns, lengths.rows) if self.from_end else 0
 
     def may_see_nothing(self, lengths: Lengths) -> bool:
@@ -240,7 +241,6 @@ def segment_blocks(rows: Any, columns: Any, tile: int, block: int) -> jax.Array:
 
 
 def _bounds(ids: Any, size: int) -> tuple[Any, Any]:
-    """Returns the smallest and the largest id of each tile."""
     batch, length = ids.shape
     tiles = plgpu.cdiv(length, size)
     ids = jnp.pad(ids, ((0, 0), (0, tiles * size - length)), mode="edge")

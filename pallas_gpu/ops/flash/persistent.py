@@ -32,7 +32,6 @@ class Visits:
 
     @property
     def count(self) -> Any:
-        """How many there are."""
         if self.schedule is not None:
             return self.schedule[self.worker, 0]
         left = self.tiles + self.workers - 1 - self.worker

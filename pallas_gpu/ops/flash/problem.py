@@ -108,7 +108,6 @@ class Sizes[
 
     @property
     def group(self) -> int:
-        """Heads of Q of a head of K and V."""
         return self.heads // self.kv_heads
 
     @property
@@ -123,7 +122,6 @@ class Sizes[
         return mem.bias.at[batch, head if self.bias[1] > 1 else 0, rows, cols]
 
     def slope(self, mem: Any, tile: Tile, head: Any) -> Any:
-        """Returns that of ALiBi of a head of Q, if there is one."""
         if not self.scores.alibi:
             return None
         return mem.slopes[tile.sequence if mem.slopes.shape[0] > 1 else 0, head]
@@ -134,7 +132,6 @@ class Sizes[
         return not (self.packed or self.mask.ragged or self.mask.segments)
 
     def tiles_of(self, length: int, size: int) -> int:
-        """Tiles of a head; of packed sequences an upper bound for all of them."""
         return plgpu.cdiv(length, size) + (self.batch if self.packed else 0)
 
     def tile_of(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Tile:
@@ -192,7 +189,6 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
 
     @property
     def narrow(self) -> bool:
-        """Whether the operands are of 8 bits."""
         return narrow.is_narrow(self.dtype)
 
     @property
@@ -208,7 +204,6 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Of the result."""
         return self._shape(self.q_len, self.heads, self.v_dim)
 
     @property
@@ -228,7 +223,6 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
 
     @property
     def tiles(self) -> int:
-        """Of the launch."""
         sequences = 1 if self.packed else self.batch
         return sequences * self.heads * self.q_tiles
 
@@ -360,7 +354,6 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
-    """Returns the tiles of each worker, for persistent blocks and uneven tiles."""
     tiles = range(p.tiles)
     costs = [p.cost(p.place(i)[2]) for i in tiles]
     return persistent.schedule(tiles, costs, p.workers)

@@ -36,7 +36,6 @@ class Softmax:
     summed: Callable[[Any], Any] | None = None
 
     def begin(self, scores: Any) -> tuple[Any, Any, Any]:
-        """Returns maxima, sums and exponentials of the first tile."""
         maxima = self._maxima(scores)
         wide = self._exponentials(scores, maxima)
         return maxima, self._sums(wide), wide

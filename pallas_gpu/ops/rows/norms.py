@@ -29,8 +29,6 @@ _SUM_BLOCKS = 8
 
 @dataclasses.dataclass(frozen=True)
 class _Norm:
-    """What is computed: static facts."""
-
     centred: bool
     epsilon: float
     has_scale: bool
@@ -165,8 +163,6 @@ def _normalized(row: Row, moments: Sequence[Any]) -> Any:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _norm(x: jax.Array, columns: tuple[jax.Array, ...], norm: _Norm) -> jax.Array:
-    """Returns normalized rows; `columns` holds scale and bias, where given."""
-
     def apply(row: Row, *moments: Any) -> Any:
         y = _normalized(row, moments)
         y = y * row.column(0) if norm.has_scale else y

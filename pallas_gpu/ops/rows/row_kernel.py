@@ -213,12 +213,12 @@ def _parts(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> No
 
     found: list[Any] = []
     for one in reduce:
-        carry = r.over_parts(
-            lambda start, size, carry, one=one, found=tuple(found): one.step(
-                carry, part(start, size), *found
-            ),
-            jax.tree.map(jnp.float32, one.initial),
-        )
+        seen = tuple(found)
+
+        def add(start: Any, size: int, carry: Any, one=one, seen=seen) -> Any:
+            return one.step(carry, part(start, size), *seen)
+
+        carry = r.over_parts(add, jax.tree.map(jnp.float32, one.initial))
         found.append(one.finish(carry, r.columns))
 
     def write(start: Any, size: int, carry: Any) -> Any:

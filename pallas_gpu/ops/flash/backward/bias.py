@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
+from pallas_gpu.ops.flash import operands
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
@@ -37,8 +37,7 @@ def padded(p: BackwardProblem, bias: jax.Array) -> jax.Array:
     """Returns the bias as the kernels read it: more columns, which nothing sees."""
     # A single row is read without TMA, in whole blocks of any kernel.
     multiple = _ROW_BYTES // bias.dtype.itemsize if p.has_matrix else CONSUMERS * ROWS
-    missing = -bias.shape[3] % multiple
-    return jnp.pad(bias, [(0, 0)] * 3 + [(0, missing)]) if missing else bias
+    return operands.padded(bias, multiple)
 
 
 def derivative(
@@ -136,7 +135,6 @@ class _Tile:
 
     @property
     def count(self) -> Any:
-        """How many places there are."""
         batches, heads = self.sharing
         return times(self.q_tiles[1], batches * heads)
 
@@ -169,7 +167,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     tile = _Tile(p, mem, *split(pair, heads), *starts)
     produce = functools.partial(_produce, tile)
     consume = functools.partial(_consume, tile, wg)
-    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
+    plgpu.Roles(CONSUMERS, REGISTERS).run(wg, produce, consume)
 
 
 def _produce(tile: _Tile) -> None:
@@ -193,7 +191,6 @@ def _produce(tile: _Tile) -> None:
 
 
 def _consume(tile: _Tile, wg: Any) -> None:
-    """Computes and stores its rows of the tile's derivative."""
     p, mem = tile.p, tile.mem
     if p.has_matrix:
         plgpu.barrier_wait(mem.bias_full)

@@ -38,7 +38,6 @@ class Consumer(Scored):
     transposed: ClassVar[bool] = True
 
     def run(self) -> None:
-        """Computes and stores its derivatives."""
         raise NotImplementedError
 
     @property
@@ -92,7 +91,6 @@ class Consumer(Scored):
         start(acc, position, *operands)
 
     def start_dq(self, dq, ds, piece: int = 0, k=None) -> None:
-        """Starts its part of dS @ K."""
         k = self.mem.k_smem if k is None else k
         if self.p.splits_columns:
             _, columns = self.p.dq_part
@@ -109,7 +107,6 @@ class Consumer(Scored):
         return self.place.batch, row, head
 
     def add_to_dq(self, part, buffer, tile, piece: int = 0, some=None) -> None:
-        """Starts the addition of its part of a tile in GMEM, through SMEM."""
         p, (batch, row, head) = self.p, tile
         number = plus(times(self.wg, p.dq_pieces), piece)
         buffer[...] = part
@@ -152,7 +149,6 @@ class Consumer(Scored):
         return narrow, (wide * (1 - capped * capped)).astype(p.dtype)
 
     def bias(self, position, head) -> Any:
-        """Returns that of a transposed tile of scores, if there is one."""
         p, mem = self.p, self.mem
         if p.has_matrix:
             tile = mem.bias_ring.take(position).buffers.at[:, self.own].T
@@ -169,13 +165,11 @@ class Consumer(Scored):
         return lax.broadcast_in_dim(values, (ROWS, self.p.config.block_q), (1,))
 
     def derivatives(self, factors, dp, position) -> Any:
-        """Returns dS transposed, of the scaled scores."""
         _, delta = self.mem.do_ring.slot(position).buffers
         dp = dp - self.of_columns(delta)
         return (factors.astype(jnp.float32) * dp).astype(self.p.dtype)
 
     def store(self, result, smem, gmem) -> None:
-        """Starts the copy of its rows of a result, through SMEM, to GMEM."""
         p, place, first, left = self.p, self.place, self.row, None
         result = result.astype(p.dtype)
         # Of the last tile not every consumer may have rows.
@@ -212,12 +206,10 @@ class Narrow(Consumer):
 
     @property
     def accumulators(self) -> list[Any]:
-        """Of dK, dV, the scores, and dP."""
         dims = self.p.head_dim, self.p.v_dim
         return [*(plgpu.ACC((ROWS, n)) for n in dims), *[self.scores_type] * 2]
 
     def run(self) -> None:
-        """Computes and stores its rows of dK and dV."""
         p, mem = self.p, self.mem
 
         def over_tiles(*accumulators):
@@ -235,7 +227,6 @@ class Narrow(Consumer):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def k(self, count: Any) -> Any:
-        """The buffer of K of a tile."""
         return self.k_buffer(self.p.k_buffer(count))
 
     def k_buffer(self, number: Any) -> Any:
@@ -310,7 +301,6 @@ class Narrow(Consumer):
         return self.buffer(position).at[self.own]
 
     def buffer(self, position) -> Any:
-        """The buffer of a step's dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
 
     def visit_dq(self, ds, position, before, go_on) -> None:
@@ -336,12 +326,10 @@ class Narrow(Consumer):
         self.add(part, position, before)
 
     def visited(self, position) -> tuple[Any, Any]:
-        """Returns the head and the tile of Q of one of its steps."""
         past = minus(position, self.first) if self.p.persistent else position
         return self.p.visited(self.place, self.blocks, past)
 
     def left_by(self, position) -> Added:
-        """Returns what one of its steps leaves."""
         return Added(self.of_dq(*self.visited(position)), self.p.k_buffer(self.count))
 
     def add(self, part, position, before: Added | None) -> None:
@@ -352,8 +340,6 @@ class Narrow(Consumer):
         self.add_to_dq(part, self.mem.dq_smem.at[self.wg], before.tile, some=some)
 
     def finish(self, end, before: Added | None = None) -> None:
-        """Adds what the last step has left to dQ."""
-
         def last(dq):
             plgpu.barrier_wait(self.mem.ds_full)
             k = self.mem.k_smem if before is None else self.k_buffer(before.k)

@@ -24,6 +24,7 @@ from pallas_gpu.ops.flash.backward.config import (
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Mask
+from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
@@ -91,15 +92,15 @@ def _backward(
     do, dlse = (None if _is_zero(c) else c for c in cotangents)
     if do is None:
         do = jnp.zeros_like(results[0])
-    padded = x._replace(
-        q=_widened(x.q, b.head_dim),
-        k=_widened(x.k, b.head_dim),
-        v=_widened(x.v, b.v_dim),
+    wide = x._replace(
+        q=padded(x.q, b.head_dim),
+        k=padded(x.k, b.head_dim),
+        v=padded(x.v, b.v_dim),
     )
-    results[0], do = (_widened(part, b.v_dim) for part in (results[0], do))
+    results[0], do = (padded(part, b.v_dim) for part in (results[0], do))
     dq, dk, dv, dbias = gradients.of_operands(
         b,
-        padded,
+        wide,
         tuple(results),
         (do, dlse),
         compiler_params,
@@ -212,10 +213,3 @@ def _is_primal(x: Any) -> bool:
 
 def _is_zero(x: Any) -> bool:
     return x is None or isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _widened(x: jax.Array, columns: int) -> jax.Array:
-    missing = columns - x.shape[-1]
-    if not missing:
-        return x
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])

@@ -22,7 +22,6 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash.backward import persistent
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import Narrow
@@ -91,7 +90,6 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
 
 
 def _rings(p: BackwardProblem) -> dict[str, Any]:
-    """Declares the buffers of Q and dO, and those of parts of dQ."""
     c = p.config
     dims = {"q": p.head_dim, "do": p.v_dim}
     rings = {x: tiles((c.stages, c.block_q, n), p.dtype) for x, n in dims.items()}
@@ -131,7 +129,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
             functools.partial(persistent.produce, p, mem, visits),
             functools.partial(persistent.consume, p, mem, wg, visits),
         )
-        roles.split(wg, CONSUMERS, REGISTERS, *both, two_branches=True)
+        plgpu.Roles(CONSUMERS, REGISTERS, two_branches=True).run(wg, *both)
         return
     place = p.tile(mem, lax.axis_index("block"))
     blocks = p.tiles_of_q(mem, place)
@@ -144,7 +142,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
             plgpu.when(wg == i)(role(p, mem, i, place, blocks).run)
 
     produce = functools.partial(_produce, p, mem, place, blocks)
-    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
+    plgpu.Roles(CONSUMERS, REGISTERS).run(wg, produce, consume)
 
 
 def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Blocks) -> None:

@@ -57,8 +57,6 @@ def _consumer(p, mem, wg, number, count, start) -> _Steady:
 
 
 class _Steady(Narrow):
-    """A consumer in one of the tiles."""
-
     @property
     def end(self) -> Any:
         return plus(self.first, self.total)
@@ -104,7 +102,6 @@ class _Steady(Narrow):
             acc[...] = jnp.zeros(acc.shape, acc.dtype)
 
     def store_result(self, values, gmem) -> None:
-        """Starts the copy of one of them to its head of K and V."""
         p, place = self.p, self.place
         buffer = self.mem.results_smem.at[self.wg, 0]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -114,7 +111,6 @@ class _Steady(Narrow):
         plgpu.copy_smem_to_gmem(buffer, gmem.at[place.batch, rows, place.head], some)
 
     def add_result(self, values, gmem) -> None:
-        """Starts the addition of one of them to its head of K and V, in float32."""
         p, place = self.p, self.place
         buffer, width = self.mem.dq_smem.at[self.wg], p.dq_part[1]
         rows, some = self.rows_of_result()

@@ -73,13 +73,11 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def added(self) -> tuple[str, ...]:
-        """Names of the results that the kernel adds to zeros of float32."""
         dq = () if self.config.deterministic else ("dq",)
         return dq if self.parts == 1 else (*dq, "dk", "dv")
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """Names of the results that the kernel returns."""
         return ("dk", "dv") if self.parts == 1 else ()
 
     @property
@@ -92,7 +90,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def block_kv(self) -> int:
-        """Rows of K and V of a block."""
         return ROWS if self.wide else CONSUMERS * ROWS
 
     @property
@@ -110,7 +107,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def bias_stages(self) -> int:
-        """SMEM buffers of blocks of the bias."""
         return 1 if self.wide else 2
 
     def of_statistics(self, batch: Any, q_first: Any) -> tuple[Any, Any]:
@@ -122,7 +118,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
         return minus(first, q_first), first
 
     def head_of_kv(self, head: Any) -> Any:
-        """Returns the head of K and V of a head of dK and dV."""
         return divide(head, self.parts) if self.parts > 1 else head
 
     @functools.cached_property
@@ -131,12 +126,10 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def outer(self) -> int:
-        """The batch dimension of the arrays."""
         return 1 if self.packed else self.batch
 
     @property
     def tiles(self) -> int:
-        """Tiles of K and V of the launch."""
         return self.outer * self.kv_heads * self.kv_tiles
 
     @functools.cached_property
@@ -162,7 +155,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
         return self.blocks < self.tiles
 
     def k_buffer(self, number: Any) -> Any:
-        """Returns the buffer of K of a block's tile."""
         return lax.rem(number, np.int32(2)) if self.persistent else 0
 
     @property
@@ -177,7 +169,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
     @property
     def dq_part(self) -> tuple[int, int]:
-        """Rows and columns of a part of a tile of dQ."""
         if self.splits_columns:
             return ROWS, self.head_dim // (CONSUMERS * self.dq_pieces)
         return ROWS, self.head_dim
@@ -219,7 +210,7 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
         )
         if self.mask.segments:
             row = mem.of_segments.at[place.batch, lax.div(place.start, np.int32(size))]
-            return found.within(blocks_of(row))
+            return found.within(Blocks.loaded(row))
         if transposed.right is not None or self.has_tail:
             return found
         return found._replace(end_whole=found.end)
@@ -230,13 +221,11 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
         return self.mask != Mask() or self.has_tail
 
     def total(self, blocks: Blocks) -> Any:
-        """The number of steps of a block: one at least, which may mask everything."""
         each = minus(blocks.end, blocks.first)
         least = 2 if self.persistent else 1
         return maximum(times(each, self.group), least)
 
     def visited(self, place: Tile, blocks: Blocks, position: Any) -> tuple[Any, Any]:
-        """Returns the head and the tile of Q that a step visits."""
         past, member = split(position, self.group)
         tile = minus(plus(blocks.end, -1), past)
         tile = maximum(minimum(tile, self.q_tiles - 1), 0)
@@ -245,8 +234,6 @@ class BackwardProblem(Sizes[AttentionBackwardConfig]):
 
 @functools.lru_cache(maxsize=64)
 def schedule(p: BackwardProblem) -> np.ndarray:
-    """Returns the tiles of each persistent block; see `persistent.schedule`."""
-
     def cost(tile: int) -> float:
         place = p.tile_of(None, 0, 0, tile, p.block_kv)
         return p.total(p.tiles_of_q(None, place)) + _STEPS_OF_A_TILE
@@ -256,11 +243,6 @@ def schedule(p: BackwardProblem) -> np.ndarray:
     numbers = [pair * p.kv_tiles + tile for pair, tile in pairs]
     costs = [of_tiles[tile] for _, tile in pairs]
     return persistent.schedule(numbers, costs, p.blocks)
-
-
-def blocks_of(row: Any) -> Blocks:
-    """Returns those that `masks.segment_blocks` has found for a tile."""
-    return Blocks(*(row[i] for i in range(len(Blocks._fields))))
 
 
 def launch(
@@ -273,7 +255,6 @@ def launch(
     compiler_params: Any,
     interpret: Any,
 ) -> Any:
-    """Returns the kernel of blocks that have a producer beside the consumers."""
     return plgpu.kernel(
         body,
         out_type=out_type,

@@ -19,16 +19,15 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash.backward import scored
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import (
     BackwardProblem,
     Tile,
-    blocks_of,
     launch,
 )
 from pallas_gpu.ops.flash.backward.scored import LAYOUT, Scored
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.folded import minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
@@ -38,7 +37,6 @@ BLOCK_Q, BLOCK_KV = CONSUMERS * ROWS, 64
 
 @functools.lru_cache(maxsize=64)
 def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
-    """Returns the function of the problem's inputs; it returns dQ."""
     # Wide rows of Q and dO leave room for one block of K and V.
     stages = 1 if p.wide else 2
     ring = functools.partial(plgpu.Ring.of, consumers=CONSUMERS)
@@ -76,7 +74,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     place = p.tile_of(mem, *split(pair, p.heads), tile, BLOCK_Q)
     blocks = p.mask.blocks(place.lengths, place.start, BLOCK_Q, BLOCK_KV)
     if p.mask.segments:
-        blocks = blocks.within(blocks_of(mem.of_segments.at[place.batch, tile]))
+        blocks = blocks.within(Blocks.loaded(mem.of_segments.at[place.batch, tile]))
 
     def produce() -> None:
         _produce(p, mem, place, blocks)
@@ -84,7 +82,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     def consume() -> None:
         _Consumer(p, mem, wg, place).run(blocks)
 
-    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
+    plgpu.Roles(CONSUMERS, REGISTERS).run(wg, produce, consume)
 
 
 def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Any) -> None:
@@ -113,8 +111,6 @@ def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Any) -> None:
 
 
 class Rows(Scored):
-    """The rows of Q of one consumer warpgroup."""
-
     def of_rows(self, ref) -> Any:
         """Returns a number of each row, for each element of a tile."""
         p = self.p
@@ -136,7 +132,6 @@ class Rows(Scored):
         return self.probabilities(scores, head, column, masked, lambda: lse, of_bias)
 
     def bias(self, column, block) -> Any:
-        """Returns that of a tile, or of its columns, if there is one."""
         if block is not None:
             return plgpu.load(block.at[self.own], layout=LAYOUT)
         if self.p.bias is None:
@@ -147,10 +142,7 @@ class Rows(Scored):
 
 
 class _Consumer(Rows):
-    """What one consumer warpgroup does."""
-
     def run(self, blocks: Any) -> None:
-        """Computes and stores its rows of dQ."""
         p, mem = self.p, self.mem
         lse, delta = self.of_rows(mem.lse), self.of_rows(mem.delta)
 
@@ -176,7 +168,6 @@ class _Consumer(Rows):
         plgpu.wait_smem_to_gmem(0)
 
     def step(self, dq, position, block, masked, lse, delta) -> None:
-        """Adds a block of K and V to dQ."""
         p, mem = self.p, self.mem
 
         def derivatives(scores, dp):

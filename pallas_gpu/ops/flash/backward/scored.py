@@ -43,7 +43,6 @@ class Scored:
 
     @property
     def own(self) -> Any:
-        """Its rows of the block's tile."""
         return plgpu.ds(self.first_row, ROWS)
 
     @property

@@ -23,8 +23,6 @@ from pallas_gpu.ops.folded import plus
 
 
 class _Wide(Consumer):
-    """What both have in common."""
-
     def shared(self, position) -> Any:
         """The buffer of a step's probabilities, and of its dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
@@ -55,7 +53,6 @@ class WithV(_Wide):
     """The consumer that computes probabilities and has dV."""
 
     def run(self) -> None:
-        """Computes and stores dV."""
         p, mem = self.p, self.mem
 
         def over_tiles(dv, scores):
@@ -72,7 +69,6 @@ class WithV(_Wide):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def step(self, dv, scores, position, head, tile, masked, last=False) -> None:
-        """Adds a tile of Q to dV and dQ; starts the scores of the next one."""
         p, mem = self.p, self.mem
         found = self.factors(scores[...], position, head, tile, masked)
         probabilities, factors = found
@@ -103,7 +99,6 @@ class WithK(_Wide):
     """The consumer that computes dS and has dK."""
 
     def run(self) -> None:
-        """Computes and stores dK."""
         p, mem = self.p, self.mem
 
         def over_tiles(dk, dp):
@@ -123,7 +118,6 @@ class WithK(_Wide):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def step(self, dk, dp, position, head, tile, masked, last=False) -> None:
-        """Adds a tile of Q to dK and dQ; starts dP of the next one."""
         del masked
         p, mem = self.p, self.mem
         buffer = self.shared(position)

@@ -15,7 +15,12 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
+from pallas_gpu.ops.flash.forward.tiles import (
+    q_buffer,
+    rows_of,
+    tile_and_blocks,
+    visits,
+)
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
 from pallas_gpu.ops.flash.softmax import Softmax
@@ -49,15 +54,12 @@ class _Own:
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """What one consumer warpgroup does."""
-
     p: Problem[AttentionConfig]
     mem: Memory
     wg: Any
 
     @property
     def own_rows(self) -> Any:
-        """The consumer's part of a tile of Q."""
         rows = self.p.config.rows
         return plgpu.ds(times(self.wg, rows), rows)
 
@@ -79,7 +81,6 @@ class Consumer:
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, tile: Tile, blocks: Blocks) -> None:
-        """Computes and stores its rows of a tile."""
         own, mem = self.own(tile), self.mem
 
         def over_blocks(acc):
@@ -93,7 +94,7 @@ class Consumer:
         result = plgpu.run_scoped(over_blocks, self.result_type)
         self.store(result, own)
 
-    def visit_all(self, work: Work) -> None:
+    def visit_all(self) -> None:
         """Computes and stores its rows of all tiles of the block.
 
         The first scores of a tile are computed in the last step of the one before.
@@ -101,19 +102,20 @@ class Consumer:
         mem = self.mem
 
         def first(number):
-            tile, blocks = work.at(number)
+            tile, blocks = tile_and_blocks(self.p, mem, number)
             return self.own(tile), plus(blocks.end, -1)
 
         def over_tiles(acc):
-            visits = work.visits
-            count, first_number = visits.count, visits.number(np.int32(0))
+            own_visits = visits(self.p, mem)
+            count = own_visits.count
+            first_number = own_visits.number(np.int32(0))
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
             start = self.first_step(q, np.int32(0), *first(first_number))
 
             def visit(position, number, following, carry):
                 before, state = carry
-                tile, blocks = work.at(number)
+                tile, blocks = tile_and_blocks(self.p, mem, number)
                 own, buffer = self.own(tile), q_buffer(self.p, position)
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
@@ -134,7 +136,7 @@ class Consumer:
 
                 return end, lax.cond(plus(position, 1) < count, go_on, stop)
 
-            work.for_each(visit, (np.int32(0), start))
+            own_visits.for_each(visit, (np.int32(0), start))
 
         plgpu.run_scoped(over_tiles, self.result_type)
 
@@ -200,7 +202,6 @@ class Consumer:
         )
 
     def own(self, tile: Tile) -> _Own:
-        """Returns what is the same for all blocks."""
         p, mem = self.p, self.mem
         q_row = plus(tile.start, times(self.wg, p.config.rows))
         ids = None
@@ -214,12 +215,10 @@ class Consumer:
         return _Own(tile, q_row, ids, slope, scales)
 
     def add(self, acc, probabilities, position) -> None:
-        """Starts the product with a block of V."""
         block = self.mem.v_ring.take(position).buffers
         plgpu.wgmma(acc, probabilities, block.T if self.p.narrow else block)
 
     def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
-        """Returns maxima, sums and probabilities for the first block."""
         ring = self.mem.k_ring
 
         def multiply(scores):
@@ -320,7 +319,6 @@ class Consumer:
         return begun[0], begun[1], self.rounded(begun[2])
 
     def finish(self, acc, position, state, own) -> Any:
-        """Adds the last block to the result and divides by the sums."""
         row_max, sums, probabilities = state
         self.add(acc, probabilities, position)
         total = acc[...]
@@ -328,7 +326,6 @@ class Consumer:
         return self.divided(total, row_max, sums, own)
 
     def divided(self, total, row_max, sums, own) -> Any:
-        """Returns the rows of the result; stores logsumexp."""
         p, row_sum = self.p, sums if sums.ndim == 1 else sums.sum(axis=1)
         share, seen_max = 1 / row_sum, row_max
         if p.narrow:
@@ -358,7 +355,6 @@ class Consumer:
         plgpu.store(self.mem.lse, at, lse, mask=inside)
 
     def store(self, result, own) -> None:
-        """Starts the copy of its rows of the result, through SMEM, to GMEM."""
         p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
         out = mem.get("out_smem")
@@ -411,12 +407,10 @@ class Consumer:
         return self.p.narrow and not self.p.scores.modifies
 
     def rounded(self, wide) -> Any:
-        """Returns exponentials as the left operand of a product."""
         p = self.p
         return narrow.probabilities(wide) if p.narrow else wide.astype(p.dtype)
 
     def modified(self, scores, position, own, block, masked) -> Any:
-        """Returns the scores of a block, modified, and masked if it has to be."""
         p, mem = self.p, self.mem
         lengths = own.tile.lengths
         column = times(block, p.config.block_kv)

@@ -24,7 +24,6 @@ _LARGEST_PERSISTENT = 128
 
 
 def configured(p: Problem[Any]) -> AttentionConfig:
-    """Returns the configuration for the problem, whose own is ignored."""
     plain = p.bias is None and not p.scores.alibi
     if plain and p.head_dim == p.v_dim and not p.narrow:
         causal = p.mask.right is not None
@@ -50,7 +49,6 @@ def configured(p: Problem[Any]) -> AttentionConfig:
 
 
 def _bytes(p: Problem[Any], c: AttentionConfig) -> int:
-    """Returns the SMEM of a block that is not persistent."""
     rows = c.block_q * p.head_dim * p.dtype.itemsize
     if p.v_dim != p.head_dim or p.narrow:
         rows += c.block_q * p.v_dim * p.out_dtype.itemsize

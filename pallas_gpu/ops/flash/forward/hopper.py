@@ -25,11 +25,16 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
-from pallas_gpu.ops.flash.forward.tiles import Work, q_buffer, rows_of
+from pallas_gpu.ops.flash.forward.tiles import (
+    q_buffer,
+    rows_of,
+    tile_and_blocks,
+    visits,
+)
+from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, Problem, packed_tiles, schedule
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
@@ -46,15 +51,14 @@ _ROW_BYTES = 16
 def forward(
     p: Problem[AttentionConfig], x: Operands, compiler_params: Any, interpret: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result and, if the problem has it, logsumexp."""
     inputs = {name: value for name, value in x._asdict().items() if value is not None}
     c = p.config
     if x.q_ids is not None:
         inputs["of_segments"] = masks.segment_blocks(
             x.q_ids, x.kv_ids, c.block_q, c.block_kv
         )
-        inputs["q_ids"] = _padded(x.q_ids, c.block_q)
-        inputs["kv_ids"] = _padded(x.kv_ids, c.block_kv)
+        inputs["q_ids"] = padded(x.q_ids, c.block_q)
+        inputs["kv_ids"] = padded(x.kv_ids, c.block_kv)
     if p.packed:
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
     if p.persistent and p.uneven:
@@ -63,16 +67,10 @@ def forward(
         inputs["v"] = narrow.transposed(x.v)
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
-        inputs["bias"] = _padded(x.bias, row_elems)
+        inputs["bias"] = padded(x.bias, row_elems)
     f = make_kernel(p, tuple(inputs), compiler_params, interpret)
     out, *others = f(*inputs.values())
     return out, others[0] if others else None
-
-
-def _padded(x: Any, multiple: int) -> Any:
-    """Returns the array with zeros up to a multiple along the last axis."""
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,20 +140,20 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
     wg = lax.axis_index("wg")
 
     def produce() -> None:
-        Work(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
+        visits(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
 
     def consume() -> None:
         consumer = Consumer(p, mem, wg)
         consumer.open_turns()
         if p.persistent:
-            consumer.visit_all(Work(p, mem))
+            consumer.visit_all()
         else:
-            consumer.visit(*Work(p, mem).at(lax.axis_index("worker")))
+            consumer.visit(*tile_and_blocks(p, mem, lax.axis_index("worker")))
         plgpu.wait_smem_to_gmem(0)
 
     consumers = p.config.consumers
-    registers = REGISTERS[consumers]
-    roles.split(wg, consumers, registers, produce, consume, two_branches=True)
+    roles = plgpu.Roles(consumers, REGISTERS[consumers], two_branches=True)
+    roles.run(wg, produce, consume)
 
 
 def _produce(
@@ -168,7 +166,7 @@ def _produce(
     """
     del following
     c = p.config
-    tile, blocks = Work(p, mem).at(number)
+    tile, blocks = tile_and_blocks(p, mem, number)
     kv_head = lax.div(tile.head, np.int32(p.group))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None

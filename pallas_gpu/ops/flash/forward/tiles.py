@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,40 +17,25 @@ from pallas_gpu.ops.folded import divide
 from pallas_gpu.ops.memory import Memory
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """The tiles of a block, in the order in which all its warpgroups visit them."""
+def visits(p: Problem[AttentionConfig], mem: Memory) -> Visits:
+    """Returns the tiles of a block, in the order in which its warpgroups visit them."""
+    worker = lax.axis_index("worker")
+    return Visits(p.tiles, worker, p.workers, mem.get("schedule"))
 
-    p: Problem[AttentionConfig]
-    mem: Memory
 
-    @property
-    def visits(self) -> Visits:
-        """Their numbers."""
-        return Visits(
-            self.p.tiles,
-            lax.axis_index("worker"),
-            self.p.workers,
-            self.mem.get("schedule"),
-        )
-
-    def for_each(self, visit: Any, carry: Any) -> Any:
-        """Calls `visit(position, number, following, carry)`; see `Visits`."""
-        return self.visits.for_each(visit, carry)
-
-    def at(self, number: Any) -> tuple[Tile, Blocks]:
-        """Returns a tile and the blocks that it sees."""
-        p, mem = self.p, self.mem
-        tile = p.tile_of(mem, *p.place(number), p.config.block_q)
-        of_segments = None
-        if p.mask.segments:
-            row = mem.of_segments.at[tile.batch, divide(tile.start, p.config.block_q)]
-            of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
-        return tile, p.blocks(tile, of_segments)
+def tile_and_blocks(
+    p: Problem[AttentionConfig], mem: Memory, number: Any
+) -> tuple[Tile, Blocks]:
+    """Returns a tile, and the blocks that it sees."""
+    tile = p.tile_of(mem, *p.place(number), p.config.block_q)
+    of_segments = None
+    if p.mask.segments:
+        number = divide(tile.start, p.config.block_q)
+        of_segments = Blocks.loaded(mem.of_segments.at[tile.batch, number])
+    return tile, p.blocks(tile, of_segments)
 
 
 def rows_of(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any:
-    """Returns rows of one head of an array; `first` counts in the array."""
     rows = plgpu.ds(first, size)
     return ref.at[rows, head] if p.packed else ref.at[tile.batch, rows, head]
 
