@@ -22,9 +22,6 @@ from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # Columns that the registers of a warpgroup hold in the backward pass.
 _MOST_BACKWARD = 4096
-# The sums of scale and bias over rows: columns and rows of one block.
-_SUM_COLUMNS, _SUM_ROWS = 128, 32
-_SUM_BLOCKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +193,7 @@ def _backward(norm: _Norm, saved: Any, d_y: jax.Array) -> Any:
         d_x, sums = norms_backward.backward(one_pass, norm, x, d_y, scale)
     else:
         d_x, moments = _d_rows(r, norm, x, d_y, scale)
-        sums = _sums_over_rows(r, norm, x, d_y, moments) if columns else []
+        sums = _sums_over_rows(norm, x, d_y, moments) if columns else []
     return d_x, tuple(d.astype(c.dtype) for d, c in zip(sums, columns, strict=True))
 
 
@@ -234,68 +231,13 @@ def _d_rows(r: Rows, norm: _Norm, x, d_y, scale) -> tuple[jax.Array, list[Any]]:
     return d_x, [y[..., None] for y in reversed(found[: len(moments)])]
 
 
-def _sums_over_rows(r: Rows, norm: _Norm, x, d_y, moments) -> list[jax.Array]:
-    """Returns the derivatives of scale and bias, where given: sums over rows.
-
-    A block adds some columns of every `blocks`-th group of rows; the blocks' sums are
-    few, and added outside.
-    """
-    groups = plgpu.cdiv(r.count, _SUM_ROWS)
-    blocks = min(groups, _SUM_BLOCKS)
-    exact = r.count % (_SUM_ROWS * blocks) == 0 and r.columns % _SUM_COLUMNS == 0
-    shape = _SUM_ROWS, _SUM_COLUMNS
-    number = norm.has_scale + norm.has_bias
-
-    def body(x_ref, d_y_ref, *refs) -> None:
-        moment_refs, sum_refs = refs[: len(moments)], refs[len(moments) :]
-        first = plgpu.program_id(1) * _SUM_COLUMNS
-        column = first + jnp.arange(_SUM_COLUMNS)
-
-        def group(i: Any, totals: Any) -> Any:
-            start = (i * blocks + plgpu.program_id(0)) * _SUM_ROWS
-            row = start + jnp.arange(_SUM_ROWS)
-
-            def load(ref: Any) -> Any:
-                if exact:
-                    at = plgpu.ds(start, _SUM_ROWS), plgpu.ds(first, _SUM_COLUMNS)
-                    return ref[at].astype(jnp.float32)
-                at = row[:, None], column[None, :]
-                mask = (row < r.count)[:, None] & (column < r.columns)[None, :]
-                return plgpu.load(ref, at, mask=mask, other=0).astype(jnp.float32)
-
-            def of_rows(ref: Any) -> Any:
-                masked = {} if exact else {"mask": row < r.count, "other": 0}
-                of_row = plgpu.load(ref, (row, 0), **masked)
-                return lax.broadcast_in_dim(of_row, shape, (0,))
-
-            d = load(d_y_ref)
-            terms = []
-            if norm.has_scale:
-                factor, *mean = map(of_rows, moment_refs)
-                y = load(x_ref)
-                terms.append(d * (y - mean[0] if mean else y) * factor)
-            if norm.has_bias:
-                terms.append(d)
-            return tuple(map(lax.add, totals, terms))
-
-        zeros = (jnp.zeros(shape, jnp.float32),) * number
-        totals = lax.fori_loop(0, plgpu.cdiv(groups, blocks), group, zeros)
-        at, mask = (plgpu.program_id(0), column), column < r.columns
-        for ref, total in zip(sum_refs, totals, strict=True):
-            plgpu.store(ref, at, total.sum(0), mask=mask)
-
-    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
-    sums = plgpu.pallas_call(
-        body,
-        out_shape=[jax.ShapeDtypeStruct((blocks, r.columns), jnp.float32)] * number,
-        grid=(blocks, plgpu.cdiv(r.columns, _SUM_COLUMNS)),
-        in_specs=[whole] * (2 + len(moments)),
-        out_specs=[whole] * number,
-        name=f"{norm.name}_sums",
-        compiler_params=norm.compiler_params,
-        interpret=norm.interpret,
-    )(*map(r.matrix, (x, d_y, *moments)))
-    return [partial.sum(0) for partial in sums]
+def _sums_over_rows(norm: _Norm, x, d_y, moments) -> list[jax.Array]:
+    """Returns the derivatives of scale and bias, where given: sums over rows."""
+    factor, *mean = moments
+    x, d = x.astype(jnp.float32), d_y.astype(jnp.float32)
+    y = (x - mean[0] if mean else x) * factor
+    terms = [d * y] * norm.has_scale + [d] * norm.has_bias
+    return [jnp.sum(term, tuple(range(x.ndim - 1))) for term in terms]
 
 
 _norm.defvjp(_forward, _backward)
