@@ -123,7 +123,7 @@ _MEASURED = Reduction((float(jnp.finfo(jnp.float32).min), 0.0), _measure)
 
 def _probabilities(row: Row, measured: Any) -> Any:
     top, total = measured
-    return jnp.exp(row.elements[0] - row.spread(top)) * row.spread(1 / total)
+    return jnp.exp(row.elements[0] - row.spread(top)) / row.spread(total)
 
 
 def _logarithms(row: Row, measured: Any) -> Any:

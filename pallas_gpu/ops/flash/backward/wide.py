@@ -33,7 +33,7 @@ class _Wide(Consumer):
         Args:
           pieces: room for two, in slots of the ring, which no product reads any more.
         """
-        slots = pieces.at[ring.index(position)]
+        slots = pieces.at[ring.slot(position).index]
 
         def compute(dq, piece):
             self.start_dq(dq, self.shared(position), piece)
