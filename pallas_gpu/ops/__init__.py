@@ -38,7 +38,7 @@ from pallas_gpu.ops.narrow.scaled_hopper import ScaledMatmulConfig
 from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
 from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
 from pallas_gpu.ops.rows.rotary import rotary_embedding
-from pallas_gpu.ops.rows.row_kernel import Reduction, Row, row_kernel
+from pallas_gpu.ops.rows.row_kernel import Reduction, row_kernel
 from pallas_gpu.ops.rows.softmax import log_softmax, softmax
 from pallas_gpu.ops.rows.top_k import top_k
 
@@ -54,7 +54,6 @@ __all__ = [
     "MatmulConfig",
     "RaggedDotConfig",
     "Reduction",
-    "Row",
     "ScaledMatmulConfig",
     "SplitMatmulConfig",
     "attention",

@@ -56,15 +56,16 @@ class Row:
         return lax.broadcast_in_dim(number, x.shape, (1 - self.axis % 2,))
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Reduction:
     """A reduction of rows.
 
     Attributes:
       initial: a number, or a pytree of them.
-      step: `step(carry, row, *found)` returns the initial numbers with the elements of
-        a `Row` added. It is called once with whole rows, or for each part of a row in
-        order. `found` has the results of the reductions before.
+      step: `step(carry, row, *found)` returns the carry with the elements of a row, see
+        `row_kernel`, added. It is called once with whole rows, or for each part of a
+        row in order. `found` has the results of the reductions before.
       finish: `finish(carry, size)` returns the result from the last carry and the
         number of columns; default: the carry.
     """
@@ -74,7 +75,14 @@ class Reduction:
     finish: Callable[[Any, int], Any] = lambda carry, size: carry
 
 
-@expect.arguments()
+def _reductions(value: Any, what: str) -> tuple[Reduction, ...]:
+    if expect.is_sequence(value) and all(isinstance(x, Reduction) for x in value):
+        return tuple(value)
+    expected = "a sequence of ops.Reduction"
+    raise expect.wrong_type(what, expected, expected, value, "[ops.Reduction(0.0, f)]")
+
+
+@expect.arguments(reduce=_reductions)
 def row_kernel(
     reduce: Sequence[Reduction],
     apply: Callable[..., Any],
@@ -99,7 +107,11 @@ def row_kernel(
     Args:
       reduce: the reductions, in order.
       apply: `apply(row, *found)` returns the elements of the result, or of a tuple of
-        results, from those of a `Row` and the results of all reductions.
+        results, from a row and the results of all reductions. A row, or several, or a
+        part of one, has `row.elements`, a tuple of the arrays' elements in float32,
+        `row.column(i)`, those of an array that all rows share, `row.sum(x)` and
+        `row.max(x)`, a number for each row, and `row.spread(number)`, such a number for
+        each element.
       out_dtype: type of the result; a tuple of types if there are several. Default: the
         type of the first array.
       name: of the kernel.
@@ -115,7 +127,7 @@ def row_kernel(
 
     Raises:
       ShapeError, DTypeError: when the function is called: arrays that do not match, or
-        other types.
+          other types.
 
     Example:
       >>> def largest(top, row):
