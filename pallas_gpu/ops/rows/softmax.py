@@ -112,6 +112,10 @@ def _around(shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
 def _measure(carry: Any, row: Row) -> tuple[Any, Any]:
     """Adds elements to the maximum of a row, and the sum of exponentials less it."""
     (top, total), x = carry, row.elements[0]
+    if isinstance(total, float):
+        # Whole rows: there is nothing to scale.
+        top = row.max(x)
+        return top, row.sum(jnp.exp(x - row.spread(top)))
     new_top = jnp.maximum(top, row.max(x))
     rest = row.sum(jnp.exp(x - row.spread(new_top)))
     return new_top, total * jnp.exp(top - new_top) + rest
