@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product of tutorial 6 on a GPU, `ops.matmul` and cuBLAS, in one run.
+"""The product of tutorial 7 on a GPU, `ops.matmul` and cuBLAS, in one run.
 
 python -m benchmarks.tutorial_library_product
 
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from benchmarks import timing
 from pallas_gpu import ops
 
-NOTEBOOK = Path(__file__).resolve().parents[1] / "tutorials" / "06_library_product.py"
+NOTEBOOK = Path(__file__).resolve().parents[1] / "tutorials" / "07_library_product.py"
 
 
 def main() -> None:
     """Prints microseconds and the ratio to cuBLAS for each size."""
     product = runpy.run_path(str(NOTEBOOK), run_name="notebook")["product"]
     candidates = {
-        "tutorial 6": product,
+        "tutorial 7": product,
         "ops.matmul": ops.matmul,
         "cuBLAS through JAX": jnp.matmul,
     }

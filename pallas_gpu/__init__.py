@@ -41,7 +41,7 @@ from pallas_gpu.entry.scoped import (
 )
 from pallas_gpu.pipeline.emit import emit_pipeline as emit_pipeline
 from pallas_gpu.pipeline.pallas_call import pallas_call as pallas_call
-from pallas_gpu.pipeline.specialized.ring import Ring as Ring, Slot as Slot
+from pallas_gpu.pipeline.specialized.ring import Ring as Ring
 from pallas_gpu.pipeline.specialized.roles import Roles as Roles
 from pallas_gpu.pipeline.specialized.stores import TileStore as TileStore
 from pallas_gpu.pipeline.specialized.tiles import TileSchedule as TileSchedule

@@ -11,6 +11,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.public_calls import top
 from tests.support.refusal import refused
 
 STEPS = 5
@@ -28,7 +29,7 @@ def roles(produce, consume):
     plgpu.when(wg == 0)(consume)
 
 
-def doubled(declared, steps=STEPS, **options):
+def doubled(declared, steps=STEPS, dtype=jnp.int32, **options):
     """One warpgroup copies what another one doubles."""
 
     def body(n, x, o, ring):
@@ -37,14 +38,14 @@ def doubled(declared, steps=STEPS, **options):
         def produce():
             @plgpu.loop(0, count)
             def _(i):
-                slot = ring.fill(i)
+                slot = ring.fill(i.astype(dtype))
                 plgpu.copy_gmem_to_smem(x.at[i], slot.buffers, slot.full)
 
         def consume():
             @plgpu.loop(0, count)
             def _(i):
-                o[i] = ring.take(i).buffers[...] * 2
-                ring.release(i)
+                o[i] = ring.take(i.astype(dtype)).buffers[...] * 2
+                ring.release(i.astype(dtype))
 
         roles(produce, consume)
 
@@ -58,6 +59,11 @@ def test_each_step_has_a_slot(steps, stages, complete):
     ring = plgpu.Ring.of(rows(stages), initially_complete=complete)
     args = np.array([STEPS], np.int32), X
     everywhere.check(doubled(ring, steps), args, X * 2)
+
+
+def test_a_step_may_be_of_another_integer_type():
+    args = np.array([STEPS], np.int32), X
+    everywhere.check(doubled(plgpu.Ring.of(rows()), dtype=jnp.uint32), args, X * 2)
 
 
 def shared(x, o, ring):
@@ -174,3 +180,19 @@ def test_a_step_that_is_not_an_integer():
         ring.take(1.5)  # HERE
 
     jax.eval_shape(everywhere.kernel(body, X, plgpu.Ring.of(rows()))(), X)
+
+
+def declared(**options):
+    return [plgpu.Ring.of(rows(), **o) for o in ({}, options)]
+
+
+GOOD = {
+    "Ring": top(buffers=rows(), empty=plgpu.Barrier(), full=plgpu.Barrier()),
+    "Ring.of": top(buffers=rows()),
+}
+EFFECTS = {
+    "Ring.of.copies": lambda: declared(copies=2),
+    "Ring.of.consumers": lambda: declared(consumers=2),
+    "Ring.of.collective_axes": "test_a_cluster_fills_the_rings_of_all",
+    "Ring.of.initially_complete": "test_each_step_has_a_slot",
+}

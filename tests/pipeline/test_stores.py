@@ -9,6 +9,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.public_calls import top
 
 TILES = 3
 
@@ -51,3 +52,6 @@ def test_a_part_is_converted_and_turned_and_need_not_be_copied():
     tiling = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
     smem = plgpu.SMEM((2, 16, 64), jnp.float16, transforms=tiling)
     everywhere.check(everywhere.kernel(body, expected, smem), (x,), expected)
+
+
+GOOD = {"TileStore": top(buffers=plgpu.SMEM((2, 8, 64), jnp.float32), parts=2)}

@@ -10,6 +10,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
+from tests.support.public_calls import top
 from tests.support.refusal import refused
 
 # Rows and columns in tiles: neither the clusters nor the strips divide them.
@@ -18,6 +19,9 @@ SCHEDULES = {
     "strips": plgpu.TileSchedule((33, 50), (8, 8), minor=1, strip=3),
     "rows": plgpu.TileSchedule((33, 50), (8, 8), cluster=(2, 1), strip=2),
     "columns": plgpu.TileSchedule((33, 50), (8, 8), cluster=(1, 2), batch=3),
+    "names of axes": plgpu.TileSchedule(
+        (33, 50), (8, 8), cluster=(2, 1), axis="sm", cluster_axis="cta"
+    ),
 }
 
 
@@ -47,9 +51,9 @@ def test_each_tile_is_visited_once_by_one_cta(name):
             assert expected[at] == 0
             expected[at] = linear // clusters + 1
     assert expected.all()
-    options = {"grid": {"worker": clusters}}
+    options = {"grid": {tiles.axis: clusters}}
     if max(tiles.cluster) > 1:
-        options["cluster"] = {"pair": 2}
+        options["cluster"] = {tiles.cluster_axis: 2}
     everywhere.check(everywhere.kernel(body, out, **options), (), expected)
 
 
@@ -87,3 +91,18 @@ def test_sizes_that_are_not_two():
 @refused
 def test_no_consumers():
     plgpu.Roles(0)
+
+
+EACH_TILE = "test_each_tile_is_visited_once_by_one_cta"
+GOOD = {
+    "TileSchedule": top(shape=(64, 64), tile=(8, 8)),
+    "Roles": top(consumers=2),
+}
+EFFECTS = {
+    "Roles.registers": "test_the_last_warpgroup_produces",
+    "Roles.two_branches": "test_the_last_warpgroup_produces",
+    **{
+        f"TileSchedule.{name}": EACH_TILE
+        for name in ("axis", "batch", "cluster", "cluster_axis", "minor", "strip")
+    },
+}

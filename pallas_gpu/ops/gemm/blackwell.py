@@ -28,6 +28,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import jax
@@ -334,116 +336,147 @@ def make_kernel(
     c = config
     part_n = c.part_n(out_dtype)
     schedule = Schedule(m, n, k, c.step, c, _ACCUMULATORS, part_n)
-    compiler_params = compiler_params or plgpu.CompilerParams()
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
-        **schedule.launch,
-        kernel_name="matmul",
-        compiler_params=dataclasses.replace(compiler_params, target=TARGET),
-        interpret=interpret,
-        scratch_types={
-            "operands": ring(
-                [
-                    tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
-                    tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
-                ]
-            ),
-            "out_smem": tiles((2, _BLOCK_M, part_n), out_dtype),
-            "acc": plgpu.TMEM(
-                (_BLOCK_M, _ACCUMULATORS * c.tile_n),
-                jnp.float32,
-                collective=c.collective,
-            ),
-            "computed": done(_ACCUMULATORS),
-            "read": read(_ACCUMULATORS, collective=c.collective),
-        },
-    )
 
-
-def ring(buffers: list[Any]) -> plgpu.Ring:
-    """Declares a ring that products release."""
-    declared = plgpu.Ring.of(buffers)
-    return dataclasses.replace(declared, empty=done(declared.stages))
-
-
-def done(number: int) -> Any:
-    """Barriers on which products arrive."""
-    return plgpu.Barrier(num_barriers=number, orders_tensor_core=True)
-
-
-def read(number: int, *, collective: bool) -> Any:
-    """Barriers of the one that multiplies: both blocks must have read their rows."""
-    if not collective:
-        return done(number)
-    return plgpu.ClusterBarrier(
-        collective_axes=PAIR,
-        num_barriers=number,
-        orders_tensor_core=True,
-        leader_tracked=True,
-    )
-
-
-def _body(schedule, a, b, out, *, operands, out_smem, acc, computed, read) -> None:
-    schedule.run(
-        _loads(schedule, a, b, operands),
-        _multiplies(schedule, operands, acc, computed, read),
-        stores(schedule, out, out_smem, acc, computed, read),
-    )
-
-
-def _loads(schedule, a, b, operands) -> Any:
-    c = schedule.config
-    axes = PAIR if c.collective else None
-
-    def visit_tile(rows, columns, number):
-        def visit_step(ki, step):
-            slot = operands.fill(step)
+    def windows(rows, columns):
+        def at(ki):
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-            sources = a.at[rows, depth], b.at[depth, columns]
-            pairs = zip(sources, slot.buffers, strict=True)
-            for axis, (source, buffer) in enumerate(pairs):
-                # Of a pair each block loads half, and the first one's barrier counts.
-                share = plgpu.CopyPartition.PARTITIONED(axis) if c.collective else None
-                plgpu.copy_gmem_to_smem(
-                    source,
-                    buffer,
-                    slot.full,
-                    collective_axes=axes,
-                    leader_tracked=share,
-                )
+            return [(0, (rows, depth)), (1, (depth, columns))]
 
-        schedule.for_each_step(number, visit_step)
+        return at
 
-    return visit_tile
+    def multiply(ki, tile, slot, axis):
+        left, right = slot.buffers
+        plgpu.tcgen05_mma(
+            tile, left, right, slot.empty, accumulate=ki > 0, collective_axis=axis
+        )
+
+    return launch(
+        schedule,
+        [
+            tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
+            tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
+        ],
+        jnp.dtype(out_dtype),
+        windows,
+        multiply,
+        shares=[plgpu.CopyPartition.PARTITIONED(axis) for axis in range(2)],
+        kernel_name="matmul",
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
 
 
-def _multiplies(schedule, operands, acc, computed, read) -> Any:
-    axis = PAIR if schedule.config.collective else None
+def launch(
+    schedule: Schedule,
+    buffers: list[Any],
+    out_dtype: jnp.dtype,
+    windows: Any,
+    multiply: Any,
+    *,
+    shares: list[Any],
+    oob_mode: Any = None,
+    scratch: Mapping[str, Any] = types.MappingProxyType({}),
+    compiler_params: plgpu.CompilerParams | None,
+    **options: Any,
+) -> Any:
+    """Returns a kernel: a function of the sources of its copies, and of any factor.
 
-    def visit_tile(rows, columns, number):
-        tile, which = schedule.accumulator(acc, number)
-        schedule.wait_for_accumulator(read, number)
+    Args:
+      schedule: the tiles.
+      buffers: the ring's buffers, one for each source.
+      out_dtype: of the result.
+      windows: `windows(rows, columns)` returns a function of a step of the tile, which
+        returns the position of the buffer, and the window, for each source.
+      multiply: `multiply(ki, tile, slot, axis, **scratch)` issues the products
+        of a step, and releases its slot.
+      shares: for each source, what each block of a pair loads. The first one's barrier
+        counts.
+      oob_mode: of the copies.
+      scratch: declarations of what only `multiply` uses.
+      compiler_params, **options: of `plgpu.kernel`.
+    """
+    collective = schedule.config.ctas > 1
+    axis = PAIR if collective else None
 
-        def visit_step(ki, step):
-            slot = operands.take(step)
-            left, right = slot.buffers
-            plgpu.tcgen05_mma(
-                tile,
-                left,
-                right,
-                slot.empty,
-                accumulate=ki > 0,
-                collective_axis=axis,
+    def load(sources, operands):
+        def visit_tile(rows, columns, number):
+            windows_at = windows(rows, columns)
+
+            def visit_step(ki, step):
+                slot = operands.fill(step)
+                copies = zip(sources, windows_at(ki), shares, strict=True)
+                for source, (i, window), share in copies:
+                    plgpu.copy_gmem_to_smem(
+                        source.at[window],
+                        slot.buffers[i],
+                        slot.full,
+                        collective_axes=axis,
+                        leader_tracked=share if collective else None,
+                        oob_mode=oob_mode,
+                    )
+
+            schedule.for_each_step(number, visit_step)
+
+        return visit_tile
+
+    def multiplies(operands, acc, computed, read, memory):
+        def visit_tile(rows, columns, number):
+            tile, which = schedule.accumulator(acc, number)
+            schedule.wait_for_accumulator(read, number)
+            schedule.for_each_step(
+                number,
+                lambda ki, step: multiply(
+                    ki, tile, operands.take(step), axis, **memory
+                ),
             )
+            plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
 
-        schedule.for_each_step(number, visit_step)
-        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
+        return visit_tile
 
-    return visit_tile
+    def body(*refs, operands, out_smem, acc, computed, read, **memory):
+        *sources, out = refs
+        factor = sources.pop() if len(sources) > len(buffers) else None
+        schedule.run(
+            load(sources, operands),
+            multiplies(operands, acc, computed, read, memory),
+            _stores(schedule, out, out_smem, acc, computed, read, factor),
+        )
+
+    params = compiler_params or plgpu.CompilerParams()
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((schedule.m, schedule.n), out_dtype),
+        **schedule.launch,
+        compiler_params=dataclasses.replace(params, target=TARGET),
+        scratch_types={**scratch, **_scratch(schedule, buffers, out_dtype)},
+        **options,
+    )
 
 
-def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
+def _scratch(schedule: Schedule, buffers: list[Any], out_dtype: jnp.dtype) -> Any:
+    collective = schedule.config.ctas > 1
+    ring = plgpu.Ring.of(buffers)
+    done = functools.partial(plgpu.Barrier, orders_tensor_core=True)
+    read: Any = done(num_barriers=schedule.reads)
+    if collective:
+        # Both blocks must have read their rows.
+        read = plgpu.ClusterBarrier(
+            collective_axes=PAIR,
+            num_barriers=schedule.reads,
+            orders_tensor_core=True,
+            leader_tracked=True,
+        )
+    acc_shape = _BLOCK_M, schedule.tmem_columns
+    return {
+        "operands": dataclasses.replace(ring, empty=done(num_barriers=ring.stages)),
+        "out_smem": tiles((2, _BLOCK_M, schedule.part_n), out_dtype),
+        "acc": plgpu.TMEM(acc_shape, jnp.float32, collective=collective),
+        "computed": done(num_barriers=schedule.accumulators),
+        "read": read,
+    }
+
+
+def _stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
     """Returns what stores a tile part by part; the copies overlap with what follows.
 
     Args:

@@ -37,6 +37,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
@@ -202,29 +203,12 @@ class _Schedule:
             visit(batch, mi * c.tile_m, ni * c.tile_n, info.local_index * steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The kernel's references; those of the epilogue are None without one."""
-
-    a: Any
-    b: Any
-    out: Any
-    operands: plgpu.Ring
-    sums: Any
-    drained: Any = None
-    written: Any = None
-    read: Any = None
-    gate: Any = None
-    bias: Any = None
-    residual: Any = None
-
-
 def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
     *others, out = refs
     named = dict(zip(schedule.problem.epilogue.operands, others, strict=True))
     buffers, sums = scratch.pop("memory")
     ring = plgpu.Ring(buffers, scratch.pop("empty"), scratch.pop("full"))
-    mem = _Memory(a=a, b=b, out=out, operands=ring, sums=sums, **named, **scratch)
+    mem = Memory(a=a, b=b, out=out, operands=ring, sums=sums, **named, **scratch)
     wg = lax.axis_index("wg")
     plgpu.Roles(schedule.config.warpgroups).run(
         wg,
@@ -233,7 +217,7 @@ def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
     )
 
 
-def _produce(schedule: _Schedule, mem: _Memory) -> None:
+def _produce(schedule: _Schedule, mem: Memory) -> None:
     p, c = schedule.problem, schedule.config
     first, steps = schedule.depth()
 
@@ -261,7 +245,7 @@ class _Consumer:
     """What one consumer warpgroup does."""
 
     schedule: _Schedule
-    mem: _Memory
+    mem: Memory
     wg: Any
 
     def visit(self, batch, row, column, first_step) -> None:
@@ -272,9 +256,9 @@ class _Consumer:
             functools.partial(self.accumulate, first_step),
             *([acc, acc] if p.epilogue.gated else [acc]),
         )
-        if self.mem.drained is not None:
-            plgpu.barrier_arrive(self.mem.drained)
-            plgpu.barrier_wait(self.mem.drained)
+        if (drained := self.mem.get("drained")) is not None:
+            plgpu.barrier_arrive(drained)
+            plgpu.barrier_wait(drained)
         column = column + self.wg * c.own_n
         part = self.schedule.part
         for start in range(0, c.tile_m, part):
@@ -311,16 +295,17 @@ class _Consumer:
                 self.add_share(len(products), batch, row, first, column)
 
             return
-        if mem.read is not None:
-            plgpu.barrier_wait(mem.read.at[self.wg])
+        read = mem.get("read")
+        if read is not None:
+            plgpu.barrier_wait(read.at[self.wg])
         for i, product in enumerate(products):
             mem.sums.at[self.wg, i, :, plgpu.ds(0, c.own_n)].T[...] = product
         if c.split > 1:
             plgpu.barrier_arrive(mem.written.at[self.wg])
             plgpu.barrier_wait(mem.written.at[self.wg])
         self.add_share(len(products), batch, row, first, column)
-        if mem.read is not None:
-            plgpu.barrier_arrive(mem.read.at[self.wg])
+        if read is not None:
+            plgpu.barrier_arrive(read.at[self.wg])
 
     def send(self, products) -> None:
         """Sends each block of the cluster the sums of the rows that it adds."""
@@ -429,9 +414,9 @@ class _Consumer:
         product, gate = totals if p.epilogue.gated else (totals[0], None)
         if not p.epilogue.is_identity:
             bias = residual = None
-            if mem.bias is not None:
+            if p.epilogue.bias:
                 bias = mem.bias[column].astype(jnp.float32)
-            if mem.residual is not None:
+            if p.epilogue.residual:
                 residual = plgpu.load(mem.residual, place, mask=mask)
             product = p.epilogue.apply(
                 product.astype(jnp.float32), bias=bias, gate=gate, residual=residual

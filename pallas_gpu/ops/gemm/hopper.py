@@ -216,10 +216,15 @@ def _scratch(p: Problem, c: MatmulConfig) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which tiles a cluster computes, and in which order."""
+    """Which tiles a cluster computes, and in which order.
 
-    problem: Problem
-    config: MatmulConfig
+    Attributes:
+      problem: a `Problem`, or another description of a product.
+      config: a `MatmulConfig`, or one with such tiles.
+    """
+
+    problem: Any
+    config: Any
 
     @property
     def tiles(self) -> plgpu.TileSchedule:

@@ -222,9 +222,7 @@ def make_kernel(
     """
     shapes = Shapes(p, config)
     shapes.check()
-    compiler_params = compiler_params or plgpu.CompilerParams()
     stages, across, groups = shapes.stages, shapes.across, shapes.groups
-    schedule = shapes.schedule
 
     def in_tmem(rows: int) -> Any:
         shape = rows * ROWS, groups * GROUP
@@ -232,124 +230,54 @@ def make_kernel(
         collective = config.collective
         return plgpu.TMEM(shape, p.scale, layout=layout, collective=collective)
 
-    def body(a, b, a_scales, b_scales, *refs, **memory):
-        *factor, out = refs
-        sources = a, b, a_scales, b_scales
-        _body(shapes, sources, factor[0] if factor else None, out, **memory)
-
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out),
-        **schedule.launch,
-        kernel_name="block_scaled_matmul",
-        compiler_params=dataclasses.replace(compiler_params, target=blackwell.TARGET),
-        interpret=interpret,
-        scratch_types={
-            "operands": blackwell.ring(
-                [
-                    plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
-                    tiles((stages, ROWS, shapes.tile_k), p.a),
-                    plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
-                    tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
-                ]
-            ),
-            "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
-            "acc": plgpu.TMEM(
-                (ROWS, schedule.tmem_columns),
-                jnp.float32,
-                collective=config.collective,
-            ),
-            "a_scale": in_tmem(1),
-            "b_scale": in_tmem(across),
-            "computed": blackwell.done(shapes.accumulators),
-            "read": blackwell.read(schedule.reads, collective=config.collective),
-        },
-    )
-
-
-def _body(
-    shapes: Shapes, sources, factor, out, *, operands, out_smem, acc, a_scale, b_scale,
-    computed, read,
-) -> None:  # fmt: skip
-    schedule = shapes.schedule
-    schedule.run(
-        _loads(shapes, sources, operands),
-        _multiplies(schedule, operands, acc, (a_scale, b_scale), computed, read),
-        blackwell.stores(schedule, out, out_smem, acc, computed, read, factor),
-    )
-
-
-def _loads(shapes: Shapes, sources, operands) -> Any:
-    schedule, groups, across = shapes.schedule, shapes.groups, shapes.across
-    a, b, a_scales, b_scales = sources
-    # Of a pair each block loads half of the rows of each, but all scales of b, and the
-    # first one's barrier counts.
-    axes: str | None = None
-    shares: list[Any] = [None] * 4
-    if shapes.config.ctas > 1:
-        axes = blackwell.PAIR
-        half, both = plgpu.CopyPartition.PARTITIONED(0), plgpu.CopyPartition.REPLICATED
-        shares = [half, half, half, both]
-
-    def visit_tile(rows, columns, number):
+    def windows(rows, columns):
         # Of tiles of scales: `columns` starts at a multiple of whole ones.
-        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), shapes.config.ctas)
+        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), config.ctas)
         tile_columns = plgpu.ds(lax.div(columns.start, ROWS), across)
 
-        def visit_step(ki, step):
-            slot = operands.fill(step)
-            a_scale_buffer, a_buffer, b_scale_buffer, b_buffer = slot.buffers
-            buffers = a_buffer, b_buffer, a_scale_buffer, b_scale_buffer
+        def at(ki):
             depth = plgpu.ds(ki * shapes.tile_k, shapes.tile_k)
             along = plgpu.ds(ki * groups, groups)
-            parts = (
-                a.at[rows, depth],
-                b.at[columns, depth],
-                a_scales.at[tile_rows, along],
-                b_scales.at[tile_columns, along],
-            )
-            for source, buffer, share in zip(parts, buffers, shares, strict=True):
-                plgpu.copy_gmem_to_smem(
-                    source,
-                    buffer,
-                    slot.full,
-                    collective_axes=axes,
-                    leader_tracked=share,
-                    oob_mode=_ZEROS,
-                )
+            a, b = (1, (rows, depth)), (3, (columns, depth))
+            return [a, b, (0, (tile_rows, along)), (2, (tile_columns, along))]
 
-        schedule.for_each_step(number, visit_step)
+        return at
 
-    return visit_tile
+    def multiply(ki, tile, slot, axis, a_scale, b_scale):
+        a_scales, a, b_scales, b = slot.buffers
+        for buffer, scale in ((a_scales, a_scale), (b_scales, b_scale)):
+            plgpu.async_copy_scales_to_tmem(buffer, scale, collective_axis=axis)
+        plgpu.tcgen05_mma(
+            tile,
+            a,
+            b.T,
+            slot.empty,
+            a_scale=a_scale,
+            b_scale=b_scale,
+            accumulate=ki > 0,
+            collective_axis=axis,
+        )
 
-
-def _multiplies(schedule, operands, acc, scales, computed, read) -> Any:
-    axis = blackwell.PAIR if schedule.config.ctas > 1 else None
-
-    def visit_tile(rows, columns, number):
-        tile, which = schedule.accumulator(acc, number)
-        schedule.wait_for_accumulator(read, number)
-
-        def visit_step(ki, step):
-            slot = operands.take(step)
-            a_scale, a, b_scale, b = slot.buffers
-            for buffer, scale in zip((a_scale, b_scale), scales, strict=True):
-                plgpu.async_copy_scales_to_tmem(buffer, scale, collective_axis=axis)
-            plgpu.tcgen05_mma(
-                tile,
-                a,
-                b.T,
-                slot.empty,
-                a_scale=scales[0],
-                b_scale=scales[1],
-                accumulate=ki > 0,
-                collective_axis=axis,
-            )
-
-        schedule.for_each_step(number, visit_step)
-        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
-
-    return visit_tile
+    # Of a pair each block loads half of the rows of each, but all scales of b.
+    half, both = plgpu.CopyPartition.PARTITIONED(0), plgpu.CopyPartition.REPLICATED
+    return blackwell.launch(
+        shapes.schedule,
+        [
+            plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
+            tiles((stages, ROWS, shapes.tile_k), p.a),
+            plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
+            tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
+        ],
+        p.out,
+        windows,
+        multiply,
+        shares=[half, half, half, both],
+        oob_mode=_ZEROS,
+        scratch={"a_scale": in_tmem(1), "b_scale": in_tmem(across)},
+        kernel_name="block_scaled_matmul",
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
 
 
 def tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:

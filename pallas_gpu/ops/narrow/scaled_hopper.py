@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +26,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.gemm.hopper import persistent
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import Strip
-from pallas_gpu.ops.tiles import CLUSTERS, tiles
+from pallas_gpu.ops.tiles import tiles
 
 # Warpgroups that multiply.
 _CONSUMERS = 2, 3
@@ -132,6 +133,8 @@ class Problem:
     biased: bool = False
     promoted: bool = False
 
+    batch: ClassVar[int] = 1
+
     @property
     def accumulator(self) -> Any:
         """The type of the tensor core's accumulator."""
@@ -181,13 +184,13 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     def visits(wg, a, b, *refs, **memory):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        mem = _Memory(schedule, a=a, b=b, out=out, **named, **memory)
+        mem = Memory(schedule=schedule, a=a, b=b, out=out, **named, **memory)
         return (
             lambda: functools.partial(_produce, mem),
             lambda: functools.partial(_consume, mem, wg, _factors(mem)),
         )
 
-    return persistent(
+    return hopper.persistent(
         schedule,
         visits,
         c.consumers,
@@ -200,29 +203,13 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(hopper.Schedule):
     """Which tiles a cluster computes, and in which order."""
-
-    p: Problem
-    config: ScaledMatmulConfig
-
-    @property
-    def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, and their order."""
-        p, c = self.p, self.config
-        return plgpu.TileSchedule(
-            (p.m, p.n),
-            (c.block_m, c.tile_n),
-            cluster=CLUSTERS[c.cluster],
-            minor=0 if c.minor == "m" else 1,
-            strip=c.strip,
-        )
 
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return plgpu.cdiv(self.p.k, BLOCK)
+        return plgpu.cdiv(self.problem.k, BLOCK)
 
     def k_block(self, first_step: Any, step: Any) -> Any:
         """The block of K of a tile's step, given the steps before the tile."""
@@ -236,7 +223,7 @@ class Schedule:
     def part_n(self) -> int:
         """Columns that a consumer stores at once."""
         # The bytes of a row of a swizzle; scales of blocks leave less SMEM.
-        widest = (64 if self.p.blocked else 128) // self.p.out.itemsize
+        widest = (64 if self.problem.blocked else 128) // self.problem.out.itemsize
         return math.gcd(self.config.tile_n, widest)
 
     def for_each_tile(self, visit: Any) -> None:
@@ -246,32 +233,13 @@ class Schedule:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The references of a block."""
-
-    schedule: Schedule
-    a: Any
-    b: Any
-    out: Any
-    operands: plgpu.Ring
-    out_smem: Any
-    scale_smem: Any = None
-    a_blocks: Any = None
-    b_blocks: Any = None
-    a_scale: Any = None
-    b_scale: Any = None
-    row_scale: Any = None
-    column_scale: Any = None
-    bias: Any = None
-
-
-def _factors(mem: _Memory) -> list[Any]:
+def _factors(mem: Memory) -> list[Any]:
     """The scales of A and B. Their product may not be a float32."""
-    return [ref[0] for ref in (mem.a_scale, mem.b_scale) if ref is not None]
+    found = mem.get("a_scale"), mem.get("b_scale")
+    return [ref[0] for ref in found if ref is not None]
 
 
-def _produce(mem: _Memory, mi, ni, first_step) -> None:
+def _produce(mem: Memory, mi, ni, first_step) -> None:
     c = mem.schedule.config
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
     rows = plgpu.ds(mi * c.block_m, c.block_m)
@@ -287,7 +255,7 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
             (mem.a.at[rows, depth], a, share_a),
             (mem.b.at[columns, depth], b, share_b),
         ]
-        if mem.a_blocks is not None:
+        if mem.schedule.problem.blocked:
             scales = mem.scale_smem.at[slot.index]
             copies.append((mem.a_blocks.at[block, rows], scales, ()))
         for source, buffer, axes in copies:
@@ -296,9 +264,9 @@ def _produce(mem: _Memory, mi, ni, first_step) -> None:
             )
 
 
-def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
+def _consume(mem: Memory, wg, factors, mi, ni, first_step) -> None:
     c = mem.schedule.config
-    sums = _promoted if mem.schedule.p.promoted else _plain
+    sums = _promoted if mem.schedule.problem.promoted else _plain
     parts = sums(mem, wg, ni, first_step)
     for i, part in enumerate(parts):
         rows = part.shape[0]
@@ -306,7 +274,7 @@ def _consume(mem: _Memory, wg, factors, mi, ni, first_step) -> None:
         _store(mem, wg, factors, part, row, ni * c.tile_n, i * rows // _ROWS)
 
 
-def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+def _plain(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
     """Returns the consumer's tile, from the tensor core's accumulator."""
     del ni
     c, steps = mem.schedule.config, mem.schedule.steps
@@ -320,12 +288,14 @@ def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
         return mem.operands.accumulate([acc], steps, multiply, first=first_step)
 
     shape = c.tile_m, c.tile_n
-    return plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))
+    return plgpu.run_scoped(
+        accumulate, plgpu.ACC(shape, mem.schedule.problem.accumulator)
+    )
 
 
-def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+def _promoted(mem: Memory, wg, ni, first_step) -> list[jax.Array]:
     """Returns the consumer's tile in parts of 64 rows, each added up in registers."""
-    p, c = mem.schedule.p, mem.schedule.config
+    p, c = mem.schedule.problem, mem.schedule.config
     shape = _ROWS, c.tile_n
     starts = range(0, c.tile_m, _ROWS)
 
@@ -359,14 +329,14 @@ def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
     return list(plgpu.loop(0, mem.schedule.steps, init_carry=zeros)(step))
 
 
-def _column_block(mem: _Memory, ni) -> Any:
+def _column_block(mem: Memory, ni) -> Any:
     """The block of scales of B; a cluster's last tile may lie behind the last one."""
     return jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
 
 
-def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
+def _store(mem: Memory, wg, factors, product, row, column, first: int) -> None:
     """Scales a tile and stores it part by part; copies overlap with what follows."""
-    p, width = mem.schedule.p, mem.schedule.part_n
+    p, width = mem.schedule.problem, mem.schedule.part_n
     n_parts = product.shape[1] // width
     all_parts = mem.schedule.config.tile_m // _ROWS * n_parts
     store = plgpu.TileStore(mem.out_smem.at[wg], all_parts)
@@ -384,18 +354,18 @@ def _store(mem: _Memory, wg, factors, product, row, column, first: int) -> None:
         )
 
 
-def _starts_inside(mem: _Memory, row, column) -> Any:
+def _starts_inside(mem: Memory, row, column) -> Any:
     """Whether a part has elements of the result; None if all have."""
-    p, schedule = mem.schedule.p, mem.schedule
+    p, schedule = mem.schedule.problem, mem.schedule
     rows, columns = schedule.tiles.extent
     if rows - p.m < _ROWS and columns - p.n < schedule.part_n:
         return None
     return jnp.logical_and(row < p.m, column < p.n)
 
 
-def _scaled(mem: _Memory, factors, part, row, column) -> Any:
+def _scaled(mem: Memory, factors, part, row, column) -> Any:
     """Multiplies by the scales of rows and columns, and adds the bias."""
-    p, shape = mem.schedule.p, part.shape
+    p, shape = mem.schedule.problem, part.shape
 
     def vector(ref, start, axis):
         values = ref[plgpu.ds(start, shape[axis])]

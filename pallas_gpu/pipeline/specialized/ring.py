@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,22 @@ from jax import lax
 
 from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import control, scope
-from pallas_gpu.entry.scoped import is_declaration
+from pallas_gpu.entry.scoped import is_declaration, require_declaration
 from pallas_gpu.primitives import mbarrier
 from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
 from pallas_gpu.types import values
+
+
+def _step(value: Any, what: str) -> Any:
+    """Accepts numbers of steps: Python integers, and scalars, which become i32."""
+    value = values.index(value, what)
+    if isinstance(value, int) or value.dtype == jnp.int32:
+        return value
+    return lax.convert_element_type(value, jnp.int32)
+
+
+# An annotation of a parameter, with its rule.
+Step = Annotated[int | jax.Array, _step]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +55,7 @@ class Slot:
     data_fields=["buffers", "empty", "full"],
     meta_fields=[],
 )
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Ring:
     """Buffers that one role of a kernel fills and others read, step after step.
@@ -110,8 +123,11 @@ class Ring:
 
         Raises:
           ArgumentError: the buffers differ in their number of slots, or there are none.
+          ArgumentTypeError: a buffer is not a declaration.
         """
         leaves = jax.tree.leaves(buffers, is_leaf=is_declaration)
+        for leaf in leaves:
+            require_declaration(leaf)
         arrays = jax.tree.leaves([getattr(leaf, "refs", leaf) for leaf in leaves])
         sizes = {array.shape[:1] for array in arrays}
         if len(sizes) != 1 or () in sizes:
@@ -141,7 +157,7 @@ class Ring:
         return self.full.shape[0]
 
     @expect.arguments()
-    def slot(self, step: values.Index) -> Slot:
+    def slot(self, step: Step) -> Slot:
         """Returns the slot of a step; waits for nothing.
 
         PTX: none. Since: sm_90. Issued by a warpgroup, or inside `warp_map` by a warp.
@@ -160,7 +176,7 @@ class Ring:
         return Slot(i, buffers, empty, self.full.at[i])
 
     @expect.arguments()
-    def fill(self, step: values.Index, *, fresh: Any = None) -> Slot:
+    def fill(self, step: Step, *, fresh: Any = None) -> Slot:
         """Waits until the slot of a step may be filled.
 
         PTX: mbarrier.try_wait, from step `stages` on. Since: sm_90.
@@ -178,13 +194,18 @@ class Ring:
         slot = self.slot(step)
         waits: Any = True
         if not types.base_aval(self.empty).barrier.initially_complete:
-            waits = step >= self.stages
+            # lax's operations, as jnp's take several times as long to trace.
+            waits = (
+                step >= self.stages
+                if isinstance(step, int)
+                else lax.ge(step, np.int32(self.stages))
+            )
             waits = waits if fresh is None else waits | jnp.logical_not(fresh)
         control.when(waits)(lambda: mbarrier.barrier_wait(slot.empty))
         return slot
 
     @expect.arguments()
-    def take(self, step: values.Index) -> Slot:
+    def take(self, step: Step) -> Slot:
         """Waits until the slot of a step is full.
 
         PTX: mbarrier.try_wait. Since: sm_90.
@@ -203,7 +224,7 @@ class Ring:
         return slot
 
     @expect.arguments()
-    def release(self, step: values.Index) -> None:
+    def release(self, step: Step) -> None:
         """Returns the slot of a step to whoever fills it.
 
         PTX: mbarrier.arrive. Since: sm_90.
@@ -224,10 +245,10 @@ class Ring:
     def accumulate(
         self,
         accumulators: Any,
-        steps: values.Index,
+        steps: Step,
         multiply: Callable[[Any, Slot], None],
         *,
-        first: values.Index = 0,
+        first: Step = 0,
         release: Callable[[Any], None] | None = None,
         may_be_empty: bool = False,
     ) -> list[jax.Array]:
@@ -268,11 +289,11 @@ class Ring:
                 "Ring.accumulate", multiply, multiply(i, self.take(step))
             )
             wgmma_wait(len(accumulators))
-            control.when(i > 0)(lambda: release(step - 1))
+            control.when(lax.gt(i, np.int32(0)))(lambda: release(_later(step, -1)))
 
         products = [acc[...] for acc in accumulators]
         some = steps > 0 if may_be_empty or isinstance(steps, int) else True
-        control.when(some)(lambda: release(_later(first, steps) - 1))
+        control.when(some)(lambda: release(_later(_later(first, steps), -1)))
         return products
 
     def drain(self, steps: Any) -> None:
@@ -306,4 +327,12 @@ def last_steps(steps: Any, count: int) -> Any:
 
 
 def _later(step: Any, by: Any) -> Any:
-    return by if isinstance(step, int) and step == 0 else step + by
+    if isinstance(step, int):
+        step, by = by, step
+    if not isinstance(by, int):
+        return lax.add(step, by)
+    if by == 0:
+        return step
+    if isinstance(step, int):
+        return step + by
+    return lax.add(step, np.int32(by)) if by > 0 else lax.sub(step, np.int32(-by))

@@ -17,7 +17,9 @@ from pallas_gpu.entry import control
 from pallas_gpu.primitives.registers import set_max_registers
 
 
-@expect.arguments(consumers=expect.integer(1))
+@expect.arguments(
+    consumers=expect.integer(1), registers=expect.optional(expect.integers(24, 256))
+)
 @dataclasses.dataclass(frozen=True)
 class Roles:
     """The roles of a block's warpgroups: consumers, and a producer, the last one.

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
-
-import jax
 
 from pallas_gpu import expect, types
 from pallas_gpu.primitives import tma
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["buffers"], meta_fields=["parts"]
-)
+@expect.arguments(parts=expect.integer(1))
 @dataclasses.dataclass(frozen=True)
 class TileStore:
     """Buffers through which one warpgroup stores tiles, part by part.

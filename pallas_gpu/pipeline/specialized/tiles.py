@@ -112,9 +112,9 @@ class TileSchedule:
         mi, ni = planar_snake(linear, self.plane, self.minor, self.strip)
         along_m, along_n = self.cluster
         if along_m > 1:
-            mi = mi * along_m + lax.axis_index(self.cluster_axis)
+            mi = _beside(mi, along_m, self.cluster_axis)
         elif along_n > 1:
-            ni = ni * along_n + lax.axis_index(self.cluster_axis)
+            ni = _beside(ni, along_n, self.cluster_axis)
         return batch, mi, ni
 
     def for_each(self, visit: Callable[[Any, Any, Any, Any], None]) -> None:
@@ -131,3 +131,8 @@ class TileSchedule:
         @nd_loop((self.count,), collective_axes=self.axis)
         def _(info: Any) -> None:
             visit(*self.position(info.index[0]), info.local_index)
+
+
+def _beside(position: Any, ctas: int, axis: str) -> Any:
+    # lax's operations, as jnp's take several times as long to trace.
+    return lax.add(lax.mul(position, np.int32(ctas)), lax.axis_index(axis))
