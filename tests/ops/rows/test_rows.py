@@ -344,7 +344,9 @@ def test_a_reduction_of_a_user(columns):
 
 def test_several_results_and_reductions_that_use_others():
     mean = ops.Reduction(
-        0.0, lambda c, row: c + row.sum(row.elements[0]), lambda c, size: c / size
+        0.0,
+        lambda c, row: c + row.sum(row.elements[0]),
+        finish=lambda c, size: c / size,
     )
     spread = ops.Reduction(
         0.0, lambda c, row, mean: jnp.maximum(c, row.max(row.elements[0]) - mean)
