@@ -38,6 +38,7 @@ from pallas_gpu.ops.narrow.scaled_hopper import ScaledMatmulConfig
 from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
 from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
 from pallas_gpu.ops.rows.rotary import rotary_embedding
+from pallas_gpu.ops.rows.row_kernel import Reduction, row_kernel
 from pallas_gpu.ops.rows.softmax import log_softmax, softmax
 from pallas_gpu.ops.rows.top_k import top_k
 
@@ -52,6 +53,7 @@ __all__ = [
     "LinearManyConfig",
     "MatmulConfig",
     "RaggedDotConfig",
+    "Reduction",
     "ScaledMatmulConfig",
     "SplitMatmulConfig",
     "attention",
@@ -70,6 +72,7 @@ __all__ = [
     "ragged_dot_general",
     "rms_norm",
     "rotary_embedding",
+    "row_kernel",
     "scaled_matmul",
     "softmax",
     "top_k",

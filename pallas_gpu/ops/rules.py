@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Annotated, Any
 
 import jax
@@ -48,6 +49,17 @@ def number_or_array(value: Any, what: str) -> Any:
     if isinstance(value, type) or not hasattr(value, "shape"):
         return expect.number(value, what)
     return array(value, what)
+
+
+def positive(what: str, name: str, value: float | None, hint: str) -> None:
+    """Refuses a factor that is not a positive finite number; None is a default."""
+    if value is not None and not 0 < value < math.inf:
+        raise errors.ArgumentError(
+            f"{what}: {name} is not a positive number",
+            expected="a positive number, or None for the default",
+            got=value,
+            hint=hint,
+        )
 
 
 # Annotations of parameters, with their rules.

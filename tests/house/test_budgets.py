@@ -21,7 +21,7 @@ BUDGETS = {
     "lockstep": 7850,
     "lowering": 10490,
     "emitters": 14050,
-    "ops": 17660,
+    "ops": 16950,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 7720,

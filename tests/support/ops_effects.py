@@ -58,7 +58,7 @@ FILES = {
     **dict.fromkeys(
         (
             *("softmax", "log_softmax", "rms_norm", "layer_norm"),
-            *("rotary_embedding", "top_k"),
+            *("rotary_embedding", "top_k", "row_kernel", "Reduction"),
         ),
         _ROWS,
     ),

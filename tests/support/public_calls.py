@@ -373,6 +373,8 @@ OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
         x=_halves, w=_halves, labels=np.zeros(256, np.int32)
     ),
     "ops.top_k": top(x=_halves, k=2),
+    "ops.row_kernel": top(reduce=[], apply=nothing),
+    "ops.Reduction": top(initial=0.0, step=nothing),
     "ops.decode_attention": top(q=_heads[:, 0], k=_heads, v=_heads),
     "ops.DecodeConfig": top(),
     "ops.MatmulConfig": top(),

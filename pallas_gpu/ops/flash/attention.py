@@ -28,6 +28,7 @@ from pallas_gpu.ops.rules import (
     Array,
     Factor,
     Interpret,
+    positive,
     vary_alike,
 )
 
@@ -147,11 +148,11 @@ def attention(
     head_dim, v_dim = q.shape[-1], v.shape[-1]
     if sm_scale is None:
         sm_scale = 1 / math.sqrt(head_dim)
+    positive("attention", "sm_scale", sm_scale, "negate q instead")
+    positive("attention", "soft_cap", soft_cap, "None is without a cap")
     scores = Scores(
-        operands.check_factor("sm_scale", sm_scale, "negate q instead"),
-        None
-        if soft_cap is None
-        else operands.check_factor("soft_cap", soft_cap, "None is without a cap"),
+        float(sm_scale),
+        None if soft_cap is None else float(soft_cap),
         bias=bias is not None,
         alibi=alibi_slopes is not None,
     )
@@ -191,7 +192,6 @@ def attention(
 def _forward(
     p: Problem[Any], x: Operands, compiler_params: Any, interpret: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result, and logsumexp if the problem has it."""
     if isinstance(p.config, BlackwellAttentionConfig):
         return blackwell.forward(p, x, compiler_params, interpret)
     _check_registers(p.config, p.v_dim, p.dtype.itemsize)
@@ -199,7 +199,6 @@ def _forward(
 
 
 def _sizes(x: Operands, packed: bool) -> dict[str, Any]:
-    """Returns fields of a `Problem`."""
     q_len, heads, head_dim = x.q.shape[-3:]
     kv_len, kv_heads, v_dim = x.v.shape[-3:]
     return {

@@ -44,6 +44,8 @@ from pallas_gpu.ops.flash.config import (
     BlackwellAttentionConfig,
 )
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
+from pallas_gpu.ops.flash.softmax import Softmax
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _TARGET = arch.SM_100A.name
@@ -67,7 +69,6 @@ def forward(
     compiler_params: Any,
     interpret: Any,
 ) -> tuple[jax.Array, None]:
-    """Returns the result; there is no logsumexp."""
     return make_kernel(p, compiler_params, interpret)(x.q, x.k, x.v), None
 
 
@@ -77,23 +78,21 @@ def make_kernel(
 ) -> Any:
     """Returns the function of q, k and v; see `attention`."""
     c = p.config
-    ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
-    full = plgpu.Barrier(num_barriers=c.stages)
-    empty = plgpu.Barrier(num_barriers=c.stages, orders_tensor_core=True)
+    ring = plgpu.Ring(
+        tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
+        plgpu.Barrier(num_barriers=c.stages, orders_tensor_core=True),
+        plgpu.Barrier(num_barriers=c.stages),
+    )
     of_tiles = plgpu.Barrier(num_barriers=BLACKWELL_TILES, orders_tensor_core=True)
     rows = BLACKWELL_TILES, BLACKWELL_ROWS
     scratch = {
         "q_smem": tiles((c.block_q, p.head_dim), p.dtype),
-        "k_smem": ring,
-        "v_smem": ring,
+        "k_ring": ring,
+        "v_ring": ring,
         "scores": plgpu.TMEM((*rows, c.block_kv), jnp.float32),
         "probabilities": plgpu.TMEM((*rows, c.block_kv), p.dtype, packed=True),
         "result": plgpu.TMEM((*rows, p.head_dim), jnp.float32),
         "q_full": plgpu.Barrier(),
-        "k_full": full,
-        "v_full": full,
-        "k_empty": empty,
-        "v_empty": empty,
         "scores_full": of_tiles,
         "ready": of_tiles,
         "result_full": of_tiles,
@@ -114,37 +113,13 @@ def make_kernel(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The references of a block."""
-
-    q: Any
-    k: Any
-    v: Any
-    out: Any
-    q_smem: Any
-    k_smem: Any
-    v_smem: Any
-    scores: Any
-    probabilities: Any
-    result: Any
-    q_full: Any
-    k_full: Any
-    v_full: Any
-    k_empty: Any
-    v_empty: Any
-    scores_full: Any
-    ready: Any
-    result_full: Any
-
-
 def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
-    mem = _Memory(q=q, k=k, v=v, out=out, **scratch)
+    mem = Memory(q=q, k=k, v=v, out=out, **scratch)
 
     def work():
         batch, head, number = p.place(lax.axis_index("tile"))
-        tile = Tile(batch, head, number * p.config.block_q, p.lengths)
+        tile = Tile(batch, batch, head, number * p.config.block_q, p.lengths())
         steps = p.blocks(tile).end
         if isinstance(steps, int):
             # The compiler would unroll a constant number of steps, and spill.
@@ -170,31 +145,24 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 # --- the issuers ----------------------------------------------------------------------
 
 
-def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
-    """Copies the rows of Q, then K and V in the order of their use."""
+def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
     c = p.config
-    batch, head, q_start = tile.batch, tile.head, tile.q_start
+    batch, head, q_start = tile.batch, tile.head, tile.start
     kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
 
-    def copy(step, source, ring, full, empty):
-        slot = lax.rem(step, np.int32(c.stages))
-
-        @plgpu.when(step >= c.stages)
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
+    def copy(step, source, ring):
+        slot = ring.fill(step)
         rows = plgpu.ds((steps - 1 - step) * c.block_kv, c.block_kv)
-        plgpu.copy_gmem_to_smem(
-            source.at[batch, rows, kv_head], ring.at[slot], full.at[slot]
-        )
+        part = source.at[batch, rows, kv_head]
+        plgpu.copy_gmem_to_smem(part, slot.buffers, slot.full)
 
     def copy_k(step):
-        copy(step, mem.k, mem.k_smem, mem.k_full, mem.k_empty)
+        copy(step, mem.k, mem.k_ring)
 
     def copy_v(step):
-        copy(step, mem.v, mem.v_smem, mem.v_full, mem.v_empty)
+        copy(step, mem.v, mem.v_ring)
 
     copy_k(jnp.int32(0))
 
@@ -206,38 +174,29 @@ def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
     copy_v(jnp.asarray(steps - 1, jnp.int32))
 
 
-def _multiply(p: Problem, mem: _Memory, steps: Any) -> None:
-    """Starts the products of both tiles."""
-    stages = np.int32(p.config.stages)
+def _multiply(p: Problem, mem: Memory, steps: Any) -> None:
+    def buffers_of(ring, tile, step):
+        return (ring.take if tile == 0 else ring.slot)(step).buffers
 
     def start_scores(tile, step):
-        slot = lax.rem(step, stages)
-        if tile == 0:
-            plgpu.barrier_wait(mem.k_full.at[slot])
+        k = buffers_of(mem.k_ring, tile, step)
         rows = mem.q_smem.at[plgpu.ds(tile * BLACKWELL_ROWS, BLACKWELL_ROWS)]
-        plgpu.tcgen05_mma(
-            mem.scores.at[tile],
-            rows,
-            mem.k_smem.at[slot].T,
-            mem.scores_full.at[tile],
-            accumulate=False,
-        )
+        full = mem.scores_full.at[tile]
+        plgpu.tcgen05_mma(mem.scores.at[tile], rows, k.T, full, accumulate=False)
         if tile == BLACKWELL_TILES - 1:
-            plgpu.tcgen05_commit_arrive(mem.k_empty.at[slot])
+            plgpu.tcgen05_commit_arrive(mem.k_ring.slot(step).empty)
 
     def add_to_result(tile, step):
-        slot = lax.rem(step, stages)
-        if tile == 0:
-            plgpu.barrier_wait(mem.v_full.at[slot])
+        v = buffers_of(mem.v_ring, tile, step)
         plgpu.tcgen05_mma(
             mem.result.at[tile],
             mem.probabilities.at[tile],
-            mem.v_smem.at[slot],
+            v,
             mem.result_full.at[tile],
             accumulate=step > 0,
         )
         if tile == BLACKWELL_TILES - 1:
-            plgpu.tcgen05_commit_arrive(mem.v_empty.at[slot])
+            plgpu.tcgen05_commit_arrive(mem.v_ring.slot(step).empty)
 
     plgpu.barrier_wait(mem.q_full)
     for tile in range(BLACKWELL_TILES):
@@ -260,16 +219,13 @@ def _multiply(p: Problem, mem: _Memory, steps: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Softmax:
-    """What the warpgroup of one query tile does."""
-
     p: Problem
-    mem: _Memory
+    mem: Memory
     wg: Any
 
     def visit(self, tile, steps) -> None:
-        """Computes and stores the rows of its tile."""
         p = self.p
-        q_row = tile.q_start + self.wg * BLACKWELL_ROWS
+        q_row = tile.start + self.wg * BLACKWELL_ROWS
         last = steps - 1
 
         def masked_step(step, state):
@@ -280,7 +236,7 @@ class _Softmax:
 
         state, masked = self.first_step(q_row, last), 1
         if p.masks_more:
-            rows = p.lengths, q_row, BLACKWELL_ROWS
+            rows = p.lengths(), q_row, BLACKWELL_ROWS
             whole = p.mask.blocks(*rows, p.config.block_kv).end_whole
             masked = steps - jnp.minimum(whole, last)
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)
@@ -288,13 +244,15 @@ class _Softmax:
         self.store(row_sum, tile.batch, q_row, tile.head)
 
     def first_step(self, q_row, block) -> tuple[Any, Any]:
-        """Returns maximum and sum of the rows for the first block."""
         scores = self.scores((q_row, block) if self.p.masks else None)
-        row_max = scores.max(axis=1) * self.p.factor
-        wide = self.exponentials(scores, row_max)
+        row_max, row_sum, wide = self.softmax.begin(scores)
         self.mem.probabilities.at[self.wg][...] = wide.astype(self.p.dtype)
         plgpu.barrier_arrive(self.mem.ready.at[self.wg])
-        return row_max, wide.sum(axis=1)
+        return row_max, row_sum
+
+    @property
+    def softmax(self) -> Softmax:
+        return Softmax(axis=1, factor=self.p.factor)
 
     def step(self, state, masked=None) -> tuple[Any, Any]:
         """Computes the probabilities of a block, and corrects the result for them.
@@ -302,12 +260,8 @@ class _Softmax:
         The first row and the block are given where the block has to be masked.
         """
         p, mem = self.p, self.mem
-        row_max, row_sum = state
         scores = self.scores(masked)
-        new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
-        shrink = jnp.exp2(row_max - new_max)
-        wide = self.exponentials(scores, new_max)
-        row_sum = row_sum * shrink + wide.sum(axis=1)
+        new_max, row_sum, shrink, wide = self.softmax.step(state, scores)
         narrow = wide.astype(p.dtype)
         # All this is to happen while the products of the block before are under way.
         narrow, row_sum, shrink = lax.optimization_barrier((narrow, row_sum, shrink))
@@ -345,7 +299,6 @@ class _Softmax:
     # --- pieces -----------------------------------------------------------------------
 
     def result(self, start: int, columns: int) -> Any:
-        """Some columns of the tile's result."""
         return self.mem.result.at[self.wg, :, plgpu.ds(start, columns)]
 
     def scores(self, masked=None) -> Any:
@@ -355,11 +308,6 @@ class _Softmax:
         scores = plgpu.async_load_tmem(ref, layout=_ROW_PER_THREAD)
         plgpu.wait_load_tmem()
         return scores if masked is None else self.mask(scores, *masked)
-
-    def exponentials(self, scores, row_max) -> Any:
-        """Returns 2 to the scaled scores less the maximum, which is scaled already."""
-        row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return jnp.exp2(scores * self.p.factor - row_max)
 
     def mask(self, scores, q_row, block) -> Any:
         """Hides what a row may not see, and what lies behind the end of K.

@@ -19,7 +19,7 @@ from pallas_gpu.ops.flash.decode_checks import Cache
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from pallas_gpu.ops.rules import Array, Factor, Interpret
+from pallas_gpu.ops.rules import Array, Factor, Interpret, positive
 
 
 @expect.arguments(
@@ -114,7 +114,7 @@ def decode_attention(
     batch, q_len, heads, head_dim = q.shape
     factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
     for name, number in (("sm_scale", factor), ("soft_cap", soft_cap)):
-        checks.positive(number, name)
+        positive("decode_attention", name, number, checks.SIGN_HINT)
     target = targets.chosen(compiler_params)
     checks.target(target)
     factors = [x if isinstance(x, float) else 1.0 for x in scales]

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import positive
 
 _MOST_QUERIES, _MOST_DIMS = 8, 256
 _WIDE = jnp.float16, jnp.bfloat16
+SIGN_HINT = "negate q, or v, instead"
 _NARROW = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
 
 
@@ -35,7 +36,6 @@ class Cache:
 def operands(
     q: Any, k: Any, v: Any, cache: Cache, lengths: Any, page_table: Any
 ) -> None:
-    """Raises for shapes and types that do not match or are not supported."""
     batch, q_len, heads, head_dim = q.shape
     paged = page_table is not None
     empty = min(*q.shape, *k.shape) == 0
@@ -137,11 +137,10 @@ def _pages(batch: int, page_size: int, table: Any) -> None:
 
 
 def scale(value: Any, name: str, heads: int) -> Any:
-    """Returns a number, or an array of one element for all heads or for each."""
     if value is None:
         return 1.0
     if isinstance(value, float):
-        positive(value, name)
+        positive("decode_attention", name, value, SIGN_HINT)
         return value
     if jnp.dtype(value.dtype) != jnp.float32 or value.shape not in ((), (1,), (heads,)):
         raise errors.ShapeError(
@@ -153,19 +152,7 @@ def scale(value: Any, name: str, heads: int) -> Any:
     return value.reshape(-1)
 
 
-def positive(number: float | None, name: str) -> None:
-    """Raises for a factor that is not a positive number."""
-    if number is not None and not 0 < number < math.inf:
-        raise errors.ArgumentError(
-            f"decode_attention: {name} is not a positive number",
-            expected="a positive number, or None for the default",
-            got=number,
-            hint="negate q, or v, instead",
-        )
-
-
 def target(found: Any) -> None:
-    """Raises for a target whose tensor core the kernel is not written for."""
     if not found.has(arch.Feature.WGMMA):
         raise errors.TargetError(
             "decode_attention: the target has no wgmma",

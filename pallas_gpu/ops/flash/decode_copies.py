@@ -18,141 +18,54 @@ from pallas_gpu.ops.flash.decode_work import (
     WIDE_STAGES,
     Piece,
     Problem,
-    at_least,
-    divide,
-    minus,
-    plus,
-    times,
 )
+from pallas_gpu.ops.folded import divide, maximum, minus, plus, split, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """Buffers for blocks of K or V.
-
-    Attributes:
-      smem: the blocks.
-      full, empty: barriers of each.
-    """
-
-    smem: Any
-    full: Any
-    empty: Any
-
-    @property
-    def stages(self) -> int:
-        return self.smem.shape[0]
-
-    def slot(self, piece: Piece, block: Any) -> Any:
-        """Returns the buffer of a block."""
-        return divide(piece.read(block), self.stages)[1]
-
-    def acquire(self, piece: Piece, block: Any) -> Any:
-        """Returns the buffer of a block once it is free."""
-        slot = self.slot(piece, block)
-
-        @plgpu.when(lax.ge(piece.read(block), np.int32(self.stages)))
-        def _():
-            plgpu.barrier_wait(self.empty.at[slot])
-
-        return slot
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """The references of a CTA.
-
-    Attributes:
-      q, k, v: operands in GMEM.
-      lengths, table: lengths of the sequences and page table, or None.
-      table_smem: entries of the page table.
-      k_scale, v_scale: factors of narrow elements, of one head or all, or None.
-      q_smem, q_full, q_empty: queries of a few tiles.
-      copied: rings of K and V as they are in GMEM.
-      wide_v: V as the tensor core reads it, if it is narrow in GMEM.
-    """
-
-    q: Any
-    k: Any
-    v: Any
-    lengths: Any
-    table: Any
-    table_smem: Any
-    k_scale: Any
-    v_scale: Any
-    q_smem: Any
-    q_full: Any
-    q_empty: Any
-    copied: tuple[Ring, Ring]
-    wide_v: Ring | None
-
-    @property
-    def v_ring(self) -> Ring:
-        """The ring of V that the tensor core reads."""
-        return self.copied[1] if self.wide_v is None else self.wide_v
-
-
 def scratch(p: Problem) -> dict[str, Any]:
-    """Returns the declarations of queries and rings."""
-    c = p.config
-    declared: dict[str, Any] = {
-        "q_smem": tiles((QUERIES, p.columns, p.dims), p.dtype),
-        "q_full": plgpu.Barrier(num_arrivals=p.runs, num_barriers=QUERIES),
-        "q_empty": plgpu.Barrier(num_arrivals=c.consumers, num_barriers=QUERIES),
-    }
-    stages, pages = c.stages, 1
+    """Returns the declarations of rings, of queries and of blocks of K and V.
+
+    `v_ring` is that of V as the tensor core reads it; `narrow_v` that of V as it is in
+    GMEM, where it has to be widened.
+    """
+    c, pages = p.config, 1
+    declared: dict[str, Any] = {}
     if p.page_size is not None:
         pages = max(c.block_kv // p.page_size, 1)
         declared["table_smem"] = plgpu.SMEM((ENTRIES,), jnp.int32)
-    declared |= _ring("k", p, stages, p.kv_dtype, pages)
-    declared |= _ring("v", p, stages, p.kv_dtype, pages)
+
+    def ring(copies: int, dtype: Any, *shape: int) -> plgpu.Ring:
+        buffers = tiles((*shape, p.dims), dtype)
+        return plgpu.Ring.of(buffers, copies=copies, consumers=c.consumers)
+
+    declared["queries"] = ring(p.runs, p.dtype, QUERIES, p.columns)
+    copied = ring(pages, p.kv_dtype, c.stages, c.block_kv)
+    declared |= {"k_ring": copied, "v_ring": copied}
     if p.is_narrow:
-        declared |= _ring("wide_v", p, WIDE_STAGES, p.wide, p.config.consumers)
+        wide = ring(c.consumers, p.wide, WIDE_STAGES, c.block_kv)
+        declared |= {"narrow_v": copied, "v_ring": wide}
     return declared
-
-
-def _ring(
-    name: str, p: Problem, stages: int, dtype: Any, writers: int
-) -> dict[str, Any]:
-    empty = plgpu.Barrier(num_arrivals=p.config.consumers, num_barriers=stages)
-    return {
-        f"{name}_smem": tiles((stages, p.config.block_kv, p.dims), dtype),
-        f"{name}_full": plgpu.Barrier(num_arrivals=writers, num_barriers=stages),
-        f"{name}_empty": empty,
-    }
-
-
-def memory(p: Problem, refs: dict[str, Any]) -> Memory:
-    """Returns the references by their names, which it removes from `refs`."""
-
-    def ring(name: str) -> Ring:
-        return Ring(*(refs.pop(f"{name}_{part}") for part in ("smem", "full", "empty")))
-
-    copied = ring("k"), ring("v")
-    wide_v = ring("wide_v") if p.is_narrow else None
-    names = [f.name for f in dataclasses.fields(Memory)][:-2]
-    given = {name: refs.pop(name, None) for name in names}
-    return Memory(**given, copied=copied, wide_v=wide_v)
 
 
 # --- the warpgroup that copies --------------------------------------------------------
 
 
 def produce(p: Problem, mem: Memory, piece: Piece) -> None:
-    """Copies blocks of K and V."""
     head = p.head(piece.unit)[0]
     # Unless other tiles read the same rows, nothing reads them again in this launch.
     hint = "evict_first" if p.tiles_of_head == 1 else None
 
     def copy_block(block, sources):
-        for which, ring in enumerate(mem.copied):
-            slot = ring.acquire(piece, block)
+        v_ring = mem.narrow_v if p.is_narrow else mem.v_ring
+        for which, ring in enumerate((mem.k_ring, v_ring)):
+            slot = ring.fill(piece.read(block))
             for outer, source, rows in sources:
                 plgpu.copy_gmem_to_smem(
                     _part(p, mem, which, outer, source, head),
-                    ring.smem.at[slot, rows],
-                    ring.full.at[slot],
+                    slot.buffers.at[rows],
+                    slot.full,
                     cache_hint=hint,
                 )
 
@@ -167,7 +80,7 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
 
         return
     size = p.blocks_of_entries
-    reads = divide(plus(minus(piece.last, piece.first), size - 1), size)[0]
+    reads = divide(plus(minus(piece.last, piece.first), size - 1), size)
 
     @plgpu.loop(0, reads)
     def _(read):
@@ -183,22 +96,16 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
 
 
 def copy_queries(p: Problem, mem: Memory, piece: Piece) -> None:
-    """Copies the queries of a tile."""
     head, first_head = p.head(piece.unit)
-    slot = divide(piece.number, QUERIES)[1]
-
-    @plgpu.when(lax.ge(piece.number, np.int32(QUERIES)))
-    def _():
-        plgpu.barrier_wait(mem.q_empty.at[slot])
-
+    slot = mem.queries.fill(piece.number)
     for i in range(p.runs):
         queries, heads = i, plgpu.ds(first_head, p.run)
         if not p.heads_within:
             queries, heads = plgpu.ds(0, p.run), plus(first_head, i)
         plgpu.copy_gmem_to_smem(
             mem.q.at[piece.sequence, queries, head, heads, plgpu.ds(0, p.dims)],
-            mem.q_smem.at[slot, plgpu.ds(i * p.run, p.run)],
-            mem.q_full.at[slot],
+            slot.buffers.at[plgpu.ds(i * p.run, p.run)],
+            slot.full,
         )
 
 
@@ -224,12 +131,12 @@ class _Entries:
     @classmethod
     def read(cls, p: Problem, mem: Memory, piece: Piece, row: Any) -> _Entries:
         """Reads those of the rows of a sequence from one on."""
-        begin = divide(row, p.page_size)[0]
+        begin = divide(row, p.page_size)
         index = plgpu.broadcasted_iota(jnp.int32, (ENTRIES,), 0)
         index = jnp.minimum(index + begin, mem.table.shape[1] - 1)
         mem.table_smem[...] = plgpu.load(mem.table.at[piece.sequence, index])
-        first = divide(p.first_row(piece.length), p.page_size)[0]
-        last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+        first = divide(p.first_row(piece.length), p.page_size)
+        last = divide(maximum(plus(piece.length, -1), 0), p.page_size)
         return cls(p, mem.table_smem, begin, first, last, piece.length)
 
     def pages(self, row: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -243,7 +150,7 @@ class _Entries:
         assert p.page_size is not None
         step = min(p.page_size, p.config.block_kv)
         for i in range(p.config.block_kv // step):
-            index, within = divide(plus(row, i * step), p.page_size)
+            index, within = split(plus(row, i * step), p.page_size)
             index = lax.clamp(self.first, index, self.last)
             page = self.smem[minus(index, self.begin)]
             page = lax.select(lax.gt(self.length, np.int32(0)), page, jnp.int32(0))
@@ -252,10 +159,9 @@ class _Entries:
 
 
 def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any) -> Any:
-    """Returns rows of one head of K (0) or V (1)."""
     middle = (head, rows) if p.heads_first else (rows, head)
     place = (outer, *middle, plgpu.ds(0, p.dims))
-    if mem.v is not None:
+    if p.kv_axis is None:
         return (mem.k, mem.v)[which].at[place]
     # One array has both.
     return mem.k.at[(*place[: p.kv_axis], which, *place[p.kv_axis :])]
@@ -266,16 +172,14 @@ def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any)
 
 def widen(p: Problem, mem: Memory, index: Any, piece: Piece) -> None:
     """Stores a warpgroup's rows of V again, as the tensor core reads them."""
-    narrow, wide = mem.copied[1], mem.v_ring
     rows = plgpu.ds(times(index, p.rows), p.rows)
 
     @plgpu.loop(piece.first, piece.last)
     def _(block):
-        slot = narrow.slot(piece, block)
-        plgpu.barrier_wait(narrow.full.at[slot])
-        elements = narrow.smem[slot, rows].astype(p.wide)
-        plgpu.barrier_arrive(narrow.empty.at[slot])
-        slot = wide.acquire(piece, block)
-        wide.smem[slot, rows] = elements
+        step = piece.read(block)
+        elements = mem.narrow_v.take(step).buffers[rows].astype(p.wide)
+        mem.narrow_v.release(step)
+        slot = mem.v_ring.fill(step)
+        slot.buffers[rows] = elements
         plgpu.commit_smem()
-        plgpu.barrier_arrive(wide.full.at[slot])
+        plgpu.barrier_arrive(slot.full)

@@ -15,21 +15,15 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import decode_copies as copies
-from pallas_gpu.ops.flash.decode_copies import Memory
-from pallas_gpu.ops.flash.decode_work import (
-    QUERIES,
-    Lane,
-    Piece,
-    Problem,
-    Share,
-    divide,
-    minus,
-    plus,
-    times,
-)
+from pallas_gpu.ops.flash.decode_work import Lane, Piece, Problem, Share
+from pallas_gpu.ops.flash.softmax import Softmax
+from pallas_gpu.ops.folded import divide, minus, plus, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+# A query's scores are a column: its partial sums are added up at the end.
+_SOFTMAX = Softmax(axis=0, summed=lambda wide: wide)
 _REGULAR = plgpu.SemaphoreType.REGULAR
 _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 # A masked score, and the maximum to begin with: beside it masked ones vanish.
@@ -97,7 +91,6 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
 
 
 def _names(p: Problem) -> list[str]:
-    """Returns the names of the operands and results."""
     there = {
         "q": True,
         "k": True,
@@ -116,11 +109,11 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
     refs |= dict(zip(_names(p), arrays, strict=True))
     if p.config.cluster == 1 and p.divides_tiles:
         refs["turns"] = plgpu.get_global(_REGULAR((p.lanes * p.abreast,)))
-    mem = copies.memory(p, refs)
+    mem = Memory(**refs)
     wg = lax.axis_index("wg")
-    work: Any = Share(p, mem.lengths)
+    work: Any = Share(p, mem.get("lengths"))
     if p.config.cluster == 1:
-        work = Lane.of(p, mem.lengths)
+        work = Lane.of(p, mem.get("lengths"))
 
     consumers = p.config.consumers
     # Without widening the fifth is one that multiplies.
@@ -130,7 +123,7 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
     def _():
         if registers is not None:
             plgpu.set_max_registers(registers[0], action="increase")
-        _Consumer(p, mem, work, wg, **refs).run()
+        _Consumer(p, mem, work, wg).run()
 
     @plgpu.when(wg == consumers)
     def _():
@@ -172,23 +165,6 @@ class _Consumer:
     mem: Memory
     work: Any
     index: Any
-    out: Any
-    p_smem: Any
-    others: Any = None
-    other_stats: Any = None
-    others_full: Any = None
-    others_empty: Any = None
-    parts: Any = None
-    stats: Any = None
-    logsumexp: Any = None
-    # For each CTA how many parts there are of the tile that it combines.
-    turns: Any = None
-    turn_seen: Any = None
-    inbox: Any = None
-    inbox_stats: Any = None
-    arrived: Any = None
-    # Queries in the type of widened keys.
-    wide_q: Any = None
 
     def run(self) -> None:
         if self.p.config.cluster > 1:
@@ -207,7 +183,6 @@ class _Consumer:
 
     @property
     def own_rows(self) -> Any:
-        """This warpgroup's rows of a block."""
         return plgpu.ds(times(self.index, self.p.rows), self.p.rows)
 
     def visit_piece(self, piece: Piece, then: Any) -> None:
@@ -221,22 +196,22 @@ class _Consumer:
         def _():
             @plgpu.when(lax.gt(piece.number, np.int32(0)))
             def _():
-                plgpu.barrier_wait(self.others_empty)
+                plgpu.barrier_wait(self.mem.others_empty)
 
             at = plus(self.index, -1)
-            self.others[at] = state[0]
-            self.other_stats[at, _MAXIMUM] = state[1]
-            self.other_stats[at, _SUM] = state[2]
-            plgpu.barrier_arrive(self.others_full)
+            self.mem.others[at] = state[0]
+            self.mem.other_stats[at, _MAXIMUM] = state[1]
+            self.mem.other_stats[at, _SUM] = state[2]
+            plgpu.barrier_arrive(self.mem.others_full)
 
         @plgpu.when(self.is_first)
         def _():
-            plgpu.barrier_wait(self.others_full)
+            plgpu.barrier_wait(self.mem.others_full)
             total = state
             for i in range(self.p.config.consumers - 1):
-                stats = [self.other_stats[i, j] for j in (_MAXIMUM, _SUM)]
-                total = _combined([total, (self.others[i], *stats)])
-            plgpu.barrier_arrive(self.others_empty)
+                stats = [self.mem.other_stats[i, j] for j in (_MAXIMUM, _SUM)]
+                total = _SOFTMAX.combined([total, (self.mem.others[i], *stats)])
+            plgpu.barrier_arrive(self.mem.others_empty)
             then(*total)
 
     # --- the blocks of a piece --------------------------------------------------------
@@ -247,11 +222,9 @@ class _Consumer:
         Calls `meanwhile` with maxima and sums, if possible beside the last product.
         """
         p, mem = self.p, self.mem
-        q_slot = divide(piece.number, QUERIES)[1]
-        factor = p.factor * self.scale(mem.k_scale, piece.unit)
-        plgpu.barrier_wait(mem.q_full.at[q_slot])
-        queries = mem.q_smem.at[q_slot]
-        if self.wide_q is not None:
+        factor = p.factor * self.scale("k_scale", piece.unit)
+        queries = mem.queries.take(piece.number).buffers
+        if self.p.scales_queries:
             queries, scale = self.scaled_queries(queries)
             factor = factor * scale
 
@@ -278,39 +251,30 @@ class _Consumer:
         total = plgpu.ACC((p.dims, p.columns))
         result, maxima, sums = plgpu.run_scoped(over_blocks, total)
         self.release_v(piece, piece.last)
-        plgpu.barrier_arrive(mem.q_empty.at[q_slot])
+        mem.queries.release(piece.number)
         return result, maxima, sums if p.has_equal_shares else finish(maxima, sums)
 
     def release_v(self, piece: Piece, block: Any) -> None:
         """Frees the buffer of V of the block before."""
-        ring = self.mem.v_ring
 
         @plgpu.when(lax.gt(block, piece.first))
         def _():
-            plgpu.barrier_arrive(ring.empty.at[ring.slot(piece, plus(block, -1))])
+            self.mem.v_ring.release(piece.read(plus(block, -1)))
 
     def step(self, acc: Any, piece: Piece, block: Any, scores: Any, state: Any) -> Any:
-        """Adds a block to the result."""
         p = self.p
-        maxima, sums = state
         row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
         row = plus(row, times(self.index, p.rows))
         scores = self.mask(scores, piece, row)
-        new = jnp.maximum(maxima, scores.max(axis=0))
-        shrink = jnp.exp2(maxima - new)
-        wide = jnp.exp2(scores - _over_rows(new, scores))
-        sums = sums * _over_rows(shrink, sums) + wide
+        new, sums, shrink, wide = _SOFTMAX.step(state, scores)
         so_far = acc[...]
         self.release_v(piece, block)
-        acc[...] = so_far * _over_rows(shrink, so_far)
-        p_smem = self.p_smem.at[self.index]
+        acc[...] = _SOFTMAX.scaled(so_far, shrink)
+        p_smem = self.mem.p_smem.at[self.index]
         plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.wide)
         if p.sees_whole_blocks:
             plgpu.commit_smem()
-        ring = self.mem.v_ring
-        slot = ring.slot(piece, block)
-        plgpu.barrier_wait(ring.full.at[slot])
-        v = ring.smem.at[slot, self.own_rows]
+        v = self.mem.v_ring.take(piece.read(block)).buffers.at[self.own_rows]
         if not p.sees_whole_blocks:
             self.clear(piece, v, row)
             plgpu.commit_smem()
@@ -333,43 +297,38 @@ class _Consumer:
             for e in (np.int32(254) - exponent, exponent)
         ]
         scaled = found * lax.broadcast_in_dim(by[0], found.shape, (0,))
-        own = self.wide_q.at[self.index]
+        own = self.mem.wide_q.at[self.index]
         own[...] = scaled.astype(own.dtype)
         plgpu.commit_smem()
         return own, by[1]
 
     def scores(self, piece: Piece, queries: Any, block: Any, factor: Any) -> Any:
-        """Returns the scores of a block in units of log(2)."""
-        p, k = self.p, self.mem.copied[0]
-        slot = k.slot(piece, block)
-        own = k.smem.at[slot, self.own_rows]
+        p, ring, step = self.p, self.mem.k_ring, piece.read(block)
 
         def multiply(scores):
-            plgpu.barrier_wait(k.full.at[slot])
+            own = ring.take(step).buffers.at[self.own_rows]
             # Narrow elements are widened on their way through registers.
             operand = own[...].astype(p.wide) if p.is_narrow else own
             plgpu.wgmma(scores, operand, queries.T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
-        plgpu.barrier_arrive(k.empty.at[slot])
-        if self.wide_q is not None:
-            factor = _over_rows(factor, scores)
+        ring.release(step)
+        if self.p.scales_queries:
+            factor = _SOFTMAX.of_queries(factor, scores)
         scores = scores * factor
         if p.soft_cap is None:
             return scores
         cap = p.soft_cap * _LOG2_E
         return jnp.tanh(scores / cap) * cap
 
-    def scale(self, of: Any, unit: Any) -> Any:
-        """Returns the factor of a head's narrow elements."""
-        if of is None:
+    def scale(self, name: str, unit: Any) -> Any:
+        if (of := self.mem.get(name)) is None:
             return 1.0
         head, _ = self.p.head(unit)
         return of[head if of.shape[0] > 1 else 0]
 
     def mask(self, scores: Any, piece: Piece, row: Any) -> Any:
-        """Hides the rows of K that a query may not see."""
         p = self.p
         key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0)
         end = own_end = minus(piece.length, row)
@@ -403,8 +362,6 @@ class _Consumer:
     # --- results ----------------------------------------------------------------------
 
     def visit(self, piece: Piece) -> None:
-        """Computes a piece; stores the result, or a part of one."""
-
         def then(*state):
             if not self.p.divides_tiles:
                 self.store(piece.sequence, piece.unit, 0, *state)
@@ -424,12 +381,12 @@ class _Consumer:
         """Stores a part of a result, and tells the CTA that combines them."""
         begins = lax.eq(piece.first, np.int32(0))
         at = lax.axis_index("worker"), begins.astype(jnp.int32)
-        self.parts[at] = result
-        self.stats[(*at, _MAXIMUM)] = maxima
-        self.stats[(*at, _SUM)] = sums
+        self.mem.parts[at] = result
+        self.mem.stats[(*at, _MAXIMUM)] = maxima
+        self.mem.stats[(*at, _SUM)] = sums
 
         _, last = self.work.lanes_of(piece.start, piece.blocks)
-        turn = self.turns.at[self.work.worker(last)]
+        turn = self.mem.turns.at[self.work.worker(last)]
         plgpu.semaphore_signal(turn, memory_scope="gpu")
 
     def combine_lanes(self) -> None:
@@ -447,14 +404,14 @@ class _Consumer:
 
             @plgpu.when(mine)
             def _():
-                turn = self.turns.at[lax.axis_index("worker")]
+                turn = self.mem.turns.at[lax.axis_index("worker")]
                 count = plus(minus(last, first), 1)
                 plgpu.semaphore_wait(turn, count, decrement=False, memory_scope="gpu")
                 if p.combiners > 1:
 
                     @plgpu.when(~self.is_first)
                     def _():
-                        plgpu.barrier_arrive(self.turn_seen)
+                        plgpu.barrier_arrive(self.mem.turn_seen)
 
                 together = _LOADED_REGISTERS.get(p.warpgroups, 0)
                 together = together * 128 // (size * p.columns)
@@ -468,15 +425,15 @@ class _Consumer:
                         lane = lax.min(lane, last)
                         begins = lax.eq(lane, first).astype(jnp.int32)
                         at = work.worker(lane), begins
-                        maxima = self.stats[(*at, _MAXIMUM)]
+                        maxima = self.mem.stats[(*at, _MAXIMUM)]
                         # What has been added already counts no more.
                         maxima = jnp.where(there, maxima, 2 * _MASKED)
-                        sums = self.stats[(*at, _SUM)]
-                        part = self.parts[(*at, plgpu.ds(start, size))]
+                        sums = self.mem.stats[(*at, _SUM)]
+                        part = self.mem.parts[(*at, plgpu.ds(start, size))]
                         parts.append((part, maxima, sums))
-                    return _combined(parts)
+                    return _SOFTMAX.combined(parts)
 
-                steps = divide(plus(minus(last, first), together), together)[0]
+                steps = divide(plus(minus(last, first), together), together)
                 loop = plgpu.loop(0, steps, init_carry=self.nothing(size))
                 result, maxima, sums = loop(add)
                 tile = piece.sequence, piece.unit
@@ -485,7 +442,7 @@ class _Consumer:
                 @plgpu.when(self.is_first)
                 def reset():
                     if p.combiners > 1:
-                        plgpu.barrier_wait(self.turn_seen)
+                        plgpu.barrier_wait(self.mem.turn_seen)
                     plgpu.semaphore_signal(turn, lax.neg(count), memory_scope="gpu")
 
         work.first_piece(visit)
@@ -506,35 +463,35 @@ class _Consumer:
                 plgpu.async_store_smem(
                     array,
                     inbox.at[source],
-                    self.arrived,
+                    self.mem.arrived,
                     cluster_idx=cta,
                     cluster_dim="split",
                     sem="relaxed",
                 )
 
         def send_stats(maxima, sums):
-            self.stats[at, _MAXIMUM], self.stats[at, _SUM] = maxima, sums
-            send([self.stats[at]] * p.config.cluster, self.inbox_stats)
+            self.mem.stats[at, _MAXIMUM], self.mem.stats[at, _SUM] = maxima, sums
+            send([self.mem.stats[at]] * p.config.cluster, self.mem.inbox_stats)
 
-        self.parts[at] = self.reduce(piece, send_stats)[0]
+        self.mem.parts[at] = self.reduce(piece, send_stats)[0]
         # The last ones overlap: sizes are static.
         starts = [min(i * p.share, p.dims - p.share) for i in range(p.config.cluster)]
-        send([self.parts[at, plgpu.ds(i, p.share)] for i in starts], self.inbox)
+        send([self.mem.parts[at, plgpu.ds(i, p.share)] for i in starts], self.mem.inbox)
 
         @plgpu.when(self.is_first)
         def _():
-            plgpu.barrier_wait(self.arrived)
+            plgpu.barrier_wait(self.mem.arrived)
             first = times(lax.axis_index("split"), p.share)
             start = lax.min(first, np.int32(p.dims - p.share))
             parts = [
                 (
-                    self.inbox[i],
-                    self.inbox_stats[i, _MAXIMUM],
-                    self.inbox_stats[i, _SUM],
+                    self.mem.inbox[i],
+                    self.mem.inbox_stats[i, _MAXIMUM],
+                    self.mem.inbox_stats[i, _SUM],
                 )
                 for i in range(p.config.cluster * p.config.consumers)
             ]
-            total = _combined(parts)
+            total = _SOFTMAX.combined(parts)
             self.store(piece.sequence, piece.unit, start, *total, first=first)
 
     def store(self, sequence, unit, start, result, maxima, sums, first=0) -> None:
@@ -549,8 +506,8 @@ class _Consumer:
         p = self.p
         empty = sums == 0
         inverse = jnp.where(empty, 0.0, 1 / jnp.where(empty, 1.0, sums))
-        inverse = inverse * (p.v_factor * self.scale(self.mem.v_scale, unit))
-        result = (result * _over_rows(inverse, result)).astype(p.dtype)
+        inverse = inverse * (p.v_factor * self.scale("v_scale", unit))
+        result = (result * _SOFTMAX.of_queries(inverse, result)).astype(p.dtype)
         head, first_head = p.head(unit)
 
         def place(shape, axis):
@@ -566,25 +523,10 @@ class _Consumer:
             exists = exists & (dim >= first)
         if p.dims > p.head_dim:
             exists = exists & (dim < p.head_dim)
-        plgpu.store(self.out, (*where, dim), result, mask=exists)
+        plgpu.store(self.mem.out, (*where, dim), result, mask=exists)
         if p.logsumexp:
             # Those of empty columns are -inf: their sums are zero.
             value = maxima * _LN_2 + jnp.log(sums)
             where, exists = place(value.shape, 0)
             # All CTAs of a cluster have the same ones.
-            plgpu.store(self.logsumexp, where, value, mask=exists & (first == 0))
-
-
-def _over_rows(x: Any, like: Any) -> Any:
-    return lax.broadcast_in_dim(x, like.shape, (1,))
-
-
-def _combined(parts: Any) -> tuple[Any, Any, Any]:
-    """Adds parts of a result: sums of products, maxima and sums of each."""
-    maxima = functools.reduce(jnp.maximum, [m for _, m, _ in parts])
-    weights = [jnp.exp2(m - maxima) for _, m, _ in parts]
-    results = [
-        x * _over_rows(w, x) for (x, _, _), w in zip(parts, weights, strict=True)
-    ]
-    sums = [s * w for (_, _, s), w in zip(parts, weights, strict=True)]
-    return functools.reduce(lax.add, results), maxima, functools.reduce(lax.add, sums)
+            plgpu.store(self.mem.logsumexp, where, value, mask=exists & (first == 0))

@@ -14,6 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
+from pallas_gpu.ops.folded import divide, maximum, minus, plus, split, times
 
 # Tiles whose queries are in SMEM at once, so that the rings stay full between tiles.
 QUERIES = 2
@@ -79,7 +80,6 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Rows of a block that one warpgroup multiplies."""
         return self.config.block_kv // self.config.consumers
 
     @property
@@ -89,7 +89,6 @@ class Problem:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the cache has to be widened for the tensor core."""
         return self.kv_dtype != self.dtype
 
     @property
@@ -106,12 +105,10 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Heads of Q that share one of K."""
         return self.heads // self.kv_heads
 
     @property
     def tile_heads(self) -> int:
-        """Heads of Q of one tile."""
         most = _MOST_COLUMNS if self.dims <= 128 else _MOST_COLUMNS // 2
         by_head = most // _padded(self.q_len)
         by_query = most // self.q_len // _COLUMNS * _COLUMNS
@@ -128,12 +125,10 @@ class Problem:
 
     @property
     def runs(self) -> int:
-        """Parts of a tile's columns that are adjacent in Q."""
         return self.q_len if self.heads_within else self.tile_heads
 
     @property
     def run(self) -> int:
-        """Columns of each part."""
         return _padded(self.tile_heads if self.heads_within else self.q_len)
 
     @property
@@ -141,8 +136,7 @@ class Problem:
         return self.runs * self.run
 
     def query_and_head(self, column: Any) -> tuple[Any, Any]:
-        """Returns the query of a column, and its head within the tile."""
-        outer, inner = divide(column, self.run)
+        outer, inner = split(column, self.run)
         return (outer, inner) if self.heads_within else (inner, outer)
 
     # --- tiles ------------------------------------------------------------------------
@@ -153,12 +147,10 @@ class Problem:
 
     @property
     def units(self) -> int:
-        """Tiles of a sequence."""
         return self.kv_heads * self.tiles_of_head
 
     def head(self, unit: Any) -> tuple[Any, Any]:
-        """Returns the head of K of a tile, and the first of its heads of Q."""
-        head, part = divide(unit, self.tiles_of_head)
+        head, part = split(unit, self.tiles_of_head)
         return head, times(part, self.tile_heads)
 
     @property
@@ -217,58 +209,20 @@ class Problem:
         return ENTRIES * min(self.page_size, size) // size
 
     def first_row(self, length: Any) -> Any:
-        """Returns the first row of K that any query sees."""
         if self.window is None:
             return times(length, 0)
-        return at_least(plus(length, 1 - self.q_len - self.window), 0)
+        return maximum(plus(length, 1 - self.q_len - self.window), 0)
 
     def first_block(self, length: Any) -> Any:
-        return divide(self.first_row(length), self.config.block_kv)[0]
+        return divide(self.first_row(length), self.config.block_kv)
 
     def blocks(self, length: Any) -> Any:
         """Returns the blocks that a tile reads, at least one."""
         size = self.config.block_kv
-        end = divide(plus(length, size - 1), size)[0]
+        end = divide(plus(length, size - 1), size)
         if self.window is not None:
             end = minus(end, self.first_block(length))
-        return at_least(end, 1)
-
-
-# --- arithmetic: of Python's integers, or by lax: jnp's operations trace slowly -------
-
-
-def plus(a: Any, b: Any) -> Any:
-    if isinstance(a, int):
-        return a + b
-    return lax.add(a, _like(a, b))
-
-
-def minus(a: Any, b: Any) -> Any:
-    if isinstance(a, int):
-        return a - b
-    return lax.sub(a, _like(a, b))
-
-
-def times(a: Any, b: Any) -> Any:
-    if isinstance(a, int):
-        return a * b
-    return lax.mul(a, _like(a, b))
-
-
-def divide(a: Any, b: Any) -> tuple[Any, Any]:
-    if isinstance(a, int):
-        return divmod(a, b)
-    return lax.div(a, _like(a, b)), lax.rem(a, _like(a, b))
-
-
-def at_least(a: Any, b: int) -> Any:
-    if isinstance(a, int):
-        return max(a, b)
-    return lax.max(a, _like(a, b))
-
-
-def _like(a: Any, b: Any) -> Any:
-    return lax.full_like(a, b) if isinstance(b, int) else b
+        return maximum(end, 1)
 
 
 def _padded(n: int) -> int:
@@ -303,7 +257,6 @@ class Piece:
     start: Any
 
     def read(self, block: Any) -> Any:
-        """Returns how many blocks the CTA reads before a block."""
         return plus(self.position, minus(block, self.first))
 
     @property
@@ -326,10 +279,10 @@ class Share:
 
     def for_each(self, visit: Callable[[Piece], None]) -> None:
         p = self.p
-        sequence, unit = divide(lax.axis_index("tile"), p.units)
+        sequence, unit = split(lax.axis_index("tile"), p.units)
         length = length_of(p, self.lengths, sequence)
         blocks = p.blocks(length)
-        part = divide(plus(blocks, p.config.cluster - 1), p.config.cluster)[0]
+        part = divide(plus(blocks, p.config.cluster - 1), p.config.cluster)
         first = lax.min(times(lax.axis_index("split"), part), blocks)
         last = lax.min(plus(first, part), blocks)
         zero = jnp.int32(0)
@@ -361,11 +314,11 @@ class Lane:
 
     @classmethod
     def of(cls, p: Problem, lengths: Any) -> Lane:
-        lane, neighbour = divide(lax.axis_index("worker"), p.abreast)
+        lane, neighbour = split(lax.axis_index("worker"), p.abreast)
         tiles = p.units // p.abreast
         if lengths is None:
             blocks = p.blocks(p.kv_len) * tiles
-            first = divide(times(lane, p.blocks_of_lane), blocks)[0]
+            first = divide(times(lane, p.blocks_of_lane), blocks)
             before, part = times(first, blocks), jnp.int32(p.blocks_of_lane)
             total = jnp.int32(p.batch * blocks)
             return cls(p, lengths, lane, neighbour, part, first, before, total)
@@ -373,7 +326,7 @@ class Lane:
         blocks = times(p.blocks(each), tiles)
         ends = jnp.cumsum(blocks)
         total = jnp.sum(blocks)
-        part = divide(plus(total, p.lanes - 1), p.lanes)[0]
+        part = divide(plus(total, p.lanes - 1), p.lanes)
         past = ends <= times(lane, part)
         first = jnp.sum(past.astype(jnp.int32))
         before = jnp.max(jnp.where(past, ends, 0))
@@ -388,14 +341,11 @@ class Lane:
         return lax.min(plus(self.start, self.part), self.total)
 
     def first_piece(self, visit: Callable[[Piece], None]) -> None:
-        """Visits the first piece, if there is one."""
-
         @plgpu.when(lax.lt(self.start, self.end))
         def _():
             visit(self._piece(jnp.int32(0), self.start, self.first, self.before))
 
     def for_each(self, visit: Callable[[Piece], None]) -> None:
-        """Visits all pieces in their order."""
         tiles = self.p.units // self.p.abreast
 
         def more(carry):
@@ -417,11 +367,10 @@ class Lane:
         )
 
     def _piece(self, number: Any, position: Any, sequence: Any, before: Any) -> Piece:
-        """Returns the piece that begins at a block of the sequence of all."""
         p = self.p
         length = length_of(p, self.lengths, sequence)
         blocks = p.blocks(length)
-        tile, first = divide(minus(position, before), blocks)
+        tile, first = split(minus(position, before), blocks)
         return Piece(
             number=number,
             position=minus(position, self.start),
@@ -486,7 +435,6 @@ def default_config(p: Problem, target: Any) -> DecodeConfig:
 
 
 def _stages(p: Problem, c: DecodeConfig, smem_bytes: int) -> int:
-    """Returns how many blocks of K and V fit in SMEM beside the rest."""
     size = p.dtype.itemsize
     rows = c.block_kv // c.consumers
     parts = c.consumers - (c.cluster == 1)

@@ -5,7 +5,7 @@ Rows are positions of Q, columns those of K and V. For products that are transpo
 in a backward pass, `Mask.transposed` exchanges the two, with the lengths exchanged too.
 
 Indices are Python integers, or int32 scalars where a length or a position is known only
-at run time. What can be computed as integers is: a kernel then has no branch for it.
+at run time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.folded import divide, less, maximum, minimum, minus, plus, where
 
 # Neighbouring columns that are compared with one constant; see `Mask.hide`.
 _GROUP = 8
@@ -28,8 +28,6 @@ _HIDDEN_EXPONENT, _LARGEST_EXPONENT = 100, 127
 
 
 class Lengths(NamedTuple):
-    """The number of rows and of columns of a sequence."""
-
     rows: Any
     columns: Any
 
@@ -46,6 +44,11 @@ class Blocks(NamedTuple):
     end_whole: Any
     end: Any
 
+    @classmethod
+    def loaded(cls, row: Any) -> Blocks:
+        """Returns those that `segment_blocks` has found for a tile."""
+        return cls(*(row[i] for i in range(len(cls._fields))))
+
     def within(self, other: Blocks) -> Blocks:
         """Returns the blocks that both have; they are whole where both are."""
         return _ordered(
@@ -54,6 +57,15 @@ class Blocks(NamedTuple):
             minimum(self.end_whole, other.end_whole),
             minimum(self.end, other.end),
         )
+
+    def parts(self) -> list[tuple[Any, Any, bool]]:
+        """Returns ranges of blocks from the first on, and whether they are masked."""
+        ranges = (
+            (self.first, self.first_whole, True),
+            (self.first_whole, self.end_whole, False),
+            (self.end_whole, self.end, True),
+        )
+        return [part for part in ranges if part[0] is not part[1]]
 
     def at_least_one(self) -> Blocks:
         """Returns a range that is not empty; a block that is added is not whole."""
@@ -92,11 +104,9 @@ class Mask:
 
     @property
     def transposed(self) -> Mask:
-        """The mask with rows and columns exchanged."""
         return dataclasses.replace(self, left=self.right, right=self.left)
 
     def shift(self, lengths: Lengths) -> Any:
-        """Returns the column that is at row 0."""
         return minus(lengths.columns, lengths.rows) if self.from_end else 0
 
     def may_see_nothing(self, lengths: Lengths) -> bool:
@@ -231,7 +241,6 @@ def segment_blocks(rows: Any, columns: Any, tile: int, block: int) -> jax.Array:
 
 
 def _bounds(ids: Any, size: int) -> tuple[Any, Any]:
-    """Returns the smallest and the largest id of each tile."""
     batch, length = ids.shape
     tiles = plgpu.cdiv(length, size)
     ids = jnp.pad(ids, ((0, 0), (0, tiles * size - length)), mode="edge")
@@ -338,64 +347,3 @@ class Scores:
 
 def _trailing(x: Any, like: Any) -> tuple[int, ...]:
     return tuple(range(like.ndim - x.ndim, like.ndim))
-
-
-# --- integers, or operations of lax: jnp's take several times as long to trace --------
-
-
-def plus(a: Any, b: Any) -> Any:
-    """Returns a + b."""
-    return a + b if _static(a, b) else lax.add(_scalar(a), _scalar(b))
-
-
-def minus(a: Any, b: Any) -> Any:
-    """Returns a - b."""
-    return a - b if _static(a, b) else lax.sub(_scalar(a), _scalar(b))
-
-
-def times(a: Any, b: Any) -> Any:
-    """Returns a * b."""
-    return a * b if _static(a, b) else lax.mul(_scalar(a), _scalar(b))
-
-
-def divide(a: Any, b: int) -> Any:
-    """Returns a // b for a that is not negative."""
-    return a // b if _static(a) else lax.div(a, np.int32(b))
-
-
-def minimum(a: Any, b: Any) -> Any:
-    """Returns the smaller one."""
-    return min(a, b) if _static(a, b) else lax.min(*_alike(a, b))
-
-
-def maximum(a: Any, b: Any) -> Any:
-    """Returns the larger one."""
-    return max(a, b) if _static(a, b) else lax.max(*_alike(a, b))
-
-
-def less(a: Any, b: Any) -> Any:
-    """Returns a < b."""
-    return a < b if _static(a, b) else lax.lt(_scalar(a), _scalar(b))
-
-
-def where(condition: Any, a: Any, b: Any) -> Any:
-    """Returns a if the condition holds, else b."""
-    if isinstance(condition, bool):
-        return a if condition else b
-    return jnp.where(condition, a, b)
-
-
-def _static(a: Any, b: Any = 0) -> bool:
-    return isinstance(a, int) and isinstance(b, int)
-
-
-def _scalar(x: Any) -> Any:
-    return np.int32(x) if isinstance(x, int) else x
-
-
-def _alike(a: Any, b: Any) -> tuple[Any, Any]:
-    a, b = _scalar(a), _scalar(b)
-    shape = np.broadcast_shapes(np.shape(a), np.shape(b))
-    return tuple(  # type: ignore[return-value]
-        x if np.shape(x) == shape else jnp.broadcast_to(x, shape) for x in (a, b)
-    )

@@ -35,7 +35,6 @@ _OUT_DTYPES = jnp.bfloat16, jnp.float16
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Whether operands of this type are meant."""
     return bool(jnp.dtype(dtype) == DTYPE)
 
 
@@ -95,7 +94,6 @@ def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
 
 
 def _of_heads(name: str, value: Any, batch: int, heads: int) -> Any:
-    """Returns a factor as (batch or 1, heads) float32."""
     if value is None:
         value = 1.0
     if not hasattr(value, "shape"):

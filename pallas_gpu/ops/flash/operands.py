@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ _HALVES = jnp.float16, jnp.bfloat16
 
 
 def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
-    """Refuses shapes and types that do not match each other."""
     shapes = tuple(tuple(x.shape) for x in (q, k, v))
     rank = 3 if packed else 4
     fit = all(len(s) == rank and min(s) > 0 for s in shapes) and (
@@ -63,7 +61,6 @@ def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
 
 
 def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
-    """Returns the array with a last axis that is a multiple, filled with zeros."""
     missing = -x.shape[-1] % multiple
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
@@ -71,22 +68,9 @@ def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
 # --- the options ----------------------------------------------------------------------
 
 
-def check_factor(name: str, value: float, hint: str) -> float:
-    """Refuses what is not a positive finite number."""
-    if not 0 < value < math.inf:
-        raise errors.ArgumentError(
-            f"attention: {name} is not a positive number",
-            expected="a positive number, or None for the default",
-            got=value,
-            hint=hint,
-        )
-    return float(value)
-
-
 def make_mask(
     causal: bool, window: Any, align: str, segments: bool, ragged: bool
 ) -> Mask:
-    """Returns the mask of the public arguments."""
     left, right = bounds(window)
     if causal:
         right = 0 if right is None else min(right, 0)
@@ -94,7 +78,6 @@ def make_mask(
 
 
 def bounds(window: Any) -> tuple[int | None, int | None]:
-    """Returns the columns to the left and to the right that a row sees."""
     sides = window if isinstance(window, tuple | list) else (window, window)
     fit = len(sides) == 2 and all(
         n is None or (isinstance(n, int | np.integer) and 0 <= n < 2**30) for n in sides

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.masks import divide, plus, times
+from pallas_gpu.ops.folded import divide, plus, times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Visits:
 
     @property
     def count(self) -> Any:
-        """How many there are."""
         if self.schedule is not None:
             return self.schedule[self.worker, 0]
         left = self.tiles + self.workers - 1 - self.worker

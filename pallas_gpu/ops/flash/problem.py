@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow, persistent
+from pallas_gpu.ops.flash import narrow, persistent
+from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
+from pallas_gpu.ops.folded import minus, plus, split, times
 
 # What the beginning and the end of a tile cost, in steps of the long loop; a guess that
 # only decides how even the work of persistent blocks is.
@@ -55,34 +57,38 @@ class Operands(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows of Q of one head, and where their sequence is.
+    """Rows of one head, and where their sequence is.
 
     Attributes:
-      batch, head: the sequence and the head.
-      q_start: the tile's first row, counted in its sequence.
-      lengths: of the sequence.
+      batch: index in the arrays; packed ones that have this dimension have one.
+      sequence: its number.
+      head: of Q, or of K and V.
+      start: the tile's first row, counted in its sequence.
+      lengths: of the sequence; rows are those of Q.
       q_first, kv_first: the sequence's first row in the arrays.
     """
 
     batch: Any
+    sequence: Any
     head: Any
-    q_start: Any
+    start: Any
     lengths: Lengths
     q_first: Any = 0
     kv_first: Any = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
-    """Everything that is known when a kernel is traced.
+class Sizes[
+    Config: (AttentionConfig, BlackwellAttentionConfig, AttentionBackwardConfig)
+]:
+    """What is known of a call when a kernel is traced, forward or backward.
 
     Attributes:
+      batch: number of sequences.
       q_len, kv_len: rows of the arrays; of packed ones, tokens of all sequences.
+      mask: rows are those of Q.
       bias, bias_dtype: the shape and the type of the bias, or None.
       packed: whether the sequences are packed.
-      logsumexp: whether that is a result, too.
-      deterministic: whether the backward pass adds in a fixed order.
-      out_dtype: of the result.
     """
 
     batch: int
@@ -99,13 +105,90 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     bias: tuple[int, ...] | None = None
     bias_dtype: Any = None
     packed: bool = False
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether there is a bias that differs from row to row of Q."""
+        return self.bias is not None and self.bias[2] > 1
+
+    def bias_part(self, mem: Any, tile: Tile, head: Any, rows: Any, cols: Any) -> Any:
+        """Returns a block of the bias of a head of Q; `rows` is 0 if it has one row."""
+        assert self.bias is not None
+        batch = tile.sequence if self.bias[0] > 1 else 0
+        return mem.bias.at[batch, head if self.bias[1] > 1 else 0, rows, cols]
+
+    def slope(self, mem: Any, tile: Tile, head: Any) -> Any:
+        if not self.scores.alibi:
+            return None
+        return mem.slopes[tile.sequence if mem.slopes.shape[0] > 1 else 0, head]
+
+    @property
+    def known(self) -> bool:
+        """Whether the blocks that a tile sees are, when a kernel is traced."""
+        return not (self.packed or self.mask.ragged or self.mask.segments)
+
+    def tiles_of(self, length: int, size: int) -> int:
+        return plgpu.cdiv(length, size) + (self.batch if self.packed else 0)
+
+    def tile_of(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Tile:
+        """Returns where a tile of `size` rows is."""
+        if not self.packed:
+            start = times(tile, size)
+            return Tile(batch, batch, head, start, self.lengths(mem, batch))
+        sequence, start = mem.of_tiles[tile, 0], mem.of_tiles[tile, 1]
+        first = mem.q_starts[sequence], mem.kv_starts[sequence]
+        lengths = self.lengths(mem, sequence, first)
+        return Tile(0, sequence, head, start, lengths, *first)
+
+    def lengths(
+        self, mem: Any = None, sequence: Any = None, first: Any = ()
+    ) -> Lengths:
+        """Returns those of a sequence, or of all if they are known.
+
+        Args:
+          first: its first rows, if they have been loaded already.
+        """
+        if mem is None or not self.mask.ragged:
+            return Lengths(self.q_len, self.kv_len)
+        if not self.packed:
+            return Lengths(mem.q_lengths[sequence], mem.kv_lengths[sequence])
+        end, starts = plus(sequence, 1), (mem.q_starts, mem.kv_starts)
+        firsts = first or (None, None)
+        return Lengths(
+            *(
+                minus(x[end], x[sequence] if n is None else n)
+                for x, n in zip(starts, firsts, strict=True)
+            )
+        )
+
+    def _place(self, linear: Any, tiles: int, pairs: int) -> tuple[Any, Any]:
+        """Returns the head, of those of all sequences, and the tile of a position."""
+        together = math.gcd(pairs, self.config.heads_together)
+        strip, within = split(linear, together * tiles)
+        tile, pair = split(within, together)
+        return plus(times(strip, together), pair), tile
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]):
+    """A forward pass.
+
+    Attributes:
+      logsumexp: whether that is a result, too.
+      deterministic: whether the backward pass adds in a fixed order.
+      out_dtype: of the result.
+    """
+
     logsumexp: bool = False
     deterministic: bool = False
     out_dtype: Any = None
 
     @property
     def narrow(self) -> bool:
-        """Whether the operands are of 8 bits."""
         return narrow.is_narrow(self.dtype)
 
     @property
@@ -115,18 +198,12 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         return (columns, rows) if self.narrow else (rows, columns)
 
     @property
-    def lengths(self) -> Lengths:
-        """Of every sequence, where they are known when the kernel is traced."""
-        return Lengths(self.q_len, self.kv_len)
-
-    @property
     def factor(self) -> float:
         """Makes of scores exponents of two."""
         return self.scores.factor
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Of the result."""
         return self._shape(self.q_len, self.heads, self.v_dim)
 
     @property
@@ -142,12 +219,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     @property
     def q_tiles(self) -> int:
         """Tiles of a head; of packed sequences an upper bound for all of them."""
-        own = plgpu.cdiv(self.q_len, self.config.block_q)
-        return own + self.batch if self.packed else own
+        return self.tiles_of(self.q_len, self.config.block_q)
 
     @property
     def tiles(self) -> int:
-        """Of the launch."""
         sequences = 1 if self.packed else self.batch
         return sequences * self.heads * self.q_tiles
 
@@ -167,22 +242,17 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         Under a causal mask the last rows have the most work: they come first, so that
         short tiles fill the gaps at the end.
         """
-        pairs = self.tiles // self.q_tiles
-        together = math.gcd(pairs, self.config.heads_together)
-        strip, within = _split(linear, together * self.q_tiles)
-        qi, pair = _split(within, together)
-        pair = masks.plus(masks.times(strip, together), pair)
-        batch, head = _split(pair, self.heads)
+        pair, qi = self._place(linear, self.q_tiles, self.tiles // self.q_tiles)
+        batch, head = split(pair, self.heads)
         if self.last_rows_first:
-            qi = masks.minus(self.q_tiles - 1, qi)
+            qi = minus(self.q_tiles - 1, qi)
         return batch, head, qi
 
     @property
     def uneven(self) -> bool:
         """Whether tiles differ in their work, and that is static."""
         banded = self.mask.right is not None or self.mask.left is not None
-        static = not self.mask.segments and not self.mask.ragged
-        return (banded or self.idles) and static
+        return (banded or self.idles) and self.known
 
     @property
     def idles(self) -> bool:
@@ -220,7 +290,7 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     def blocks(self, tile: Tile, of_segments: Blocks | None = None) -> Blocks:
         """Returns those that a tile sees, at least one."""
         c = self.config
-        found = self.mask.blocks(tile.lengths, tile.q_start, c.block_q, c.block_kv)
+        found = self.mask.blocks(tile.lengths, tile.start, c.block_q, c.block_kv)
         if of_segments is not None:
             found = found.within(of_segments)
         return found.at_least_one() if self.may_see_nothing else found
@@ -228,7 +298,7 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     @property
     def may_see_nothing(self) -> bool:
         """Whether there may be rows without columns, a bias left aside."""
-        return self.mask.may_see_nothing(self.lengths)
+        return self.mask.may_see_nothing(self.lengths())
 
     @property
     def masks(self) -> bool:
@@ -258,14 +328,9 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     def _blocks_of_tiles(self) -> list[Blocks]:
         """Of each tile of a head, where the mask is static."""
         return [
-            self.blocks(Tile(0, 0, start, self.lengths))
+            self.blocks(Tile(0, 0, 0, start, self.lengths()))
             for start in range(0, self.q_len, self.config.block_q)
         ]
-
-
-def _split(a: Any, b: int) -> tuple[Any, Any]:
-    quotient = masks.divide(a, b)
-    return quotient, masks.minus(a, masks.times(quotient, b))
 
 
 def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
@@ -289,7 +354,6 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
-    """Returns the tiles of each worker, for persistent blocks and uneven tiles."""
     tiles = range(p.tiles)
     costs = [p.cost(p.place(i)[2]) for i in tiles]
     return persistent.schedule(tiles, costs, p.workers)

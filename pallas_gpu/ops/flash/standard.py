@@ -103,7 +103,6 @@ def dot_product_attention(
 
 
 def _check_ranks(query: Any, key: Any, value: Any) -> bool:
-    """Returns whether there is a batch dimension."""
     ranks = {query.ndim, key.ndim, value.ndim}
     if ranks in ({3}, {4}):
         return ranks == {4}

@@ -183,7 +183,6 @@ _losses.defvjp(_forward, _backward)
 
 
 def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> Any:
-    """Returns the derivative with respect to the logits of some classes."""
     # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
     p = _problem(options, x, classes + -classes % _ALIGNED)
     function = logits.derivative(p, options.compiler_params, options.interpret)
@@ -200,7 +199,6 @@ def _problem(options: _Options, x: Any, classes: int) -> Problem:
 
 
 def _chunks(rows: int, classes: int) -> list[tuple[int, int]]:
-    """Returns the first class and the number of classes of each part."""
     most = max(1, _WORKSPACE // (2 * rows * logits.CONFIG.tile_n))
     size = most * logits.CONFIG.tile_n
     return [(i, min(size, classes - i)) for i in range(0, classes, size)]
@@ -211,7 +209,6 @@ def _classes(options: _Options, w: Any) -> int:
 
 
 def _padded(rows: jax.Array, value: Any) -> jax.Array:
-    """Appends values up to whole tiles of rows."""
     missing = logits.padded_rows(rows.shape[0]) - rows.shape[0]
     return jnp.pad(rows, (0, missing), constant_values=value)
 

@@ -50,7 +50,6 @@ class _Reduced(hopper.Consumer):
         return labels, columns, inside
 
     def of_rows(self, ref: Any, row: Any) -> Any:
-        """Loads a value for each row; the array has whole tiles of them."""
         window = ref.at[plgpu.ds(row, self.schedule.config.tile_m)]
         return plgpu.load(window, layout=_ROW, optimized=False)
 
@@ -91,7 +90,6 @@ class _Derivative(_Reduced):
 def _call(
     p: Problem, consumer: Any, out_type: Any, name: str, compiler_params, interpret
 ) -> Any:
-    """Returns a kernel of a product whose consumers are of another class."""
     several = isinstance(out_type, tuple)
 
     def memory(a, b, labels, *refs, **scratch) -> _Memory:
@@ -111,7 +109,6 @@ def _call(
 
 
 def padded_rows(m: int) -> int:
-    """Rows of whole tiles."""
     return plgpu.cdiv(m, CONFIG.block_m) * CONFIG.block_m
 
 

@@ -67,12 +67,10 @@ class OnePass:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
         return self.rows.together, self.rows.columns
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
         return self.rows.count // self.rows.together
 
     @property
@@ -89,13 +87,11 @@ class OnePass:
 
     @property
     def warpgroups(self) -> int:
-        """Warpgroups of a block."""
         most = _WARPGROUPS[self.sums]
         return min(most, self._buffers // 2, self.tiles)
 
     @property
     def slots(self) -> int:
-        """Buffers of one warpgroup."""
         return min(_MOST_SLOTS, self._buffers // self.warpgroups)
 
     @property

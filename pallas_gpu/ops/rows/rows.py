@@ -39,21 +39,17 @@ class Rows:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The blocks."""
         return (self.count // self.together,)
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return math.prod(self.shape[:-1])
 
     @property
     def together(self) -> int:
-        """Rows of one block."""
         return together(self.count, self.columns)
 
     def whole(self, columns: int) -> tuple[int, ...]:
-        """Returns the shape of a result of the kernel."""
         return self.count, columns
 
     def matrix(self, x: jax.Array) -> jax.Array:
@@ -61,11 +57,9 @@ class Rows:
         return x.reshape(self.count, x.shape[-1])
 
     def array(self, matrix: jax.Array) -> jax.Array:
-        """Returns a result of the kernel with all axes."""
         return matrix.reshape(*self.shape[:-1], matrix.shape[-1])
 
     def spec(self, columns: int | None = None) -> plgpu.BlockSpec:
-        """Returns a block of whole rows, of as many columns."""
         block = self.together, self.columns if columns is None else columns
         return plgpu.BlockSpec(block, lambda i: (i, 0), memory_space=plgpu.GMEM)
 

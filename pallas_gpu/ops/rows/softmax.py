@@ -9,16 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rows import rows
+from pallas_gpu.ops.rows import row_kernel, rows
+from pallas_gpu.ops.rows.row_kernel import Reduction, Row
 from pallas_gpu.ops.rows.rows import Columns, Rows
 from pallas_gpu.ops.rules import Array, Interpret
 
-# Columns that the registers of a warpgroup hold: of one array, and of two.
-_MOST_COLUMNS, _MOST_OF_TWO = 16384, 8192
+# Columns of two arrays that the registers of a warpgroup hold.
+_MOST_OF_TWO = 8192
 
 
 @expect.arguments()
@@ -109,60 +109,43 @@ def _around(shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
     return shape[:axis], shape[axis : axis + 1], shape[axis + 1 :]
 
 
+def _measure(carry: Any, row: Row) -> tuple[Any, Any]:
+    """Adds elements to the maximum of a row, and the sum of exponentials less it."""
+    (top, total), x = carry, row.elements[0]
+    if isinstance(total, float):
+        # Whole rows: there is nothing to scale.
+        top = row.max(x)
+        return top, row.sum(jnp.exp(x - row.spread(top)))
+    new_top = jnp.maximum(top, row.max(x))
+    rest = row.sum(jnp.exp(x - row.spread(new_top)))
+    return new_top, total * jnp.exp(top - new_top) + rest
+
+
+# A finite start: infinity minus infinity, of a row of them, is NaN.
+_MEASURED = Reduction((float(jnp.finfo(jnp.float32).min), 0.0), _measure)
+
+
+def _probabilities(row: Row, measured: Any) -> Any:
+    top, total = measured
+    return jnp.exp(row.elements[0] - row.spread(top)) / row.spread(total)
+
+
+def _logarithms(row: Row, measured: Any) -> Any:
+    top, total = measured
+    return row.elements[0] - row.spread(top) - row.spread(jnp.log(total))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _softmax(
     x: jax.Array, r: Rows, log: bool, compiler_params: Any, interpret: Any
 ) -> Any:
-    body = _whole_rows if r.columns <= _MOST_COLUMNS else _rows_in_parts
-    (y,) = r.call(
-        functools.partial(body, r, log),
-        [x],
-        [(r.columns, x.dtype)],
+    (y,), _ = row_kernel.call(
+        *(r, [_MEASURED], _logarithms if log else _probabilities, [x], [x.dtype]),
         name="log_softmax" if log else "softmax",
         compiler_params=compiler_params,
         interpret=interpret,
     )
     return y
-
-
-def _whole_rows(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
-    function = jax.nn.log_softmax if log else jax.nn.softmax
-    y = function(x_ref[...].astype(jnp.float32), axis=r.axis)
-    y_ref[...] = y.astype(y_ref.dtype)
-
-
-def _part(ref: Any, start: Any, size: int) -> Any:
-    return ref[0, plgpu.ds(start, size)].astype(jnp.float32)
-
-
-def _measured(r: Rows, x_ref: Any) -> tuple[Any, Any]:
-    """Returns the maximum of a row, and the sum of exponentials less it."""
-
-    def measure(start: Any, size: int, carry: Any) -> Any:
-        top, total = carry
-        x = _part(x_ref, start, size)
-        new_top = jnp.maximum(top, jnp.max(x))
-        return new_top, total * jnp.exp(top - new_top) + jnp.sum(jnp.exp(x - new_top))
-
-    # A finite start: infinity minus infinity, of a row of them, is NaN.
-    lowest = jnp.float32(jnp.finfo(jnp.float32).min)
-    top, total = r.over_parts(measure, (lowest, jnp.float32(0)))
-    return top, total
-
-
-def _rows_in_parts(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
-    """A first pass finds maximum and sum of a row, a second one writes it."""
-    top, total = _measured(r, x_ref)
-    shift = top + jnp.log(total) if log else top
-    factor = 1 / total
-
-    def write(start: Any, size: int, carry: Any) -> Any:
-        shifted = _part(x_ref, start, size) - shift
-        y = shifted if log else jnp.exp(shifted) * factor
-        y_ref[0, plgpu.ds(start, size)] = y.astype(y_ref.dtype)
-        return carry
-
-    r.over_parts(write, jnp.int32(0))
 
 
 def _forward(
@@ -176,56 +159,23 @@ def _forward(
 def _backward(
     r: Rows, log: bool, compiler_params: Any, interpret: Any, saved: Any, d_y: Any
 ) -> tuple[jax.Array]:
-    body = _d_whole_rows if r.columns <= _MOST_OF_TWO else _d_rows_in_parts
-    (d_x,) = r.call(
-        functools.partial(body, r, log),
-        [saved, d_y],
-        [(r.columns, d_y.dtype)],
+    def add(total: Any, row: Row, *measured: Any) -> Any:
+        p, d = row.elements
+        return total + row.sum(d if log else p * d)
+
+    def apply(row: Row, *found: Any) -> Any:
+        (p, d), total = row.elements, row.spread(found[-1])
+        return d - _probabilities(row, found[0]) * total if log else p * (d - total)
+
+    (d_x,), _ = row_kernel.call(
+        *(r, [_MEASURED] * log + [Reduction(0.0, add)], apply),
+        *([saved, d_y], [d_y.dtype]),
         name="log_softmax_backward" if log else "softmax_backward",
+        most_columns=_MOST_OF_TWO,
         compiler_params=compiler_params,
         interpret=interpret,
     )
     return (d_x,)
-
-
-def _derivative(log: bool, p: Any, d_y: Any, total: Any) -> Any:
-    """Returns the derivative from probabilities and the sum of a row."""
-    return d_y - p * total if log else p * (d_y - total)
-
-
-def _d_whole_rows(
-    r: Rows, log: bool, saved_ref: Any, d_y_ref: Any, d_x_ref: Any
-) -> None:
-    saved, d_y = (ref[...].astype(jnp.float32) for ref in (saved_ref, d_y_ref))
-    p = jax.nn.softmax(saved, axis=r.axis) if log else saved
-    total = jnp.sum(d_y if log else p * d_y, r.axis)
-    total = lax.broadcast_in_dim(total, d_y.shape, (1 - r.axis % 2,))
-    d_x_ref[...] = _derivative(log, p, d_y, total).astype(d_x_ref.dtype)
-
-
-def _d_rows_in_parts(
-    r: Rows, log: bool, saved_ref: Any, d_y_ref: Any, d_x_ref: Any
-) -> None:
-    if log:
-        top, denominator = _measured(r, saved_ref)
-        factor = 1 / denominator
-
-    def parts(start: Any, size: int) -> tuple[Any, Any]:
-        saved, d_y = (_part(ref, start, size) for ref in (saved_ref, d_y_ref))
-        return jnp.exp(saved - top) * factor if log else saved, d_y
-
-    def add(start: Any, size: int, total: Any) -> Any:
-        p, d_y = parts(start, size)
-        return total + jnp.sum(d_y if log else p * d_y)
-
-    total = r.over_parts(add, jnp.float32(0))
-
-    def write(start: Any, size: int, carry: Any) -> Any:
-        d_x = _derivative(log, *parts(start, size), total)
-        d_x_ref[0, plgpu.ds(start, size)] = d_x.astype(d_x_ref.dtype)
-        return carry
-
-    r.over_parts(write, jnp.int32(0))
 
 
 _softmax.defvjp(_forward, _backward)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.ops.flash import blackwell
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.primitives import mbarrier
 from tests.ops.flash.test_attention import BLACKWELL, Shape, operands
 
 SMALL = BlackwellAttentionConfig(block_kv=32)
@@ -39,13 +41,15 @@ def attended(args, c=SMALL, causal=True, **options):
 def references(monkeypatch):
     """The references of a block by name, once a kernel is being traced."""
     found: dict[str, object] = {}
-    declared = blackwell._Memory
+    declared = blackwell.Memory
 
     def record(**given):
         found.update(given)
+        for x, part in itertools.product("kv", ("full", "empty")):
+            found[f"{x}_{part}"] = getattr(given[f"{x}_ring"], part)
         return declared(**given)
 
-    monkeypatch.setattr(blackwell, "_Memory", record)
+    monkeypatch.setattr(blackwell, "Memory", record)
     blackwell.make_kernel.cache_clear()
     yield found
     blackwell.make_kernel.cache_clear()
@@ -77,6 +81,8 @@ def test_a_missing_wait_commit_or_arrival_is_reported(
             original(*args)
 
     monkeypatch.setattr(plgpu, operation, omitted)
+    if operation == "barrier_wait":
+        monkeypatch.setattr(mbarrier, operation, omitted)
     with pytest.raises(REPORTED):
         attended(operands(Shape(kv_len=160)), seed=3)
 

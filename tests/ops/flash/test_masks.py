@@ -15,9 +15,9 @@ from pallas_gpu.ops.flash.masks import (
     Lengths,
     Mask,
     Scores,
-    minimum,
     segment_blocks,
 )
+from pallas_gpu.ops.folded import minimum
 from tests.support import host
 
 LENGTHS = [(1, 1), (7, 12), (12, 7), (16, 16), (1, 13)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import ops
+from pallas_gpu import errors, ops
 from pallas_gpu.ops.rows import norms_backward
 from tests.support import everywhere, host
 from tests.support.refusal import refused
@@ -307,3 +307,71 @@ def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
 @refused
 def test_a_shape_is_not_an_array(operation):
     operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))
+
+
+# --- kernels of users -----------------------------------------------------------------
+
+
+def squares(carry, row):
+    """Adds the elements' squares, and counts those that are positive."""
+    x = row.elements[0]
+    return carry[0] + row.sum(x * x), carry[1] + row.sum(jnp.where(x > 0, 1.0, 0.0))
+
+
+def weighted(row, found):
+    """Scales x, and adds the second array times the columns."""
+    x, other = row.elements
+    return x * row.spread(jax.lax.rsqrt(found[0])) + other * row.column(0)
+
+
+@pytest.mark.parametrize("columns", [96, 5000])
+def test_a_reduction_of_a_user(columns):
+    x, other = normal(4, columns), normal(4, columns, seed=1)
+    column = normal(columns, seed=2)
+
+    def make(interpret):
+        kernel = ops.row_kernel(
+            [ops.Reduction((0.0, 0.0), squares)], weighted, return_reductions=True,
+            most_columns=4096, interpret=interpret,
+        )  # fmt: skip
+        return lambda x, other, column: kernel(x, other, columns=[column])
+
+    total = (x.astype(np.float64) ** 2).sum(-1)
+    y = x / np.sqrt(total)[:, None] + other * column
+    expected = y, [(total, (x > 0).sum(-1))]
+    everywhere.check(make, (x, other, column), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_several_results_and_reductions_that_use_others():
+    mean = ops.Reduction(
+        0.0,
+        lambda c, row: c + row.sum(row.elements[0]),
+        finish=lambda c, size: c / size,
+    )
+    spread = ops.Reduction(
+        0.0, lambda c, row, mean: jnp.maximum(c, row.max(row.elements[0]) - mean)
+    )
+
+    def apply(row, mean, largest):
+        x = row.elements[0] - row.spread(mean)
+        return x, x / row.spread(largest)
+
+    x = normal(2, 3, 64, dtype=jnp.bfloat16)
+    types = jnp.float32, jnp.bfloat16
+    got = ops.row_kernel([mean, spread], apply, out_dtype=types)(x)
+    centred = np.asarray(x, np.float32)
+    centred -= centred.mean(-1, keepdims=True)
+    scaled = centred / centred.max(-1, keepdims=True)
+    assert tuple(y.dtype for y in got) == types
+    for y, expected in zip(got, (centred, scaled), strict=True):
+        np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "columns"),
+    [((normal(4, 8), normal(4, 9)), ()), ((normal(4, 8),), (normal(4),))],
+)
+def test_a_row_kernel_of_arrays_that_do_not_match(arrays, columns):
+    kernel = ops.row_kernel([], lambda row: row.elements[0])
+    with pytest.raises(errors.ShapeError, match="does not match argument 0"):
+        kernel(*arrays, columns=columns)

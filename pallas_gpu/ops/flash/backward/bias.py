@@ -20,18 +20,13 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash import operands
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.problem import (
-    BackwardProblem,
-    Inputs,
-    Place,
-    divide,
-    launch,
-)
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
+from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 # TMA addresses rows of multiples of 16 bytes.
@@ -42,8 +37,7 @@ def padded(p: BackwardProblem, bias: jax.Array) -> jax.Array:
     """Returns the bias as the kernels read it: more columns, which nothing sees."""
     # A single row is read without TMA, in whole blocks of any kernel.
     multiple = _ROW_BYTES // bias.dtype.itemsize if p.has_matrix else CONSUMERS * ROWS
-    missing = -bias.shape[3] % multiple
-    return jnp.pad(bias, [(0, 0)] * 3 + [(0, missing)]) if missing else bias
+    return operands.padded(bias, multiple)
 
 
 def derivative(
@@ -71,15 +65,13 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     assert p.bias is not None
     # Wide rows leave room for one step.
     stages = 1 if p.wide else 2
-    full = plgpu.Barrier(num_arrivals=4, num_barriers=stages)
-    scratch = {
-        "q_smem": tiles((stages, BLOCK_Q, p.head_dim), p.dtype),
-        "do_smem": tiles((stages, BLOCK_Q, p.v_head_dim), p.dtype),
-        "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
-        "v_smem": tiles((stages, BLOCK_KV, p.v_head_dim), p.dtype),
-        "full": full,
-        "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
-    }
+    buffers = (
+        tiles((stages, BLOCK_Q, p.head_dim), p.dtype),
+        tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
+        tiles((stages, BLOCK_Q, p.v_dim), p.dtype),
+        tiles((stages, BLOCK_KV, p.v_dim), p.dtype),
+    )
+    scratch: dict[str, Any] = {"ring": plgpu.Ring.of(buffers, consumers=CONSUMERS)}
     batch, heads, q_len, _ = p.bias
     kv_tiles = plgpu.cdiv(p.kv_len, BLOCK_KV)
     if p.has_matrix:
@@ -91,7 +83,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         shape = batch, heads, CONSUMERS, kv_tiles * BLOCK_KV
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
     return launch(
-        functools.partial(_body, p, stages),
+        functools.partial(_body, p),
         out,
         scratch,
         blocks=batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles,
@@ -99,21 +91,6 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         compiler_params=compiler_params,
         interpret=interpret,
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Memory(Inputs):
-    """The references of a block."""
-
-    dbias: Any
-    q_smem: Any
-    do_smem: Any
-    k_smem: Any
-    v_smem: Any
-    full: Any
-    empty: Any
-    bias_smem: Any = None
-    bias_full: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +103,7 @@ class _Tile:
     """
 
     p: BackwardProblem
-    mem: _Memory
+    mem: Memory
     batch: Any
     head: Any
     q_start: Any
@@ -151,22 +128,21 @@ class _Tile:
             blocks = p.mask.transposed.blocks(*of_tile)
             first, end = blocks.first, blocks.end
         if p.has_matrix:
-            own = masks.divide(self.q_start, BLOCK_Q)
-            first = masks.maximum(first, own)
-            end = masks.minimum(end, masks.plus(own, 1))
-        return first, masks.maximum(masks.minus(end, first), 0)
+            own = divide(self.q_start, BLOCK_Q)
+            first = maximum(first, own)
+            end = minimum(end, plus(own, 1))
+        return first, maximum(minus(end, first), 0)
 
     @property
     def count(self) -> Any:
-        """How many places there are."""
         batches, heads = self.sharing
-        return masks.times(self.q_tiles[1], batches * heads)
+        return times(self.q_tiles[1], batches * heads)
 
-    def place(self, step: Any) -> Place:
+    def place(self, step: Any) -> Tile:
         """Returns one of them: rows of a head of Q."""
         p, (batches, heads) = self.p, self.sharing
-        past, head = divide(step, heads)
-        past, batch = divide(past, batches)
+        past, head = split(step, heads)
+        past, batch = split(past, batches)
         head, batch = (
             mine if n == 1 else of_step
             for n, mine, of_step in (
@@ -174,27 +150,27 @@ class _Tile:
                 (batches, self.batch, batch),
             )
         )
-        tile = masks.plus(self.q_tiles[0], past)
-        return p.place(self.mem, batch, head, tile, BLOCK_Q)
+        tile = plus(self.q_tiles[0], past)
+        return p.tile_of(self.mem, batch, head, tile, BLOCK_Q)
 
 
-def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
+def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     assert p.bias is not None
     wg = lax.axis_index("wg")
     *inputs, dbias = refs
-    mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dbias=dbias, **scratch)
+    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dbias=dbias, **scratch)
     _, heads, q_len, _ = p.bias
     # Neighbours have the same K and V.
-    past, q_tile = divide(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))
-    pair, kv_tile = divide(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
-    starts = masks.times(q_tile, BLOCK_Q), masks.times(kv_tile, BLOCK_KV)
-    tile = _Tile(p, mem, *divide(pair, heads), *starts)
-    produce = functools.partial(_produce, tile, stages)
-    consume = functools.partial(_consume, tile, stages, wg)
-    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
+    past, q_tile = split(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))
+    pair, kv_tile = split(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
+    starts = times(q_tile, BLOCK_Q), times(kv_tile, BLOCK_KV)
+    tile = _Tile(p, mem, *split(pair, heads), *starts)
+    produce = functools.partial(_produce, tile)
+    consume = functools.partial(_consume, tile, wg)
+    plgpu.Roles(CONSUMERS, REGISTERS).run(wg, produce, consume)
 
 
-def _produce(tile: _Tile, stages: int) -> None:
+def _produce(tile: _Tile) -> None:
     """Copies the tile, then rows of Q, dO, K and V of each place."""
     p, mem = tile.p, tile.mem
     columns = plgpu.ds(tile.kv_start, BLOCK_KV)
@@ -205,58 +181,48 @@ def _produce(tile: _Tile, stages: int) -> None:
 
     @plgpu.loop(0, tile.count)
     def _(step):
-        place, slot = tile.place(step), lax.rem(step, np.int32(stages))
-
-        @plgpu.when(lax.ge(step, np.int32(stages)))
-        def _():
-            plgpu.barrier_wait(mem.empty.at[slot])
-
+        place, slot = tile.place(step), mem.ring.fill(step)
         kv_head = lax.div(place.head, np.int32(p.group))
-        rows = plgpu.ds(place.start, BLOCK_Q)
-        for source, ring, part in (
-            (mem.q, mem.q_smem, (place.batch, rows, place.head)),
-            (mem.k, mem.k_smem, (place.batch, columns, kv_head)),
-            (mem.do, mem.do_smem, (place.batch, rows, place.head)),
-            (mem.v, mem.v_smem, (place.batch, columns, kv_head)),
-        ):
-            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], mem.full.at[slot])
+        of_q = place.batch, plgpu.ds(place.start, BLOCK_Q), place.head
+        of_kv = place.batch, columns, kv_head
+        parts = mem.q.at[of_q], mem.k.at[of_kv], mem.do.at[of_q], mem.v.at[of_kv]
+        for part, buffer in zip(parts, slot.buffers, strict=True):
+            plgpu.copy_gmem_to_smem(part, buffer, slot.full)
 
 
-def _consume(tile: _Tile, stages: int, wg: Any) -> None:
-    """Computes and stores its rows of the tile's derivative."""
+def _consume(tile: _Tile, wg: Any) -> None:
     p, mem = tile.p, tile.mem
     if p.has_matrix:
         plgpu.barrier_wait(mem.bias_full)
 
     def step(number, so_far):
-        slot = lax.rem(number, np.int32(stages))
         rows = Rows(p, mem, wg, tile.place(number))
         lse, delta = rows.of_rows(mem.lse), rows.of_rows(mem.delta)
-        plgpu.barrier_wait(mem.full.at[slot])
+        q, k, do, v = mem.ring.take(number).buffers
 
         def products(scores, dp):
             own = rows.own
-            plgpu.wgmma(scores, mem.q_smem.at[slot, own], mem.k_smem.at[slot].T)
-            of_tile = tile.kv_start, p.mask != Mask(), lse, mem.bias_smem
+            plgpu.wgmma(scores, q.at[own], k.T)
+            of_tile = tile.kv_start, p.mask != Mask(), lse, mem.get("bias_smem")
             if p.wide:
                 # With both products under way ptxas makes them wait for each other.
-                probabilities, _ = rows.probabilities(scores[...], *of_tile)
-            plgpu.wgmma(dp, mem.do_smem.at[slot, own], mem.v_smem.at[slot].T)
+                probabilities, _ = rows.of_tile(scores[...], *of_tile)
+            plgpu.wgmma(dp, do.at[own], v.T)
             if not p.wide:
                 shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-                probabilities, _ = rows.probabilities(shown, *of_tile)
+                probabilities, _ = rows.of_tile(shown, *of_tile)
             return probabilities * (dp[...] - delta)
 
         accumulator = plgpu.ACC((ROWS, BLOCK_KV))
         found = plgpu.run_scoped(products, accumulator, accumulator)
-        plgpu.barrier_arrive(mem.empty.at[slot])
+        mem.ring.release(number)
         return so_far + found
 
     zeros = plgpu.layout_cast(
         jnp.zeros((ROWS, BLOCK_KV), jnp.float32), plgpu.Layout.WGMMA
     )
     found = plgpu.loop(0, tile.count, init_carry=zeros)(step)
-    row = masks.times(wg, ROWS)
+    row = times(wg, ROWS)
     columns = plgpu.ds(tile.kv_start, BLOCK_KV)
     if not p.has_matrix:
         mem.dbias[tile.batch, tile.head, wg, columns] = jnp.sum(found, axis=0)
@@ -265,7 +231,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
     buffer = mem.bias_smem.at[plgpu.ds(row, ROWS)]
     buffer[...] = found.astype(p.bias_dtype)
     plgpu.commit_smem()
-    row = masks.plus(tile.q_start, row)
+    row = plus(tile.q_start, row)
     some = row < p.q_len if p.q_len % BLOCK_Q else None
     target = mem.dbias.at[tile.batch, tile.head, plgpu.ds(row, ROWS), columns]
     plgpu.copy_smem_to_gmem(buffer, target, some)

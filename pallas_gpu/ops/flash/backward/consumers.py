@@ -12,98 +12,41 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward import scored
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Inputs, Place
-from pallas_gpu.ops.flash.masks import Blocks, Lengths
-
-# Rows that are stored without TMA at a time: those of a tile of the swizzle.
-_STORED = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Memory(Inputs):
-    """The references of a block."""
-
-    dk: Any
-    dv: Any
-    k_smem: Any
-    v_smem: Any
-    q_smem: Any
-    do_smem: Any
-    lse_smem: Any
-    delta_smem: Any
-    k_full: Any
-    v_full: Any
-    q_full: Any
-    do_full: Any
-    q_empty: Any
-    do_empty: Any = None
-    together: Any = None
-    ds_smem: Any = None
-    dq_smem: Any = None
-    q_dq: Any = None
-    do_dq: Any = None
-    p_full: Any = None
-    ds_full: Any = None
-    dq: Any = None
-    bias_smem: Any = None
-    bias_full: Any = None
-    bias_empty: Any = None
-    kv_empty: Any = None
-    results_smem: Any = None
+from pallas_gpu.ops.flash.backward.scored import LAYOUT, Scored
+from pallas_gpu.ops.flash.masks import Blocks
+from pallas_gpu.ops.folded import minus, plus, times
 
 
 @dataclasses.dataclass(frozen=True)
-class Consumer:
-    """A consumer warpgroup: its number, and the block's tile of K and V.
+class Consumer(Scored):
+    """A consumer whose block has a tile of K and V.
 
     Attributes:
       blocks: the tiles of Q that it visits.
     """
 
-    p: BackwardProblem
-    mem: Memory
-    wg: Any
-    place: Place
     blocks: Blocks
-
-    @property
-    def kv_head(self) -> Any:
-        return self.place.head
-
-    @property
-    def kv_start(self) -> Any:
-        """The first row of the tile, counted in its sequence."""
-        return self.place.start
+    transposed: ClassVar[bool] = True
 
     def run(self) -> None:
-        """Computes and stores its derivatives."""
         raise NotImplementedError
 
     @property
-    def row(self) -> Any:
-        """The first of its rows of K and V, in the block."""
-        return 0 if self.p.wide else masks.times(self.wg, ROWS)
-
-    @property
-    def own(self) -> Any:
-        """Its rows of the tile of K and V."""
-        return plgpu.ds(self.row, ROWS)
+    def first_row(self) -> Any:
+        return 0 if self.p.wide else times(self.wg, ROWS)
 
     @property
     def scores_type(self) -> Any:
         return plgpu.ACC((ROWS, self.p.config.block_q))
-
-    def slot(self, position) -> Any:
-        return lax.rem(position, np.int32(self.p.config.stages))
 
     def for_each_tile(self, step: Any) -> None:
         """Calls `step(position, head, tile, masked, last=False)` for the tiles of Q.
@@ -112,24 +55,15 @@ class Consumer:
         first tile visit the others at the same time, and share them in the L2 cache.
         """
         p, blocks = self.p, self.blocks
-        last = jnp.int32(masks.plus(self.total, -1))
+        last = jnp.int32(plus(self.total, -1))
 
         def one(position, masked, **options):
-            member, tile = p.visited(blocks, position)
-            head = masks.plus(masks.times(self.kv_head, p.group), member)
-            step(position, head, tile, masked, **options)
+            visited = p.visited(self.place, blocks, position)
+            step(position, *visited, masked, **options)
 
-        for first, end, masked in (
-            (blocks.end_whole, blocks.end, True),
-            (blocks.first_whole, blocks.end_whole, False),
-            (blocks.first, blocks.first_whole, True),
-        ):
-            if first is end:
-                continue
-            past = [masks.minus(blocks.end, x) for x in (end, first)]
-            bounds = [
-                jnp.minimum(jnp.int32(masks.times(x, p.group)), last) for x in past
-            ]
+        for first, end, masked in reversed(blocks.parts()):
+            past = [minus(blocks.end, x) for x in (end, first)]
+            bounds = [jnp.minimum(jnp.int32(times(x, p.group)), last) for x in past]
             # With constant bounds ptxas runs out of registers.
             of_part = functools.partial(one, masked=masked)
             plgpu.loop(*lax.optimization_barrier(bounds))(of_part)
@@ -143,55 +77,46 @@ class Consumer:
     # --- products ---------------------------------------------------------------------
 
     def start_scores(self, scores, position, k=None) -> None:
-        mem, slot = self.mem, self.slot(position)
-        k = mem.k_smem if k is None else k
-        plgpu.barrier_wait(mem.q_full.at[slot])
-        plgpu.wgmma(scores, k.at[self.own], mem.q_smem.at[slot].T)
+        k = self.mem.k_smem if k is None else k
+        q, _ = self.mem.q_ring.take(position).buffers
+        plgpu.wgmma(scores, k.at[self.own], q.T)
 
     def start_dp(self, dp, position) -> None:
-        mem, slot = self.mem, self.slot(position)
-        plgpu.barrier_wait(mem.do_full.at[slot])
-        plgpu.wgmma(dp, mem.v_smem.at[self.own], mem.do_smem.at[slot].T)
+        do, _ = self.mem.do_ring.take(position).buffers
+        plgpu.wgmma(dp, self.mem.v_smem.at[self.own], do.T)
 
     def restart(self, start, acc, position, *operands) -> None:
         """Starts a product of its own in an accumulator whose values have been read."""
         acc[...] = jnp.zeros(acc.shape, acc.dtype)
         start(acc, position, *operands)
 
-    def release(self, slot) -> None:
-        plgpu.barrier_arrive(self.mem.q_empty.at[slot])
-        plgpu.barrier_arrive(self.mem.do_empty.at[slot])
-
     def start_dq(self, dq, ds, piece: int = 0, k=None) -> None:
-        """Starts its part of dS @ K."""
         k = self.mem.k_smem if k is None else k
         if self.p.splits_columns:
             _, columns = self.p.dq_part
-            part = masks.plus(masks.times(self.wg, self.p.dq_pieces), piece)
-            columns = plgpu.ds(masks.times(part, columns), columns)
+            part = plus(times(self.wg, self.p.dq_pieces), piece)
+            columns = plgpu.ds(times(part, columns), columns)
             plgpu.wgmma(dq, ds.T, k.at[:, columns])
         else:
-            rows = plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+            rows = plgpu.ds(times(self.wg, ROWS), ROWS)
             plgpu.wgmma(dq, ds.at[:, rows].T, k)
 
-    def add_to_dq(self, part, buffer, head, tile, piece: int = 0, some=None) -> None:
-        """Starts the addition of its part to dQ in GMEM, through SMEM."""
-        first = masks.times(tile, self.p.config.block_q)
-        row = masks.plus(self.place.q_first, first)
-        self.add_at(part, buffer, (self.place.batch, row, head), piece, some)
+    def of_dq(self, head, tile) -> tuple[Any, Any, Any]:
+        """Returns batch, first row and head of a tile of dQ."""
+        row = plus(self.place.q_first, times(tile, self.p.config.block_q))
+        return self.place.batch, row, head
 
-    def add_at(self, part, buffer, tile, piece: int = 0, some=None) -> None:
-        """Starts that addition of a tile: one of a batch, a first row and a head."""
+    def add_to_dq(self, part, buffer, tile, piece: int = 0, some=None) -> None:
         p, (batch, row, head) = self.p, tile
-        number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
+        number = plus(times(self.wg, p.dq_pieces), piece)
         buffer[...] = part
         plgpu.commit_smem()
         rows, columns = p.dq_part
         column = 0
         if p.splits_columns:
-            column = masks.times(number, columns)
+            column = times(number, columns)
         else:
-            row = masks.plus(row, masks.times(number, rows))
+            row = plus(row, times(number, rows))
         if p.packed or p.q_len % p.config.block_q:
             inside = lax.lt(row, np.int32(p.q_len))
             some = inside if some is None else some & inside
@@ -200,193 +125,172 @@ class Consumer:
 
     # --- elements ---------------------------------------------------------------------
 
-    def probabilities(self, scores, position, head, tile, masked) -> tuple[Any, Any]:
-        """Returns those of a transposed tile of scores, and the factors of dS.
+    def factors(self, scores, position, head, tile, masked) -> tuple[Any, Any]:
+        """Returns the probabilities of a transposed tile of scores, and factors of dS.
 
         Both have the type of the operands. The factors are the probabilities times the
         derivative of a soft cap.
         """
-        p, capped = self.p, None
-        row = masks.plus(self.kv_start, self.row)
-        column = masks.times(tile, p.config.block_q)
-        # Loaded again: with fewer values around the loop, registers suffice.
-        lengths = Lengths(*reversed(p.lengths(self.mem, self.place.sequence)))
-        mask = p.mask.transposed
-        if p.scores.modifies:
-            distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
-            bias, slope = self.bias(position, head), self.slope(head)
-            scores, capped = p.scores.modified(
-                scores, distance, bias, slope, keeps_capped=True
-            )
-        if masked:
-            place = p.scores.hidden, lengths, row, column
-            ids = self.ids(row, column) if mask.segments else None
-            scores = mask.hide(scores, *place, ids, hides_rows=p.has_tail)
-        lse = self.of_columns(self.mem.lse_smem, position)
-        wide = jnp.exp2(scores * p.scores.factor - lse)
+        p, mem = self.p, self.mem
+        _, lse = mem.q_ring.slot(position).buffers
+        wide, capped = self.probabilities(
+            scores,
+            head,
+            times(tile, p.config.block_q),
+            masked,
+            functools.partial(self.of_columns, lse),
+            functools.partial(self.bias, position, head),
+        )
         if p.has_matrix:
-            slot = lax.rem(position, np.int32(p.bias_stages))
-            plgpu.barrier_arrive(self.mem.bias_empty.at[slot])
+            mem.bias_ring.release(position)
         narrow = wide.astype(p.dtype)
         if capped is None:
             return narrow, narrow
         return narrow, (wide * (1 - capped * capped)).astype(p.dtype)
 
-    def ids(self, row, column) -> tuple[Any, Any]:
-        """Returns the segments of rows of K and V, and of Q."""
-        mem, layout = self.mem, plgpu.Layout.WGMMA
-        sizes = ROWS, self.p.config.block_q
-        return tuple(  # type: ignore[return-value]
-            plgpu.load(
-                ids.at[self.place.batch, plgpu.ds(start, size)],
-                layout=layout.reduce(axis),
-                optimized=False,
-            )
-            for ids, start, size, axis in (
-                (mem.kv_ids, row, sizes[0], 1),
-                (mem.q_ids, column, sizes[1], 0),
-            )
-        )
-
     def bias(self, position, head) -> Any:
-        """Returns that of a transposed tile of scores, if there is one."""
-        p, mem, layout = self.p, self.mem, plgpu.Layout.WGMMA
+        p, mem = self.p, self.mem
+        if p.has_matrix:
+            tile = mem.bias_ring.take(position).buffers.at[:, self.own].T
+            return plgpu.load(tile, layout=LAYOUT, optimized=False)
         if p.bias is None:
             return None
-        if not p.has_matrix:
-            rows = plgpu.ds(masks.plus(self.kv_start, self.row), ROWS)
-            part = p.bias_part(mem.bias, self.place, head, 0, rows)
-            values = plgpu.load(part, layout=layout.reduce(1), optimized=False)
-            return lax.broadcast_in_dim(values, (ROWS, p.config.block_q), (0,))
-        slot = lax.rem(position, np.int32(p.bias_stages))
-        plgpu.barrier_wait(mem.bias_full.at[slot])
-        tile = mem.bias_smem.at[slot, :, self.own].T
-        return plgpu.load(tile, layout=layout, optimized=False)
+        part = p.bias_part(mem, self.place, head, 0, plgpu.ds(self.row, ROWS))
+        shape = ROWS, p.config.block_q
+        return lax.broadcast_in_dim(self.loaded(part, 1), shape, (0,))
 
-    def slope(self, head) -> Any:
-        """Returns that of ALiBi of a head of Q, if there is one."""
-        slopes = self.mem.slopes
-        if slopes is None:
-            return None
-        return slopes[self.place.sequence if slopes.shape[0] > 1 else 0, head]
-
-    def of_columns(self, ring, position) -> Any:
+    def of_columns(self, numbers) -> Any:
         """Returns a number of each row of Q for each element of a transposed tile."""
-        layout = plgpu.Layout.WGMMA.reduce(0)
-        values = plgpu.load(ring.at[self.slot(position)], layout=layout)
+        values = plgpu.load(numbers, layout=LAYOUT.reduce(0))
         return lax.broadcast_in_dim(values, (ROWS, self.p.config.block_q), (1,))
 
     def derivatives(self, factors, dp, position) -> Any:
-        """Returns dS transposed, of the scaled scores."""
-        dp = dp - self.of_columns(self.mem.delta_smem, position)
+        _, delta = self.mem.do_ring.slot(position).buffers
+        dp = dp - self.of_columns(delta)
         return (factors.astype(jnp.float32) * dp).astype(self.p.dtype)
 
     def store(self, result, smem, gmem) -> None:
-        """Starts the copy of its rows of a result, through SMEM, to GMEM."""
-        p, place = self.p, self.place
-        row, result = masks.plus(self.kv_start, self.row), result.astype(p.dtype)
-        if p.packed:
-            lengths = p.lengths(self.mem, place.sequence)
-            first = masks.plus(self.mem.kv_starts[place.sequence], row)
-            left = lengths.columns - row
-            rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
-            store_some(result, left, smem.at[self.own], rows)
-            return
-        buffer = smem.at[self.own]
-        buffer[...] = result
-        plgpu.commit_smem()
+        p, place, first, left = self.p, self.place, self.row, None
+        result = result.astype(p.dtype)
         # Of the last tile not every consumer may have rows.
-        some = row < p.kv_len if p.kv_len % p.block_kv else None
-        rows = plgpu.ds(row, ROWS)
-        plgpu.copy_smem_to_gmem(buffer, gmem.at[place.batch, rows, place.head], some)
+        some = self.row < p.kv_len if p.kv_len % p.block_kv else None
+        if p.packed:
+            left = p.lengths(self.mem, place.sequence).columns - self.row
+            first = plus(self.mem.kv_starts[place.sequence], first)
+        rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
+        scored.store(p, result, smem.at[self.own], rows, left, some)
 
 
-def store_some(result: Any, left: Any, buffer: Any, rows: Any) -> None:
-    """Stores the first `left` rows of a tile, through SMEM; by TMA if that is all.
+class Added(NamedTuple):
+    """What the step before leaves to be added to dQ.
 
-    TMA would also write the first rows of the next sequence.
+    Attributes:
+      tile: the tile of dQ: batch, first row and head.
+      k: the buffer of K.
     """
-    buffer[...] = result
-    plgpu.commit_smem()
-    whole = left >= ROWS
 
-    @plgpu.when(whole)
-    def _():
-        plgpu.copy_smem_to_gmem(buffer, rows)
-
-    @plgpu.when(jnp.logical_not(whole))
-    def _():
-        # Few rows at a time, for few registers.
-        @plgpu.loop(0, ROWS // _STORED)
-        def _(i):
-            start = masks.times(i, _STORED)
-            part = plgpu.ds(start, _STORED)
-            values = buffer[part]
-            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
-            plgpu.store(rows, part, values, mask=row < left - start)
+    tile: tuple[Any, Any, Any]
+    k: Any
 
 
+@dataclasses.dataclass(frozen=True)
 class Narrow(Consumer):
-    """A consumer that has dK and dV of its rows."""
+    """A consumer that has dK and dV of its rows.
+
+    Attributes:
+      count, first: the tiles, and the steps, of a persistent block before this tile.
+    """
+
+    count: Any = 0
+    first: Any = 0
+
+    @property
+    def accumulators(self) -> list[Any]:
+        dims = self.p.head_dim, self.p.v_dim
+        return [*(plgpu.ACC((ROWS, n)) for n in dims), *[self.scores_type] * 2]
 
     def run(self) -> None:
-        """Computes and stores its rows of dK and dV."""
         p, mem = self.p, self.mem
 
-        def over_tiles(dk, dv, scores, dp):
-            plgpu.barrier_wait(mem.k_full)
-            self.start_scores(scores, jnp.int32(0))
-            plgpu.barrier_wait(mem.v_full)
-            self.start_dp(dp, jnp.int32(0))
-            if not p.config.deterministic:
-                self.shared(jnp.int32(1))[...] = jnp.zeros(
-                    (ROWS, p.config.block_q), p.dtype
-                )
-                plgpu.commit_smem()
-                plgpu.barrier_arrive(mem.ds_full)
-            plgpu.wgmma_accumulator_load(scores, wait_n=1)
-            self.for_each_tile(functools.partial(self.step, dk, dv, scores, dp))
-            return dk[...], dv[...]
+        def over_tiles(*accumulators):
+            self.start(*accumulators[2:])
+            self.for_each_tile(functools.partial(self.step, accumulators))
+            return [acc[...] for acc in accumulators[:2]]
 
-        accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_head_dim)]
-        accumulators += [self.scores_type, self.scores_type]
-        dk, dv = plgpu.run_scoped(over_tiles, *accumulators)
+        dk, dv = plgpu.run_scoped(over_tiles, *self.accumulators)
         self.store(dv, mem.v_smem, mem.dv)
         if not p.config.deterministic:
-            self.finish_dq()
+            self.finish(jnp.asarray(self.total, jnp.int32))
         # The other consumer's last product reads K.
         plgpu.barrier_arrive_and_wait(mem.together)
         self.store(dk * p.scores.sm_scale, mem.k_smem, mem.dk)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    def step(
-        self, dk, dv, scores, dp, position, head, tile, masked, last=False
-    ) -> None:
-        """Adds a tile of Q to dK and dV, and the one before it to dQ.
+    def k(self, count: Any) -> Any:
+        return self.k_buffer(self.p.k_buffer(count))
 
-        It finds the scores complete and dP under way, and leaves those of the next tile
-        so: ptxas follows no more than that around a loop.
+    def k_buffer(self, number: Any) -> Any:
+        return self.mem.k_smem.at[number] if self.p.persistent else self.mem.k_smem
+
+    def start(self, scores, dp) -> None:
+        """Starts the products of the first step; there is no dS before it."""
+        p, mem, zero = self.p, self.mem, jnp.int32(0)
+        plgpu.barrier_wait(mem.k_full)
+        self.start_scores(scores, zero, self.k(zero))
+        plgpu.barrier_wait(mem.v_full)
+        self.start_dp(dp, zero)
+        if not p.config.deterministic:
+            zeros = jnp.zeros((ROWS, p.config.block_q), p.dtype)
+            self.shared(jnp.int32(1))[...] = zeros
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(mem.ds_full)
+        plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+    def step(
+        self, accumulators, position, head, tile, masked, last=False, before=None
+    ) -> None:
+        """Adds a tile of Q to dK and dV, and the one of the step before to dQ.
+
+        It finds the scores complete and dP under way, and leaves those of the next step
+        so: ptxas follows no more than that around a loop. The last step of a tile
+        starts the next tile if the block is persistent.
         """
-        p, mem = self.p, self.mem
-        slot, following = self.slot(position), masks.plus(position, 1)
+        p, mem, (dk, dv, scores, dp) = self.p, self.mem, accumulators
+        following, goes_on = plus(position, 1), p.persistent or not last
         shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
-        found = self.probabilities(shown, position, head, tile, masked)
+        found = self.factors(shown, position, head, tile, masked)
         # The exponentials are to be computed while dP is under way.
         probabilities, factors = lax.optimization_barrier(found)
         values = dp[...]
-        plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
-
+        if last and goes_on:
+            # A tile has two steps: none reads K of the tile before any more.
+            plgpu.barrier_arrive(mem.kv_empty)
+        plgpu.wgmma(dv, probabilities, mem.do_ring.slot(position).buffers[0])
         ds = self.derivatives(factors, values, position)
-        plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
+        plgpu.wgmma(dk, ds, mem.q_ring.slot(position).buffers[0])
+
+        def go_on():
+            count = plus(self.count, 1) if last else self.count
+            if last:
+                plgpu.barrier_wait(mem.k_full)
+            self.restart(self.start_scores, scores, following, self.k(count))
+
         if not p.config.deterministic:
-            self.visit_dq(ds, scores, position, slot, last)
-        elif not last:
-            self.restart(self.start_scores, scores, following)
+            self.visit_dq(ds, position, before, go_on if goes_on else None)
+        elif goes_on:
+            go_on()
             plgpu.wgmma_wait(1)
-            self.release(slot)
-        if not last:
+            self.release(position)
+        if goes_on:
+            if last:
+                plgpu.barrier_wait(mem.v_full)
             self.restart(self.start_dp, dp, following)
             plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+    def release(self, position) -> None:
+        self.mem.q_ring.release(position)
+        if not self.p.persistent:
+            self.mem.do_ring.release(position)
 
     # --- dQ ---------------------------------------------------------------------------
     # It needs the dS of the other consumer. Each step adds the tile before its own, so
@@ -397,49 +301,49 @@ class Narrow(Consumer):
         return self.buffer(position).at[self.own]
 
     def buffer(self, position) -> Any:
-        """The buffer of a step's dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
 
-    def visit_dq(self, ds, scores, position, slot, last) -> None:
-        """Adds the tile before its own to dQ, and starts the next scores."""
-        p, mem = self.p, self.mem
-        following = masks.plus(position, 1)
+    def visit_dq(self, ds, position, before, go_on) -> None:
+        """Adds the tile of the step before to dQ, and calls `go_on` meanwhile."""
         # dS of the step before are there, and those before them are not read any more.
-        plgpu.barrier_wait(mem.ds_full)
+        plgpu.barrier_wait(self.mem.ds_full)
         self.shared(position)[...] = ds
         plgpu.commit_smem()
 
         def compute(dq):
-            self.start_dq(dq, self.buffer(following))
+            k = self.mem.k_smem if before is None else self.k_buffer(before.k)
+            self.start_dq(dq, self.buffer(plus(position, 1)), k=k)
             # The left operands of dK and dV are registers: they are free now.
             plgpu.wgmma_wait(1)
-            if last:
+            if go_on is None:
                 return dq[...]
-            self.restart(self.start_scores, scores, following)
+            go_on()
             return plgpu.wgmma_accumulator_load(dq, wait_n=1)
 
-        part = plgpu.run_scoped(compute, plgpu.ACC(p.dq_part))
-        plgpu.barrier_arrive(mem.ds_full)
-        self.release(slot)
-        self.add_before(part, position)
+        part = plgpu.run_scoped(compute, plgpu.ACC(self.p.dq_part))
+        plgpu.barrier_arrive(self.mem.ds_full)
+        self.release(position)
+        self.add(part, position, before)
 
-    def add_before(self, part, position) -> None:
-        """Starts the addition of the tile before the one at a position."""
-        p, mem = self.p, self.mem
-        member, tile = p.visited(self.blocks, masks.plus(position, -1))
-        head = masks.plus(masks.times(self.kv_head, p.group), member)
+    def visited(self, position) -> tuple[Any, Any]:
+        past = minus(position, self.first) if self.p.persistent else position
+        return self.p.visited(self.place, self.blocks, past)
+
+    def left_by(self, position) -> Added:
+        return Added(self.of_dq(*self.visited(position)), self.p.k_buffer(self.count))
+
+    def add(self, part, position, before: Added | None) -> None:
+        """Starts the addition of the part of the step before, if there is one."""
+        before = before or self.left_by(plus(position, -1))
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        buffer, some = mem.dq_smem.at[self.wg], lax.gt(position, np.int32(0))
-        self.add_to_dq(part, buffer, head, tile, some=some)
+        some = lax.gt(position, np.int32(0))
+        self.add_to_dq(part, self.mem.dq_smem.at[self.wg], before.tile, some=some)
 
-    def finish_dq(self) -> None:
-        """Adds the last tile to dQ."""
-        total = jnp.asarray(self.total, jnp.int32)
-
+    def finish(self, end, before: Added | None = None) -> None:
         def last(dq):
             plgpu.barrier_wait(self.mem.ds_full)
-            self.start_dq(dq, self.buffer(masks.plus(total, 1)))
+            k = self.mem.k_smem if before is None else self.k_buffer(before.k)
+            self.start_dq(dq, self.buffer(plus(end, 1)), k=k)
             return dq[...]
 
-        part = plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part))
-        self.add_before(part, total)
+        self.add(plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part)), end, before)

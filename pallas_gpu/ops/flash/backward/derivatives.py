@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
@@ -25,7 +24,8 @@ from pallas_gpu.ops.flash.backward.config import (
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Mask
-from pallas_gpu.ops.flash.problem import Operands, Problem
+from pallas_gpu.ops.flash.operands import padded
+from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
 _LONG, _HEADS_OF_LONG = 4096, 4
@@ -92,15 +92,15 @@ def _backward(
     do, dlse = (None if _is_zero(c) else c for c in cotangents)
     if do is None:
         do = jnp.zeros_like(results[0])
-    padded = x._replace(
-        q=_widened(x.q, b.head_dim),
-        k=_widened(x.k, b.head_dim),
-        v=_widened(x.v, b.v_head_dim),
+    wide = x._replace(
+        q=padded(x.q, b.head_dim),
+        k=padded(x.k, b.head_dim),
+        v=padded(x.v, b.v_dim),
     )
-    results[0], do = (_widened(part, b.v_head_dim) for part in (results[0], do))
+    results[0], do = (padded(part, b.v_dim) for part in (results[0], do))
     dq, dk, dv, dbias = gradients.of_operands(
         b,
-        padded,
+        wide,
         tuple(results),
         (do, dlse),
         compiler_params,
@@ -133,19 +133,11 @@ def backward_problem(
         # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)
     head_dim, v_dim = padded_dims(config.block_q, p.head_dim, p.v_dim)
-    problem = BackwardProblem(
-        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
-        head_dim=head_dim,
-        v_head_dim=v_dim,
-        dtype=np.dtype(p.dtype),
-        mask=p.mask,
-        scores=p.scores,
-        config=config,
-        packed=p.batch if p.packed else None,
-        bias=p.bias,
-        bias_dtype=p.bias_dtype,
-    ).divided(math.gcd(config.kv_parts, p.heads // p.kv_heads))
-    if config.block_q > ROWS and problem.head_dim + problem.v_head_dim > 160:
+    fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(Sizes)}
+    fields |= {"head_dim": head_dim, "v_dim": v_dim, "config": config}
+    parts = math.gcd(config.kv_parts, p.group)
+    problem = BackwardProblem(**fields).divided(parts)
+    if config.block_q > ROWS and problem.head_dim + problem.v_dim > 160:
         raise errors.ArgumentError(
             "attention: the tiles of the backward pass do not fit in registers",
             expected="block_q=64 for head_dims of more than 160 together",
@@ -159,7 +151,7 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
     head_dim = max(p.head_dim, p.v_dim)
     ordered = p.deterministic or p.bias is not None
     config = AttentionBackwardConfig.default(head_dim, deterministic=ordered)
-    plain = not (p.scores.modifies or p.mask.segments or p.mask.ragged or p.packed)
+    plain = p.known and not p.scores.modifies
     if not plain and config.block_q > ROWS and head_dim % 32 == 0:
         # The larger tiles have been measured without these alone.
         config = dataclasses.replace(config, block_q=ROWS, stages=4)
@@ -168,7 +160,7 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
     elif plain and 64 < head_dim <= 128:
         # One buffer of K leaves room for a third one of Q and dO.
         config = dataclasses.replace(config, stages=3)
-    steps = plgpu.cdiv(p.q_len, config.block_q) * (p.heads // p.kv_heads)
+    steps = plgpu.cdiv(p.q_len, config.block_q) * (p.group)
     has_parts = config.blocks is not None and p.mask != Mask() and p.heads > p.kv_heads
     if 64 < head_dim <= 128 and has_parts and steps >= _STEPS_OF_PARTS:
         config = dataclasses.replace(config, kv_parts=4, heads_together=_HEADS_OF_LONG)
@@ -221,10 +213,3 @@ def _is_primal(x: Any) -> bool:
 
 def _is_zero(x: Any) -> bool:
     return x is None or isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _widened(x: jax.Array, columns: int) -> jax.Array:
-    missing = columns - x.shape[-1]
-    if not missing:
-        return x
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])

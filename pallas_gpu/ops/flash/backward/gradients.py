@@ -12,6 +12,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward import bias, hopper, queries, rows
 from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem, schedule
+from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, packed_tiles
 
 
@@ -49,7 +50,7 @@ def of_operands(
     tile = p.block_kv, p.config.block_q
     if p.mask.segments:
         sizes = p.padded_q_len, plgpu.align_to(p.kv_len, p.block_kv)
-        ids = [_padded(x.q_ids, sizes[0]), _padded(x.kv_ids, sizes[1])]
+        ids = [padded(x.q_ids, sizes[0]), padded(x.kv_ids, sizes[1])]
         arrays |= {"q_ids": ids[0], "kv_ids": ids[1]}
         arrays["of_segments"] = masks.segment_blocks(x.kv_ids, x.q_ids, *tile)
     if p.bias is not None:
@@ -84,7 +85,6 @@ def of_operands(
 
 
 def _unpacked(p: BackwardProblem, *found: jax.Array) -> Any:
-    """Returns the arrays without the batch dimension that packed ones do not have."""
     return tuple(y[0] for y in found) if p.packed else found
 
 
@@ -94,7 +94,3 @@ def _shifted(numbers: jax.Array) -> jax.Array:
         jnp.pad(numbers, ((0, 0), (0, 0), (n, SHIFTS - n))) for n in range(SHIFTS)
     ]
     return jnp.concatenate(copies)
-
-
-def _padded(ids: jax.Array, length: int) -> jax.Array:
-    return jnp.pad(ids, ((0, 0), (0, length - ids.shape[1])))

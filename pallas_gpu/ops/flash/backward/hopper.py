@@ -22,19 +22,15 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward import persistent
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
-from pallas_gpu.ops.flash.backward.problem import (
-    BackwardProblem,
-    Place,
-    launch,
-)
+from pallas_gpu.ops.flash.backward.consumers import Narrow
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.persistent import Visits
+from pallas_gpu.ops.folded import plus, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 
@@ -52,7 +48,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     k_shape = (2,) * p.persistent + (p.block_kv, p.head_dim)
     scratch = {
         "k_smem": tiles(k_shape, p.dtype, p.dq_part[1]),
-        "v_smem": tiles((p.block_kv, p.v_head_dim), p.dtype),
+        "v_smem": tiles((p.block_kv, p.v_dim), p.dtype),
         "lse_smem": statistic,
         "delta_smem": statistic,
         "k_full": plgpu.Barrier(),
@@ -76,14 +72,12 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["p_full"] = plgpu.Barrier()
     if p.has_matrix:
         shape = p.bias_stages, c.block_q, p.block_kv
-        scratch["bias_smem"] = tiles(shape, p.bias_dtype)
-        scratch["bias_full"] = plgpu.Barrier(num_barriers=p.bias_stages)
         # Wide heads: one consumer computes the probabilities.
-        scratch["bias_empty"] = plgpu.Barrier(
-            num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
+        scratch["bias_ring"] = plgpu.Ring.of(
+            tiles(shape, p.bias_dtype), consumers=1 if p.wide else CONSUMERS
         )
-    rows = p.batch, p.kv_len, p.kv_heads
-    results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_head_dim)}
+    rows = p.outer, p.kv_len, p.kv_heads
+    results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_dim)}
     return launch(
         functools.partial(_body, p),
         tuple(jax.ShapeDtypeStruct(results[x], p.dtype) for x in p.returned),
@@ -96,9 +90,8 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
 
 
 def _rings(p: BackwardProblem) -> dict[str, Any]:
-    """Declares the buffers of Q and dO, and those of parts of dQ."""
     c = p.config
-    dims = {"q": p.head_dim, "do": p.v_head_dim}
+    dims = {"q": p.head_dim, "do": p.v_dim}
     rings = {x: tiles((c.stages, c.block_q, n), p.dtype) for x, n in dims.items()}
     part = functools.partial(tiles, dtype=np.dtype(np.float32))
     if p.persistent:
@@ -124,6 +117,11 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     if "results" in scratch:
         scratch["dq_smem"], scratch["results_smem"] = scratch.pop("results")
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
+    q, do = (mem.q_smem, mem.lse_smem), (mem.do_smem, mem.delta_smem)
+    mem.q_ring = plgpu.Ring(q, mem.q_empty, mem.q_full)
+    # Persistent blocks release both together.
+    do_empty = mem.q_empty if p.persistent else mem.do_empty
+    mem.do_ring = plgpu.Ring(do, do_empty, mem.do_full)
     if p.persistent:
         visits = Visits(p.tiles, lax.axis_index("block"), p.blocks, mem.schedule)
         # Behind two conditions the operands of products would take registers.
@@ -131,7 +129,7 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
             functools.partial(persistent.produce, p, mem, visits),
             functools.partial(persistent.consume, p, mem, wg, visits),
         )
-        roles.split(wg, CONSUMERS, REGISTERS, *both, two_branches=True)
+        plgpu.Roles(CONSUMERS, REGISTERS, two_branches=True).run(wg, *both)
         return
     place = p.tile(mem, lax.axis_index("block"))
     blocks = p.tiles_of_q(mem, place)
@@ -144,14 +142,14 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
             plgpu.when(wg == i)(role(p, mem, i, place, blocks).run)
 
     produce = functools.partial(_produce, p, mem, place, blocks)
-    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
+    plgpu.Roles(CONSUMERS, REGISTERS).run(wg, produce, consume)
 
 
-def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> None:
+def _produce(p: BackwardProblem, mem: Memory, place: Tile, blocks: Blocks) -> None:
     """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
     batch, kv_head = place.batch, place.head
-    own_rows = plgpu.ds(masks.plus(place.kv_first, place.start), p.block_kv)
+    own_rows = plgpu.ds(plus(place.kv_first, place.start), p.block_kv)
     own = batch, own_rows, p.head_of_kv(kv_head)
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
@@ -163,49 +161,34 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
     load(mem.k.at[own], mem.k_smem, mem.k_full)
     total = p.total(blocks)
 
-    def copy(position, sources, rings, full, empty):
-        slot = lax.rem(position, np.int32(c.stages))
-
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
-        member, tile = p.visited(blocks, position)
-        head = masks.plus(masks.times(kv_head, p.group), member)
-        start = masks.times(tile, c.block_q)
-        q_first = place.q_first
+    def copy(position, sources, ring):
+        slot = ring.fill(position)
+        head, tile = p.visited(place, blocks, position)
+        start, q_first = times(tile, c.block_q), place.q_first
         if p.packed and (p.wide or c.stages > 2):
             # What follows from it would take too many registers around the loop.
             q_first = lax.optimization_barrier(q_first)
-        rows = plgpu.ds(masks.plus(q_first, start), c.block_q)
-        number, first = p.of_statistics(place.batch, q_first)
-        numbers = plgpu.ds(masks.plus(first, start), c.block_q)
+        rows = plgpu.ds(plus(q_first, start), c.block_q)
+        number, first = p.of_statistics(batch, q_first)
+        numbers = plgpu.ds(plus(first, start), c.block_q)
         parts = (batch, rows, head), (number, head, numbers)
-        for source, part, ring in zip(sources, parts, rings, strict=True):
-            load(source.at[part], ring.at[slot], full.at[slot])
+        for source, part, buffer in zip(sources, parts, slot.buffers, strict=True):
+            load(source.at[part], buffer, slot.full)
 
     def copy_bias(position):
-        slot = lax.rem(position, np.int32(p.bias_stages))
-
-        @plgpu.when(lax.ge(position, np.int32(p.bias_stages)))
-        def _():
-            plgpu.barrier_wait(mem.bias_empty.at[slot])
-
-        member, tile = p.visited(blocks, position)
-        head = masks.plus(masks.times(kv_head, p.group), member)
-        rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
-        part = p.bias_part(mem.bias, place, head, rows, own[1])
-        load(part, mem.bias_smem.at[slot], mem.bias_full.at[slot])
+        slot = mem.bias_ring.fill(position)
+        head, tile = p.visited(place, blocks, position)
+        rows = plgpu.ds(times(tile, c.block_q), c.block_q)
+        part = p.bias_part(mem, place, head, rows, own[1])
+        load(part, slot.buffers, slot.full)
 
     def copy_q(position):
         if p.has_matrix:
             copy_bias(position)
-        rings = mem.q_smem, mem.lse_smem
-        copy(position, (mem.q, mem.lse), rings, mem.q_full, mem.q_empty)
+        copy(position, (mem.q, mem.lse), mem.q_ring)
 
     def copy_do(position):
-        rings = mem.do_smem, mem.delta_smem
-        copy(position, (mem.do, mem.delta), rings, mem.do_full, mem.do_empty)
+        copy(position, (mem.do, mem.delta), mem.do_ring)
 
     # In the order of the first products.
     copy_q(jnp.int32(0))

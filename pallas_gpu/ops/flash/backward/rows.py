@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, divide
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem
+from pallas_gpu.ops.folded import minus, split, times
 from pallas_gpu.ops.tiles import tiles
 
 _ROW = plgpu.Layout.WGMMA_ROW
@@ -31,14 +31,14 @@ def make_kernel(
     row has no probabilities, beyond the last one or with nothing to see, the logarithm
     is infinite: its exponentials become 0.
     """
-    numbers = jax.ShapeDtypeStruct((p.batch, p.heads, p.padded_q_len), jnp.float32)
-    shape = p.batch, p.q_len, p.heads, p.head_dim
+    numbers = jax.ShapeDtypeStruct((p.outer, p.heads, p.padded_q_len), jnp.float32)
+    shape = p.outer, p.q_len, p.heads, p.head_dim
     zeros = jax.ShapeDtypeStruct(shape, jnp.float32)
-    tile = tiles((ROWS, p.v_head_dim), p.dtype)
+    tile = tiles((ROWS, p.v_dim), p.dtype)
     return plgpu.kernel(
         functools.partial(_body, p, has_dlse),
         out_type=[numbers, numbers] + [zeros] * (not p.config.deterministic),
-        grid=(p.batch * p.heads * (p.padded_q_len // ROWS),),
+        grid=(p.outer * p.heads * (p.padded_q_len // ROWS),),
         grid_names=("block",),
         kernel_name="attention_backward_rows",
         interpret=interpret,
@@ -52,18 +52,18 @@ def _body(p: BackwardProblem, has_dlse: bool, out: Any, do: Any, *refs: Any) -> 
     lse, (*results, out_smem, do_smem, full) = refs[0], refs[1 + has_dlse :]
     new_lse, delta, *zeros = results
     # Neighbours have the same rows of neighbouring heads, which are adjacent in GMEM.
-    place, head = divide(lax.axis_index("block"), p.heads)
-    batch, tile = divide(place, p.padded_q_len // ROWS)
-    start = masks.times(tile, ROWS)
+    place, head = split(lax.axis_index("block"), p.heads)
+    batch, tile = split(place, p.padded_q_len // ROWS)
+    start = times(tile, ROWS)
     rows = plgpu.ds(start, ROWS)
     outside = plgpu.OOBFillMode.ZEROS
     for source, smem in ((out, out_smem), (do, do_smem)):
         part = source.at[batch, rows, head]
         plgpu.copy_gmem_to_smem(part, smem, full, oob_mode=outside)
     row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=_ROW)
-    inside = row < masks.minus(p.q_len, start) if p.padded_q_len > p.q_len else None
+    inside = row < minus(p.q_len, start) if p.padded_q_len > p.q_len else None
     if zeros:
-        _store_zeros(p, zeros[0], (batch, rows, head), masks.minus(p.q_len, start))
+        _store_zeros(p, zeros[0], (batch, rows, head), minus(p.q_len, start))
 
     def load(ref):
         at = batch, head, rows

@@ -17,28 +17,26 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.consumers import Consumer
+from pallas_gpu.ops.folded import plus
 
 
 class _Wide(Consumer):
-    """What both have in common."""
-
     def shared(self, position) -> Any:
         """The buffer of a step's probabilities, and of its dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
 
-    def visit_dq(self, ds, slots, head, tile, restart, last) -> None:
+    def visit_dq(self, position, pieces, ring, head, tile, restart, last) -> None:
         """Adds its part of dQ in two pieces, and calls `restart` meanwhile.
 
         Args:
-          ds: the buffer of a step's dS.
-          slots: room for two pieces, which no product reads any more.
+          pieces: room for two, in slots of the ring, which no product reads any more.
         """
+        slots = pieces.at[ring.slot(position).index]
 
         def compute(dq, piece):
-            self.start_dq(dq, ds, piece)
+            self.start_dq(dq, self.shared(position), piece)
             if piece == 0 or last:
                 return dq[...]
             restart()
@@ -47,7 +45,7 @@ class _Wide(Consumer):
         for piece in range(self.p.dq_pieces):
             of_piece = functools.partial(compute, piece=piece)
             part = plgpu.run_scoped(of_piece, plgpu.ACC(self.p.dq_part))
-            self.add_to_dq(part, slots.at[piece], head, tile, piece)
+            self.add_to_dq(part, slots.at[piece], self.of_dq(head, tile), piece)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
@@ -55,7 +53,6 @@ class WithV(_Wide):
     """The consumer that computes probabilities and has dV."""
 
     def run(self) -> None:
-        """Computes and stores dV."""
         p, mem = self.p, self.mem
 
         def over_tiles(dv, scores):
@@ -64,7 +61,7 @@ class WithV(_Wide):
             self.for_each_tile(functools.partial(self.step, dv, scores))
             return dv[...]
 
-        accumulators = plgpu.ACC((ROWS, p.v_head_dim)), self.scores_type
+        accumulators = plgpu.ACC((ROWS, p.v_dim)), self.scores_type
         dv = plgpu.run_scoped(over_tiles, *accumulators)
         # The other consumer's last product reads V.
         plgpu.barrier_arrive_and_wait(mem.together)
@@ -72,21 +69,20 @@ class WithV(_Wide):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def step(self, dv, scores, position, head, tile, masked, last=False) -> None:
-        """Adds a tile of Q to dV and dQ; starts the scores of the next one."""
         p, mem = self.p, self.mem
-        found = self.probabilities(scores[...], position, head, tile, masked)
+        found = self.factors(scores[...], position, head, tile, masked)
         probabilities, factors = found
-        buffer, slot = self.shared(position), self.slot(position)
+        buffer = self.shared(position)
         buffer[...] = factors
         plgpu.barrier_arrive(mem.p_full)
-        plgpu.barrier_arrive(mem.q_empty.at[slot])
-        plgpu.barrier_wait(mem.do_full.at[slot])
-        plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
+        mem.q_ring.release(position)
+        do, _ = mem.do_ring.take(position).buffers
+        plgpu.wgmma(dv, probabilities, do)
 
         def restart():
             if last:
                 return
-            self.restart(self.start_scores, scores, masks.plus(position, 1))
+            self.restart(self.start_scores, scores, plus(position, 1))
 
         if p.config.deterministic:
             restart()
@@ -95,22 +91,21 @@ class WithV(_Wide):
         else:
             # The other consumer has read dO before.
             plgpu.barrier_wait(mem.ds_full)
-            self.visit_dq(buffer, mem.do_dq.at[slot], head, tile, restart, last)
-        plgpu.barrier_arrive(mem.do_empty.at[slot])
+            self.visit_dq(position, mem.do_dq, mem.do_ring, head, tile, restart, last)
+        mem.do_ring.release(position)
 
 
 class WithK(_Wide):
     """The consumer that computes dS and has dK."""
 
     def run(self) -> None:
-        """Computes and stores dK."""
         p, mem = self.p, self.mem
 
         def over_tiles(dk, dp):
             plgpu.barrier_wait(mem.k_full)
             plgpu.barrier_wait(mem.v_full)
             # The slots of Q that it uses have been waited for, too.
-            plgpu.barrier_wait(mem.q_full.at[0])
+            mem.q_ring.take(0)
             self.start_dp(dp, jnp.int32(0))
             self.for_each_tile(functools.partial(self.step, dk, dp))
             return dk[...]
@@ -123,10 +118,9 @@ class WithK(_Wide):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def step(self, dk, dp, position, head, tile, masked, last=False) -> None:
-        """Adds a tile of Q to dK and dQ; starts dP of the next one."""
         del masked
         p, mem = self.p, self.mem
-        buffer, slot = self.shared(position), self.slot(position)
+        buffer = self.shared(position)
         values = dp[...]
         plgpu.barrier_wait(mem.p_full)
         factors = plgpu.load(buffer, layout=plgpu.Layout.WGMMA)
@@ -134,19 +128,19 @@ class WithK(_Wide):
         buffer[...] = ds
         plgpu.commit_smem()
         plgpu.barrier_arrive(mem.ds_full)
-        plgpu.barrier_arrive(mem.do_empty.at[slot])
-        plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
+        mem.do_ring.release(position)
+        plgpu.wgmma(dk, ds, mem.q_ring.slot(position).buffers[0])
 
         def restart():
             if last:
                 return
-            following = masks.plus(position, 1)
-            plgpu.barrier_wait(mem.q_full.at[self.slot(following)])
+            following = plus(position, 1)
+            mem.q_ring.take(following)
             self.restart(self.start_dp, dp, following)
 
         if p.config.deterministic:
             restart()
             plgpu.wgmma_wait(0 if last else 1)
         else:
-            self.visit_dq(buffer, mem.q_dq.at[slot], head, tile, restart, last)
-        plgpu.barrier_arrive(mem.q_empty.at[slot])
+            self.visit_dq(position, mem.q_dq, mem.q_ring, head, tile, restart, last)
+        mem.q_ring.release(position)

@@ -13,11 +13,19 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import Blocks, plus, times
+from pallas_gpu.ops.flash.forward.tiles import (
+    q_buffer,
+    rows_of,
+    tile_and_blocks,
+    visits,
+)
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.flash.softmax import Softmax
+from pallas_gpu.ops.folded import maximum, minimum, minus, plus, times, where
+from pallas_gpu.ops.memory import Memory
 
 # By how many powers of two probabilities may exceed 1; float16 has room for more.
 _SLACK = 8.0
@@ -46,15 +54,12 @@ class _Own:
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """What one consumer warpgroup does."""
-
     p: Problem[AttentionConfig]
     mem: Memory
     wg: Any
 
     @property
     def own_rows(self) -> Any:
-        """The consumer's part of a tile of Q."""
         rows = self.p.config.rows
         return plgpu.ds(times(self.wg, rows), rows)
 
@@ -76,7 +81,6 @@ class Consumer:
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, tile: Tile, blocks: Blocks) -> None:
-        """Computes and stores its rows of a tile."""
         own, mem = self.own(tile), self.mem
 
         def over_blocks(acc):
@@ -84,13 +88,13 @@ class Consumer:
             q = mem.q_smem.at[0, self.own_rows]
             state = self.first_step(q, np.int32(0), own, plus(blocks.end, -1))
             state = self.other_steps(acc, q, np.int32(0), state, own, blocks)
-            last = masks.minus(plus(blocks.end, -1), blocks.first)
+            last = minus(plus(blocks.end, -1), blocks.first)
             return self.finish(acc, last, state, own)
 
         result = plgpu.run_scoped(over_blocks, self.result_type)
         self.store(result, own)
 
-    def visit_all(self, work: Work) -> None:
+    def visit_all(self) -> None:
         """Computes and stores its rows of all tiles of the block.
 
         The first scores of a tile are computed in the last step of the one before.
@@ -98,24 +102,25 @@ class Consumer:
         mem = self.mem
 
         def first(number):
-            tile, blocks = work.at(number)
+            tile, blocks = tile_and_blocks(self.p, mem, number)
             return self.own(tile), plus(blocks.end, -1)
 
         def over_tiles(acc):
-            visits = work.visits
-            count, first_number = visits.count, visits.number(np.int32(0))
+            own_visits = visits(self.p, mem)
+            count = own_visits.count
+            first_number = own_visits.number(np.int32(0))
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
             start = self.first_step(q, np.int32(0), *first(first_number))
 
             def visit(position, number, following, carry):
                 before, state = carry
-                tile, blocks = work.at(number)
+                tile, blocks = tile_and_blocks(self.p, mem, number)
                 own, buffer = self.own(tile), q_buffer(self.p, position)
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
                 plgpu.barrier_arrive(mem.q_empty.at[buffer])
-                end = plus(before, masks.minus(blocks.end, blocks.first))
+                end = plus(before, minus(blocks.end, blocks.first))
 
                 def go_on():
                     buffer = q_buffer(self.p, plus(position, 1))
@@ -131,7 +136,7 @@ class Consumer:
 
                 return end, lax.cond(plus(position, 1) < count, go_on, stop)
 
-            work.for_each(visit, (np.int32(0), start))
+            own_visits.for_each(visit, (np.int32(0), start))
 
         plgpu.run_scoped(over_tiles, self.result_type)
 
@@ -142,26 +147,26 @@ class Consumer:
         start of what the tile sees.
         """
         p = self.p
-        steps = masks.minus(blocks.end, blocks.first)
+        steps = minus(blocks.end, blocks.first)
         if p.masks_more or p.masks_first:
             blocks = self.own_blocks(own, blocks)
 
         def step(step, state, masked):
-            block = masks.minus(plus(blocks.end, -1), step)
+            block = minus(plus(blocks.end, -1), step)
             return self.step(acc, q, plus(before, step), state, own, block, masked)
 
         masked_step = functools.partial(step, masked=True)
         whole_step = functools.partial(step, masked=False)
         masked, whole, ends = 1, steps, steps
         if p.masks_more:
-            masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
+            masked = maximum(minus(blocks.end, blocks.end_whole), 1)
         if p.masks_first:
-            whole = masks.minus(blocks.end, blocks.first_whole)
-            whole = masks.maximum(whole, masked)
+            whole = minus(blocks.end, blocks.first_whole)
+            whole = maximum(whole, masked)
         if p.idles:
             some = own.q_row < p.q_len
             masked, whole, ends = (
-                masks.where(some, x, np.int32(1)) for x in (masked, whole, ends)
+                where(some, x, np.int32(1)) for x in (masked, whole, ends)
             )
         if p.masks_more:
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)
@@ -174,14 +179,13 @@ class Consumer:
 
     def idle_step(self, position) -> None:
         """Takes part in a step without rows of its own."""
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
-        plgpu.barrier_wait(mem.k_full.at[slot])
+        mem, before = self.mem, plus(position, -1)
+        mem.k_ring.take(position)
         self.take_turn()
-        plgpu.barrier_wait(mem.v_full.at[before])
+        mem.v_ring.take(before)
         self.pass_turn()
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        mem.k_ring.release(position)
+        mem.v_ring.release(before)
 
     def own_blocks(self, own, blocks: Blocks) -> Blocks:
         """Returns the tile's blocks; those are whole that all its own rows see."""
@@ -192,91 +196,81 @@ class Consumer:
         found = p.mask.blocks(*rows, p.config.block_kv)
         return Blocks(
             blocks.first,
-            masks.maximum(masks.minimum(found.first_whole, blocks.end), blocks.first),
-            masks.maximum(masks.minimum(found.end_whole, blocks.end), blocks.first),
+            maximum(minimum(found.first_whole, blocks.end), blocks.first),
+            maximum(minimum(found.end_whole, blocks.end), blocks.first),
             blocks.end,
         )
 
     def own(self, tile: Tile) -> _Own:
-        """Returns what is the same for all blocks."""
         p, mem = self.p, self.mem
-        q_row = plus(tile.q_start, times(self.wg, p.config.rows))
-        ids = slope = None
+        q_row = plus(tile.start, times(self.wg, p.config.rows))
+        ids = None
         if p.mask.segments:
             rows = plgpu.ds(q_row, p.config.rows)
             ids = plgpu.load(mem.q_ids.at[tile.batch, rows], layout=_ROW)
-        if p.scores.alibi:
-            slope = mem.slopes[tile.batch if mem.slopes.shape[0] > 1 else 0, tile.head]
-        scales = None
+        slope, scales = p.slope(mem, tile, tile.head), None
         if p.narrow:
             of_batch = tile.batch if mem.scales.shape[0] > 1 else 0
             scales = [mem.scales[of_batch, tile.head, i] for i in range(2)]
         return _Own(tile, q_row, ids, slope, scales)
 
-    def slot(self, position) -> Any:
-        return lax.rem(position, np.int32(self.p.config.stages))
-
-    def v(self, slot) -> Any:
-        """Returns a block of V."""
-        block = self.mem.v_smem.at[slot]
-        return block.T if self.p.narrow else block
+    def add(self, acc, probabilities, position) -> None:
+        block = self.mem.v_ring.take(position).buffers
+        plgpu.wgmma(acc, probabilities, block.T if self.p.narrow else block)
 
     def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
-        """Returns maxima, sums and probabilities for the first block."""
-        mem = self.mem
-        slot = self.slot(position)
+        ring = self.mem.k_ring
 
         def multiply(scores):
-            plgpu.barrier_wait(mem.k_full.at[slot])
-            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
+            plgpu.wgmma(scores, q, ring.take(position).buffers.T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
-        row_max, sums, wide = self.first_softmax(scores, slot, own, block)
+        ring.release(position)
+        row_max, sums, wide = self.first_softmax(scores, position, own, block)
         return row_max, sums, self.rounded(wide)
 
-    def first_softmax(self, scores, slot, own, block) -> tuple[Any, Any, Any]:
-        scores = self.modified(scores, slot, own, block, self.p.masks)
-        row_max = scores.max(axis=1) * self.factor(own)
-        wide = self.exponentials(scores, row_max, own)
-        return row_max, self.sums(wide), wide
+    def first_softmax(self, scores, position, own, block) -> tuple[Any, Any, Any]:
+        scores = self.modified(scores, position, own, block, self.p.masks)
+        return self.softmax(own).begin(scores)
+
+    def softmax(self, own) -> Softmax:
+        """Returns that of a tile; without `in_parts` it has whole sums."""
+        return Softmax(
+            axis=1,
+            factor=self.factor(own),
+            exponent=narrow.EXPONENT if self.p.narrow else 0,
+            slack=_SLACK if self.p.config.keep_maxima else 0.0,
+            summed=_partial_sums if self.in_parts else None,
+        )
 
     def two_products(self, acc, q, position, probabilities) -> Any:
         """Starts the scores of a block, and adds the block before it to the result.
 
         Returns the scores; the second product is still under way.
         """
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        ring = self.mem.k_ring
 
         def multiply(scores):
-            plgpu.barrier_wait(mem.k_full.at[slot])
+            k = ring.take(position).buffers
             self.take_turn()
-            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
-            plgpu.barrier_wait(mem.v_full.at[before])
-            plgpu.wgmma(acc, probabilities, self.v(before))
+            plgpu.wgmma(scores, q, k.T)
+            self.add(acc, probabilities, plus(position, -1))
             self.pass_turn()
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
-        plgpu.barrier_arrive(mem.k_empty.at[slot])
+        ring.release(position)
         return scores
 
     def step(self, acc, q, position, state, own, block, masked) -> Any:
         """Computes the softmax of a block while the one before it is added."""
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        before = plus(position, -1)
         row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
-        scores = self.modified(scores, slot, own, block, masked)
-        new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
-        keeps = self.p.config.keep_maxima
-        if keeps:
-            new_max = jnp.where(new_max > row_max + _SLACK, new_max, row_max)
-        shrink = lax.exp2(lax.sub(row_max, new_max))
-        wide = self.exponentials(scores, new_max, own)
-        sums = _scaled(sums, shrink) + self.sums(wide)
+        scores = self.modified(scores, position, own, block, masked)
+        softmax, keeps = self.softmax(own), self.p.config.keep_maxima
+        new_max, sums, shrink, wide = softmax.step((row_max, sums), scores)
         if not keeps:
             if not self.in_parts:
                 # All this is to happen while the second product is under way.
@@ -284,19 +278,19 @@ class Consumer:
                     (wide, new_max, sums, shrink)
                 )
             so_far = acc[...]
-            plgpu.barrier_arrive(mem.v_empty.at[before])
-            acc[...] = _scaled(so_far, shrink)
+            self.mem.v_ring.release(before)
+            acc[...] = softmax.scaled(so_far, shrink)
             return new_max, sums, self.rounded(wide)
         # Not from the smallest factor: NaN in one row must not decide for the others.
         some = jnp.max(jnp.where(new_max > row_max, 1.0, 0.0)) > 0
         so_far = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        self.mem.v_ring.release(before)
         # Rounded while exponentials are computed, and not after the branch.
         rounded = lax.optimization_barrier(self.rounded(wide))
 
         @plgpu.when(some)
         def _():
-            acc[...] = _scaled(so_far, shrink)
+            acc[...] = softmax.scaled(so_far, shrink)
 
         return new_max, sums, rounded
 
@@ -306,16 +300,6 @@ class Consumer:
         p = self.p
         return p.config.keep_maxima or (p.v_dim <= _NARROW and not p.narrow)
 
-    def sums(self, wide) -> Any:
-        """Returns the sums of the rows, or partial ones, which only the end combines.
-
-        Those are sums over every eighth column: each thread adds columns of its own.
-        """
-        rows, columns = wide.shape
-        if not self.in_parts:
-            return wide.sum(axis=1)
-        return wide.reshape(rows, columns // 8, 8).sum(axis=1)
-
     def step_between(self, acc, q, position, state, own, following, block) -> Any:
         """Begins a tile while the last block of the one before is added; stores that.
 
@@ -323,30 +307,25 @@ class Consumer:
           q: rows of the tile that begins, which is `following`; `block` is its first.
           own, state: of the tile that ends.
         """
-        mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
+        before = plus(position, -1)
         row_max, sums, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
-        begun = self.first_softmax(scores, slot, following, block)
+        begun = self.first_softmax(scores, position, following, block)
         begun = lax.optimization_barrier(begun)
         total = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[before])
+        self.mem.v_ring.release(before)
         acc[...] = jnp.zeros_like(total)
         self.store(self.divided(total, row_max, sums, own), own)
         return begun[0], begun[1], self.rounded(begun[2])
 
     def finish(self, acc, position, state, own) -> Any:
-        """Adds the last block to the result and divides by the sums."""
-        mem, slot = self.mem, self.slot(position)
         row_max, sums, probabilities = state
-        plgpu.barrier_wait(mem.v_full.at[slot])
-        plgpu.wgmma(acc, probabilities, self.v(slot))
+        self.add(acc, probabilities, position)
         total = acc[...]
-        plgpu.barrier_arrive(mem.v_empty.at[slot])
+        self.mem.v_ring.release(position)
         return self.divided(total, row_max, sums, own)
 
     def divided(self, total, row_max, sums, own) -> Any:
-        """Returns the rows of the result; stores logsumexp."""
         p, row_sum = self.p, sums if sums.ndim == 1 else sums.sum(axis=1)
         share, seen_max = 1 / row_sum, row_max
         if p.narrow:
@@ -372,15 +351,14 @@ class Consumer:
         if p.packed or p.q_len % p.config.block_q:
             end = tile.lengths.rows if p.packed else p.q_len
             row = plgpu.broadcasted_iota(jnp.int32, lse.shape, 0, layout=_ROW)
-            inside = row < masks.minus(end, own.q_row)
+            inside = row < minus(end, own.q_row)
         plgpu.store(self.mem.lse, at, lse, mask=inside)
 
     def store(self, result, own) -> None:
-        """Starts the copy of its rows of the result, through SMEM, to GMEM."""
         p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
-        buffer = mem.q_smem.at[0] if mem.out_smem is None else mem.out_smem
-        buffer = buffer.at[self.own_rows]
+        out = mem.get("out_smem")
+        buffer = (mem.q_smem.at[0] if out is None else out).at[self.own_rows]
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
@@ -428,20 +406,11 @@ class Consumer:
         """Whether the scales of operands are a part of the factor of the scores."""
         return self.p.narrow and not self.p.scores.modifies
 
-    def exponentials(self, scores, row_max, own) -> Any:
-        """Returns 2 to the scaled scores less the maximum, which is scaled already."""
-        if self.p.narrow:
-            row_max = row_max - narrow.EXPONENT
-        row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return lax.exp2(lax.sub(lax.mul(scores, self.factor(own)), row_max))
-
     def rounded(self, wide) -> Any:
-        """Returns exponentials as the left operand of a product."""
         p = self.p
         return narrow.probabilities(wide) if p.narrow else wide.astype(p.dtype)
 
-    def modified(self, scores, slot, own, block, masked) -> Any:
-        """Returns the scores of a block, modified, and masked if it has to be."""
+    def modified(self, scores, position, own, block, masked) -> Any:
         p, mem = self.p, self.mem
         lengths = own.tile.lengths
         column = times(block, p.config.block_kv)
@@ -450,15 +419,15 @@ class Consumer:
                 scores = scores * own.scales[0]
             bias = None
             if p.bias is not None:
-                plgpu.barrier_wait(mem.bias_full.at[slot])
-                if p.bias[2] == 1:
-                    columns = plgpu.ds(0, p.config.block_kv)
-                    bias = plgpu.load(mem.bias_smem.at[slot, columns], layout=_COLUMN)
+                part = mem.bias_ring.take(position).buffers
+                if p.has_matrix:
+                    bias = part.at[self.own_rows][...]
                 else:
-                    bias = mem.bias_smem.at[slot, self.own_rows][...]
-                plgpu.barrier_arrive(mem.bias_empty.at[slot])
+                    columns = plgpu.ds(0, p.config.block_kv)
+                    bias = plgpu.load(part.at[columns], layout=_COLUMN)
+                mem.bias_ring.release(position)
             origin = plus(own.q_row, p.mask.shift(lengths))
-            distance = masks.minus(origin, column)
+            distance = minus(origin, column)
             scores = p.scores.modified(scores, distance, bias, own.slope)
         if not masked:
             return scores
@@ -474,7 +443,7 @@ class Consumer:
         return p.mask.hide(scores, hidden, *place, ids, layout=plgpu.Layout.WGMMA)
 
 
-def _scaled(x: Any, of_rows: Any) -> Any:
-    if x.ndim == 1:
-        return x * of_rows
-    return x * lax.broadcast_in_dim(of_rows, x.shape, (0,))
+def _partial_sums(wide: Any) -> Any:
+    """Returns sums over every eighth column: each thread adds columns of its own."""
+    rows, columns = wide.shape
+    return wide.reshape(rows, columns // 8, 8).sum(axis=1)

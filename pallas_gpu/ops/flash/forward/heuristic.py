@@ -24,14 +24,12 @@ _LARGEST_PERSISTENT = 128
 
 
 def configured(p: Problem[Any]) -> AttentionConfig:
-    """Returns the configuration for the problem, whose own is ignored."""
     plain = p.bias is None and not p.scores.alibi
-    static = not p.packed and not p.mask.ragged and not p.mask.segments
     if plain and p.head_dim == p.v_dim and not p.narrow:
         causal = p.mask.right is not None
-        kv_len = p.kv_len if static and p.mask.left is None else None
+        kv_len = p.kv_len if p.known and p.mask.left is None else None
         chosen = AttentionConfig.default(p.head_dim, causal=causal, kv_len=kv_len)
-        return chosen if static else dataclasses.replace(chosen, blocks=None)
+        return chosen if p.known else dataclasses.replace(chosen, blocks=None)
     other = OTHER_REGISTERS if plain else _OTHER_IF_BIASED
     if p.scores.alibi:
         other = _OTHER_IF_ALIBI
@@ -45,13 +43,12 @@ def configured(p: Problem[Any]) -> AttentionConfig:
             and _bytes(p, config) <= arch.SM_90A.smem_bytes_per_block
         ):
             break
-    if p.narrow and plain and static and p.v_dim <= _LARGEST_PERSISTENT:
+    if p.narrow and plain and p.known and p.v_dim <= _LARGEST_PERSISTENT:
         return dataclasses.replace(config, blocks=arch.SM_90A.sm_count)
     return config
 
 
 def _bytes(p: Problem[Any], c: AttentionConfig) -> int:
-    """Returns the SMEM of a block that is not persistent."""
     rows = c.block_q * p.head_dim * p.dtype.itemsize
     if p.v_dim != p.head_dim or p.narrow:
         rows += c.block_q * p.v_dim * p.out_dtype.itemsize

@@ -25,13 +25,19 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
-from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import plus, times
-from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles, schedule
+from pallas_gpu.ops.flash.forward.tiles import (
+    q_buffer,
+    rows_of,
+    tile_and_blocks,
+    visits,
+)
+from pallas_gpu.ops.flash.operands import padded
+from pallas_gpu.ops.flash.problem import Operands, Problem, packed_tiles, schedule
+from pallas_gpu.ops.folded import minus, plus, times
+from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -45,15 +51,14 @@ _ROW_BYTES = 16
 def forward(
     p: Problem[AttentionConfig], x: Operands, compiler_params: Any, interpret: Any
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result and, if the problem has it, logsumexp."""
     inputs = {name: value for name, value in x._asdict().items() if value is not None}
     c = p.config
     if x.q_ids is not None:
         inputs["of_segments"] = masks.segment_blocks(
             x.q_ids, x.kv_ids, c.block_q, c.block_kv
         )
-        inputs["q_ids"] = _padded(x.q_ids, c.block_q)
-        inputs["kv_ids"] = _padded(x.kv_ids, c.block_kv)
+        inputs["q_ids"] = padded(x.q_ids, c.block_q)
+        inputs["kv_ids"] = padded(x.kv_ids, c.block_kv)
     if p.packed:
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
     if p.persistent and p.uneven:
@@ -62,16 +67,10 @@ def forward(
         inputs["v"] = narrow.transposed(x.v)
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
-        inputs["bias"] = _padded(x.bias, row_elems)
+        inputs["bias"] = padded(x.bias, row_elems)
     f = make_kernel(p, tuple(inputs), compiler_params, interpret)
     out, *others = f(*inputs.values())
     return out, others[0] if others else None
-
-
-def _padded(x: Any, multiple: int) -> Any:
-    """Returns the array with zeros up to a multiple along the last axis."""
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 @functools.lru_cache(maxsize=64)
@@ -83,24 +82,18 @@ def make_kernel(
 ) -> Any:
     """Returns the function of the inputs of these names; see `forward`."""
     c = p.config
-    full = plgpu.Barrier(num_barriers=c.stages)
-    empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     # Rows of Q arrive for the next tile while those of this one are still in use.
     q_buffers = 2 if p.persistent else 1
+    ring = functools.partial(plgpu.Ring.of, consumers=c.consumers)
     scratch = {
         "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
-        "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
-        "v_smem": tiles((c.stages, *p.v_block), p.dtype),
         "q_full": plgpu.Barrier(num_barriers=q_buffers),
-        "k_full": full,
-        "v_full": full,
-        "k_empty": empty,
-        "v_empty": empty,
+        "k_ring": ring(tiles((c.stages, c.block_kv, p.head_dim), p.dtype)),
+        "v_ring": ring(tiles((c.stages, *p.v_block), p.dtype)),
         "turn": plgpu.Barrier(num_barriers=c.consumers),
     }
     if p.bias is not None:
-        scratch |= {"bias_full": full, "bias_empty": empty}
-        scratch["bias_smem"] = _bias_ring(p)
+        scratch["bias_ring"] = ring(_bias_buffers(p))
     if p.persistent or p.v_dim != p.head_dim or p.narrow:
         # Rows of Q arrive for the next tile while this one's result leaves.
         scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.out_dtype)
@@ -130,11 +123,10 @@ def make_kernel(
     )
 
 
-def _bias_ring(p: Problem[AttentionConfig]) -> Any:
+def _bias_buffers(p: Problem[AttentionConfig]) -> Any:
     """A bias that is the same for all rows is a vector for each block."""
-    assert p.bias is not None
     c, dtype = p.config, p.bias_dtype
-    if p.bias[2] == 1:
+    if not p.has_matrix:
         # Each block starts at a multiple of 128 bytes, as TMA needs it.
         row = plgpu.align_to(c.block_kv, 128 // dtype.itemsize)
         return plgpu.SMEM((c.stages, row), dtype)
@@ -148,20 +140,20 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
     wg = lax.axis_index("wg")
 
     def produce() -> None:
-        Work(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
+        visits(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
 
     def consume() -> None:
         consumer = Consumer(p, mem, wg)
         consumer.open_turns()
         if p.persistent:
-            consumer.visit_all(Work(p, mem))
+            consumer.visit_all()
         else:
-            consumer.visit(*Work(p, mem).at(lax.axis_index("worker")))
+            consumer.visit(*tile_and_blocks(p, mem, lax.axis_index("worker")))
         plgpu.wait_smem_to_gmem(0)
 
     consumers = p.config.consumers
-    registers = REGISTERS[consumers]
-    roles.split(wg, consumers, registers, produce, consume, two_branches=True)
+    roles = plgpu.Roles(consumers, REGISTERS[consumers], two_branches=True)
+    roles.run(wg, produce, consume)
 
 
 def _produce(
@@ -174,8 +166,8 @@ def _produce(
     """
     del following
     c = p.config
-    tile, blocks = Work(p, mem).at(number)
-    kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
+    tile, blocks = tile_and_blocks(p, mem, number)
+    kv_head = lax.div(tile.head, np.int32(p.group))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     buffer = q_buffer(p, position)
@@ -186,28 +178,21 @@ def _produce(
             plgpu.barrier_wait(mem.q_empty.at[buffer])
 
     q_rows = rows_of(
-        p, mem.q, tile, plus(tile.q_first, tile.q_start), c.block_q, tile.head
+        p, mem.q, tile, plus(tile.q_first, tile.start), c.block_q, tile.head
     )
     plgpu.copy_gmem_to_smem(
         q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
     )
 
-    steps = masks.minus(blocks.end, blocks.first)
+    steps = minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
 
-    def copy(step, source, ring, full, empty):
-        position = plus(before, step)
-        slot = lax.rem(position, np.int32(c.stages))
-
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
-        part = source(times(lax.sub(last, step), c.block_kv))
-        buffer = ring.at[slot]
+    def copy(step, source, ring):
+        slot = ring.fill(plus(before, step))
+        part, buffer = source(times(lax.sub(last, step), c.block_kv)), slot.buffers
         if buffer.shape != part.shape:
             buffer = buffer.at[plgpu.ds(0, c.block_kv)]
-        plgpu.copy_gmem_to_smem(part, buffer, full.at[slot], oob_mode=mode)
+        plgpu.copy_gmem_to_smem(part, buffer, slot.full, oob_mode=mode)
 
     def blocks_of(ref):
         def part(column):
@@ -216,18 +201,21 @@ def _produce(
 
         return part
 
+    def part_of_bias(column):
+        rows = plgpu.ds(tile.start, c.block_q) if p.has_matrix else 0
+        columns = plgpu.ds(column, c.block_kv)
+        return p.bias_part(mem, tile, tile.head, rows, columns)
+
     def copy_k(step):
-        copy(step, blocks_of(mem.k), mem.k_smem, mem.k_full, mem.k_empty)
+        copy(step, blocks_of(mem.k), mem.k_ring)
         if p.bias is not None:
-            part = functools.partial(_bias_part, p, mem, tile)
-            copy(step, part, mem.bias_smem, mem.bias_full, mem.bias_empty)
+            copy(step, part_of_bias, mem.bias_ring)
 
     def transposed_v(column):
         return mem.v.at[tile.batch, kv_head, :, plgpu.ds(column, c.block_kv)]
 
     def copy_v(step):
-        part = transposed_v if p.narrow else blocks_of(mem.v)
-        copy(step, part, mem.v_smem, mem.v_full, mem.v_empty)
+        copy(step, transposed_v if p.narrow else blocks_of(mem.v), mem.v_ring)
 
     copy_k(np.int32(0))
 
@@ -238,14 +226,3 @@ def _produce(
 
     copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
     return plus(before, steps)
-
-
-def _bias_part(p: Any, mem: Memory, tile: Tile, column: Any) -> Any:
-    """Returns the bias of a tile and a block."""
-    batch = tile.batch if p.bias[0] > 1 else 0
-    head = tile.head if p.bias[1] > 1 else 0
-    columns = plgpu.ds(column, p.config.block_kv)
-    if p.bias[2] == 1:
-        return mem.bias.at[batch, head, 0, columns]
-    rows = plgpu.ds(tile.q_start, p.config.block_q)
-    return mem.bias.at[batch, head, rows, columns]

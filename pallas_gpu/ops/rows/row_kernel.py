@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that reduce each row, and apply what they found to its elements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+from pallas_gpu.ops.rows import rows
+from pallas_gpu.ops.rows.rows import Rows
+from pallas_gpu.ops.rules import Interpret, Positive, array
+
+# Columns of one array that the registers of a warpgroup hold.
+MOST_COLUMNS = 16384
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What a warpgroup has of its rows: some whole rows, or a part of one.
+
+    Attributes:
+      elements: of each array, float32.
+      axis: of the elements, along which those of a row are.
+      columns: loads the same columns of an array that all rows share.
+    """
+
+    elements: tuple[jax.Array, ...]
+    axis: int
+    columns: Callable[[int], jax.Array]
+
+    def column(self, i: int) -> jax.Array:
+        """Returns what the i-th array that all rows share has for each element."""
+        x, shape = self.columns(i).astype(jnp.float32), self.elements[0].shape
+        return x if len(shape) == 1 else lax.broadcast_in_dim(x, shape, (1,))
+
+    def sum(self, x: jax.Array) -> jax.Array:
+        """Returns the sum over each row of elements."""
+        return jnp.sum(x, self.axis)
+
+    def max(self, x: jax.Array) -> jax.Array:
+        """Returns the largest one of each row of elements."""
+        return jnp.max(x, self.axis)
+
+    def spread(self, number: Any) -> Any:
+        """Returns a number of each row for each element."""
+        x = self.elements[0]
+        if not jnp.ndim(number) or x.ndim == 1:
+            return number
+        return lax.broadcast_in_dim(number, x.shape, (1 - self.axis % 2,))
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """A reduction of rows.
+
+    Attributes:
+      initial: a number, or a pytree of them.
+      step: `step(carry, row, *found)` returns the carry with the elements of a row, see
+        `row_kernel`, added. It is called once with whole rows, or for each part of a
+        row in order. `found` has the results of the reductions before.
+      finish: `finish(carry, size)` returns the result from the last carry and the
+        number of columns; default: the carry.
+    """
+
+    initial: Any
+    step: Callable[..., Any]
+    finish: Callable[[Any, int], Any] = lambda carry, size: carry
+
+
+def _reductions(value: Any, what: str) -> tuple[Reduction, ...]:
+    if expect.is_sequence(value) and all(isinstance(x, Reduction) for x in value):
+        return tuple(value)
+    expected = "a sequence of ops.Reduction"
+    raise expect.wrong_type(what, expected, expected, value, "[ops.Reduction(0.0, f)]")
+
+
+@expect.arguments(reduce=_reductions)
+def row_kernel(
+    reduce: Sequence[Reduction],
+    apply: Callable[..., Any],
+    *,
+    out_dtype: Any = None,
+    name: str = "row_kernel",
+    return_reductions: bool = False,
+    most_columns: Positive = MOST_COLUMNS,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Interpret = None,
+) -> Callable[..., Any]:
+    """Makes a kernel that reduces each row, and applies the results to its elements.
+
+    Short rows are read once: several of them are in the registers of a warpgroup. Of
+    rows with more than `most_columns` a warpgroup reads part by part, once for each
+    reduction and once for `apply`. `softmax`, `layer_norm`, `rms_norm` and their
+    derivatives are made by it.
+
+    Since: sm_90a. Issued by: the host; the kernel composes with `jax.jit` and
+    `jax.vmap`. It has no derivative: `jax.custom_vjp` gives it one.
+
+    Args:
+      reduce: the reductions, in order.
+      apply: `apply(row, *found)` returns the elements of the result, or of a tuple of
+        results, from a row and the results of all reductions. A row, or several, or a
+        part of one, has `row.elements`, a tuple of the arrays' elements in float32,
+        `row.column(i)`, those of an array that all rows share, `row.sum(x)` and
+        `row.max(x)`, a number for each row, and `row.spread(number)`, such a number for
+        each element.
+      out_dtype: type of the result; a tuple of types if there are several. Default: the
+        type of the first array.
+      name: of the kernel.
+      return_reductions: the results of the reductions, float32 of each row, are
+        returned, too, as a list.
+      most_columns: how many columns the registers hold; fewer for several arrays.
+      compiler_params, interpret: see `softmax`.
+
+    Returns:
+      A function of arrays (..., columns) of float32, float16 or bfloat16, with the
+      option `columns`: arrays (columns,) that all rows share. It returns an array of
+      the shape of the first one, or a tuple of them.
+
+    Raises:
+      ShapeError, DTypeError: when the function is called: arrays that do not match, or
+          other types.
+
+    Example:
+      >>> def largest(top, row):
+      ...     return jnp.maximum(top, row.max(jnp.abs(row.elements[0])))
+      >>> def scaled(row, top):
+      ...     return row.elements[0] / row.spread(top)
+      >>> y = ops.row_kernel([ops.Reduction(0.0, largest)], scaled)(x)
+    """
+
+    def kernel(*arrays: Any, columns: Sequence[Any] = ()) -> Any:
+        given = [array(x, f"argument {i}") for i, x in enumerate(arrays)]
+        shared = [array(x, f"columns[{i}]") for i, x in enumerate(columns)]
+        _check(name, given, shared)
+        several = isinstance(out_dtype, tuple)
+        dtypes = out_dtype if several else (out_dtype or given[0].dtype,)
+        results, found = call(
+            *(Rows(given[0].shape), reduce, apply, given, dtypes),
+            shared=shared,
+            name=name,
+            most_columns=most_columns,
+            compiler_params=rows.params(compiler_params, given[0].dtype),
+            interpret=interpret,
+            return_reductions=return_reductions,
+        )
+        out = tuple(results) if several else results[0]
+        return (out, found) if return_reductions else out
+
+    return kernel
+
+
+def _check(name: str, arrays: Sequence[Any], shared: Sequence[Any]) -> None:
+    named = {f"argument {i}": x for i, x in enumerate(arrays)}
+    wanted = dict.fromkeys(named, arrays[0].shape)
+    of_columns = {f"columns[{i}]": x for i, x in enumerate(shared)}
+    wanted |= dict.fromkeys(of_columns, arrays[0].shape[-1:])
+    rows.check(name, **named, **of_columns)
+    for which, x in (named | of_columns).items():
+        if x.shape != wanted[which]:
+            raise errors.ShapeError(
+                f"{name}: {which} does not match argument 0",
+                expected=tuple(wanted[which]),
+                got=tuple(x.shape),
+                hint="jnp.broadcast_to gives arrays the shape of the first one",
+            )
+
+
+def call(
+    r: Rows,
+    reduce: Sequence[Reduction],
+    apply: Callable[..., Any],
+    arrays: Sequence[jax.Array],
+    dtypes: Sequence[Any],
+    *,
+    shared: Sequence[jax.Array] = (),
+    name: str,
+    most_columns: int = MOST_COLUMNS,
+    compiler_params: Any,
+    interpret: Any,
+    return_reductions: bool = False,
+) -> tuple[list[jax.Array], list[Any]]:
+    """Returns the results, and those of the reductions if they are asked for."""
+    initial = [one.initial for one in reduce] if return_reductions else []
+    kept, tree = jax.tree.flatten(initial)
+
+    def body(*refs: Any) -> None:
+        inputs, outputs = refs[: len(arrays)], refs[len(arrays) + len(shared) :]
+        columns = refs[len(arrays) : len(arrays) + len(shared)]
+        over = _whole if r.columns <= most_columns else _parts
+        over(r, inputs, columns, reduce, apply, outputs, len(dtypes))
+
+    out = [*((r.columns, d) for d in dtypes), *[(1, jnp.float32)] * len(kept)]
+    options = {"compiler_params": compiler_params, "interpret": interpret}
+    results = r.call(body, arrays, out, shared=shared, name=name, **options)
+    found = [x[..., 0] for x in results[len(dtypes) :]]
+    return results[: len(dtypes)], jax.tree.unflatten(tree, found)
+
+
+def _whole(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> None:
+    elements = tuple(ref[...].astype(jnp.float32) for ref in inputs)
+    row = Row(elements, r.axis, lambda i: columns[i][...])
+    found: list[Any] = []
+    for one in reduce:
+        carry = one.step(one.initial, row, *found)
+        found.append(one.finish(carry, r.columns))
+    _write(apply(row, *found), outputs[:results], ...)
+    for ref, number in zip(outputs[results:], jax.tree.leaves(found), strict=False):
+        ref[:, 0] = number
+
+
+def _parts(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> None:
+    def part(start: Any, size: int) -> Row:
+        at = plgpu.ds(start, size)
+        elements = tuple(ref[0, at].astype(jnp.float32) for ref in inputs)
+        return Row(elements, -1, lambda i: columns[i][at])
+
+    found: list[Any] = []
+    for one in reduce:
+        seen = tuple(found)
+
+        def add(start: Any, size: int, carry: Any, one=one, seen=seen) -> Any:
+            return one.step(carry, part(start, size), *seen)
+
+        carry = r.over_parts(add, jax.tree.map(jnp.float32, one.initial))
+        found.append(one.finish(carry, r.columns))
+
+    def write(start: Any, size: int, carry: Any) -> Any:
+        values = apply(part(start, size), *found)
+        _write(values, outputs[:results], (0, plgpu.ds(start, size)))
+        return carry
+
+    r.over_parts(write, jnp.int32(0))
+    for ref, number in zip(outputs[results:], jax.tree.leaves(found), strict=False):
+        ref[0, 0] = number
+
+
+def _write(values: Any, refs: Any, at: Any) -> None:
+    values = values if isinstance(values, tuple) else (values,)
+    for ref, value in zip(refs, values, strict=True):
+        ref[at] = value.astype(ref.dtype)
