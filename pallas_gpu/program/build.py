@@ -139,14 +139,17 @@ class _Builder:
     def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Value, ...]:
         results = tuple(self._value(v.aval) for v in eqn.outvars)
         kind = _KINDS.get(eqn.primitive.name, Kind.PLAIN)
-        operands: Any
+        operation = registry.operation(eqn.primitive)
+        operands: Any = ins
         try:
-            operands = ins if kind is not Kind.PLAIN else _operands_of(eqn, ins)
+            if kind is Kind.PLAIN:
+                operands = _operands_of(eqn, ins, operation)
         except errors.PallasGpuError as error:
             operands = Fault(error.with_location(_jax.where(eqn)))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         op = Op(
-            kind, eqn.primitive, ins, operands, results, params,
+            kind, eqn.primitive, ins, operands, operation,
+            _accesses(operation, operands), results, params,
             *_bodies(kind, eqn, ins), eqn, self._calls, self._within,
         )  # fmt: skip
         self._ops.append(op)
@@ -197,9 +200,10 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
 # --- operands -------------------------------------------------------------------------
 
 
-def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
+def _operands_of(
+    eqn: Any, ins: tuple[Operand, ...], operation: registry.Operation | None
+) -> Any:
     """Returns the operands of an equation as a pytree with accesses."""
-    operation = registry.operation(eqn.primitive)
     if operation is None:
         return list(ins)
     if eqn.primitive in _INDICES_OF:
@@ -236,6 +240,21 @@ def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
             operand.viewed, operation, name,
         )  # fmt: skip
     return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, operand)
+
+
+def _accesses(
+    operation: registry.Operation | None, operands: Any
+) -> tuple[Access, ...]:
+    """Returns the accesses among the operands that an operation reads or writes."""
+    if operation is None or not operation.accesses or isinstance(operands, Fault):
+        return ()
+    # Several of one kind at once are a list.
+    found = [
+        named[name]
+        for named in (operands if isinstance(operands, list) else [operands])
+        for name in operation.accesses
+    ]
+    return tuple(x for x in found if isinstance(x, Access))
 
 
 def _index_or_self(x: Operand) -> Any:
