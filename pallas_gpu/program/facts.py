@@ -48,7 +48,7 @@ def facts_of(
     """
     found = _Recorded(dict(axes), needed=needed)
     found.run(region, found.inputs_of(region))
-    found.facts = found.known
+    found.facts = {**found.known}
     return found
 
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.integers import divide, less, maximum, minimum, minus, plus, where
 
 # Neighbouring columns that are compared with one constant; see `Mask.hide`.
 _GROUP = 8
@@ -123,10 +123,11 @@ class Mask:
           only_inside: a tile that reaches beyond the last row has no whole blocks. The
             backward pass adds over rows, and masks those that do not exist.
         """
-        last = plus(minimum(plus(start, size), lengths.rows), -1)
-        shift = self.shift(lengths)
         low = whole_low = 0
         high = whole_high = lengths.columns
+        if self.left is not None or self.right is not None:
+            last = plus(minimum(plus(start, size), lengths.rows), -1)
+            shift = self.shift(lengths)
         if self.left is not None:
             low = maximum(plus(plus(start, shift), -self.left), 0)
             whole_low = maximum(plus(plus(last, shift), -self.left), 0)
@@ -338,64 +339,3 @@ class Scores:
 
 def _trailing(x: Any, like: Any) -> tuple[int, ...]:
     return tuple(range(like.ndim - x.ndim, like.ndim))
-
-
-# --- integers, or operations of lax: jnp's take several times as long to trace --------
-
-
-def plus(a: Any, b: Any) -> Any:
-    """Returns a + b."""
-    return a + b if _static(a, b) else lax.add(_scalar(a), _scalar(b))
-
-
-def minus(a: Any, b: Any) -> Any:
-    """Returns a - b."""
-    return a - b if _static(a, b) else lax.sub(_scalar(a), _scalar(b))
-
-
-def times(a: Any, b: Any) -> Any:
-    """Returns a * b."""
-    return a * b if _static(a, b) else lax.mul(_scalar(a), _scalar(b))
-
-
-def divide(a: Any, b: int) -> Any:
-    """Returns a // b for a that is not negative."""
-    return a // b if _static(a) else lax.div(a, np.int32(b))
-
-
-def minimum(a: Any, b: Any) -> Any:
-    """Returns the smaller one."""
-    return min(a, b) if _static(a, b) else lax.min(*_alike(a, b))
-
-
-def maximum(a: Any, b: Any) -> Any:
-    """Returns the larger one."""
-    return max(a, b) if _static(a, b) else lax.max(*_alike(a, b))
-
-
-def less(a: Any, b: Any) -> Any:
-    """Returns a < b."""
-    return a < b if _static(a, b) else lax.lt(_scalar(a), _scalar(b))
-
-
-def where(condition: Any, a: Any, b: Any) -> Any:
-    """Returns a if the condition holds, else b."""
-    if isinstance(condition, bool):
-        return a if condition else b
-    return jnp.where(condition, a, b)
-
-
-def _static(a: Any, b: Any = 0) -> bool:
-    return isinstance(a, int) and isinstance(b, int)
-
-
-def _scalar(x: Any) -> Any:
-    return np.int32(x) if isinstance(x, int) else x
-
-
-def _alike(a: Any, b: Any) -> tuple[Any, Any]:
-    a, b = _scalar(a), _scalar(b)
-    shape = np.broadcast_shapes(np.shape(a), np.shape(b))
-    return tuple(  # type: ignore[return-value]
-        x if np.shape(x) == shape else jnp.broadcast_to(x, shape) for x in (a, b)
-    )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.masks import divide, plus, times
+from pallas_gpu.ops.integers import divide, plus, times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Visits:
             return self.schedule[self.worker, plus(position, 1)]
         return plus(self.worker, times(position, self.workers))
 
-    def for_each(self, visit: Any, carry: Any, more: int = 0) -> Any:
+    def for_each(self, visit: Any, carry: Any, more: int = 0, count: Any = None) -> Any:
         """Calls `visit(position, number, following, carry)`; it returns the next carry.
 
         The number of the following tile is loaded before this one is visited; behind
@@ -53,12 +53,15 @@ class Visits:
         Args:
           more: how many tiles of any number to visit behind the last one, of a
             schedule: 0 or 1.
+          count: `self.count`, if that is known.
         """
         if self.workers == self.tiles:
             return visit(np.int32(0), self.worker, self.worker, carry)
-        start = self.number(np.int32(0)), carry
+        start = self.number(0), carry
 
-        @plgpu.loop(0, plus(self.count, more), init_carry=start)
+        count = self.count if count is None else count
+
+        @plgpu.loop(0, plus(count, more), init_carry=start)
         def found(position, carried):
             number, carry = carried
             following = self.number(plus(position, 1))

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow, persistent
+from pallas_gpu.ops import integers
+from pallas_gpu.ops.flash import narrow, persistent
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 
@@ -171,10 +172,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         together = math.gcd(pairs, self.config.heads_together)
         strip, within = _split(linear, together * self.q_tiles)
         qi, pair = _split(within, together)
-        pair = masks.plus(masks.times(strip, together), pair)
+        pair = integers.plus(integers.times(strip, together), pair)
         batch, head = _split(pair, self.heads)
         if self.last_rows_first:
-            qi = masks.minus(self.q_tiles - 1, qi)
+            qi = integers.minus(self.q_tiles - 1, qi)
         return batch, head, qi
 
     @property
@@ -264,8 +265,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
 
 
 def _split(a: Any, b: int) -> tuple[Any, Any]:
-    quotient = masks.divide(a, b)
-    return quotient, masks.minus(a, masks.times(quotient, b))
+    quotient = integers.divide(a, b)
+    if b == 1:
+        return quotient, 0
+    return quotient, integers.minus(a, integers.times(quotient, b))
 
 
 def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:

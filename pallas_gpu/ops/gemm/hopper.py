@@ -24,10 +24,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops import roles
+from pallas_gpu.ops import integers, roles
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.integers import minus, plus, times
 from pallas_gpu.ops.tiles import tiles
 
 # Registers per thread of the producer and of a consumer; (2 * 232 + 40) * 128 threads
@@ -221,23 +222,22 @@ class Schedule:
             batch, linear = lax.div(linear, plane), lax.rem(linear, plane)
         minor = 0 if c.minor == "m" else 1
         mi, ni = plgpu.planar_snake(linear, self.plane, minor, c.strip)
-        pair = lax.axis_index("pair")
         if c.cluster == "m":
-            mi = mi * 2 + pair
+            mi = plus(times(mi, 2), lax.axis_index("pair"))
         elif c.cluster == "n":
-            ni = ni * 2 + pair
-        return batch, mi * c.block_m, ni * c.tile_n
+            ni = plus(times(ni, 2), lax.axis_index("pair"))
+        return batch, times(mi, c.block_m), times(ni, c.tile_n)
 
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(batch, row, column, steps before it)` for a block's tiles."""
 
         @plgpu.nd_loop((self.tiles,), collective_axes="worker")
         def _(info):
-            visit(*self.tile(info.index[0]), info.local_index * self.steps)
+            visit(*self.tile(info.index[0]), times(info.local_index, self.steps))
 
     def slot(self, step: Any) -> Any:
         """Returns the buffer of a step."""
-        return lax.rem(step, np.int32(self.config.stages))
+        return integers.remainder(step, self.config.stages)
 
     def is_inside(self, row: Any, column: Any) -> Any:
         """Returns whether a part begins within the result; None if all parts do."""
@@ -287,18 +287,18 @@ def produce(schedule: Schedule, mem: Memory) -> None:
         start = 0
         if c.parts > 1:
             batch, part = lax.div(batch, parts), lax.rem(batch, parts)
-            start = part * schedule.steps
+            start = times(part, schedule.steps)
 
         @plgpu.loop(0, schedule.steps)
         def _(ki):
-            step = first_step + ki
+            step = plus(first_step, ki)
             slot = schedule.slot(step)
 
-            @plgpu.when(step >= c.stages)
+            @plgpu.when(integers.reaches(step, c.stages))
             def _():
                 plgpu.barrier_wait(mem.empty.at[slot])
 
-            depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
+            depth = plgpu.ds(times(plus(start, ki), c.tile_k), c.tile_k)
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
             for (source, buffers, shared, axes), window in zip(
@@ -327,7 +327,7 @@ class Consumer:
     def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its rows of a tile."""
         c, p = self.schedule.config, self.schedule.problem
-        row = row + self.wg * c.tile_m
+        row = plus(row, times(self.wg, c.tile_m))
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
         # Integers are summed as integers.
@@ -345,14 +345,14 @@ class Consumer:
         if p.turns_a:
             return [self.accumulate_turned(first_step, acc)]
         slot_of = self.schedule.slot
-        own_rows = plgpu.ds(self.wg * c.tile_m, c.tile_m)
+        own_rows = plgpu.ds(times(self.wg, c.tile_m), c.tile_m)
 
         def turned(ref, transposed):
             return ref.T if transposed else ref
 
         @plgpu.loop(0, self.schedule.steps)
         def _(ki):
-            step = first_step + ki
+            step = plus(first_step, ki)
             slot = slot_of(step)
             plgpu.barrier_wait(mem.full.at[slot])
             own = (slice(None), own_rows) if p.transpose_a else (own_rows,)
@@ -365,12 +365,12 @@ class Consumer:
             # free.
             plgpu.wgmma_wait(1 if gate_acc is None else 2)
 
-            @plgpu.when(ki > 0)
+            @plgpu.when(lax.gt(ki, np.int32(0)))
             def _():
-                plgpu.barrier_arrive(mem.empty.at[slot_of(step - 1)])
+                plgpu.barrier_arrive(mem.empty.at[slot_of(minus(step, 1))])
 
         products = [x[...] for x in (acc, gate_acc) if x is not None]
-        last = slot_of(first_step + self.schedule.steps - 1)
+        last = slot_of(plus(first_step, self.schedule.steps - 1))
         plgpu.barrier_arrive(mem.empty.at[last])
         return products
 
@@ -419,9 +419,9 @@ class Consumer:
     def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
         """Returns the index of a part in the result, and whether it begins inside."""
         c, (i, j) = self.schedule.config, self.parts[part]
-        rows = plgpu.ds(row + i, c.epilogue_m)
-        columns = plgpu.ds(column + j, c.epilogue_n)
-        return (batch, rows, columns), self.schedule.is_inside(row + i, column + j)
+        row, column = plus(row, i), plus(column, j)
+        rows, columns = plgpu.ds(row, c.epilogue_m), plgpu.ds(column, c.epilogue_n)
+        return (batch, rows, columns), self.schedule.is_inside(row, column)
 
     def prefetch_residual(self, part: int, batch, row, column) -> None:
         """Starts the copy of the residual of a part, whose buffer has been read."""
@@ -459,7 +459,7 @@ class Consumer:
             tiles = [x[i : i + c.epilogue_m, j : j + c.epilogue_n] for x in products]
             bias = None
             if mem.bias is not None:
-                bias = self.load_bias(row + i, column + j)
+                bias = self.load_bias(plus(row, i), plus(column, j))
             if not epilogue.is_identity:
                 product, gate = tiles if epilogue.gated else (tiles[0], None)
                 residual = self.load_residual(part)

@@ -10,14 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_gpu.ops.flash.masks import (
-    Blocks,
-    Lengths,
-    Mask,
-    Scores,
-    minimum,
-    segment_blocks,
-)
+from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores, segment_blocks
+from pallas_gpu.ops.integers import minimum
 from tests.support import host
 
 LENGTHS = [(1, 1), (7, 12), (12, 7), (16, 16), (1, 13)]

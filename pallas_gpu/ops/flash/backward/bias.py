@@ -20,8 +20,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers, roles
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import (
     BackwardProblem,
@@ -151,16 +150,16 @@ class _Tile:
             blocks = p.mask.transposed.blocks(*of_tile)
             first, end = blocks.first, blocks.end
         if p.has_matrix:
-            own = masks.divide(self.q_start, BLOCK_Q)
-            first = masks.maximum(first, own)
-            end = masks.minimum(end, masks.plus(own, 1))
-        return first, masks.maximum(masks.minus(end, first), 0)
+            own = integers.divide(self.q_start, BLOCK_Q)
+            first = integers.maximum(first, own)
+            end = integers.minimum(end, integers.plus(own, 1))
+        return first, integers.maximum(integers.minus(end, first), 0)
 
     @property
     def count(self) -> Any:
         """How many places there are."""
         batches, heads = self.sharing
-        return masks.times(self.q_tiles[1], batches * heads)
+        return integers.times(self.q_tiles[1], batches * heads)
 
     def place(self, step: Any) -> Place:
         """Returns one of them: rows of a head of Q."""
@@ -174,7 +173,7 @@ class _Tile:
                 (batches, self.batch, batch),
             )
         )
-        tile = masks.plus(self.q_tiles[0], past)
+        tile = integers.plus(self.q_tiles[0], past)
         return p.place(self.mem, batch, head, tile, BLOCK_Q)
 
 
@@ -187,7 +186,7 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     # Neighbours have the same K and V.
     past, q_tile = divide(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))
     pair, kv_tile = divide(past, plgpu.cdiv(p.kv_len, BLOCK_KV))
-    starts = masks.times(q_tile, BLOCK_Q), masks.times(kv_tile, BLOCK_KV)
+    starts = integers.times(q_tile, BLOCK_Q), integers.times(kv_tile, BLOCK_KV)
     tile = _Tile(p, mem, *divide(pair, heads), *starts)
     produce = functools.partial(_produce, tile, stages)
     consume = functools.partial(_consume, tile, stages, wg)
@@ -256,7 +255,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
         jnp.zeros((ROWS, BLOCK_KV), jnp.float32), plgpu.Layout.WGMMA
     )
     found = plgpu.loop(0, tile.count, init_carry=zeros)(step)
-    row = masks.times(wg, ROWS)
+    row = integers.times(wg, ROWS)
     columns = plgpu.ds(tile.kv_start, BLOCK_KV)
     if not p.has_matrix:
         mem.dbias[tile.batch, tile.head, wg, columns] = jnp.sum(found, axis=0)
@@ -265,7 +264,7 @@ def _consume(tile: _Tile, stages: int, wg: Any) -> None:
     buffer = mem.bias_smem.at[plgpu.ds(row, ROWS)]
     buffer[...] = found.astype(p.bias_dtype)
     plgpu.commit_smem()
-    row = masks.plus(tile.q_start, row)
+    row = integers.plus(tile.q_start, row)
     some = row < p.q_len if p.q_len % BLOCK_Q else None
     target = mem.dbias.at[tile.batch, tile.head, plgpu.ds(row, ROWS), columns]
     plgpu.copy_smem_to_gmem(buffer, target, some)

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Inputs, Place
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
@@ -91,7 +91,7 @@ class Consumer:
     @property
     def row(self) -> Any:
         """The first of its rows of K and V, in the block."""
-        return 0 if self.p.wide else masks.times(self.wg, ROWS)
+        return 0 if self.p.wide else integers.times(self.wg, ROWS)
 
     @property
     def own(self) -> Any:
@@ -112,11 +112,11 @@ class Consumer:
         first tile visit the others at the same time, and share them in the L2 cache.
         """
         p, blocks = self.p, self.blocks
-        last = jnp.int32(masks.plus(self.total, -1))
+        last = jnp.int32(integers.plus(self.total, -1))
 
         def one(position, masked, **options):
             member, tile = p.visited(blocks, position)
-            head = masks.plus(masks.times(self.kv_head, p.group), member)
+            head = integers.plus(integers.times(self.kv_head, p.group), member)
             step(position, head, tile, masked, **options)
 
         for first, end, masked in (
@@ -126,9 +126,9 @@ class Consumer:
         ):
             if first is end:
                 continue
-            past = [masks.minus(blocks.end, x) for x in (end, first)]
+            past = [integers.minus(blocks.end, x) for x in (end, first)]
             bounds = [
-                jnp.minimum(jnp.int32(masks.times(x, p.group)), last) for x in past
+                jnp.minimum(jnp.int32(integers.times(x, p.group)), last) for x in past
             ]
             # With constant bounds ptxas runs out of registers.
             of_part = functools.partial(one, masked=masked)
@@ -167,31 +167,31 @@ class Consumer:
         k = self.mem.k_smem if k is None else k
         if self.p.splits_columns:
             _, columns = self.p.dq_part
-            part = masks.plus(masks.times(self.wg, self.p.dq_pieces), piece)
-            columns = plgpu.ds(masks.times(part, columns), columns)
+            part = integers.plus(integers.times(self.wg, self.p.dq_pieces), piece)
+            columns = plgpu.ds(integers.times(part, columns), columns)
             plgpu.wgmma(dq, ds.T, k.at[:, columns])
         else:
-            rows = plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+            rows = plgpu.ds(integers.times(self.wg, ROWS), ROWS)
             plgpu.wgmma(dq, ds.at[:, rows].T, k)
 
     def add_to_dq(self, part, buffer, head, tile, piece: int = 0, some=None) -> None:
         """Starts the addition of its part to dQ in GMEM, through SMEM."""
-        first = masks.times(tile, self.p.config.block_q)
-        row = masks.plus(self.place.q_first, first)
+        first = integers.times(tile, self.p.config.block_q)
+        row = integers.plus(self.place.q_first, first)
         self.add_at(part, buffer, (self.place.batch, row, head), piece, some)
 
     def add_at(self, part, buffer, tile, piece: int = 0, some=None) -> None:
         """Starts that addition of a tile: one of a batch, a first row and a head."""
         p, (batch, row, head) = self.p, tile
-        number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
+        number = integers.plus(integers.times(self.wg, p.dq_pieces), piece)
         buffer[...] = part
         plgpu.commit_smem()
         rows, columns = p.dq_part
         column = 0
         if p.splits_columns:
-            column = masks.times(number, columns)
+            column = integers.times(number, columns)
         else:
-            row = masks.plus(row, masks.times(number, rows))
+            row = integers.plus(row, integers.times(number, rows))
         if p.packed or p.q_len % p.config.block_q:
             inside = lax.lt(row, np.int32(p.q_len))
             some = inside if some is None else some & inside
@@ -207,13 +207,13 @@ class Consumer:
         derivative of a soft cap.
         """
         p, capped = self.p, None
-        row = masks.plus(self.kv_start, self.row)
-        column = masks.times(tile, p.config.block_q)
+        row = integers.plus(self.kv_start, self.row)
+        column = integers.times(tile, p.config.block_q)
         # Loaded again: with fewer values around the loop, registers suffice.
         lengths = Lengths(*reversed(p.lengths(self.mem, self.place.sequence)))
         mask = p.mask.transposed
         if p.scores.modifies:
-            distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
+            distance = integers.plus(integers.minus(row, column), mask.shift(lengths))
             bias, slope = self.bias(position, head), self.slope(head)
             scores, capped = p.scores.modified(
                 scores, distance, bias, slope, keeps_capped=True
@@ -254,7 +254,7 @@ class Consumer:
         if p.bias is None:
             return None
         if not p.has_matrix:
-            rows = plgpu.ds(masks.plus(self.kv_start, self.row), ROWS)
+            rows = plgpu.ds(integers.plus(self.kv_start, self.row), ROWS)
             part = p.bias_part(mem.bias, self.place, head, 0, rows)
             values = plgpu.load(part, layout=layout.reduce(1), optimized=False)
             return lax.broadcast_in_dim(values, (ROWS, p.config.block_q), (0,))
@@ -284,10 +284,10 @@ class Consumer:
     def store(self, result, smem, gmem) -> None:
         """Starts the copy of its rows of a result, through SMEM, to GMEM."""
         p, place = self.p, self.place
-        row, result = masks.plus(self.kv_start, self.row), result.astype(p.dtype)
+        row, result = integers.plus(self.kv_start, self.row), result.astype(p.dtype)
         if p.packed:
             lengths = p.lengths(self.mem, place.sequence)
-            first = masks.plus(self.mem.kv_starts[place.sequence], row)
+            first = integers.plus(self.mem.kv_starts[place.sequence], row)
             left = lengths.columns - row
             rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
             store_some(result, left, smem.at[self.own], rows)
@@ -319,7 +319,7 @@ def store_some(result: Any, left: Any, buffer: Any, rows: Any) -> None:
         # Few rows at a time, for few registers.
         @plgpu.loop(0, ROWS // _STORED)
         def _(i):
-            start = masks.times(i, _STORED)
+            start = integers.times(i, _STORED)
             part = plgpu.ds(start, _STORED)
             values = buffer[part]
             row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
@@ -368,7 +368,7 @@ class Narrow(Consumer):
         so: ptxas follows no more than that around a loop.
         """
         p, mem = self.p, self.mem
-        slot, following = self.slot(position), masks.plus(position, 1)
+        slot, following = self.slot(position), integers.plus(position, 1)
         shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
         found = self.probabilities(shown, position, head, tile, masked)
         # The exponentials are to be computed while dP is under way.
@@ -403,7 +403,7 @@ class Narrow(Consumer):
     def visit_dq(self, ds, scores, position, slot, last) -> None:
         """Adds the tile before its own to dQ, and starts the next scores."""
         p, mem = self.p, self.mem
-        following = masks.plus(position, 1)
+        following = integers.plus(position, 1)
         # dS of the step before are there, and those before them are not read any more.
         plgpu.barrier_wait(mem.ds_full)
         self.shared(position)[...] = ds
@@ -426,8 +426,8 @@ class Narrow(Consumer):
     def add_before(self, part, position) -> None:
         """Starts the addition of the tile before the one at a position."""
         p, mem = self.p, self.mem
-        member, tile = p.visited(self.blocks, masks.plus(position, -1))
-        head = masks.plus(masks.times(self.kv_head, p.group), member)
+        member, tile = p.visited(self.blocks, integers.plus(position, -1))
+        head = integers.plus(integers.times(self.kv_head, p.group), member)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         buffer, some = mem.dq_smem.at[self.wg], lax.gt(position, np.int32(0))
         self.add_to_dq(part, buffer, head, tile, some=some)
@@ -438,7 +438,7 @@ class Narrow(Consumer):
 
         def last(dq):
             plgpu.barrier_wait(self.mem.ds_full)
-            self.start_dq(dq, self.buffer(masks.plus(total, 1)))
+            self.start_dq(dq, self.buffer(integers.plus(total, 1)))
             return dq[...]
 
         part = plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part))

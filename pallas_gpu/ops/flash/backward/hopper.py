@@ -22,8 +22,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers, roles
 from pallas_gpu.ops.flash.backward import persistent
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
@@ -151,7 +150,7 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
     """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
     batch, kv_head = place.batch, place.head
-    own_rows = plgpu.ds(masks.plus(place.kv_first, place.start), p.block_kv)
+    own_rows = plgpu.ds(integers.plus(place.kv_first, place.start), p.block_kv)
     own = batch, own_rows, p.head_of_kv(kv_head)
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
@@ -171,15 +170,15 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
             plgpu.barrier_wait(empty.at[slot])
 
         member, tile = p.visited(blocks, position)
-        head = masks.plus(masks.times(kv_head, p.group), member)
-        start = masks.times(tile, c.block_q)
+        head = integers.plus(integers.times(kv_head, p.group), member)
+        start = integers.times(tile, c.block_q)
         q_first = place.q_first
         if p.packed and (p.wide or c.stages > 2):
             # What follows from it would take too many registers around the loop.
             q_first = lax.optimization_barrier(q_first)
-        rows = plgpu.ds(masks.plus(q_first, start), c.block_q)
+        rows = plgpu.ds(integers.plus(q_first, start), c.block_q)
         number, first = p.of_statistics(place.batch, q_first)
-        numbers = plgpu.ds(masks.plus(first, start), c.block_q)
+        numbers = plgpu.ds(integers.plus(first, start), c.block_q)
         parts = (batch, rows, head), (number, head, numbers)
         for source, part, ring in zip(sources, parts, rings, strict=True):
             load(source.at[part], ring.at[slot], full.at[slot])
@@ -192,8 +191,8 @@ def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> N
             plgpu.barrier_wait(mem.bias_empty.at[slot])
 
         member, tile = p.visited(blocks, position)
-        head = masks.plus(masks.times(kv_head, p.group), member)
-        rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
+        head = integers.plus(integers.times(kv_head, p.group), member)
+        rows = plgpu.ds(integers.times(tile, c.block_q), c.block_q)
         part = p.bias_part(mem.bias, place, head, rows, own[1])
         load(part, mem.bias_smem.at[slot], mem.bias_full.at[slot])
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
@@ -84,7 +84,7 @@ class _Steady(Narrow):
 
     @property
     def end(self) -> Any:
-        return masks.plus(self.first, self.total)
+        return integers.plus(self.first, self.total)
 
     def k(self, count: Any) -> Any:
         return self.mem.k_smem.at[self.p.k_buffer(count)]
@@ -106,18 +106,18 @@ class _Steady(Narrow):
     def visit(self, accumulators, before: Added) -> Added:
         """Computes the tile; returns what its last step leaves."""
         p, blocks = self.p, self.blocks
-        last = masks.plus(self.end, -1)
+        last = integers.plus(self.end, -1)
 
         def one(position, masked, added=None, is_last=False):
             head, tile = self.visited(position)
-            added = added or self.left_by(masks.plus(position, -1))
+            added = added or self.left_by(integers.plus(position, -1))
             of_step = accumulators, position, head, tile, masked, added
             self.one_step(*of_step, is_last)
 
         def bound(tile):
-            past = masks.times(masks.minus(blocks.end, tile), p.group)
-            position = jnp.minimum(masks.plus(self.first, past), last)
-            return jnp.maximum(position, masks.plus(self.first, 1))
+            past = integers.times(integers.minus(blocks.end, tile), p.group)
+            position = jnp.minimum(integers.plus(self.first, past), last)
+            return jnp.maximum(position, integers.plus(self.first, 1))
 
         one(self.first, p.hides, before)
         parts = [
@@ -142,14 +142,14 @@ class _Steady(Narrow):
 
     def visited(self, position) -> tuple[Any, Any]:
         """Returns the head and the tile of Q of one of its steps."""
-        past = masks.minus(position, self.first)
+        past = integers.minus(position, self.first)
         member, tile = self.p.visited(self.blocks, past)
-        return masks.plus(masks.times(self.kv_head, self.p.group), member), tile
+        return integers.plus(integers.times(self.kv_head, self.p.group), member), tile
 
     def left_by(self, position) -> Added:
         """Returns what one of its steps leaves."""
         head, tile = self.visited(position)
-        row = masks.times(tile, self.p.config.block_q)
+        row = integers.times(tile, self.p.config.block_q)
         return Added(self.place.batch, row, head, self.p.k_buffer(self.count))
 
     def one_step(
@@ -161,7 +161,7 @@ class _Steady(Narrow):
         so: ptxas follows no more than that around a loop.
         """
         mem, (dk, dv, scores, dp) = self.mem, accumulators
-        slot, following = self.slot(position), masks.plus(position, 1)
+        slot, following = self.slot(position), integers.plus(position, 1)
         shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
         found = self.probabilities(shown, position, head, tile, masked)
         # The exponentials are to be computed while dP is under way.
@@ -177,7 +177,7 @@ class _Steady(Narrow):
         plgpu.barrier_wait(mem.ds_full)
         self.shared(position)[...] = ds
         plgpu.commit_smem()
-        count = masks.plus(self.count, 1) if is_last else self.count
+        count = integers.plus(self.count, 1) if is_last else self.count
 
         def compute(dq):
             self.start_dq(dq, self.buffer(following), k=mem.k_smem.at[before.k])
@@ -209,7 +209,7 @@ class _Steady(Narrow):
 
         def last(dq):
             plgpu.barrier_wait(mem.ds_full)
-            buffer = self.buffer(masks.plus(end, 1))
+            buffer = self.buffer(integers.plus(end, 1))
             self.start_dq(dq, buffer, k=mem.k_smem.at[before.k])
             return dq[...]
 
@@ -250,7 +250,7 @@ class _Steady(Narrow):
     def rows_of_result(self) -> tuple[Any, Any]:
         """Returns its rows of K and V, and whether there are any, or None."""
         p = self.p
-        row = masks.plus(self.kv_start, self.row)
+        row = integers.plus(self.kv_start, self.row)
         some = row < p.kv_len if p.kv_len % p.block_kv else None
         return plgpu.ds(row, ROWS), some
 
@@ -268,9 +268,9 @@ def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:
 
         def copy_step(position):
             slot = lax.rem(position, np.int32(c.stages))
-            member, tile = p.visited(blocks, masks.minus(position, start))
-            head = masks.plus(masks.times(place.head, p.group), member)
-            rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
+            member, tile = p.visited(blocks, integers.minus(position, start))
+            head = integers.plus(integers.times(place.head, p.group), member)
+            rows = plgpu.ds(integers.times(tile, c.block_q), c.block_q)
             numbers = place.batch, head, rows
             rows = place.batch, rows, head
 
@@ -293,8 +293,8 @@ def produce(p: BackwardProblem, mem: Memory, visits: Visits) -> None:
         k_smem = mem.k_smem.at[p.k_buffer(count)]
         plgpu.copy_gmem_to_smem(mem.k.at[own], k_smem, mem.k_full)
         plgpu.copy_gmem_to_smem(mem.v.at[own], mem.v_smem, mem.v_full)
-        end = masks.plus(start, total)
-        plgpu.loop(masks.plus(start, 1), end)(copy_step)
+        end = integers.plus(start, total)
+        plgpu.loop(integers.plus(start, 1), end)(copy_step)
         return end
 
     visits.for_each(visit, jnp.int32(0), more=1)

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, persistent
+from pallas_gpu.ops import integers
+from pallas_gpu.ops.flash import persistent
 from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     MAX_NARROW,
@@ -194,13 +195,13 @@ class BackwardProblem:
         """Returns which copy of the statistics to use, and a sequence's first row."""
         if not self.packed:
             return batch, 0
-        first = masks.divide(masks.plus(q_first, SHIFTS - 1), SHIFTS)
-        first = masks.times(first, SHIFTS)
-        return masks.minus(first, q_first), first
+        first = integers.divide(integers.plus(q_first, SHIFTS - 1), SHIFTS)
+        first = integers.times(first, SHIFTS)
+        return integers.minus(first, q_first), first
 
     def head_of_kv(self, head: Any) -> Any:
         """Returns the head of K and V of a head of dK and dV."""
-        return masks.divide(head, self.parts) if self.parts > 1 else head
+        return integers.divide(head, self.parts) if self.parts > 1 else head
 
     @functools.cached_property
     def kv_tiles(self) -> int:
@@ -278,12 +279,12 @@ class BackwardProblem:
         together = math.gcd(pairs, self.config.heads_together)
         strip, within = divide(linear, together * self.kv_tiles)
         tile, pair = divide(within, together)
-        return masks.plus(masks.times(strip, together), pair), tile
+        return integers.plus(integers.times(strip, together), pair), tile
 
     def place(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Place:
         """Returns where a tile of `size` rows is."""
         if not self.packed:
-            start = masks.times(tile, size)
+            start = integers.times(tile, size)
             return Place(batch, batch, head, start, self.lengths(mem, batch))
         sequence, start = mem.of_tiles[tile, 0], mem.of_tiles[tile, 1]
         first = mem.q_starts[sequence], mem.kv_starts[sequence]
@@ -292,9 +293,9 @@ class BackwardProblem:
     def lengths(self, mem: Any, sequence: Any) -> Lengths:
         """Returns those of a sequence; rows are those of Q."""
         if self.packed:
-            end = masks.plus(sequence, 1)
+            end = integers.plus(sequence, 1)
             pairs = ((x[end], x[sequence]) for x in (mem.q_starts, mem.kv_starts))
-            return Lengths(*(masks.minus(*x) for x in pairs))
+            return Lengths(*(integers.minus(*x) for x in pairs))
         if self.mask.ragged:
             return Lengths(mem.q_lengths[sequence], mem.kv_lengths[sequence])
         return Lengths(self.q_len, self.kv_len)
@@ -331,15 +332,15 @@ class BackwardProblem:
 
     def total(self, blocks: Blocks) -> Any:
         """The number of steps of a block: one at least, which may mask everything."""
-        each = masks.minus(blocks.end, blocks.first)
+        each = integers.minus(blocks.end, blocks.first)
         least = 2 if self.persistent else 1
-        return masks.maximum(masks.times(each, self.group), least)
+        return integers.maximum(integers.times(each, self.group), least)
 
     def visited(self, blocks: Blocks, position: Any) -> tuple[Any, Any]:
         """Returns the head of Q in its group, and the tile, that a step visits."""
         past, member = divide(position, self.group)
-        tile = masks.minus(masks.plus(blocks.end, -1), past)
-        return member, masks.maximum(masks.minimum(tile, self.q_tiles - 1), 0)
+        tile = integers.minus(integers.plus(blocks.end, -1), past)
+        return member, integers.maximum(integers.minimum(tile, self.q_tiles - 1), 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -20,8 +20,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers, roles
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import store_some
 from pallas_gpu.ops.flash.backward.problem import (
@@ -97,7 +96,7 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     q_tiles = p.tiles_of(p.q_len, BLOCK_Q)
     pair, tile = divide(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
-    tile = masks.minus(q_tiles - 1, tile)
+    tile = integers.minus(q_tiles - 1, tile)
     place = p.place(mem, *divide(pair, p.heads), tile, BLOCK_Q)
     blocks = p.mask.blocks(place.lengths, place.start, BLOCK_Q, BLOCK_KV)
     if p.mask.segments:
@@ -118,16 +117,16 @@ def _produce(
     kv_head = lax.div(place.head, np.int32(p.group))
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     load = functools.partial(plgpu.copy_gmem_to_smem, oob_mode=mode)
-    first = masks.plus(place.q_first, place.start)
+    first = integers.plus(place.q_first, place.start)
     part = place.batch, plgpu.ds(first, BLOCK_Q), place.head
     load(mem.q.at[part], mem.q_smem, mem.q_full)
     load(mem.do.at[part], mem.do_smem, mem.q_full)
 
     @plgpu.loop(blocks.first, blocks.end)
     def _(block):
-        position = masks.minus(block, blocks.first)
+        position = integers.minus(block, blocks.first)
         slot = lax.rem(position, np.int32(stages))
-        first = masks.plus(place.kv_first, masks.times(block, BLOCK_KV))
+        first = integers.plus(place.kv_first, integers.times(block, BLOCK_KV))
         columns = plgpu.ds(first, BLOCK_KV)
         part = place.batch, columns, kv_head
         copies = [
@@ -159,20 +158,20 @@ class Rows:
     @property
     def own(self) -> Any:
         """Its rows of the tile of Q."""
-        return plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+        return plgpu.ds(integers.times(self.wg, ROWS), ROWS)
 
     @property
     def row(self) -> Any:
         """The first of its rows, counted in the sequence."""
-        return masks.plus(self.place.start, masks.times(self.wg, ROWS))
+        return integers.plus(self.place.start, integers.times(self.wg, ROWS))
 
     def of_rows(self, ref) -> Any:
         """Returns a number of each row, for each element of a tile."""
         p = self.p
-        first = masks.plus(self.place.q_first, self.row)
+        first = integers.plus(self.place.q_first, self.row)
         if p.packed:
             # Tiles without rows may lie behind the end.
-            first = masks.minimum(first, p.padded_q_len - ROWS)
+            first = integers.minimum(first, p.padded_q_len - ROWS)
         layout = plgpu.Layout.WGMMA.reduce(1)
         part = ref.at[self.place.batch, self.place.head, plgpu.ds(first, ROWS)]
         values = plgpu.load(part, layout=layout, optimized=False)
@@ -188,7 +187,9 @@ class Rows:
         p, place, capped = self.p, self.place, None
         lengths = place.lengths
         if p.scores.modifies:
-            distance = masks.plus(masks.minus(self.row, column), p.mask.shift(lengths))
+            distance = integers.plus(
+                integers.minus(self.row, column), p.mask.shift(lengths)
+            )
             slope = None
             if (slopes := self.mem.slopes) is not None:
                 slope = slopes[place.sequence if slopes.shape[0] > 1 else 0, place.head]
@@ -238,7 +239,7 @@ class _Consumer(Rows):
             plgpu.barrier_wait(mem.q_full)
 
             def step(block, masked):
-                position = masks.minus(block, blocks.first)
+                position = integers.minus(block, blocks.first)
                 self.step(dq, position, block, masked, lse, delta)
 
             for first, end, masked in (
@@ -253,7 +254,7 @@ class _Consumer(Rows):
         dq = plgpu.run_scoped(over_blocks, plgpu.ACC((ROWS, p.head_dim)))
         place, buffer = self.place, mem.q_smem.at[self.own]
         result = (dq * p.scores.sm_scale).astype(p.dtype)
-        first = masks.plus(place.q_first, self.row)
+        first = integers.plus(place.q_first, self.row)
         target = mem.dq.at[place.batch, plgpu.ds(first, ROWS), place.head]
         if p.packed:
             store_some(result, place.lengths.rows - self.row, buffer, target)
@@ -302,7 +303,7 @@ class _Consumer(Rows):
         if p.has_matrix:
             plgpu.barrier_wait(mem.bias_full.at[slot])
             of_bias = mem.bias_smem.at[slot]
-        column = masks.times(block, BLOCK_KV)
+        column = integers.times(block, BLOCK_KV)
         probabilities, capped = self.probabilities(scores, column, masked, lse, of_bias)
         if p.has_matrix:
             plgpu.barrier_arrive(mem.bias_empty.at[slot])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem, divide
 from pallas_gpu.ops.tiles import tiles
@@ -54,16 +54,16 @@ def _body(p: BackwardProblem, has_dlse: bool, out: Any, do: Any, *refs: Any) -> 
     # Neighbours have the same rows of neighbouring heads, which are adjacent in GMEM.
     place, head = divide(lax.axis_index("block"), p.heads)
     batch, tile = divide(place, p.padded_q_len // ROWS)
-    start = masks.times(tile, ROWS)
+    start = integers.times(tile, ROWS)
     rows = plgpu.ds(start, ROWS)
     outside = plgpu.OOBFillMode.ZEROS
     for source, smem in ((out, out_smem), (do, do_smem)):
         part = source.at[batch, rows, head]
         plgpu.copy_gmem_to_smem(part, smem, full, oob_mode=outside)
     row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=_ROW)
-    inside = row < masks.minus(p.q_len, start) if p.padded_q_len > p.q_len else None
+    inside = row < integers.minus(p.q_len, start) if p.padded_q_len > p.q_len else None
     if zeros:
-        _store_zeros(p, zeros[0], (batch, rows, head), masks.minus(p.q_len, start))
+        _store_zeros(p, zeros[0], (batch, rows, head), integers.minus(p.q_len, start))
 
     def load(ref):
         at = batch, head, rows

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.consumers import Consumer
 
@@ -86,7 +86,7 @@ class WithV(_Wide):
         def restart():
             if last:
                 return
-            self.restart(self.start_scores, scores, masks.plus(position, 1))
+            self.restart(self.start_scores, scores, integers.plus(position, 1))
 
         if p.config.deterministic:
             restart()
@@ -140,7 +140,7 @@ class WithK(_Wide):
         def restart():
             if last:
                 return
-            following = masks.plus(position, 1)
+            following = integers.plus(position, 1)
             plgpu.barrier_wait(mem.q_full.at[self.slot(following)])
             self.restart(self.start_dp, dp, following)
 

@@ -13,11 +13,13 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow
+from pallas_gpu.ops import integers
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import Blocks, plus, times
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.integers import plus, times
 
 # By how many powers of two probabilities may exceed 1; float16 has room for more.
 _SLACK = 8.0
@@ -46,17 +48,17 @@ class _Own:
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """What one consumer warpgroup does."""
+    """What one consumer warpgroup does; `row` is its first one in a tile of Q."""
 
     p: Problem[AttentionConfig]
     mem: Memory
     wg: Any
+    row: Any
 
     @property
     def own_rows(self) -> Any:
         """The consumer's part of a tile of Q."""
-        rows = self.p.config.rows
-        return plgpu.ds(times(self.wg, rows), rows)
+        return plgpu.ds(self.row, self.p.config.rows)
 
     def open_turns(self) -> None:
         """Gives the first turn to the first consumer."""
@@ -72,7 +74,7 @@ class Consumer:
 
     def pass_turn(self) -> None:
         if self.p.config.ping_pong:
-            following = lax.rem(plus(self.wg, 1), np.int32(self.p.config.consumers))
+            following = integers.remainder(plus(self.wg, 1), self.p.config.consumers)
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, tile: Tile, blocks: Blocks) -> None:
@@ -82,9 +84,9 @@ class Consumer:
         def over_blocks(acc):
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
-            state = self.first_step(q, np.int32(0), own, plus(blocks.end, -1))
-            state = self.other_steps(acc, q, np.int32(0), state, own, blocks)
-            last = masks.minus(plus(blocks.end, -1), blocks.first)
+            state = self.first_step(q, 0, own, plus(blocks.end, -1))
+            state = self.other_steps(acc, q, 0, state, own, blocks)
+            last = integers.minus(plus(blocks.end, -1), blocks.first)
             return self.finish(acc, last, state, own)
 
         result = plgpu.run_scoped(over_blocks, self.result_type)
@@ -98,15 +100,17 @@ class Consumer:
         mem = self.mem
 
         def first(number):
+            if not self.locates(self.p.masks):
+                return None, None
             tile, blocks = work.at(number)
             return self.own(tile), plus(blocks.end, -1)
 
         def over_tiles(acc):
             visits = work.visits
-            count, first_number = visits.count, visits.number(np.int32(0))
+            count, first_number = visits.count, visits.number(0)
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
-            start = self.first_step(q, np.int32(0), *first(first_number))
+            start = self.first_step(q, 0, *first(first_number))
 
             def visit(position, number, following, carry):
                 before, state = carry
@@ -115,10 +119,11 @@ class Consumer:
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
                 plgpu.barrier_arrive(mem.q_empty.at[buffer])
-                end = plus(before, masks.minus(blocks.end, blocks.first))
+                end = plus(before, integers.minus(blocks.end, blocks.first))
+                after = plus(position, 1)
 
                 def go_on():
-                    buffer = q_buffer(self.p, plus(position, 1))
+                    buffer = q_buffer(self.p, after)
                     plgpu.barrier_wait(mem.q_full.at[buffer])
                     q = mem.q_smem.at[buffer, self.own_rows]
                     place = first(following)
@@ -129,9 +134,9 @@ class Consumer:
                     self.store(result, own)
                     return state
 
-                return end, lax.cond(plus(position, 1) < count, go_on, stop)
+                return end, lax.cond(integers.less(after, count), go_on, stop)
 
-            work.for_each(visit, (np.int32(0), start))
+            visits.for_each(visit, (np.int32(0), start), count=count)
 
         plgpu.run_scoped(over_tiles, self.result_type)
 
@@ -142,26 +147,28 @@ class Consumer:
         start of what the tile sees.
         """
         p = self.p
-        steps = masks.minus(blocks.end, blocks.first)
+        steps = integers.minus(blocks.end, blocks.first)
         if p.masks_more or p.masks_first:
             blocks = self.own_blocks(own, blocks)
 
         def step(step, state, masked):
-            block = masks.minus(plus(blocks.end, -1), step)
+            block = None
+            if self.locates(masked):
+                block = integers.minus(plus(blocks.end, -1), step)
             return self.step(acc, q, plus(before, step), state, own, block, masked)
 
         masked_step = functools.partial(step, masked=True)
         whole_step = functools.partial(step, masked=False)
         masked, whole, ends = 1, steps, steps
         if p.masks_more:
-            masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
+            masked = integers.maximum(integers.minus(blocks.end, blocks.end_whole), 1)
         if p.masks_first:
-            whole = masks.minus(blocks.end, blocks.first_whole)
-            whole = masks.maximum(whole, masked)
+            whole = integers.minus(blocks.end, blocks.first_whole)
+            whole = integers.maximum(whole, masked)
         if p.idles:
             some = own.q_row < p.q_len
             masked, whole, ends = (
-                masks.where(some, x, np.int32(1)) for x in (masked, whole, ends)
+                integers.where(some, x, np.int32(1)) for x in (masked, whole, ends)
             )
         if p.masks_more:
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)
@@ -192,15 +199,19 @@ class Consumer:
         found = p.mask.blocks(*rows, p.config.block_kv)
         return Blocks(
             blocks.first,
-            masks.maximum(masks.minimum(found.first_whole, blocks.end), blocks.first),
-            masks.maximum(masks.minimum(found.end_whole, blocks.end), blocks.first),
+            integers.maximum(
+                integers.minimum(found.first_whole, blocks.end), blocks.first
+            ),
+            integers.maximum(
+                integers.minimum(found.end_whole, blocks.end), blocks.first
+            ),
             blocks.end,
         )
 
     def own(self, tile: Tile) -> _Own:
         """Returns what is the same for all blocks."""
         p, mem = self.p, self.mem
-        q_row = plus(tile.q_start, times(self.wg, p.config.rows))
+        q_row = plus(tile.q_start, self.row)
         ids = slope = None
         if p.mask.segments:
             rows = plgpu.ds(q_row, p.config.rows)
@@ -214,7 +225,7 @@ class Consumer:
         return _Own(tile, q_row, ids, slope, scales)
 
     def slot(self, position) -> Any:
-        return lax.rem(position, np.int32(self.p.config.stages))
+        return integers.remainder(position, self.p.config.stages)
 
     def v(self, slot) -> Any:
         """Returns a block of V."""
@@ -242,13 +253,12 @@ class Consumer:
         wide = self.exponentials(scores, row_max, own)
         return row_max, self.sums(wide), wide
 
-    def two_products(self, acc, q, position, probabilities) -> Any:
+    def two_products(self, acc, q, slot, before, probabilities) -> Any:
         """Starts the scores of a block, and adds the block before it to the result.
 
         Returns the scores; the second product is still under way.
         """
         mem = self.mem
-        slot, before = self.slot(position), self.slot(plus(position, -1))
 
         def multiply(scores):
             plgpu.barrier_wait(mem.k_full.at[slot])
@@ -268,7 +278,7 @@ class Consumer:
         mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
         row_max, sums, probabilities = state
-        scores = self.two_products(acc, q, position, probabilities)
+        scores = self.two_products(acc, q, slot, before, probabilities)
         scores = self.modified(scores, slot, own, block, masked)
         new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
         keeps = self.p.config.keep_maxima
@@ -326,7 +336,7 @@ class Consumer:
         mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
         row_max, sums, probabilities = state
-        scores = self.two_products(acc, q, position, probabilities)
+        scores = self.two_products(acc, q, slot, before, probabilities)
         begun = self.first_softmax(scores, slot, following, block)
         begun = lax.optimization_barrier(begun)
         total = acc[...]
@@ -372,7 +382,7 @@ class Consumer:
         if p.packed or p.q_len % p.config.block_q:
             end = tile.lengths.rows if p.packed else p.q_len
             row = plgpu.broadcasted_iota(jnp.int32, lse.shape, 0, layout=_ROW)
-            inside = row < masks.minus(end, own.q_row)
+            inside = row < integers.minus(end, own.q_row)
         plgpu.store(self.mem.lse, at, lse, mask=inside)
 
     def store(self, result, own) -> None:
@@ -410,6 +420,10 @@ class Consumer:
 
     # --- pieces -----------------------------------------------------------------------
 
+    def locates(self, masked: bool) -> bool:
+        """Whether the scores of a block depend on where it is."""
+        return masked or self.p.scores.modifies or self.p.narrow
+
     @property
     def result_type(self) -> Any:
         return plgpu.ACC((self.p.config.rows, self.p.v_dim))
@@ -443,6 +457,8 @@ class Consumer:
     def modified(self, scores, slot, own, block, masked) -> Any:
         """Returns the scores of a block, modified, and masked if it has to be."""
         p, mem = self.p, self.mem
+        if not masked and not p.scores.modifies:
+            return scores
         lengths = own.tile.lengths
         column = times(block, p.config.block_kv)
         if p.scores.modifies:
@@ -458,7 +474,7 @@ class Consumer:
                     bias = mem.bias_smem.at[slot, self.own_rows][...]
                 plgpu.barrier_arrive(mem.bias_empty.at[slot])
             origin = plus(own.q_row, p.mask.shift(lengths))
-            distance = masks.minus(origin, column)
+            distance = integers.minus(origin, column)
             scores = p.scores.modified(scores, distance, bias, own.slope)
         if not masked:
             return scores

@@ -25,13 +25,13 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops import roles
+from pallas_gpu.ops import integers, roles
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
 from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
-from pallas_gpu.ops.flash.masks import plus, times
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles, schedule
+from pallas_gpu.ops.integers import plus, times
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -151,7 +151,7 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
         Work(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
 
     def consume() -> None:
-        consumer = Consumer(p, mem, wg)
+        consumer = Consumer(p, mem, wg, times(wg, p.config.rows))
         consumer.open_turns()
         if p.persistent:
             consumer.visit_all(Work(p, mem))
@@ -175,7 +175,7 @@ def _produce(
     del following
     c = p.config
     tile, blocks = Work(p, mem).at(number)
-    kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
+    kv_head = integers.divide(tile.head, p.heads // p.kv_heads)
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     buffer = q_buffer(p, position)
@@ -192,18 +192,18 @@ def _produce(
         q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
     )
 
-    steps = masks.minus(blocks.end, blocks.first)
-    last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
+    steps = integers.minus(blocks.end, blocks.first)
+    last = plus(blocks.end, -1)
 
     def copy(step, source, ring, full, empty):
         position = plus(before, step)
-        slot = lax.rem(position, np.int32(c.stages))
+        slot = integers.remainder(position, c.stages)
 
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
+        @plgpu.when(integers.reaches(position, c.stages))
         def _():
             plgpu.barrier_wait(empty.at[slot])
 
-        part = source(times(lax.sub(last, step), c.block_kv))
+        part = source(times(integers.minus(last, step), c.block_kv))
         buffer = ring.at[slot]
         if buffer.shape != part.shape:
             buffer = buffer.at[plgpu.ds(0, c.block_kv)]
@@ -229,14 +229,14 @@ def _produce(
         part = transposed_v if p.narrow else blocks_of(mem.v)
         copy(step, part, mem.v_smem, mem.v_full, mem.v_empty)
 
-    copy_k(np.int32(0))
+    copy_k(0)
 
     @plgpu.loop(1, steps)
     def _(step):
         copy_k(step)
         copy_v(plus(step, -1))
 
-    copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
+    copy_v(plus(steps, -1))
     return plus(before, steps)
 
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops import integers
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.masks import Blocks, Lengths, plus, times
+from pallas_gpu.ops.flash.masks import Blocks, Lengths
 from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.flash.problem import Problem, Tile
+from pallas_gpu.ops.integers import plus, times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Work:
         of_segments = None
         if p.mask.segments:
             row = mem.of_segments.at[
-                tile.batch, masks.divide(tile.q_start, p.config.block_q)
+                tile.batch, integers.divide(tile.q_start, p.config.block_q)
             ]
             of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
         return tile, p.blocks(tile, of_segments)
@@ -109,4 +109,4 @@ def rows_of(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> A
 
 
 def q_buffer(p: Problem[AttentionConfig], position: Any) -> Any:
-    return lax.rem(position, np.int32(2)) if p.persistent else 0
+    return integers.remainder(position, 2) if p.persistent else 0
