@@ -48,7 +48,7 @@ def facts_of(
     """
     found = _Recorded(dict(axes), needed=needed)
     found.run(region, found.inputs_of(region))
-    found.facts = {**found.known}
+    found.facts = found.known
     return found
 
 
@@ -203,7 +203,7 @@ class _Recorded(Facts):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.known: dict[Value, Fact] = {}
+        self.known: dict[Operand, Fact] = {}
 
     def taken(self, op: Op, which: Fact) -> Sequence[int]:
         """Returns all regions: what is never executed is asked for as well."""
