@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
@@ -25,15 +26,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.nodes import (
-    Access,
-    Constant,
-    Op,
-    Operand,
-    Region,
-    Value,
-    map_operands,
-)
+from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
 
 
 @dataclasses.dataclass
@@ -242,7 +235,10 @@ class RuleContext:
                 return Reference.of(x, env.__getitem__)
             return index_value(env[x]) if numbers else env[x]
 
-        return map_operands(of, self.op.operands)
+        is_operand = Access | Value | Constant
+        return jax.tree.map(
+            of, self.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
+        )
 
 
 # --- the operation loop ---------------------------------------------------------------

@@ -25,7 +25,6 @@ from pallas_gpu.program.nodes import (
     Fault,
     Kind,
     Op,
-    Operand,
     Region,
     Value,
 )
@@ -93,33 +92,20 @@ def aligning(region: Region) -> set[Value]:
     """
     ops = operations(region)
     made = {op.results[0]: op for op in ops if op.name in ("add", "sub", "mul")}
-    outside = {v: x for op in ops for v, x in _passed(op)}
     starts, ends, others = set[Value](), set[Op](), set[Op]()
     for access in (x for op in ops for x in _accesses(op)):
         for axis in access.aligning:
             rest = list(_values(access.starts([axis])))
             starts.update(rest)
             while rest:
-                value = rest.pop()
-                op = made.get(value)
-                if value in outside:
-                    rest += _values([outside[value]])
-                elif op is not None and op.name == "mul":
+                op = made.get(rest.pop())
+                if op is not None and op.name == "mul":
                     size = access.window.sizes[axis]
                     (ends if _has_factor(op, size) else others).add(op)
                 elif op is not None:
                     rest += _values(op.inputs)
     ends -= others
     return _with_sources(region, starts, lambda op: op not in ends)
-
-
-def _passed(op: Op) -> Iterator[tuple[Value, Operand | None]]:
-    """Yields inputs of the regions that never change, with their values outside."""
-    for region, entries in zip(op.regions, op.entries, strict=True):
-        if not op.carries or region is op.regions[-1]:
-            carried = {i for i, _ in op.carries}
-            pairs = enumerate(zip(region.inputs, entries, strict=True))
-            yield from (pair for i, pair in pairs if i not in carried)
 
 
 def _has_factor(op: Op, n: int) -> bool:

@@ -12,10 +12,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-import jax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Sum, Window
@@ -144,24 +142,6 @@ class Fault:
     """Operands that name no part of their reference: an error where they are used."""
 
     error: errors.PallasGpuError
-
-
-def map_operands(function: Callable[[Any], Any], operands: Any) -> Any:
-    """Returns a pytree of operands with a function of each access and operand."""
-    match operands:
-        case Access() | Value() | Constant():
-            return function(operands)
-        case dict():
-            return {name: map_operands(function, x) for name, x in operands.items()}
-        case list():
-            return [map_operands(function, x) for x in operands]
-        case None:
-            return None
-    return jax.tree.map(
-        function,
-        operands,
-        is_leaf=lambda x: isinstance(x, Access | Value | Constant),
-    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

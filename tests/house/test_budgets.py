@@ -24,7 +24,7 @@ BUDGETS = {
     "ops": 17950,
     "pipeline": 4060,
     "primitives": 7720,
-    "program": 2210,
+    "program": 2360,
     "runtime": 2460,
     "testing": 3060,
     "types": 5600,
