@@ -195,13 +195,14 @@ def _trips(lower: Any, upper: Any, step: Any) -> Any:
     if all(isinstance(x, int) for x in (lower, upper, step)):
         return max(0, -(-(upper - lower) // step))
     # Operations of lax: jnp's take several times as long to trace.
+    starts_at_0 = isinstance(lower, int) and lower == 0
     lower, upper, step = map(_i32, (lower, upper, step))
-    trips = lax.sub(upper, lower)
+    trips = upper if starts_at_0 else lax.sub(upper, lower)
     if not isinstance(step, np.int32):
         trips = lax.div(lax.add(trips, lax.sub(step, np.int32(1))), step)
     elif step != 1:
         trips = lax.div(lax.add(trips, np.int32(step - 1)), step)
-    return lax.max(trips, np.int32(0))
+    return trips  # none if it is negative
 
 
 def _i32(x: Any) -> Any:

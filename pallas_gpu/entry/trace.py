@@ -227,6 +227,8 @@ def _arranged(
     # The inputs of which an output is the reference, in the order of the outputs.
     updated = [i for i, j in arrays.aliases if j >= declared]
     refs = [arrays.sources[i] for i in updated]
+    if not captured and not positions and not updated:
+        return closed, arrays
     own = zip([*jaxpr.invars[n_in + declared :], *jaxpr.constvars], [*refs, *captured],
               strict=True)  # fmt: skip
     written = check.written(jaxpr)

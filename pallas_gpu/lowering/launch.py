@@ -166,7 +166,7 @@ def infer_layouts(build: Build) -> Build:
         [_gmem_array(params, i) for i in range(len(params.jaxpr.invars))],
         dict(zip(params.mesh.cluster_names, params.mesh.cluster, strict=True)),
         facts=functools.cache(
-            lambda: facts_of(region, params.mesh.axes, indices.starting(region))
+            lambda: facts_of(region, params.mesh.axes, indices.aligning(region))
         ),
         free=inferred_members(params.jaxpr, params.compiler_params.lowering_semantics),
         lead=lambda var: params.lead(workspace.array(params, var)),

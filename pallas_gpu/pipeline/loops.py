@@ -305,11 +305,12 @@ def planar_snake(
     strip = lax.div(lin_idx, whole)
     within = lax.rem(lin_idx, whole)
     rest = minor_size % tile_width
-    width: Any = jnp.int32(tile_width)
+    width: Any = np.int32(tile_width)
     if rest:
-        is_last = strip == minor_size // tile_width
-        width = jnp.where(is_last, jnp.int32(rest), width)
+        is_last = lax.eq(strip, np.int32(minor_size // tile_width))
+        width = lax.select(is_last, jnp.int32(rest), jnp.int32(tile_width))
     major = lax.div(within, width)
-    minor = strip * tile_width + lax.rem(within, width)
-    major = jnp.where(lax.rem(strip, np.int32(2)) == 0, major, major_size - 1 - major)
+    minor = lax.add(lax.mul(strip, np.int32(tile_width)), lax.rem(within, width))
+    in_order = lax.eq(lax.rem(strip, np.int32(2)), np.int32(0))
+    major = lax.select(in_order, major, lax.sub(np.int32(major_size - 1), major))
     return (major, minor) if minor_dim == 1 else (minor, major)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax
@@ -74,12 +74,15 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     return Body(jaxpr, (*operands, *(None,) * made))
 
 
-def equations(jaxpr: _jax.Jaxpr) -> Iterator[_jax.JaxprEqn]:
-    """Yields the equations of a jaxpr, each before those of the jaxprs that it runs."""
+@kept
+def equations(jaxpr: _jax.Jaxpr) -> tuple[_jax.JaxprEqn, ...]:
+    """Returns the equations of a jaxpr, each before those of what it runs."""
+    found: list[_jax.JaxprEqn] = []
     for eqn in jaxpr.eqns:
-        yield eqn
+        found.append(eqn)
         for body in bodies(eqn):
-            yield from equations(body.jaxpr)
+            found += equations(body.jaxpr)
+    return tuple(found)
 
 
 class Equations:

@@ -14,6 +14,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _operands
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import references as references  # describes JAX's accesses
+from pallas_gpu.program import simple
 from pallas_gpu.program.bodies import bodies
 from pallas_gpu.program.nodes import (
     Access,
@@ -99,6 +100,7 @@ class _Builder:
         self._calls: tuple[Any, ...] = ()
         self._size = 0
         self._ops: list[Op] = []
+        self._known: dict[Any, tuple[Value, ...]] = {}
 
     def build(self) -> Region:
         names: Names = {}
@@ -107,7 +109,7 @@ class _Builder:
         for var, value in zip(self._jaxpr.constvars, self._consts, strict=False):
             if var not in names:
                 names[var] = _constant(value)
-        self._equations(self._jaxpr.eqns, names)
+        self._equations(self._jaxpr, names)
         results = tuple(_read(v, names) for v in self._jaxpr.outvars)
         return Region(inputs, tuple(self._ops), results, self._size)
 
@@ -115,8 +117,8 @@ class _Builder:
         self._size += 1
         return Value(self._size - 1, aval)
 
-    def _equations(self, eqns: Sequence[Any], names: Names) -> None:
-        for eqn in eqns:
+    def _equations(self, jaxpr: Any, names: Names) -> None:
+        for eqn in simple.needed(jaxpr):
             ins = tuple(_read(v, names) for v in eqn.invars)
             call = CALLS.get(eqn.primitive.name)
             results: Sequence[Operand]
@@ -132,24 +134,34 @@ class _Builder:
         names.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
         outer = self._within, self._calls
         self._within, self._calls = weakref.ref(jaxpr), (*self._calls, eqn)
-        self._equations(jaxpr.eqns, names)
+        self._equations(jaxpr, names)
         self._within, self._calls = outer
         return [_read(v, names) for v in jaxpr.outvars]
 
-    def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Value, ...]:
+    def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Operand, ...]:
+        if (same := simple.same(eqn, ins)) is not None:
+            return (same,)
+        key = simple.key(eqn, ins)
+        if key in self._known:
+            return self._known[key]
         results = tuple(self._value(v.aval) for v in eqn.outvars)
         kind = _KINDS.get(eqn.primitive.name, Kind.PLAIN)
-        operands: Any
+        operation = registry.operation(eqn.primitive)
+        operands: Any = ins
         try:
-            operands = ins if kind is not Kind.PLAIN else _operands_of(eqn, ins)
+            if kind is Kind.PLAIN:
+                operands = _operands_of(eqn, ins, operation)
         except errors.PallasGpuError as error:
             operands = Fault(error.with_location(_jax.where(eqn)))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         op = Op(
-            kind, eqn.primitive, ins, operands, results, params,
+            kind, eqn.primitive, ins, operands, operation,
+            _accesses(operation, operands), results, params,
             *_bodies(kind, eqn, ins), eqn, self._calls, self._within,
         )  # fmt: skip
         self._ops.append(op)
+        if key is not None:
+            self._known[key] = results
         return results
 
 
@@ -197,9 +209,10 @@ def _bodies(kind: Kind, eqn: Any, ins: tuple[Operand, ...]) -> Bodies:
 # --- operands -------------------------------------------------------------------------
 
 
-def _operands_of(eqn: Any, ins: tuple[Operand, ...]) -> Any:
+def _operands_of(
+    eqn: Any, ins: tuple[Operand, ...], operation: registry.Operation | None
+) -> Any:
     """Returns the operands of an equation as a pytree with accesses."""
-    operation = registry.operation(eqn.primitive)
     if operation is None:
         return list(ins)
     if eqn.primitive in _INDICES_OF:
@@ -236,6 +249,21 @@ def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
             operand.viewed, operation, name,
         )  # fmt: skip
     return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, operand)
+
+
+def _accesses(
+    operation: registry.Operation | None, operands: Any
+) -> tuple[Access, ...]:
+    """Returns the accesses among the operands that an operation reads or writes."""
+    if operation is None or not operation.accesses or isinstance(operands, Fault):
+        return ()
+    # Several of one kind at once are a list.
+    found = [
+        named[name]
+        for named in (operands if isinstance(operands, list) else [operands])
+        for name in operation.accesses
+    ]
+    return tuple(x for x in found if isinstance(x, Access))
 
 
 def _index_or_self(x: Operand) -> Any:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from pallas_gpu import _jax
-from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.indices import rules
 from pallas_gpu.primitives.indices.facts import (
     ANYTHING,
@@ -164,10 +163,10 @@ class Facts(Flow[Fact]):
         if op.name == "axis_index":
             return [self._position(op.params["axis_name"])]
         ins = [x.aval if isinstance(x, Value) else x for x in op.inputs]
-        found = []
+        found, reads = [], self._reads(op)
         for value in op.results:
             operation = rules.Operation(op.name, op.params, ins, value.aval)
-            if self._reads(op):
+            if reads:
                 fact = rules.dependent(operation, operands).depending_on({ANYTHING})
             elif len(op.results) > 1:
                 fact = rules.dependent(operation, operands)
@@ -192,8 +191,7 @@ class Facts(Flow[Fact]):
         """Whether an operation may return something else for the same operands."""
         if self.memory_is_constant:
             return False
-        operation = registry.operation(op.primitive)
-        accesses = operation is not None and bool(operation.accesses)
+        accesses = op.operation is not None and bool(op.operation.accesses)
         return accesses or bool(op.equation.effects)
 
 
@@ -205,7 +203,7 @@ class _Recorded(Facts):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.known: dict[Value, Fact] = {}
+        self.known: dict[Operand, Fact] = {}
 
     def taken(self, op: Op, which: Fact) -> Sequence[int]:
         """Returns all regions: what is never executed is asked for as well."""

@@ -27,7 +27,8 @@ class Flow[F]:
     """An analysis; subclasses say what its facts are.
 
     Attributes:
-      facts: of the values of the regions that are being followed, at last of all.
+      facts: of the values of the regions that are being followed, at last of all, and
+        of constants.
       conditions: the facts that decide whether the operations that are being followed
         are executed, or how often: of branches and of loops with a condition.
       around: the operations whose regions are being followed, outermost first.
@@ -36,7 +37,7 @@ class Flow[F]:
     """
 
     def __init__(self) -> None:
-        self.facts: dict[Value, F] = {}
+        self.facts: dict[Operand, F] = {}
         self.conditions: list[F] = []
         self.around: list[Op] = []
         self.state: Any = None
@@ -104,10 +105,13 @@ class Flow[F]:
 
     def of(self, operand: Operand) -> F:
         """Returns the fact of an operand."""
-        if isinstance(operand, Constant):
-            return self.constant(operand)
         found = self.facts.get(operand)
-        return self.unknown(operand) if found is None else found
+        if found is not None:
+            return found
+        if not isinstance(operand, Constant):
+            return self.unknown(operand)
+        found = self.facts[operand] = self.constant(operand)
+        return found
 
     def followed(self, region: Region) -> list[Op]:
         """Returns the operations of a region that matter."""
@@ -123,12 +127,11 @@ class Flow[F]:
         """Follows a region; returns the facts of its results."""
         self.found(region.inputs, inputs)
         for op in self.followed(region):
-            operands = [self.of(x) for x in op.inputs]
+            operands: Sequence[F] = [self.of(x) for x in op.inputs]
             self.visit(op, operands)
-            if op.name == "optimization_barrier":
-                results: Sequence[F] = operands
-            elif op.kind is Kind.PLAIN:
-                results = self.results(op, operands)
+            if op.kind is Kind.PLAIN:
+                through = op.name == "optimization_barrier"
+                results = operands if through else self.results(op, operands)
             else:
                 self.around.append(op)
                 results = self._follow(op, operands)

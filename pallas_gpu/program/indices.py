@@ -18,7 +18,16 @@ import jax
 
 from pallas_gpu import errors
 from pallas_gpu.primitives.indices.facts import kind
-from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Operand, Region, Value
+from pallas_gpu.program.bodies import kept
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Fault,
+    Kind,
+    Op,
+    Region,
+    Value,
+)
 
 # Operations whose result wraps if it is too large.
 WRAPPING: dict[str, Callable[..., int]] = {
@@ -65,25 +74,48 @@ def find(region: Region, certain: bool) -> set[Value]:
       region: the program.
       certain: consider only operations that are certainly executed.
     """
-    found = {x for op in _operations(region, certain) for x in _indices(op)}
+    ops = _certain(region) if certain else operations(region)
+    found = {x for op in ops for x in _indices(op)}
     return _with_sources(region, found, _passes, _integers)
 
 
 def deciding(region: Region) -> set[Value]:
     """Returns the values on which depends what branches do."""
-    ops = (op for op in _operations(region, certain=False) if op.kind is Kind.IF)
+    ops = (op for op in operations(region) if op.kind is Kind.IF)
     return _with_sources(region, _values(op.inputs[0] for op in ops))
 
 
-def starting(region: Region) -> set[Value]:
-    """Returns the values on which depends where accesses start."""
-    ops = _operations(region, certain=False)
-    return _with_sources(region, _values(x for op in ops for x in _starts(op)))
+def aligning(region: Region) -> set[Value]:
+    """Returns the values on which depends how accesses are aligned.
+
+    A multiple of the size of a block is aligned, whatever it is a multiple of.
+    """
+    ops = operations(region)
+    made = {op.results[0]: op for op in ops if op.name in ("add", "sub", "mul")}
+    starts, ends, others = set[Value](), set[Op](), set[Op]()
+    for access in (x for op in ops for x in _accesses(op)):
+        for axis in access.aligning:
+            rest = list(_values(access.starts([axis])))
+            starts.update(rest)
+            while rest:
+                op = made.get(rest.pop())
+                if op is not None and op.name == "mul":
+                    size = access.window.sizes[axis]
+                    (ends if _has_factor(op, size) else others).add(op)
+                elif op is not None:
+                    rest += _values(op.inputs)
+    ends -= others
+    return _with_sources(region, starts, lambda op: op not in ends)
+
+
+def _has_factor(op: Op, n: int) -> bool:
+    """Whether a product has a constant factor that is a multiple of a number."""
+    return any(isinstance(x, Constant) and x.value % n == 0 for x in op.inputs)
 
 
 def with_sources(region: Region, found: set[Value]) -> set[Value]:
     """Returns values and those on which they, and the ends of loops, depend."""
-    ops = (op for op in _operations(region, certain=False) if op.kind is Kind.WHILE)
+    ops = (op for op in operations(region) if op.kind is Kind.WHILE)
     ends = _values(op.regions[0].results[0] for op in ops)
     return _with_sources(region, found | ends)
 
@@ -95,7 +127,7 @@ def _with_sources(
     chosen: Callable[[Iterable[Any]], set[Value]] = lambda found: _values(found),
 ) -> set[Value]:
     """Returns values and those of a kind on which they depend, by some operations."""
-    ops, size = [*_operations(region, certain=False)][::-1], -1
+    ops, size = operations(region)[::-1], -1
     while len(found) != size:
         size = len(found)
         for op in ops:
@@ -113,18 +145,29 @@ def _values(operands: Iterable[Any]) -> set[Value]:
     return {x for x in operands if isinstance(x, Value)}
 
 
-def _operations(region: Region, certain: bool) -> Iterator[Op]:
+@kept
+def operations(region: Region) -> tuple[Op, ...]:
+    """Returns the operations of a program, each before those that it runs."""
+    found: list[Op] = []
+    for op in region.ops:
+        found.append(op)
+        for inner in op.regions:
+            found += operations(inner)
+    return tuple(found)
+
+
+def _certain(region: Region) -> Iterator[Op]:
+    """Yields the operations that are certainly executed."""
     for op in region.ops:
         yield op
-        runs = op.kind is Kind.SCOPE or op.params.get("length", 0) > 0
-        for inner in op.regions if runs or not certain else ():
-            yield from _operations(inner, certain)
+        if op.kind is Kind.SCOPE or op.params.get("length", 0) > 0:
+            for inner in op.regions:
+                yield from _certain(inner)
 
 
-def _starts(op: Op) -> list[Operand]:
-    """Where the parts of references among the operands start."""
-    leaves = jax.tree.leaves(op.operands)
-    return [x for leaf in leaves if isinstance(leaf, Access) for x in leaf.starts()]
+def _accesses(op: Op) -> list[Access]:
+    """The parts of references among the operands, also those it does not access."""
+    return [x for x in jax.tree.leaves(op.operands) if isinstance(x, Access)]
 
 
 def _indices(op: Op) -> set[Value]:
@@ -132,7 +175,7 @@ def _indices(op: Op) -> set[Value]:
     named = op.operands
     if isinstance(named, Fault) or op.kind is not Kind.PLAIN:
         return set()
-    found = _starts(op)
+    found = [start for access in _accesses(op) for start in access.starts()]
     # An access under a mask may compute indices that it does not use.
     if isinstance(named, dict) and named.get("mask") is None:
         found += jax.tree.leaves(named.get("indices"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
@@ -108,9 +108,31 @@ class Access:
         viewed = None if self.viewed is None else self.viewed[1]
         return self.buffer.dtype if viewed is None else viewed
 
-    def starts(self) -> Iterator[Operand]:
-        """The values among the starts."""
-        for axis in self.window.dynamic:
+    @property
+    def aligning(self) -> list[int]:
+        """The axes with a dynamic start of which the layout depends on what it divides.
+
+        It does not where one index of an axis takes whole rows of every unit that
+        memory is accessed in, and in SMEM whole tiles, which have two dimensions.
+        """
+        window, space = self.window, self.space
+        if space is types.TMEM:
+            return list(window.dynamic)
+        if space not in (types.GMEM, types.SMEM):
+            return []
+        # PTX ISA: addresses of TMA in GMEM are multiples of 16 bytes; the atom of a
+        # swizzle has 1024. An element has a bit or more.
+        tiled, unit = (0, 128) if space is types.GMEM else (2, 8192)
+        last, strides = len(window.sizes) - tiled, window.array_strides
+        return [
+            a
+            for a in window.dynamic
+            if window.sizes[a] > 1 or strides[a] % unit or a >= last
+        ]
+
+    def starts(self, axes: Iterable[int] | None = None) -> Iterator[Operand]:
+        """The values among the starts along all axes, or some of them."""
+        for axis in self.window.dynamic if axes is None else axes:
             start = self.window.starts[axis]
             yield from start.terms if isinstance(start, Sum) else (start,)
 
@@ -132,6 +154,8 @@ class Op:
       inputs: its operands, as a flat sequence.
       operands: the same as a pytree, by name, with an `Access` for each reference; or
         a `Fault`.
+      operation: the properties of the primitive; None for JAX's operations on values.
+      accesses: the memory that it reads or writes itself, not in its regions.
       results: what it makes.
       params: static parameters.
       regions: what it runs: of a loop with a condition that comes first.
@@ -148,6 +172,8 @@ class Op:
     primitive: Any
     inputs: tuple[Operand, ...]
     operands: Any
+    operation: registry.Operation | None
+    accesses: tuple[Access, ...]
     results: tuple[Value, ...]
     params: dict[str, Any]
     regions: tuple[Region, ...]
@@ -160,25 +186,6 @@ class Op:
     @property
     def name(self) -> str:
         return self.primitive.name
-
-    @property
-    def operation(self) -> registry.Operation | None:
-        """The properties of the primitive; None for JAX's operations on values."""
-        return registry.operation(self.primitive)
-
-    @property
-    def accesses(self) -> list[Access]:
-        """The memory that it reads or writes itself, not in its regions."""
-        operation, named = self.operation, self.operands
-        if operation is None or not operation.accesses or isinstance(named, Fault):
-            return []
-        # Several of one kind at once are a list.
-        found = [
-            operands[name]
-            for operands in (named if isinstance(named, list) else [named])
-            for name in operation.accesses
-        ]
-        return [x for x in found if isinstance(x, Access)]
 
     def access_to(self, space: types.MemorySpace) -> Access:
         """Returns the first access to a memory space."""

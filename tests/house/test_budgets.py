@@ -25,7 +25,7 @@ BUDGETS = {
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 7720,
-    "program": 2210,
+    "program": 2360,
     "runtime": 2460,
     "testing": 3060,
     "types": 5600,

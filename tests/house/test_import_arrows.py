@@ -339,8 +339,8 @@ def test_one_module_looks_for_jaxprs_in_parameters():
 ITERATE_EQUATIONS = {
     "pallas_gpu/_jax.py",
     "pallas_gpu/program/bodies.py",
-    "pallas_gpu/program/build.py",
     "pallas_gpu/program/rewrite.py",
+    "pallas_gpu/program/simple.py",
     "pallas_gpu/primitives/indices/multiples.py",
 }
 

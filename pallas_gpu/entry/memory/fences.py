@@ -210,7 +210,6 @@ def _orders(region: Region) -> bool:
 
 def _releases(op: Op) -> bool:
     """Whether an operation signals that its issuer is done with its accesses."""
-    operation = registry.operation(op.primitive)
-    if operation is None or not operation.releases:
+    if op.operation is None or not op.operation.releases:
         return False
     return op.params.get("sem") not in ("relaxed", "acquire")

@@ -180,9 +180,12 @@ class Node:
             return Part(memory, bits, self._tmem_window(memory, window))
         if access.viewed is not None and access.viewed[1] is not None:
             bits = memory_bits(access.viewed[1])
+        aligning = access.aligning
         multiples = [
-            start if isinstance(start, int) else self._multiple(start)
-            for start in window.starts
+            start
+            if isinstance(start, int)
+            else (self._multiple(start) if axis in aligning else 1)
+            for axis, start in enumerate(window.starts)
         ]
         window = window.at(window.starts, list(map(abs, multiples)))
         lead = memory.shape[: memory.batch]

@@ -303,7 +303,12 @@ def kind(aval: Any) -> str | None:
 
 def limits(aval: Any) -> tuple[int, int]:
     """Returns the least and the largest integer of a type."""
-    bits, signed = 8 * aval.dtype.itemsize, aval.dtype.kind == "i"
+    return _limits(aval.dtype)
+
+
+@functools.cache
+def _limits(dtype: Any) -> tuple[int, int]:
+    bits, signed = 8 * dtype.itemsize, dtype.kind == "i"
     least = -(1 << (bits - 1)) if signed else 0
     return least, least + (1 << bits) - 1
 
