@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch: functions with kernels that take and return tensors.
+
+torch is optional, and imported with the first function that is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pallas_gpu import errors, expect
+
+if TYPE_CHECKING:
+    from pallas_gpu.bridge.torch.kernel import TorchKernel
+
+__all__ = ["as_torch_kernel", "with_types"]
+
+_POSITIONS = expect.integers(0)
+
+
+@expect.arguments()
+def as_torch_kernel(
+    fn: Callable[..., Any],
+    *,
+    inout_argnums: Annotated[Sequence[int], _POSITIONS] = (),
+) -> Callable[..., Any]:
+    """Turns a function that calls kernels into a function of PyTorch tensors.
+
+    Tensors are passed without copies and kernels are launched on torch's current
+    stream, also while a CUDA graph captures it. A combination of shapes, dtypes and
+    devices is compiled by its first call. On a CPU kernels run in the emulator. Where
+    JAX can differentiate `fn`, e.g. by its `jax.custom_vjp`, torch does too.
+
+    Between kernels torch does what XLA would: constants, changes of shape and dtype,
+    elementwise operations, sums. What an argument aliases (`input_output_aliases`) is
+    updated in place, unless `fn` reads its old contents afterwards. A result that is an
+    argument, possibly with another shape, shares its memory.
+
+    The result has two methods. `custom_op("library::name", *example)` registers it with
+    torch and returns a function that `torch.compile` keeps as one operation; `example`
+    are arguments, whose number and updates are those of every call. `unload()` releases
+    all that is compiled; so does the end of its life, except for what a CUDA graph has
+    captured.
+
+    Issued by: the host. It completes in the order of the stream.
+
+    Args:
+      fn: a function of arrays, jitted or not; results may be any pytree.
+      inout_argnums: positions of arguments that `fn` takes as a `jax.Ref` and updates.
+
+    Returns:
+      A function of tensors, or pytrees of them: contiguous, 16-byte aligned, on one
+      device.
+
+    Raises:
+      UnsupportedError: torch is missing, or, in a call, `fn` has an operation with no
+        counterpart; the error has its name and line.
+      ArgumentError, ArgumentTypeError: in a call, an argument is not such a tensor.
+      NoGpuError, CompilationError, KernelError: in a call, as of the kernels.
+
+    Example:
+      >>> matmul = plgpu.as_torch_kernel(plgpu.ops.matmul)
+      >>> c = matmul(a, b)  # torch.Tensor
+    """
+    return _kernel_class()(fn, inout_argnums)
+
+
+def with_types(
+    fn: Callable[..., Any],
+    in_types: Any,
+    *,
+    inout_argnums: Sequence[int] = (),
+    name: str = "as_torch_gpu_kernel",
+) -> TorchKernel:
+    """Returns what `as_torch_kernel` does, for arguments of given types alone.
+
+    Args:
+      fn, inout_argnums: as of `as_torch_kernel`.
+      in_types: a tuple of pytrees of types with `shape` and `dtype`, one for each
+        argument.
+      name: what errors call it.
+
+    Raises:
+      UnsupportedError: torch is missing.
+    """
+    return _kernel_class()(fn, inout_argnums, in_types=in_types, name=name)
+
+
+def _kernel_class() -> type[TorchKernel]:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise errors.UnsupportedError(
+            "as_torch_kernel: torch cannot be imported",
+            expected="PyTorch 2.6 or newer",
+            got=f"{type(error).__name__}: {error}",
+            hint="pip install 'pallas-gpu[torch]'",
+        ) from None
+    from pallas_gpu.bridge.torch.kernel import TorchKernel
+
+    return TorchKernel

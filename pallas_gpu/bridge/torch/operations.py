@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch does in place of XLA: a row for each of JAX's operations that it does.
+
+What is computed once for each shape is constant, and needs no row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pallas_gpu import errors
+from pallas_gpu.bridge.torch.tensors import torch_dtype
+from pallas_gpu.program.nodes import Op
+
+Function = Callable[..., torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An operation of torch with its static parameters.
+
+    Attributes:
+      run: a function of tensors that returns one, contiguous if they are.
+      is_view: whether the result has the memory of the first operand; else it has
+        memory of its own.
+    """
+
+    run: Function
+    is_view: bool = False
+
+
+def operation_for(op: Op, where: str | None) -> Operation:
+    """Returns what torch does for an operation of JAX.
+
+    Raises:
+      UnsupportedError: there is nothing for it.
+    """
+    name = op.name
+    if name in _ELEMENTWISE:
+        return Operation(_ELEMENTWISE[name])
+    make = _BY_PARAMETERS.get(name)
+    found = None if make is None else make(op)
+    if found is not None:
+        return found
+    operands = ", ".join(f"{x.dtype}{list(x.shape)}" for x in op.inputs)
+    rows = sorted([*_ELEMENTWISE, *_BY_PARAMETERS])
+    raise errors.UnsupportedError(
+        f"as_torch_kernel: {name} outside of a kernel has no counterpart in torch",
+        expected="kernels, constants, and " + ", ".join(rows),
+        got=f"{name}({operands})",
+        hint="do it in torch before or after the function, or in a kernel",
+        where=where,
+    )
+
+
+def _select(which: torch.Tensor, *cases: torch.Tensor) -> torch.Tensor:
+    return torch.where(which, cases[1], cases[0])
+
+
+# What has the meaning of XLA's operation, NaN and rounding included.
+_ELEMENTWISE: dict[str, Function] = {
+    "abs": torch.abs,
+    "add": torch.add,
+    "add_any": torch.add,
+    "and": torch.bitwise_and,
+    "ceil": torch.ceil,
+    "copy": torch.clone,
+    "copy_p": torch.clone,
+    "cos": torch.cos,
+    "eq": torch.eq,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "floor": torch.floor,
+    "ge": torch.ge,
+    "gt": torch.gt,
+    "is_finite": torch.isfinite,
+    "le": torch.le,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "logistic": torch.sigmoid,
+    "lt": torch.lt,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "mul": torch.mul,
+    "ne": torch.ne,
+    "neg": torch.neg,
+    "not": torch.bitwise_not,
+    "or": torch.bitwise_or,
+    "rsqrt": torch.rsqrt,
+    "sign": torch.sign,
+    "sin": torch.sin,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "sub": torch.sub,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "xor": torch.bitwise_xor,
+}
+
+
+def _div(op: Op) -> Operation:
+    mode = "trunc" if op.results[0].dtype.kind in "iu" else None
+    return Operation(lambda x, y: torch.div(x, y, rounding_mode=mode))
+
+
+def _select_n(op: Op) -> Operation | None:
+    which = op.inputs[0]
+    return Operation(_select) if which.dtype == bool and len(op.inputs) == 3 else None
+
+
+def _integer_pow(op: Op) -> Operation:
+    power = op.params["y"]
+    return Operation(lambda x: torch.pow(x, power))
+
+
+def _convert(op: Op) -> Operation | None:
+    source, target = op.inputs[0].dtype, op.results[0].dtype
+    if target.kind in "iu" and source.kind not in "iub":
+        return None  # XLA clamps what does not fit, torch does not
+    dtype = torch_dtype(target, "convert_element_type", op.where)
+    return Operation(lambda x: x.to(dtype), is_view=source == target)
+
+
+def _shaped(op: Op) -> Operation:
+    shape = op.results[0].shape
+    return Operation(lambda x: x.reshape(shape), is_view=True)
+
+
+def _broadcast(op: Op) -> Operation:
+    shape, at = op.results[0].shape, op.params["broadcast_dimensions"]
+    sizes = [1] * len(shape)
+    for size, axis in zip(op.inputs[0].shape, at, strict=True):
+        sizes[axis] = size
+    if math.prod(sizes) == math.prod(shape):
+        return Operation(lambda x: x.reshape(shape), is_view=True)
+    return Operation(lambda x: x.reshape(sizes).expand(shape).contiguous())
+
+
+def _transpose(op: Op) -> Operation:
+    order, shape = op.params["permutation"], op.inputs[0].shape
+    moved = [axis for axis in order if shape[axis] != 1]
+    if moved == sorted(moved):
+        return _shaped(op)
+    return Operation(lambda x: x.permute(order).contiguous())
+
+
+def _slice(op: Op) -> Operation:
+    params, rank = op.params, len(op.inputs[0].shape)
+    steps = params["strides"] or (1,) * rank
+    bounds = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+    index = tuple(slice(*bound) for bound in bounds)
+    # A copy, also of what is contiguous: it may not be aligned.
+    return Operation(lambda x: x[index].clone(memory_format=torch.contiguous_format))
+
+
+def _concatenate(op: Op) -> Operation:
+    axis = op.params["dimension"]
+    return Operation(lambda *xs: torch.cat(xs, axis))
+
+
+def _rev(op: Op) -> Operation:
+    axes = op.params["dimensions"]
+    return Operation(lambda x: torch.flip(x, axes))
+
+
+def _reduction(function: Callable[..., torch.Tensor]) -> Callable[[Op], Operation]:
+    def make(op: Op) -> Operation:
+        axes: Sequence[int] = tuple(op.params["axes"])
+        if not axes:
+            return Operation(torch.clone)
+        return Operation(lambda x: function(x, axes))
+
+    return make
+
+
+def _sum(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    return torch.sum(x, axes, dtype=x.dtype)
+
+
+_BY_PARAMETERS: dict[str, Callable[[Op], Operation | None]] = {
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _concatenate,
+    "convert_element_type": _convert,
+    "div": _div,
+    "expand_dims": _shaped,
+    "integer_pow": _integer_pow,
+    "reduce_max": _reduction(torch.amax),
+    "reduce_min": _reduction(torch.amin),
+    "reduce_sum": _reduction(_sum),
+    "reshape": _shaped,
+    "rev": _rev,
+    "select_n": _select_n,
+    "slice": _slice,
+    "squeeze": _shaped,
+    "transpose": _transpose,
+}

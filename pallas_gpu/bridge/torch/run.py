@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a plan on a device: the part of a call that every call pays for."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from pallas_gpu import arch, types
+from pallas_gpu.bridge.torch import tensors
+from pallas_gpu.bridge.torch.code import Code, code_for
+from pallas_gpu.bridge.torch.plan import Plan, Slot, Step, on_cpu
+from pallas_gpu.entry import call
+
+# All arrays of a call: arguments, constants, then what the steps make.
+Values = list[Any]
+Run = Callable[[Values], None]
+
+
+class Program:
+    """A plan with its code and its constants on one device.
+
+    Attributes:
+      codes: of its kernels; none on a CPU.
+    """
+
+    def __init__(
+        self, plan: Plan, device: torch.device, target: arch.GpuTarget | None
+    ) -> None:
+        self.codes: list[Code] = []
+        self._device, self._target = device, target
+        self._at = {x: i for i, x in enumerate(plan.arguments)}
+        self._constants = self._place_constants(plan)
+        made = [x for step in plan.steps for x in step.makes]
+        self._at.update({x: len(self._at) + i for i, x in enumerate(made)})
+        self._blank = [None] * len(made)
+        self._steps = [self._step(step) for step in plan.steps]
+        self._results = [self._at[x] for x in plan.results]
+        self._finish = self._finisher(plan)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs it; arguments that are updated are so afterwards."""
+        values: Values = [*arguments, *self._constants, *self._blank]
+        for step in self._steps:
+            step(values)
+        results = [values[i] for i in self._results]
+        return results if self._finish is None else self._finish(values, results)
+
+    def _place_constants(self, plan: Plan) -> list[torch.Tensor]:
+        read = [x for step in plan.steps for x in step.reads]
+        constants = [
+            x
+            for x in dict.fromkeys([*read, *plan.results, *plan.stored.values()])
+            if x.constant is not None
+        ]
+        self._at.update({x: len(self._at) + i for i, x in enumerate(constants)})
+        return [tensors.from_numpy(x.constant, self._device) for x in constants]
+
+    def _finisher(self, plan: Plan) -> Any:
+        """What remains to be done where results share memory with what must stay."""
+        stored = [(i, self._at[x]) for i, x in plan.stored.items()]
+
+        def is_overwritten(x: Slot) -> bool:
+            return x.constant is not None or x.memory.argument in plan.stored
+
+        copied = [k for k, x in enumerate(plan.results) if is_overwritten(x)]
+        saved = {self._at[x] for x in plan.stored.values() if is_overwritten(x)}
+        updated = sorted(plan.updated)
+        if not copied and not updated:
+            return None
+
+        def finish(values: Values, results: list[torch.Tensor]) -> list[torch.Tensor]:
+            for k in copied:
+                results[k] = results[k].clone()
+            contents = {j: values[j].clone() if j in saved else values[j]
+                        for _, j in stored}  # fmt: skip
+            with torch.no_grad():
+                for i, j in stored:
+                    values[i].copy_(contents[j])
+            for i in updated:
+                # So that autograd knows of it.
+                torch.autograd.graph.increment_version(values[i])
+            return results
+
+        return finish
+
+    def _step(self, step: Step) -> Run:
+        if isinstance(step.does, call.CallParams):
+            return self._launch(step, step.does)
+        function, (result,) = step.does.run, (self._at[x] for x in step.makes)
+        reads = [self._at[x] for x in step.reads]
+
+        def run(values: Values) -> None:
+            values[result] = function(*[values[i] for i in reads])
+
+        return run
+
+    def _launch(self, step: Step, params: call.CallParams) -> Run:
+        device = self._device
+        operands = [self._at[x] for x in step.reads]
+        results = [self._at[x] for x in step.makes]
+        shared = []
+        for i, j in step.in_place.items():
+            shared.append((results[j], operands[i], i in step.copied))
+            operands[i] = results[j]
+        fresh = [
+            (index, x.shape, tensors.torch_dtype(x.dtype, f"kernel {params.name}"))
+            for j, (index, x) in enumerate(zip(results, step.makes, strict=True))
+            if j not in step.in_place.values()
+        ]
+        emulated = isinstance(params.interpret, types.InterpretParams)
+        if self._target is None or emulated:
+            start = _emulation(params, operands, results)
+        else:
+            code = code_for(params, self._target, device.index)
+            self.codes.append(code)
+            start = _launch(code, params, operands, results, device)
+        empty = torch.empty
+
+        def run(values: Values) -> None:
+            for result, operand, is_copied in shared:
+                x = values[operand]
+                values[result] = x.clone() if is_copied else x
+            for index, shape, dtype in fresh:
+                values[index] = empty(shape, dtype=dtype, device=device)
+            start(values)
+
+        return run
+
+
+def _launch(
+    code: Code,
+    params: call.CallParams,
+    operands: Sequence[int],
+    results: Sequence[int],
+    device: torch.device,
+) -> Run:
+    index = device.index
+    buffers = (*operands, *results)
+    tables: list[Any] = []  # of calls that are over; several threads may call
+    make_table = ctypes.c_uint64 * (
+        len(buffers) + len(params.work_operands) + len(params.work_results)
+    )
+    work = _workspace(params, device)
+    n_in = len(operands)
+
+    def run(values: Values) -> None:
+        addresses = [values[i].data_ptr() for i in buffers]
+        if work is not None:
+            filled, made = work()
+            first = [x.data_ptr() for x in filled]
+            addresses[n_in:n_in] = first
+            addresses += first + [x.data_ptr() for x in made]
+        table = tables.pop() if tables else make_table()
+        table[:] = addresses
+        code(current_stream(index), table)
+        tables.append(table)
+
+    return run
+
+
+def _workspace(params: call.CallParams, device: torch.device) -> Any:
+    """Returns what makes the arrays that a launch adds: filled ones, and others."""
+    if not params.work_results:
+        return None
+    where = f"kernel {params.name}"
+    filled = [
+        (aval.shape, value.item() if hasattr(value, "item") else value,
+         tensors.torch_dtype(aval.dtype, where))
+        for aval, value in params.work_operands
+    ]  # fmt: skip
+    others = [
+        (aval.shape, tensors.torch_dtype(aval.dtype, where))
+        for aval in params.work_results[len(filled) :]
+    ]
+
+    def make() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        first = [torch.full(s, x, dtype=d, device=device) for s, x, d in filled]
+        return first, [torch.empty(s, dtype=d, device=device) for s, d in others]
+
+    return make
+
+
+def _emulation(
+    params: call.CallParams, operands: Sequence[int], results: Sequence[int]
+) -> Run:
+    """Returns what runs a kernel in the emulator, with tensors of any device."""
+    named = params.as_dict()
+    wide = any(x.dtype.itemsize == 8 for x in params.out_avals) or None
+
+    def run(values: Values) -> None:
+        arrays = [tensors.to_numpy(values[i]) for i in operands]
+        with on_cpu(), jax.enable_x64(wide or jax.config.jax_enable_x64):
+            made = call.kernel_p.bind(*map(jax.numpy.asarray, arrays), **named)
+        with torch.no_grad():
+            for i, array in zip(results, made, strict=True):
+                values[i].copy_(tensors.from_numpy(array, torch.device("cpu")))
+
+    return run
+
+
+def _stream_function() -> Callable[[int], int]:
+    # What torch's own compiler calls; the public function takes ten times as long.
+    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if fast is not None:
+        return fast
+    return lambda index: torch.cuda.current_stream(index).cuda_stream
+
+
+current_stream = _stream_function()
