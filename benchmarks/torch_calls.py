@@ -60,8 +60,8 @@ def _bare(kernel: Any, *args: torch.Tensor) -> Callable[[], None]:
     from pallas_gpu.bridge.torch.run import current_stream
 
     results = kernel(*args)
-    (entry,) = kernel._entries.values()
-    (code,) = entry.program.codes
+    ((program, _),) = kernel._entries.values()
+    (code,) = program.codes
     buffers = [*args, results]
     table = (ctypes.c_uint64 * len(buffers))(*[x.data_ptr() for x in buffers])
     stream = current_stream(args[0].device.index)

@@ -260,7 +260,7 @@ def test_nothing_is_computed_that_nobody_reads(device):
     kernel = plgpu.as_torch_kernel(f)
     equal(kernel(vector(device)), 2 * XS)
     (traced,) = kernel._traces.values()
-    assert len(launched) == len(traced.plan.steps) == 1
+    assert len(launched) == len(traced.forward.steps) == 1
 
 
 # --- compiled once --------------------------------------------------------------------

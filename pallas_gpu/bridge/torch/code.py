@@ -113,12 +113,3 @@ def code_for(params: call.CallParams, target: arch.GpuTarget, device: int) -> Co
         if loaded is None or not loaded.unload.alive:
             loaded = _LOADED[key] = Code(serialized, params.name, device)
     return loaded
-
-
-def target_of(device: int) -> arch.GpuTarget:
-    """Returns the target of a GPU of torch.
-
-    Raises:
-      TargetError: the GPU is not supported.
-    """
-    return arch.target_of_capability(*torch.cuda.get_device_capability(device))

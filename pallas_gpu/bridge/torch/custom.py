@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Registration with `torch.library`: operations that `torch.compile` keeps.
 
-A function becomes up to three operations: `name`; `name_forward`, which returns what
-the backward pass needs, too; and `name_backward`. An operation may not return what it
-was given: results that are arguments are put in their places outside of it.
+A function becomes one operation, and another one for its derivative. An operation may
+not return what it was given: values that are arguments are left out of what it returns,
+and its caller inserts them.
 """
 
 from __future__ import annotations
@@ -17,234 +17,184 @@ import torch
 
 from pallas_gpu import errors
 from pallas_gpu.bridge.torch import tensors
-from pallas_gpu.bridge.torch.kernel import Pair, TorchKernel, aligned, run, target_of
-from pallas_gpu.bridge.torch.plan import Plan, Slot
+from pallas_gpu.bridge.torch.kernel import TorchKernel, Traced
+from pallas_gpu.bridge.torch.plan import Plan
+from pallas_gpu.bridge.torch.run import target_of
+
+_Tensors = Sequence[torch.Tensor]
 
 
-def custom_op(
-    kernel: TorchKernel, name: str, example: Sequence[torch.Tensor]
-) -> Callable[..., Any]:
+def custom_op(kernel: TorchKernel, name: str, example: _Tensors) -> Callable[..., Any]:
     """Registers a function of tensors as `name`; returns the function that calls it.
 
     Raises:
-      ArgumentError: arguments or results are not tensors one by one.
+      ArgumentError: the result is not a tensor or a tuple of tensors.
     """
-    plan, tree, _ = _traced(kernel, example)
-    single = tree == jax.tree.structure(0)
-    if not single and tree != jax.tree.structure((0,) * tree.num_leaves):
+    operation = _Operation(kernel, name)
+    first = operation.traced(example)
+    plan, single = first.forward, first.tree == jax.tree.structure(0)
+    if not single and first.tree != jax.tree.structure((0,) * first.count):
         raise errors.ArgumentError(
             f"custom_op {name}: the result is not a tensor or a tuple of tensors",
             expected="a tensor, or a tuple of them",
-            got=tree,
+            got=first.tree,
             hint="return a flat tuple",
         )
-    # The result is the argument itself, updated or not.
-    given = {
-        k: x.argument for k, x in enumerate(_present(plan)) if x.argument is not None
-    }
-    plain = _plain(kernel, name, plan, set(given))
-    forward = None if plan.updated else _with_derivative(kernel, name)
+    call = _updating(operation, plan) if plan.updated else _functional(operation)
 
-    def call(*xs: torch.Tensor) -> Any:
-        if (
-            forward is not None
-            and torch.is_grad_enabled()
-            and any(x.requires_grad for x in xs)
-        ):
-            wanted = [x.requires_grad for x in xs]
-            results = forward(list(xs), wanted)[: len(plan.results)]
-        else:
-            made = iter(_unpacked(plain(*xs)))
-            results = [
-                xs[given[k]] if k in given else next(made)
-                for k in range(len(plan.results))
-            ]
+    def function(*xs: torch.Tensor) -> Any:
+        results = _values(plan.given, call(xs), xs)
         return results[0] if single else tuple(results)
 
-    return call
+    return function
 
 
-def _present(plan: Plan) -> list[Slot]:
-    """The slots of the results, of those that are arguments in the end these."""
-    stored = {x: plan.arguments[i] for i, x in plan.stored.items()}
-    found = []
-    for x in plan.results:
-        slot = stored.get(x, x)
-        memory = slot.memory
-        whole = memory.argument is not None and slot.shape == memory.shape
-        found.append(memory if whole and memory.argument in plan.updated else slot)
-    return found
+class _Operation:
+    """What operations execute, and the types of what they return."""
+
+    def __init__(self, kernel: TorchKernel, name: str):
+        self.kernel, self.name = kernel, name
+
+    def traced(self, xs: _Tensors, wanted: Sequence[bool] = ()) -> Traced:
+        return self.decoded(_encoded(xs, wanted), xs)
+
+    def decoded(self, text: str, like: _Tensors) -> Traced:
+        described, wanted = json.loads(text)
+        types = tuple(jax.ShapeDtypeStruct(tuple(s), d) for s, d in described)
+        positions = tuple(i for i, x in enumerate(wanted) if x)
+        tree, target = jax.tree.structure(types), target_of(_device(like))
+        return self.kernel.traced(types, tree, target, positions)
+
+    def execute(self, plan: Plan, xs: _Tensors) -> list[torch.Tensor]:
+        given = [x if i in plan.updated else tensors.aligned(x)
+                 for i, x in enumerate(xs)]  # fmt: skip
+        with torch.no_grad():
+            values = self.kernel.program(plan, _device(xs))(given)
+        made = [x for x, i in zip(values, plan.given, strict=True) if i is None]
+        # They may be views of arguments.
+        own = {x.untyped_storage().data_ptr() for x in xs}
+        return [x.clone() if x.untyped_storage().data_ptr() in own else x for x in made]
+
+    def fake(self, plan: Plan, xs: _Tensors) -> list[torch.Tensor]:
+        device = _device(xs)
+        return [
+            torch.empty(x.shape, dtype=tensors.torch_dtype(x.dtype), device=device)
+            for x, i in zip(plan.results, plan.given, strict=True)
+            if i is None
+        ]
 
 
-def _traced(kernel: TorchKernel, xs: Sequence[torch.Tensor]) -> tuple[Plan, Any, Any]:
-    types = tuple(tensors.type_of(x, f"argument {i}") for i, x in enumerate(xs))
-    tree = jax.tree.structure(types)
-    traced = kernel.traced(types, tree, _target_of(xs))
-    return traced.plan, traced.tree, types
+def _values(given: Sequence[int | None], made: _Tensors, xs: _Tensors) -> list[Any]:
+    """Inserts arguments into what an operation returns."""
+    rest = iter(made)
+    return [next(rest) if i is None else xs[i] for i in given]
 
 
-def _target_of(xs: Sequence[torch.Tensor]) -> Any:
-    device = xs[0].device if xs else torch.device("cpu")
-    return target_of(device) if device.type == "cuda" else None
+def _device(xs: _Tensors) -> torch.device:
+    return xs[0].device if xs else torch.device("cpu")
 
 
-def _plain(kernel: TorchKernel, name: str, plan: Plan, given: set[int]) -> Any:
+def _encoded(xs: _Tensors, wanted: Sequence[bool]) -> str:
+    """The types of arguments as text, which a compiled program can contain."""
+    types = [tensors.type_of(x, f"argument {i}") for i, x in enumerate(xs)]
+    return json.dumps([[(x.shape, x.dtype.name) for x in types], list(wanted)])
+
+
+def _updating(operation: _Operation, plan: Plan) -> Any:
+    """Registers an operation that updates arguments, as its example does."""
     names = [f"x{i}" for i in range(len(plan.arguments))]
     updated = tuple(names[i] for i in sorted(plan.updated))
     declared = [
         f"Tensor(a{i}!) {x}" if x in updated else f"Tensor {x}"
         for i, x in enumerate(names)
     ]
-    count = len(plan.results) - len(given)
-    returned = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-    schema = f"({', '.join(declared)}) -> {returned}"
-
-    def select(values: Sequence[Any]) -> list[Any]:
-        return [x for k, x in enumerate(values) if k not in given]
+    returned = ", ".join(["Tensor"] * plan.given.count(None))
+    schema = f"({', '.join(declared)}) -> ({returned})"
 
     def execute(*xs: torch.Tensor) -> Any:
-        xs = tuple(x if i in plan.updated else aligned(x) for i, x in enumerate(xs))
-        now, tree, _ = _traced(kernel, xs)
-        if now.updated != plan.updated:
+        now = operation.traced(xs).forward
+        if now.updated != plan.updated or now.given != plan.given:
             raise errors.ArgumentError(
-                f"{name}: these types update other arguments than the example",
+                f"{operation.name}: other arguments are updated than in the example",
                 expected=sorted(plan.updated),
                 got=sorted(now.updated),
                 hint="register one operation for each",
             )
-        with torch.no_grad():
-            results = kernel(*xs)
-        return _packed(_own(select(tree.flatten_up_to(results)), xs))
+        return packed(operation.execute(now, xs))
 
     def fake(*xs: torch.Tensor) -> Any:
-        return _packed(_empty(select(_traced(kernel, xs)[0].results), xs))
+        return packed(operation.fake(operation.traced(xs).forward, xs))
 
-    op = torch.library.custom_op(name, execute, mutates_args=updated, schema=schema)
+    def packed(made: list[torch.Tensor]) -> Any:
+        return (None, *made)[-1] if len(made) < 2 else tuple(made)
+
+    op = torch.library.custom_op(
+        operation.name, execute, mutates_args=updated, schema=schema
+    )
     op.register_fake(fake)
-    return op
+
+    def call(xs: _Tensors) -> _Tensors:
+        made = op(*xs)
+        if made is None:
+            return ()
+        return (made,) if isinstance(made, torch.Tensor) else made
+
+    return call
 
 
-def _packed(results: list[torch.Tensor]) -> Any:
-    """Results as an operation returns them: none, one, or a tuple."""
-    return (None, *results)[-1] if len(results) < 2 else tuple(results)
-
-
-def _unpacked(results: Any) -> Sequence[torch.Tensor]:
-    if results is None:
-        return ()
-    return (results,) if isinstance(results, torch.Tensor) else results
-
-
-def _own(
-    results: Sequence[torch.Tensor], xs: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Copies results that share memory with arguments."""
-    given = {x.untyped_storage().data_ptr() for x in xs}
-    return [
-        x.clone() if x.untyped_storage().data_ptr() in given else x for x in results
-    ]
-
-
-def _empty(slots: Sequence[Slot], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    device = like[0].device if like else "cuda"
-    return [
-        torch.empty(
-            x.shape, dtype=tensors.torch_dtype(x.dtype, "a result"), device=device
-        )
-        for x in slots
-    ]
-
-
-# --- derivatives ----------------------------------------------------------------------
-
-
-def _with_derivative(kernel: TorchKernel, name: str) -> Any:
-    def pair_of(xs: Sequence[Any], wanted: Sequence[bool], target: Any) -> Pair:
-        types = tuple(tensors.type_of(x, f"argument {i}") for i, x in enumerate(xs))
-        positions = tuple(i for i, x in enumerate(wanted) if x)
-        return kernel.pair(types, jax.tree.structure(types), target, positions)
-
-    def execute(xs: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
-        xs = [aligned(x) for x in xs]
-        pair = pair_of(xs, wanted, _target_of(xs))
-        program = kernel.program(pair.forward, xs[0].device)
-        with torch.no_grad():
-            values = run(program, xs[0].device.index, xs)
-        return _own(_made(pair, values), xs)
-
-    def fake(xs: list[torch.Tensor], wanted: list[bool]) -> list[torch.Tensor]:
-        pair = pair_of(xs, wanted, _target_of(xs))
-        return _empty(_made(pair, pair.forward.results), xs)
-
-    forward = torch.library.custom_op(
-        f"{name}_forward", execute, mutates_args=(),
-        schema="(Tensor[] xs, bool[] wanted) -> Tensor[]",
-    )  # fmt: skip
-    forward.register_fake(fake)
-
-    def pull(
-        saved: list[torch.Tensor], cotangents: list[torch.Tensor], types: str
-    ) -> list[torch.Tensor]:
-        given = [aligned(x) for x in (*saved, *cotangents)]
-        pair = _decoded(kernel, types, _target_of(given))
-        program = kernel.program(pair.backward, given[0].device)
-        with torch.no_grad():
-            return _own(run(program, given[0].device.index, given), given)
-
-    def fake_pull(saved: Any, cotangents: Any, types: str) -> list[torch.Tensor]:
-        given = [*saved, *cotangents]
-        pair = _decoded(kernel, types, _target_of(given))
-        return _empty(pair.backward.results, given)
-
-    backward = torch.library.custom_op(
-        f"{name}_backward", pull, mutates_args=(),
-        schema="(Tensor[] saved, Tensor[] cotangents, str types) -> Tensor[]",
-    )  # fmt: skip
-    backward.register_fake(fake_pull)
+def _functional(operation: _Operation) -> Any:
+    """Registers an operation with its derivative; residuals are further results."""
+    forward = _registered(
+        operation.name,
+        "(Tensor[] xs, bool[] wanted) -> Tensor[]",
+        lambda run, xs, wanted: run(operation.traced(xs, wanted).forward, xs),
+        operation,
+    )
+    backward = _registered(
+        f"{operation.name}_backward",
+        "(Tensor[] given, str types) -> Tensor[]",
+        lambda run, given, types: run(operation.decoded(types, given).backward, given),
+        operation,
+    )
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         xs, wanted = inputs
-        pair = pair_of(xs, wanted, _target_of(xs))
-        made = iter(output[pair.results :])
-        ctx.save_for_backward(
-            *(
-                next(made) if x.argument is None else xs[x.argument]
-                for x in pair.forward.results[pair.results :]
-            )
-        )
-        ctx.types, ctx.wanted = _encoded(xs, wanted), wanted
-        ctx.like = [(x.shape, x.dtype, x.device) for x in output[: pair.results]]
+        traced = operation.traced(xs, wanted)
+        values = _values(traced.forward.given, output, xs)
+        ctx.save_for_backward(*values[traced.count :])
+        ctx.wanted, ctx.types = wanted, _encoded(xs, wanted)
+        # Cotangents of results that are arguments reach these without us.
+        ctx.results = [
+            (x.shape, x.dtype, x.device, i is None)
+            for x, i in zip(values[: traced.count], traced.forward.given, strict=False)
+        ]
 
     def formula(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Any:
-        cotangents = [
-            torch.zeros(like[0], dtype=like[1], device=like[2]) if x is None else x
-            for x, like in zip(gradients, ctx.like, strict=False)
-        ]
-        found = iter(backward(list(ctx.saved_tensors), cotangents, ctx.types))
+        made, cotangents = iter(gradients), []
+        for shape, dtype, device, is_made in ctx.results:
+            x = next(made) if is_made else None
+            zeros = torch.zeros(shape, dtype=dtype, device=device) if x is None else x
+            cotangents.append(zeros)
+        given = [*ctx.saved_tensors, *cotangents]
+        pulling = operation.decoded(ctx.types, given).backward
+        found = iter(_values(pulling.given, backward(given, ctx.types), given))
         return [next(found) if x else None for x in ctx.wanted], None
 
     forward.register_autograd(formula, setup_context=setup)
-    return forward
+
+    def call(xs: _Tensors) -> _Tensors:
+        enabled = torch.is_grad_enabled()
+        return forward(list(xs), [enabled and x.requires_grad for x in xs])
+
+    return call
 
 
-def _made(pair: Pair, values: Sequence[Any]) -> list[Any]:
-    """Results, then residuals that are not arguments, which the caller has."""
-    kept = zip(
-        pair.forward.results[pair.results :], values[pair.results :], strict=True
+def _registered(name: str, schema: str, body: Any, operation: _Operation) -> Any:
+    op = torch.library.custom_op(
+        name,
+        lambda *args: body(operation.execute, *args),
+        mutates_args=(),
+        schema=schema,
     )
-    return [*values[: pair.results], *(x for slot, x in kept if slot.argument is None)]
-
-
-def _encoded(xs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> str:
-    """The types of arguments as text, which a compiled graph can contain."""
-    types = [tensors.type_of(x, f"argument {i}") for i, x in enumerate(xs)]
-    return json.dumps(
-        [[[list(x.shape), x.dtype.name] for x in types], [int(x) for x in wanted]]
-    )
-
-
-def _decoded(kernel: TorchKernel, text: str, target: Any) -> Pair:
-    described, wanted = json.loads(text)
-    types = tuple(jax.ShapeDtypeStruct(tuple(s), d) for s, d in described)
-    positions = tuple(i for i, x in enumerate(wanted) if x)
-    return kernel.pair(types, jax.tree.structure(types), target, positions)
+    op.register_fake(lambda *args: body(operation.fake, *args))
+    return op

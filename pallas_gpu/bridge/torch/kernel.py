@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from pallas_gpu import arch, errors
-from pallas_gpu.bridge.torch import code, tensors
+from pallas_gpu.bridge.torch import tensors
 from pallas_gpu.bridge.torch.plan import Plan, plan
-from pallas_gpu.bridge.torch.run import Program
+from pallas_gpu.bridge.torch.run import Program, target_of
 from pallas_gpu.entry import assumed_target, scope
 
 Types = tuple[jax.ShapeDtypeStruct, ...]
@@ -30,38 +30,19 @@ class Traced:
     """A function for one combination of types.
 
     Attributes:
-      plan: what it does.
-      tree: the structure of its results.
-    """
-
-    plan: Plan
-    tree: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """A function with derivatives: the forward pass returns results, then residuals.
-
-    Attributes:
-      forward: from arguments.
-      backward: from residuals, then the results' cotangents, to those that are wanted.
-      results: number of results.
-      tree: their structure.
+      forward: from arguments to results, then residuals if derivatives are wanted.
+      tree: the structure of the results.
+      backward: from residuals, then cotangents, to the derivatives that are wanted.
     """
 
     forward: Plan
-    backward: Plan
-    results: int
     tree: Any
+    backward: Plan | None = None
 
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """What a call needs: the program, the result's structure, and its GPU or None."""
-
-    program: Program
-    rebuild: Callable[[list[torch.Tensor]], Any]
-    gpu: int | None
+    @property
+    def count(self) -> int:
+        """Number of results."""
+        return self.tree.num_leaves
 
 
 class TorchKernel:
@@ -90,8 +71,10 @@ class TorchKernel:
 
     def unload(self) -> None:
         """Releases all that is compiled; a later call compiles again."""
-        self._entries: dict[Any, _Entry] = {}
-        self._traces: dict[Any, Any] = {}
+        # By shapes, dtypes and devices: a program, and what makes the result of its
+        # results.
+        self._entries: dict[Any, tuple[Program, Callable[[Any], Any]]] = {}
+        self._traces: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -102,54 +85,40 @@ class TorchKernel:
         for x in args:
             if not isinstance(x, torch.Tensor):
                 leaves, tree = jax.tree.flatten(args)
+                self._types(leaves)
                 break
-        try:
-            key = (tree, *[(x.shape, x.dtype, x.device) for x in leaves])
-        except AttributeError:
-            self._types(leaves)  # raises
-            raise
+        key = (tree, *[(x.shape, x.dtype, x.device) for x in leaves])
         entry = self._entries.get(key)
         if entry is None:
             with self._lock:
                 entry = self._entries[key] = self._entry(leaves, tree)
-        differentiated = False
+        wants = False
         for i, x in enumerate(leaves):
             if x.data_ptr() & 15 or not x.is_contiguous():
                 tensors.refuse_memory(x, self._what(i))
-            differentiated = differentiated or x.requires_grad
-        if differentiated and torch.is_grad_enabled():
+            wants = wants or x.requires_grad
+        if wants and torch.is_grad_enabled():
             return self._differentiated(leaves, tree)
-        return entry.rebuild(run(entry.program, entry.gpu, leaves))
+        program, rebuild = entry
+        return rebuild(program(leaves))
+
+    def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
+        """Registers the function with torch; see `as_torch_kernel`."""
+        from pallas_gpu.bridge.torch.custom import custom_op
+
+        return custom_op(self, name, example)
 
     # --- what is compiled -------------------------------------------------------------
 
-    def _entry(self, leaves: Sequence[torch.Tensor], tree: Any) -> _Entry:
+    def _entry(self, leaves: Sequence[torch.Tensor], tree: Any) -> Any:
         types, device = self._types(leaves), self._device(leaves)
         tree = jax.tree.structure(types) if tree is None else tree
         self._require_types(types, tree)
         traced = self.traced(types, tree, target_of(device))
-        program = self.program(traced.plan, device)
+        program = self.program(traced.forward, device)
         if traced.tree == jax.tree.structure(0):
-            return _Entry(program, lambda results: results[0], device.index)
-        return _Entry(program, traced.tree.unflatten, device.index)
-
-    def traced(self, types: Types, tree: Any, target: arch.GpuTarget | None) -> Traced:
-        """Returns the function for types; it is traced once for each."""
-        return self._kept(
-            (types, tree, target), lambda: self._trace(types, tree, target)
-        )
-
-    def pair(
-        self, types: Types, tree: Any, target: arch.GpuTarget | None, wanted: Wanted
-    ) -> Pair:
-        """Returns the function with derivatives for some of its arguments.
-
-        Raises:
-          UnsupportedError: it updates arguments.
-          DifferentiationError: JAX cannot differentiate it.
-        """
-        key = types, tree, target, wanted
-        return self._kept(key, lambda: self._trace_pair(*key))
+            return program, lambda results: results[0]
+        return program, traced.tree.unflatten
 
     def program(self, planned: Plan, device: torch.device) -> Program:
         """Returns a plan's program on a device; it is compiled once."""
@@ -163,58 +132,69 @@ class TorchKernel:
                     got="torch.cuda.graph",
                     hint="call the function once before torch.cuda.graph(...)",
                 )
-            target = target_of(device)
-            self._programs[key] = Program(planned, device, target)
+            self._programs[key] = Program(planned, device)
         return self._programs[key]
 
-    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
-        key = tuple((x.shape, x.dtype) for x in key[0]), *key[1:]
+    def traced(
+        self,
+        types: Types,
+        tree: Any,
+        target: arch.GpuTarget | None,
+        wanted: Wanted = (),
+    ) -> Traced:
+        """Returns the function for some types; it is traced once for each.
+
+        Raises:
+          UnsupportedError: an operation has no counterpart in torch, or derivatives are
+            wanted of a function that updates arguments.
+          DifferentiationError: JAX cannot differentiate it.
+        """
+        key = tuple((x.shape, x.dtype) for x in types), tree, target, wanted
         with self._lock:
             if key not in self._traces:
-                self._traces[key] = make()
+                trace = self._trace_pair if wanted else self._trace
+                assumed = contextlib.nullcontext()
+                if target is not None:
+                    assumed = assumed_target.assuming(target)
+                with jax.disable_jit(False), assumed:
+                    self._traces[key] = trace(types, tree, wanted)
             return self._traces[key]
 
-    def _trace(self, types: Types, tree: Any, target: arch.GpuTarget | None) -> Traced:
+    def _run(self, tree: Any, leaves: Sequence[Any]) -> Any:
+        args = jax.tree.unflatten(tree, leaves)
+        return scope.call(self._name, self._fn, *args)
+
+    def _trace(self, types: Types, tree: Any, _: Wanted) -> Traced:
         found: list[Any] = []
-        positions = self._updated(tree)
+        positions = self._references(tree)
 
         def flat(*leaves: Any) -> list[Any]:
-            leaves = tuple(
+            given = [
                 jax.new_ref(x) if i in positions else x for i, x in enumerate(leaves)
-            )
-            results, structure = jax.tree.flatten(
-                scope.call(self._name, self._fn, *jax.tree.unflatten(tree, leaves))
-            )
-            found.append(structure)
-            return [*results, *(leaves[i][...] for i in positions)]
+            ]
+            results, structure = jax.tree.flatten(self._run(tree, given))
+            found[:] = [structure]
+            return [*results, *(given[i][...] for i in positions)]
 
-        with jax.disable_jit(False), _tracing(target):
-            closed = jax.make_jaxpr(flat)(*types)
-            first = len(closed.out_avals) - len(positions)
-            finals = {i: first + k for k, i in enumerate(positions)}
-            return Traced(plan(closed, finals), found[-1])
+        closed = jax.make_jaxpr(flat)(*types)
+        return Traced(plan(closed, positions), found[0])
 
-    def _updated(self, tree: Any) -> list[int]:
+    def _references(self, tree: Any) -> list[int]:
         """Positions of the leaves of arguments that are references."""
-        marked = [
-            jax.tree.map(lambda _, i=i: i in self._inout, x)
-            for i, x in enumerate(jax.tree.unflatten(tree, range(tree.num_leaves)))
-        ]
-        missing = [i for i in self._inout if i >= len(marked)]
+        args = jax.tree.unflatten(tree, range(tree.num_leaves))
+        missing = [i for i in self._inout if i >= len(args)]
         if missing:
             raise errors.ArgumentError(
                 f"{self._name}: inout_argnums has a position without an argument",
-                expected=f"positions below {len(marked)}",
+                expected=f"positions below {len(args)}",
                 got=missing[0],
                 hint="pass the argument, or leave the position out",
             )
-        return [i for i, x in enumerate(jax.tree.leaves(marked)) if x]
+        return sorted(i for k in self._inout for i in jax.tree.leaves(args[k]))
 
-    def _trace_pair(
-        self, types: Types, tree: Any, target: arch.GpuTarget | None, wanted: Wanted
-    ) -> Pair:
+    def _trace_pair(self, types: Types, tree: Any, wanted: Wanted) -> Traced:
         found: list[Any] = []
-        if self._inout or self.traced(types, tree, target).plan.updated:
+        if self._inout or self._trace(types, tree, ()).forward.updated:
             raise errors.UnsupportedError(
                 f"{self._name}: the function updates an argument, and torch asks for "
                 "its derivative",
@@ -225,42 +205,33 @@ class TorchKernel:
 
         def forward(*leaves: Any) -> list[Any]:
             def of_wanted(*some: Any) -> Any:
-                every = list(leaves)
-                for i, x in zip(wanted, some, strict=True):
-                    every[i] = x
-                return scope.call(
-                    self._name, self._fn, *jax.tree.unflatten(tree, every)
-                )
+                new = dict(zip(wanted, some, strict=True))
+                return self._run(tree, [new.get(i, x) for i, x in enumerate(leaves)])
 
             results, pull = jax.vjp(of_wanted, *(leaves[i] for i in wanted))
             flat, structure = jax.tree.flatten(results)
             residuals, pulling = jax.tree.flatten(pull)
-            found[:] = [structure, len(flat), pulling]
+            found[:] = [structure, pulling]
             return [*flat, *residuals]
 
-        with jax.disable_jit(False), _tracing(target):
-            closed = jax.make_jaxpr(forward)(*types)
-            structure, count, pulling = found
-            outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.out_avals]
+        closed = jax.make_jaxpr(forward)(*types)
+        structure, pulling = found
+        avals, count = closed.out_avals, structure.num_leaves
+        outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
 
-            def backward(*given: Any) -> Any:
-                residuals, cotangents = _split(given, len(outs) - count)
-                flat = [
-                    ct
-                    if jax.dtypes.issubdtype(out.dtype, np.inexact)
-                    else np.zeros(out.shape, jax.dtypes.float0)
-                    for ct, out in zip(cotangents, outs, strict=False)
-                ]
-                pull = jax.tree.unflatten(pulling, residuals)
-                return pull(jax.tree.unflatten(structure, flat))
+        def backward(*given: Any) -> Any:
+            cotangents = [
+                ct
+                if jax.dtypes.issubdtype(ct.dtype, np.inexact)
+                else np.zeros(ct.shape, jax.dtypes.float0)
+                for ct in given[-count:]
+            ]
+            pull = jax.tree.unflatten(pulling, given[:-count])
+            return pull(jax.tree.unflatten(structure, cotangents))
 
-            pulled = jax.make_jaxpr(backward)(*outs[count:], *outs[:count])
-            return Pair(
-                plan(closed, {}, may_update=False),
-                plan(pulled, {}, may_update=False),
-                count,
-                structure,
-            )
+        pulled = jax.make_jaxpr(backward)(*outs[count:], *outs[:count])
+        plans = (plan(x, (), may_update=False) for x in (closed, pulled))
+        return Traced(next(plans), structure, next(plans))
 
     # --- checks -----------------------------------------------------------------------
 
@@ -272,16 +243,16 @@ class TorchKernel:
 
     def _device(self, leaves: Sequence[torch.Tensor]) -> torch.device:
         if not leaves:
-            index = torch.cuda.current_device() if torch.cuda.is_available() else None
-            return torch.device("cpu" if index is None else "cuda", index)
+            has_gpu = torch.cuda.is_available()
+            index = torch.cuda.current_device() if has_gpu else 0
+            return torch.device("cuda", index) if has_gpu else torch.device("cpu")
         device = leaves[0].device
-        other = [i for i, x in enumerate(leaves) if x.device != device]
+        other = next((i for i, x in enumerate(leaves) if x.device != device), 0)
         if other or device.type not in ("cpu", "cuda"):
             raise errors.ArgumentError(
-                f"{self._what(other[0] if other else 0)} is on a device where it "
-                "cannot be",
+                f"{self._what(other)} is on a device where it cannot be",
                 expected=f"{device}, as argument 0" if other else "cuda or cpu",
-                got=leaves[other[0]].device if other else device,
+                got=leaves[other].device,
                 hint="x.to(device) copies it",
             )
         return device
@@ -298,21 +269,17 @@ class TorchKernel:
                 got=tree,
                 hint="pass tensors where the declared types are",
             )
-        for i, (x, wanted) in enumerate(zip(types, expected, strict=True)):
-            if x.shape != tuple(wanted.shape):
-                raise errors.ShapeError(
-                    f"{self._what(i)} has another shape",
-                    expected=tuple(wanted.shape),
-                    got=x.shape,
-                    hint="make a kernel for each shape",
-                )
-            if x.dtype != np.dtype(wanted.dtype):
-                raise errors.DTypeError(
-                    f"{self._what(i)} has another dtype",
-                    expected=np.dtype(wanted.dtype).name,
-                    got=x.dtype.name,
-                    hint="x.to(dtype) converts it",
-                )
+        for i, (x, declared) in enumerate(zip(types, expected, strict=True)):
+            wanted = jax.ShapeDtypeStruct(declared.shape, declared.dtype)
+            rows = ("shape", errors.ShapeError), ("dtype", errors.DTypeError)
+            for name, error in rows:
+                if getattr(x, name) != getattr(wanted, name):
+                    raise error(
+                        f"{self._what(i)} has another {name}",
+                        expected=getattr(wanted, name),
+                        got=getattr(x, name),
+                        hint="make a kernel for each combination of types",
+                    )
 
     # --- derivatives ------------------------------------------------------------------
 
@@ -320,26 +287,20 @@ class TorchKernel:
         types, device = self._types(leaves), leaves[0].device
         tree = jax.tree.structure(types) if tree is None else tree
         wanted = tuple(i for i, x in enumerate(leaves) if x.requires_grad)
-        pair = self.pair(types, tree, target_of(device), wanted)
-        forward = self.program(pair.forward, device)
-        backward = self.program(pair.backward, device)
-        results = _Derivative.apply(pair, wanted, forward, backward, *leaves)
-        return pair.tree.unflatten(results)
-
-    def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
-        """Registers the function with torch; see `as_torch_kernel`."""
-        from pallas_gpu.bridge.torch.custom import custom_op
-
-        return custom_op(self, name, example)
+        traced = self.traced(types, tree, target_of(device), wanted)
+        assert traced.backward is not None
+        programs = [self.program(x, device) for x in (traced.forward, traced.backward)]
+        results = _Derivative.apply(*programs, traced.count, wanted, *leaves)
+        return traced.tree.unflatten(results)
 
 
 class _Derivative(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, pair, wanted, forward, backward, *leaves):
-        values = run(forward, leaves[0].device.index, leaves)
-        results, residuals = _split(values, pair.results)
-        ctx.save_for_backward(*residuals)
-        ctx.wanted, ctx.backward, ctx.count = wanted, backward, len(leaves)
+    def forward(ctx, forward, backward, count, wanted, *leaves):
+        values = forward(leaves)
+        results = values[:count]
+        ctx.save_for_backward(*values[count:])
+        ctx.of, ctx.run, ctx.n = wanted, backward, len(leaves)
         exact = [x for x in results if not x.is_floating_point()]
         ctx.mark_non_differentiable(*exact)
         return tuple(results)
@@ -347,55 +308,9 @@ class _Derivative(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *cotangents):
-        given = [*ctx.saved_tensors, *map(aligned, cotangents)]
-        gradients = run(ctx.backward, given[0].device.index, given)
-        every: list[Any] = [None] * ctx.count
-        for i, x in zip(ctx.wanted, gradients, strict=True):
-            every[i] = x
-        return (None, None, None, None, *every)
-
-
-def run(
-    program: Program, gpu: int | None, leaves: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Runs a program on its GPU, or on the CPU."""
-    if gpu is None:
-        return program(leaves)
-    if not hasattr(_THREAD, "has_context"):
-        # Only the CUDA runtime makes a device's context current in a new thread.
-        torch.cuda.Event().record()
-        _THREAD.has_context = True
-    if torch.cuda.is_current_stream_capturing():
-        # A graph has the addresses of constants and of code.
-        _CAPTURED.add(program)
-    if gpu == torch.cuda.current_device():
-        return program(leaves)
-    with torch.cuda.device(gpu):
-        return program(leaves)
-
-
-_THREAD = threading.local()
-_CAPTURED: set[Program] = set()
-
-
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that a kernel can take, a copy if necessary."""
-    x = x.detach().contiguous()
-    return x.clone() if x.data_ptr() % tensors.ALIGNMENT_BYTES else x
-
-
-def _split(values: Sequence[Any], at: int) -> tuple[list[Any], list[Any]]:
-    return list(values[:at]), list(values[at:])
-
-
-def target_of(device: torch.device) -> arch.GpuTarget | None:
-    return None if device.type == "cpu" else code.target_of(device.index)
-
-
-def _tracing(target: arch.GpuTarget | None) -> Any:
-    if target is None:
-        return contextlib.nullcontext()
-    return assumed_target.assuming(target)
+        given = [*ctx.saved_tensors, *map(tensors.aligned, cotangents)]
+        found = dict(zip(ctx.of, ctx.run(given), strict=True))
+        return (None, None, None, None, *map(found.get, range(ctx.n)))
 
 
 @torch.compiler.disable

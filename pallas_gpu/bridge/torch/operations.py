@@ -123,7 +123,7 @@ def _convert(op: Op) -> Operation | None:
     source, target = op.inputs[0].dtype, op.results[0].dtype
     if target.kind in "iu" and source.kind not in "iub":
         return None  # XLA clamps what does not fit, torch does not
-    dtype = torch_dtype(target, "convert_element_type", op.where)
+    dtype = torch_dtype(target)
     return Operation(lambda x: x.to(dtype), is_view=source == target)
 
 

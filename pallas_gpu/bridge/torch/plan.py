@@ -9,6 +9,7 @@ evaluated here, by JAX, once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,16 +82,28 @@ class Plan:
     stored: Mapping[int, Slot]
     updated: frozenset[int]
 
+    @functools.cached_property
+    def given(self) -> list[int | None]:
+        """For each result the argument that it is, updated or not; else None."""
+        arguments = {x: i for i, x in enumerate(self.arguments)}
+        arguments.update({x: i for i, x in self.stored.items()})
+
+        def argument(x: Slot) -> int | None:
+            i = x.memory.argument
+            is_updated = i in self.updated and i not in self.stored
+            return i if is_updated and x.shape == x.memory.shape else arguments.get(x)
+
+        return [argument(x) for x in self.results]
+
 
 def plan(
-    closed: _jax.ClosedJaxpr, finals: Mapping[int, int], *, may_update: bool = True
+    closed: _jax.ClosedJaxpr, finals: Sequence[int], *, may_update: bool = True
 ) -> Plan:
     """Plans a traced function.
 
     Args:
       closed: the function, of flat arguments.
-      finals: arguments that are updated, with the position of the result that is the
-        new contents; those come last.
+      finals: arguments that are updated: the last results are their new contents.
       may_update: whether launches may write arguments at all.
 
     Raises:
@@ -103,7 +116,7 @@ def plan(
     ]
     found = walk.run(region, arguments)
     results = found[: len(found) - len(finals)]
-    stored = {i: found[j] for i, j in finals.items()}
+    stored = dict(zip(finals, found[len(results) :], strict=True))
     steps = _share(walk.steps, arguments, [*results, *stored.values()], may_update)
     steps = _needed(steps, [*results, *stored.values()])
     stored = {i: x for i, x in stored.items() if x.memory is not arguments[i]}

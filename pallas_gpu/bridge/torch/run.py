@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,11 +29,9 @@ class Program:
       codes: of its kernels; none on a CPU.
     """
 
-    def __init__(
-        self, plan: Plan, device: torch.device, target: arch.GpuTarget | None
-    ) -> None:
+    def __init__(self, plan: Plan, device: torch.device) -> None:
         self.codes: list[Code] = []
-        self._device, self._target = device, target
+        self._device, self._target = device, target_of(device)
         self._at = {x: i for i, x in enumerate(plan.arguments)}
         self._constants = self._place_constants(plan)
         made = [x for step in plan.steps for x in step.makes]
@@ -44,6 +43,22 @@ class Program:
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs it; arguments that are updated are so afterwards."""
+        gpu = self._device.index
+        if self._target is None:
+            return self._run(arguments)
+        if not hasattr(_THREAD, "has_context"):
+            # Only the CUDA runtime makes a context current in a new thread.
+            torch.cuda.Event().record()
+            _THREAD.has_context = True
+        if is_capturing():
+            # A graph has the addresses of constants and of code.
+            _CAPTURED.add(self)
+        if gpu == current_device():
+            return self._run(arguments)
+        with torch.cuda.device(gpu):
+            return self._run(arguments)
+
+    def _run(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values: Values = [*arguments, *self._constants, *self._blank]
         for step in self._steps:
             step(values)
@@ -108,7 +123,7 @@ class Program:
             shared.append((results[j], operands[i], i in step.copied))
             operands[i] = results[j]
         fresh = [
-            (index, x.shape, tensors.torch_dtype(x.dtype, f"kernel {params.name}"))
+            (index, x.shape, tensors.torch_dtype(x.dtype))
             for j, (index, x) in enumerate(zip(results, step.makes, strict=True))
             if j not in step.in_place.values()
         ]
@@ -152,9 +167,8 @@ def _launch(
         addresses = [values[i].data_ptr() for i in buffers]
         if work is not None:
             filled, made = work()
-            first = [x.data_ptr() for x in filled]
-            addresses[n_in:n_in] = first
-            addresses += first + [x.data_ptr() for x in made]
+            addresses[n_in:n_in] = [x.data_ptr() for x in filled]
+            addresses += [x.data_ptr() for x in made]
         table = tables.pop() if tables else make_table()
         table[:] = addresses
         code(current_stream(index), table)
@@ -164,23 +178,21 @@ def _launch(
 
 
 def _workspace(params: call.CallParams, device: torch.device) -> Any:
-    """Returns what makes the arrays that a launch adds: filled ones, and others."""
-    if not params.work_results:
-        return None
-    where = f"kernel {params.name}"
-    filled = [
-        (aval.shape, value.item() if hasattr(value, "item") else value,
-         tensors.torch_dtype(aval.dtype, where))
-        for aval, value in params.work_operands
-    ]  # fmt: skip
-    others = [
-        (aval.shape, tensors.torch_dtype(aval.dtype, where))
-        for aval in params.work_results[len(filled) :]
+    """Returns what makes the arrays that a launch adds; None if there are none.
+
+    It returns those with initial contents, which are operands, too, and all.
+    """
+    filled = [float(value) for _, value in params.work_operands]
+    types = [
+        (aval.shape, tensors.torch_dtype(aval.dtype)) for aval in params.work_results
     ]
+    if not types:
+        return None
 
     def make() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        first = [torch.full(s, x, dtype=d, device=device) for s, x, d in filled]
-        return first, [torch.empty(s, dtype=d, device=device) for s, d in others]
+        made = [torch.empty(s, dtype=dtype, device=device) for s, dtype in types]
+        first = [x.fill_(value) for x, value in zip(made, filled, strict=False)]
+        return first, made
 
     return make
 
@@ -203,12 +215,26 @@ def _emulation(
     return run
 
 
-def _stream_function() -> Callable[[int], int]:
-    # What torch's own compiler calls; the public function takes ten times as long.
-    fast = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    if fast is not None:
-        return fast
-    return lambda index: torch.cuda.current_stream(index).cuda_stream
+_THREAD = threading.local()
+_CAPTURED: set[Program] = set()
+
+# What torch's own compiler calls: public functions take many times as long.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_stream: Callable[[int], int] = _raw_stream or (
+    lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+is_capturing = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 
 
-current_stream = _stream_function()
+def target_of(device: torch.device) -> arch.GpuTarget | None:
+    """Returns the target of a GPU of torch; None for a CPU.
+
+    Raises:
+      TargetError: the GPU is not supported.
+    """
+    if device.type != "cuda":
+        return None
+    return arch.target_of_capability(*torch.cuda.get_device_capability(device))

@@ -26,7 +26,7 @@ _JAX_DTYPES = {getattr(torch, n): jnp.dtype(n) for n in _NAMES if hasattr(torch,
 _TORCH_DTYPES = {dtype: of_torch for of_torch, dtype in _JAX_DTYPES.items()}
 
 
-def torch_dtype(dtype: Any, what: str, where: str | None = None) -> torch.dtype:
+def torch_dtype(dtype: Any) -> torch.dtype:
     """Returns torch's dtype for one of JAX.
 
     Raises:
@@ -35,11 +35,10 @@ def torch_dtype(dtype: Any, what: str, where: str | None = None) -> torch.dtype:
     found = _TORCH_DTYPES.get(np.dtype(dtype))
     if found is None:
         raise errors.UnsupportedError(
-            f"{what}: torch has no such dtype",
+            "as_torch_kernel: an array has a dtype that torch does not have",
             expected=", ".join(x.name for x in _TORCH_DTYPES),
             got=np.dtype(dtype).name,
             hint="let the function return the bytes in another dtype",
-            where=where,
         )
     return found
 
@@ -98,6 +97,12 @@ def refuse_memory(x: torch.Tensor, what: str) -> None:
         )
 
 
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that a kernel can take, a copy if necessary."""
+    x = x.detach().contiguous()
+    return x.clone() if x.data_ptr() % ALIGNMENT_BYTES else x
+
+
 def _row_major(shape: Sequence[int]) -> list[int]:
     strides, step = [], 1
     for size in reversed(shape):
@@ -117,5 +122,5 @@ def from_numpy(array: Any, device: torch.device) -> torch.Tensor:
     """Returns a new tensor with the elements of an array."""
     array = np.asarray(array)
     flat = np.array(array, order="C").reshape(-1).view(np.uint8)
-    dtype = torch_dtype(array.dtype, "an array")
+    dtype = torch_dtype(array.dtype)
     return torch.from_numpy(flat).to(device).view(dtype).reshape(array.shape)
