@@ -41,9 +41,10 @@ def custom_op(kernel: TorchKernel, name: str, example: _Tensors) -> Callable[...
             hint="return a flat tuple",
         )
     call = _updating(operation, plan) if plan.updated else _functional(operation)
+    given = plan.given
 
     def function(*xs: torch.Tensor) -> Any:
-        results = _values(plan.given, call(xs), xs)
+        results = _values(given, call(xs), xs)
         return results[0] if single else tuple(results)
 
     return function
