@@ -193,9 +193,3 @@ def test_without_an_operation_a_compiled_program_calls_the_function():
     f = plgpu.as_torch_kernel(double)
     compiled = torch.compile(lambda x: f(x + 1) * 3, backend="eager")
     equal(compiled(vector("cpu")), 6 * XS + 6)
-
-
-def test_results_of_an_operation_are_one_by_one():
-    nested = plgpu.as_torch_kernel(lambda x: ((x, x), x))
-    with pytest.raises(plgpu.errors.ArgumentError, match="flat tuple"):
-        nested.custom_op(_name(), vector("cpu"))

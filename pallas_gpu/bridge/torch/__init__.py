@@ -93,7 +93,7 @@ def _kernel_class() -> type[TorchKernel]:
     except ImportError as error:
         raise errors.UnsupportedError(
             "as_torch_kernel: torch cannot be imported",
-            expected="PyTorch 2.6 or newer",
+            expected="PyTorch 2.11 or newer",
             got=f"{type(error).__name__}: {error}",
             hint="pip install 'pallas-gpu[torch]'",
         ) from None

@@ -71,9 +71,8 @@ class TorchKernel:
 
     def unload(self) -> None:
         """Releases all that is compiled; a later call compiles again."""
-        # By shapes, dtypes and devices: a program, and what makes the result of its
-        # results.
-        self._entries: dict[Any, tuple[Program, Callable[[Any], Any]]] = {}
+        # By types and devices: what runs, and what makes a pytree of its results.
+        self._entries: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
         self._traces: dict[Any, Traced] = {}
         self._programs: dict[Any, Program] = {}
 
@@ -81,26 +80,35 @@ class TorchKernel:
         """Runs the function; see `as_torch_kernel`."""
         if torch.compiler.is_compiling():
             return _outside_of_graphs(self, args)
+        try:
+            return self._call(args)
+        except errors.PallasGpuError as error:
+            raise error.with_location(scope.called_at()) from None
+
+    def _call(self, args: Sequence[Any]) -> Any:
         leaves, tree = args, None
         for x in args:
             if not isinstance(x, torch.Tensor):
                 leaves, tree = jax.tree.flatten(args)
                 self._types(leaves)
                 break
-        key = (tree, *[(x.shape, x.dtype, x.device) for x in leaves])
+        enabled = torch.is_grad_enabled()
+        key = (
+            tree,
+            *[
+                (x.shape, x.dtype, x.device, enabled and x.requires_grad)
+                for x in leaves
+            ],
+        )
         entry = self._entries.get(key)
         if entry is None:
             with self._lock:
-                entry = self._entries[key] = self._entry(leaves, tree)
-        wants = False
+                entry = self._entries[key] = self._entry(leaves, tree, enabled)
         for i, x in enumerate(leaves):
             if x.data_ptr() & 15 or not x.is_contiguous():
                 tensors.refuse_memory(x, self._what(i))
-            wants = wants or x.requires_grad
-        if wants and torch.is_grad_enabled():
-            return self._differentiated(leaves, tree)
-        program, rebuild = entry
-        return rebuild(program(leaves))
+        run, rebuild = entry
+        return rebuild(run(leaves))
 
     def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
         """Registers the function with torch; see `as_torch_kernel`."""
@@ -110,15 +118,19 @@ class TorchKernel:
 
     # --- what is compiled -------------------------------------------------------------
 
-    def _entry(self, leaves: Sequence[torch.Tensor], tree: Any) -> Any:
+    def _entry(self, leaves: Sequence[Any], tree: Any, enabled: bool) -> Any:
         types, device = self._types(leaves), self._device(leaves)
         tree = jax.tree.structure(types) if tree is None else tree
         self._require_types(types, tree)
-        traced = self.traced(types, tree, target_of(device))
-        program = self.program(traced.forward, device)
+        wanted = tuple(i for i, x in enumerate(leaves) if enabled and x.requires_grad)
+        traced = self.traced(types, tree, target_of(device), wanted)
+        run: Any = self.program(traced.forward, device)
+        if traced.backward is not None:
+            backward = self.program(traced.backward, device)
+            run = functools.partial(_derivative, run, backward, traced.count, wanted)
         if traced.tree == jax.tree.structure(0):
-            return program, lambda results: results[0]
-        return program, traced.tree.unflatten
+            return run, lambda results: results[0]
+        return run, traced.tree.unflatten
 
     def program(self, planned: Plan, device: torch.device) -> Program:
         """Returns a plan's program on a device; it is compiled once."""
@@ -281,18 +293,6 @@ class TorchKernel:
                         hint="make a kernel for each combination of types",
                     )
 
-    # --- derivatives ------------------------------------------------------------------
-
-    def _differentiated(self, leaves: Sequence[torch.Tensor], tree: Any) -> Any:
-        types, device = self._types(leaves), leaves[0].device
-        tree = jax.tree.structure(types) if tree is None else tree
-        wanted = tuple(i for i, x in enumerate(leaves) if x.requires_grad)
-        traced = self.traced(types, tree, target_of(device), wanted)
-        assert traced.backward is not None
-        programs = [self.program(x, device) for x in (traced.forward, traced.backward)]
-        results = _Derivative.apply(*programs, traced.count, wanted, *leaves)
-        return traced.tree.unflatten(results)
-
 
 class _Derivative(torch.autograd.Function):
     @staticmethod
@@ -311,6 +311,10 @@ class _Derivative(torch.autograd.Function):
         given = [*ctx.saved_tensors, *map(tensors.aligned, cotangents)]
         found = dict(zip(ctx.of, ctx.run(given), strict=True))
         return (None, None, None, None, *map(found.get, range(ctx.n)))
+
+
+def _derivative(forward, backward, count, wanted, leaves):
+    return _Derivative.apply(forward, backward, count, wanted, *leaves)
 
 
 @torch.compiler.disable

@@ -57,49 +57,23 @@ def operation_for(op: Op, where: str | None) -> Operation:
     )
 
 
-def _select(which: torch.Tensor, *cases: torch.Tensor) -> torch.Tensor:
-    return torch.where(which, cases[1], cases[0])
-
-
-# What has the meaning of XLA's operation, NaN and rounding included.
+# What has the meaning of XLA's operation, NaN included, and the same name.
+_SAME = (
+    "abs add ceil cos eq erf exp exp2 expm1 floor ge gt le log log1p lt mul ne neg "
+    "rsqrt sign sin sqrt square sub tan tanh"
+)
 _ELEMENTWISE: dict[str, Function] = {
-    "abs": torch.abs,
-    "add": torch.add,
+    **{name: getattr(torch, name) for name in _SAME.split()},
     "add_any": torch.add,
     "and": torch.bitwise_and,
-    "ceil": torch.ceil,
     "copy": torch.clone,
     "copy_p": torch.clone,
-    "cos": torch.cos,
-    "eq": torch.eq,
-    "erf": torch.erf,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "expm1": torch.expm1,
-    "floor": torch.floor,
-    "ge": torch.ge,
-    "gt": torch.gt,
     "is_finite": torch.isfinite,
-    "le": torch.le,
-    "log": torch.log,
-    "log1p": torch.log1p,
     "logistic": torch.sigmoid,
-    "lt": torch.lt,
     "max": torch.maximum,
     "min": torch.minimum,
-    "mul": torch.mul,
-    "ne": torch.ne,
-    "neg": torch.neg,
     "not": torch.bitwise_not,
     "or": torch.bitwise_or,
-    "rsqrt": torch.rsqrt,
-    "sign": torch.sign,
-    "sin": torch.sin,
-    "sqrt": torch.sqrt,
-    "square": torch.square,
-    "sub": torch.sub,
-    "tan": torch.tan,
-    "tanh": torch.tanh,
     "xor": torch.bitwise_xor,
 }
 
@@ -110,8 +84,9 @@ def _div(op: Op) -> Operation:
 
 
 def _select_n(op: Op) -> Operation | None:
-    which = op.inputs[0]
-    return Operation(_select) if which.dtype == bool and len(op.inputs) == 3 else None
+    if op.inputs[0].dtype != bool or len(op.inputs) != 3:
+        return None
+    return Operation(lambda which, no, yes: torch.where(which, yes, no))
 
 
 def _integer_pow(op: Op) -> Operation:

@@ -60,7 +60,7 @@ def type_of(x: Any, what: str) -> jax.ShapeDtypeStruct:
     if dtype is None or x.layout is not torch.strided or x.is_conj() or x.is_neg():
         raise errors.ArgumentTypeError(
             f"{what} is a tensor of a kind that JAX does not have",
-            expected="a dense tensor of " + ", ".join(d.name for d in _TORCH_DTYPES),
+            expected="elements in order, of a dtype of JAX",
             got=f"{x.dtype}, {x.layout}, conj={x.is_conj()}, neg={x.is_neg()}",
             hint="x.to_dense(), x.resolve_conj() or x.view(dtype) makes it one",
         )
