@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 
 import pallas_gpu as plgpu
 from tests.support.grid_barrier import GridBarrier
@@ -46,6 +47,16 @@ def test_several_kernels_are_one_function(device):
         return add(double(x), jax.jit(double)(y))
 
     equal(plgpu.as_torch_kernel(f)(vector(device), vector(device, 5)), 4 * XS + 10)
+
+
+@on_each_device
+def test_kernels_of_jax_with_our_parameters(device):
+    f = pl.pallas_call(
+        lambda x_ref, o_ref: o_ref.__setitem__(..., x_ref[...] * 3),
+        out_shape=VECTOR,
+        compiler_params=plgpu.CompilerParams(),
+    )
+    equal(plgpu.as_torch_kernel(f)(vector(device)), 3 * XS)
 
 
 @on_each_device

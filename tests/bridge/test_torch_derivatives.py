@@ -189,6 +189,19 @@ def test_an_operation_takes_other_shapes_than_its_example(device):
         torch.testing.assert_close(compiled(x), x.softmax(-1) + 1, rtol=1e-4, atol=1e-5)
 
 
+@on_each_device
+def test_an_operation_is_differentiated_by_its_formula(device):
+    name = _name()
+    plgpu.as_torch_kernel(weighted).custom_op(name, vector("cpu"), vector("cpu"))
+    registered = getattr(torch.ops.pallas_gpu_tests, name.rpartition(":")[2])
+    x, y = leaf(device), leaf(device, 1)
+    (result,) = registered([x, y], [True, True])
+    (result * vector(device)).sum().backward()
+    equal(result, 3 * XS + 1)
+    equal(x.grad, 2 * XS)
+    equal(y.grad, XS)
+
+
 def test_without_an_operation_a_compiled_program_calls_the_function():
     f = plgpu.as_torch_kernel(double)
     compiled = torch.compile(lambda x: f(x + 1) * 3, backend="eager")

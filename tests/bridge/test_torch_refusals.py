@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import sys
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu.bridge.torch import with_types
 from tests.support.refusal import refused
 from tests.support.torch_calls import (
     VECTOR,
@@ -100,22 +98,6 @@ def test_on_a_cpu_a_kernel_may_not_need_a_gpu():
 def test_torch_has_to_be_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     plgpu.as_torch_kernel(double)
-
-
-DECLARED = {
-    "structure": lambda x: (x,),
-    "shape": lambda x: (x, x[:5]),
-    "dtype": lambda x: (x, x.int()),
-}
-
-
-@pytest.mark.parametrize("name", DECLARED)
-@refused
-def test_declared_types_are_required(name):
-    types = VECTOR, jax.ShapeDtypeStruct((256,), jnp.float32)
-    kernel = with_types(add, types)
-    assert torch.equal(kernel(vector("cpu"), vector("cpu")), 2 * vector("cpu"))
-    kernel(*DECLARED[name](vector("cpu")))
 
 
 @on_each_device

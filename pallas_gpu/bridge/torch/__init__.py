@@ -7,14 +7,11 @@ torch is optional, and imported with the first function that is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pallas_gpu import errors, expect
 
-if TYPE_CHECKING:
-    from pallas_gpu.bridge.torch.kernel import TorchKernel
-
-__all__ = ["as_torch_kernel", "with_types"]
+__all__ = ["as_torch_kernel"]
 
 _POSITIONS = expect.integers(0)
 
@@ -63,31 +60,6 @@ def as_torch_kernel(
       >>> matmul = plgpu.as_torch_kernel(plgpu.ops.matmul)
       >>> c = matmul(a, b)  # torch.Tensor
     """
-    return _kernel_class()(fn, inout_argnums)
-
-
-def with_types(
-    fn: Callable[..., Any],
-    in_types: Any,
-    *,
-    inout_argnums: Sequence[int] = (),
-    name: str = "as_torch_gpu_kernel",
-) -> TorchKernel:
-    """Returns what `as_torch_kernel` does, for arguments of given types alone.
-
-    Args:
-      fn, inout_argnums: as of `as_torch_kernel`.
-      in_types: a tuple of pytrees of types with `shape` and `dtype`, one for each
-        argument.
-      name: what errors call it.
-
-    Raises:
-      UnsupportedError: torch is missing.
-    """
-    return _kernel_class()(fn, inout_argnums, in_types=in_types, name=name)
-
-
-def _kernel_class() -> type[TorchKernel]:
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -99,4 +71,4 @@ def _kernel_class() -> type[TorchKernel]:
         ) from None
     from pallas_gpu.bridge.torch.kernel import TorchKernel
 
-    return TorchKernel
+    return TorchKernel(fn, inout_argnums)

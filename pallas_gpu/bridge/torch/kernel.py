@@ -51,21 +51,15 @@ class TorchKernel:
     Args:
       fn: the function of arrays.
       inout_argnums: arguments that it takes as references.
-      in_types: the only types that it takes, a pytree for each argument.
-      name: what errors call it.
     """
 
     def __init__(
         self,
         fn: Callable[..., Any],
         inout_argnums: Sequence[int] = (),
-        *,
-        in_types: Any = None,
-        name: str = "as_torch_kernel",
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._inout = fn, frozenset(inout_argnums)
-        self._in_types, self._name = in_types, name
         self._lock = threading.RLock()
         self.unload()
 
@@ -121,7 +115,6 @@ class TorchKernel:
     def _entry(self, leaves: Sequence[Any], tree: Any, enabled: bool) -> Any:
         types, device = self._types(leaves), self._device(leaves)
         tree = jax.tree.structure(types) if tree is None else tree
-        self._require_types(types, tree)
         wanted = tuple(i for i, x in enumerate(leaves) if enabled and x.requires_grad)
         traced = self.traced(types, tree, target_of(device), wanted)
         run: Any = self.program(traced.forward, device)
@@ -138,7 +131,7 @@ class TorchKernel:
         if key not in self._programs:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise errors.UnsupportedError(
-                    f"{self._name}: the first call for these types compiles, which a "
+                    "as_torch_kernel: the first call for these types compiles, which a "
                     "CUDA graph cannot capture",
                     expected="a call with such arguments before the capture",
                     got="torch.cuda.graph",
@@ -174,7 +167,7 @@ class TorchKernel:
 
     def _run(self, tree: Any, leaves: Sequence[Any]) -> Any:
         args = jax.tree.unflatten(tree, leaves)
-        return scope.call(self._name, self._fn, *args)
+        return scope.call("as_torch_kernel", self._fn, *args)
 
     def _trace(self, types: Types, tree: Any, _: Wanted) -> Traced:
         found: list[Any] = []
@@ -197,7 +190,7 @@ class TorchKernel:
         missing = [i for i in self._inout if i >= len(args)]
         if missing:
             raise errors.ArgumentError(
-                f"{self._name}: inout_argnums has a position without an argument",
+                "as_torch_kernel: inout_argnums has a position without an argument",
                 expected=f"positions below {len(args)}",
                 got=missing[0],
                 hint="pass the argument, or leave the position out",
@@ -208,7 +201,7 @@ class TorchKernel:
         found: list[Any] = []
         if self._inout or self._trace(types, tree, ()).forward.updated:
             raise errors.UnsupportedError(
-                f"{self._name}: the function updates an argument, and torch asks for "
+                "as_torch_kernel: the function updates an argument, and torch asks for "
                 "its derivative",
                 expected="a function of arrays that returns its results",
                 got="an argument with requires_grad",
@@ -248,7 +241,7 @@ class TorchKernel:
     # --- checks -----------------------------------------------------------------------
 
     def _what(self, i: int) -> str:
-        return f"{self._name}: argument {i}"
+        return f"as_torch_kernel: argument {i}"
 
     def _types(self, leaves: Sequence[Any]) -> Types:
         return tuple(tensors.type_of(x, self._what(i)) for i, x in enumerate(leaves))
@@ -268,30 +261,6 @@ class TorchKernel:
                 hint="x.to(device) copies it",
             )
         return device
-
-    def _require_types(self, types: Types, tree: Any) -> None:
-        """Raises for arguments of other types than those that were declared."""
-        if self._in_types is None:
-            return
-        expected, structure = jax.tree.flatten(tuple(self._in_types))
-        if tree != structure:
-            raise errors.ArgumentTypeError(
-                f"{self._name}: the arguments have another structure",
-                expected=structure,
-                got=tree,
-                hint="pass tensors where the declared types are",
-            )
-        for i, (x, declared) in enumerate(zip(types, expected, strict=True)):
-            wanted = jax.ShapeDtypeStruct(declared.shape, declared.dtype)
-            rows = ("shape", errors.ShapeError), ("dtype", errors.DTypeError)
-            for name, error in rows:
-                if getattr(x, name) != getattr(wanted, name):
-                    raise error(
-                        f"{self._what(i)} has another {name}",
-                        expected=getattr(wanted, name),
-                        got=getattr(x, name),
-                        hint="make a kernel for each combination of types",
-                    )
 
 
 class _Derivative(torch.autograd.Function):

@@ -123,7 +123,7 @@ class Program:
             shared.append((results[j], operands[i], i in step.copied))
             operands[i] = results[j]
         fresh = [
-            (index, x.shape, tensors.torch_dtype(x.dtype))
+            (index, x.shape, tensors.strides(x.shape), tensors.torch_dtype(x.dtype))
             for j, (index, x) in enumerate(zip(results, step.makes, strict=True))
             if j not in step.in_place.values()
         ]
@@ -134,14 +134,14 @@ class Program:
             code = code_for(params, self._target, device.index)
             self.codes.append(code)
             start = _launch(code, params, operands, results, device)
-        empty = torch.empty
+        empty = torch.empty_strided  # takes two thirds of the time of torch.empty
 
         def run(values: Values) -> None:
             for result, operand, is_copied in shared:
                 x = values[operand]
                 values[result] = x.clone() if is_copied else x
-            for index, shape, dtype in fresh:
-                values[index] = empty(shape, dtype=dtype, device=device)
+            for index, shape, strides, dtype in fresh:
+                values[index] = empty(shape, strides, dtype=dtype, device=device)
             start(values)
 
         return run

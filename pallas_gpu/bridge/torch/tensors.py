@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def refuse_memory(x: torch.Tensor, what: str) -> None:
     if not x.is_contiguous():
         raise errors.ArgumentError(
             f"{what} is not contiguous",
-            expected=f"strides {tuple(_row_major(x.shape))}, row-major",
+            expected=f"strides {strides(x.shape)}, row-major",
             got=f"shape {tuple(x.shape)}, strides {x.stride()}",
             hint="pass x.contiguous(), which copies it",
         )
@@ -103,12 +104,11 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() % ALIGNMENT_BYTES else x
 
 
-def _row_major(shape: Sequence[int]) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides of a tensor that is row-major."""
+    return tuple(
+        math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape))
+    )
 
 
 def to_numpy(x: torch.Tensor) -> np.ndarray:
