@@ -80,7 +80,7 @@ def test_without_gradients_nothing_is_kept(device):
         assert not kernel(x, y).requires_grad
     with torch.inference_mode():
         kernel(x, y)
-    assert len(kernel._traces) == 1
+    assert len(kernel._traces._traces) == 1
 
 
 def test_a_kernel_without_a_derivative_has_none_in_torch():
@@ -161,6 +161,20 @@ def test_compiled_programs_keep_the_operation_and_its_derivative(device, backend
     torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-3)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_graphs_of_compiled_programs_capture_the_operation():
+    op = plgpu.as_torch_kernel(weighted).custom_op(
+        _name(), vector("cpu"), vector("cpu")
+    )
+    compiled = torch.compile(
+        lambda x, y: op(op(x, y) + 1, y), mode="reduce-overhead", fullgraph=True
+    )
+    for k in range(4):
+        x, y = vector("cuda", k), vector("cuda")
+        with torch.no_grad():
+            equal(compiled(x, y), 7 * XS + 4 * k + 2)
 
 
 @on_each_device

@@ -8,6 +8,7 @@ and its caller inserts them.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,20 +18,33 @@ import torch
 
 from pallas_gpu import errors
 from pallas_gpu.bridge.torch import tensors
-from pallas_gpu.bridge.torch.kernel import TorchKernel, Traced
 from pallas_gpu.bridge.torch.plan import Plan
-from pallas_gpu.bridge.torch.run import target_of
+from pallas_gpu.bridge.torch.run import Program, target_of
+from pallas_gpu.bridge.torch.traces import Traced, Traces
 
 _Tensors = Sequence[torch.Tensor]
 
 
-def custom_op(kernel: TorchKernel, name: str, example: _Tensors) -> Callable[..., Any]:
+def custom_op(
+    name: str,
+    example: _Tensors,
+    kernel: Callable[..., Any],
+    traces: Traces,
+    program: Callable[[Plan, torch.device], Program],
+) -> Callable[..., Any]:
     """Registers a function of tensors as `name`; returns the function that calls it.
+
+    Args:
+      name: `library::name`.
+      example: arguments.
+      kernel: the function.
+      traces: its plans.
+      program: from a plan and a device to what runs it.
 
     Raises:
       ArgumentError: the result is not a tensor or a tuple of tensors.
     """
-    operation = _Operation(kernel, name)
+    operation = _Operation(name, traces, program)
     first = operation.traced(example)
     plan, container = first.forward, (first.tree.node_data() or (None,))[0]
     if first.tree.num_nodes != first.count + (container is not None) or (
@@ -63,11 +77,13 @@ def _is_observed(xs: _Tensors) -> bool:
 _REAL = (torch.Tensor, torch.nn.Parameter)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Operation:
     """What operations execute, and the types of what they return."""
 
-    def __init__(self, kernel: TorchKernel, name: str):
-        self.kernel, self.name = kernel, name
+    name: str
+    traces: Traces
+    program: Callable[[Plan, torch.device], Program]
 
     def traced(self, xs: _Tensors, wanted: Sequence[bool] = ()) -> Traced:
         return self.decoded(_encoded(xs, wanted), xs)
@@ -77,13 +93,13 @@ class _Operation:
         types = tuple(jax.ShapeDtypeStruct(tuple(s), d) for s, d in described)
         positions = tuple(i for i, x in enumerate(wanted) if x)
         tree, target = jax.tree.structure(types), target_of(_device(like))
-        return self.kernel.traced(types, tree, target, positions)
+        return self.traces.get(types, tree, target, positions)
 
     def execute(self, plan: Plan, xs: _Tensors) -> list[torch.Tensor]:
         given = [x if i in plan.updated else tensors.aligned(x)
                  for i, x in enumerate(xs)]  # fmt: skip
         with torch.no_grad():
-            values = self.kernel.program(plan, _device(xs))(given)
+            values = self.program(plan, _device(xs))(given)
         made = [x for x, i in zip(values, plan.given, strict=True) if i is None]
         # They may be views of arguments.
         own = {x.untyped_storage().data_ptr() for x in xs}
@@ -190,8 +206,9 @@ def _functional(operation: _Operation) -> Any:
             zeros = torch.zeros(shape, dtype=dtype, device=device) if x is None else x
             cotangents.append(zeros)
         given = [*ctx.saved_tensors, *cotangents]
-        pulling = operation.decoded(ctx.types, given).backward
-        found = iter(_values(pulling.given, backward(given, ctx.types), given))
+        pulling = operation.decoded(ctx.types, given)
+        assert pulling.backward is not None
+        found = iter(_values(pulling.backward.given, backward(given, ctx.types), given))
         return [next(found) if x else None for x in ctx.wanted], None
 
     forward.register_autograd(formula, setup_context=setup)

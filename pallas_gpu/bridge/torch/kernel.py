@@ -3,46 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 
-from pallas_gpu import arch, errors
+from pallas_gpu import errors
 from pallas_gpu.bridge.torch import tensors
-from pallas_gpu.bridge.torch.plan import Plan, plan
+from pallas_gpu.bridge.torch.custom import custom_op
+from pallas_gpu.bridge.torch.plan import Plan
 from pallas_gpu.bridge.torch.run import Program, target_of
-from pallas_gpu.entry import assumed_target, scope
-
-Types = tuple[jax.ShapeDtypeStruct, ...]
-# Positions of the flat arguments whose derivatives are asked for.
-Wanted = tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """A function for one combination of types.
-
-    Attributes:
-      forward: from arguments to results, then residuals if derivatives are wanted.
-      tree: the structure of the results.
-      backward: from residuals, then cotangents, to the derivatives that are wanted.
-    """
-
-    forward: Plan
-    tree: Any
-    backward: Plan | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of results."""
-        return self.tree.num_leaves
+from pallas_gpu.bridge.torch.traces import Traces, Types
+from pallas_gpu.entry import scope
 
 
 class TorchKernel:
@@ -59,7 +34,7 @@ class TorchKernel:
         inout_argnums: Sequence[int] = (),
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self._fn, self._inout = fn, frozenset(inout_argnums)
+        self._traces = Traces(fn, inout_argnums)
         self._lock = threading.RLock()
         self.unload()
 
@@ -67,7 +42,7 @@ class TorchKernel:
         """Releases all that is compiled; a later call compiles again."""
         # By types and devices: what runs, and what makes a pytree of its results.
         self._entries: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
-        self._traces: dict[Any, Traced] = {}
+        self._traces.clear()
         self._programs: dict[Any, Program] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -106,9 +81,7 @@ class TorchKernel:
 
     def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
         """Registers the function with torch; see `as_torch_kernel`."""
-        from pallas_gpu.bridge.torch.custom import custom_op
-
-        return custom_op(self, name, example)
+        return custom_op(name, example, self, self._traces, self.program)
 
     # --- what is compiled -------------------------------------------------------------
 
@@ -116,7 +89,7 @@ class TorchKernel:
         types, device = self._types(leaves), self._device(leaves)
         tree = jax.tree.structure(types) if tree is None else tree
         wanted = tuple(i for i, x in enumerate(leaves) if enabled and x.requires_grad)
-        traced = self.traced(types, tree, target_of(device), wanted)
+        traced = self._traces.get(types, tree, target_of(device), wanted)
         run: Any = self.program(traced.forward, device)
         if traced.backward is not None:
             backward = self.program(traced.backward, device)
@@ -139,104 +112,6 @@ class TorchKernel:
                 )
             self._programs[key] = Program(planned, device)
         return self._programs[key]
-
-    def traced(
-        self,
-        types: Types,
-        tree: Any,
-        target: arch.GpuTarget | None,
-        wanted: Wanted = (),
-    ) -> Traced:
-        """Returns the function for some types; it is traced once for each.
-
-        Raises:
-          UnsupportedError: an operation has no counterpart in torch, or derivatives are
-            wanted of a function that updates arguments.
-          DifferentiationError: JAX cannot differentiate it.
-        """
-        key = tuple((x.shape, x.dtype) for x in types), tree, target, wanted
-        with self._lock:
-            if key not in self._traces:
-                trace = self._trace_pair if wanted else self._trace
-                assumed = contextlib.nullcontext()
-                if target is not None:
-                    assumed = assumed_target.assuming(target)
-                with jax.disable_jit(False), assumed:
-                    self._traces[key] = trace(types, tree, wanted)
-            return self._traces[key]
-
-    def _run(self, tree: Any, leaves: Sequence[Any]) -> Any:
-        args = jax.tree.unflatten(tree, leaves)
-        return scope.call("as_torch_kernel", self._fn, *args)
-
-    def _trace(self, types: Types, tree: Any, _: Wanted) -> Traced:
-        found: list[Any] = []
-        positions = self._references(tree)
-
-        def flat(*leaves: Any) -> list[Any]:
-            given = [
-                jax.new_ref(x) if i in positions else x for i, x in enumerate(leaves)
-            ]
-            results, structure = jax.tree.flatten(self._run(tree, given))
-            found[:] = [structure]
-            return [*results, *(given[i][...] for i in positions)]
-
-        closed = jax.make_jaxpr(flat)(*types)
-        return Traced(plan(closed, positions), found[0])
-
-    def _references(self, tree: Any) -> list[int]:
-        """Positions of the leaves of arguments that are references."""
-        args = jax.tree.unflatten(tree, range(tree.num_leaves))
-        missing = [i for i in self._inout if i >= len(args)]
-        if missing:
-            raise errors.ArgumentError(
-                "as_torch_kernel: inout_argnums has a position without an argument",
-                expected=f"positions below {len(args)}",
-                got=missing[0],
-                hint="pass the argument, or leave the position out",
-            )
-        return sorted(i for k in self._inout for i in jax.tree.leaves(args[k]))
-
-    def _trace_pair(self, types: Types, tree: Any, wanted: Wanted) -> Traced:
-        found: list[Any] = []
-        if self._inout or self._trace(types, tree, ()).forward.updated:
-            raise errors.UnsupportedError(
-                "as_torch_kernel: the function updates an argument, and torch asks for "
-                "its derivative",
-                expected="a function of arrays that returns its results",
-                got="an argument with requires_grad",
-                hint="call it under torch.no_grad(), or on x.detach()",
-            )
-
-        def forward(*leaves: Any) -> list[Any]:
-            def of_wanted(*some: Any) -> Any:
-                new = dict(zip(wanted, some, strict=True))
-                return self._run(tree, [new.get(i, x) for i, x in enumerate(leaves)])
-
-            results, pull = jax.vjp(of_wanted, *(leaves[i] for i in wanted))
-            flat, structure = jax.tree.flatten(results)
-            residuals, pulling = jax.tree.flatten(pull)
-            found[:] = [structure, pulling]
-            return [*flat, *residuals]
-
-        closed = jax.make_jaxpr(forward)(*types)
-        structure, pulling = found
-        avals, count = closed.out_avals, structure.num_leaves
-        outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-
-        def backward(*given: Any) -> Any:
-            cotangents = [
-                ct
-                if jax.dtypes.issubdtype(ct.dtype, np.inexact)
-                else np.zeros(ct.shape, jax.dtypes.float0)
-                for ct in given[-count:]
-            ]
-            pull = jax.tree.unflatten(pulling, given[:-count])
-            return pull(jax.tree.unflatten(structure, cotangents))
-
-        pulled = jax.make_jaxpr(backward)(*outs[count:], *outs[:count])
-        plans = (plan(x, (), may_update=False) for x in (closed, pulled))
-        return Traced(next(plans), structure, next(plans))
 
     # --- checks -----------------------------------------------------------------------
 

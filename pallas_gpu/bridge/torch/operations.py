@@ -102,6 +102,23 @@ def _convert(op: Op) -> Operation | None:
     return Operation(lambda x: x.to(dtype), is_view=source == target)
 
 
+def _reduce_precision(op: Op) -> Operation | None:
+    """Rounds float32 to fewer bits of the mantissa, ties to even."""
+    dropped = 23 - op.params["mantissa_bits"]
+    if op.inputs[0].dtype != "float32" or op.params["exponent_bits"] != 8:
+        return None
+    if dropped <= 0:
+        return Operation(torch.clone)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        bits = x.view(torch.int32)
+        half = (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
+        rounded = (bits + half) & -(1 << dropped)
+        return torch.where(x.isnan(), x, rounded.view(torch.float32))
+
+    return Operation(run)
+
+
 def _shaped(op: Op) -> Operation:
     shape = op.results[0].shape
     return Operation(lambda x: x.reshape(shape), is_view=True)
@@ -167,6 +184,7 @@ _BY_PARAMETERS: dict[str, Callable[[Op], Operation | None]] = {
     "integer_pow": _integer_pow,
     "reduce_max": _reduction(torch.amax),
     "reduce_min": _reduction(torch.amin),
+    "reduce_precision": _reduce_precision,
     "reduce_sum": _reduction(_sum),
     "reshape": _shaped,
     "rev": _rev,
