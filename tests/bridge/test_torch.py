@@ -116,7 +116,8 @@ BETWEEN = {
     "strided": lambda x: jnp.concatenate([x[::2], x[1::2]])[::-1],
     "converts": lambda x: x.astype(jnp.bfloat16).astype(jnp.float32),
     "precision": lambda x: (
-        1024 * lax.reduce_precision(x / 7, 8, 10) + lax.reduce_precision(x / 7, 8, 3)
+        1024 * lax.reduce_precision(x * 1021 + 3, 8, 10)
+        + lax.reduce_precision(x * 1021 + 3, 8, 3)
     ),
     "reductions": lambda x: x - x.max() + x.reshape(2, -1).min(0).sum(),
     "elementwise": lambda x: jnp.tanh(x) + jnp.sqrt(x) * -jnp.exp(-x) / (x + 1) ** 3,
