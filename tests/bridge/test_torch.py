@@ -114,6 +114,7 @@ BETWEEN = {
     "axes of size 1": lambda x: x.reshape(1, 4, 64).transpose(1, 0, 2)[:, 0].reshape(N),
     "slices": lambda x: jnp.concatenate([x[1:], x[:1]]),
     "strided": lambda x: jnp.concatenate([x[::2], x[1::2]])[::-1],
+    "padding": lambda x: lax.pad(x[:100], x[3], [(2, 55, 1)]),
     "converts": lambda x: x.astype(jnp.bfloat16).astype(jnp.float32),
     "precision": lambda x: (
         1024 * lax.reduce_precision(x * 1021 + 3, 8, 10)

@@ -151,6 +151,23 @@ def _slice(op: Op) -> Operation:
     return Operation(lambda x: x[index].clone(memory_format=torch.contiguous_format))
 
 
+def _pad(op: Op) -> Operation | None:
+    config, shape = op.params["padding_config"], op.results[0].shape
+    if any(min(axis) < 0 for axis in config):
+        return None
+    inside = tuple(
+        slice(low, n - high, between + 1)
+        for (low, high, between), n in zip(config, shape, strict=True)
+    )
+
+    def run(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        padded = value.expand(shape).clone(memory_format=torch.contiguous_format)
+        padded[inside].copy_(x)
+        return padded
+
+    return Operation(run)
+
+
 def _concatenate(op: Op) -> Operation:
     axis = op.params["dimension"]
     return Operation(lambda *xs: torch.cat(xs, axis))
@@ -182,6 +199,7 @@ _BY_PARAMETERS: dict[str, Callable[[Op], Operation | None]] = {
     "div": _div,
     "expand_dims": _shaped,
     "integer_pow": _integer_pow,
+    "pad": _pad,
     "reduce_max": _reduction(torch.amax),
     "reduce_min": _reduction(torch.amin),
     "reduce_precision": _reduce_precision,
