@@ -124,6 +124,12 @@ BETWEEN = {
     "elementwise": lambda x: jnp.tanh(x) + jnp.sqrt(x) * -jnp.exp(-x) / (x + 1) ** 3,
     "comparisons": lambda x: jnp.where((x > 3) & ~(x == 7), x, -x),
     "integers": lambda x: (x > 5).astype(jnp.int32).astype(jnp.float32) * x,
+    "clamped": lambda x: (
+        (lax.clamp(HALF, jnp.round(x / 4), x) * 1e9)
+        .astype(jnp.int32)
+        .astype(jnp.float32)
+        + (jnp.sqrt(100 - x)).astype(jnp.uint8).astype(jnp.float32)
+    ),
     "a custom derivative": lambda x: jax.nn.relu(x - 100),
     "a checkpoint": jax.checkpoint(lambda x: x * x),
 }

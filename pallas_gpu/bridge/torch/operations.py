@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+import jax
 import torch
 
 from pallas_gpu import errors
@@ -66,6 +67,7 @@ _ELEMENTWISE: dict[str, Function] = {
     **{name: getattr(torch, name) for name in _SAME.split()},
     "add_any": torch.add,
     "and": torch.bitwise_and,
+    "clamp": lambda low, x, high: torch.minimum(torch.maximum(x, low), high),
     "copy": torch.clone,
     "copy_p": torch.clone,
     "is_finite": torch.isfinite,
@@ -94,12 +96,21 @@ def _integer_pow(op: Op) -> Operation:
     return Operation(lambda x: torch.pow(x, power))
 
 
+def _round(op: Op) -> Operation | None:
+    is_to_even = op.params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    return Operation(torch.round) if is_to_even else None
+
+
 def _convert(op: Op) -> Operation | None:
     source, target = op.inputs[0].dtype, op.results[0].dtype
-    if target.kind in "iu" and source.kind not in "iub":
-        return None  # XLA clamps what does not fit, torch does not
     dtype = torch_dtype(target)
-    return Operation(lambda x: x.to(dtype), is_view=source == target)
+    if target.kind not in "iu" or source.kind in "iub":
+        return Operation(lambda x: x.to(dtype), is_view=source == target)
+    if target.itemsize > 4 or source.itemsize > 4:
+        return None
+    # What does not fit, XLA clamps; in torch it becomes anything.
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    return Operation(lambda x: x.double().nan_to_num(0).clamp(low, high).to(dtype))
 
 
 def _reduce_precision(op: Op) -> Operation | None:
@@ -206,6 +217,7 @@ _BY_PARAMETERS: dict[str, Callable[[Op], Operation | None]] = {
     "reduce_sum": _reduction(_sum),
     "reshape": _shaped,
     "rev": _rev,
+    "round": _round,
     "select_n": _select_n,
     "slice": _slice,
     "squeeze": _shaped,
