@@ -182,14 +182,30 @@ def test_a_compiled_program_knows_which_arguments_an_operation_updates(device):
     x = vector(device)
     updating = plgpu.as_torch_kernel(increment).custom_op(_name(), x)
 
+    def f(ref, x):
+        old = ref[...]
+        ref[...] = double(x)
+        return [old, x]
+
+    storing = plgpu.as_torch_kernel(f, inout_argnums=[0]).custom_op(_name(), x, x)
+
     def model(x):
         y = x * 2
         updating(y)
-        return y + 1
+        z = y.clone()
+        old, same = storing(z, x)
+        return y + 1, z, old, same + 1
 
-    equal(torch.compile(model, backend="aot_eager", fullgraph=True)(x), 2 * XS + 2)
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    for got, expected in zip(
+        found, (2 * XS + 2, 2 * XS, 2 * XS + 1, XS + 1), strict=True
+    ):
+        equal(got, expected)
+    registered = getattr(torch.ops.pallas_gpu_tests, f"op{next(_NUMBERS) - 1}")
+    equal(registered(x, vector(device, 1)), XS)
+    equal(x, 2 * XS + 2)
     assert updating(x) is x
-    equal(x, XS + 1)
+    equal(x, 2 * XS + 3)
 
 
 @on_each_device

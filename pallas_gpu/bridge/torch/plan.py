@@ -9,12 +9,12 @@ evaluated here, by JAX, once.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.bridge.torch.operations import Operation, operation_for
@@ -63,6 +63,11 @@ class Step:
     in_place: dict[int, int] = dataclasses.field(default_factory=dict)
     copied: set[int] = dataclasses.field(default_factory=set)
 
+    def updates(self) -> list[Slot]:
+        """Returns the results that have the memory of an argument."""
+        made = [self.makes[j] for j in self.in_place.values()]
+        return [x for x in made if x.memory.argument is not None]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
@@ -72,28 +77,15 @@ class Plan:
       arguments: its arguments.
       steps: what happens, in order.
       results: its results.
-      stored: arguments that get the contents of a slot at the end.
+      given: for each result the argument that it is in the end; None for others.
       updated: positions of arguments whose memory is written.
     """
 
     arguments: list[Slot]
     steps: list[Step]
     results: list[Slot]
-    stored: Mapping[int, Slot]
-    updated: frozenset[int]
-
-    @functools.cached_property
-    def given(self) -> list[int | None]:
-        """For each result the argument that it is, updated or not; else None."""
-        arguments = {x: i for i, x in enumerate(self.arguments)}
-        arguments.update({x: i for i, x in self.stored.items()})
-
-        def argument(x: Slot) -> int | None:
-            i = x.memory.argument
-            is_updated = i in self.updated and i not in self.stored
-            return i if is_updated and x.shape == x.memory.shape else arguments.get(x)
-
-        return [argument(x) for x in self.results]
+    given: list[int | None]
+    updated: list[int]
 
 
 def plan(
@@ -115,14 +107,32 @@ def plan(
         Slot(x.shape, x.dtype, argument=i) for i, x in enumerate(region.inputs)
     ]
     found = walk.run(region, arguments)
-    results = found[: len(found) - len(finals)]
-    stored = dict(zip(finals, found[len(results) :], strict=True))
-    steps = _share(walk.steps, arguments, [*results, *stored.values()], may_update)
-    steps = _needed(steps, [*results, *stored.values()])
-    stored = {i: x for i, x in stored.items() if x.memory is not arguments[i]}
-    written = {step.makes[j].memory for step in steps for j in step.in_place.values()}
-    updated = {i for i, x in enumerate(arguments) if x in written} | stored.keys()
-    return Plan(arguments, steps, results, stored, frozenset(updated))
+    count = len(found) - len(finals)
+    _share(walk.steps, found, may_update)
+    steps = _needed(walk.steps, found)
+    contents = dict(zip(finals, found[count:], strict=True))
+    stored = {i: x for i, x in contents.items() if x.memory is not arguments[i]}
+    updated = {x.memory.argument for step in steps for x in step.updates()}
+
+    def kept(x: Slot) -> Slot:
+        """A copy of what the end overwrites, or a caller may."""
+        if x.constant is None and x.memory.argument not in stored:
+            return x
+        steps.append(Step(Operation(torch.clone), [x], [Slot(x.shape, x.dtype)]))
+        return steps[-1].makes[0]
+
+    results = [kept(x) for x in found[:count]]
+    given = [_argument(x, updated) for x in results]
+    for i, x in zip(stored, [kept(x) for x in stored.values()], strict=True):
+        end = Slot(x.shape, x.dtype)
+        steps.append(Step(Operation(torch.Tensor.copy_), [arguments[i], x], [end]))
+    return Plan(arguments, steps, results, given, sorted(updated | stored.keys()))
+
+
+def _argument(x: Slot, updated: set[Any]) -> int | None:
+    """The argument that a result is, after an update too; None for others."""
+    whole = x.memory if x.memory.argument in updated else x
+    return whole.argument if whole.shape == x.shape else None
 
 
 class _Walk:
@@ -201,56 +211,32 @@ def on_cpu() -> Any:
     return jax.default_device(jax.devices("cpu")[0])
 
 
-def _share(
-    steps: Sequence[Step],
-    arguments: Sequence[Slot],
-    results: Sequence[Slot],
-    may_update: bool,
-) -> list[Step]:
+def _share(steps: Sequence[Step], results: Sequence[Slot], may_update: bool) -> None:
     """Lets launches update operands in place, or copies these first."""
-    made = {x: i for i, step in enumerate(steps) for x in step.makes}
-    last: dict[Slot, int] = {}
-    for i, step in enumerate(steps):
-        last.update(dict.fromkeys(step.reads, i))
+    last = {x: i for i, step in enumerate(steps) for x in step.reads}
     last.update(dict.fromkeys(results, len(steps)))
     for at, step in enumerate(steps):
         for i, j in step.in_place.items():
-            operand, result = step.reads[i], step.makes[j]
-            memory = operand.memory
-            old = [
-                x
-                for x in last
-                if x.memory is memory and x is not result and made.get(x, -1) < at
-            ]
+            memory = step.reads[i].memory
+            is_read = any(last[x] > at for x in last if x.memory is memory)
             # The launch itself may read it a second time.
-            is_read = any(last[x] > at for x in old) or any(
-                x.memory is memory for k, x in enumerate(step.reads) if k != i
-            )
-            fixed = memory.argument is not None and not may_update
-            if is_read or fixed or memory.constant is not None:
+            is_read |= sum(x.memory is memory for x in step.reads) > 1
+            is_fixed = memory.argument is not None and not may_update
+            if is_read or is_fixed or memory.constant is not None:
                 step.copied.add(i)
-            else:
-                _merge(result, memory, last)
-    return list(steps)
-
-
-def _merge(result: Slot, memory: Slot, slots: Mapping[Slot, Any]) -> None:
-    """Gives a result, and what shares its memory, the memory of an operand."""
-    for x in [*slots, result]:
-        if x.memory is result and x is not result:
-            x.memory = memory
-    result.memory = memory
+                continue
+            new = step.makes[j]
+            for x in [*last, new]:
+                if x.memory is new:
+                    x.memory = memory
 
 
 def _needed(steps: Sequence[Step], results: Sequence[Slot]) -> list[Step]:
     """Drops steps whose results nobody reads, and which do nothing else."""
     read, kept = set(results), []
     for step in reversed(steps):
-        writes = any(
-            step.makes[j].memory.argument is not None for j in step.in_place.values()
-        )
-        observable = getattr(step.does, "is_observable", False)
-        if writes or observable or not read.isdisjoint(step.makes):
+        effects = step.updates() or getattr(step.does, "is_observable", False)
+        if effects or not read.isdisjoint(step.makes):
             kept.append(step)
             read.update(step.reads)
     return kept[::-1]

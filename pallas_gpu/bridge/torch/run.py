@@ -14,7 +14,7 @@ import torch
 from pallas_gpu import arch, types
 from pallas_gpu.bridge.torch import tensors
 from pallas_gpu.bridge.torch.code import Code, code_for
-from pallas_gpu.bridge.torch.plan import Plan, Slot, Step, on_cpu
+from pallas_gpu.bridge.torch.plan import Plan, Step, on_cpu
 from pallas_gpu.entry import call
 
 # All arrays of a call: arguments, constants, then what the steps make.
@@ -39,7 +39,7 @@ class Program:
         self._blank = [None] * len(made)
         self._steps = [self._step(step) for step in plan.steps]
         self._results = [self._at[x] for x in plan.results]
-        self._finish = self._finisher(plan)
+        self._updated = plan.updated
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs it; arguments that are updated are so afterwards."""
@@ -62,46 +62,15 @@ class Program:
         values: Values = [*arguments, *self._constants, *self._blank]
         for step in self._steps:
             step(values)
-        results = [values[i] for i in self._results]
-        return results if self._finish is None else self._finish(values, results)
+        for i in self._updated:  # so that autograd knows of it
+            torch.autograd.graph.increment_version(arguments[i])
+        return [values[i] for i in self._results]
 
     def _place_constants(self, plan: Plan) -> list[torch.Tensor]:
-        read = [x for step in plan.steps for x in step.reads]
-        constants = [
-            x
-            for x in dict.fromkeys([*read, *plan.results, *plan.stored.values()])
-            if x.constant is not None
-        ]
+        read = dict.fromkeys(x for step in plan.steps for x in step.reads)
+        constants = [x for x in read if x.constant is not None]
         self._at.update({x: len(self._at) + i for i, x in enumerate(constants)})
         return [tensors.from_numpy(x.constant, self._device) for x in constants]
-
-    def _finisher(self, plan: Plan) -> Any:
-        """What remains to be done where results share memory with what must stay."""
-        stored = [(i, self._at[x]) for i, x in plan.stored.items()]
-
-        def is_overwritten(x: Slot) -> bool:
-            return x.constant is not None or x.memory.argument in plan.stored
-
-        copied = [k for k, x in enumerate(plan.results) if is_overwritten(x)]
-        saved = {self._at[x] for x in plan.stored.values() if is_overwritten(x)}
-        updated = sorted(plan.updated)
-        if not copied and not updated:
-            return None
-
-        def finish(values: Values, results: list[torch.Tensor]) -> list[torch.Tensor]:
-            for k in copied:
-                results[k] = results[k].clone()
-            contents = {j: values[j].clone() if j in saved else values[j]
-                        for _, j in stored}  # fmt: skip
-            with torch.no_grad():
-                for i, j in stored:
-                    values[i].copy_(contents[j])
-            for i in updated:
-                # So that autograd knows of it.
-                torch.autograd.graph.increment_version(values[i])
-            return results
-
-        return finish
 
     def _step(self, step: Step) -> Run:
         if isinstance(step.does, call.CallParams):
