@@ -103,6 +103,8 @@ def main() -> None:
     ours, copy = plgpu.as_torch_kernel(_add), plgpu.as_torch_kernel(_copy)
     twice = plgpu.as_torch_kernel(lambda x, y: _add(_add(x, y), y))
     op = plgpu.as_torch_kernel(_add).custom_op("pallas_gpu_bench::add", x, y)
+    softmax = plgpu.as_torch_kernel(plgpu.ops.softmax)
+    wanted = square.clone().requires_grad_()
     bare = _bare(ours, x, y)
     rows: dict[str, Callable[[], Any]] = {
         "a bare launch": lambda: bare,
@@ -111,6 +113,10 @@ def main() -> None:
         "custom_op, x + y": lambda: lambda: op(x, y),
         "a bare launch, two TMA descriptors": lambda: _bare(copy, square),
         "as_torch_kernel, two TMA descriptors": lambda: lambda: copy(square),
+        "as_torch_kernel, ops.softmax": lambda: lambda: softmax(square),
+        "as_torch_kernel, with a derivative": lambda: lambda: softmax(wanted),
+        "torch.softmax": lambda: lambda: torch.softmax(square, -1),
+        "torch.softmax, with a derivative": lambda: lambda: torch.softmax(wanted, -1),
         "torch.add": lambda: lambda: torch.add(x, y),
         "torch.add(out=)": lambda: lambda: torch.add(x, y, out=y),
         "Triton": lambda: _triton(x, y),

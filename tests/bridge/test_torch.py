@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 
 import jax
@@ -38,6 +40,19 @@ def test_a_kernel_takes_and_returns_tensors(device):
     assert result.device == x.device
     equal(result, 2 * XS)
     equal(x, XS)
+
+
+@on_each_device
+def test_a_kernel_for_the_emulator_takes_tensors_of_any_device(device):
+    f = plgpu.pallas_call(
+        lambda x_ref, o_ref: o_ref.__setitem__(..., x_ref[...] + 1),
+        VECTOR,
+        input_output_aliases={0: 0},
+        interpret=True,
+    )
+    x = vector(device)
+    assert plgpu.as_torch_kernel(f)(x) is x
+    equal(x, XS + 1)
 
 
 @on_each_device
@@ -304,6 +319,17 @@ def test_a_function_is_traced_once_for_each_combination_of_types(device):
     kernel.unload()
     kernel(torch.ones(4, device=device))
     assert len(traces) == 3
+
+
+def test_a_function_is_made_without_the_compiler_of_torch():
+    # Its import takes seconds.
+    text = """if True:
+        import sys, torch, pallas_gpu as plgpu
+        f = plgpu.as_torch_kernel(lambda x: x + 1)
+        assert f(torch.zeros(3)).tolist() == [1, 1, 1]
+        assert "torch._dynamo" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", text], check=True)
 
 
 def test_code_is_unloaded_with_the_function(monkeypatch):

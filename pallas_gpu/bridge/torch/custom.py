@@ -42,7 +42,7 @@ def custom_op(
       program: from a plan and a device to what runs it.
 
     Raises:
-      ArgumentError: the result is not a tensor or a tuple of tensors.
+      ArgumentError: the result is not a tensor, or a tuple or list of tensors.
     """
     operation = _Operation(name, traces, program)
     first = operation.traced(example)
@@ -69,7 +69,7 @@ def custom_op(
 
 
 def _is_observed(xs: _Tensors) -> bool:
-    """Whether somebody traces what happens to tensors, or they are no real ones."""
+    """Whether a mode sees what happens to tensors, or they are not plain ones."""
     modes = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
     return bool(modes) or any(type(x) not in _REAL for x in xs)
 
@@ -96,8 +96,11 @@ class _Operation:
         return self.traces.get(types, tree, target, positions)
 
     def execute(self, plan: Plan, xs: _Tensors) -> list[torch.Tensor]:
-        given = [x if i in plan.updated else tensors.aligned(x)
-                 for i, x in enumerate(xs)]  # fmt: skip
+        given = []
+        for i, x in enumerate(xs):
+            if i in plan.updated:
+                tensors.require_order(x, f"{self.name}: argument {i}")
+            given.append(x if i in plan.updated else tensors.aligned(x))
         with torch.no_grad():
             values = self.program(plan, _device(xs))(given)
         made = [x for x, i in zip(values, plan.given, strict=True) if i is None]
@@ -126,14 +129,14 @@ def _device(xs: _Tensors) -> torch.device:
 
 def _encoded(xs: _Tensors, wanted: Sequence[bool]) -> str:
     """The types of arguments as text, which a compiled program can contain."""
-    types = [tensors.type_of(x, f"argument {i}") for i, x in enumerate(xs)]
+    types = [tensors.type_of(x, f"custom_op: argument {i}") for i, x in enumerate(xs)]
     return json.dumps([[(x.shape, x.dtype.name) for x in types], list(wanted)])
 
 
 def _updating(operation: _Operation, plan: Plan) -> Any:
     """Registers an operation that updates arguments, as its example does."""
     names = [f"x{i}" for i in range(len(plan.arguments))]
-    updated = tuple(names[i] for i in sorted(plan.updated))
+    updated = tuple(names[i] for i in plan.updated)
     declared = [
         f"Tensor(a{i}!) {x}" if x in updated else f"Tensor {x}"
         for i, x in enumerate(names)
@@ -146,8 +149,8 @@ def _updating(operation: _Operation, plan: Plan) -> Any:
         if now.updated != plan.updated or now.given != plan.given:
             raise errors.ArgumentError(
                 f"{operation.name}: other arguments are updated than in the example",
-                expected=sorted(plan.updated),
-                got=sorted(now.updated),
+                expected=plan.updated,
+                got=now.updated,
                 hint="register one operation for each",
             )
         return packed(operation.execute(now, xs))
@@ -193,7 +196,7 @@ def _functional(operation: _Operation) -> Any:
         values = _values(traced.forward.given, output, xs)
         ctx.save_for_backward(*values[traced.count :])
         ctx.wanted, ctx.types = wanted, _encoded(xs, wanted)
-        # Cotangents of results that are arguments reach these without us.
+        # The caller inserts arguments itself: this formula gets no cotangents of them.
         ctx.results = [
             (x.shape, x.dtype, x.device, i is None)
             for x, i in zip(values[: traced.count], traced.forward.given, strict=False)

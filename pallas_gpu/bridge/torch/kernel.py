@@ -48,13 +48,16 @@ class TorchKernel:
     def __call__(self, *args: Any) -> Any:
         """Runs the function; see `as_torch_kernel`."""
         if torch.compiler.is_compiling():
-            return _outside_of_graphs(self, args)
+            return torch.compiler.disable(self._call)(args)
+        return self._call(args)
+
+    def _call(self, args: Sequence[Any]) -> Any:
         try:
-            return self._call(args)
+            return self._run(args)
         except errors.PallasGpuError as error:
             raise error.with_location(scope.called_at()) from None
 
-    def _call(self, args: Sequence[Any]) -> Any:
+    def _run(self, args: Sequence[Any]) -> Any:
         leaves, tree = args, None
         for x in args:
             if not isinstance(x, torch.Tensor):
@@ -75,7 +78,7 @@ class TorchKernel:
                 entry = self._entries[key] = self._entry(leaves, tree, enabled)
         for i, x in enumerate(leaves):
             if x.data_ptr() & 15 or not x.is_contiguous():
-                tensors.refuse_memory(x, self._what(i))
+                tensors.require_order(x, self._what(i))
         run, rebuild = entry
         return rebuild(run(leaves))
 
@@ -159,8 +162,3 @@ class _Derivative(torch.autograd.Function):
 
 def _derivative(forward, backward, count, wanted, leaves):
     return _Derivative.apply(forward, backward, count, wanted, *leaves)
-
-
-@torch.compiler.disable
-def _outside_of_graphs(kernel: TorchKernel, args: Sequence[Any]) -> Any:
-    return kernel(*args)

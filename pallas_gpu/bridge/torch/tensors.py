@@ -76,11 +76,11 @@ def type_of(x: Any, what: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(map(int, x.shape)), dtype)
 
 
-def refuse_memory(x: torch.Tensor, what: str) -> None:
-    """Raises for a tensor that is not contiguous, or not aligned.
+def require_order(x: torch.Tensor, what: str) -> None:
+    """Raises unless a tensor is contiguous and aligned.
 
     Raises:
-      ArgumentError: always, for such a tensor.
+      ArgumentError: it is not.
     """
     if not x.is_contiguous():
         raise errors.ArgumentError(

@@ -136,17 +136,18 @@ class Traces:
 
         closed = jax.make_jaxpr(forward)(*types)
         structure, pulling = found
-        avals, count = closed.out_avals, structure.num_leaves
-        outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+        outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in closed.out_avals]
+        count = structure.num_leaves
+        saved = len(outs) - count
 
         def backward(*given: Any) -> Any:
             cotangents = [
                 ct
                 if jax.dtypes.issubdtype(ct.dtype, np.inexact)
                 else np.zeros(ct.shape, jax.dtypes.float0)
-                for ct in given[-count:]
+                for ct in given[saved:]
             ]
-            pull = jax.tree.unflatten(pulling, given[:-count])
+            pull = jax.tree.unflatten(pulling, given[:saved])
             return pull(jax.tree.unflatten(structure, cotangents))
 
         pulled = jax.make_jaxpr(backward)(*outs[count:], *outs[:count])
