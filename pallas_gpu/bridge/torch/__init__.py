@@ -7,13 +7,42 @@ torch is optional, and imported with the first function that is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pallas_gpu import errors, expect
 
-__all__ = ["as_torch_kernel"]
+__all__ = ["TorchFunction", "as_torch_kernel"]
 
 _POSITIONS = expect.integers(0)
+
+
+class TorchFunction(Protocol):
+    """A function of tensors: the result of `as_torch_kernel`."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls it with tensors, or pytrees of them."""
+
+    def custom_op(self, name: str, *example: Any) -> Callable[..., Any]:
+        """Registers it with torch as an operation that `torch.compile` keeps.
+
+        Args:
+          name: `library::name`.
+          example: arguments, tensors one by one. Others may have other shapes, but not
+            another number, and the same ones of them are updated.
+
+        Returns:
+          A function that does the same, and is one operation in a compiled program.
+
+        Raises:
+          ArgumentError: the result is not a tensor, or a tuple or list of tensors.
+        """
+        ...
+
+    def unload(self) -> None:
+        """Releases what is compiled, except for what a CUDA graph has captured.
+
+        So does the end of the function's life. A later call compiles again.
+        """
 
 
 @expect.arguments()
@@ -21,7 +50,7 @@ def as_torch_kernel(
     fn: Callable[..., Any],
     *,
     inout_argnums: Annotated[Sequence[int], _POSITIONS] = (),
-) -> Callable[..., Any]:
+) -> TorchFunction:
     """Turns a function that calls kernels into a function of PyTorch tensors.
 
     Tensors are passed without copies and kernels are launched on torch's current
@@ -34,11 +63,8 @@ def as_torch_kernel(
     updated in place, unless `fn` reads its old contents afterwards. A result that is an
     argument, possibly with another shape, shares its memory.
 
-    The result has two methods. `custom_op("library::name", *example)` registers it with
-    torch and returns a function that `torch.compile` keeps as one operation; `example`
-    are arguments, whose number and updates are those of every call. `unload()` releases
-    all that is compiled; so does the end of its life, except for what a CUDA graph has
-    captured.
+    Its method `custom_op` makes it an operation for `torch.compile`; `unload` releases
+    what is compiled, as the end of its life does.
 
     Issued by: the host. It completes in the order of the stream.
 

@@ -39,14 +39,14 @@ class TorchKernel:
         self.unload()
 
     def unload(self) -> None:
-        """Releases all that is compiled; a later call compiles again."""
+        """Releases what is compiled; see `TorchFunction`."""
         # By types and devices: what runs, and what makes a pytree of its results.
         self._entries: dict[Any, tuple[Any, Callable[[Any], Any]]] = {}
         self._traces.clear()
         self._programs: dict[Any, Program] = {}
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the function; see `as_torch_kernel`."""
+        """Runs the function; see `TorchFunction`."""
         if torch.compiler.is_compiling():
             return torch.compiler.disable(self._call)(args)
         return self._call(args)
@@ -83,7 +83,7 @@ class TorchKernel:
         return rebuild(run(leaves))
 
     def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
-        """Registers the function with torch; see `as_torch_kernel`."""
+        """Registers the function with torch; see `TorchFunction`."""
         return custom_op(name, example, self, self._traces, self.program)
 
     # --- what is compiled -------------------------------------------------------------

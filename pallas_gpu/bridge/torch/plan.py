@@ -112,7 +112,8 @@ def plan(
     steps = _needed(walk.steps, found)
     contents = dict(zip(finals, found[count:], strict=True))
     stored = {i: x for i, x in contents.items() if x.memory is not arguments[i]}
-    updated = {x.memory.argument for step in steps for x in step.updates()}
+    written = {x.memory for step in steps for x in step.updates()}
+    updated = {i for i, x in enumerate(arguments) if x in written}
 
     def kept(x: Slot) -> Slot:
         """A copy of what the end overwrites, or a caller may."""
