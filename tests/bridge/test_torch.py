@@ -20,6 +20,7 @@ from tests.support.grid_barrier import GridBarrier
 from tests.support.torch_calls import (
     VECTOR,
     N,
+    accumulate,
     add,
     double,
     equal,
@@ -207,6 +208,7 @@ def test_a_view_of_an_argument_is_updated_as_well(device):
 
 NOT_IN_PLACE = {
     "read by a kernel": lambda x: add(increment(x), x),
+    "read by the kernel itself": lambda x: accumulate(x, x) + 1,
     "read by torch": lambda x: increment(x) + x.reshape(N),
     "returned": lambda x: add(increment(x), double(x[:])) + (0 * x),
 }
@@ -254,6 +256,17 @@ def test_a_constant_is_not_updated(device):
 def test_what_a_kernel_made_is_updated_again_and_again(device):
     f = plgpu.as_torch_kernel(lambda x: increment(increment(double(x))))
     equal(f(vector(device)), 2 * XS + 2)
+
+
+@on_each_device
+def test_a_view_of_what_is_returned_is_not_updated(device):
+    def f(x):
+        first = increment(double(x))
+        return first, increment(first.reshape(16, 16).reshape(N))
+
+    first, second = plgpu.as_torch_kernel(f)(vector(device))
+    equal(first, 2 * XS + 1)
+    equal(second, 2 * XS + 2)
 
 
 @on_each_device

@@ -55,6 +55,20 @@ def test_a_gradient_that_is_not_contiguous_is_copied(device):
 
 
 @on_each_device
+def test_a_backward_pass_does_not_update_what_it_gets(device):
+    @jax.custom_vjp
+    def f(x):
+        return double(x)
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (add(increment(x), increment(ct)),))
+    x, weights = leaf(device), vector(device)
+    (gradient,) = torch.autograd.grad(plgpu.as_torch_kernel(f)(x), x, weights)
+    equal(gradient, 2 * XS + 2)
+    equal(x, XS)
+    equal(weights, XS)
+
+
+@on_each_device
 def test_residuals_and_exact_results(device):
     @jax.custom_vjp
     def square(x):

@@ -39,6 +39,13 @@ def _increment(x_ref, o_ref):
 increment = plgpu.pallas_call(_increment, VECTOR, input_output_aliases={0: 0})
 
 
+def _accumulate(x_ref, y_ref, o_ref):
+    o_ref[...] = x_ref[...] + y_ref[...]
+
+
+accumulate = plgpu.pallas_call(_accumulate, VECTOR, input_output_aliases={0: 0})
+
+
 @plgpu.kernel(out_type=())
 def increment_ref(ref):
     ref[...] = ref[...] + 1
