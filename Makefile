@@ -22,7 +22,7 @@ PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all smoke check check-tests static tiers tiers-choose format format-check lint types \
+.PHONY: help setup demo test test-all test-torch smoke check check-tests static tiers tiers-choose format format-check lint types \
 	composition-table coverage-table golden layout-drawings porting-table rules-table map clean clean-all
 
 help:  ## list the targets
@@ -45,6 +45,10 @@ test: setup  ## the default tier, in five minutes; with JAX=0.12 the nightly run
 test-all: setup  ## the default tier, then all other tests: what has to pass to land
 	$(PYTEST) --tier=default $(ARGS)
 	$(PYTEST) --tier=rest $(ARGS)
+
+test-torch: setup  ## installs torch, which is 3 GB, and runs the tests that need it
+	$(RUN) pip install --quiet 'torch>=2.11'
+	$(PYTEST) $(wildcard tests/bridge/test_torch*.py) $(ARGS)
 
 smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
 	$(PYTEST) -m smoke $(ARGS)

@@ -26,6 +26,7 @@ from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 from pallas_gpu import arch as arch, errors as errors, layouts as layouts
 from pallas_gpu import offline as offline, testing as testing
 from pallas_gpu.bridge import triton as triton
+from pallas_gpu.bridge.torch import as_torch_kernel as as_torch_kernel
 from pallas_gpu.entry.kernel import kernel as kernel
 from pallas_gpu.entry.memory.empty import (
     alloc_semaphore as alloc_semaphore,

@@ -113,6 +113,9 @@ ARGUMENTS: dict[str, Reasons] = {
         **_new(_NEWER, "on_race"),
         **_default("True: races are reported", "detect_races"),
     },
+    "as_torch_kernel": _new(
+        "arguments that the function takes as a `jax.Ref`", "inout_argnums"
+    ),
     "force_gpu_interpret_mode": _EMULATOR,
     "set_gpu_interpret_mode": _EMULATOR,
     # Declarations

@@ -100,7 +100,10 @@ PLGPU: dict[str, Row] = {
         "outputs may be shared by steps, and written by several warpgroups"
     ),
     "PipelinePipeline": SAME,
-    "as_torch_kernel": later("a bridge to PyTorch"),
+    "as_torch_kernel": differs(
+        "any number of kernels, and simple operations around them; torch's current "
+        "stream; derivatives; tensors on a CPU, see torch.md"
+    ),
     "force_gpu_interpret_mode": SAME,
     "set_gpu_interpret_mode": SAME,
     # Copies

@@ -41,7 +41,6 @@ _SYNC = "not needed: a warpgroup synchronizes for the operations that exchange e
 
 INSTEAD: dict[str, str] = {
     # JAX's Pallas and its Mosaic GPU dialect
-    "as_torch_kernel": "not supported yet: a bridge to PyTorch",
     "broadcast_to": _JNP + "broadcast_to",
     "Buffered": "plgpu.CompilerParams(max_concurrent_steps=2), or the argument of "
     "plgpu.emit_pipeline",

@@ -57,8 +57,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "verdict": (*_ENTRY, "emulator"),
     "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
     "pipeline": _ENTRY,
-    # What receives kernels of others turns them into calls of ours.
-    "bridge": (*_ENTRY, "pipeline"),
+    # What receives kernels of others turns them into calls of ours; PyTorch gets them
+    # compiled.
+    "bridge": (*_LOWERING, "compiler", "runtime", "pipeline"),
     # Ready kernels are written on the public names, as their users would.
     "ops": ("errors", "expect", "arch"),
 }

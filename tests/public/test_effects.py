@@ -143,6 +143,8 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "kernel.debug": lambda: see.printed(K),
     "kernel.name": lambda: options("name", "a", "b"),
     "kernel.kernel_name": lambda: options("kernel_name", "a", "b", name=None),
+    "as_torch_kernel.inout_argnums": "tests/bridge/test_torch.py::"
+    "test_a_function_updates_references",
     **dict.fromkeys(
         ("estimate_cost.args", "estimate_cost.kwargs"),
         "tests/runtime/test_export.py::test_an_estimate_is_upstreams",

@@ -195,6 +195,7 @@ OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
     "run_state": Good(
         lambda e: {"f": nothing}, lambda f, e: f(plgpu.ACC.init(jnp.zeros((64, 64))))
     ),
+    "as_torch_kernel": top(fn=lambda x: x),
     "estimate_cost": top(fun=lambda x: x, args=(OUT,)),
     "lower_as_mlir": top(f=lambda x: kernel(nothing)(x), args=(OUT,)),
     "pallas_export_experimental": top(dynamic_shapes=False),
