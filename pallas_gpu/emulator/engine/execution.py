@@ -103,6 +103,7 @@ class Execution:
         self._asynchrony = asynchrony
         self._max_steps = max_steps
         self.actors = ordering.Actors()
+        self._earlier_steps = 0
 
     def new_in_flight(self) -> InFlight:
         """Returns a container for the asynchronous work of a group."""
@@ -115,7 +116,13 @@ class Execution:
 
     def progress(self) -> None:
         """Called when a group has ended: the launch advances."""
+        self._earlier_steps += self.steps
         self.steps = 0
+
+    def now(self) -> int:
+        """Returns a time: the steps since the start of the run, and earlier calls."""
+        self._earlier_steps += 1
+        return self._earlier_steps + self.steps
 
     def tick(self, steps: int = 1) -> None:
         """Counts steps.

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a profiled launch recorded: from the words of its traces to spans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu.types import profiling
+from pallas_gpu.types.profiling import EVENT_WORDS, HEADER_WORDS
+
+# A row for each span. Times are in ns since the first trace began, or in steps of the
+# emulator; `depth` counts the spans around it. One is not complete if its end found no
+# room: it then ends with the last event.
+SPANS = np.dtype(
+    [
+        ("launch", np.int32), ("name", np.object_), ("is_wait", np.bool_),
+        ("cta", np.int32), ("sm", np.int32), ("lane", np.int32),
+        ("depth", np.int32), ("begin", np.float64), ("end", np.float64),
+        ("is_complete", np.bool_),
+    ]
+)  # fmt: skip
+# A row for each trace: when it began and ended, how many events it dropped.
+TRACES = np.dtype(
+    [
+        ("launch", np.int32), ("cta", np.int32), ("sm", np.int32),
+        ("lane", np.int32), ("begin", np.float64), ("end", np.float64),
+        ("dropped", np.int64),
+    ]
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What is known of the launches of a profiled kernel before they run.
+
+    Attributes:
+      kernel: its name.
+      names: of its spans, each with whether it is a wait; a tag is a position here.
+      recording: how they are recorded.
+      grid: sizes of the axes of CTAs.
+      thread_name: of the axis of warpgroups.
+      is_modelled: whether it runs in the emulator, or as emitted code on the CPU.
+    """
+
+    kernel: str
+    names: tuple[tuple[str, bool], ...]
+    recording: profiling.Recording
+    grid: tuple[int, ...]
+    thread_name: str | None
+    is_modelled: bool
+
+    def lane(self, number: int) -> str:
+        """Returns the name of a warpgroup, or of a warp."""
+        warpgroup, warp = number, None
+        if self.recording.scope is profiling.TraceScope.WARP:
+            warpgroup, warp = divmod(number, 4)
+        name = f"{self.thread_name or 'warpgroup'} {warpgroup}"
+        return name if warp is None else f"{name} warp {warp}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The traces of one launch.
+
+    Attributes:
+      described: the kernel.
+      words: uint32 [CTAs, traces of a CTA, words].
+    """
+
+    described: Described
+    words: Any
+
+
+def _wide(rows: np.ndarray, word: int) -> np.ndarray:
+    """64-bit numbers of headers."""
+    low, high = (rows[:, word + i].astype(np.int64) for i in (0, 1))
+    return high << 32 | low
+
+
+def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Returns the spans and the traces of launches, and whether times are in ns."""
+    spans: list[tuple[Any, ...]] = []
+    traces: list[tuple[Any, ...]] = []
+    in_steps, end = False, 0.0
+    for number, record in enumerate(records):
+        each = record.described.recording
+        words = np.asarray(record.words, np.uint32)
+        per_cta = words.shape[1]
+        rows = words.reshape(-1, each.words)
+        ran = np.flatnonzero(rows[:, profiling.UNIT])
+        rows = rows[ran]
+        steps = record.described.is_modelled or bool(
+            (rows[:, profiling.UNIT] == profiling.STEPS).any()
+        )
+        in_steps |= steps
+        clocks = _Clocks(rows, steps, end)
+        for i, at in enumerate(ran):
+            where = (int(at // per_cta), int(rows[i, profiling.SM]), int(at % per_cta))
+            count = int(rows[i, profiling.COUNT])
+            begin, end_of_trace = clocks.ends(i)
+            traces.append(
+                (number, *where, begin, end_of_trace, max(0, count - each.events))
+            )
+            events = rows[i, HEADER_WORDS:].reshape(-1, EVENT_WORDS)
+            events = events[: min(count, each.events)]
+            times = clocks.times(i, events[:, 1])
+            for name, depth, *rest in _paired(events[:, 0], times):
+                known = record.described.names[name]
+                spans.append((number, *known, *where, depth, *rest))
+        if steps and traces:
+            # A run of the emulator begins at 0: the launches follow each other.
+            end = max(x[5] for x in traces)
+    found, rows = np.array(spans, SPANS), np.array(traces, TRACES)
+    if len(rows):
+        first = rows["begin"].min()
+        for table in (found, rows):
+            table["begin"] -= first
+            table["end"] -= first
+    return found, rows, not in_steps
+
+
+class _Clocks:
+    """The time of each event: the clock of its SM, related to the device's time.
+
+    The clock's rate is that of the launch as a whole, and its origin that of the SM's
+    traces: the device's time advances in steps of 32 ns, which average out.
+    """
+
+    def __init__(self, rows: np.ndarray, in_steps: bool, start: float):
+        self._time, self._clock = (_wide(rows, i) for i in (0, 2))
+        self._low = rows[:, profiling.FIRST_CLOCK].astype(np.int64)
+        last_time, self._last = (_wide(rows, i) for i in (4, 6))
+        cycles = float((self._last - self._clock).sum())
+        nanoseconds = float((last_time - self._time).sum())
+        # A launch that is shorter than a step of the time is shown in cycles.
+        self._rate = cycles / nanoseconds if nanoseconds and not in_steps else 1.0
+        self._offset = np.zeros(len(rows))
+        self._origin = np.zeros(len(rows), np.int64)
+        if in_steps:
+            self._offset[:] = start
+            return
+        base = self._time.min(initial=np.iinfo(np.int64).max)
+        for sm in np.unique(rows[:, profiling.SM]):
+            at = np.flatnonzero(rows[:, profiling.SM] == sm)
+            self._origin[at] = self._clock[at].min()
+            apart = (self._clock[at] - self._origin[at]) / self._rate
+            self._offset[at] = np.median(self._time[at] - base - apart)
+        self._offset += float(base)
+
+    def _at(self, i: int, clock: Any) -> Any:
+        return self._offset[i] + (clock - self._origin[i]) / self._rate
+
+    def ends(self, i: int) -> tuple[float, float]:
+        """Returns when a trace began and ended."""
+        return float(self._at(i, self._clock[i])), float(self._at(i, self._last[i]))
+
+    def times(self, i: int, low: np.ndarray) -> np.ndarray:
+        """Returns the times of events from the lower halves of their clocks."""
+        before = np.concatenate([self._low[i : i + 1], low.astype(np.int64)])
+        # They are in order, so that the 32 bits may wrap between two of them.
+        elapsed = np.cumsum(np.diff(before) % 2**32)
+        return self._at(i, self._clock[i] + elapsed)
+
+
+def _paired(tags: np.ndarray, times: np.ndarray) -> Iterator[tuple[Any, ...]]:
+    """Yields name, depth, begin, end and completeness of spans, as they begin."""
+    opened: list[list[Any]] = []
+    found: list[list[Any]] = []
+    for tag, time in zip(tags.tolist(), times.tolist(), strict=True):
+        if tag & profiling.END:
+            # Branches are whole in one body, and so are loops: ends match.
+            span = opened.pop()
+            span[3:] = time, True
+            continue
+        span = [tag, len(opened), time, time, True]
+        opened.append(span)
+        found.append(span)
+    for span in opened:
+        span[3:] = float(times[-1]), False
+    yield from map(tuple, found)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a profiled kernel records: events of its warpgroups or warps, and their words.
+
+A trace is what one warpgroup, or one warp, of a CTA records: a header and events, all
+32-bit words. An event has two: its tag, a number of a name with `END` at the end of a
+span, and the lower half of the SM's clock. The header relates that clock to the time of
+the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+# The bit of a tag that says that a span ends; the others are the number of its name.
+END = 1 << 31
+EVENT_WORDS = 2
+EVENT_BYTES = 4 * EVENT_WORDS
+# The header: time in ns and clock in cycles, 64 bits each, at the first event and behind
+# the last one; the number of the SM; the number of events, with those that found no
+# room; what the clock counts.
+FIRST_TIME, FIRST_CLOCK, LAST_TIME, LAST_CLOCK = 0, 2, 4, 6
+SM, COUNT, UNIT = 8, 9, 10
+HEADER_WORDS = 12
+# A trace without this is of a CTA that has not run. A clock that counts cycles, one
+# that counts steps of the emulator.
+CYCLES, STEPS = 1, 2
+
+_WARPS = 4
+
+
+class TraceScope(enum.Enum):
+    """Who records the spans of a profiled kernel on its own.
+
+    * `WARPGROUP`: each warpgroup; in `warp_map` its first warp.
+    * `WARP`: each warp.
+    """
+
+    WARPGROUP = "warpgroup"
+    WARP = "warp"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """How the traces of a kernel are recorded.
+
+    Attributes:
+      space: number of spans for which a trace has room.
+      scope: who has a trace.
+    """
+
+    space: int
+    scope: TraceScope
+
+    @property
+    def events(self) -> int:
+        """Number of events for which a trace has room."""
+        return 2 * self.space
+
+    @property
+    def words(self) -> int:
+        """Words of a trace, its header included."""
+        return HEADER_WORDS + EVENT_WORDS * self.events
+
+    def traces(self, warpgroups: int) -> int:
+        """Returns the number of traces of a CTA."""
+        return warpgroups * (_WARPS if self.scope is TraceScope.WARP else 1)
+
+    def smem_bytes(self, warpgroups: int) -> int:
+        """Returns the SMEM in which the traces of a CTA are recorded."""
+        return self.traces(warpgroups) * self.events * EVENT_BYTES
