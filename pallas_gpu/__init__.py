@@ -157,6 +157,7 @@ from pallas_gpu.types import (
     LoweringSemantics as LoweringSemantics,
     AsyncCopyImplementation as AsyncCopyImplementation,
     OOBFillMode as OOBFillMode,
+    TraceScope as TraceScope,
     CopyPartition as CopyPartition,
 )
 # isort: on

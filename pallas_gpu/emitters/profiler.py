@@ -12,9 +12,7 @@ from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.types import profiling
 
 _LANES = 32
-_MARK = (
-    "{ .reg .b32 now; mov.u32 now, %clock; @$2 st.shared.v2.b32 [$0], {$1, now}; }"
-)
+_MARK = "{ .reg .b32 now; mov.u32 now, %clock; @$2 st.shared.v2.b32 [$0], {$1, now}; }"
 
 
 class Recorder:

@@ -139,9 +139,7 @@ def _recording(params: call.CallParams, request: Request) -> types.Recording:
     options, mesh = params.compiler_params, params.mesh
     target = assumed_target.target_of(options.target)
     plan = resources.plan(
-        expand.expanded_body(
-            params.jaxpr, mesh, target, options.lowering_semantics
-        ),
+        expand.expanded_body(params.jaxpr, mesh, target, options.lowering_semantics),
         target,
         params.name,
         options.reduction_scratch_bytes,
@@ -260,9 +258,7 @@ class _Marks(Rewrite):
         while opened:
             yield self._mark(last, (opened.pop(), False), profiling.END)
 
-    def _mark(
-        self, at: Any, name: tuple[str, bool], end: int = 0
-    ) -> _jax.JaxprEqn:
+    def _mark(self, at: Any, name: tuple[str, bool], end: int = 0) -> _jax.JaxprEqn:
         number = self.names.setdefault(name, len(self.names))
         return _mark_like(number | end, self._recording).replace(
             source_info=at.source_info

@@ -10,6 +10,7 @@ from pallas_gpu.testing.perf_report import (
     PerfTable,
     perf_report,
 )
+from pallas_gpu.testing.profile import profile
 from pallas_gpu.testing.rank import rank
 from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
 
@@ -25,6 +26,7 @@ __all__ = [
     "do_bench",
     "kernel_times",
     "perf_report",
+    "profile",
     "rank",
 ]
 

@@ -17,7 +17,9 @@ def events(profile: Any) -> dict[str, Any]:
             places[key] = len(places) + 1
         name = f"CTA {trace['cta']} {described.lane(int(trace['lane']))}"
         place = {"pid": 1 + int(trace["sm"]), "tid": places[key]}
-        found.append({"name": "thread_name", "ph": "M", **place, "args": {"name": name}})
+        found.append(
+            {"name": "thread_name", "ph": "M", **place, "args": {"name": name}}
+        )
         found.append(
             {"name": "process_name", "ph": "M", **place,
              "args": {"name": f"SM {trace['sm']}"}}
