@@ -1,5 +1,10 @@
-import traceback, time, sys, base64, zlib, pickle
-import numpy as np, jax, jax.numpy as jnp
+import time
+import traceback
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 import pallas_gpu as plgpu
 
 print(jax.devices())

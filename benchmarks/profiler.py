@@ -59,7 +59,7 @@ def measure_all() -> list[dict[str, Any]]:
     """Times the product as it is, and profiled."""
     plain = product()
     spans = plgpu.testing.profile(plain, space=16, waits=False)
-    waits = plgpu.testing.profile(plain, space=16)
+    waits = plgpu.testing.profile(plain)
     keys = jax.random.split(jax.random.key(0))
     a, b = (tutorial_matmul.normal(key) for key in keys)
     calls: dict[str, Callable[[], Any]] = {

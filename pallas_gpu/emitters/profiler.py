@@ -12,7 +12,7 @@ from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.types import profiling
 
 _LANES = 32
-_MARK = "{ .reg .b32 now; mov.u32 now, %clock; @$2 st.shared.v2.b32 [$0], {$1, now}; }"
+_MARK = "{{ .reg .b32 now; mov.u32 now, %clock; @$2 st.{}.v2.b32 [$0], {{$1, now}}; }}"
 
 
 class Recorder:
@@ -51,17 +51,18 @@ class Recorder:
         if self._is_warp:
             self._elected = threads.warp_elected
             number = arith.addi(arith.muli(number, kernel.i32(4)), threads.warp)
-        each = kernel.i32(profiling.EVENT_BYTES * recording.events)
-        self._events = operations.offset(
-            kernel.smem_pointer(offset_bytes), arith.muli(number, each)
-        )
-        self._address = llvm.ptrtoint(i32, self._events)
         count = recording.traces(kernel.spec.warpgroups)
         row = arith.addi(arith.muli(cta, kernel.i32(count)), number)
         distance = arith.constant(i64, 4 * recording.words)
         self._row = operations.offset(
             traces, arith.muli(arith.extui(i64, row), distance)
         )
+        self._stored = operations.offset(self._row, 4 * profiling.HEADER_WORDS)
+        self._events = self._stored
+        if recording.in_smem:
+            each = kernel.i32(profiling.EVENT_BYTES * recording.events)
+            start = kernel.smem_pointer(offset_bytes)
+            self._events = operations.offset(start, arith.muli(number, each))
         self._count = llvm.alloca(module.pointer_type(), kernel.i32(1), i32)
         llvm.store(kernel.i32(0), self._count)
         with predicated(self._elected):
@@ -83,7 +84,7 @@ class Recorder:
     def mark(self, tag: int) -> None:
         """Records an event, or only counts it if there is no room.
 
-        PTX: `mov.u32` of `%clock`, `st.shared.v2.b32`.
+        PTX: `mov.u32` of `%clock`, `st.shared.v2.b32` or `st.global.v2.b32`.
 
         Args:
           tag: see `types.profiling`.
@@ -96,15 +97,17 @@ class Recorder:
         )
         offset = arith.muli(count, kernel.i32(profiling.EVENT_BYTES))
         signed = tag - 2**32 if tag >= 2**31 else tag
+        address = operations.offset(self._events, offset)
+        bits, space = (32, "shared") if self._recording.in_smem else (64, "global")
         llvm.inline_asm(
             None,
             [
-                arith.addi(self._address, offset),
+                llvm.ptrtoint(ir.IntegerType.get_signless(bits), address),
                 kernel.i32(signed),
                 arith.andi(has_room, self._elected),
             ],
-            _MARK,
-            "r,r,b,~{memory}",
+            _MARK.format(space),
+            "r,r,b,~{memory}" if bits == 32 else "l,r,b,~{memory}",
             has_side_effects=True,
         )
         llvm.store(arith.addi(count, kernel.i32(1)), self._count)
@@ -120,6 +123,8 @@ class Recorder:
             self._store(_special("smid", 32), profiling.SM)
             self._store(count, profiling.COUNT)
             self._store(kernel.i32(profiling.CYCLES), profiling.UNIT)
+        if not self._recording.in_smem:
+            return
         stored = arith.minui(count, kernel.i32(events))
         records: ir.Value | None = None
         if not self._is_warp:
@@ -138,10 +143,8 @@ class Recorder:
                 with predicated(arith.cmpi(less, event, stored)):
                     offset = arith.muli(event, kernel.i32(profiling.EVENT_BYTES))
                     source = operations.offset(self._events, offset)
-                    behind = operations.offset(self._row, 4 * profiling.HEADER_WORDS)
-                    llvm.store(
-                        llvm.load(i64, source), operations.offset(behind, offset)
-                    )
+                    event_words = llvm.load(i64, source)
+                    llvm.store(event_words, operations.offset(self._stored, offset))
                 scf.yield_([])
 
     def _store_clocks(self, time: int, clock: int) -> None:

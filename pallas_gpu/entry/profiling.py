@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, resources, timeline, types
+from pallas_gpu import _jax, resources, timeline, types
 from pallas_gpu.entry import assumed_target, call, expand, trace
 from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.primitives import _registry as registry
@@ -41,9 +41,7 @@ _WAITS = (
     "wait_smem_to_gmem",
     "wgmma_wait",
 )
-# More spans of a trace than that take SMEM which the kernel's occupancy needs.
-_MOST_SPANS = 256
-_LEAST_SPANS = 4
+_SPANS = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +50,7 @@ class Request:
 
     Attributes:
       deliver: gets the record of each launch.
-      space: spans of a trace; None: what SMEM has room for.
+      space: spans of a trace, recorded in SMEM; None: 512, in SMEM if it has room.
       scope: who has a trace; None: warps in a kernel that uses `warp_map`.
       waits: whether waits are spans.
     """
@@ -125,11 +123,7 @@ def _traces(mesh: types.Mesh, recording: types.Recording) -> _jax.ShapedArray:
 
 
 def _recording(params: call.CallParams, request: Request) -> types.Recording:
-    """Returns how a kernel records, with as many spans as SMEM has room for.
-
-    Raises:
-      OutOfResources: it has none.
-    """
+    """Returns how a kernel records."""
     scope = request.scope
     if scope is None:
         in_warps = uses(params.jaxpr, warp_map_p)
@@ -146,19 +140,9 @@ def _recording(params: call.CallParams, request: Request) -> types.Recording:
         mesh.warpgroups,
     )
     free = plan.scratch_free_bytes - plan.scratch_room_bytes
-    one = types.Recording(1, scope).smem_bytes(mesh.warpgroups)
-    space = min(_MOST_SPANS, free // one)
-    if space < _LEAST_SPANS:
-        raise errors.OutOfResources(
-            f"kernel {params.name}: no SMEM is left to record spans in",
-            resource="SMEM",
-            limit_bytes=types.SMEM.budget(target),
-            used_bytes=types.SMEM.budget(target) - free,
-            expected=f"{_LEAST_SPANS * one:,} bytes of a block",
-            got=f"{max(free, 0):,} bytes",
-            hint="profile it with smaller tiles or fewer buffers",
-        )
-    return types.Recording(space, scope)
+    recording = types.Recording(_SPANS, scope)
+    in_smem = recording.smem_bytes(mesh.warpgroups) <= free
+    return dataclasses.replace(recording, in_smem=in_smem)
 
 
 # --- the marks ------------------------------------------------------------------------

@@ -50,24 +50,31 @@ def _read(program: Program, op: ir.Operation, text: str) -> Step:
     return read
 
 
+_MARKS = {"st.shared.v2.b32": 3, "st.global.v2.b32": 1}  # with their address spaces
+
+
 def _mark(program: Program, op: ir.Operation, text: str) -> Step:
     """A store of a word and the clock, by the threads in which a predicate holds."""
     clock, store = parse(text)
     if (
         (clock.opcode, clock.operands) != ("mov.u32", ("now", "%clock"))
-        or (store.opcode, store.guard) != ("st.shared.v2.b32", "$2")
+        or store.opcode not in _MARKS
+        or store.guard != "$2"
         or store.operands != ("[$0]", ("$1", "now"))
         or "~{memory}" not in ir.StringAttr(op.attributes["constraints"]).value
         or "has_side_effects" not in op.attributes
     ):
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
     address, word, predicate = program.inputs(op)
+    space = _MARKS[store.opcode]
 
     def mark(strand: Any) -> None:
         with strand.where(values.forced(strand.env[predicate])):
             if not strand.mask.any():
                 return
-            memory, where = memory_of(strand, 3, strand.env[address].astype(np.int64))
+            memory, where = memory_of(
+                strand, space, strand.env[address].astype(np.int64)
+            )
             held = strand.per_lane(values.forced(strand.env[word]))[strand.mask]
             now = np.full(len(held), _ticks(strand))
             data = np.stack([held, now], axis=1).astype(np.uint32)
@@ -76,6 +83,7 @@ def _mark(program: Program, op: ir.Operation, text: str) -> Step:
     return mark
 
 
-ASSEMBLY.append(AssemblyUnit("st.shared.v2.b32", _mark))
+for _name in _MARKS:
+    ASSEMBLY.insert(0, AssemblyUnit(f"@$2 {_name} ", _mark))
 for _name in ("%globaltimer", "%clock64", "%smid"):
     ASSEMBLY.append(AssemblyUnit(_name, _read))

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import expect, timeline, types
+from pallas_gpu import timeline, types
 from pallas_gpu.entry import profiling
-from pallas_gpu.testing import calling
 
 
 def profile(

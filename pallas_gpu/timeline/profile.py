@@ -10,8 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from pallas_gpu.timeline import chrome, record
 
 

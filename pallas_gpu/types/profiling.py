@@ -16,9 +16,9 @@ import enum
 END = 1 << 31
 EVENT_WORDS = 2
 EVENT_BYTES = 4 * EVENT_WORDS
-# The header: time in ns and clock in cycles, 64 bits each, at the first event and behind
-# the last one; the number of the SM; the number of events, with those that found no
-# room; what the clock counts.
+# The header: time in ns and clock in cycles, 64 bits each, before the first event and
+# behind the last one; the number of the SM; the number of events, with those that found
+# no room; what the clock counts.
 FIRST_TIME, FIRST_CLOCK, LAST_TIME, LAST_CLOCK = 0, 2, 4, 6
 SM, COUNT, UNIT = 8, 9, 10
 HEADER_WORDS = 12
@@ -47,10 +47,13 @@ class Recording:
     Attributes:
       space: number of spans for which a trace has room.
       scope: who has a trace.
+      in_smem: whether events are recorded in SMEM, and stored to GMEM at the end of the
+        kernel; or at once, in a kernel that leaves no SMEM.
     """
 
     space: int
     scope: TraceScope
+    in_smem: bool = True
 
     @property
     def events(self) -> int:
@@ -68,4 +71,4 @@ class Recording:
 
     def smem_bytes(self, warpgroups: int) -> int:
         """Returns the SMEM in which the traces of a CTA are recorded."""
-        return self.traces(warpgroups) * self.events * EVENT_BYTES
+        return self.traces(warpgroups) * self.events * EVENT_BYTES * self.in_smem
