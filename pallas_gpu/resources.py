@@ -18,8 +18,9 @@ the scopes that one of them enters alone, which only operations of this package 
 
 A block's dynamic SMEM consists of arrays, arrays of its warpgroups, arrays of its
 warps, barriers, the address of its TMEM, events of the profiler, and scratch of
-reductions and relayouts, in this order. Whether the scratch is used is known only when the code is emitted; it is
-last, so that a kernel that does not use it does not allocate it.
+reductions and relayouts, in this order. Whether the scratch is used is known only when
+the code is emitted; it is last, so that a kernel that does not use it does not allocate
+it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Recorder:
     seconds: events of a trace are in order, so differences remain right. Both clocks in
     the header give the time of the device, which all SMs share.
 
-    How many events there were is a variable of each thread. LLVM keeps it in a register,
-    also through loops.
+    How many events there were is a variable of each thread, which LLVM keeps in a
+    register, also through loops.
 
     Args:
       recording: how the traces are recorded.
