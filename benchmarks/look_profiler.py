@@ -88,6 +88,22 @@ def small():
 
 
 @part
+def tutorial():
+    from benchmarks import tutorial_profile, timing
+
+    print(timing.environment())
+    for name, picture, text in tutorial_profile.pictures():
+        print(name, len(picture))
+        print(text)
+        print(
+            "SVG",
+            name,
+            base64.b64encode(zlib.compress(picture.encode(), 9)).decode(),
+            flush=True,
+        )
+
+
+@part
 def cost():
     from benchmarks import profiler, timing
 
