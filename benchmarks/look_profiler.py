@@ -1,3 +1,5 @@
+import base64
+import zlib
 import time
 import traceback
 
