@@ -24,7 +24,7 @@ from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 # isort: off
 # Entry points
 from pallas_gpu import arch as arch, errors as errors, layouts as layouts
-from pallas_gpu import offline as offline, testing as testing
+from pallas_gpu import offline as offline, profiler as profiler, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.entry.kernel import kernel as kernel
 from pallas_gpu.entry.memory.empty import (
@@ -178,7 +178,8 @@ __version__ = "0.1.0"
 # To a type checker this function would mean that every name exists.
 if not _typing.TYPE_CHECKING:
     # The rooms of the package are attributes of it, too.
-    _MODULES = ("arch", "errors", "layouts", "offline", "ops", "testing", "triton")
+    _MODULES = ("arch", "errors", "layouts", "offline", "ops", "profiler")
+    _MODULES += ("testing", "triton")
     __all__ = [
         *_MODULES,
         *(

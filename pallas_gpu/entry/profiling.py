@@ -2,9 +2,9 @@
 """Profiled kernels: marks in their bodies, one more result, and who gets it.
 
 A body is rewritten only where it is profiled, after it is traced: marks surround the
-operations in each `jax.named_scope` that its author opened, and those that wait. A scope
-without operations leaves no span, and neighbours of one name are one span. All else
-follows from the marks: the planner's SMEM, the emulator's and the compiler's rules.
+operations in each `jax.named_scope` that its author opened, and those that wait. A
+scope without operations leaves no span, and neighbours of one name are one span. All
+else follows from the marks: SMEM in the plan, what the emulator records, the code.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 from pallas_gpu.testing.autotune import Autotuned, autotune
 from pallas_gpu.testing.bench import do_bench, kernel_times
 from pallas_gpu.testing.cost import Estimate
+from pallas_gpu.testing.measure import measure
 from pallas_gpu.testing.perf_report import (
     Benchmark,
     PerfReport,
@@ -13,6 +14,7 @@ from pallas_gpu.testing.perf_report import (
 from pallas_gpu.testing.profile import profile
 from pallas_gpu.testing.rank import rank
 from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
+from pallas_gpu.timeline import Profile
 
 __all__ = [
     "Autotuned",
@@ -20,11 +22,13 @@ __all__ = [
     "Estimate",
     "PerfReport",
     "PerfTable",
+    "Profile",
     "TunedConfig",
     "TuningReport",
     "autotune",
     "do_bench",
     "kernel_times",
+    "measure",
     "perf_report",
     "profile",
     "rank",

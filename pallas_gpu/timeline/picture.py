@@ -60,7 +60,9 @@ def part_of(
     if between is None:
         begin, end = traces["begin"].min(initial=np.inf), traces["end"].max(initial=0)
         between = (min(begin, end), end)
-    return Part(launch, sm, *map(float, between), width, profile.has_times)
+    return Part(
+        launch, sm, float(between[0]), float(between[1]), width, profile.has_times
+    )
 
 
 def render(profile: Any, part: Part) -> str:
@@ -73,7 +75,7 @@ def render(profile: Any, part: Part) -> str:
     bottom = _TOP + (_LANE + _GAP) * len(set(rows.values()))
     legend = [*_legend(colours, bottom + 34, part.width)]
     height = bottom + 34 + 18 * (1 + max((y for y, _ in legend), default=0))
-    where = f"SM {part.sm}" if profile.has_times else "in the emulator's order"
+    where = f"SM {part.sm}" if profile.has_times else "events on the CPU in their order"
     title = f"kernel {described.kernel}, {where}"
     lanes = {(lane, slot): y for (lane, slot), y in _heights(rows).items()}
     parts = [

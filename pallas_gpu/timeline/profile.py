@@ -30,7 +30,7 @@ class Profile:
       traces: likewise for each warpgroup, or warp, of each CTA: `launch`, `cta`, `sm`,
         `lane`, `begin`, `end`, and `dropped`, the number of events without room.
       launches: the kernels, in the order of their launches.
-      has_times: False if the kernels ran on a CPU: times are then numbers of steps, in
+      has_times: False if the kernels ran on a CPU: times are then numbers of events, in
         the order in which these took place there.
       results: what the function returned.
     """
@@ -39,6 +39,7 @@ class Profile:
     traces: np.ndarray
 
     def __init__(self, records: Sequence[record.Record], results: Any = None):
+        records = record.in_order(records)
         self.launches = tuple(r.described for r in records)
         self.spans, self.traces, self.has_times = record.decode(records)
         self.results = results

@@ -12,9 +12,9 @@ import numpy as np
 from pallas_gpu.types import profiling
 from pallas_gpu.types.profiling import EVENT_WORDS, HEADER_WORDS
 
-# A row for each span. Times are in ns since the first trace began, or in steps of the
-# emulator; `depth` counts the spans around it. One is not complete if its end found no
-# room: it then ends with the last event.
+# A row for each span. Times are in ns since the first trace began, or in events of
+# all threads; `depth` counts the spans around it. A span is not complete if its end
+# found no room: it then ends with the last event.
 SPANS = np.dtype(
     [
         ("launch", np.int32), ("name", np.object_), ("is_wait", np.bool_),
@@ -75,6 +75,19 @@ class Record:
     words: Any
 
 
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """Returns launches in their order on the device; those on the CPU are."""
+
+    def started(record: Record) -> int:
+        if record.described.is_modelled:
+            return 0
+        rows = np.asarray(record.words, np.uint32).reshape(-1, record.words.shape[-1])
+        ran = rows[rows[:, profiling.UNIT] != 0]
+        return int(_wide(ran, profiling.FIRST_TIME).min()) if len(ran) else 0
+
+    return sorted(records, key=started)
+
+
 def _wide(rows: np.ndarray, word: int) -> np.ndarray:
     """64-bit numbers of headers."""
     low, high = (rows[:, word + i].astype(np.int64) for i in (0, 1))
@@ -85,7 +98,7 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
     """Returns the spans and the traces of launches, and whether times are in ns."""
     spans: list[tuple[Any, ...]] = []
     traces: list[tuple[Any, ...]] = []
-    in_steps, end = False, 0.0
+    in_events, end = False, 0.0
     for number, record in enumerate(records):
         each = record.described.recording
         words = np.asarray(record.words, np.uint32)
@@ -93,11 +106,11 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
         rows = words.reshape(-1, each.words)
         ran = np.flatnonzero(rows[:, profiling.UNIT])
         rows = rows[ran]
-        steps = record.described.is_modelled or bool(
-            (rows[:, profiling.UNIT] == profiling.STEPS).any()
+        counted = record.described.is_modelled or bool(
+            (rows[:, profiling.UNIT] == profiling.EVENTS).any()
         )
-        in_steps |= steps
-        clocks = _Clocks(rows, steps, end)
+        in_events |= counted
+        clocks = _Clocks(rows, counted, end)
         for i, at in enumerate(ran):
             where = (int(at // per_cta), int(rows[i, profiling.SM]), int(at % per_cta))
             count = int(rows[i, profiling.COUNT])
@@ -111,7 +124,7 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
             for name, depth, *rest in _paired(events[:, 0], times):
                 known = record.described.names[name]
                 spans.append((number, *known, *where, depth, *rest))
-        if steps and traces:
+        if counted and traces:
             # A run of the emulator begins at 0: the launches follow each other.
             end = max(x[5] for x in traces)
     found, rows = np.array(spans, SPANS), np.array(traces, TRACES)
@@ -120,7 +133,7 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
         for table in (found, rows):
             table["begin"] -= first
             table["end"] -= first
-    return found, rows, not in_steps
+    return found, rows, not in_events
 
 
 class _Clocks:
@@ -130,17 +143,17 @@ class _Clocks:
     traces: the device's time advances in steps of 32 ns, which average out.
     """
 
-    def __init__(self, rows: np.ndarray, in_steps: bool, start: float):
+    def __init__(self, rows: np.ndarray, in_events: bool, start: float):
         self._time, self._clock = (_wide(rows, i) for i in (0, 2))
         self._low = rows[:, profiling.FIRST_CLOCK].astype(np.int64)
         last_time, self._last = (_wide(rows, i) for i in (4, 6))
         cycles = float((self._last - self._clock).sum())
         nanoseconds = float((last_time - self._time).sum())
         # A launch that is shorter than a step of the time is shown in cycles.
-        self._rate = cycles / nanoseconds if nanoseconds and not in_steps else 1.0
+        self._rate = cycles / nanoseconds if nanoseconds and not in_events else 1.0
         self._offset = np.zeros(len(rows))
         self._origin = np.zeros(len(rows), np.int64)
-        if in_steps:
+        if in_events:
             self._offset[:] = start
             return
         base = self._time.min(initial=np.iinfo(np.int64).max)

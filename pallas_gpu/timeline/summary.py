@@ -18,13 +18,13 @@ def summary(profile: Any) -> str:
     """Returns the text of a profile."""
     if not len(profile.traces):
         return "no kernel was launched"
-    lines = []
+    lines: list[str] = []
     for launch in range(len(profile.launches)):
         lines += _launch(profile, launch)
     if not profile.has_times:
         lines.append(
-            "Times are steps in the order of the emulator, which says nothing of those "
-            "on a GPU."
+            "Times are numbers of events in the order in which they took place on the "
+            "CPU: they say nothing of times on a GPU."
         )
     return "\n".join(lines)
 

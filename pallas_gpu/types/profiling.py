@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
+import tempfile
+
+from pallas_gpu import errors, expect
 
 # The bit of a tag that says that a span ends; the others are the number of its name.
 END = 1 << 31
@@ -22,9 +26,8 @@ EVENT_BYTES = 4 * EVENT_WORDS
 FIRST_TIME, FIRST_CLOCK, LAST_TIME, LAST_CLOCK = 0, 2, 4, 6
 SM, COUNT, UNIT = 8, 9, 10
 HEADER_WORDS = 12
-# A trace without this is of a CTA that has not run. A clock that counts cycles, one
-# that counts steps of the emulator.
-CYCLES, STEPS = 1, 2
+# What a clock counts: cycles, or events of the emulator. 0: the CTA has not run.
+CYCLES, EVENTS = 1, 2
 
 _WARPS = 4
 
@@ -72,3 +75,45 @@ class Recording:
     def smem_bytes(self, warpgroups: int) -> int:
         """Returns the SMEM in which the traces of a CTA are recorded."""
         return self.traces(warpgroups) * self.events * EVENT_BYTES * self.in_smem
+
+
+@expect.arguments(
+    entries_per_warpgroup=expect.integer(0, 1 << 20, unit="entries"),
+    trace_scope=expect.member(TraceScope),
+)
+@dataclasses.dataclass(frozen=True)
+class ProfilerSpec:
+    """How a kernel of the Mosaic level is profiled.
+
+    Attributes:
+      entries_per_warpgroup: room of a trace, in words: 3, and 4 for each span.
+      dump_path: the folder that gets a file of each launch. `"sponge"`: that of
+        `TEST_UNDECLARED_OUTPUTS_DIR`, or that of temporary files.
+      trace_scope: who records.
+      bounds_check: a hint: what finds no room is always dropped, and counted.
+
+    Raises:
+      ArgumentError: there is no room for a span.
+    """
+
+    entries_per_warpgroup: int
+    dump_path: str = "sponge"
+    trace_scope: TraceScope = TraceScope.WARPGROUP
+    bounds_check: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recording.space < 1:
+            raise errors.ArgumentError(
+                "ProfilerSpec: there is no room for a span",
+                expected="entries_per_warpgroup of 7 or more",
+                got=self.entries_per_warpgroup,
+                hint="a span takes 4 entries, and 3 are for all of them",
+            )
+        if self.dump_path == "sponge":
+            variable = os.environ.get("TEST_UNDECLARED_OUTPUTS_DIR")
+            object.__setattr__(self, "dump_path", variable or tempfile.gettempdir())
+
+    @property
+    def recording(self) -> Recording:
+        """How its traces are recorded."""
+        return Recording((self.entries_per_warpgroup - 3) // 4, self.trace_scope)

@@ -21,7 +21,7 @@ _GROUND = ("findings", "errors", "expect", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
-_ENTRY = (*_PROGRAM, "resources", "entry")
+_ENTRY = (*_PROGRAM, "resources", "timeline", "entry")
 _LOWERING = (*_ENTRY, "emitters", "lowering")
 
 # Which rooms a room may import, itself aside. emitters/ emits instructions and never
@@ -37,9 +37,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": _GROUND,
     "primitives": _TYPES,
     "program": _PRIMITIVES,
+    # What a profiled launch recorded, as a table, a text and a picture.
+    "timeline": ("errors", "types"),
     # The planner reads a program for the scopes that allocate.
     "resources": _PROGRAM,
-    "entry": (*_PROGRAM, "resources"),
+    "entry": (*_PROGRAM, "resources", "timeline"),
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,
@@ -53,6 +55,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "offline": (*_LOWERING, "compiler", "runtime"),
     # Measurement and tuning: above the offline compiler, beside the pipelines.
     "testing": (*_LOWERING, "compiler", "runtime", "offline"),
+    # Upstream's names for what others have.
+    "profiler": ("testing", "timeline", "types"),
     # Checks: what people and programs ask the emulator, by Python or a command line.
     "verdict": (*_ENTRY, "emulator"),
     "__main__": (*_LOWERING, "runtime", "offline", "verdict"),

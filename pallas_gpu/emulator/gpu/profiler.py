@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks of a profiled kernel; the time is the number of steps so far."""
+"""The marks of a profiled kernel; the time is the number of marks so far."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _stop(
         (0, *cta.cluster.block, *cta.rank), (1, *mesh.grid, *mesh.cluster)
     )
     for i in _traces(wg, recording):
-        (started, _), *events = _EVENTS.of(cta)[i]
+        (started, no_tag), *events = _EVENTS.of(cta)[i]
+        del no_tag
         row = np.zeros(recording.words, np.uint32)
         now = wg.cta.device.execution.now()
         for word, value in (
@@ -66,7 +67,7 @@ def _stop(
             (profiling.LAST_CLOCK, now),
             (profiling.SM, 0),
             (profiling.COUNT, len(events)),
-            (profiling.UNIT, profiling.STEPS),
+            (profiling.UNIT, profiling.EVENTS),
         ):
             row[word] = value
         stored = [(tag, time) for time, tag in events[: recording.events]]
