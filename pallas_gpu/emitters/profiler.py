@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 from pallas_gpu import types
 from pallas_gpu.emitters import module, operations
 from pallas_gpu.emitters.smem import predicated
-from pallas_gpu.types import profiling
+from pallas_gpu.types.profiling import trace
 
 _LANES = 32
 _MARK = "{{ .reg .b32 now; mov.u32 now, %clock; @$2 st.{}.v2.b32 [$0], {{$1, now}}; }}"
@@ -57,16 +57,16 @@ class Recorder:
         self._row = operations.offset(
             traces, arith.muli(arith.extui(i64, row), distance)
         )
-        self._stored = operations.offset(self._row, 4 * profiling.HEADER_WORDS)
+        self._stored = operations.offset(self._row, 4 * trace.HEADER_WORDS)
         self._events = self._stored
         if recording.in_smem:
-            each = kernel.i32(profiling.EVENT_BYTES * recording.events)
+            each = kernel.i32(trace.EVENT_BYTES * recording.events)
             start = kernel.smem_pointer(offset_bytes)
             self._events = operations.offset(start, arith.muli(number, each))
         self._count = llvm.alloca(module.pointer_type(), kernel.i32(1), i32)
         llvm.store(kernel.i32(0), self._count)
         with predicated(self._elected):
-            self._store_clocks(profiling.FIRST_TIME, profiling.FIRST_CLOCK)
+            self._store_clocks(trace.FIRST_TIME, trace.FIRST_CLOCK)
 
     def begin(self, name: str) -> None:
         """Records that a span begins. The issuer is that of the code."""
@@ -74,7 +74,7 @@ class Recorder:
 
     def end(self, name: str) -> None:
         """Records that the innermost span ends, which has this name."""
-        self.mark(self._names.setdefault(name, len(self._names)) | profiling.END)
+        self.mark(self._names.setdefault(name, len(self._names)) | trace.END)
 
     @property
     def names(self) -> list[str]:
@@ -87,7 +87,7 @@ class Recorder:
         PTX: `mov.u32` of `%clock`, `st.shared.v2.b32` or `st.global.v2.b32`.
 
         Args:
-          tag: see `types.profiling`.
+          tag: see `types.profiling.trace`.
         """
         kernel = module.current()
         i32 = ir.IntegerType.get_signless(32)
@@ -95,7 +95,7 @@ class Recorder:
         has_room = arith.cmpi(
             arith.CmpIPredicate.ult, count, kernel.i32(self._recording.events)
         )
-        offset = arith.muli(count, kernel.i32(profiling.EVENT_BYTES))
+        offset = arith.muli(count, kernel.i32(trace.EVENT_BYTES))
         signed = tag - 2**32 if tag >= 2**31 else tag
         address = operations.offset(self._events, offset)
         bits, space = (32, "shared") if self._recording.in_smem else (64, "global")
@@ -119,10 +119,10 @@ class Recorder:
         events = self._recording.events
         count = llvm.load(i32, self._count)
         with predicated(self._elected):
-            self._store_clocks(profiling.LAST_TIME, profiling.LAST_CLOCK)
-            self._store(_special("smid", 32), profiling.SM)
-            self._store(count, profiling.COUNT)
-            self._store(kernel.i32(profiling.CYCLES), profiling.UNIT)
+            self._store_clocks(trace.LAST_TIME, trace.LAST_CLOCK)
+            self._store(_special("smid", 32), trace.SM)
+            self._store(count, trace.COUNT)
+            self._store(kernel.i32(trace.CYCLES), trace.UNIT)
         if not self._recording.in_smem:
             return
         stored = arith.minui(count, kernel.i32(events))
@@ -141,7 +141,7 @@ class Recorder:
                 event = arith.addi(first, kernel.threads.lane)
                 less = arith.CmpIPredicate.ult
                 with predicated(arith.cmpi(less, event, stored)):
-                    offset = arith.muli(event, kernel.i32(profiling.EVENT_BYTES))
+                    offset = arith.muli(event, kernel.i32(trace.EVENT_BYTES))
                     source = operations.offset(self._events, offset)
                     event_words = llvm.load(i64, source)
                     llvm.store(event_words, operations.offset(self._stored, offset))

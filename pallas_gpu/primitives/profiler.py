@@ -31,7 +31,7 @@ def mark(tag: int, recording: types.Recording) -> None:
     """Records an event, if there is room.
 
     Args:
-      tag: see `types.profiling`.
+      tag: see `types.profiling.trace`.
       recording: as of `start`.
     """
     ops.bind(profile_mark_p, {}, tag=tag, recording=recording)

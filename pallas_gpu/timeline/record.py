@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu.types import profiling
-from pallas_gpu.types.profiling import EVENT_WORDS, HEADER_WORDS
+from pallas_gpu import types
+from pallas_gpu.types.profiling import trace
+from pallas_gpu.types.profiling.trace import EVENT_WORDS, HEADER_WORDS
 
 # A row for each span. Times are in ns since the first trace began, or in events of
 # all threads; `depth` counts the spans around it. A span is not complete if its end
@@ -48,7 +49,7 @@ class Described:
 
     kernel: str
     names: tuple[tuple[str, bool], ...]
-    recording: profiling.Recording
+    recording: types.Recording
     grid: tuple[int, ...]
     thread_name: str | None
     is_modelled: bool
@@ -56,7 +57,7 @@ class Described:
     def lane(self, number: int) -> str:
         """Returns the name of a warpgroup, or of a warp."""
         warpgroup, warp = number, None
-        if self.recording.scope is profiling.TraceScope.WARP:
+        if self.recording.scope is types.TraceScope.WARP:
             warpgroup, warp = divmod(number, 4)
         name = f"{self.thread_name or 'warpgroup'} {warpgroup}"
         return name if warp is None else f"{name} warp {warp}"
@@ -82,8 +83,8 @@ def in_order(records: Sequence[Record]) -> list[Record]:
         if record.described.is_modelled:
             return 0
         rows = np.asarray(record.words, np.uint32).reshape(-1, record.words.shape[-1])
-        ran = rows[rows[:, profiling.UNIT] != 0]
-        return int(_wide(ran, profiling.FIRST_TIME).min()) if len(ran) else 0
+        ran = rows[rows[:, trace.UNIT] != 0]
+        return int(_wide(ran, trace.FIRST_TIME).min()) if len(ran) else 0
 
     return sorted(records, key=started)
 
@@ -104,16 +105,16 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
         words = np.asarray(record.words, np.uint32)
         per_cta = words.shape[1]
         rows = words.reshape(-1, each.words)
-        ran = np.flatnonzero(rows[:, profiling.UNIT])
+        ran = np.flatnonzero(rows[:, trace.UNIT])
         rows = rows[ran]
         counted = record.described.is_modelled or bool(
-            (rows[:, profiling.UNIT] == profiling.EVENTS).any()
+            (rows[:, trace.UNIT] == trace.EVENTS).any()
         )
         in_events |= counted
         clocks = _Clocks(rows, counted, end)
         for i, at in enumerate(ran):
-            where = (int(at // per_cta), int(rows[i, profiling.SM]), int(at % per_cta))
-            count = int(rows[i, profiling.COUNT])
+            where = (int(at // per_cta), int(rows[i, trace.SM]), int(at % per_cta))
+            count = int(rows[i, trace.COUNT])
             begin, end_of_trace = clocks.ends(i)
             traces.append(
                 (number, *where, begin, end_of_trace, max(0, count - each.events))
@@ -145,7 +146,7 @@ class _Clocks:
 
     def __init__(self, rows: np.ndarray, in_events: bool, start: float):
         self._time, self._clock = (_wide(rows, i) for i in (0, 2))
-        self._low = rows[:, profiling.FIRST_CLOCK].astype(np.int64)
+        self._low = rows[:, trace.FIRST_CLOCK].astype(np.int64)
         last_time, self._last = (_wide(rows, i) for i in (4, 6))
         cycles = float((self._last - self._clock).sum())
         nanoseconds = float((last_time - self._time).sum())
@@ -157,8 +158,8 @@ class _Clocks:
             self._offset[:] = start
             return
         base = self._time.min(initial=np.iinfo(np.int64).max)
-        for sm in np.unique(rows[:, profiling.SM]):
-            at = np.flatnonzero(rows[:, profiling.SM] == sm)
+        for sm in np.unique(rows[:, trace.SM]):
+            at = np.flatnonzero(rows[:, trace.SM] == sm)
             self._origin[at] = self._clock[at].min()
             apart = (self._clock[at] - self._origin[at]) / self._rate
             self._offset[at] = np.median(self._time[at] - base - apart)
@@ -184,7 +185,7 @@ def _paired(tags: np.ndarray, times: np.ndarray) -> Iterator[tuple[Any, ...]]:
     opened: list[list[Any]] = []
     found: list[list[Any]] = []
     for tag, time in zip(tags.tolist(), times.tolist(), strict=True):
-        if tag & profiling.END:
+        if tag & trace.END:
             # Branches are whole in one body, and so are loops: ends match.
             span = opened.pop()
             span[3:] = time, True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.types.profiling import TraceScope
+from pallas_gpu.types.profiling.recording import TraceScope
 from pallas_gpu.types.spaces.memory_space import MemorySpace, memory_space
 
 

@@ -344,6 +344,7 @@ ITERATE_EQUATIONS = {
     "pallas_gpu/_jax.py",
     "pallas_gpu/program/bodies.py",
     "pallas_gpu/program/build.py",
+    "pallas_gpu/program/marks.py",
     "pallas_gpu/program/rewrite.py",
     "pallas_gpu/primitives/indices/multiples.py",
 }

@@ -12,7 +12,7 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import profiler
-from pallas_gpu.types import profiling
+from pallas_gpu.types.profiling import trace
 
 _EMULATE = registry.RuleKind.EMULATE
 _WARPS = 4
@@ -61,17 +61,17 @@ def _stop(
         row = np.zeros(recording.words, np.uint32)
         now = wg.cta.device.execution.now()
         for word, value in (
-            (profiling.FIRST_TIME, started),
-            (profiling.FIRST_CLOCK, started),
-            (profiling.LAST_TIME, now),
-            (profiling.LAST_CLOCK, now),
-            (profiling.SM, 0),
-            (profiling.COUNT, len(events)),
-            (profiling.UNIT, profiling.EVENTS),
+            (trace.FIRST_TIME, started),
+            (trace.FIRST_CLOCK, started),
+            (trace.LAST_TIME, now),
+            (trace.LAST_CLOCK, now),
+            (trace.SM, 0),
+            (trace.COUNT, len(events)),
+            (trace.UNIT, trace.EVENTS),
         ):
             row[word] = value
         stored = [(tag, time) for time, tag in events[: recording.events]]
         words = np.array(stored, np.uint32).reshape(-1)
-        row[profiling.HEADER_WORDS :][: len(words)] = words
+        row[trace.HEADER_WORDS :][: len(words)] = words
         # Each trace has its own row: there is nothing to compare.
         operands["traces"].memory.data[place, i] = row

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profiled kernel records: events of its warpgroups or warps, and their words.
-
-A trace is what one warpgroup, or one warp, of a CTA records: a header and events, all
-32-bit words. An event has two: its tag, a number of a name with `END` at the end of a
-span, and the lower half of the SM's clock. The header relates that clock to the time of
-the device.
-"""
+"""How kernels are profiled: who records, and with how much room."""
 
 from __future__ import annotations
 
@@ -15,19 +9,7 @@ import os
 import tempfile
 
 from pallas_gpu import errors, expect
-
-# The bit of a tag that says that a span ends; the others are the number of its name.
-END = 1 << 31
-EVENT_WORDS = 2
-EVENT_BYTES = 4 * EVENT_WORDS
-# The header: time in ns and clock in cycles, 64 bits each, before the first event and
-# behind the last one; the number of the SM; the number of events, with those that found
-# no room; what the clock counts.
-FIRST_TIME, FIRST_CLOCK, LAST_TIME, LAST_CLOCK = 0, 2, 4, 6
-SM, COUNT, UNIT = 8, 9, 10
-HEADER_WORDS = 12
-# What a clock counts: cycles, or events of the emulator. 0: the CTA has not run.
-CYCLES, EVENTS = 1, 2
+from pallas_gpu.types.profiling.trace import EVENT_BYTES, EVENT_WORDS, HEADER_WORDS
 
 _WARPS = 4
 
