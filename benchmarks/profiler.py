@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import pallas_gpu as plgpu
 from benchmarks import timing, tutorial_matmul
@@ -42,7 +43,31 @@ def product() -> Callable[..., Any]:
     names = tutorial_matmul.notebook()["work"].__globals__
     for name, scopes in SCOPES.items():
         names[name] = _scoped(names[name], scopes)
-    return names["specialised"]
+
+    def specialised(a: Any, b: Any) -> Any:
+        (m, k), n = a.shape, b.shape[1]
+
+        @plgpu.kernel(
+            out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+            grid=(m // names["BLOCK_M"], n // names["N"]),
+            grid_names=("m", "n"),
+            **names["WARPGROUPS"],
+            scratch_types=names["scratch"](),
+        )
+        def product(
+            a: Any, b: Any, out: Any, a_smem: Any, b_smem: Any, out_smem: Any,
+            full: Any, empty: Any,
+        ) -> None:  # fmt: skip
+            def one_tile(do: Callable[..., None]) -> None:
+                row, column = lax.axis_index("m"), lax.axis_index("n")
+                do(row * names["BLOCK_M"], column * names["N"], 0)
+
+            refs = a, b, out, a_smem, b_smem, out_smem, full, empty
+            names["work"](one_tile, k // names["K"], *refs, share=None)
+
+        return product(a, b)
+
+    return specialised
 
 
 def _scoped(f: Callable[..., Any], scopes: tuple[str, ...]) -> Callable[..., Any]:

@@ -19,10 +19,10 @@ class Recorder:
     """The traces that the warpgroups or warps of a CTA record, each its own.
 
     One thread of each reads the clock and stores the events. `%clock` counts the cycles
-    of the SM, which its warps share; reading it takes a few cycles, and it is exact to
-    one, where `%globaltimer` advances in steps of 32 ns. Its 32 bits wrap every few
-    seconds: events of a trace are in order, so differences remain right. Both clocks in
-    the header give the time of the device, which all SMs share.
+    of the SM, which its warps share: it is exact to one, where `%globaltimer` advances
+    in larger steps. Its 32 bits wrap every few seconds: events of a trace are in order,
+    so that differences remain right. The header has both, by which the host finds the
+    time of the device, which all SMs share.
 
     How many events there were is a variable of each thread, which LLVM keeps in a
     register, also through loops.

@@ -99,7 +99,7 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
     """Returns the spans and the traces of launches, and whether times are in ns."""
     spans: list[tuple[Any, ...]] = []
     traces: list[tuple[Any, ...]] = []
-    in_events, end = False, 0.0
+    in_events, start = False, 0
     for number, record in enumerate(records):
         each = record.described.recording
         words = np.asarray(record.words, np.uint32)
@@ -111,7 +111,10 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
             (rows[:, trace.UNIT] == trace.EVENTS).any()
         )
         in_events |= counted
-        clocks = _Clocks(rows, counted, end)
+        if not counted and not traces and len(rows):
+            # As an integer: a float has no room for the nanoseconds since 1970.
+            start = int(_wide(rows, trace.FIRST_TIME).min())
+        clocks = _Clocks(rows, counted, start)
         for i, at in enumerate(ran):
             where = (int(at // per_cta), int(rows[i, trace.SM]), int(at % per_cta))
             count = int(rows[i, trace.COUNT])
@@ -127,7 +130,7 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
                 spans.append((number, *known, *where, depth, *rest))
         if counted and traces:
             # A run of the emulator begins at 0: the launches follow each other.
-            end = max(x[5] for x in traces)
+            start = int(max(x[5] for x in traces))
     found, rows = np.array(spans, SPANS), np.array(traces, TRACES)
     if len(rows):
         first = rows["begin"].min()
@@ -141,29 +144,36 @@ class _Clocks:
     """The time of each event: the clock of its SM, related to the device's time.
 
     The clock's rate is that of the launch as a whole, and its origin that of the SM's
-    traces: the device's time advances in steps of 32 ns, which average out.
+    traces: steps of the device's time, which are coarser than those of the clock,
+    average out.
+
+    Args:
+      rows: of a launch, with their headers.
+      in_events: whether clock and time count events.
+      start: when the launch starts in events, or which device's time is 0.
     """
 
-    def __init__(self, rows: np.ndarray, in_events: bool, start: float):
-        self._time, self._clock = (_wide(rows, i) for i in (0, 2))
+    def __init__(self, rows: np.ndarray, in_events: bool, start: int):
+        time, self._clock = (
+            _wide(rows, i) for i in (trace.FIRST_TIME, trace.FIRST_CLOCK)
+        )
+        last_time, self._last = (
+            _wide(rows, i) for i in (trace.LAST_TIME, trace.LAST_CLOCK)
+        )
         self._low = rows[:, trace.FIRST_CLOCK].astype(np.int64)
-        last_time, self._last = (_wide(rows, i) for i in (4, 6))
-        cycles = float((self._last - self._clock).sum())
-        nanoseconds = float((last_time - self._time).sum())
-        # A launch that is shorter than a step of the time is shown in cycles.
-        self._rate = cycles / nanoseconds if nanoseconds and not in_events else 1.0
-        self._offset = np.zeros(len(rows))
-        self._origin = np.zeros(len(rows), np.int64)
+        self._origin, self._rate = np.zeros(len(rows), np.int64), 1.0
+        self._offset = np.full(len(rows), float(start))
         if in_events:
-            self._offset[:] = start
             return
-        base = self._time.min(initial=np.iinfo(np.int64).max)
+        # A launch that is shorter than a step of the time is shown in cycles.
+        nanoseconds = float((last_time - time).sum())
+        if nanoseconds:
+            self._rate = float((self._last - self._clock).sum()) / nanoseconds
         for sm in np.unique(rows[:, trace.SM]):
             at = np.flatnonzero(rows[:, trace.SM] == sm)
             self._origin[at] = self._clock[at].min()
             apart = (self._clock[at] - self._origin[at]) / self._rate
-            self._offset[at] = np.median(self._time[at] - base - apart)
-        self._offset += float(base)
+            self._offset[at] = np.median(time[at] - start - apart)
 
     def _at(self, i: int, clock: Any) -> Any:
         return self._offset[i] + (clock - self._origin[i]) / self._rate
