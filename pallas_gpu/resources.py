@@ -17,7 +17,7 @@ memory, so nothing has to order their scopes. Likewise in a block of several war
 the scopes that one of them enters alone, which only operations of this package open.
 
 A block's dynamic SMEM consists of arrays, arrays of its warpgroups, arrays of its
-warps, barriers, the address of its TMEM, events of the profiler, and scratch of
+warps, barriers, the address of its TMEM, profiled events, and scratch of
 reductions and relayouts, in this order. Whether the scratch is used is known only when
 the code is emitted; it is last, so that a kernel that does not use it does not allocate
 it.
@@ -469,7 +469,7 @@ def table(result: Plan) -> str:
         rows.append(("address of TMEM", f"{result.tmem_address_offset_bytes:,}",
                      f"{_TMEM_ADDRESS_BYTES:,}"))  # fmt: skip
     if result.profiler_bytes:
-        rows.append(("events of the profiler", f"{result.profiler_offset_bytes:,}",
+        rows.append(("profiled events", f"{result.profiler_offset_bytes:,}",
                      f"{result.profiler_bytes:,}"))  # fmt: skip
     if result.scratch_bytes:
         rows.append(("scratch", f"{result.scratch_offset_bytes:,}",

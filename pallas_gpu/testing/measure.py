@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import errors, expect
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.runtime import cupti
 from pallas_gpu.testing import calling
 
@@ -43,16 +43,19 @@ def measure(
 
     @functools.wraps(f)
     def measured(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        cupti.require_gpu()
-        jax.block_until_ready(calling.call("measure", function, *args, **kwargs))
         results: list[Any] = []
 
         def run() -> list[Any]:
             results.extend(function(*args, **kwargs) for _ in range(iterations))
             return results
 
-        times = cupti.kernel_times(run)
-        return results[0], _times(times, aggregate, iterations)
+        try:
+            cupti.require_gpu()
+            jax.block_until_ready(calling.call("measure", function, *args, **kwargs))
+            times = _times(cupti.kernel_times(run), aggregate, iterations)
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where_now()) from None
+        return results[0], times
 
     return measured
 

@@ -12,8 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors
+from pallas_gpu import errors, expect
 from pallas_gpu.timeline import chrome, picture, record, summary
+
+
+def _two_times(value: Any, what: str) -> tuple[float, float]:
+    found = tuple(value) if expect.is_sequence(value) else ()
+    if len(found) != 2:
+        raise expect.wrong_type(
+            what, "two times", "(begin, end)", value, "the times are those of the spans"
+        )
+    first, last = (expect.number(x, what) for x in found)
+    return first, last
 
 
 class Profile:
@@ -52,6 +62,12 @@ class Profile:
         kernels = ", ".join(x.kernel for x in self.launches)
         return f"<Profile of {kernels or 'no kernel'}: {len(self.spans)} spans>"
 
+    @expect.arguments(
+        launch=expect.integer(0),
+        sm=expect.optional(expect.integer(0)),
+        between=expect.optional(_two_times),
+        width=expect.integer(300, 10_000, unit="pixels"),
+    )
     def svg(
         self,
         *,
@@ -73,12 +89,13 @@ class Profile:
 
         Raises:
           ArgumentError: there is no such launch, or the picture is too narrow.
+          ArgumentTypeError: `between` is not a pair.
         """
-        if not 0 <= launch < len(self.launches) or width < 300:
+        if launch >= len(self.launches):
             raise errors.ArgumentError(
-                "svg: no such picture",
-                expected=f"a launch of {len(self.launches)}, 300 pixels or more",
-                got=f"launch={launch}, width={width}",
+                "Profile.svg: there is no such launch",
+                expected=f"launch less than {len(self.launches)}, their number",
+                got=launch,
                 hint="launches count from 0; a function without kernels has none",
             )
         part = picture.part_of(self, launch, sm, between, width)

@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "primitives": _TYPES,
     "program": _PRIMITIVES,
     # What a profiled launch recorded, as a table, a text and a picture.
-    "timeline": ("errors", "types"),
+    "timeline": ("errors", "expect", "types"),
     # The planner reads a program for the scopes that allocate.
     "resources": _PROGRAM,
     "entry": (*_PROGRAM, "resources", "timeline"),
