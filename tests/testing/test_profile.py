@@ -254,6 +254,45 @@ def _store(x, o):
         o[...] = x[...]
 
 
+@everywhere_run
+def test_waits_of_a_pipeline_have_the_names_of_its_blocks(run):
+    def body(x, o):
+        with jax.named_scope("add"):
+            o[...] = x[...] + 1
+
+    interpret, semantics = run
+    blocks = plgpu.BlockSpec((16, 64), lambda i: (i, 0))
+    f = plgpu.pallas_call(
+        body, out_shape=jax.ShapeDtypeStruct(SHAPE, F32), grid=(4,), in_specs=[blocks],
+        out_specs=blocks, interpret=interpret,
+        compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+    )  # fmt: skip
+    found = profile(f)(X)
+    np.testing.assert_array_equal(found.results, X + 1)
+    assert Counter(found.spans["name"]) == {
+        "full of x": 4, "add": 4, "wait_smem_to_gmem": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("emitted", [False, True])
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_ready_kernels(emitted, target):
+    """On Blackwell warps have roles, and the block has tensor memory."""
+    a, b = (jnp.asarray(X[:, :64], jnp.bfloat16) % 7 for _ in range(2))
+    a, b = jnp.tile(a, (2, 1)), jnp.tile(b, (1, 2))
+    params = plgpu.CompilerParams(target=target)
+    interpret = plgpu.InterpretParams(emitted=emitted)
+
+    def product(a, b):
+        return plgpu.ops.matmul(a, b, compiler_params=params, interpret=interpret)
+
+    found = profile(product)(a, b)
+    np.testing.assert_array_equal(found.results, product(a, b))
+    waits = {"sm_90a": "full[.]", "sm_100a": "loaded[.]"}
+    assert waits[target] in found.spans["name"]
+    assert found.spans["is_complete"].all()
+
+
 def test_ctas_that_do_not_run_have_no_traces():
     def body(x, o):
         @plgpu.dynamic_scheduling_loop(("i",))
