@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 # Pixels.
-_LEFT, _TOP, _LANE, _GAP = 130, 44, 34, 6
+_LEFT, _RIGHT, _TOP, _LANE, _GAP = 130, 30, 44, 34, 6
 _CHARACTER = 6.2
 # Spans that are narrower are not drawn: an eye cannot tell them from their neighbours.
 _NARROWEST = 0.3
@@ -42,7 +42,7 @@ class Part:
     def x(self, time: float) -> float:
         """Returns the horizontal position of a time."""
         inside = min(max(time, self.begin), self.end) - self.begin
-        scale = (self.width - _LEFT - 12) / ((self.end - self.begin) or 1.0)
+        scale = (self.width - _LEFT - _RIGHT) / ((self.end - self.begin) or 1.0)
         return _LEFT + inside * scale
 
 
@@ -159,7 +159,7 @@ def _backgrounds(traces, rows, lanes, part: Part) -> Iterator[str]:
 
 
 def _boxes(spans, rows, lanes, colours, part: Part) -> Iterator[str]:
-    for span in spans:
+    for i, span in enumerate(spans):
         x, right = part.x(span["begin"]), part.x(span["end"])
         width = right - x
         if width < _NARROWEST:
@@ -179,6 +179,9 @@ def _boxes(spans, rows, lanes, colours, part: Part) -> Iterator[str]:
         )
         if is_wait:
             yield f'<rect {box} fill="url(#wait)" pointer-events="none"/>'
+        if i + 1 < len(spans) and spans["depth"][i + 1] > span["depth"]:
+            # The first span in it hides what is behind its beginning.
+            width = min(width, part.x(spans["begin"][i + 1]) - x)
         if _CHARACTER * len(name) + 6 < width:
             fill = "white" if is_wait else "#222"
             yield _text(

@@ -140,12 +140,16 @@ def decode(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, bool]:
     return found, rows, not in_events
 
 
+# Cycles: readings of both clocks that are closer are one, their mean.
+_NEAR = 2000
+
+
 class _Clocks:
     """The time of each event: the clock of its SM, related to the device's time.
 
-    The clock's rate is that of the launch as a whole, and its origin that of the SM's
-    traces: steps of the device's time, which are coarser than those of the clock,
-    average out.
+    A trace has both at its begin and at its end. Between such readings the clock of an
+    SM, whose rate changes with the card's power, is interpolated. The device's time
+    advances in steps of 32 ns (H200): readings that are close are averaged.
 
     Args:
       rows: of a launch, with their headers.
@@ -154,40 +158,49 @@ class _Clocks:
     """
 
     def __init__(self, rows: np.ndarray, in_events: bool, start: int):
-        time, self._clock = (
-            _wide(rows, i) for i in (trace.FIRST_TIME, trace.FIRST_CLOCK)
-        )
-        last_time, self._last = (
-            _wide(rows, i) for i in (trace.LAST_TIME, trace.LAST_CLOCK)
-        )
-        self._low = rows[:, trace.FIRST_CLOCK].astype(np.int64)
-        self._origin, self._rate = np.zeros(len(rows), np.int64), 1.0
-        self._offset = np.full(len(rows), float(start))
-        if in_events:
-            return
-        # A launch that is shorter than a step of the time is shown in cycles.
-        nanoseconds = float((last_time - time).sum())
-        if nanoseconds:
-            self._rate = float((self._last - self._clock).sum()) / nanoseconds
-        for sm in np.unique(rows[:, trace.SM]):
-            at = np.flatnonzero(rows[:, trace.SM] == sm)
-            self._origin[at] = self._clock[at].min()
-            apart = (self._clock[at] - self._origin[at]) / self._rate
-            self._offset[at] = np.median(time[at] - start - apart)
+        self._first = _wide(rows, trace.FIRST_CLOCK)
+        self._last = _wide(rows, trace.LAST_CLOCK)
+        self._sm = rows[:, trace.SM]
+        self._known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        times = (_wide(rows, trace.FIRST_TIME), _wide(rows, trace.LAST_TIME))
+        for sm in np.unique(self._sm):
+            at = self._sm == sm
+            clock = np.concatenate([self._first[at], self._last[at]])
+            time = np.concatenate([x[at] for x in times]) - start
+            if in_events:
+                clock = np.array([0, 1])
+                time = clock + start
+            self._known[int(sm)] = _line(clock, time)
 
     def _at(self, i: int, clock: Any) -> Any:
-        return self._offset[i] + (clock - self._origin[i]) / self._rate
+        return np.interp(clock, *self._known[int(self._sm[i])])
 
     def ends(self, i: int) -> tuple[float, float]:
         """Returns when a trace began and ended."""
-        return float(self._at(i, self._clock[i])), float(self._at(i, self._last[i]))
+        return float(self._at(i, self._first[i])), float(self._at(i, self._last[i]))
 
     def times(self, i: int, low: np.ndarray) -> np.ndarray:
         """Returns the times of events from the lower halves of their clocks."""
-        before = np.concatenate([self._low[i : i + 1], low.astype(np.int64)])
+        first = self._first[i]
+        before = np.concatenate([[first % 2**32], low.astype(np.int64)])
         # They are in order, so that the 32 bits may wrap between two of them.
-        elapsed = np.cumsum(np.diff(before) % 2**32)
-        return self._at(i, self._clock[i] + elapsed)
+        return self._at(i, first + np.cumsum(np.diff(before) % 2**32))
+
+
+def _line(clock: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the points of a piecewise linear function through readings."""
+    first, last = clock.min(), clock.max()
+    near = max(1, min(_NEAR, int(last - first) // 4))
+    _, group, count = np.unique(
+        (clock - first) // near, return_inverse=True, return_counts=True
+    )
+    x, y = (np.bincount(group, v - v.min()) / count + v.min() for v in (clock, time))
+    # It goes on as it begins and ends; a single reading is one of 1 GHz.
+    rates = np.diff(y) / np.diff(x) if len(x) > 1 else np.ones(1)
+    far = 2.0**40
+    x = np.concatenate([x[:1] - far, x, x[-1:] + far])
+    y = np.concatenate([y[:1] - far * rates[0], y, y[-1:] + far * rates[-1]])
+    return x, y
 
 
 def _paired(tags: np.ndarray, times: np.ndarray) -> Iterator[tuple[Any, ...]]:

@@ -38,6 +38,20 @@ RUNS = [
         for choice in BOTH
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def on_the_card(request):
+    """Kernels of the runs on a GPU are called there."""
+    row = getattr(request.node, "callspec", None)
+    run = None if row is None else row.params.get("run")
+    if run is None or run[0] is not False:
+        yield
+        return
+    with jax.default_device(jax.devices("cuda")[0]):
+        yield
+
+
 everywhere_run = pytest.mark.parametrize("run", RUNS)
 
 

@@ -20,25 +20,25 @@ NOW = 50 * 365 * 86_400 * 10**9
 CLOCK = 5 * 2**32 - 600
 
 
-def header(first, last, clock, sm=0, count=0):
+def header(first, last, clock, sm=0, count=0, rate=2):
     words = np.zeros(trace.HEADER_WORDS, np.uint32)
     for word, value in (
         (trace.FIRST_TIME, NOW + first),
         (trace.LAST_TIME, NOW + last),
         (trace.FIRST_CLOCK, clock),
-        (trace.LAST_CLOCK, clock + 2 * (last - first)),
+        (trace.LAST_CLOCK, clock + rate * (last - first)),
     ):
         words[word : word + 2] = value & 0xFFFFFFFF, value >> 32
     words[trace.SM], words[trace.COUNT], words[trace.UNIT] = sm, count, trace.CYCLES
     return words
 
 
-def row(first, last, clock, *events, sm=0, dropped=0, space=8):
+def row(first, last, clock, *events, sm=0, dropped=0, space=8, rate=2):
     """A trace; an event is a tag, and the nanoseconds since its beginning."""
     words = np.zeros((2 * space, 2), np.uint32)
     for i, (tag, at) in enumerate(events):
-        words[i] = tag, (clock + 2 * at) % 2**32
-    head = header(first, last, clock, sm, len(events) + dropped)
+        words[i] = tag, (clock + rate * at) % 2**32
+    head = header(first, last, clock, sm, len(events) + dropped, rate)
     return np.concatenate([head, words.reshape(-1)])
 
 
@@ -88,6 +88,17 @@ def test_coarse_steps_of_the_devices_time_average_out():
     ]
     begins = profile_of(*rows).spans["begin"][::2]
     np.testing.assert_allclose(np.diff(begins), np.diff(starts), rtol=0.01)
+
+
+def test_the_clock_may_become_slower():
+    long = tuple((tag, 100 * at) for tag, at in EVENTS)
+    ctas = [
+        [row(0, 100_000, CLOCK, *long)],
+        [row(100_000, 200_000, CLOCK + 200_000, *long, rate=1)],
+    ]
+    found = profile_of(*ctas)
+    expected = [10_000, 20_000, 110_000, 120_000]
+    np.testing.assert_allclose(found.spans["begin"], expected, rtol=1e-6)
 
 
 def test_a_trace_that_is_full_ends_its_spans_with_its_last_event():
