@@ -49,10 +49,12 @@ def _launch(profile: Any, launch: int) -> Iterator[str]:
         waits = _shares(spans[of_lane], own[of_lane], total, True)
         scopes = _shares(spans[of_lane], own[of_lane], total, False)
         rest = max(0.0, 100 - sum(dict([*waits, *scopes]).values()))
-        parts = [f"waits {_percent(x)} on {name}" for name, x in _listed(waits)]
-        parts += [f"{name} {_percent(x)}" for name, x in _listed(scopes)]
+        parts = [f"{name} {_percent(x)}" for name, x in _listed(scopes)]
         parts.append(f"outside of spans {_percent(rest)}")
-        yield f"  {described.lane(lane)}: {', '.join(parts)}"
+        text = ", ".join(parts)
+        if awaited := [f"{_percent(x)} on {name}" for name, x in _listed(waits)]:
+            text = f"waits {', '.join(awaited)}; {text}"
+        yield f"  {described.lane(lane)}: {text}"
         if dropped := int(at["dropped"].sum()):
             yield (
                 f"  {described.lane(lane)} has dropped {_count(dropped, 'event')}, "

@@ -137,7 +137,7 @@ TWO = [
 def test_the_text_says_where_the_time_of_each_warpgroup_goes():
     assert str(profile_of(*TWO)) == (
         "kernel k: 2 CTAs on 1 SM, 2.2 µs; an SM has no CTA for 9 % of it\n"
-        "  role 0: waits 40 % on `full[.]`, `work` 40 %, outside of spans 20 %\n"
+        "  role 0: waits 40 % on `full[.]`; `work` 40 %, outside of spans 20 %\n"
         "  role 1: `work` 4 %, outside of spans 96 %\n"
         "  role 1 has dropped 3 events, behind the first 16 of each CTA: profile with "
         "more space"
