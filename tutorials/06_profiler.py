@@ -22,9 +22,9 @@ Tutorial 6: where the time of a kernel goes
 
 A kernel that computes the right result can still waste most of its time. Its total time
 does not say where: that needs a look inside, at what each warpgroup does when. The
-profiler records that. In this tutorial it finds a **bubble**, a time in which the tensor
-core has nothing to do, in a matrix product whose results are right, and shows that the
-repair works.
+profiler records that. In this tutorial it finds a **bubble**, a time in which the
+tensor core has nothing to do, in a matrix product whose results are right, and shows
+that the repair works.
 
 As before, no GPU is needed. In the emulator the profiler shows the order of events
 instead of their times; the measured pictures below are from an H200.
@@ -187,9 +187,9 @@ for `full`. How long such a wait takes, only a GPU can tell. On an H200, for mat
 
 The hatched parts are the waits. `first copies` starts the copies of a single step, and
 from there on every product is preceded by a wait for `full`, red, which is as long as
-the product itself: the copies that it waits for have only just been started. At most one
-of the four buffers is ever filled while another is read. That is the bubble, and its
-name is on it.
+the product itself: the copies that it waits for have only just been started. At most
+one of the four buffers is ever filled while another is read. That is the bubble, and
+its name is on it.
 
 ## The repair
 
