@@ -450,6 +450,32 @@ def test_a_kernel_writes_a_file_of_each_call(tmp_path, interpret):
         assert lanes == {"CTA 0 role 0", "CTA 0 role 1"}
 
 
+def test_a_kernel_that_writes_files_composes(tmp_path):
+    f = kernel(lambda x, o: _store(x, o), **params(tmp_path))
+    mesh = jax.make_mesh((1,), ("d",))
+    rows = jax.P("d")
+    sharded = jax.device_put(X, jax.NamedSharding(mesh, rows))
+
+    @jax.custom_vjp
+    def copy(x):
+        return f(x)
+
+    copy.defvjp(lambda x: (f(x), None), lambda _, g: (f(g),))
+    calls = {
+        "scan": (3, lambda: lax.scan(lambda c, _: (f(c), None), X, length=3)[0]),
+        "grad": (2, lambda: X * jax.grad(lambda x: copy(x).sum())(X)),
+        "vmap": (2, lambda: jax.vmap(f)(np.stack([X, X]))[1]),
+        "shard_map": (1, lambda: jax.jit(
+            jax.shard_map(f, mesh=mesh, in_specs=rows, out_specs=rows)
+        )(sharded)),
+    }  # fmt: skip
+    for name, (launches, call) in calls.items():
+        before = len(list(tmp_path.iterdir()))
+        np.testing.assert_array_equal(call(), X, name)
+        jax.effects_barrier()
+        assert len(list(tmp_path.iterdir())) == before + launches, name
+
+
 def test_waits_of_a_kernel_are_spans_if_it_asks_for_them(tmp_path):
     kernel(roles, **ROLES, **params(tmp_path, profile_waits=True))(X)
     jax.effects_barrier()
