@@ -179,9 +179,9 @@ that is enough to see the order of things: each `fetch` stands directly before a
 for `full`. How long such a wait takes, only a GPU can tell. On an H200, for matrices of
 1024 x 4096 and 4096 x 1024:
 
-    kernel product: 64 CTAs on 64 SMs, 50.37 µs; an SM has no CTA for 3 % of it
-      warpgroup 0: waits 37 % on `full[.]`, waits 34 % on `wgmma_wait`, waits 1 % on
-          `wait_smem_to_gmem`, `multiply` 11 %, `fetch` 10 %, outside of spans 6 %
+    kernel product: 64 CTAs on 64 SMs, 50.85 µs; an SM has no CTA for 3 % of it
+      warpgroup 0: waits 37 % on `full[.]`, 34 % on `wgmma_wait`, 1 % on
+          `wait_smem_to_gmem`; `multiply` 12 %, `fetch` 10 %, outside of spans 6 %
 
 ![A lane of an SM: short products between long waits for full](06_profiler_late.svg)
 
@@ -207,9 +207,9 @@ print(early)
 """
 On the H200 the same matrices now give
 
-    kernel product: 64 CTAs on 64 SMs, 33.31 µs
-      warpgroup 0: waits 50 % on `wgmma_wait`, waits 8 % on `full[.]`, waits 2 % on
-          `wait_smem_to_gmem`, `multiply` 17 %, `fetch` 12 %, outside of spans 10 %
+    kernel product: 64 CTAs on 64 SMs, 33.66 µs
+      warpgroup 0: waits 50 % on `wgmma_wait`, 8 % on `full[.]`, 2 % on
+          `wait_smem_to_gmem`; `multiply` 17 %, `fetch` 12 %, outside of spans 10 %
 
 ![The same lane: products that follow each other closely](06_profiler_early.svg)
 

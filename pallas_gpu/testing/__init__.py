@@ -14,7 +14,6 @@ from pallas_gpu.testing.perf_report import (
 from pallas_gpu.testing.profile import profile
 from pallas_gpu.testing.rank import rank
 from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
-from pallas_gpu.timeline import Profile
 
 __all__ = [
     "Autotuned",
@@ -22,7 +21,6 @@ __all__ = [
     "Estimate",
     "PerfReport",
     "PerfTable",
-    "Profile",
     "TunedConfig",
     "TuningReport",
     "autotune",
