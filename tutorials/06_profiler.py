@@ -174,7 +174,7 @@ late
 
 # %% [markdown]
 """
-In the emulator a time is a number of steps, and says only what came before what. Yet
+In the emulator a time is a number of events, and says only what came before what. Yet
 that is enough to see the order of things: each `fetch` stands directly before a wait
 for `full`. How long such a wait takes, only a GPU can tell. On an H200, for matrices of
 1024 x 4096 and 4096 x 1024:
