@@ -23,8 +23,11 @@ from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.marks import marked
 from pallas_gpu.program.walk import uses
+from pallas_gpu.types.profiling.trace import SPAN_BYTES
 
-_SPANS = 512
+# Room of a trace if nobody asks for another one; less where those of all CTAs would take
+# more bytes than that.
+_SPANS, _LEAST_SPANS, _MOST_BYTES = 512, 16, 1 << 26
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class Request:
 
     Attributes:
       deliver: gets the record of each launch.
-      space: spans of a trace, recorded in SMEM; None: 512, in SMEM if it has room.
+      space: spans of a trace, recorded in SMEM; None: up to 512, in SMEM if it has room
+        and as many CTAs fit an SM as without.
       scope: who has a trace; None: warps in a kernel that uses `warp_map`.
       waits: whether waits are spans.
     """
@@ -119,7 +123,15 @@ def _recording(params: call.CallParams, request: Request) -> types.Recording:
         options.reduction_scratch_bytes,
         mesh.warpgroups,
     )
-    free = plan.scratch_free_bytes - plan.scratch_room_bytes
-    recording = types.Recording(_SPANS, scope)
-    in_smem = recording.smem_bytes(mesh.warpgroups) <= free
+    traces = mesh.blocks * types.Recording(1, scope).traces(mesh.warpgroups)
+    recording = types.Recording(
+        max(_LEAST_SPANS, min(_SPANS, _MOST_BYTES // (traces * SPAN_BYTES))), scope
+    )
+    events = recording.smem_bytes(mesh.warpgroups)
+    profiled = dataclasses.replace(plan, profiler_bytes=events)
+    in_smem = (
+        events <= plan.scratch_free_bytes - plan.scratch_room_bytes
+        and resources.residency(profiled, target, mesh)
+        == resources.residency(plan, target, mesh)
+    )
     return dataclasses.replace(recording, in_smem=in_smem)

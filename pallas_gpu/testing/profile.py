@@ -40,7 +40,8 @@ def profile(
     Args:
       f: a function that calls kernels, jitted or not.
       space: number of spans for which a warpgroup has room in SMEM, 16 bytes each.
-        None: 512, in SMEM if the kernel leaves as much, else in GMEM. What finds no
+        None: 512, or fewer in a kernel of more than some thousand CTAs; in SMEM if
+        there is room and as many CTAs fit an SM as without, else in GMEM. What finds no
         room is dropped, and counted.
       trace_scope: who records: `TraceScope.WARPGROUP`, or each warp on its own. None:
         warps in kernels that use `warp_map`.

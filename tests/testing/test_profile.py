@@ -425,6 +425,28 @@ def test_a_mark_reads_the_clock_and_stores_and_the_count_is_a_register(
     assert ".local" not in code.ptx
 
 
+@pytest.mark.parametrize(
+    ("kib", "blocks", "space", "in_smem"),
+    [
+        (100, 1, 512, True),
+        # An SM would hold one CTA instead of two; the block would have no scratch.
+        (112, 1, 512, False),
+        (222, 1, 512, False),
+        (16, 1 << 14, 256, False),
+        (16, 1 << 24, 16, True),
+    ],
+)
+def test_room_for_spans(kib, blocks, space, in_smem):
+    def body(x, o, tile):
+        o[...] = x[...]
+
+    tile = plgpu.SMEM((kib, 1024), jnp.int8)
+    f = kernel(body, scratch=(tile,), grid=(blocks,), grid_names=("i",))
+    (eqn,) = (e for e in jax.make_jaxpr(f)(X).eqns if e.primitive is kernel_p)
+    found = profiling._recording(CallParams(**eqn.params), profiling.Request(print))
+    assert found == Recording(space, plgpu.TraceScope.WARPGROUP, in_smem)
+
+
 # --- parameters of a kernel -----------------------------------------------------------
 
 

@@ -5,6 +5,7 @@
 END = 1 << 31
 EVENT_WORDS = 2
 EVENT_BYTES = 4 * EVENT_WORDS
+SPAN_BYTES = 2 * EVENT_BYTES
 # The header: time in ns and clock in cycles, 64 bits each, before the first event and
 # behind the last one; the number of the SM; the number of events, with those that found
 # no room; what the clock counts.
