@@ -25,8 +25,8 @@ from pallas_gpu.program.marks import marked
 from pallas_gpu.program.walk import uses
 from pallas_gpu.types.profiling.trace import SPAN_BYTES
 
-# Room of a trace if nobody asks for another one; less where those of all CTAs would take
-# more bytes than that.
+# Room of a trace if nobody asks for another one; less where those of all CTAs would
+# take more bytes than that.
 _SPANS, _LEAST_SPANS, _MOST_BYTES = 512, 16, 1 << 26
 
 

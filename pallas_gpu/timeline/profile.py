@@ -16,6 +16,10 @@ from pallas_gpu import errors, expect
 from pallas_gpu.timeline import chrome, picture, record, summary
 
 
+# Launches that a notebook draws by itself.
+_MOST_PICTURES = 4
+
+
 def _two_times(value: Any, what: str) -> tuple[float, float]:
     found = tuple(value) if expect.is_sequence(value) else ()
     if len(found) != 2:
@@ -102,7 +106,8 @@ class Profile:
         return picture.render(self, part)
 
     def _repr_html_(self) -> str:
-        pictures = [self.svg(launch=i) for i in range(len(self.launches))]
+        shown = range(min(len(self.launches), _MOST_PICTURES))
+        pictures = [self.svg(launch=i) for i in shown]
         return picture.page(pictures, str(self))
 
     def save(self, path: str | os.PathLike[str]) -> None:
