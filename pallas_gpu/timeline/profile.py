@@ -15,7 +15,6 @@ import numpy as np
 from pallas_gpu import errors, expect
 from pallas_gpu.timeline import chrome, picture, record, summary
 
-
 # Launches that a notebook draws by itself.
 _MOST_PICTURES = 4
 
