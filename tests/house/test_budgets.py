@@ -27,7 +27,7 @@ BUDGETS = {
     "program": 2400,
     "runtime": 2460,
     "testing": 3210,
-    "timeline": 755,
+    "timeline": 775,
     "types": 5750,
     "verdict": 460,
 }
