@@ -24,7 +24,7 @@ from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 # isort: off
 # Entry points
 from pallas_gpu import arch as arch, errors as errors, layouts as layouts
-from pallas_gpu import offline as offline, testing as testing
+from pallas_gpu import offline as offline, profiler as profiler, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.bridge.torch import as_torch_kernel as as_torch_kernel
 from pallas_gpu.entry.kernel import kernel as kernel
@@ -162,6 +162,7 @@ from pallas_gpu.types import (
     LoweringSemantics as LoweringSemantics,
     AsyncCopyImplementation as AsyncCopyImplementation,
     OOBFillMode as OOBFillMode,
+    TraceScope as TraceScope,
     CopyPartition as CopyPartition,
 )
 # isort: on
@@ -182,7 +183,8 @@ __version__ = "0.1.0"
 # To a type checker this function would mean that every name exists.
 if not _typing.TYPE_CHECKING:
     # The rooms of the package are attributes of it, too.
-    _MODULES = ("arch", "errors", "layouts", "offline", "ops", "testing", "triton")
+    _MODULES = ("arch", "errors", "layouts", "offline", "ops", "profiler")
+    _MODULES += ("testing", "triton")
     __all__ = [
         *_MODULES,
         *(

@@ -77,6 +77,7 @@ outside_of_traces = _core.eval_context
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 jaxprs_in_params = _core.jaxprs_in_params
 
+_JAX_DIR = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 source_info_util.register_exclusion(_PACKAGE_DIR)
 _traceback_util.register_exclusion(_PACKAGE_DIR)
@@ -313,6 +314,23 @@ def where(eqn_or_source_info: Any) -> str | None:
     return f"{short_path(file_name)}:{line} ({function})"
 
 
+def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Returns the names of the `jax.named_scope`s around an equation, outermost first.
+
+    They are those of the innermost jaxpr. `jnp.einsum` opens one by itself, which does
+    not count: its name is the formula.
+    """
+    stack = eqn.source_info.name_stack.stack
+    names = [x.name for x in stack if isinstance(x, _source_info_util.Scope)]
+    return tuple(name for name in names if "->" not in name)
+
+
+def is_of_jax(jaxpr: Any) -> bool:
+    """True for a jaxpr that was traced from a function of JAX's own."""
+    file = getattr(jaxpr.debug_info, "func_filename", None)
+    return file is not None and file.startswith(_JAX_DIR)
+
+
 def short_path(file_name: str) -> str:
     """Returns a file's name relative to the current folder, if it is inside."""
     # The current folder may be on another drive, or not exist any more.
@@ -382,7 +400,7 @@ def at_line_of(eqn: JaxprEqn) -> Iterator[None]:
     if where(info) is None:
         yield
         return
-    with source_info_util.user_context(info.traceback):
+    with source_info_util.user_context(info.traceback, name_stack=info.name_stack):
         yield
 
 

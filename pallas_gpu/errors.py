@@ -194,6 +194,10 @@ class TuningError(KernelError, RuntimeError):
         self.reasons = reasons
 
 
+class MeasurementError(KernelError, RuntimeError):
+    """Calls of a measured function do not launch the same kernels."""
+
+
 class ClosureError(KernelError):
     """The kernel's body uses an array from the enclosing function."""
 

@@ -83,13 +83,7 @@ ARGUMENTS: dict[str, Reasons] = {
         ),
     },
     "CompilerParams": {
-        **_not_taken(
-            "the profiler comes later",
-            "profile_space",
-            "profile_dir",
-            "profile_trace_scope",
-            "profile_bounds_check",
-        ),
+        **_new("waits are spans of a profiled kernel, too", "profile_waits"),
         **_not_taken("no kernels over several devices yet", "skip_device_barrier"),
         **_new("compiles for another GPU than the attached one", "target"),
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),

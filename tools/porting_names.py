@@ -182,7 +182,7 @@ PLGPU: dict[str, Row] = {
         "races are looked for by default; `like_upstream` accepts what upstream's "
         "interpreter does; `skip_floating_point_ops` and `on_race=\"warn\"` are refused"
     ),
-    "TraceScope": later("the profiler"),
+    "TraceScope": SAME,
     # Atomics
     **dict.fromkeys(
         (

@@ -21,6 +21,7 @@ from pallas_gpu.entry import (
     expand,
     mutable,
     over_arrays,
+    profiling,
     scope,
     trace,
     warp,
@@ -354,7 +355,7 @@ def launch_body(
         enclosing=traced.enclosing,
     )
     operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
-    results = call.kernel_p.bind(*operands, **params.as_dict())
+    results = profiling.bind(params, operands)
     mutable.update([(ref, results[j]) for j, ref in updated.items()], name)
     return jax.tree.unflatten(out_tree, results[: len(out_avals)])
 

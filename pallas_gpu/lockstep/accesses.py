@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import values
+from pallas_gpu.lockstep import values, variables
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
@@ -89,6 +89,8 @@ def places_of(address: np.ndarray, size: int) -> np.ndarray:
 
 @runs("llvm.load")
 def _load(program: Program, op: ir.Operation) -> Step:
+    if variables.is_variable(op.operands[0]):
+        return variables.load(program, op)
     (pointer,), (out,) = program.inputs(op), program.outputs(op)
     type_ = op.results[0].type
     kind, length = values.dtype(type_), values.length(type_)
@@ -110,6 +112,8 @@ def _load(program: Program, op: ir.Operation) -> Step:
 
 @runs("llvm.store")
 def _store(program: Program, op: ir.Operation) -> Step:
+    if variables.is_variable(op.operands[1]):
+        return variables.store(program, op)
     value, pointer = program.inputs(op)
     type_ = op.operands[0].type
     kind, length = values.dtype(type_), values.length(type_)

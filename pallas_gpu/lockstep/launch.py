@@ -18,6 +18,7 @@ from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     predication,
     printing,
     registers,
+    timers,
     values,
     votes,
 )
@@ -75,6 +76,7 @@ class Launch:
       descriptors: tensor maps by address.
       scheduler: of the running clusters.
       is_early: whether the grids before it may still run.
+      ticks: what clocks show.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Launch:
         self.is_early = is_early
         self._pending: list[tuple[int, ...]] = []
         self._random = random.Random(seed)
+        self.ticks = 0
 
     def buffer(self, number: int) -> Memory:
         """The memory of a buffer, counted from 1."""

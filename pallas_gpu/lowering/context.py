@@ -51,6 +51,7 @@ class KernelState:
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
       layouts: who chooses the layouts of arrays, a `choice.authored.Authored`.
+      recorder: the `emitters.profiler.Recorder` of a profiled kernel, from its start.
       path: the regions around the operation that is lowered, as inference knows them.
       moved: for each open block the arrays that were moved to another layout there: a
         block's values are not visible after its end.
@@ -61,6 +62,7 @@ class KernelState:
     builder: emission.KernelBuilder
     plan: resources.Plan
     layouts: Any
+    recorder: Any = None
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     smem_top_bytes: int = 0

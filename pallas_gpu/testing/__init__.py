@@ -4,12 +4,14 @@
 from pallas_gpu.testing.autotune import Autotuned, autotune
 from pallas_gpu.testing.bench import do_bench, kernel_times
 from pallas_gpu.testing.cost import Estimate
+from pallas_gpu.testing.measure import measure
 from pallas_gpu.testing.perf_report import (
     Benchmark,
     PerfReport,
     PerfTable,
     perf_report,
 )
+from pallas_gpu.testing.profile import profile
 from pallas_gpu.testing.rank import rank
 from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
 
@@ -24,7 +26,9 @@ __all__ = [
     "autotune",
     "do_bench",
     "kernel_times",
+    "measure",
     "perf_report",
+    "profile",
     "rank",
 ]
 

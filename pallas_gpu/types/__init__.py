@@ -53,6 +53,7 @@ from pallas_gpu.types.params import (
     OOBFillMode,
     on_use_of_params,
 )
+from pallas_gpu.types.profiling.recording import ProfilerSpec, Recording, TraceScope
 from pallas_gpu.types.ref import Ref
 from pallas_gpu.types.refs import (
     KernelRef,

@@ -51,7 +51,6 @@ INSTEAD: dict[str, str] = {
     "mosaic_gpu": "import pallas_gpu as plgpu",
     "select_ref": "plgpu.when for each case",
     "semaphore": "declare plgpu.SemaphoreType.REGULAR",
-    "TraceScope": "not supported yet: the profiler",
     **dict.fromkeys(
         (
             "async_remote_copy",

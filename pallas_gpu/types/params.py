@@ -9,7 +9,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from pallas_gpu import arch, expect
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.types.profiling.recording import TraceScope
 from pallas_gpu.types.spaces.memory_space import MemorySpace, memory_space
 
 
@@ -98,6 +99,8 @@ def _target(value: Any, what: str) -> str:
     ),
     lowering_semantics=expect.member(LoweringSemantics),
     target=expect.optional(_target),
+    profile_space=expect.integer(0, 1 << 20, unit="spans"),
+    profile_trace_scope=expect.member(TraceScope),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -122,6 +125,13 @@ class CompilerParams:
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
       debug_checks: compile the kernel's `debug_check`s (also
         PALLAS_GPU_DEBUG_CHECKS=1). The emulator always makes them.
+      profile_space: number of spans, each a `jax.named_scope` that is entered, that a
+        warpgroup or a warp records in SMEM, 16 bytes each; later ones are dropped and
+        counted. 0: none, and no code for them.
+      profile_dir: the folder that gets a file of each call, `<time>-trace.json`.
+      profile_trace_scope: who records: `TraceScope.WARPGROUP` or `TraceScope.WARP`.
+      profile_bounds_check: a hint: bounds are always checked.
+      profile_waits: waits are spans, too, with the names of their barriers.
 
     Raises:
       ArgumentError, ArgumentTypeError, TargetError: an invalid value.
@@ -137,6 +147,21 @@ class CompilerParams:
     target: str | None = None
     line_info: bool = False
     debug_checks: bool = False
+    profile_space: int = 0
+    profile_dir: str = ""
+    profile_trace_scope: TraceScope = TraceScope.WARPGROUP
+    profile_bounds_check: bool = False
+    profile_waits: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.profile_space) != bool(self.profile_dir):
+            raise errors.ArgumentError(
+                "profile_space and profile_dir are given one without the other",
+                expected="both, or neither",
+                got=f"profile_space={self.profile_space}, "
+                f"profile_dir={self.profile_dir!r}",
+                hint="testing.profile(f)(*args) profiles a function without either",
+            )
 
     def replace(self, **fields: Any) -> CompilerParams:
         """Returns the parameters with other fields, as `dataclasses.replace` does."""

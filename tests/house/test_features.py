@@ -21,7 +21,16 @@ from tools.source_tree import ROOT
 # The families without rows: arrays, the tensor core, messages.
 WITHOUT = {
     *("atomics", "debug", "indexed", "positions", "registers", "scheduling"),
-    *("mma", "operand_copy", "scales", "sparsity", "tcgen05", "tmem", "wgmma"),
+    *(
+        "profiler",
+        "mma",
+        "operand_copy",
+        "scales",
+        "sparsity",
+        "tcgen05",
+        "tmem",
+        "wgmma",
+    ),
 }
 ROWS = rows()
 MUTANTS = {f"{s.name}: {m.name}": m for s in SUBJECTS for m in s.mutants}

@@ -21,7 +21,7 @@ _GROUND = ("findings", "errors", "expect", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives")
 _PROGRAM = (*_PRIMITIVES, "program")
-_ENTRY = (*_PROGRAM, "resources", "entry")
+_ENTRY = (*_PROGRAM, "resources", "timeline", "entry")
 _LOWERING = (*_ENTRY, "emitters", "lowering")
 
 # Which rooms a room may import, itself aside. emitters/ emits instructions and never
@@ -37,9 +37,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "types": _GROUND,
     "primitives": _TYPES,
     "program": _PRIMITIVES,
+    # What a profiled launch recorded, as a table, a text and a picture.
+    "timeline": ("errors", "expect", "types"),
     # The planner reads a program for the scopes that allocate.
     "resources": _PROGRAM,
-    "entry": (*_PROGRAM, "resources"),
+    "entry": (*_PROGRAM, "resources", "timeline"),
     # What operations consist of: written on the entry points.
     "composites": _ENTRY,
     "emulator": _ENTRY,
@@ -51,8 +53,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # (tests/lockstep/test_independence.py).
     "lockstep": (*_ENTRY, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
+    # The Mosaic-level door: a face of emitters/ for bodies that emit MLIR themselves.
+    "mosaic": (*_LOWERING, "compiler", "runtime"),
     # Measurement and tuning: above the offline compiler, beside the pipelines.
     "testing": (*_LOWERING, "compiler", "runtime", "offline"),
+    # Upstream's names for what others have.
+    "profiler": ("testing", "timeline", "types"),
     # Checks: what people and programs ask the emulator, by Python or a command line.
     "verdict": (*_ENTRY, "emulator"),
     "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
@@ -77,7 +83,7 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 PURE_PYTHON_ROOMS = ("findings", "errors", "expect", "arch", "layouts")
-MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep")
+MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep", "mosaic")
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.
 _MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")
@@ -340,8 +346,9 @@ def test_one_module_looks_for_jaxprs_in_parameters():
 ITERATE_EQUATIONS = {
     "pallas_gpu/_jax.py",
     "pallas_gpu/program/bodies.py",
-    "pallas_gpu/program/rewrite.py",
     "pallas_gpu/program/simple.py",
+    "pallas_gpu/program/marks.py",
+    "pallas_gpu/program/rewrite.py",
     "pallas_gpu/primitives/indices/multiples.py",
 }
 

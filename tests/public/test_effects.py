@@ -304,6 +304,37 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "CompilerParams.target": lambda: [wrong_target("sm_90a"), wrong_target("sm_100a")],
     "CompilerParams.line_info": "tests/lowering/test_determinism.py::"
     "test_lines_are_kept_only_where_they_are_asked_for",
+    **{
+        name: f"tests/testing/test_profile.py::{test}"
+        for test, names in {
+            "test_a_kernel_writes_a_file_of_each_call": (
+                "CompilerParams.profile_space",
+                "CompilerParams.profile_dir",
+            ),
+            "test_warps_of_a_kernel_are_recorded_if_it_asks_for_them": (
+                "CompilerParams.profile_trace_scope",
+            ),
+            "test_waits_of_a_kernel_are_spans_if_it_asks_for_them": (
+                "CompilerParams.profile_waits",
+            ),
+            "test_events_without_room_are_dropped_and_counted": (
+                "testing.profile.waits",
+            ),
+            "test_a_span_whose_end_found_no_room_is_not_complete": (
+                "testing.profile.space",
+            ),
+            "test_a_warpgroup_records_what_its_first_warp_does": (
+                "testing.profile.trace_scope",
+            ),
+        }.items()
+        for name in names
+    },
+    "CompilerParams.profile_bounds_check": see.HINT,
+    **{
+        f"testing.measure.{name}": "tests/testing/test_measure.py::"
+        "test_the_times_of_one_iteration_or_of_each"
+        for name in ("aggregate", "iterations")
+    },
     "InterpretParams.like_upstream": "tests/emulator/test_like_upstream.py",
     "InterpretParams.emitted": "tests/lockstep/test_interpret.py",
     "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",

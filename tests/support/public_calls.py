@@ -215,6 +215,8 @@ OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
         timer=_one_kernel,
     ),
     "testing.kernel_times": top(run=nothing),
+    "testing.measure": top(f=nothing, iterations=2),
+    "testing.profile": top(f=nothing, space=8),
     "testing.Benchmark": top(
         x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
     ),

@@ -8,6 +8,7 @@ which it can go on; what is raised ends it: an operation that cannot be executed
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -103,6 +104,7 @@ class Execution:
         self._asynchrony = asynchrony
         self._max_steps = max_steps
         self.actors = ordering.Actors()
+        self._events = itertools.count()
 
     def new_in_flight(self) -> InFlight:
         """Returns a container for the asynchronous work of a group."""
@@ -116,6 +118,10 @@ class Execution:
     def progress(self) -> None:
         """Called when a group has ended: the launch advances."""
         self.steps = 0
+
+    def now(self) -> int:
+        """Returns a time: how often a thread has asked for it."""
+        return next(self._events)
 
     def tick(self, steps: int = 1) -> None:
         """Counts steps.
