@@ -46,7 +46,8 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
     They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
     arrays = region_of(jaxpr).inputs[:inputs]
-    for origin, (access, site) in writes(jaxpr).items():
+    # Inline code may be given an input to read it.
+    for origin, (access, site) in writes(jaxpr, certain=True).items():
         if origin in arrays:
             aval = types.describe(access.buffer.aval)
             raise errors.KernelError(
@@ -66,12 +67,18 @@ def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     return {var for var, value in pairs if value in found}
 
 
-def writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
-    """Returns the first access that writes a reference, with its operation."""
+def writes(
+    jaxpr: _jax.Jaxpr, *, certain: bool = False
+) -> dict[Any, tuple[Access, Site]]:
+    """Returns the first access that writes a reference, with its operation.
+
+    Args:
+      certain: leaves out those that only may write it.
+    """
     found: dict[Any, tuple[Access, Site]] = {}
     for site in walk(jaxpr):
         for access in site.op.accesses:
-            if access.writes:
+            if access.writes and not (certain and access.operation.opaque):
                 found.setdefault(site.origin(access.buffer), (access, site))
     return found
 
