@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts import Layout, RegisterLayout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
@@ -114,6 +114,12 @@ class Code:
         """What it is called in messages."""
         return f"inline_mgpu ({getattr(self.emit, '__name__', 'a function')})"
 
+    def transforms(self, i: int) -> tuple[types.Transform, ...]:
+        """Returns the transforms of a reference, the i-th operand."""
+        given = self.given[i]
+        assert isinstance(given, RefType)
+        return given.transforms
+
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """Makes it an operation of the kernel; returns the results."""
         split = [
@@ -173,7 +179,7 @@ def inline_mgpu(
       A decorator. The decorated function takes references and arrays.
 
     Raises:
-      ArgumentTypeError: a type is of another kind, or an argument does not fit its type.
+      ArgumentTypeError: a type is of another kind, or does not fit its argument.
       ArgumentError: the arguments are another pytree than their types.
       LayoutError: a layout does not fit its array, or `RefType.transforms` are not
         those of the reference.
@@ -194,11 +200,12 @@ def inline_mgpu(
         types.refuse_foreign(x, f"{who}: arg_types")
         if not isinstance(x, RefType):
             _layout(x, f"{who}: arg_types")
-    for x in made:
+    for i, x in enumerate(made):
         types.refuse_foreign(x, f"{who}: return_type")
         expect.instance(ShapeDtypeStruct, written="plgpu.ShapeDtypeStruct(...)")(
             x, f"{who}: return_type"
         )
+        _require_fit(x.layout, x.shape, f"{who}: result {i}")
 
     def decorate(emit: Callable[..., Any]) -> Callable[..., Any]:
         code = Code(emit, tuple(given), given_tree, tuple(made), made_tree, emulate)
@@ -241,6 +248,7 @@ def _operand(x: Any, given: Given, what: str) -> Any:
                 got=expect.shown(x),
                 hint="declare an array by its layout",
             )
+        _require_transforms(aval, given, what)
         return x
     if aval is not None:
         raise errors.ArgumentTypeError(
@@ -249,4 +257,61 @@ def _operand(x: Any, given: Given, what: str) -> Any:
             got=types.describe(x),
             hint="read it, ref[...], or declare it as a plgpu.RefType()",
         )
-    return values.array(x, what)
+    x = values.array(x, what)
+    _require_fit(given, x.shape, what)
+    return x
+
+
+def _require_fit(layout: Any, shape: tuple[int, ...], what: str) -> None:
+    """Raises LayoutError unless an array can have the layout; a scalar has none."""
+    try:
+        if shape:
+            place(layout, shape)
+    except errors.LayoutError as error:
+        raise errors.LayoutError(
+            f"{what} does not fit the layout that is declared: {error.what}",
+            expected=error.expected,
+            got=error.got,
+            hint="declare a layout of the shape of the array",
+        ) from None
+
+
+def _require_transforms(aval: Any, given: RefType, what: str) -> None:
+    """Raises LayoutError unless the array is, or may be, stored as declared."""
+    in_smem = aval.memory_space is types.SMEM
+    own = aval.transforms if in_smem else ()
+    fits = not given.transforms
+    if in_smem:
+        declared = types.smem_layout(aval.shape, aval.dtype, given.transforms)
+        fits = not own or declared == types.smem_layout(aval.shape, aval.dtype, own)
+    if not fits:
+        raise errors.LayoutError(
+            f"{what} is stored in another way than declared",
+            expected=_shown(given.transforms),
+            got=f"{types.describe(aval)}, {_shown(own)}",
+            hint="give RefType the transforms of the reference",
+        )
+
+
+def _shown(found: Sequence[types.Transform]) -> str:
+    return f"transforms=({', '.join(x.describe() for x in found)})"
+
+
+def require_stored(op: Any) -> None:
+    """Raises LayoutError for an array in SMEM that is row-major and declared as tiled.
+
+    Where layouts are inferred it is then stored as declared.
+    """
+    for i, named in enumerate(op.operands):
+        x = named["operand"]
+        if getattr(x, "space", None) is not types.SMEM or x.buffer.aval.transforms:
+            continue
+        if declared := op.params["code"].transforms(i):
+            raise errors.LayoutError(
+                f"{op.params['code'].name}: argument {i} is stored in another way than "
+                "declared",
+                expected=_shown(declared),
+                got=f"{types.describe(x.buffer.aval)}, row-major",
+                hint="give the transforms to the declaration of the array, too: "
+                "plgpu.SMEM(shape, dtype, transforms=...)",
+            )

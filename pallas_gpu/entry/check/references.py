@@ -8,6 +8,7 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import inline
 from pallas_gpu.primitives.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.program.build import region_of, variables_of
@@ -84,8 +85,16 @@ def writes(
 
 
 def require_transforms(jaxpr: _jax.Jaxpr) -> None:
-    """Raises LayoutError for a product of SMEM arrays without tiling and swizzle."""
+    """Raises LayoutError for arrays in SMEM whose transforms an operation lacks.
+
+    A product needs tiling and swizzle, inline code what it declares.
+    """
     for site in walk(jaxpr):
+        if site.op.primitive is inline.inline_mgpu_p:
+            try:
+                inline.require_stored(site.op)
+            except errors.LayoutError as error:
+                raise error.with_location(site.where) from None
         if site.op.primitive not in (wgmma.wgmma_p, tcgen05_mma_p):
             continue
         for access in site.op.accesses:

@@ -8,16 +8,17 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts import WGSplatLayout
-from pallas_gpu.layouts.registers.placement import describe, place, place_registers
-from pallas_gpu.lowering import values as vals
+from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.inference.collect import Memory, Node
 from pallas_gpu.lowering.references import Reference
-from pallas_gpu.lowering.rules import emits
+from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import inline
+from pallas_gpu.program.nodes import Access
 
 
 @emits(inline.inline_mgpu_p)
@@ -28,9 +29,7 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
     has_memory = any(isinstance(x, Reference) for x in operands)
     ordered = code.synchronized and has_memory
     with ctx.in_order() if ordered else contextlib.nullcontext():
-        given = [
-            _given(ctx, code, handles, i, x) for i, x in enumerate(operands)
-        ]
+        given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
         made = code.emit(handles.context(), *args)
         return _made(code, handles, made)
@@ -44,10 +43,17 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
         return handles.array(x)
     placement = place(code.given[i], x.shape)
     if isinstance(placement, WGSplatLayout):
-        return handles.array(x)
-    if isinstance(x, regs.Deferred):
-        return handles.array(x.materialize(placement))
+        if isinstance(x, regs.Splat):
+            return handles.array(x)
+        raise errors.LayoutError(
+            f"{code.name}: argument {i} is declared as a splat",
+            expected="a scalar broadcast to a shape",
+            got=f"an array of shape {x.shape} whose elements may differ",
+            hint="declare the layout in which the code handles it",
+        )
     x = ctx.operand(x, i)
+    if isinstance(x, regs.Deferred):
+        return handles.array(regs.placed(x, placement))
     if x.layout != placement:
         raise errors.LayoutError(
             f"{code.name}: argument {i} is in another layout than declared",
@@ -56,6 +62,41 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
             hint=f"convert it: plgpu.layout_cast(x, {code.given[i]})",
         )
     return handles.array(x)
+
+
+@relates(inline.inline_mgpu_p)
+def _relate(node: Node, *_: Any) -> list[Any]:
+    """Arrays have the layouts that are declared, those in SMEM the transforms."""
+    code = node.params["code"]
+    for i, named in enumerate(node.operands):
+        _relate_operand(node, i, named["operand"])
+    return [
+        _related_result(node, i, code.made[i], x) for i, x in enumerate(node.op.results)
+    ]
+
+
+def _relate_operand(node: Node, i: int, x: Any) -> None:
+    code = node.params["code"]
+    if isinstance(x, Access):
+        memory = node.reference(x)
+        if isinstance(memory, Memory) and memory.space is types.SMEM:
+            declared = code.transforms(i)
+            stored = types.smem_layout(memory.shape, memory.dtype, declared)
+            node.use(node.part(x), "pointer", stored=stored)
+        return
+    placement = place(code.given[i], x.shape) if x.shape else None
+    if placement is not None and not isinstance(placement, WGSplatLayout):
+        role = f"argument {i}"
+        node.take(x, node.variable(x, role=role, fixed=placement), i)
+
+
+def _related_result(node: Node, i: int, made: Any, x: Any) -> Any:
+    if not made.shape:
+        return node.scalar(x, i)
+    placement = place(made.layout, made.shape)
+    if isinstance(placement, WGSplatLayout):
+        return node.defer("splat", x, i)
+    return node.make(node.variable(x, role=f"result {i}", fixed=placement), x, i)
 
 
 # --- results --------------------------------------------------------------------------
