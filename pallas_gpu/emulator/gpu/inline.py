@@ -6,7 +6,7 @@ A kernel with code of which nothing is said runs as the code that it is lowered 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def of_unknown_effect(params: call.CallParams) -> Op | None:
     if op is None:
         return None
     raise errors.NotModelledError(
-        f"{op.params['code'].name}: code with results cannot be ignored",
+        f"{_name(op)}: code with results cannot be ignored",
         expected='inline_mgpu="ignore" for code without results, or `emulate`',
         got=f"{len(op.results)} results",
         hint="omit inline_mgpu: the kernel then runs as the code that it is lowered to",
@@ -45,7 +45,15 @@ def of_unknown_effect(params: call.CallParams) -> Op | None:
 
 
 def _is_unknown(op: Op) -> bool:
-    return op.primitive is inline.inline_mgpu_p and op.params["code"].emulate is None
+    if op.primitive is inline.inline_mgpu_p:
+        return op.params["code"].emulate is None
+    return op.primitive is inline.inline_ptx_p and op.params["emulate"] is None
+
+
+def _name(op: Op) -> str:
+    if op.primitive is inline.inline_mgpu_p:
+        return op.params["code"].name
+    return f"inline_ptx {op.params['template']!r}"
 
 
 def require_schedules(params: call.CallParams, op: Op) -> None:
@@ -55,7 +63,7 @@ def require_schedules(params: call.CallParams, op: Op) -> None:
         raise errors.NotModelledError(
             "the orders of emitted code are not explored, and inline code has no model",
             expected="`emulate` for inline code",
-            got=op.params["code"].name,
+            got=_name(op),
             hint="pass emulate=..., which says in NumPy what it does, or check with a "
             "number of orders",
             where=op.where,
@@ -68,7 +76,7 @@ def not_modelled(op: Op, error: errors.NotModelledError) -> errors.NotModelledEr
         f"a kernel with inline code runs as emitted code on a CPU: {error.what}",
         expected="instructions that the machine for emitted code models, or `emulate`",
         got=error.got,
-        hint=f"{op.params['code'].name}: pass emulate=..., which says in NumPy what it "
+        hint=f"{_name(op)}: pass emulate=..., which says in NumPy what it "
         f"does (inline code at {op.where})",
         where=error.where or op.where,
     )
@@ -94,6 +102,8 @@ class Reference:
         return np.asarray(self._thread.read(self._part(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        if self._region.memory.read_only:
+            raise TypeError(f"{self._region.memory.name} is an input of the kernel")
         part = self._part(index)
         value = np.broadcast_to(np.asarray(value), part.shape)
         self._thread.write(part, value.astype(self.dtype))
@@ -127,27 +137,7 @@ def _inline(thread: Warpgroup, operands: Any, code: inline.Code, **_: Any) -> An
         return ()
     given = [_given(thread, x["operand"]) for x in operands]
     args = jax.tree.unflatten(code.given_tree, given)
-    try:
-        returned = code.emulate(*args)
-    except errors.PallasGpuError:
-        raise
-    except Exception as error:
-        raise errors.KernelError(
-            f"{code.name}: `emulate` raised an exception",
-            expected="results",
-            got=f"{type(error).__name__}: {error}",
-            hint="it is given arrays of NumPy, and references that are indexed by "
-            "integers and slices",
-        ) from error
-    return _results(code, returned)
-
-
-def _given(thread: Warpgroup, x: Any) -> Any:
-    return Reference(thread, x) if isinstance(x, Region) else np.asarray(x)
-
-
-def _results(code: inline.Code, returned: Any) -> Sequence[Any]:
-    """Returns the results, of the types that are declared."""
+    returned = _computed(code.name, code.emulate, args)
     leaves, tree = jax.tree.flatten(returned)
     if tree != code.made_tree:
         raise errors.ArgumentError(
@@ -156,15 +146,66 @@ def _results(code: inline.Code, returned: Any) -> Sequence[Any]:
             got=f"{tree.num_leaves} in the tree {tree}",
             hint="return an array for each ShapeDtypeStruct of return_type",
         )
+    return _results(code.name, leaves, [(x.shape, x.dtype) for x in code.made])
+
+
+@registry.register(inline.inline_ptx_p, registry.RuleKind.EMULATE)
+def _ptx(
+    thread: Warpgroup,
+    operands: Any,
+    template: str,
+    shape: tuple[int, ...],
+    dtypes: Sequence[Any],
+    emulate: Callable[..., Any] | None,
+    **_: Any,
+) -> Any:
+    if emulate is None:
+        return ()
+    returned = _computed("inline_ptx", emulate, [np.asarray(x) for x in operands])
+    leaves = jax.tree.leaves(returned)
+    if len(leaves) != len(dtypes):
+        raise errors.ArgumentError(
+            "inline_ptx: `emulate` returns another number of results than declared",
+            expected=f"{len(dtypes)}",
+            got=f"{len(leaves)}",
+            hint="return an array for each dtype, or None without any",
+        )
+    return _results("inline_ptx", leaves, [(shape, dtype) for dtype in dtypes])
+
+
+def _given(thread: Warpgroup, x: Any) -> Any:
+    return Reference(thread, x) if isinstance(x, Region) else np.asarray(x)
+
+
+def _computed(name: str, emulate: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Returns what `emulate` does."""
+    try:
+        return emulate(*args)
+    except errors.PallasGpuError:
+        raise
+    except Exception as error:
+        raise errors.KernelError(
+            f"{name}: `emulate` raised an exception",
+            expected="results",
+            got=f"{type(error).__name__}: {error}",
+            hint="it is given arrays of NumPy, and references that are indexed by "
+            "integers and slices",
+        ) from error
+
+
+def _results(
+    name: str, returned: Sequence[Any], declared: Sequence[tuple[Any, Any]]
+) -> Sequence[Any]:
+    """Returns the results, of the types that are declared."""
     results = []
-    for i, (x, made) in enumerate(zip(leaves, code.made, strict=True)):
+    for i, (x, (shape, dtype)) in enumerate(zip(returned, declared, strict=True)):
         array = np.asarray(x)
-        if array.shape != made.shape:
+        if array.shape != shape:
             raise errors.ShapeError(
-                f"{code.name}: result {i} of `emulate` has another shape than declared",
-                expected=f"shape {made.shape}",
+                f"{name}: result {i} of `emulate` has another shape than declared",
+                expected=f"shape {shape}",
                 got=f"shape {array.shape}",
                 hint="return what the code returns",
             )
-        results.append(array.astype(made.dtype)[()])
+        results.append(array.astype(dtype)[()])
     return results
