@@ -9,12 +9,14 @@ how it makes these handles (`handles_by`).
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts import Layout, RegisterLayout
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.primitives import _operands as ops
@@ -22,7 +24,7 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
 from pallas_gpu.types import transforms, values
 
-__all__ = ["inline_mgpu", "RefType", "ShapeDtypeStruct"]
+__all__ = ["inline_mgpu", "inline_ptx", "RefType", "ShapeDtypeStruct"]
 
 # Each operand is a dictionary of its own. Nobody knows what the code does to memory: it
 # may read and write, by threads and by copies, and signal to others.
@@ -315,3 +317,149 @@ def require_stored(op: Any) -> None:
                 hint="give the transforms to the declaration of the array, too: "
                 "plgpu.SMEM(shape, dtype, transforms=...)",
             )
+
+
+# --- inline PTX -----------------------------------------------------------------------
+
+inline_ptx_p = registry.define(
+    "inline_ptx",
+    "inline",
+    results=lambda *_, shape, dtypes, **__: [
+        _jax.ShapedArray(shape, dtype) for dtype in dtypes
+    ],
+)
+# Registers that the text names: `$0`, or `${0}`; `$$` is a dollar sign.
+_REGISTER = re.compile(r"(?<!\$)(?:\$\$)*\$\{?(\d+)")
+
+
+def _result_types(value: Any, what: str) -> Any:
+    if value is None:
+        return None
+    if expect.is_sequence(value):
+        return tuple(values.element_type(x, what) for x in value)
+    return values.element_type(value, what)
+
+
+@expect.arguments(
+    operands=values.array, dtype=_result_types, pack=expect.integer(1, unit="elements")
+)
+def inline_ptx(
+    template: str,
+    *operands: Any,
+    dtype: Any = None,
+    pack: int = 1,
+    pure: bool = True,
+    since: str | None = None,
+    emulate: Callable[..., Any] | None = None,
+) -> Any:
+    """Executes PTX for scalars, or for each element of arrays in registers.
+
+    PTX: the template. Since: sm_90, or `since`.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; each thread executes it for
+    its elements. A scalar is in a register of each thread: a result that is a scalar
+    must be equal in all of them.
+
+    Args:
+      template: statements of PTX. `$0`, `$1` … are registers, those of the results
+        first, then those of the operands; `$$` is a dollar sign. Elements of 16, 32 and
+        64 bits are in registers of that width, one of 8 bits in the lower half of one
+        of 16 bits.
+      *operands: scalars, and arrays whose shapes broadcast to one.
+      dtype: the element type of the result; a sequence of them for several results;
+        None for none. They have the shape of the operands.
+      pack: how many elements the template takes at once. Those of fewer than 32 bits
+        share registers, the first one in the lowest bits: two of 16 bits and four of 8
+        bits are one register, four of 16 bits are two.
+      pure: whether it only computes its results: it may be moved, and dropped if they
+        are not used. Without results it is always executed.
+      since: the first target that has the instruction, e.g. `"sm_100a"`.
+      emulate: computes the results in NumPy, for the emulator, from the operands.
+        Without it the kernel runs on the CPU as the code that it is lowered to, which
+        raises an error for an instruction that is not modelled.
+
+    Returns:
+      The result, or a tuple of them if `dtype` is a sequence; None without any.
+
+    Raises:
+      ArgumentError: the template names other registers than there are.
+      DTypeError: bools, or elements of 2 or 4 bits.
+      ShapeError: the shapes do not broadcast, or scalars with `pack`.
+      TargetError: the kernel is for a target before `since`.
+
+    Example:
+      >>> y = plgpu.inline_ptx("ex2.approx.ftz.f32 $0, $1;", x, dtype=jnp.float32)
+    """
+    several = isinstance(dtype, tuple)
+    made = () if dtype is None else dtype if several else (dtype,)
+    shape = _common_shape([x.shape for x in operands])
+    if pack > 1 and not shape:
+        raise errors.ShapeError(
+            "inline_ptx: scalars are not packed",
+            expected="pack=1, or an operand that is an array",
+            got=f"pack={pack}, and {len(operands)} scalars",
+            hint="omit pack",
+        )
+    types_ = [*made, *(x.dtype for x in operands)]
+    _require_registers(template, sum(_count(x, pack) for x in types_))
+    if since is not None:
+        arch.target(since)  # raises TargetError for an unknown one
+    results = inline_ptx_p.bind(
+        *operands,
+        template=template,
+        shape=shape,
+        dtypes=tuple(made),
+        pack=pack,
+        pure=pure and bool(made),
+        since=since,
+        emulate=emulate,
+    )
+    if not made:
+        return None
+    return tuple(results) if several else results[0]
+
+
+def _common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise errors.ShapeError(
+            "inline_ptx: the shapes of the operands do not broadcast to one",
+            expected="scalars, and arrays of one shape",
+            got=" and ".join(map(str, shapes)),
+            hint="reshape or broadcast the operands",
+        ) from None
+
+
+def _count(dtype: Any, pack: int) -> int:
+    """Returns how many registers a group of elements has."""
+    bits = types.itemsize_bits(dtype)
+    if bits < 8 or dtype == np.bool_:
+        raise errors.DTypeError(
+            "inline_ptx: the elements are not those of a register",
+            expected="integers and floats of 8, 16, 32 or 64 bits",
+            got=np.dtype(dtype).name,
+            hint="convert bools and narrow integers with .astype(jnp.int32)",
+        )
+    if bits >= 32:
+        return pack
+    if pack * bits > 16 and pack * bits % 32:
+        raise errors.ArgumentError(
+            "inline_ptx: the packed elements do not fill registers",
+            expected=f"pack={32 // bits} elements of {bits} bits, or a multiple of it",
+            got=f"pack={pack}",
+            hint="a register has 32 bits",
+        )
+    return max(pack * bits // 32, 1)
+
+
+def _require_registers(template: str, count: int) -> None:
+    named = {int(x) for x in _REGISTER.findall(template)}
+    if named != set(range(count)):
+        raise errors.ArgumentError(
+            "inline_ptx: the template does not name the registers that there are",
+            expected=f"each of $0 to ${count - 1}" if count else "no register",
+            got=", ".join(f"${x}" for x in sorted(named)) or "no register",
+            hint="results come first, then operands; elements share registers with "
+            "`pack`",
+        )

@@ -217,7 +217,9 @@ class InterpretParams:
         says how many threads there are.
       num_tma_threads_per_device: a hint that the emulator does not use.
       logging_mode: a hint that the emulator does not use: it has no log.
-      inline_mgpu: a hint that the emulator does not use.
+      inline_mgpu: what becomes of inline code without `emulate`: `"error"` runs the
+        kernel as with `emitted`, which raises where an instruction is not modelled;
+        `"ignore"` skips code without results.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inline code: it is emitted in its place, with handles of what it is given."""
+"""Inline code is emitted in its place, with handles of what it is given; inline PTX."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 import jax
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.placement import describe, place
+from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.families.elementwise import related_wide, wide
 from pallas_gpu.lowering.inference.collect import Memory, Node
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
@@ -159,3 +162,64 @@ def _result(code: Any, handles: Any, i: int, returned: Any, made: Any) -> Any:
 
 def _text(layout: Any) -> str:
     return "WG_SPLAT" if isinstance(layout, WGSplatLayout) else describe(layout)
+
+
+# --- inline PTX -----------------------------------------------------------------------
+
+
+@emits(inline.inline_ptx_p)
+def _ptx(ctx: RuleContext, *operands: Any) -> list[Any]:
+    params, shape = ctx.op.params, ctx.op.params["shape"]
+    made = [dtypes.np.dtype(x) for x in params["dtypes"]]
+    elements, layout = _elements(ctx, operands, shape)
+    columns = asm.assemble(
+        params["template"], elements, made, params["pack"], volatile=not params["pure"]
+    )
+    if layout is None:
+        return [regs.Splat(x, t) for (x,), t in zip(columns, made, strict=True)]
+    n = layout.vector_length
+    return [
+        regs.RegisterArray(
+            tuple(dtypes.pack(x[i : i + n]) for i in range(0, len(x), n)), layout, t
+        )
+        for x, t in zip(columns, made, strict=True)
+    ]
+
+
+def _elements(
+    ctx: RuleContext, operands: Any, shape: tuple[int, ...]
+) -> tuple[list[list[Any]], Any]:
+    """Returns the elements of a thread, of each operand, and the layout of arrays."""
+    if not shape:
+        return [[vals.scalar_value(x)] for x in operands], None
+    alike = ctx.kernel.layouts.alike(
+        ctx, [wide(ctx, i, x, shape) for i, x in enumerate(operands)]
+    )
+    arrays = [x for x in alike if isinstance(x, regs.RegisterArray)]
+    layout = (arrays or [ctx.placed(alike[0])])[0].layout
+    found = []
+    for x in alike:
+        array = x if isinstance(x, regs.RegisterArray) else x.materialize(layout)
+        if array.layout != layout:
+            raise errors.LayoutError(
+                "inline_ptx: the operands have different layouts",
+                expected=f"equal layouts, e.g. {describe(layout)} for all",
+                got=f"{describe(layout)} and {describe(array.layout)}",
+                hint="plgpu.layout_cast one of them",
+            )
+        found.append([e for value in array.values for e in dtypes.elements(value)])
+    return found, layout
+
+
+@relates(inline.inline_ptx_p)
+def _relate_ptx(node: Node, *operands: Any) -> list[Any]:
+    """All arrays have one layout."""
+    shape = node.params["shape"]
+    if not shape:
+        return [node.scalar(x, i) for i, x in enumerate(node.op.results)]
+    found = (related_wide(node, i, x, shape) for i, x in enumerate(operands))
+    arrays = [(i, x) for i, x in enumerate(found) if x.shape]
+    variable = node.variable(arrays[0][1])
+    for i, x in arrays:
+        node.take(x, variable, i)
+    return [node.make(variable, x, i) for i, x in enumerate(node.op.results)]
