@@ -12,6 +12,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.layouts import RegisterLayout
 from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.launch_context import LaunchContext
@@ -27,9 +28,14 @@ def memref(view: Any) -> ir.Value:
     return memrefs.memref_of(view)
 
 
-def array(x: regs.Array) -> FragmentedArray:
-    """Returns the handle of an array in registers, or of a scalar."""
-    return FragmentedArray.of(x)
+def array(x: regs.Array, layout: RegisterLayout | None = None) -> FragmentedArray:
+    """Returns the handle of an array in registers, or of a scalar.
+
+    Args:
+      x: the array.
+      layout: its layout as declared; None for a splat.
+    """
+    return FragmentedArray.of(x, layout)
 
 
 def is_array(x: Any) -> bool:

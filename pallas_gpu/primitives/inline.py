@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types as python_types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,7 +167,8 @@ def inline_mgpu(
     The function is called when the kernel is lowered, possibly several times, with a
     `mosaic.LaunchContext` and a handle for each argument: of a reference a memref, of a
     barrier a `mosaic.BarrierRef`, of an array or a scalar a `mosaic.FragmentedArray`.
-    It returns `FragmentedArray`s. docs/inline.md shows each of them.
+    It returns `FragmentedArray`s. Scalars and references of the kernel that it captures
+    become handles, too. docs/inline.md shows each of them.
 
     Args:
       arg_types: for each argument a pytree: `RefType` for a reference, a register
@@ -223,6 +225,63 @@ def inline_mgpu(
     return decorate
 
 
+def _with_captured(code: Code) -> tuple[Code, list[Any]]:
+    """Makes what the function captures of the kernel an argument more.
+
+    It runs when the kernel is lowered, and then has handles of these values, too.
+    """
+    emit, emulate = code.emit, code.emulate
+    cells = list(getattr(emit, "__closure__", None) or ())
+    traced = [i for i, cell in enumerate(cells) if _is_traced(cell)]
+    if not traced:
+        return code, []
+    captured = [cells[i].cell_contents for i in traced]
+    names = [emit.__code__.co_freevars[i] for i in traced]
+    given = list(map(_type_of_captured, captured, names))
+
+    def emit_with(context: Any, *args: Any) -> Any:
+        own = list(cells)
+        for i, handle in zip(traced, args[-1], strict=True):
+            own[i] = python_types.CellType(handle)
+        function = python_types.FunctionType(
+            emit.__code__, emit.__globals__, emit.__name__, emit.__defaults__,
+            tuple(own),
+        )  # fmt: skip
+        function.__kwdefaults__ = emit.__kwdefaults__
+        return function(context, *args[:-1])
+
+    emit_with.__name__ = emit.__name__
+    declared = jax.tree.unflatten(code.given_tree, code.given)
+    flat, tree = jax.tree.flatten((*declared, given))
+    rest = None if emulate is None else lambda *args: emulate(*args[:-1])
+    whole = dataclasses.replace(
+        code, emit=emit_with, given=tuple(flat), given_tree=tree, emulate=rest
+    )
+    return whole, captured
+
+
+def _is_traced(cell: Any) -> bool:
+    try:
+        value = cell.cell_contents
+    except ValueError:  # assigned later
+        return False
+    return _jax.is_tracer(value) or types.base_aval(value) is not None
+
+
+def _type_of_captured(value: Any, name: str) -> Given:
+    aval = types.base_aval(value)
+    if aval is not None:
+        return RefType(getattr(aval, "transforms", ()))
+    if value.shape:
+        raise errors.ArgumentError(
+            f"inline_mgpu: the function captures the array {name!r}",
+            expected="scalars and references of the kernel, and constants",
+            got=f"{value.dtype}{list(value.shape)}",
+            hint="pass it as an argument: its type declares a layout",
+        )
+    return Layout.WG_SPLAT
+
+
 def _called(code: Code, args: tuple[Any, ...]) -> Any:
     leaves, tree = jax.tree.flatten(args)
     if tree != code.given_tree:
@@ -232,9 +291,10 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
             got=f"{tree.num_leaves} in the tree {tree}",
             hint="arg_types has a type for each argument, in the same pytree",
         )
+    code, captured = _with_captured(code)
     operands = [
         _operand(x, t, f"{code.name}: argument {i}")
-        for i, (x, t) in enumerate(zip(leaves, code.given, strict=True))
+        for i, (x, t) in enumerate(zip([*leaves, *captured], code.given, strict=True))
     ]
     return jax.tree.unflatten(code.made_tree, code(operands))
 

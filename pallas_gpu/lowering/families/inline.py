@@ -12,7 +12,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.layouts import WGSplatLayout
+from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
@@ -56,7 +56,7 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
         )
     x = ctx.operand(x, i)
     if isinstance(x, regs.Deferred):
-        return handles.array(regs.placed(x, placement))
+        x = regs.placed(x, placement)
     if x.layout != placement:
         raise errors.LayoutError(
             f"{code.name}: argument {i} is in another layout than declared",
@@ -64,7 +64,7 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
             got=describe(x.layout),
             hint=f"convert it: plgpu.layout_cast(x, {code.given[i]})",
         )
-    return handles.array(x)
+    return handles.array(x, to_layout(code.given[i]))
 
 
 @relates(inline.inline_mgpu_p)
