@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,7 @@ class LaunchSpec:
       grid: blocks per axis, x first.
       cluster: blocks of one cluster per axis, x first; divides the grid.
       threads: threads per block, a multiple of 128.
+      block: threads per axis, x first; None: all along x.
       smem_bytes: dynamic SMEM per block.
       num_buffers: number of operands and results of the kernel.
       arch: compute capability, e.g. (9, 0).
@@ -71,6 +73,7 @@ class LaunchSpec:
     arch: tuple[int, int] = (9, 0)
     shares_smem: bool = False
     waits_for_grids: bool = False
+    block: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.threads % WARPGROUP_THREADS:
@@ -78,6 +81,12 @@ class LaunchSpec:
                 "The number of threads is not a multiple of a warpgroup's",
                 expected=f"a multiple of {WARPGROUP_THREADS} threads",
                 got=self.threads,
+            )
+        if math.prod(self.block_dims) != self.threads:
+            raise errors.ArgumentError(
+                "The sizes of the block do not match its number of threads",
+                expected=f"sizes with the product {self.threads}",
+                got=self.block,
             )
         for axis, (blocks, cluster) in enumerate(
             zip(self.grid, self.cluster, strict=True)
@@ -93,6 +102,11 @@ class LaunchSpec:
     def has_cluster(self) -> bool:
         """True if a cluster has more than one block."""
         return self.cluster != (1, 1, 1)
+
+    @property
+    def block_dims(self) -> tuple[int, int, int]:
+        """Threads per axis, x first."""
+        return self.block or (self.threads, 1, 1)
 
     @property
     def warpgroups(self) -> int:
@@ -440,7 +454,7 @@ class KernelBuilder:
                 token_type,
                 [token],
                 *map(extent, spec.grid),
-                *map(extent, (spec.threads, 1, 1)),
+                *map(extent, spec.block_dims),
                 dynamicSharedMemorySize=smem_bytes,
                 **cluster,
             )
@@ -457,12 +471,7 @@ class KernelBuilder:
             return arith.constant(i32, value)
 
         zero = constant(0)
-        thread = nvvm.ThreadIdXOp(
-            results=[i32],
-            range=ir.Attribute.parse(
-                f"#llvm.constant_range<i32, 0, {self.spec.threads}>"
-            ),
-        ).result
+        thread = _thread_in_block(self.spec.block_dims)
         lane = arith.andi(thread, constant(WARP_THREADS - 1))
         # A shuffle from lane 0 tells the compiler that the value is warp-uniform.
         warp_in_block = nvvm.shfl_sync(
@@ -578,6 +587,25 @@ def refusals(module: ir.Module) -> Iterator[None]:
         raise errors.CompilationError(
             f"MLIR rejects the module of kernel {name!r}", got=str(error)
         ) from error
+
+
+def _thread_in_block(block: tuple[int, int, int]) -> ir.Value:
+    """i32: the number of the thread in its block, x fastest."""
+    i32 = ir.IntegerType.get_signless(32)
+    registers = (nvvm.ThreadIdXOp, nvvm.ThreadIdYOp, nvvm.ThreadIdZOp)
+    total, below = None, 1
+    for register, size in zip(registers, block, strict=True):
+        if size == 1 and total is not None:
+            continue
+        bounds = ir.Attribute.parse(f"#llvm.constant_range<i32, 0, {size}>")
+        position = register(results=[i32], range=bounds).result
+        if total is None:
+            total = position
+        else:
+            step = arith.constant(i32, below)
+            total = arith.addi(total, arith.muli(position, step))
+        below *= size
+    return total
 
 
 def _smem_base() -> ir.Value:

@@ -12,6 +12,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pallas_gpu.primitives import inline as _inline
+
+_inline.handles_by(lambda: importlib.import_module("pallas_gpu.mosaic.inlined"))
+
 # The file of each public name.
 _FILES: dict[str, tuple[str, ...]] = {
     "elements": ("bitwidth", "bytewidth"),

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -175,11 +176,47 @@ def _sreg(read: Any) -> Any:
     return factory
 
 
-runs("nvvm.read.ptx.sreg.tid.x")(_sreg(lambda s: s.threads))
-runs("nvvm.read.ptx.sreg.ctaid.x")(_sreg(lambda s: s.cta.position[0]))
-runs("nvvm.read.ptx.sreg.ctaid.y")(_sreg(lambda s: s.cta.position[1]))
-runs("nvvm.read.ptx.sreg.ctaid.z")(_sreg(lambda s: s.cta.position[2]))
+def _thread_along(strand: Any, axis: int) -> np.ndarray:
+    """The position of each thread in the block along an axis: x is the fastest."""
+    block = strand.cta.shape.block
+    return strand.threads // math.prod(block[:axis]) % block[axis]
+
+
+for _axis, _letter in enumerate("xyz"):
+    runs(f"nvvm.read.ptx.sreg.tid.{_letter}")(
+        _sreg(lambda s, axis=_axis: _thread_along(s, axis))
+    )
+    runs(f"nvvm.read.ptx.sreg.ctaid.{_letter}")(
+        _sreg(lambda s, axis=_axis: s.cta.position[axis])
+    )
 runs("nvvm.read.ptx.sreg.cluster.ctarank")(_sreg(lambda s: s.cta.rank))
+
+# Operations of MLIR's gpu dialect that read one of three registers, as an index.
+_PLACES: dict[str, Callable[[Any, int], Any]] = {
+    "gpu.thread_id": _thread_along,
+    "gpu.block_dim": lambda s, axis: s.cta.shape.block[axis],
+    "gpu.block_id": lambda s, axis: s.cta.position[axis],
+    "gpu.grid_dim": lambda s, axis: s.cta.shape.grid[axis],
+    "gpu.cluster_id": lambda s, axis: s.cta.position[axis] // s.cta.shape.cluster[axis],
+    "gpu.cluster_block_id": lambda s, axis: (
+        s.cta.position[axis] % s.cta.shape.cluster[axis]
+    ),
+    "gpu.cluster_dim": lambda s, axis: (
+        s.cta.shape.grid[axis] // s.cta.shape.cluster[axis]
+    ),
+    "gpu.cluster_dim_blocks": lambda s, axis: s.cta.shape.cluster[axis],
+}
+
+
+@runs(*_PLACES)
+def _place(program: Program, op: ir.Operation) -> Step:
+    (out,), read = program.outputs(op), _PLACES[op.name]
+    axis = "xyz".index(str(op.attributes["dimension"])[-2])
+
+    def step(strand: Any) -> None:
+        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(np.int64)
+
+    return step
 
 
 @runs("nvvm.elect.sync")
@@ -260,7 +297,7 @@ class Barrier:
             self.holds, self.held = True, self.holds
 
 
-@runs("nvvm.barrier")
+@runs("nvvm.barrier", "gpu.barrier")
 def _barrier(program: Program, op: ir.Operation) -> Step:
     groups = program.segments(op) if "operandSegmentSizes" in op.attributes else []
     number = groups[0][0] if groups and groups[0] else None

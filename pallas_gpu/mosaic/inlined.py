@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handles that inline code is given, and what it returns.
+
+`lowering/families/inline.py` asks for them: it stands below this room.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu.emitters import registers as regs
+from pallas_gpu.layouts import RegisterLayout
+from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.fragmented_array import FragmentedArray
+from pallas_gpu.mosaic.launch_context import LaunchContext
+
+
+def context() -> LaunchContext:
+    """Returns the context of the kernel that is being lowered."""
+    return LaunchContext.current()
+
+
+def memref(view: Any) -> ir.Value:
+    """Returns the handle of a part of an array in memory."""
+    return memrefs.memref_of(view)
+
+
+def array(x: regs.Array, layout: RegisterLayout | None = None) -> FragmentedArray:
+    """Returns the handle of an array in registers, or of a scalar.
+
+    Args:
+      x: the array.
+      layout: its layout as declared; None for a splat.
+    """
+    return FragmentedArray.of(x, layout)
+
+
+def is_array(x: Any) -> bool:
+    """Whether something is a leaf of the results of inline code."""
+    return isinstance(x, FragmentedArray | ir.Value)
+
+
+def registers(x: Any, dtype: np.dtype) -> regs.Array | None:
+    """Returns a result of inline code as a value of the kernel; None if it is none.
+
+    Args:
+      x: the result.
+      dtype: the type that is declared; it has the sign of integers.
+    """
+    match x:
+        case FragmentedArray():
+            return x.array()
+        case ir.Value():
+            return regs.Splat(x, dtype)
+    return None
