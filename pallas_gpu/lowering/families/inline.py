@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import related_wide, wide
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer, cluster_group
 from pallas_gpu.lowering.inference.collect import Memory, Node
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
@@ -41,7 +43,16 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
     """Returns the handle of an operand."""
     if isinstance(x, Reference):
-        return handles.memref(ctx.view(x))
+        if not isinstance(x.handle, vals.BarrierHandle):
+            return handles.memref(ctx.view(x))
+        barrier = x.handle.barrier
+        groups: list[Any] = []
+        if isinstance(barrier, types.ClusterBarrier):
+            groups = [cluster_group(ctx, axes) for axes in barrier.groups]
+            if barrier.leader_tracked:
+                groups = [group.leader for group in groups]
+        count = math.prod(x.window.sizes)
+        return handles.barriers(barrier_pointer(ctx, x), count, groups)
     if not x.shape:
         return handles.array(x)
     placement = place(code.given[i], x.shape)
