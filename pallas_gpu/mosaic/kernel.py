@@ -19,6 +19,7 @@ import numpy as np
 from pallas_gpu import errors, expect, types
 from pallas_gpu.emitters.module import WARPGROUP_THREADS
 from pallas_gpu.entry import kernel as entry
+from pallas_gpu.entry import over_arrays
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.mosaic.launch_context import LaunchContext
 from pallas_gpu.mosaic.scratch import (
@@ -100,12 +101,11 @@ def as_gpu_kernel(
     )  # fmt: skip
     del module_name
 
-    @functools.wraps(body)
-    def kernel(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         results = launch(args)
         return results[0] if single else results
 
-    return jax.jit(kernel)
+    return over_arrays.OverArrays(call, body)
 
 
 def _refuse(thread_semantics: Any, prof_spec: Any) -> None:

@@ -13,6 +13,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.entry import scope
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering import values as vals
@@ -36,7 +37,10 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
     with ctx.in_order() if ordered else contextlib.nullcontext():
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
-        made = code.emit(handles.context(), *args)
+        try:
+            made = code.emit(handles.context(), *args)
+        except errors.PallasGpuError as error:
+            raise error.with_location(scope.raised_at(error)) from None
         return _made(code, handles, made)
 
 
@@ -45,14 +49,7 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
     if isinstance(x, Reference):
         if not isinstance(x.handle, vals.BarrierHandle):
             return handles.memref(ctx.view(x))
-        barrier = x.handle.barrier
-        groups: list[Any] = []
-        if isinstance(barrier, types.ClusterBarrier):
-            groups = [cluster_group(ctx, axes) for axes in barrier.groups]
-            if barrier.leader_tracked:
-                groups = [group.leader for group in groups]
-        count = math.prod(x.window.sizes)
-        return handles.barriers(barrier_pointer(ctx, x), count, groups)
+        return _barriers(ctx, handles, x)
     if not x.shape:
         return handles.array(x)
     placement = place(code.given[i], x.shape)
@@ -76,6 +73,15 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
             hint=f"convert it: plgpu.layout_cast(x, {code.given[i]})",
         )
     return handles.array(x, to_layout(code.given[i]))
+
+
+def _barriers(ctx: RuleContext, handles: Any, x: Reference) -> Any:
+    barrier, groups, leader_tracked = x.handle.barrier, None, False
+    if isinstance(barrier, types.ClusterBarrier):
+        groups = [cluster_group(ctx, axes) for axes in barrier.groups]
+        leader_tracked = barrier.leader_tracked
+    count = math.prod(x.window.sizes)
+    return handles.barriers(barrier_pointer(ctx, x), count, groups, leader_tracked)
 
 
 @relates(inline.inline_mgpu_p)
