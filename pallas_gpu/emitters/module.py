@@ -43,7 +43,7 @@ _REGISTER_LIMIT = "pallas_gpu.register_limit"
 PROLOGUE_ELECTED = 7  # its operand `elected`
 
 # The threads that execute the emitted code and that its barriers synchronize.
-Issuer = Literal["warpgroup", "warp"]
+Issuer = Literal["warpgroup", "warp", "thread"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +289,18 @@ class KernelBuilder:
     @contextlib.contextmanager
     def in_warp(self) -> Iterator[None]:
         """Makes the warp the issuer, for code that each warp executes on its own."""
-        outer, self.issuer = self.issuer, "warp"
+        with self._issued_by("warp"):
+            yield
+
+    @contextlib.contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Makes the thread the issuer, for code that its author has given to one."""
+        with self._issued_by("thread"):
+            yield
+
+    @contextlib.contextmanager
+    def _issued_by(self, issuer: Issuer) -> Iterator[None]:
+        outer, self.issuer = self.issuer, issuer
         try:
             yield
         finally:
@@ -298,11 +309,15 @@ class KernelBuilder:
     @property
     def issuer_threads(self) -> int:
         """The number of threads of the issuer."""
-        return WARP_THREADS if self.issuer == "warp" else WARPGROUP_THREADS
+        threads = {"thread": 1, "warp": WARP_THREADS}
+        return threads.get(self.issuer, WARPGROUP_THREADS)
 
     @property
     def elected(self) -> ir.Value:
         """i1: true in the one thread that issues instructions for the issuer."""
+        if self.issuer == "thread":
+            i1 = ir.IntegerType.get_signless(1)
+            return self.hoisted("itself", lambda: arith.constant(i1, 1))
         if self.issuer == "warp":
             return self.threads.warp_elected
         return self.threads.elected

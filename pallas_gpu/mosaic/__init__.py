@@ -18,6 +18,7 @@ _inline.handles_by(lambda: importlib.import_module("pallas_gpu.mosaic.inlined"))
 
 # The file of each public name.
 _FILES: dict[str, tuple[str, ...]] = {
+    "barriers": ("BarrierRef", "CollectiveBarrierRef", "SemaphoreRef"),
     "elements": ("bitwidth", "bytewidth"),
     "fragmented_array": (
         "FragmentedArray",
@@ -67,6 +68,8 @@ _FILES: dict[str, tuple[str, ...]] = {
         "parse_indices",
     ),
     "memrefs": ("memref_ptr", "ptr_as_memref"),
+    "tensor_cores.mma": ("MMALayouts", "mma"),
+    "tensor_cores.wgmma": ("WGMMAAccumulator", "wgmma"),
     "scalars": (
         "DynamicSlice",
         "ThreadSubset",
@@ -99,11 +102,15 @@ _FILES: dict[str, tuple[str, ...]] = {
     "transforms": ("MemRefTransform", "TileTransform", "TransposeTransform"),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
+# Public modules.
+_MODULES = ("tcgen05",)
 
-__all__ = sorted(_FILE_OF)
+__all__ = sorted([*_FILE_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)
@@ -112,4 +119,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FILE_OF})
+    return sorted({*globals(), *__all__})

@@ -77,7 +77,13 @@ def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
     return zero.materialize(Layout.WGMMA)
 
 
-def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> RegisterArray:
+def mma(
+    acc: RegisterArray,
+    a: SmemView | RegisterArray,
+    b: SmemView,
+    *,
+    commits: bool = True,
+) -> RegisterArray:
     """Starts `acc += a @ b` and returns the accumulator that will hold the result.
 
     PTX: `wgmma.fence`, `wgmma.mma_async.sync.aligned.m64nNkK`, `wgmma.commit_group`.
@@ -89,6 +95,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
       acc: (M, N) in Layout.WGMMA; float32, float16 or int32.
       a: (M, K) in SMEM, tiled and swizzled, or in registers, in `left_layout`.
       b: (K, N) in SMEM.
+      commits: whether it is a group of its own; else `commit` ends the group.
 
     Raises:
       ShapeError, DTypeError, LayoutError: the operands do not match any instruction.
@@ -108,7 +115,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
         operands.append(_descriptor(a, plan.a))
     operands += [*a_words, _descriptor(b, plan.b)]
     # Inputs are numbered after the results; the tied inputs come first.
-    text = _text(plan, order, first_input=2 * count, a_words=len(a_words))
+    text = _text(plan, order, 2 * count, len(a_words), commits=commits)
     kinds = words.constraints(operands)
     constraints = [f"={kind}" for kind in kinds[:count]]
     constraints += [str(i) for i in range(count)]
@@ -401,7 +408,9 @@ def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
 
 
 @functools.lru_cache(maxsize=64)
-def _text(plan: _Plan, order: _Order, *, first_input: int, a_words: int) -> str:
+def _text(
+    plan: _Plan, order: _Order, first_input: int, a_words: int, *, commits: bool
+) -> str:
     m, n, k = plan.shape
     registers_of = {block: [f"${w}" for w in at] for block, at in order}
     a_first, b_desc = first_input, first_input + (a_words or 1)
@@ -423,7 +432,7 @@ def _text(plan: _Plan, order: _Order, *, first_input: int, a_words: int) -> str:
                     f"{setup} add.s64 db, ${b_desc}, {units}; "
                     f"{_mnemonic(plan)} {{{acc}}}, {left}, db, one{_immediates(plan)};"
                 )
-    lines.append("wgmma.commit_group.sync.aligned;")
+    lines += ["wgmma.commit_group.sync.aligned;"] * commits
     declared = ".reg .b64 da, db; .reg .pred one; setp.eq.b32 one, 1, 1;"
     return "{ " + declared + "\n" + "\n".join(lines) + "\n}"
 

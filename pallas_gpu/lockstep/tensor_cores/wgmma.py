@@ -227,6 +227,16 @@ def groups_of(strand: Any) -> Groups:
     return strand.wgmma
 
 
+@runs("nvvm.wgmma.fence.aligned")
+def _fence_alone(program: Program, op: ir.Operation) -> Step:
+    return lambda strand: _fence(strand, {})
+
+
+@runs("nvvm.wgmma.commit.group.sync.aligned")
+def _commit_alone(program: Program, op: ir.Operation) -> Step:
+    return lambda strand: _commit(strand, {})
+
+
 @runs("nvvm.wgmma.wait.group.sync.aligned")
 def _wait_group(program: Program, op: ir.Operation) -> Step:
     pending = ir.IntegerAttr(op.attributes["group"]).value
