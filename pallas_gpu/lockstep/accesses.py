@@ -87,16 +87,13 @@ def places_of(address: np.ndarray, size: int) -> np.ndarray:
     return address[:, None] + np.arange(size)
 
 
-@runs("llvm.load")
-def _load(program: Program, op: ir.Operation) -> Step:
-    (pointer,), (out,) = program.inputs(op), program.outputs(op)
-    type_ = op.results[0].type
+def loading(out: int, type_: ir.Type, space: int) -> Callable[[Any, Any], None]:
+    """A function that loads a value of a type from where a pointer points."""
     kind, length = values.dtype(type_), values.length(type_)
     size = kind.itemsize * (length or 1)
-    space = _address_space(op.operands[0].type)
 
-    def load(strand: Any) -> None:
-        memory, offset = memory_of(strand, space, strand.env[pointer])
+    def load(strand: Any, pointer: Any) -> None:
+        memory, offset = memory_of(strand, space, pointer)
         places = places_of(offset, size)
         data = memory.load(strand, places).view(kind)
         if strand.mask is not None:
@@ -108,16 +105,13 @@ def _load(program: Program, op: ir.Operation) -> Step:
     return load
 
 
-@runs("llvm.store")
-def _store(program: Program, op: ir.Operation) -> Step:
-    value, pointer = program.inputs(op)
-    type_ = op.operands[0].type
+def storing(value: int, type_: ir.Type, space: int) -> Callable[[Any, Any], None]:
+    """A function that stores a value of a type to where a pointer points."""
     kind, length = values.dtype(type_), values.length(type_)
     size = kind.itemsize * (length or 1)
-    space = _address_space(op.operands[1].type)
 
-    def store(strand: Any) -> None:
-        memory, offset = memory_of(strand, space, strand.env[pointer])
+    def store(strand: Any, pointer: Any) -> None:
+        memory, offset = memory_of(strand, space, pointer)
         places = places_of(offset, size)
         data = strand.per_lane(strand.env[value]).reshape(strand.lanes, -1)
         if strand.mask is not None:
@@ -126,6 +120,20 @@ def _store(program: Program, op: ir.Operation) -> Step:
         memory.store(strand, places, raw)
 
     return store
+
+
+@runs("llvm.load")
+def _load(program: Program, op: ir.Operation) -> Step:
+    (pointer,), (out,) = program.inputs(op), program.outputs(op)
+    load = loading(out, op.results[0].type, _address_space(op.operands[0].type))
+    return lambda strand: load(strand, strand.env[pointer])
+
+
+@runs("llvm.store")
+def _store(program: Program, op: ir.Operation) -> Step:
+    value, pointer = program.inputs(op)
+    store = storing(value, op.operands[0].type, _address_space(op.operands[1].type))
+    return lambda strand: store(strand, strand.env[pointer])
 
 
 @runs("llvm.getelementptr")
@@ -196,16 +204,6 @@ def _mapa(program: Program, op: ir.Operation) -> Step:
 @runs("gpu.dynamic_shared_memory")
 def _dynamic_smem(program: Program, op: ir.Operation) -> None:
     program.constants[program.outputs(op)[0]] = np.array([SMEM_BASE], np.int64)
-
-
-@runs("builtin.unrealized_conversion_cast")
-def _cast(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
-
-    def cast(strand: Any) -> None:
-        strand.env[out] = strand.env[source]
-
-    return cast
 
 
 # --- matrices -------------------------------------------------------------------------

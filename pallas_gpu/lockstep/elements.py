@@ -211,7 +211,7 @@ def _bitcast(program: Program, op: ir.Operation) -> Step:
     return _function(program, op, lambda x: x.view(to))
 
 
-@runs("arith.constant")
+@runs("arith.constant", "llvm.mlir.constant")
 def _constant(program: Program, op: ir.Operation) -> None:
     (out,) = program.outputs(op)
     value = values.constant(op.attributes["value"], op.results[0].type)

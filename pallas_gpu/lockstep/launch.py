@@ -16,6 +16,7 @@ from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     accesses,
     elements,
+    memrefs,
     predication,
     printing,
     registers,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -92,12 +93,17 @@ def _bitcast(program: Program, op: ir.Operation) -> Step:
 def _extractvalue(program: Program, op: ir.Operation) -> Step:
     (source,), (out,) = program.inputs(op), program.outputs(op)
     (position,) = ir.DenseI64ArrayAttr(op.attributes["position"])
-    if "!llvm.struct<(ptr<3>" in str(op.operands[0].type):
-        # The descriptor of the dynamic SMEM: its aligned pointer.
-        def pointer(strand: Any) -> None:
-            strand.env[out] = strand.env[source]
+    if re.match(r"!llvm.struct<\(ptr(<3>)?, ptr(<3>)?, i64", str(op.operands[0].type)):
+        # The descriptor of a memref: its aligned pointer, or the offset from it.
+        def of_descriptor(strand: Any) -> None:
+            held = strand.env[source]
+            if isinstance(held, dict):
+                held = held[position,]
+            elif position == 2:
+                held = np.zeros(1, np.uint64)
+            strand.env[out] = held
 
-        return pointer
+        return of_descriptor
 
     def extract(strand: Any) -> None:
         strand.env[out] = strand.env[source][position]

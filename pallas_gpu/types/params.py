@@ -98,6 +98,7 @@ def _target(value: Any, what: str) -> str:
     ),
     lowering_semantics=expect.member(LoweringSemantics),
     target=expect.optional(_target),
+    ir_version=expect.optional(expect.integer(1)),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -122,6 +123,8 @@ class CompilerParams:
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
       debug_checks: compile the kernel's `debug_check`s (also
         PALLAS_GPU_DEBUG_CHECKS=1). The emulator always makes them.
+      ir_version: of the form in which XLA gets the kernel, which older plugins read.
+        None: the newest one; in `jax.export` one that older plugins read.
 
     Raises:
       ArgumentError, ArgumentTypeError, TargetError: an invalid value.
@@ -137,6 +140,7 @@ class CompilerParams:
     target: str | None = None
     line_info: bool = False
     debug_checks: bool = False
+    ir_version: int | None = None
 
     def replace(self, **fields: Any) -> CompilerParams:
         """Returns the parameters with other fields, as `dataclasses.replace` does."""

@@ -51,6 +51,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # (tests/lockstep/test_independence.py).
     "lockstep": (*_ENTRY, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
+    # The Mosaic-level door: a face of emitters/ for bodies that emit MLIR themselves.
+    "mosaic": (*_LOWERING, "compiler", "runtime"),
     # Measurement and tuning: above the offline compiler, beside the pipelines.
     "testing": (*_LOWERING, "compiler", "runtime", "offline"),
     # Checks: what people and programs ask the emulator, by Python or a command line.
@@ -76,7 +78,7 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 PURE_PYTHON_ROOMS = ("findings", "errors", "expect", "arch", "layouts")
-MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep")
+MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep", "mosaic")
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.
 _MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")
