@@ -167,7 +167,7 @@ def inline_mgpu(
     The function is called when the kernel is lowered, possibly several times, with a
     `mosaic.LaunchContext` and a handle for each argument: of a reference a memref, of a
     barrier a `mosaic.BarrierRef`, of an array or a scalar a `mosaic.FragmentedArray`.
-    It returns `FragmentedArray`s. Scalars of the kernel that it captures become handles,
+    It returns `FragmentedArray`s. Scalars of the kernel that it captures are handles,
     too. docs/inline.md shows each of them.
 
     Args:
@@ -187,6 +187,7 @@ def inline_mgpu(
       ArgumentError: the arguments are another pytree than their types.
       LayoutError: a layout does not fit its array, or `RefType.transforms` are not
         those of the reference.
+      MemorySpaceError: an accumulator; a barrier or TMEM, with `emulate`.
 
     Example:
       >>> @plgpu.inline_mgpu(
@@ -286,6 +287,8 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
         _operand(x, t, f"{code.name}: argument {i}")
         for i, (x, t) in enumerate(zip([*leaves, *captured], code.given, strict=True))
     ]
+    if code.emulate is not None:
+        _require_numpy(code, operands)
     return jax.tree.unflatten(code.made_tree, code(operands))
 
 
@@ -300,6 +303,7 @@ def _operand(x: Any, given: Given, what: str) -> Any:
                 got=expect.shown(x),
                 hint="declare an array by its layout",
             )
+        _require_memory(aval, what)
         _require_transforms(aval, given, what)
         return x
     if aval is not None:
@@ -312,6 +316,32 @@ def _operand(x: Any, given: Given, what: str) -> Any:
     x = values.array(x, what)
     _require_fit(given, x.shape, what)
     return x
+
+
+def _require_memory(aval: Any, what: str) -> None:
+    """Raises MemorySpaceError for registers, which no handle refers to."""
+    if isinstance(aval, types.AccumulatorRef):
+        raise errors.MemorySpaceError(
+            f"{what} is an accumulator",
+            expected="a reference in memory, or a barrier",
+            got=types.describe(aval),
+            hint="pass its value, acc[...], with Layout.WGMMA as its type, or "
+            "accumulate in the code: mosaic.WGMMAAccumulator",
+        )
+
+
+def _require_numpy(code: Code, operands: Sequence[Any]) -> None:
+    """Raises MemorySpaceError for references that `emulate` cannot be given."""
+    for i, (x, given) in enumerate(zip(operands, code.given, strict=True)):
+        aval = types.base_aval(x) if isinstance(given, RefType) else None
+        spaces = (types.SMEM, types.GMEM)
+        if aval is not None and aval.memory_space not in spaces:
+            raise errors.MemorySpaceError(
+                f"{code.name}: argument {i} has no form in NumPy",
+                expected="references in SMEM and GMEM for code with `emulate`",
+                got=types.describe(x),
+                hint="omit emulate: the kernel then runs on a CPU as emitted code",
+            )
 
 
 def _require_fit(layout: Any, shape: tuple[int, ...], what: str) -> None:
