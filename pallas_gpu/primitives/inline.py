@@ -123,6 +123,27 @@ class Code:
         assert isinstance(given, RefType)
         return given.transforms
 
+    def leaves(self, returned: Any, by: str, **options: Any) -> list[Any]:
+        """Returns the results in their order.
+
+        Args:
+          returned: a pytree of them.
+          by: who returns it.
+          options: of `jax.tree.flatten`.
+
+        Raises:
+          ArgumentError: it is not the pytree that is declared.
+        """
+        leaves, tree = jax.tree.flatten(returned, **options)
+        if tree == self.made_tree:
+            return leaves
+        raise errors.ArgumentError(
+            f"{self.name}: the results of {by} do not match return_type",
+            expected=f"{self.made_tree.num_leaves} in the tree {self.made_tree}",
+            got=f"{tree.num_leaves} in the tree {tree}",
+            hint="return an array for each ShapeDtypeStruct, in the same pytree",
+        )
+
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """Makes it an operation of the kernel; returns the results."""
         split = [
@@ -284,15 +305,13 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
         )
     code, captured = _with_captured(code)
     operands = [
-        _operand(x, t, f"{code.name}: argument {i}")
+        _operand(x, t, code.emulate is not None, f"{code.name}: argument {i}")
         for i, (x, t) in enumerate(zip([*leaves, *captured], code.given, strict=True))
     ]
-    if code.emulate is not None:
-        _require_numpy(code, operands)
     return jax.tree.unflatten(code.made_tree, code(operands))
 
 
-def _operand(x: Any, given: Given, what: str) -> Any:
+def _operand(x: Any, given: Given, emulated: bool, what: str) -> Any:
     """Returns an argument that fits its type."""
     aval = types.base_aval(x)
     if isinstance(given, RefType):
@@ -303,7 +322,7 @@ def _operand(x: Any, given: Given, what: str) -> Any:
                 got=expect.shown(x),
                 hint="declare an array by its layout",
             )
-        _require_memory(aval, what)
+        _require_handle(aval, emulated, what)
         _require_transforms(aval, given, what)
         return x
     if aval is not None:
@@ -318,30 +337,20 @@ def _operand(x: Any, given: Given, what: str) -> Any:
     return x
 
 
-def _require_memory(aval: Any, what: str) -> None:
-    """Raises MemorySpaceError for registers, which no handle refers to."""
-    if isinstance(aval, types.AccumulatorRef):
+def _require_handle(aval: Any, emulated: bool, what: str) -> None:
+    """Raises MemorySpaceError for what code, or its `emulate`, cannot be given."""
+    accumulates = isinstance(aval, types.AccumulatorRef)
+    if accumulates or (emulated and aval.memory_space not in (types.SMEM, types.GMEM)):
         raise errors.MemorySpaceError(
-            f"{what} is an accumulator",
-            expected="a reference in memory, or a barrier",
+            f"{what} is in the wrong memory space",
+            expected="references in SMEM and GMEM"
+            + (" for code with `emulate`" * emulated or ", TMEM, and barriers"),
             got=types.describe(aval),
-            hint="pass its value, acc[...], with Layout.WGMMA as its type, or "
-            "accumulate in the code: mosaic.WGMMAAccumulator",
+            hint="pass its value, acc[...], or accumulate in the code: "
+            "mosaic.WGMMAAccumulator"
+            if accumulates
+            else "omit emulate: the kernel then runs on a CPU as emitted code",
         )
-
-
-def _require_numpy(code: Code, operands: Sequence[Any]) -> None:
-    """Raises MemorySpaceError for references that `emulate` cannot be given."""
-    for i, (x, given) in enumerate(zip(operands, code.given, strict=True)):
-        aval = types.base_aval(x) if isinstance(given, RefType) else None
-        spaces = (types.SMEM, types.GMEM)
-        if aval is not None and aval.memory_space not in spaces:
-            raise errors.MemorySpaceError(
-                f"{code.name}: argument {i} has no form in NumPy",
-                expected="references in SMEM and GMEM for code with `emulate`",
-                got=types.describe(x),
-                hint="omit emulate: the kernel then runs on a CPU as emitted code",
-            )
 
 
 def _require_fit(layout: Any, shape: tuple[int, ...], what: str) -> None:

@@ -160,15 +160,7 @@ def _related_result(node: Node, i: int, made: Any, x: Any) -> Any:
 
 def _made(code: Any, handles: Any, returned: Any) -> list[Any]:
     """Returns the results as values of the kernel."""
-    leaves, tree = jax.tree.flatten(returned, is_leaf=handles.is_array)
-    if tree != code.made_tree:
-        raise errors.ArgumentError(
-            f"{code.name}: the results do not match return_type",
-            expected=f"{code.made_tree.num_leaves} in the tree {code.made_tree}",
-            got=f"{tree.num_leaves} in the tree {tree}",
-            hint="return a FragmentedArray for each ShapeDtypeStruct of return_type, "
-            "in the same pytree",
-        )
+    leaves = code.leaves(returned, "the function", is_leaf=handles.is_array)
     pairs = zip(leaves, code.made, strict=True)
     return [_result(code, handles, i, x, t) for i, (x, t) in enumerate(pairs)]
 
