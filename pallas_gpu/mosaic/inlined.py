@@ -14,11 +14,13 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.cluster import Group
+from pallas_gpu.emitters.tensor_cores.tmem import TmemView
 from pallas_gpu.layouts import RegisterLayout
 from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.barriers import BarrierRef, CollectiveBarrierRef
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.launch_context import LaunchContext
+from pallas_gpu.mosaic.tcgen05 import TMEMRef
 
 
 def context() -> LaunchContext:
@@ -26,9 +28,9 @@ def context() -> LaunchContext:
     return LaunchContext.current()
 
 
-def memref(view: Any) -> ir.Value:
-    """Returns the handle of a part of an array in memory."""
-    return memrefs.memref_of(view)
+def memref(view: Any) -> ir.Value | TMEMRef:
+    """Returns the handle of a part of an array in memory, also in tensor memory."""
+    return TMEMRef.of(view) if isinstance(view, TmemView) else memrefs.memref_of(view)
 
 
 def barriers(
