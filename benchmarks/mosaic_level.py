@@ -24,6 +24,7 @@ from jax.experimental.mosaic import gpu as upstream
 from pallas_gpu import mosaic
 from pallas_gpu.testing.rounds import Rounds
 from tests.support.mosaic_level import emitting
+from tests.support.mosaic_level.flash_attention import Attention
 from tests.support.mosaic_level.matmul import Matmul
 
 SIDES: dict[str, ModuleType] = {"ours": mosaic, "upstream": upstream}
@@ -67,7 +68,22 @@ def product_rows(a: Any, b: Any) -> np.ndarray:
     return a @ b
 
 
+def attention_rows(q: Any, k: Any, v: Any) -> np.ndarray:
+    """Returns attention of the first queries of the first head."""
+    q, k, v = as_float(q[0, :256], k[0], v[0])
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+HEADS, LENGTH, HEAD_DIM = 16, 4096, 128
 CASES = {
+    f"attention h{HEADS} s{LENGTH} d{HEAD_DIM}": Case(
+        lambda mgpu: Attention(mgpu, HEADS, LENGTH, HEAD_DIM).kernel(),
+        lambda: normal(*((HEADS, LENGTH, HEAD_DIM),) * 3),
+        attention_rows,
+        4.0 * HEADS * LENGTH**2 * HEAD_DIM,
+    ),
     f"matmul {SIZE}^3": Case(
         lambda mgpu: Matmul(mgpu, SIZE, SIZE, SIZE).kernel(),
         lambda: normal((SIZE, SIZE), (SIZE, SIZE)),
