@@ -12,7 +12,7 @@ from jax import ShapeDtypeStruct as ShapeDtypeStruct
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import gpu, nvvm
 
-from pallas_gpu import errors, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.emitters.module import WARP_THREADS
 from pallas_gpu.emitters.smem import add_index, predicated
 from pallas_gpu.mosaic.scalars import as_i32, i32_value
@@ -51,6 +51,7 @@ class TMABarrier:
     num_barriers: int = 1
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Barrier:
     """Barriers in SMEM.
@@ -92,6 +93,7 @@ class ClusterBarrier:
     leader_tracked: bool = False
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class CtaBarrier:
     """Hardware barriers of the block.
@@ -160,6 +162,7 @@ class CtaBarrierRef:
         )
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class TMEM:
     """An array in tensor memory.
