@@ -28,6 +28,16 @@ _FILES: dict[str, tuple[str, ...]] = {
         "copy_tiled",
         "optimization_barrier",
     ),
+    "kernel": ("as_gpu_kernel",),
+    "launch_context": (
+        "AsyncCopyImplementation",
+        "CopyPartition",
+        "GLOBAL_BROADCAST",
+        "LaunchContext",
+        "LoweringSemantics",
+        "OOBFillMode",
+        "TMAReductionOp",
+    ),
     "layouts": (
         "FragmentedLayout",
         "TCGEN05_COL_LAYOUT",
@@ -80,6 +90,17 @@ _FILES: dict[str, tuple[str, ...]] = {
         "warpgroup_idx",
         "when",
     ),
+    "scratch": (
+        "Barrier",
+        "ClusterBarrier",
+        "CtaBarrier",
+        "CtaBarrierRef",
+        "ShapeDtypeStruct",
+        "TMABarrier",
+        "TMEM",
+        "Union",
+    ),
+    "transforms": ("MemRefTransform", "TileTransform", "TransposeTransform"),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 # Public modules.

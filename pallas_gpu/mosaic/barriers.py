@@ -336,10 +336,17 @@ class CollectiveBarrierRef:
                 got=dims,
             )
         groups = [cluster.group(cluster_shape[::-1], x) for x in axes]
-        wide = [g for g in groups if g.count > 1]
         total = sum(g.count for g in groups) - len(groups) + 1
         count = None if arrival_count is None else arrival_count * total
         barrier = BarrierRef.at(address, num_barriers, count)
+        return CollectiveBarrierRef.of(barrier, groups, leader_tracked)
+
+    @staticmethod
+    def of(
+        barrier: BarrierRef, groups: Sequence[cluster.Group], leader_tracked: bool
+    ) -> CollectiveBarrierRef:
+        """Returns barriers on which the blocks of each group arrive."""
+        wide = [g for g in groups if g.count > 1]
         if not wide:
             return CollectiveBarrierRef(barrier, None, leader_tracked)
         if leader_tracked:

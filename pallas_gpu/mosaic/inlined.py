@@ -6,14 +6,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.cluster import Group
 from pallas_gpu.layouts import RegisterLayout
 from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.barriers import BarrierRef, CollectiveBarrierRef
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.launch_context import LaunchContext
 
@@ -26,6 +29,26 @@ def context() -> LaunchContext:
 def memref(view: Any) -> ir.Value:
     """Returns the handle of a part of an array in memory."""
     return memrefs.memref_of(view)
+
+
+def barriers(
+    pointer: ir.Value,
+    count: int,
+    groups: Sequence[Group] | None,
+    leader_tracked: bool,
+) -> BarrierRef | CollectiveBarrierRef:
+    """Returns the handle of some adjacent barriers.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the first.
+      count: how many.
+      groups: the blocks that arrive on those of a cluster; None: those of the block.
+      leader_tracked: whether they arrive at the first block of the group alone.
+    """
+    found = BarrierRef.at(pointer, count)
+    if groups is None:
+        return found
+    return CollectiveBarrierRef.of(found, groups, leader_tracked)
 
 
 def array(x: regs.Array, layout: RegisterLayout | None = None) -> FragmentedArray:

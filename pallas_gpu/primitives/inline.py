@@ -167,8 +167,8 @@ def inline_mgpu(
     The function is called when the kernel is lowered, possibly several times, with a
     `mosaic.LaunchContext` and a handle for each argument: of a reference a memref, of a
     barrier a `mosaic.BarrierRef`, of an array or a scalar a `mosaic.FragmentedArray`.
-    It returns `FragmentedArray`s. Scalars and references of the kernel that it captures
-    become handles, too. docs/inline.md shows each of them.
+    It returns `FragmentedArray`s. Scalars of the kernel that it captures become handles,
+    too. docs/inline.md shows each of them.
 
     Args:
       arg_types: for each argument a pytree: `RefType` for a reference, a register
@@ -226,18 +226,17 @@ def inline_mgpu(
 
 
 def _with_captured(code: Code) -> tuple[Code, list[Any]]:
-    """Makes what the function captures of the kernel an argument more.
+    """Makes the scalars that the function captures an argument more.
 
-    It runs when the kernel is lowered, and then has handles of these values, too.
+    It runs when the kernel is lowered, and then has handles of them, too.
     """
     emit, emulate = code.emit, code.emulate
     cells = list(getattr(emit, "__closure__", None) or ())
-    traced = [i for i, cell in enumerate(cells) if _is_traced(cell)]
+    traced = [i for i, cell in enumerate(cells) if _is_scalar(cell)]
     if not traced:
         return code, []
     captured = [cells[i].cell_contents for i in traced]
-    names = [emit.__code__.co_freevars[i] for i in traced]
-    given = list(map(_type_of_captured, captured, names))
+    given = [Layout.WG_SPLAT] * len(captured)
 
     def emit_with(context: Any, *args: Any) -> Any:
         own = list(cells)
@@ -260,26 +259,17 @@ def _with_captured(code: Code) -> tuple[Code, list[Any]]:
     return whole, captured
 
 
-def _is_traced(cell: Any) -> bool:
+def _is_scalar(cell: Any) -> bool:
+    """Whether a variable is a scalar of the kernel.
+
+    The shapes of arrays and references may be all that is used of them; the code gets
+    them as arguments.
+    """
     try:
         value = cell.cell_contents
     except ValueError:  # assigned later
         return False
-    return _jax.is_tracer(value) or types.base_aval(value) is not None
-
-
-def _type_of_captured(value: Any, name: str) -> Given:
-    aval = types.base_aval(value)
-    if aval is not None:
-        return RefType(getattr(aval, "transforms", ()))
-    if value.shape:
-        raise errors.ArgumentError(
-            f"inline_mgpu: the function captures the array {name!r}",
-            expected="scalars and references of the kernel, and constants",
-            got=f"{value.dtype}{list(value.shape)}",
-            hint="pass it as an argument: its type declares a layout",
-        )
-    return Layout.WG_SPLAT
+    return _jax.is_tracer(value) and types.base_aval(value) is None and not value.shape
 
 
 def _called(code: Code, args: tuple[Any, ...]) -> Any:

@@ -124,11 +124,12 @@ def test_mlir_has_the_same_ids_of_blocks_and_threads_along_three_axes(run_kernel
     names = ("grid_dim", "block_id", "cluster_block_id", "cluster_dim_blocks")
 
     def body(kb, threads, blocks):
+        one = arith.constant(ir.IndexType.get(), 1)
         i32, ids = ir.IntegerType.get_signless(32), kb.threads
         layout = place(registers.WGStridedLayout((128,), 1), (128,))
 
         def write(out, value, *at):
-            value = arith.index_cast(i32, value)
+            value = arith.index_cast(i32, arith.muli(value, one))
             array = registers.splat(value, np.int32, (128,)).materialize(layout)
             sizes = (*(None,) * len(at), 128)
             gmem.store(out.slice((*at, 0), sizes), array)

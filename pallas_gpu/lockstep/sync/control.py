@@ -214,7 +214,7 @@ def _place(program: Program, op: ir.Operation) -> Step:
     axis = "xyz".index(str(op.attributes["dimension"])[-2])
 
     def step(strand: Any) -> None:
-        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(np.int64)
+        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(np.uint64)
 
     return step
 

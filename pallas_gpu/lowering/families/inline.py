@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import jax
@@ -12,11 +13,13 @@ from pallas_gpu import errors, types
 from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.entry import scope
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import related_wide, wide
+from pallas_gpu.lowering.families.mbarrier import barrier_pointer, cluster_group
 from pallas_gpu.lowering.inference.collect import Memory, Node
 from pallas_gpu.lowering.references import Reference
 from pallas_gpu.lowering.rules import emits, relates
@@ -34,14 +37,19 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
     with ctx.in_order() if ordered else contextlib.nullcontext():
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
-        made = code.emit(handles.context(), *args)
+        try:
+            made = code.emit(handles.context(), *args)
+        except errors.PallasGpuError as error:
+            raise error.with_location(scope.raised_at(error)) from None
         return _made(code, handles, made)
 
 
 def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
     """Returns the handle of an operand."""
     if isinstance(x, Reference):
-        return handles.memref(ctx.view(x))
+        if not isinstance(x.handle, vals.BarrierHandle):
+            return handles.memref(ctx.view(x))
+        return _barriers(ctx, handles, x)
     if not x.shape:
         return handles.array(x)
     placement = place(code.given[i], x.shape)
@@ -65,6 +73,15 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
             hint=f"convert it: plgpu.layout_cast(x, {code.given[i]})",
         )
     return handles.array(x, to_layout(code.given[i]))
+
+
+def _barriers(ctx: RuleContext, handles: Any, x: Reference) -> Any:
+    barrier, groups, leader_tracked = x.handle.barrier, None, False
+    if isinstance(barrier, types.ClusterBarrier):
+        groups = [cluster_group(ctx, axes) for axes in barrier.groups]
+        leader_tracked = barrier.leader_tracked
+    count = math.prod(x.window.sizes)
+    return handles.barriers(barrier_pointer(ctx, x), count, groups, leader_tracked)
 
 
 @relates(inline.inline_mgpu_p)
