@@ -69,8 +69,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "parse_indices",
     ),
     "memrefs": ("memref_ptr", "ptr_as_memref"),
-    "tensor_cores.mma": ("MMALayouts", "mma"),
-    "tensor_cores.wgmma": ("WGMMAAccumulator", "wgmma"),
+    "partition": ("Partition", "Partition1D"),
     "scalars": (
         "DynamicSlice",
         "ThreadSubset",
@@ -100,6 +99,8 @@ _FILES: dict[str, tuple[str, ...]] = {
         "TMEM",
         "Union",
     ),
+    "tensor_cores.mma": ("MMALayouts", "mma"),
+    "tensor_cores.wgmma": ("WGMMAAccumulator", "wgmma"),
     "transforms": ("MemRefTransform", "TileTransform", "TransposeTransform"),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

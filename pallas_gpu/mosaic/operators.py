@@ -14,6 +14,7 @@ from pallas_gpu.emitters import elementwise, registers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import Array, Splat
 from pallas_gpu.layouts import WGSplatLayout
+from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.held import Held, from_register
 from pallas_gpu.mosaic.layouts import FragmentedLayout
 
@@ -155,6 +156,17 @@ class Operators(Held):
 
     def __rpow__(self, other: Any) -> Self:
         return self._lifted(other)._apply("pow", self)
+
+    def copysign(self, other: Any) -> Self:
+        """Returns the elements with the signs of `other`."""
+        own, theirs = self._of_floats(), self._lifted(other)
+        width = elements.bitwidth(own.mlir_dtype)
+        signed = np.dtype(f"int{width}")
+        bits, sign = (
+            x._apply("bitcast_convert_type", to=signed) for x in (own.abs(), theirs)
+        )
+        joined = bits | (sign & -(1 << (width - 1)))
+        return joined._apply("bitcast_convert_type", to=own.array().dtype)
 
     def select(self, on_true: Any, on_false: Any) -> Self:
         """Returns elements of `on_true` where this array of i1 holds, else others."""
