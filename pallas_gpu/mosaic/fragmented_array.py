@@ -108,12 +108,21 @@ class FragmentedArray(Operators):
         """Returns the array in another layout; data may move between lanes of a warp.
 
         Raises:
-          OutOfResources: data would cross warps: store it to SMEM, and load it.
+          LayoutError: data would cross warps.
         """
         new_layout = layouts.resolve(new_layout)
         if new_layout == self.layout:
             return self
-        return type(self).of(relayout.layout_cast(self.array(), new_layout), new_layout)
+        try:
+            cast = relayout.layout_cast(self.array(), new_layout)
+        except errors.OutOfResources:
+            raise errors.LayoutError(
+                "to_layout: data would cross warps",
+                expected="a layout in which each warp holds the same elements",
+                got=f"{self.layout} to {new_layout}",
+                hint="store the array to SMEM, and load it in the new layout",
+            ) from None
+        return type(self).of(cast, new_layout)
 
     def astype(
         self,
@@ -267,7 +276,7 @@ class FragmentedArray(Operators):
             raise errors.UnsupportedError(
                 "reduce: the operation is a function",
                 expected='a name, such as "add"',
-                got=op,
+                got=op.__name__,
             )
         rank = len(self.shape)
         axes = [a % rank for a in ([axis] if isinstance(axis, int) else axis)]
