@@ -393,6 +393,8 @@ class CollectiveBarrierRef:
         chosen = arith.andi(few, reaches)
         if predicate is not None:
             chosen = arith.andi(predicate, chosen)
+        # Addresses of other ranks do not exist, and may be computed before the branch.
+        block = arith.select(reaches, block, cluster.rank())
         with predicated(chosen):
             cluster.emit_arrive_remote(addressing.map_shared(pointer, block))
 

@@ -34,18 +34,17 @@ _DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
 type Index = int | ir.Value
 
 
-# LLVM's address space of a memref, by its memory space.
-_SPACES = {elements.WORKGROUP: 3, "3 : i32": 3, "3": 3, "7 : i32": 7, "7": 7}
-
-
 def space_of(type_: ir.MemRefType) -> int:
     """The address space of a memref: 3 is SMEM, 7 the cluster's, 0 GMEM."""
-    return _SPACES.get(str(type_.memory_space), 0)
+    space = type_.memory_space
+    if isinstance(space, ir.IntegerAttr):
+        return space.value
+    return 3 if str(space) == elements.WORKGROUP else 0
 
 
 def is_smem(ref: ir.Value) -> bool:
     """Whether a memref is in SMEM, of this block or of another one."""
-    return space_of(ref.type) != 0
+    return space_of(ref.type) in (3, 7)
 
 
 # --- from views to memrefs ------------------------------------------------------------
