@@ -41,7 +41,10 @@ def _bytes(type_: ir.MemRefType) -> int:
 
 
 def _space(type_: ir.MemRefType) -> int:
-    return 3 if "workgroup" in str(type_.memory_space) else 0
+    space = type_.memory_space
+    if isinstance(space, ir.IntegerAttr):
+        return space.value
+    return 3 if "workgroup" in str(space) else 0
 
 
 # --- memrefs of memrefs ---------------------------------------------------------------

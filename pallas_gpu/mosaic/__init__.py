@@ -19,6 +19,7 @@ _inline.handles_by(lambda: importlib.import_module("pallas_gpu.mosaic.inlined"))
 # The file of each public name.
 _FILES: dict[str, tuple[str, ...]] = {
     "barriers": ("BarrierRef", "CollectiveBarrierRef", "SemaphoreRef"),
+    "clusters": ("get_cluster_ref", "query_cluster_cancel", "try_cluster_cancel"),
     "elements": ("bitwidth", "bytewidth"),
     "fragmented_array": (
         "FragmentedArray",
@@ -68,8 +69,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "parse_indices",
     ),
     "memrefs": ("memref_ptr", "ptr_as_memref"),
-    "tensor_cores.mma": ("MMALayouts", "mma"),
-    "tensor_cores.wgmma": ("WGMMAAccumulator", "wgmma"),
+    "partition": ("Partition", "Partition1D"),
     "scalars": (
         "DynamicSlice",
         "ThreadSubset",
@@ -99,6 +99,8 @@ _FILES: dict[str, tuple[str, ...]] = {
         "TMEM",
         "Union",
     ),
+    "tensor_cores.mma": ("MMALayouts", "mma"),
+    "tensor_cores.wgmma": ("WGMMAAccumulator", "wgmma"),
     "transforms": ("MemRefTransform", "TileTransform", "TransposeTransform"),
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}

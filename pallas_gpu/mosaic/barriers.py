@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, memref
@@ -340,7 +340,8 @@ class CollectiveBarrierRef:
         leader_tracked: bool = False,
     ) -> CollectiveBarrierRef:
         """Returns barriers at an address; initializes them if a count is given."""
-        axes = [[2 - int(d) for d in ([x] if _is_dim(x) else x)] for x in dims]  # type: ignore[union-attr]
+        each: Any = [[x] if isinstance(x, gpu.Dimension) else x for x in dims]
+        axes = [[2 - int(d) for d in x] for x in each]
         if leader_tracked and len(axes) != 1:
             raise errors.UnsupportedError(
                 "A barrier of the leader is one along one axis",
@@ -405,6 +406,8 @@ class CollectiveBarrierRef:
         chosen = arith.andi(few, reaches)
         if predicate is not None:
             chosen = arith.andi(predicate, chosen)
+        # Addresses of other ranks do not exist, and may be computed before the branch.
+        block = arith.select(reaches, block, cluster.rank())
         with predicated(chosen):
             cluster.emit_arrive_remote(addressing.map_shared(pointer, block))
 
@@ -416,10 +419,6 @@ class CollectiveBarrierRef:
         """Waits until the phase of a parity, an i1, has completed."""
         wide = self.cluster_mask is not None
         self.barrier.wait_parity(parity, orders_tensor_core, wide=wide)
-
-
-def _is_dim(x: gpu.Dimension | Sequence[gpu.Dimension]) -> bool:
-    return isinstance(x, gpu.Dimension)
 
 
 @dataclasses.dataclass(frozen=True)

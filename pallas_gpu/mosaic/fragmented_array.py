@@ -97,9 +97,10 @@ class FragmentedArray(Operators):
     ) -> FragmentedArray:
         """Returns the array of what `fn` returns for the coordinates of an element."""
         zero = arith.constant(ir.IntegerType.get_signless(32), 0)
-        return cls.splat(zero, shape, layout, is_signed=False).foreach(
+        made: Any = cls.splat(zero, shape, layout, is_signed=False).foreach(
             lambda _, index: fn(*index), create_array=True, is_signed=is_signed
         )
+        return made
 
     # --- layouts and types ------------------------------------------------------------
 
@@ -107,12 +108,21 @@ class FragmentedArray(Operators):
         """Returns the array in another layout; data may move between lanes of a warp.
 
         Raises:
-          OutOfResources: data would cross warps: store it to SMEM, and load it.
+          LayoutError: data would cross warps.
         """
         new_layout = layouts.resolve(new_layout)
         if new_layout == self.layout:
             return self
-        return type(self).of(relayout.layout_cast(self.array(), new_layout), new_layout)
+        try:
+            cast = relayout.layout_cast(self.array(), new_layout)
+        except errors.OutOfResources:
+            raise errors.LayoutError(
+                "to_layout: data would cross warps",
+                expected="a layout in which each warp holds the same elements",
+                got=f"{self.layout} to {new_layout}",
+                hint="store the array to SMEM, and load it in the new layout",
+            ) from None
+        return type(self).of(cast, new_layout)
 
     def astype(
         self,
@@ -126,7 +136,7 @@ class FragmentedArray(Operators):
         Args:
           new_dtype: of the result.
           is_signed: of an integer type, whether it is signed.
-          rounding: None is to nearest, of float8_e8m0fnu upwards; no other is supported.
+          rounding: None, to nearest; of float8_e8m0fnu upwards. No other is there.
         """
         to = elements.dtype_of(new_dtype, is_signed)
         usual = Rounding.TO_NEAREST_EVEN
@@ -207,7 +217,8 @@ class FragmentedArray(Operators):
 
     def __setitem__(self, idx: object, value: FragmentedArray) -> None:
         starts, sizes, squeezed = parse_indices(idx, self.shape)
-        array, new = self.array(), value.array()
+        new: Any = value.array()
+        array = self.array()
         if any(squeezed) or new.shape != tuple(sizes):
             raise errors.ShapeError(
                 "An assignment to a part of an array of registers",
@@ -265,7 +276,7 @@ class FragmentedArray(Operators):
             raise errors.UnsupportedError(
                 "reduce: the operation is a function",
                 expected='a name, such as "add"',
-                got=op,
+                got=op.__name__,
             )
         rank = len(self.shape)
         axes = [a % rank for a in ([axis] if isinstance(axis, int) else axis)]
@@ -534,7 +545,7 @@ def concatenate(arrays: Sequence[FragmentedArray], axis: int = 0) -> FragmentedA
         )
     sizes = list(first.shape)
     sizes[axis] = sum(x.shape[axis] for x in arrays)
-    layout = first.layout
+    layout: Any = first.layout
     if not tiled:
         layout = WGStridedLayout(tuple(sizes), layout.vec_size)
     return FragmentedArray(

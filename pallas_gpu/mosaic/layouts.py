@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register layouts by the names of Mosaic GPU, and the arrays of registers they have."""
+"""Register layouts by the names of Mosaic GPU, and their arrays of registers."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ TMEM_NATIVE_LAYOUT = tmem_native_layout(2)
 
 
 def resolve(layout: Layout | FragmentedLayout) -> FragmentedLayout:
-    """The description that a name of `plgpu.Layout` stands for, or the layout itself."""
+    """The description that a name of `plgpu.Layout` stands for; else the layout."""
     return layout.to_layout() if isinstance(layout, Layout) else layout
 
 
 def default_strided(shape: Sequence[int], bits: int) -> WGStridedLayout:
-    """The layout of `load_strided`: vectors of 64 bits, shorter if the size asks for it.
+    """The layout of `load_strided`: vectors of at most 64 bits.
 
     Raises:
       LayoutError: the size is not a multiple of 128.

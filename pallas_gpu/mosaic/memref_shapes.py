@@ -16,7 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.mosaic.scalars import DynamicSlice
 
 _DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
-Index = int | ir.Value
+type Index = int | ir.Value
 
 
 def parse_indices(

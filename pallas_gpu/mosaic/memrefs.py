@@ -31,12 +31,20 @@ from pallas_gpu.mosaic.memref_shapes import memref_transpose, slice_memref
 from pallas_gpu.mosaic.scalars import as_i32
 
 _DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
-Index = int | ir.Value
+type Index = int | ir.Value
+
+
+def space_of(type_: ir.MemRefType) -> int:
+    """The address space of a memref: 3 is SMEM, 7 the cluster's, 0 GMEM."""
+    space = type_.memory_space
+    if isinstance(space, ir.IntegerAttr):
+        return space.value
+    return 3 if str(space) == elements.WORKGROUP else 0
 
 
 def is_smem(ref: ir.Value) -> bool:
-    """Whether a memref is in the block's SMEM."""
-    return str(ref.type.memory_space) in (elements.WORKGROUP, "3 : i64")
+    """Whether a memref is in SMEM, of this block or of another one."""
+    return space_of(ref.type) in (3, 7)
 
 
 # --- from views to memrefs ------------------------------------------------------------
@@ -48,11 +56,13 @@ def memref_of(view: SmemView | GmemView) -> ir.Value:
     Raises:
       LayoutError: the view cuts through tiles.
     """
-    window, tile = view.window, ()
-    shape = window.array_shape
+    window, shape = view.window, view.window.array_shape
+    tile: tuple[int, ...] = ()
     if isinstance(view, SmemView):
         shape, tile = view.layout.physical_shape, view.layout.tile
     whole = pointer_memref(view.pointer, shape, view.dtype)
+    if window.is_whole:
+        return whole
     lead = len(window.array_shape) - len(tile)
     starts, sizes = list(window.starts), list(window.sizes)
     for axis, n in enumerate(tile, lead):
@@ -215,7 +225,7 @@ def _pointer(root: ir.Value) -> ir.Value:
     known = not isinstance(owner, ir.Block) and (
         owner.operation.name == "builtin.unrealized_conversion_cast"
     )
-    space = 3 if is_smem(root) else 0
+    space = space_of(root.type)
     if known:
         value = owner.operation.operands[0]
         if str(value.type).startswith("!llvm.ptr"):
@@ -442,7 +452,6 @@ def _scaled(start: Index, factor: int) -> Index:
 def memref_ptr(memref_arg: ir.Value) -> ir.Value:
     """Returns the address of a memref's first element, the start of a byte."""
     view = view_of(memref_arg)
-    slice_pointer = (
-        smem.slice_pointer if isinstance(view, SmemView) else gmem.slice_pointer
-    )
-    return slice_pointer(view)
+    if isinstance(view, SmemView):
+        return smem.slice_pointer(view)
+    return gmem.slice_pointer(view)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -14,8 +14,42 @@ from pallas_gpu.emitters import elementwise, registers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import Array, Splat
 from pallas_gpu.layouts import WGSplatLayout
+from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.held import Held, from_register
 from pallas_gpu.mosaic.layouts import FragmentedLayout
+
+
+def _unary(name: str, doc: str = "", **params: Any) -> Callable[[Any], Any]:
+    """A method that applies an operation of the table."""
+
+    def apply(self: Any) -> Any:
+        return self._apply(name, **params)
+
+    apply.__doc__ = doc
+    return apply
+
+
+def _binary(name: str, doc: str = "") -> tuple[Callable[[Any, Any], Any], ...]:
+    """A method that applies an operation of two operands, and the reflected one."""
+
+    def apply(self: Any, other: Any) -> Any:
+        return self._apply(name, other)
+
+    def reflected(self: Any, other: Any) -> Any:
+        return self._lifted(other)._apply(name, self)
+
+    apply.__doc__ = doc
+    return apply, reflected
+
+
+def _function(name: str, what: str) -> Callable[..., Any]:
+    """A method that applies a function, exactly or by the hardware's approximation."""
+
+    def apply(self: Any, *, approx: bool = False) -> Any:
+        return self._apply(name, approx_math=approx)
+
+    apply.__doc__ = f"Returns {what}."
+    return apply
 
 
 class Operators(Held):
@@ -27,10 +61,7 @@ class Operators(Held):
         chosen = layout_of([self, *others])
         return type(self).of(elementwise.apply(name, *arrays, **params), chosen)
 
-    def _reversed(self, name: str, other: Any) -> Self:
-        return self._lifted(other)._apply(name, self)
-
-    def _lifted(self, other: Any) -> Self:
+    def _lifted(self, other: Any) -> Any:
         """A number, a value or an array as an array of this element type."""
         if isinstance(other, Held):
             return other
@@ -42,32 +73,48 @@ class Operators(Held):
     def __pos__(self) -> Self:
         return self
 
-    def __neg__(self) -> Self:
-        return self._apply("neg")
+    __neg__ = _unary("neg")
+    __invert__ = _unary("not")
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("sub")
+    __mul__, __rmul__ = _binary("mul")
+    # The remainder of a division rounded towards zero: it has the dividend's sign.
+    __mod__, __rmod__ = _binary("rem")
+    __and__, __rand__ = _binary("and")
+    __or__, __ror__ = _binary("or")
+    __xor__, __rxor__ = _binary("xor")
+    __lshift__, _ = _binary("shift_left")
+    __lt__, __gt__ = _binary("lt")[0], _binary("gt")[0]
+    __le__, __ge__ = _binary("le")[0], _binary("ge")[0]
+    __eq__, __ne__ = _binary("eq")[0], _binary("ne")[0]  # type: ignore[assignment]
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
-    def __add__(self, other: Any) -> Self:
-        return self._apply("add", other)
+    max, _ = _binary("max", "Returns the greater elements; NaN where one is NaN.")
+    min, _ = _binary("min", "Returns the lesser elements; NaN where one is NaN.")
+    atan2, _ = _binary("atan2", "Returns the angles of points (other, self).")
+    exp = _function("exp", "e to the power of the elements")
+    exp2 = _function("exp2", "2 to the power of the elements")
+    log = _function("log", "natural logarithms")
+    log2 = _function("log2", "logarithms to base 2")
+    sin = _function("sin", "sines")
+    cos = _function("cos", "cosines")
+    tanh = _function("tanh", "hyperbolic tangents")
+    sqrt = _function("sqrt", "square roots")
+    rsqrt = _function("rsqrt", "reciprocals of square roots")
+    abs = _unary("abs", "Returns absolute values.")
+    erf = _unary("erf", "Returns the error function.")
+    round = _unary("round", "Rounds, halves away from zero.", rounding_method=0)
+    round_even = _unary("round", "Rounds, halves to even ones.", rounding_method=1)
 
-    def __radd__(self, other: Any) -> Self:
-        return self._reversed("add", other)
-
-    def __sub__(self, other: Any) -> Self:
-        return self._apply("sub", other)
-
-    def __rsub__(self, other: Any) -> Self:
-        return self._reversed("sub", other)
-
-    def __mul__(self, other: Any) -> Self:
-        return self._apply("mul", other)
-
-    def __rmul__(self, other: Any) -> Self:
-        return self._reversed("mul", other)
+    def __rshift__(self, other: Any) -> Self:
+        kind = "arithmetic" if self.is_signed else "logical"
+        return self._apply(f"shift_right_{kind}", other)
 
     def __truediv__(self, other: Any) -> Self:
         return self._of_floats()._apply("div", other)
 
     def __rtruediv__(self, other: Any) -> Self:
-        return self._of_floats()._reversed("div", other)
+        return self._of_floats()._lifted(other)._apply("div", self)
 
     def _of_floats(self) -> Self:
         if not isinstance(self.mlir_dtype, ir.FloatType):
@@ -102,135 +149,34 @@ class Operators(Held):
             )
         return self._apply("div", other)
 
-    def __mod__(self, other: Any) -> Self:
-        """The remainder of a division rounded towards zero, with the dividend's sign."""
-        return self._apply("rem", other)
-
-    def __rmod__(self, other: Any) -> Self:
-        return self._reversed("rem", other)
-
     def __pow__(self, other: Any) -> Self:
         if isinstance(other, int):
             return self._apply("integer_pow", y=other)
         return self._apply("pow", other)
 
     def __rpow__(self, other: Any) -> Self:
-        return self._reversed("pow", other)
+        return self._lifted(other)._apply("pow", self)
 
-    def __invert__(self) -> Self:
-        return self._apply("not")
-
-    def __and__(self, other: Any) -> Self:
-        return self._apply("and", other)
-
-    def __or__(self, other: Any) -> Self:
-        return self._apply("or", other)
-
-    def __xor__(self, other: Any) -> Self:
-        return self._apply("xor", other)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __lshift__(self, other: Any) -> Self:
-        return self._apply("shift_left", other)
-
-    def __rshift__(self, other: Any) -> Self:
-        kind = "arithmetic" if self.is_signed else "logical"
-        return self._apply(f"shift_right_{kind}", other)
-
-    def __eq__(self, other: Any) -> Self:  # type: ignore[override]
-        return self._apply("eq", other)
-
-    def __ne__(self, other: Any) -> Self:  # type: ignore[override]
-        return self._apply("ne", other)
-
-    __hash__ = object.__hash__
-
-    def __lt__(self, other: Any) -> Self:
-        return self._apply("lt", other)
-
-    def __le__(self, other: Any) -> Self:
-        return self._apply("le", other)
-
-    def __gt__(self, other: Any) -> Self:
-        return self._apply("gt", other)
-
-    def __ge__(self, other: Any) -> Self:
-        return self._apply("ge", other)
-
-    def max(self, other: Any) -> Self:
-        """Returns the greater elements; NaN where one is NaN."""
-        return self._apply("max", other)
-
-    def min(self, other: Any) -> Self:
-        """Returns the lesser elements; NaN where one is NaN."""
-        return self._apply("min", other)
-
-    def exp(self, *, approx: bool = False) -> Self:
-        """Returns e to the power of the elements."""
-        return self._apply("exp", approx_math=approx)
-
-    def exp2(self, *, approx: bool = False) -> Self:
-        """Returns 2 to the power of the elements."""
-        return self._apply("exp2", approx_math=approx)
-
-    def log(self, *, approx: bool = False) -> Self:
-        """Returns natural logarithms."""
-        return self._apply("log", approx_math=approx)
-
-    def log2(self, *, approx: bool = False) -> Self:
-        """Returns logarithms to base 2."""
-        return self._apply("log2", approx_math=approx)
-
-    def sin(self, *, approx: bool = False) -> Self:
-        """Returns sines."""
-        return self._apply("sin", approx_math=approx)
-
-    def cos(self, *, approx: bool = False) -> Self:
-        """Returns cosines."""
-        return self._apply("cos", approx_math=approx)
-
-    def tanh(self, *, approx: bool = False) -> Self:
-        """Returns hyperbolic tangents."""
-        return self._apply("tanh", approx_math=approx)
-
-    def rsqrt(self, *, approx: bool = False) -> Self:
-        """Returns reciprocals of square roots."""
-        return self._apply("rsqrt", approx_math=approx)
-
-    def sqrt(self, *, approx: bool = False) -> Self:
-        """Returns square roots."""
-        return self._apply("sqrt", approx_math=approx)
-
-    def abs(self) -> Self:
-        """Returns absolute values."""
-        return self._apply("abs")
-
-    def round(self) -> Self:
-        """Rounds to integers, halves away from zero."""
-        return self._apply("round", rounding_method=0)
-
-    def round_even(self) -> Self:
-        """Rounds to integers, halves to even ones."""
-        return self._apply("round", rounding_method=1)
-
-    def erf(self) -> Self:
-        """Returns the error function."""
-        return self._apply("erf")
-
-    def atan2(self, other: Any) -> Self:
-        """Returns the angles of points (other, self)."""
-        return self._apply("atan2", other)
+    def copysign(self, other: Any) -> Self:
+        """Returns the elements with the signs of `other`."""
+        own, theirs = self._of_floats(), self._lifted(other)
+        width = elements.bitwidth(own.mlir_dtype)
+        signed = np.dtype(f"int{width}")
+        bits, sign = (
+            x._apply("bitcast_convert_type", to=signed) for x in (own.abs(), theirs)
+        )
+        joined = bits | (sign & -(1 << (width - 1)))
+        return joined._apply("bitcast_convert_type", to=own.array().dtype)
 
     def select(self, on_true: Any, on_false: Any) -> Self:
-        """Returns elements of `on_true` where this array of i1 holds, else the other's."""
+        """Returns elements of `on_true` where this array of i1 holds, else others."""
         if self.array().dtype != dtypes.BOOL:
             raise errors.DTypeError(
                 "select: the array that chooses is not boolean",
                 expected="i1",
                 got=str(self.mlir_dtype),
             )
-        like = on_true if isinstance(on_true, Held) else on_false
+        like: Any = on_true if isinstance(on_true, Held) else on_false
         on_true, on_false = like._lifted(on_true), like._lifted(on_false)
         return self._apply("select_n", on_false, on_true)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 
@@ -68,7 +69,7 @@ def swizzled(view: View, swizzle: int) -> View:
 def load_tiled(
     ref: ir.Value,
     swizzle: int | None,
-    layout: TiledLayout,
+    layout: Any,
     optimized: bool,
     tiling_rank: int | None,
     is_signed: bool | None,

@@ -70,7 +70,7 @@ class WGMMAAccumulator:
 
     @property
     def value(self) -> FragmentedArray:
-        """The array; products are complete after `nvvm.wgmma_wait_group_sync_aligned`."""
+        """The array; products are complete after a wait for their group."""
         # Reads of the registers stay behind the wait before this point.
         return optimization_barrier(self._value)
 
