@@ -147,6 +147,7 @@ ARGUMENTS: dict[str, Reasons] = {
     },
     "barrier_arrive": _new("arrivals at once", "num_arrivals"),
     "tcgen05_commit_arrive": _new(_NEWER, "predicate"),
+    "inline_mgpu": _new("what the code does, in NumPy, for the emulator", "emulate"),
     # Registers
     "load": {
         **_CHOSEN,

@@ -161,6 +161,7 @@ def _rounded_down(exact: np.ndarray) -> np.ndarray:
 _OF_NUMBERS: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     "add": (2, np.add),
     "sub": (2, np.subtract),
+    "mul": (2, np.multiply),
     # The operand that is a number, if the other one is NaN.
     "min": (2, np.fmin),
     "max": (2, np.fmax),
@@ -217,7 +218,7 @@ def _on_registers() -> dict[str, tuple[int, Compute]]:
     for name, (arity, function) in _OF_BITS.items():
         for bits in (16, 32, 64):
             rows[f"{name}.b{bits}"] = arity, _typed(f"u{bits // 8}", function)
-    for name, (arity, function) in (*_OF_NUMBERS.items(), ("mul", (2, np.multiply))):
+    for name, (arity, function) in _OF_NUMBERS.items():
         for sign, bits in itertools.product("su", (16, 32, 64)):
             word = "mul.lo" if name == "mul" else name
             if sign == "s" or arity == 2:

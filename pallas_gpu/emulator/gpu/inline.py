@@ -116,7 +116,8 @@ class Reference:
             found.append(...)
         at = found.index(...)
         found[at : at + 1] = [slice(None)] * rest
-        starts, sizes = [], []
+        starts: list[int] = []
+        sizes: list[Any] = []
         for x, n in zip(found, self.shape, strict=True):
             if isinstance(x, slice):
                 start, stop, step = x.indices(n)

@@ -93,8 +93,8 @@ def require_transforms(jaxpr: _jax.Jaxpr) -> None:
         if site.op.primitive is inline.inline_mgpu_p:
             try:
                 inline.require_stored(site.op)
-            except errors.LayoutError as error:
-                raise error.with_location(site.where) from None
+            except errors.LayoutError as found:
+                raise found.with_location(site.where) from None
         if site.op.primitive not in (wgmma.wgmma_p, tcgen05_mma_p):
             continue
         for access in site.op.accesses:
