@@ -214,7 +214,9 @@ def _place(program: Program, op: ir.Operation) -> Step:
     axis = "xyz".index(str(op.attributes["dimension"])[-2])
 
     def step(strand: Any) -> None:
-        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(np.uint64)
+        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(
+            np.uint64
+        )
 
     return step
 
@@ -312,6 +314,26 @@ def _barrier(program: Program, op: ir.Operation) -> Step:
         yield from meet(strand, name, expected, "barrier.sync")
 
     return barrier
+
+
+def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
+    """`bar.sync a, b;`: PTX ISA, the same as `barrier.sync.aligned`."""
+    (statement,) = parse(text)
+    places = {f"${i}": slot for i, slot in enumerate(program.inputs(op))}
+    if statement.opcode != "bar.sync" or len(statement.operands) != 2:
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+
+    def barrier(strand: Any) -> Iterator[Wait]:
+        name, expected = (
+            strand.uniform(strand.env[places[x]]) if x in places else int(x)
+            for x in map(str, statement.operands)
+        )
+        yield from meet(strand, name, expected, "bar.sync")
+
+    return barrier
+
+
+ASSEMBLY.append(AssemblyUnit("bar.sync", _bar_sync))
 
 
 def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
