@@ -80,9 +80,19 @@ class BarrierRef:
 
     @staticmethod
     def at(
-        address: ir.Value, num_barriers: int, arrival_count: int | None = None
+        address: ir.Value,
+        num_barriers: int,
+        arrival_count: int | None = None,
+        parities: ir.Value | None = None,
     ) -> BarrierRef:
-        """Returns the barriers at an address; initializes them if a count is given."""
+        """Returns the barriers at an address; initializes them if a count is given.
+
+        Args:
+          address: of the first one.
+          num_barriers: how many.
+          arrival_count: how many arrivals complete a phase; None: they are initialized.
+          parities: i32, a bit for each, as they are now; None: those of the first wait.
+        """
         if num_barriers > _MOST_BARRIERS:
             raise errors.UnsupportedError(
                 "A group of barriers is too large",
@@ -91,8 +101,11 @@ class BarrierRef:
                 hint="declare several groups",
             )
         kernel = module.current()
-        phases = memref.alloca(ir.MemRefType.get((), i32()), [], [])
-        memref.store(kernel.i32(0), phases, [])
+        # In a loop it would be memory, and not become a register.
+        phases = kernel.hoisted(
+            object(), lambda: memref.alloca(ir.MemRefType.get((), i32()), [], [])
+        )
+        memref.store(kernel.i32(0) if parities is None else parities, phases, [])
         for i in range(num_barriers if arrival_count is not None else 0):
             place = addressing.offset_pointer(address, i * _BARRIER_BYTES)
             mbarrier.init(place, arrival_count)  # type: ignore[arg-type]

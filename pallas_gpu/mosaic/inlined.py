@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import memref as memref_dialect
 
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.cluster import Group
@@ -36,6 +37,7 @@ def memref(view: Any) -> ir.Value | TMEMRef:
 def barriers(
     pointer: ir.Value,
     count: int,
+    parities: ir.Value,
     groups: Sequence[Group] | None,
     leader_tracked: bool,
 ) -> BarrierRef | CollectiveBarrierRef:
@@ -44,13 +46,20 @@ def barriers(
     Args:
       pointer: `!llvm.ptr<3>` of the first.
       count: how many.
+      parities: i32, a bit for each, that of the next wait.
       groups: the blocks that arrive on those of a cluster; None: those of the block.
       leader_tracked: whether they arrive at the first block of the group alone.
     """
-    found = BarrierRef.at(pointer, count)
+    found = BarrierRef.at(pointer, count, parities=parities)
     if groups is None:
         return found
     return CollectiveBarrierRef.of(found, groups, leader_tracked)
+
+
+def parities(handle: BarrierRef | CollectiveBarrierRef) -> ir.Value:
+    """Returns the bits of `barriers` after what the code has waited for."""
+    barrier = handle if isinstance(handle, BarrierRef) else handle.barrier
+    return memref_dialect.load(barrier.phases, [])
 
 
 def array(x: regs.Array, layout: RegisterLayout | None = None) -> FragmentedArray:

@@ -123,6 +123,27 @@ class Code:
         assert isinstance(given, RefType)
         return given.transforms
 
+    def leaves(self, returned: Any, by: str, **options: Any) -> list[Any]:
+        """Returns the results in their order.
+
+        Args:
+          returned: a pytree of them.
+          by: who returns it.
+          options: of `jax.tree.flatten`.
+
+        Raises:
+          ArgumentError: it is not the pytree that is declared.
+        """
+        leaves, tree = jax.tree.flatten(returned, **options)
+        if tree == self.made_tree:
+            return leaves
+        raise errors.ArgumentError(
+            f"{self.name}: the results of {by} do not match return_type",
+            expected=f"{self.made_tree.num_leaves} in the tree {self.made_tree}",
+            got=f"{tree.num_leaves} in the tree {tree}",
+            hint="return an array for each ShapeDtypeStruct, in the same pytree",
+        )
+
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """Makes it an operation of the kernel; returns the results."""
         split = [
@@ -167,7 +188,7 @@ def inline_mgpu(
     The function is called when the kernel is lowered, possibly several times, with a
     `mosaic.LaunchContext` and a handle for each argument: of a reference a memref, of a
     barrier a `mosaic.BarrierRef`, of an array or a scalar a `mosaic.FragmentedArray`.
-    It returns `FragmentedArray`s. Scalars of the kernel that it captures become handles,
+    It returns `FragmentedArray`s. Scalars of the kernel that it captures are handles,
     too. docs/inline.md shows each of them.
 
     Args:
@@ -187,6 +208,7 @@ def inline_mgpu(
       ArgumentError: the arguments are another pytree than their types.
       LayoutError: a layout does not fit its array, or `RefType.transforms` are not
         those of the reference.
+      MemorySpaceError: an accumulator; a barrier or TMEM, with `emulate`.
 
     Example:
       >>> @plgpu.inline_mgpu(
@@ -283,13 +305,13 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
         )
     code, captured = _with_captured(code)
     operands = [
-        _operand(x, t, f"{code.name}: argument {i}")
+        _operand(x, t, code.emulate is not None, f"{code.name}: argument {i}")
         for i, (x, t) in enumerate(zip([*leaves, *captured], code.given, strict=True))
     ]
     return jax.tree.unflatten(code.made_tree, code(operands))
 
 
-def _operand(x: Any, given: Given, what: str) -> Any:
+def _operand(x: Any, given: Given, emulated: bool, what: str) -> Any:
     """Returns an argument that fits its type."""
     aval = types.base_aval(x)
     if isinstance(given, RefType):
@@ -300,6 +322,7 @@ def _operand(x: Any, given: Given, what: str) -> Any:
                 got=expect.shown(x),
                 hint="declare an array by its layout",
             )
+        _require_handle(aval, emulated, what)
         _require_transforms(aval, given, what)
         return x
     if aval is not None:
@@ -312,6 +335,22 @@ def _operand(x: Any, given: Given, what: str) -> Any:
     x = values.array(x, what)
     _require_fit(given, x.shape, what)
     return x
+
+
+def _require_handle(aval: Any, emulated: bool, what: str) -> None:
+    """Raises MemorySpaceError for what code, or its `emulate`, cannot be given."""
+    accumulates = isinstance(aval, types.AccumulatorRef)
+    if accumulates or (emulated and aval.memory_space not in (types.SMEM, types.GMEM)):
+        raise errors.MemorySpaceError(
+            f"{what} is in the wrong memory space",
+            expected="references in SMEM and GMEM"
+            + (" for code with `emulate`" * emulated or ", TMEM, and barriers"),
+            got=types.describe(aval),
+            hint="pass its value, acc[...], or accumulate in the code: "
+            "mosaic.WGMMAAccumulator"
+            if accumulates
+            else "omit emulate: the kernel then runs on a CPU as emitted code",
+        )
 
 
 def _require_fit(layout: Any, shape: tuple[int, ...], what: str) -> None:
