@@ -34,7 +34,7 @@ def context(recorder: Any) -> LaunchContext:
 
 
 def memref(view: Any) -> ir.Value | TMEMRef:
-    """Returns the handle of a part of an array in memory, also in tensor memory."""
+    """Returns the handle of a part of an array in memory."""
     return TMEMRef.of(view) if isinstance(view, TmemView) else memrefs.memref_of(view)
 
 

@@ -170,7 +170,30 @@ def handles() -> Any:
 # --- inline_mgpu ----------------------------------------------------------------------
 
 
-@expect.arguments()
+def _types(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts sequences of pytrees of types."""
+    if not expect.is_sequence(value):
+        raise expect.wrong_type(
+            what, "a sequence", "a type for each argument", value,
+            "write arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA)",
+        )  # fmt: skip
+    for x in jax.tree.leaves(tuple(value)):
+        types.refuse_foreign(x, what)
+        if not isinstance(x, RefType):
+            _layout(x, what)
+    return tuple(value)
+
+
+def _made_types(value: Any, what: str) -> Any:
+    """Accepts pytrees of types of results."""
+    rule = expect.instance(ShapeDtypeStruct, written="plgpu.ShapeDtypeStruct(...)")
+    for i, x in enumerate(jax.tree.leaves(value)):
+        types.refuse_foreign(x, what)
+        _require_fit(rule(x, what).layout, x.shape, f"{what}: result {i}")
+    return value
+
+
+@expect.arguments(arg_types=_types, return_type=_made_types)
 def inline_mgpu(
     *,
     arg_types: Any = (),
@@ -219,19 +242,8 @@ def inline_mgpu(
       ...     x = mgpu.FragmentedArray.load_strided(x_ref)
       ...     return x + x
     """
-    given, given_tree = jax.tree.flatten(tuple(arg_types))
+    given, given_tree = jax.tree.flatten(arg_types)
     made, made_tree = jax.tree.flatten(return_type)
-    who = "inline_mgpu"
-    for x in given:
-        types.refuse_foreign(x, f"{who}: arg_types")
-        if not isinstance(x, RefType):
-            _layout(x, f"{who}: arg_types")
-    for i, x in enumerate(made):
-        types.refuse_foreign(x, f"{who}: return_type")
-        expect.instance(ShapeDtypeStruct, written="plgpu.ShapeDtypeStruct(...)")(
-            x, f"{who}: return_type"
-        )
-        _require_fit(x.layout, x.shape, f"{who}: result {i}")
 
     def decorate(emit: Callable[..., Any]) -> Callable[..., Any]:
         code = Code(emit, tuple(given), given_tree, tuple(made), made_tree, emulate)

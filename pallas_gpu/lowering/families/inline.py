@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
@@ -24,7 +25,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import related_wide, wide
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, cluster_group
 from pallas_gpu.lowering.inference.collect import Memory, Node
-from pallas_gpu.lowering.references import Reference, add_indices
+from pallas_gpu.lowering.references import I32, Reference, add_indices
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import inline
 from pallas_gpu.program.nodes import Access
@@ -99,20 +100,28 @@ def _numbers(x: Reference) -> list[Any]:
     return [add_indices(x.element(), i) for i in range(math.prod(x.window.sizes))]
 
 
+def _only_word(x: Reference) -> Any:
+    """The word of which an operand's parities are the lowest bits; None without one."""
+    keys = x.handle.keys
+    return keys[0] if len(keys) == 1 and _numbers(x)[0] == 0 else None
+
+
 def _parities(ctx: RuleContext, x: Reference) -> ir.Value:
     """Returns the parities of an operand's barriers, a bit for each."""
-    kernel, handle, numbers = ctx.kernel, x.handle, _numbers(x)
-    if len(handle.keys) == 1 and numbers[0] == 0:
-        return vals.scalar_value(kernel.state[handle.keys[0]])
+    if (key := _only_word(x)) is not None:
+        return vals.scalar_value(ctx.kernel.state[key])
     bits = ctx.builder.i32(0)
-    for i, number in enumerate(numbers):
-        parity = parities.parity(kernel, handle, number)
+    for i, number in enumerate(_numbers(x)):
+        parity = parities.parity(ctx.kernel, x.handle, number)
         bits = arith.ori(bits, arith.shli(parity, ctx.builder.i32(i)))
     return bits
 
 
 def _count_waits(ctx: RuleContext, x: Reference, bits: ir.Value) -> None:
     """Takes the parities over that code leaves of an operand's barriers."""
+    if (key := _only_word(x)) is not None:
+        ctx.kernel.state[key] = elementwise.scalar(bits, I32)
+        return
     changed = arith.xori(bits, _parities(ctx, x))
     for i, number in enumerate(_numbers(x)):
         bit = arith.andi(arith.shrui(changed, ctx.builder.i32(i)), ctx.builder.i32(1))

@@ -15,6 +15,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
 from pallas_gpu import mosaic as mgpu
 from tests.support import everywhere
+from tests.support import public_calls as calls
 from tests.support.features.row import Row
 
 SHAPE = (64, 128)
@@ -570,9 +571,16 @@ def test_code_of_a_target_is_compiled():
 
 
 GOOD = {
-    "inline_mgpu": {},
-    "RefType": {},
-    "ShapeDtypeStruct": {"shape": SHAPE, "dtype": F32, "layout": STRIDED},
+    "inline_mgpu": calls.top(),
+    "RefType": calls.top(),
+    "ShapeDtypeStruct": calls.top(shape=SHAPE, dtype=F32, layout=STRIDED),
+}
+EFFECTS = {
+    "inline_mgpu.arg_types": "test_arrays_and_scalars_go_in_and_arrays_come_out",
+    "inline_mgpu.return_type": "test_results_are_a_pytree",
+    "inline_mgpu.emulate": "test_a_check_of_all_orders_runs_what_emulate_does",
+    "RefType.transforms": "test_a_part_of_smem_is_a_memref_of_its_tiled_shape",
+    "InterpretParams.inline_mgpu": "test_code_without_results_may_be_ignored",
 }
 FEATURES = [
     Row(
