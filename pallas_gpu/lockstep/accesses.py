@@ -195,7 +195,8 @@ def _mapa(program: Program, op: ir.Operation) -> Step:
 
     def mapa(strand: Any) -> None:
         number = strand.env[rank].astype(np.int64)
-        if not (number < len(strand.cta.cluster.ctas)).all():
+        active = strand.per_lane(number)[strand.active()]
+        if not (active < len(strand.cta.cluster.ctas)).all():
             raise PtxError("mapa of a rank that the cluster does not have")
         strand.env[out] = strand.env[pointer] | (number + 1) << RANK_SHIFT
 

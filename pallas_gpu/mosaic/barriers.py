@@ -80,9 +80,19 @@ class BarrierRef:
 
     @staticmethod
     def at(
-        address: ir.Value, num_barriers: int, arrival_count: int | None = None
+        address: ir.Value,
+        num_barriers: int,
+        arrival_count: int | None = None,
+        parities: ir.Value | None = None,
     ) -> BarrierRef:
-        """Returns the barriers at an address; initializes them if a count is given."""
+        """Returns the barriers at an address; initializes them if a count is given.
+
+        Args:
+          address: of the first one.
+          num_barriers: how many.
+          arrival_count: how many arrivals complete a phase; None: they are initialized.
+          parities: i32, a bit for each, as they are now; None: those of the first wait.
+        """
         if num_barriers > _MOST_BARRIERS:
             raise errors.UnsupportedError(
                 "A group of barriers is too large",
@@ -91,8 +101,11 @@ class BarrierRef:
                 hint="declare several groups",
             )
         kernel = module.current()
-        phases = memref.alloca(ir.MemRefType.get((), i32()), [], [])
-        memref.store(kernel.i32(0), phases, [])
+        # In a loop it would be memory, and not become a register.
+        phases = kernel.hoisted(
+            object(), lambda: memref.alloca(ir.MemRefType.get((), i32()), [], [])
+        )
+        memref.store(kernel.i32(0) if parities is None else parities, phases, [])
         for i in range(num_barriers if arrival_count is not None else 0):
             place = addressing.offset_pointer(address, i * _BARRIER_BYTES)
             mbarrier.init(place, arrival_count)  # type: ignore[arg-type]
@@ -136,28 +149,24 @@ class BarrierRef:
 
     # --- waits ------------------------------------------------------------------------
 
-    def wait_parity(
-        self, parity: ir.Value, orders_tensor_core: bool = False, *, wide: bool = False
-    ) -> None:
+    def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
         """Waits until the phase of a parity, an i1, has completed.
 
         Args:
           parity: of the phase.
           orders_tensor_core: whether later tcgen05 operations follow it.
-          wide: whether other blocks of the cluster arrive.
         """
         if self.in_cluster:
             raise errors.ArgumentError("A wait for a barrier of another block")
-        wait = cluster.wait if wide else mbarrier.wait
-        wait(self.get_ptr(), i32_value(parity))
+        mbarrier.wait(self.get_ptr(), i32_value(parity))
         if orders_tensor_core:
             mbarrier.fence_after_wait()
 
-    def wait(self, orders_tensor_core: bool = False, *, wide: bool = False) -> None:
+    def wait(self, orders_tensor_core: bool = False) -> None:
         """Waits for the next phase; arguments as of `wait_parity`."""
         parity, parities = self.update_parities(memref.load(self.phases, []))
         memref.store(parities, self.phases, [])
-        self.wait_parity(parity, orders_tensor_core, wide=wide)
+        self.wait_parity(parity, orders_tensor_core)
 
     def test_parity(
         self,
@@ -396,16 +405,17 @@ class CollectiveBarrierRef:
         # Addresses of other ranks do not exist, and may be computed before the branch.
         block = arith.select(reaches, block, cluster.rank())
         with predicated(chosen):
-            cluster.emit_arrive_remote(addressing.map_shared(pointer, block))
+            # As upstream's: what is published is of this block. A release in the scope
+            # of the cluster costs a fence at GPU scope (`cluster.arrive`).
+            cluster.emit_arrive_remote(addressing.map_shared(pointer, block), "cta")
 
     def wait(self, orders_tensor_core: bool = False) -> None:
         """Waits for the next phase."""
-        self.barrier.wait(orders_tensor_core, wide=self.cluster_mask is not None)
+        self.barrier.wait(orders_tensor_core)
 
     def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
         """Waits until the phase of a parity, an i1, has completed."""
-        wide = self.cluster_mask is not None
-        self.barrier.wait_parity(parity, orders_tensor_core, wide=wide)
+        self.barrier.wait_parity(parity, orders_tensor_core)
 
 
 @dataclasses.dataclass(frozen=True)

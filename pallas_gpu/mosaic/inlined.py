@@ -11,29 +11,37 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import memref as memref_dialect
 
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.cluster import Group
+from pallas_gpu.emitters.tensor_cores.tmem import TmemView
 from pallas_gpu.layouts import RegisterLayout
 from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.barriers import BarrierRef, CollectiveBarrierRef
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.launch_context import LaunchContext
+from pallas_gpu.mosaic.tcgen05 import TMEMRef
 
 
-def context() -> LaunchContext:
-    """Returns the context of the kernel that is being lowered."""
-    return LaunchContext.current()
+def context(recorder: Any) -> LaunchContext:
+    """Returns the context of the kernel that is being lowered.
+
+    Args:
+      recorder: of a profiled kernel, else None.
+    """
+    return LaunchContext.current(recorder)
 
 
-def memref(view: Any) -> ir.Value:
+def memref(view: Any) -> ir.Value | TMEMRef:
     """Returns the handle of a part of an array in memory."""
-    return memrefs.memref_of(view)
+    return TMEMRef.of(view) if isinstance(view, TmemView) else memrefs.memref_of(view)
 
 
 def barriers(
     pointer: ir.Value,
     count: int,
+    parities: ir.Value,
     groups: Sequence[Group] | None,
     leader_tracked: bool,
 ) -> BarrierRef | CollectiveBarrierRef:
@@ -42,13 +50,20 @@ def barriers(
     Args:
       pointer: `!llvm.ptr<3>` of the first.
       count: how many.
+      parities: i32, a bit for each, that of the next wait.
       groups: the blocks that arrive on those of a cluster; None: those of the block.
       leader_tracked: whether they arrive at the first block of the group alone.
     """
-    found = BarrierRef.at(pointer, count)
+    found = BarrierRef.at(pointer, count, parities=parities)
     if groups is None:
         return found
     return CollectiveBarrierRef.of(found, groups, leader_tracked)
+
+
+def parities(handle: BarrierRef | CollectiveBarrierRef) -> ir.Value:
+    """Returns the bits of `barriers` after what the code has waited for."""
+    barrier = handle if isinstance(handle, BarrierRef) else handle.barrier
+    return memref_dialect.load(barrier.phases, [])
 
 
 def array(x: regs.Array, layout: RegisterLayout | None = None) -> FragmentedArray:

@@ -34,15 +34,16 @@ from pallas_gpu.types import LoweringSemantics, values
 _WHO = "as_gpu_kernel"
 
 
+@expect.arguments()
 def as_gpu_kernel(
     body: Callable[..., None],
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
+    grid: Sequence[int],
+    block: Sequence[int],
     in_shape: Any,
     out_shape: Any,
     smem_scratch_shape: Any,
     prof_spec: Any = None,
-    cluster: tuple[int, int, int] = (1, 1, 1),
+    cluster: Sequence[int] = (1, 1, 1),
     module_name: str = "unknown",
     kernel_name: str | None = None,
     ir_version: int | None = None,

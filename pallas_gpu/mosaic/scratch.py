@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import ShapeDtypeStruct as ShapeDtypeStruct
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import gpu, nvvm
 
-from pallas_gpu import errors, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.emitters.module import WARP_THREADS
 from pallas_gpu.emitters.smem import add_index, predicated
-from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.mosaic.scalars import as_i32, i32_value
 
 # The hardware's barriers; 0 is that of the block, the next ones are the warpgroups'.
@@ -53,6 +51,7 @@ class TMABarrier:
     num_barriers: int = 1
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Barrier:
     """Barriers in SMEM.
@@ -94,6 +93,7 @@ class ClusterBarrier:
     leader_tracked: bool = False
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class CtaBarrier:
     """Hardware barriers of the block.
@@ -162,6 +162,7 @@ class CtaBarrierRef:
         )
 
 
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class TMEM:
     """An array in tensor memory.
@@ -235,19 +236,11 @@ def declaration(leaf: Any) -> Any:
 
 
 def _tmem(leaf: TMEM) -> Any:
-    layout = leaf.layout
-    if layout is None and (leaf.packing or 1) == 1:
-        packed = False if np.dtype(leaf.dtype).itemsize < 4 else None
-        return types.TMEM(
-            leaf.shape, leaf.dtype, packed=packed, collective=leaf.collective
-        )
-    if layout is None:
-        return types.TMEM(
-            leaf.shape, leaf.dtype, packed=True, collective=leaf.collective
-        )
-    if not isinstance(layout, TmemLayout):
-        layout = layout.tmem_layout
-    return types.TMEM(leaf.shape, leaf.dtype, layout=layout, collective=leaf.collective)
+    if leaf.layout is not None:
+        how = {"layout": leaf.layout}
+    else:
+        how = {"packed": leaf.packing is not None and leaf.packing > 1}
+    return types.TMEM(leaf.shape, leaf.dtype, collective=leaf.collective, **how)
 
 
 @dataclasses.dataclass(frozen=True)

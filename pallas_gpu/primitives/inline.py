@@ -123,6 +123,27 @@ class Code:
         assert isinstance(given, RefType)
         return given.transforms
 
+    def leaves(self, returned: Any, by: str, **options: Any) -> list[Any]:
+        """Returns the results in their order.
+
+        Args:
+          returned: a pytree of them.
+          by: who returns it.
+          options: of `jax.tree.flatten`.
+
+        Raises:
+          ArgumentError: it is not the pytree that is declared.
+        """
+        leaves, tree = jax.tree.flatten(returned, **options)
+        if tree == self.made_tree:
+            return leaves
+        raise errors.ArgumentError(
+            f"{self.name}: the results of {by} do not match return_type",
+            expected=f"{self.made_tree.num_leaves} in the tree {self.made_tree}",
+            got=f"{tree.num_leaves} in the tree {tree}",
+            hint="return an array for each ShapeDtypeStruct, in the same pytree",
+        )
+
     def __call__(self, operands: Sequence[Any]) -> list[Any]:
         """Makes it an operation of the kernel; returns the results."""
         split = [
@@ -149,7 +170,30 @@ def handles() -> Any:
 # --- inline_mgpu ----------------------------------------------------------------------
 
 
-@expect.arguments()
+def _types(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts sequences of pytrees of types."""
+    if not expect.is_sequence(value):
+        raise expect.wrong_type(
+            what, "a sequence", "a type for each argument", value,
+            "write arg_types=(plgpu.RefType(), plgpu.Layout.WGMMA)",
+        )  # fmt: skip
+    for x in jax.tree.leaves(tuple(value)):
+        types.refuse_foreign(x, what)
+        if not isinstance(x, RefType):
+            _layout(x, what)
+    return tuple(value)
+
+
+def _made_types(value: Any, what: str) -> Any:
+    """Accepts pytrees of types of results."""
+    rule = expect.instance(ShapeDtypeStruct, written="plgpu.ShapeDtypeStruct(...)")
+    for i, x in enumerate(jax.tree.leaves(value)):
+        types.refuse_foreign(x, what)
+        _require_fit(rule(x, what).layout, x.shape, f"{what}: result {i}")
+    return value
+
+
+@expect.arguments(arg_types=_types, return_type=_made_types)
 def inline_mgpu(
     *,
     arg_types: Any = (),
@@ -167,7 +211,7 @@ def inline_mgpu(
     The function is called when the kernel is lowered, possibly several times, with a
     `mosaic.LaunchContext` and a handle for each argument: of a reference a memref, of a
     barrier a `mosaic.BarrierRef`, of an array or a scalar a `mosaic.FragmentedArray`.
-    It returns `FragmentedArray`s. Scalars of the kernel that it captures become handles,
+    It returns `FragmentedArray`s. Scalars of the kernel that it captures are handles,
     too. docs/inline.md shows each of them.
 
     Args:
@@ -187,6 +231,7 @@ def inline_mgpu(
       ArgumentError: the arguments are another pytree than their types.
       LayoutError: a layout does not fit its array, or `RefType.transforms` are not
         those of the reference.
+      MemorySpaceError: an accumulator; a barrier or TMEM, with `emulate`.
 
     Example:
       >>> @plgpu.inline_mgpu(
@@ -197,19 +242,8 @@ def inline_mgpu(
       ...     x = mgpu.FragmentedArray.load_strided(x_ref)
       ...     return x + x
     """
-    given, given_tree = jax.tree.flatten(tuple(arg_types))
+    given, given_tree = jax.tree.flatten(arg_types)
     made, made_tree = jax.tree.flatten(return_type)
-    who = "inline_mgpu"
-    for x in given:
-        types.refuse_foreign(x, f"{who}: arg_types")
-        if not isinstance(x, RefType):
-            _layout(x, f"{who}: arg_types")
-    for i, x in enumerate(made):
-        types.refuse_foreign(x, f"{who}: return_type")
-        expect.instance(ShapeDtypeStruct, written="plgpu.ShapeDtypeStruct(...)")(
-            x, f"{who}: return_type"
-        )
-        _require_fit(x.layout, x.shape, f"{who}: result {i}")
 
     def decorate(emit: Callable[..., Any]) -> Callable[..., Any]:
         code = Code(emit, tuple(given), given_tree, tuple(made), made_tree, emulate)
@@ -283,13 +317,13 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
         )
     code, captured = _with_captured(code)
     operands = [
-        _operand(x, t, f"{code.name}: argument {i}")
+        _operand(x, t, code.emulate is not None, f"{code.name}: argument {i}")
         for i, (x, t) in enumerate(zip([*leaves, *captured], code.given, strict=True))
     ]
     return jax.tree.unflatten(code.made_tree, code(operands))
 
 
-def _operand(x: Any, given: Given, what: str) -> Any:
+def _operand(x: Any, given: Given, emulated: bool, what: str) -> Any:
     """Returns an argument that fits its type."""
     aval = types.base_aval(x)
     if isinstance(given, RefType):
@@ -300,6 +334,7 @@ def _operand(x: Any, given: Given, what: str) -> Any:
                 got=expect.shown(x),
                 hint="declare an array by its layout",
             )
+        _require_handle(aval, emulated, what)
         _require_transforms(aval, given, what)
         return x
     if aval is not None:
@@ -312,6 +347,22 @@ def _operand(x: Any, given: Given, what: str) -> Any:
     x = values.array(x, what)
     _require_fit(given, x.shape, what)
     return x
+
+
+def _require_handle(aval: Any, emulated: bool, what: str) -> None:
+    """Raises MemorySpaceError for what code, or its `emulate`, cannot be given."""
+    accumulates = isinstance(aval, types.AccumulatorRef)
+    if accumulates or (emulated and aval.memory_space not in (types.SMEM, types.GMEM)):
+        raise errors.MemorySpaceError(
+            f"{what} is in the wrong memory space",
+            expected="references in SMEM and GMEM"
+            + (" for code with `emulate`" * emulated or ", TMEM, and barriers"),
+            got=types.describe(aval),
+            hint="pass its value, acc[...], or accumulate in the code: "
+            "mosaic.WGMMAAccumulator"
+            if accumulates
+            else "omit emulate: the kernel then runs on a CPU as emitted code",
+        )
 
 
 def _require_fit(layout: Any, shape: tuple[int, ...], what: str) -> None:

@@ -138,14 +138,7 @@ def _inline(thread: Warpgroup, operands: Any, code: inline.Code, **_: Any) -> An
     given = [_given(thread, x["operand"]) for x in operands]
     args = jax.tree.unflatten(code.given_tree, given)
     returned = _computed(code.name, code.emulate, args)
-    leaves, tree = jax.tree.flatten(returned)
-    if tree != code.made_tree:
-        raise errors.ArgumentError(
-            f"{code.name}: the results of `emulate` do not match return_type",
-            expected=f"{code.made_tree.num_leaves} in the tree {code.made_tree}",
-            got=f"{tree.num_leaves} in the tree {tree}",
-            hint="return an array for each ShapeDtypeStruct of return_type",
-        )
+    leaves = code.leaves(returned, "`emulate`")
     return _results(code.name, leaves, [(x.shape, x.dtype) for x in code.made])
 
 

@@ -214,9 +214,8 @@ def _place(program: Program, op: ir.Operation) -> Step:
     axis = "xyz".index(str(op.attributes["dimension"])[-2])
 
     def step(strand: Any) -> None:
-        strand.env[out] = np.atleast_1d(np.asarray(read(strand, axis))).astype(
-            np.uint64
-        )
+        number = np.atleast_1d(np.asarray(read(strand, axis)))
+        strand.env[out] = number.astype(np.uint64)
 
     return step
 
@@ -336,14 +335,40 @@ def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
 ASSEMBLY.append(AssemblyUnit("bar.sync", _bar_sync))
 
 
-def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
-    """The warps of a strand wait at one of the block's barriers."""
+@runs("nvvm.barrier.arrive")
+def _barrier_arrive(program: Program, op: ir.Operation) -> Step:
+    *number, count = program.inputs(op)
+
+    def arrive(strand: Any) -> None:
+        env = strand.env
+        name = strand.uniform(env[number[0]]) if number else 0
+        expected = strand.uniform(env[count])
+        _arrive(strand, name, expected, "barrier.arrive", together=False)
+
+    return arrive
+
+
+def _arrive(
+    strand: Any, name: int, expected: int, what: str, *, together: bool
+) -> tuple[Barrier, np.ndarray, int]:
+    """The warps of a strand arrive; returns the barrier, and who in which generation.
+
+    Args:
+      together: whether they wait for the others, too.
+    """
     rows, cta = strand.whole_warps(what), strand.cta
     if not 0 <= name < 16 or expected % LANES:
         raise PtxError(f"{what} {name}, {expected}")
     where = cta.barriers.setdefault(name, Barrier())
     now = where.generation
-    where.arrive(rows, cta.clocks.meet(rows, together=True), expected)
+    where.arrive(rows, cta.clocks.meet(rows, together=together), expected)
+    return where, rows, now
+
+
+def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
+    """The warps of a strand wait at one of the block's barriers."""
+    cta = strand.cta
+    where, rows, now = _arrive(strand, name, expected, what, together=True)
     while where.generation == now:
         yield Wait(
             lambda: where.generation > now,

@@ -8,20 +8,24 @@ import math
 from typing import Any
 
 import jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, types
+from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.entry import scope
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import describe, place
+from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families.elementwise import related_wide, wide
 from pallas_gpu.lowering.families.mbarrier import barrier_pointer, cluster_group
 from pallas_gpu.lowering.inference.collect import Memory, Node
-from pallas_gpu.lowering.references import Reference
+from pallas_gpu.lowering.references import I32, Reference, add_indices
 from pallas_gpu.lowering.rules import emits, relates
 from pallas_gpu.primitives import inline
 from pallas_gpu.program.nodes import Access
@@ -38,9 +42,14 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
         try:
-            made = code.emit(handles.context(), *args)
+            made = code.emit(
+                handles.context(getattr(ctx.kernel, "recorder", None)), *args
+            )
         except errors.PallasGpuError as error:
             raise error.with_location(scope.raised_at(error)) from None
+        for x, handle in zip(operands, given, strict=True):
+            if isinstance(x, Reference) and isinstance(x.handle, vals.BarrierHandle):
+                _count_waits(ctx, x, handles.parities(handle))
         return _made(code, handles, made)
 
 
@@ -81,7 +90,43 @@ def _barriers(ctx: RuleContext, handles: Any, x: Reference) -> Any:
         groups = [cluster_group(ctx, axes) for axes in barrier.groups]
         leader_tracked = barrier.leader_tracked
     count = math.prod(x.window.sizes)
-    return handles.barriers(barrier_pointer(ctx, x), count, groups, leader_tracked)
+    return handles.barriers(
+        barrier_pointer(ctx, x), count, _parities(ctx, x), groups, leader_tracked
+    )
+
+
+def _numbers(x: Reference) -> list[Any]:
+    """Returns the index of each barrier of an operand in its declaration."""
+    return [add_indices(x.element(), i) for i in range(math.prod(x.window.sizes))]
+
+
+def _only_word(x: Reference) -> Any:
+    """The word of which an operand's parities are the lowest bits; None without one."""
+    keys = x.handle.keys
+    return keys[0] if len(keys) == 1 and _numbers(x)[0] == 0 else None
+
+
+def _parities(ctx: RuleContext, x: Reference) -> ir.Value:
+    """Returns the parities of an operand's barriers, a bit for each."""
+    if (key := _only_word(x)) is not None:
+        return vals.scalar_value(ctx.kernel.state[key])
+    bits = ctx.builder.i32(0)
+    for i, number in enumerate(_numbers(x)):
+        parity = parities.parity(ctx.kernel, x.handle, number)
+        bits = arith.ori(bits, arith.shli(parity, ctx.builder.i32(i)))
+    return bits
+
+
+def _count_waits(ctx: RuleContext, x: Reference, bits: ir.Value) -> None:
+    """Takes the parities over that code leaves of an operand's barriers."""
+    if (key := _only_word(x)) is not None:
+        ctx.kernel.state[key] = elementwise.scalar(bits, I32)
+        return
+    changed = arith.xori(bits, _parities(ctx, x))
+    for i, number in enumerate(_numbers(x)):
+        bit = arith.andi(arith.shrui(changed, ctx.builder.i32(i)), ctx.builder.i32(1))
+        flipped = arith.cmpi(arith.CmpIPredicate.ne, bit, ctx.builder.i32(0))
+        parities.flip(ctx.kernel, x.handle, number, where=flipped)
 
 
 @relates(inline.inline_mgpu_p)
@@ -103,6 +148,8 @@ def _relate_operand(node: Node, i: int, x: Any) -> None:
             declared = code.transforms(i)
             stored = types.smem_layout(memory.shape, memory.dtype, declared)
             node.use(node.part(x), "pointer", stored=stored)
+        elif isinstance(memory, Memory) and memory.space is types.TMEM:
+            node.network.array(node.part(x))
         return
     placement = place(code.given[i], x.shape) if x.shape else None
     if placement is not None and not isinstance(placement, WGSplatLayout):
@@ -124,15 +171,7 @@ def _related_result(node: Node, i: int, made: Any, x: Any) -> Any:
 
 def _made(code: Any, handles: Any, returned: Any) -> list[Any]:
     """Returns the results as values of the kernel."""
-    leaves, tree = jax.tree.flatten(returned, is_leaf=handles.is_array)
-    if tree != code.made_tree:
-        raise errors.ArgumentError(
-            f"{code.name}: the results do not match return_type",
-            expected=f"{code.made_tree.num_leaves} in the tree {code.made_tree}",
-            got=f"{tree.num_leaves} in the tree {tree}",
-            hint="return a FragmentedArray for each ShapeDtypeStruct of return_type, "
-            "in the same pytree",
-        )
+    leaves = code.leaves(returned, "the function", is_leaf=handles.is_array)
     pairs = zip(leaves, code.made, strict=True)
     return [_result(code, handles, i, x, t) for i, (x, t) in enumerate(pairs)]
 

@@ -12,9 +12,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors, offline
 from pallas_gpu import mosaic as mgpu
-from pallas_gpu import offline
 from tests.support import everywhere
+from tests.support import public_calls as calls
 from tests.support.features.row import Row
 
 SHAPE = (64, 128)
@@ -24,6 +25,7 @@ WGMMA, SPLAT = plgpu.Layout.WGMMA, plgpu.Layout.WG_SPLAT
 TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 X = (np.arange(64 * 128) % 251 - 125).astype(np.float32).reshape(SHAPE)
 REF = plgpu.RefType()
+TCGEN05 = plgpu.Layout.TCGEN05
 
 
 def array(layout=STRIDED, shape=SHAPE, dtype=F32):
@@ -276,6 +278,74 @@ def test_smem_has_the_transforms_that_code_declares_under_warpgroup():
     everywhere.run(body, [X], X, plgpu.SMEM(SHAPE, F32), **INFERRED)
 
 
+# --- barriers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_waits_in_code_and_in_the_kernel_alternate(several):
+    """A barrier's phase is counted wherever it is waited for."""
+    x = np.stack([X + i for i in range(6)])
+
+    @plgpu.inline_mgpu(arg_types=(REF,))
+    def wait(ctx, barrier):
+        assert isinstance(barrier, mgpu.BarrierRef)
+        (barrier[1] if several else barrier).wait()
+
+    def body(x, o, smem, barriers):
+        total = jnp.zeros(SHAPE, F32)
+        one = barriers.at[1]
+
+        def step(i, total):
+            plgpu.copy_gmem_to_smem(x.at[2 * i], smem, one)
+            wait(barriers if several else one)
+            total = total + loaded(smem)
+            plgpu.copy_gmem_to_smem(x.at[2 * i + 1], smem, one)
+            plgpu.barrier_wait(one)
+            return total + loaded(smem)
+
+        o[...] = lax.fori_loop(0, 3, step, total)
+
+    scratch = [plgpu.SMEM(SHAPE, F32), plgpu.Barrier(num_barriers=2)]
+    everywhere.run(body, [x], x.sum(0), *scratch)
+
+
+def test_a_barrier_at_a_dynamic_index_is_waited_for():
+    @plgpu.inline_mgpu(arg_types=(REF,))
+    def wait(ctx, barrier):
+        barrier.wait()
+
+    def body(x, o, smem, barriers):
+        def step(i, total):
+            one = barriers.at[i % 2]
+            plgpu.copy_gmem_to_smem(x, smem, one)
+            wait(one)
+            return total + loaded(smem)
+
+        o[...] = lax.fori_loop(0, 5, step, jnp.zeros(SHAPE, F32))
+
+    scratch = [plgpu.SMEM(SHAPE, F32), plgpu.Barrier(num_barriers=2)]
+    everywhere.run(body, [X], 5 * X, *scratch)
+
+
+def test_tmem_is_a_reference_with_its_layout():
+    def body(x, o, tmem):
+        plgpu.async_store_tmem(tmem, loaded(x, TCGEN05))
+        plgpu.commit_tmem()
+
+        @plgpu.inline_mgpu(arg_types=(REF,), return_type=array(TCGEN05, (128, 128)))
+        def read(ctx, tmem):
+            assert isinstance(tmem, mgpu.tcgen05.TMEMRef)
+            found = tmem.load(TCGEN05.to_mgpu())
+            mgpu.tcgen05.wait_load_tmem()
+            return found
+
+        o[...] = read(tmem)
+
+    x = np.concatenate([X, X + 1])
+    tmem = plgpu.TMEM((128, 128), F32)
+    everywhere.run(body, [x], x, tmem, target="sm_100a", on_gpu=False)
+
+
 # --- where it is called ---------------------------------------------------------------
 
 
@@ -421,13 +491,11 @@ def test_a_missing_wait_shows_where_code_reads():
         plgpu.barrier_wait(barrier)
         o[...] = smem[...]
 
-    found = plgpu.check(
-        everywhere.kernel(body, OUT, plgpu.SMEM(SHAPE, F32), plgpu.Barrier())()
-    )(X)
-    assert {f.rule.id for f in found.findings} == {"missing-wait"}
-    assert {f.at.function for f in found.findings} == {
-        "test_a_missing_wait_shows_where_code_reads.<locals>.body"
-    }
+    scratch = plgpu.SMEM(SHAPE, F32), plgpu.Barrier()
+    found = plgpu.check(everywhere.kernel(body, OUT, *scratch)())(X)
+    assert all(f.at.function.endswith("body") for f in found.findings)
+    with pytest.raises(errors.KernelError, match="missing-wait"):
+        found.raise_if_not_clean()
 
 
 @pytest.mark.parametrize("disjoint", [True, False])
@@ -503,9 +571,16 @@ def test_code_of_a_target_is_compiled():
 
 
 GOOD = {
-    "inline_mgpu": {},
-    "RefType": {},
-    "ShapeDtypeStruct": {"shape": SHAPE, "dtype": F32, "layout": STRIDED},
+    "inline_mgpu": calls.top(),
+    "RefType": calls.top(),
+    "ShapeDtypeStruct": calls.top(shape=SHAPE, dtype=F32, layout=STRIDED),
+}
+EFFECTS = {
+    "inline_mgpu.arg_types": "test_arrays_and_scalars_go_in_and_arrays_come_out",
+    "inline_mgpu.return_type": "test_results_are_a_pytree",
+    "inline_mgpu.emulate": "test_a_check_of_all_orders_runs_what_emulate_does",
+    "RefType.transforms": "test_a_part_of_smem_is_a_memref_of_its_tiled_shape",
+    "InterpretParams.inline_mgpu": "test_code_without_results_may_be_ignored",
 }
 FEATURES = [
     Row(
@@ -514,5 +589,6 @@ FEATURES = [
         runs="arrays_and_scalars_go_in_and_arrays_come_out",
         offline="code_of_a_target_is_compiled",
         instruction="nanosleep",
+        omissions={"wait": "a_missing_wait_shows_where_code_reads"},
     ),
 ]

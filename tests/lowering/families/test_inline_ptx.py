@@ -182,10 +182,17 @@ def test_operands_of_ptx_have_one_layout(x, o):
 
 GOOD = {
     "inline_ptx": lambda e: {
-        "template": "add.f32 $0, $1, $1;",
-        "operands": (e.x,),
-        "dtype": F32,
+        "template": "add.s32 $0, $1, $1;",
+        "operands": (e.i,),
+        "dtype": I32,
     },
+}
+EFFECTS = {
+    "inline_ptx.dtype": "test_ptx_has_several_results",
+    "inline_ptx.pack": "test_the_template_is_compiled_for_each_group",
+    "inline_ptx.pure": "test_a_pure_template_is_dropped_if_nobody_reads_it",
+    "inline_ptx.since": "test_a_template_fits_its_operands",
+    "inline_ptx.emulate": "test_ptx_has_several_results",
 }
 FEATURES = [
     Row(

@@ -178,6 +178,18 @@ def test_results_are_what_is_declared(case):
     run_once(returning(make, **declared))
 
 
+@refused_by(run_once, plgpu.ACC((64, 128)))
+def test_accumulators_are_not_given(x, o, acc):
+    read_all(None)(acc)  # HERE
+    o[...] = x[...]
+
+
+@refused_by(run_once, plgpu.Barrier())
+def test_emulate_is_not_given_barriers(x, o, barrier):
+    read_all(lambda ref: None)(barrier)  # HERE
+    o[...] = x[...]
+
+
 @refused_by(run_once)
 def test_a_warp_has_no_arrays_of_inline_code(x, o):
     @plgpu.warp_map
