@@ -13,9 +13,9 @@ _DIALECT = no("the dialect of another compiler: bodies of both semantics emit ML
 MOSAIC: dict[str, Row] = {
     **dict.fromkeys(
         (
-            *("as_gpu_kernel", "Barrier", "ClusterBarrier", "TMABarrier", "TMEM"),
-            *("ShapeDtypeStruct", "Union", "AsyncCopyImplementation", "CopyPartition"),
-            *("OOBFillMode", "TMAReductionOp", "LoweringSemantics", "GLOBAL_BROADCAST"),
+            *("Barrier", "ClusterBarrier", "TMABarrier", "TMEM", "TMAReductionOp"),
+            *("ShapeDtypeStruct", "AsyncCopyImplementation", "CopyPartition"),
+            *("LoweringSemantics", "GLOBAL_BROADCAST", "CollectiveBarrierRef"),
             *("TCGEN05_COL_LAYOUT", "TCGEN05_LAYOUT", "TCGEN05_ROW_LAYOUT"),
             *("TCGEN05_TRANSPOSED_LAYOUT", "TMA_INDICES_4_LAYOUT"),
             *("TMA_INDICES_LAYOUT", "TMEM_NATIVE_LAYOUT", "WGMMA_COL_LAYOUT"),
@@ -38,6 +38,12 @@ MOSAIC: dict[str, Row] = {
         ),
         SAME,
     ),
+    "as_gpu_kernel": differs(
+        "the body is called when the kernel is lowered; runs on a CPU; Lane semantics "
+        "alone, and no profile; see [mosaic.md](mosaic.md)"
+    ),
+    "Union": differs("arrays in SMEM share memory, barriers and TMEM do not"),
+    "OOBFillMode": differs("also `NAN`"),
     "FragmentedArray": differs(
         "more operations keep a layout (`reshape`, slices, reductions of any axes), "
         "padding of layouts included; `to_layout` finds every way between lanes of a "
@@ -60,15 +66,13 @@ MOSAIC: dict[str, Row] = {
     "Rounding": differs("`astype` takes the usual one of a type"),
     "LaunchContext": differs(
         "references and slices may be computed in the kernel: a copy finds the "
-        "parameter that they are parts of; without other devices"
+        "parameter that they are parts of; copies that need several instructions are "
+        "split; also `cluster_idx`; without other devices"
     ),
     "MemRefTransform": differs("a function of shapes; it emits nothing"),
     "TileTransform": differs("rounds down only; see `MemRefTransform`"),
     "TransposeTransform": differs("see `MemRefTransform`"),
     "BarrierRef": differs("`at(address, n)` makes one of an address"),
-    "CollectiveBarrierRef": differs(
-        "waits acquire at the scope of the cluster where blocks of it arrive"
-    ),
     "SemaphoreRef": differs("without `signal_multimem`"),
     "WGMMAAccumulator": differs(
         "reads of `value` stay behind the wait before them; a product fences its "

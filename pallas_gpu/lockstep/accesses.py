@@ -143,6 +143,7 @@ def _getelementptr(program: Program, op: ir.Operation) -> Step:
     static = list(ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"]))
     kind = ir.TypeAttr(op.attributes["elem_type"]).value
     each = 8 if str(kind).startswith("!llvm.ptr") else values.dtype(kind).itemsize
+    each *= values.length(kind) or 1
     if len(static) != 1:
         raise NotModelled("llvm.getelementptr of several indices")
     if not dynamic:

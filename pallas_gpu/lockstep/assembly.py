@@ -165,6 +165,8 @@ _OF_NUMBERS: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
     # The operand that is a number, if the other one is NaN.
     "min": (2, np.fmin),
     "max": (2, np.fmax),
+    "min.NaN": (2, np.minimum),
+    "max.NaN": (2, np.maximum),
     "abs": (1, np.abs),
     "neg": (1, np.negative),
 }
@@ -221,7 +223,7 @@ def _on_registers() -> dict[str, tuple[int, Compute]]:
     for name, (arity, function) in _OF_NUMBERS.items():
         for sign, bits in itertools.product("su", (16, 32, 64)):
             word = "mul.lo" if name == "mul" else name
-            if sign == "s" or arity == 2:
+            if (sign == "s" or arity == 2) and not name.endswith("NaN"):
                 dtype = f"{'i' if sign == 's' else 'u'}{bits // 8}"
                 rows[f"{word}.{sign}{bits}"] = arity, _typed(dtype, function)
         for kind, float_type in _FLOATS.items():

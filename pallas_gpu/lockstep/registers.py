@@ -47,6 +47,52 @@ def _extract(program: Program, op: ir.Operation) -> Step:
     return extract
 
 
+@runs("vector.insert")
+def _insert(program: Program, op: ir.Operation) -> Step:
+    (value, vector, *dynamic), (out,) = program.inputs(op), program.outputs(op)
+    place = list(ir.DenseI64ArrayAttr(op.attributes["static_position"]))
+    if dynamic or len(place) != 1:
+        raise NotModelled("vector.insert at a dynamic position")
+
+    def insert(strand: Any) -> None:
+        held = np.array(strand.per_lane(values.forced(strand.env[vector])))
+        held[:, place[0]] = values.forced(strand.env[value])
+        strand.env[out] = held
+
+    return insert
+
+
+@runs("vector.extract_strided_slice")
+def _slice(program: Program, op: ir.Operation) -> Step:
+    (source,), (out,) = program.inputs(op), program.outputs(op)
+    (first,), (size,), (step,) = (
+        [x.value for x in ir.ArrayAttr(op.attributes[name])]
+        for name in ("offsets", "sizes", "strides")
+    )
+    chosen = slice(first, first + size * step, step)
+
+    def cut(strand: Any) -> None:
+        strand.env[out] = values.forced(strand.env[source])[:, chosen]
+
+    return cut
+
+
+@runs("llvm.insertelement", "llvm.extractelement")
+def _element(program: Program, op: ir.Operation) -> Step:
+    (vector, *value, at), (out,) = program.inputs(op), program.outputs(op)
+
+    def element(strand: Any) -> None:
+        held = np.array(strand.per_lane(values.forced(strand.env[vector])))
+        place = strand.uniform(strand.env[at])
+        if value:
+            held[:, place] = values.forced(strand.env[value[0]])
+            strand.env[out] = held
+        else:
+            strand.env[out] = held[:, place]
+
+    return element
+
+
 @runs("vector.from_elements")
 def _from_elements(program: Program, op: ir.Operation) -> Step:
     sources, (out,) = program.inputs(op), program.outputs(op)

@@ -149,28 +149,24 @@ class BarrierRef:
 
     # --- waits ------------------------------------------------------------------------
 
-    def wait_parity(
-        self, parity: ir.Value, orders_tensor_core: bool = False, *, wide: bool = False
-    ) -> None:
+    def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
         """Waits until the phase of a parity, an i1, has completed.
 
         Args:
           parity: of the phase.
           orders_tensor_core: whether later tcgen05 operations follow it.
-          wide: whether other blocks of the cluster arrive.
         """
         if self.in_cluster:
             raise errors.ArgumentError("A wait for a barrier of another block")
-        wait = cluster.wait if wide else mbarrier.wait
-        wait(self.get_ptr(), i32_value(parity))
+        mbarrier.wait(self.get_ptr(), i32_value(parity))
         if orders_tensor_core:
             mbarrier.fence_after_wait()
 
-    def wait(self, orders_tensor_core: bool = False, *, wide: bool = False) -> None:
+    def wait(self, orders_tensor_core: bool = False) -> None:
         """Waits for the next phase; arguments as of `wait_parity`."""
         parity, parities = self.update_parities(memref.load(self.phases, []))
         memref.store(parities, self.phases, [])
-        self.wait_parity(parity, orders_tensor_core, wide=wide)
+        self.wait_parity(parity, orders_tensor_core)
 
     def test_parity(
         self,
@@ -409,16 +405,17 @@ class CollectiveBarrierRef:
         # Addresses of other ranks do not exist, and may be computed before the branch.
         block = arith.select(reaches, block, cluster.rank())
         with predicated(chosen):
-            cluster.emit_arrive_remote(addressing.map_shared(pointer, block))
+            # As upstream's: what is published is of this block. A release in the scope
+            # of the cluster costs a fence at GPU scope (`cluster.arrive`).
+            cluster.emit_arrive_remote(addressing.map_shared(pointer, block), "cta")
 
     def wait(self, orders_tensor_core: bool = False) -> None:
         """Waits for the next phase."""
-        self.barrier.wait(orders_tensor_core, wide=self.cluster_mask is not None)
+        self.barrier.wait(orders_tensor_core)
 
     def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
         """Waits until the phase of a parity, an i1, has completed."""
-        wide = self.cluster_mask is not None
-        self.barrier.wait_parity(parity, orders_tensor_core, wide=wide)
+        self.barrier.wait_parity(parity, orders_tensor_core)
 
 
 @dataclasses.dataclass(frozen=True)

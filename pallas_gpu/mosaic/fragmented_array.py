@@ -267,7 +267,8 @@ class FragmentedArray(Operators):
           op: "add", "mul", "max", "min", "and", "or" or "xor".
           axis: one axis, or several.
           scratch: a memref in SMEM, for axes along which warps hold different parts.
-          acc_ilp: accepted for upstream's sake: partial results form a tree.
+          acc_ilp: how many partial results of a thread grow at a time; None: they form
+            a tree.
 
         Raises:
           OutOfResources: the scratch is missing or too small.
@@ -284,7 +285,7 @@ class FragmentedArray(Operators):
         if isinstance(array, Splat):
             return self._reduced_splat(op, axes)
         room = None if scratch is None else _scratch(scratch)
-        result = reductions.reduce(op, array, axes, room)  # type: ignore[arg-type]
+        result = reductions.reduce(op, array, axes, room, acc_ilp)  # type: ignore[arg-type]
         return type(self).of(result, self._reduced_layout(result, axes))
 
     def _reduced_splat(self, op: str, axes: Sequence[int]) -> FragmentedArray:

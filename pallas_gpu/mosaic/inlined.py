@@ -24,9 +24,13 @@ from pallas_gpu.mosaic.launch_context import LaunchContext
 from pallas_gpu.mosaic.tcgen05 import TMEMRef
 
 
-def context() -> LaunchContext:
-    """Returns the context of the kernel that is being lowered."""
-    return LaunchContext.current()
+def context(recorder: Any) -> LaunchContext:
+    """Returns the context of the kernel that is being lowered.
+
+    Args:
+      recorder: of a profiled kernel, else None.
+    """
+    return LaunchContext.current(recorder)
 
 
 def memref(view: Any) -> ir.Value | TMEMRef:

@@ -54,16 +54,16 @@ class LaunchContext:
 
     Attributes:
       builder: of the kernel's module.
-      profiler: what `named_region` records with; None if nothing is recorded.
+      profiler: records spans, by `begin(name)` and `end(name)`; None if nobody does.
     """
 
     builder: module.KernelBuilder
     profiler: Any = None
 
     @classmethod
-    def current(cls) -> LaunchContext:
+    def current(cls, profiler: Any = None) -> LaunchContext:
         """Returns the context of the kernel that is being lowered."""
-        return cls(module.current())
+        return cls(module.current(), profiler)
 
     @property
     def module(self) -> ir.Module:
@@ -76,13 +76,13 @@ class LaunchContext:
         return self.builder.spec.cluster
 
     @contextlib.contextmanager
-    def named_region(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def named_region(self, name: str) -> Iterator[None]:
         """A context whose code is a span of the profile, if the kernel is profiled."""
-        if self.profiler is None:
-            yield
-            return
-        with self.profiler.record(*args, **kwargs):
-            yield
+        if self.profiler is not None:
+            self.profiler.begin(name)
+        yield
+        if self.profiler is not None:
+            self.profiler.end(name)
 
     def cluster_idx(self, dim: Dimensions = None) -> ir.Value:
         """Returns the position of the block in its cluster, an index.

@@ -144,9 +144,9 @@ def memref_reshape(ref: ir.Value, shape: tuple[int, ...]) -> ir.Value:
             got=tuple(shape),
         )
     if not after:
-        return _collapsed(ref, [], [])
+        return _reshaped(ref, [], [], [])
     if not before:
-        ref, before = _expanded(ref, [1], []), [1]
+        ref, before = _reshaped(ref, [1], [1], []), [1]
     # Each group of axes before becomes one axis, then the group of axes after it.
     pairs = _joint(before, after)
     for at, (old, _) in reversed(list(enumerate(pairs))):
@@ -186,7 +186,7 @@ def memref_fold(ref: ir.Value, dim: int, fold_rank: int) -> ir.Value:
       ShapeError: these axes do not exist, or are not adjacent in memory.
     """
     shape = list(ref.type.shape)
-    strides, offset = ref.type.get_strides_and_offset()
+    strides, _ = ref.type.get_strides_and_offset()
     end = dim + fold_rank
     if dim < 0 or end > len(shape) or fold_rank < 1:
         raise errors.ShapeError(
@@ -206,7 +206,7 @@ def memref_fold(ref: ir.Value, dim: int, fold_rank: int) -> ir.Value:
     strides[dim:end] = [inner[-1][1] if inner else strides[end - 1]]
     axes = [[d] for d in range(dim)] + [[*range(dim, end)]]
     axes += [[d] for d in range(end, len(ref.type.shape))]
-    return _collapsed(ref, shape, axes, _strided(ref.type, shape, strides, offset))
+    return _reshaped(ref, shape, strides, axes)
 
 
 def memref_unfold(ref: ir.Value, dim: int, factors: Sequence[int | None]) -> ir.Value:
@@ -221,7 +221,7 @@ def memref_unfold(ref: ir.Value, dim: int, factors: Sequence[int | None]) -> ir.
       ShapeError: the product of the factors is not the size of the axis.
     """
     shape = list(ref.type.shape)
-    strides, offset = ref.type.get_strides_and_offset()
+    strides, _ = ref.type.get_strides_and_offset()
     known = math.prod(f for f in factors if f is not None)
     unknown = sum(f is None for f in factors)
     rest, left = divmod(shape[dim], known) if known else (0, 1)
@@ -237,7 +237,7 @@ def memref_unfold(ref: ir.Value, dim: int, factors: Sequence[int | None]) -> ir.
     axes = [[d] for d in range(dim)] + [[*range(dim, dim + count)]]
     axes += [[d + count - 1] for d in range(dim + 1, rank)]
     shape[dim : dim + 1], strides[dim : dim + 1] = sizes, steps
-    return _expanded(ref, shape, axes, _strided(ref.type, shape, strides, offset))
+    return _reshaped(ref, shape, strides, axes)
 
 
 def memref_unsqueeze(ref: ir.Value, dim: int) -> ir.Value:
@@ -248,39 +248,21 @@ def memref_unsqueeze(ref: ir.Value, dim: int) -> ir.Value:
     return memref_unfold(ref, dim, (1, None))
 
 
-def _is_identity(type_: ir.MemRefType) -> bool:
-    """Whether MLIR calls a memref contiguous, by not stating strides."""
-    return not isinstance(type_.layout, ir.StridedLayoutAttr)
-
-
-def _collapsed(
+def _reshaped(
     ref: ir.Value,
     shape: Sequence[int],
+    strides: Sequence[int],
     axes: Sequence[Sequence[int]],
-    type_: ir.MemRefType | None = None,
 ) -> ir.Value:
-    return memref.collapse_shape(_result(ref, shape, type_), ref, axes)
-
-
-def _expanded(
-    ref: ir.Value,
-    shape: Sequence[int],
-    axes: Sequence[Sequence[int]],
-    type_: ir.MemRefType | None = None,
-) -> ir.Value:
-    result = _result(ref, shape, type_)
-    return memref.expand_shape(result, ref, axes, [], list(shape))
-
-
-def _result(
-    ref: ir.Value, shape: Sequence[int], type_: ir.MemRefType | None
-) -> ir.MemRefType:
-    """The type of a reshape, as MLIR infers it: contiguous if the operand is."""
-    contiguous = ir.Attribute.parse("strided<[1]>")
-    if _is_identity(ref.type) or ref.type.layout == contiguous:
-        space = ref.type.memory_space
-        return ir.MemRefType.get(list(shape), ref.type.element_type, memory_space=space)
-    if type_ is not None:
-        return type_
-    _, offset = ref.type.get_strides_and_offset()
-    return _strided(ref.type, shape, [1] * len(shape), offset)
+    """A memref of another rank; `axes` are groups of those of the larger rank."""
+    type_, space = ref.type, ref.type.memory_space
+    is_plain = not isinstance(type_.layout, ir.StridedLayoutAttr)
+    if is_plain or type_.layout == ir.Attribute.parse("strided<[1]>"):
+        # MLIR infers a contiguous type, and takes no other.
+        result = ir.MemRefType.get([*shape], type_.element_type, memory_space=space)
+    else:
+        _, offset = type_.get_strides_and_offset()
+        result = _strided(type_, shape, strides, offset)
+    if len(shape) < len(type_.shape):
+        return memref.collapse_shape(result, ref, axes)
+    return memref.expand_shape(result, ref, axes, [], [*shape])

@@ -25,6 +25,7 @@ from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.smem import SmemView, add_index
 from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.memref_shapes import memref_transpose, slice_memref
@@ -270,16 +271,11 @@ def view_of(ref: ir.Value, is_signed: bool | None = None) -> SmemView | GmemView
     dtype, window = elements.dtype_of(part.type_, is_signed), window_of(part)
     if is_smem(ref):
         bits = dtypes.stored_bits(dtype)
-        layout = SmemLayout.of(window.array_shape, bits, None, smem_none())
+        layout = SmemLayout.of(window.array_shape, bits, None, NO_SWIZZLE)
         return SmemView(part.pointer, layout, dtype, window)
     buffers = module.current().buffers
     index = buffers.index(part.pointer) if part.pointer in buffers else None
     return GmemView(part.pointer, index, dtype, window)
-
-
-def smem_none() -> int:
-    """The swizzle of an array that is not swizzled."""
-    return 16
 
 
 def window_of(part: Part) -> Window:
@@ -377,7 +373,7 @@ def tiled_view_of(
     window, lead = plain.window, rank - 2 * tiled
     counts, tile = window.axes[lead : lead + tiled], window.axes[lead + tiled :]
     # The axes of the array in memory: in front, those that count tiles, those of tiles.
-    order = sorted(range(tiled), key=lambda i: _key(window, tile[i], counts[i]))
+    order = sorted(range(tiled), key=lambda i: tile[i])
     memory = [counts[i] for i in order] + [tile[i] for i in order]
     units = [a for a in memory if window.array_shape[a] == 1]
     outer = [a for a in range(len(window.array_shape)) if a not in memory]
@@ -401,7 +397,10 @@ def tiled_view_of(
         starts.append(_scaled(window.starts[counts[i]], n))
     front = [window.array_shape[a] for a in outer]
     layout = SmemLayout.of(
-        (*front, *shape), plain.layout.itemsize_bits, tuple(tiling), swizzle or 16
+        (*front, *shape),
+        plain.layout.itemsize_bits,
+        tuple(tiling),
+        swizzle or NO_SWIZZLE,
     )
     first = [*(window.starts[a] for a in outer), *starts]
     part = SmemView(plain.pointer, layout, plain.dtype, Window.whole(layout.shape))
@@ -433,12 +432,6 @@ def untiled_shape(shape: Sequence[int], tiled: int) -> tuple[int, ...]:
     lead = len(shape) - 2 * tiled
     pairs = zip(shape[lead : lead + tiled], shape[lead + tiled :], strict=True)
     return (*shape[:lead], *(count * size for count, size in pairs))
-
-
-def _key(window: Window, tile: int, count: int) -> tuple[int, ...]:
-    """Where an axis is in memory: axes of one element have no place of their own."""
-    units = window.array_shape[tile] == 1
-    return (count if units else tile, tile)
 
 
 def _scaled(start: Index, factor: int) -> Index:

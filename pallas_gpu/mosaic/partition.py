@@ -74,7 +74,7 @@ class Partition:
 
 
 class Partition1D:
-    """Divides one axis; arguments as of `Partition`."""
+    """Divides one axis into `num_chunks`, or into chunks of `chunk_size`."""
 
     def __init__(
         self,
@@ -84,19 +84,14 @@ class Partition1D:
         num_chunks: int | None = None,
         chunk_size: int | None = None,
     ) -> None:
-        self.base_offset = base_offset
-        self.partition = Partition(
-            (elements,),
-            partition=(0,),
-            base_offset=None if base_offset is None else (base_offset,),
-            num_chunks=None if num_chunks is None else (num_chunks,),
-            chunk_size=None if chunk_size is None else (chunk_size,),
+        offset, count, size = (
+            None if x is None else (x,) for x in (base_offset, num_chunks, chunk_size)
         )
-
-    @property
-    def num_chunks(self) -> int:
-        """The number of chunks."""
-        return self.partition.num_chunks[0]
+        self.partition = Partition(
+            (elements,), partition=(0,), base_offset=offset, num_chunks=count,
+            chunk_size=size,
+        )  # fmt: skip
+        self.num_chunks, self.base_offset = self.partition.num_chunks[0], base_offset
 
     def get_base(self, source_coords: ir.Value) -> ir.Value:
         """Returns where a chunk starts."""
@@ -110,11 +105,10 @@ class Partition1D:
         chunk_size: int | None = None,
     ) -> Partition1D:
         """Returns a division of one chunk, from its start unless `chunk` is None."""
+        offset = None if chunk is None else self.get_base(chunk)
+        size = self.partition.target_block_shape[0]
         return Partition1D(
-            self.partition.target_block_shape[0],
-            num_chunks=num_chunks,
-            chunk_size=chunk_size,
-            base_offset=None if chunk is None else self.get_base(chunk),
+            size, base_offset=offset, num_chunks=num_chunks, chunk_size=chunk_size
         )
 
 

@@ -18,6 +18,7 @@ from pallas_gpu import errors
 from pallas_gpu.emitters import mbarrier, module
 from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.emitters.sync import delay
 from pallas_gpu.mosaic import elements
 
 
@@ -272,7 +273,7 @@ def commit_shared() -> None:
 
 def nanosleep(nanos: ir.Value) -> None:
     """Waits for about as many nanoseconds, an i32. PTX: `nanosleep.u32`."""
-    nvvm.nanosleep(nanos)
+    delay.delay(nanos)
 
 
 # --- integers -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pallas_gpu.layouts import SmemLayout, TiledLayout
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.layouts.registers.placement import place_registers
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.mosaic import memrefs
 
 View = SmemView | GmemView
@@ -55,7 +56,7 @@ def update(view: View, array: Array, atomic: str) -> None:
 
 def swizzled(view: View, swizzle: int) -> View:
     """A view of an array in SMEM whose rows are swizzled."""
-    if swizzle == memrefs.smem_none():
+    if swizzle == NO_SWIZZLE:
         return view
     if not isinstance(view, SmemView):
         raise errors.ArgumentError(
@@ -161,7 +162,7 @@ def tiled(
             return Tiled(view, shape, tile, None)
         except errors.LayoutError:
             pass
-    plain = swizzled(memrefs.view_of(ref, is_signed), swizzle or 16)
+    plain = swizzled(memrefs.view_of(ref, is_signed), swizzle or NO_SWIZZLE)
     order = [*range(lead), *(lead + 2 * i for i in range(count))]
     order += [lead + 2 * i + 1 for i in range(count)]
     return Tiled(plain, shape, tile, tuple(order))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, memref
+from jaxlib.mlir.dialects import arith, gpu, memref, scf, vector
 
 from pallas_gpu import mosaic as mgpu
 from pallas_gpu.emitters import module
@@ -247,6 +247,66 @@ def test_what_is_divisible_is_known():
 )
 def test_tiled_shapes(shape, tiling, expected):
     assert mgpu.tile_shape(shape, tiling) == expected
+
+
+def test_a_line_is_printed_by_the_threads_that_should(capfd):
+    def body(a):
+        thread = mgpu.thread_idx()
+        pair = vector.from_elements(
+            ir.VectorType.get([2], i32(0).type), [thread, i32(7)]
+        )
+        mgpu.debug_print("one {} {}", i32(3), mgpu.c(0.5, ir.F16Type.get()))
+        with mgpu.when(equal(thread, i32(9))):
+            mgpu.debug_print("each {}", pair, uniform=False)
+            mgpu.nanosleep(i32(20))
+        array = mgpu.FragmentedArray.load_untiled(
+            a, layout=mgpu.TMA_INDICES_4_LAYOUT, is_signed=True, optimized=False
+        )
+        with mgpu.single_thread():
+            array.debug_print("at {}")
+
+    bodies.run(body, [np.arange(5, 9, dtype=I32)], [])
+    # A run starts again where warps part, so lines may be there twice.
+    assert set(capfd.readouterr().out.splitlines()) == {
+        *(f"at [{i}]: {5 + i}" for i in range(4)), "each [9,7]", "one 3 0.500000",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", [(4, 1, 1), (2, 2, 2)])
+def test_the_work_of_clusters_that_have_not_started_is_taken(grid):
+    def body(out):
+        kernel = module.current()
+        barrier = mgpu.BarrierRef.initialize(bodies.smem(0, (1,), np.int64))
+        answer = bodies.smem(16, (4,), I32)
+        kernel.sync_after_init()
+        one = mgpu.c(1, ir.IntegerType.get_signless(1))
+        loop = scf.WhileOp([x.type for x in (one, *[i32(0)] * 3)],
+                           [one, *kernel.threads.block_id])  # fmt: skip
+        before = loop.before.blocks.append(*[x.type for x in loop.operands])
+        with ir.InsertionPoint(before):
+            scf.condition(before.arguments[0], list(before.arguments))
+        after = loop.after.blocks.append(*[x.type for x in loop.operands])
+        with ir.InsertionPoint(after):
+            _, *place = after.arguments
+            number = i32(0)
+            for size, at in reversed(list(zip(grid, place, strict=True))):
+                number = arith.addi(arith.muli(number, i32(size)), at)
+            row = mgpu.memref_slice(out, index(number))
+            memref.store(i32(1), row, [index(mgpu.thread_idx())])
+            mgpu.warpgroup_barrier()
+            with mgpu.single_thread():
+                barrier.arrive_expect_tx(16)
+                mgpu.try_cluster_cancel(
+                    answer, barrier, mgpu.c(1, ir.IntegerType.get_signless(1))
+                )
+            barrier.wait()
+            *place, more = mgpu.query_cluster_cancel(answer)
+            mgpu.warpgroup_barrier()
+            scf.yield_([more, *place])
+
+    blocks = int(np.prod(grid))
+    bodies.check(body, [], np.ones((blocks, 128), I32), grid=grid, smem_bytes=64,
+                 arch=(10, 0))  # fmt: skip
 
 
 # name: what is refused

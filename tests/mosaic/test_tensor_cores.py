@@ -13,6 +13,7 @@ from pallas_gpu import mosaic as mgpu
 from pallas_gpu.emitters import module
 from pallas_gpu.mosaic import elements, tcgen05
 from tests.support import mosaic_bodies as bodies
+from tests.support import scaled_products, sparse_products
 from tests.support.refusal import refused_by
 
 F16, BF16, F32, I8 = np.float16, ml_dtypes.bfloat16, np.float32, np.int8
@@ -212,6 +213,73 @@ def test_a_left_operand_is_copied_to_tensor_memory():
 
     expected = a.astype(F32) @ b.astype(F32)
     bodies.check(body, [a, b], expected, rtol=1e-3, smem_bytes=1 << 17, **BLACKWELL)
+
+
+def copied(offset, x, ref):
+    """An array in SMEM that is not tiled, with what GMEM has."""
+    held = bodies.smem(offset, x.shape, x.dtype)
+    signed = elements.signedness(x.dtype)
+    mgpu.FragmentedArray.load_strided(ref, is_signed=signed).store_untiled(held)
+    return held
+
+
+def transposed(ref):
+    return mgpu.memref_transpose(ref, (1, 0, 3, 2))
+
+
+@pytest.mark.parametrize("kind", ["scaled", "sparse"])
+def test_products_take_scales_and_metadata(kind):
+    if kind == "scaled":
+        case = scaled_products.ScaledProduct()
+        a, b, *more = case.operands()
+        expected = case.expected(a, b, *more)
+    else:
+        case = sparse_products.SparseProduct(n=64)
+        a, b, *more = case.operands()
+        expected = case.expected(a, b, *more)
+
+    def body(x, y, *refs):
+        *others, out = refs
+        word, barriers = allocated(128)
+        left, right = tiles(1024, a, x, 128), tiles(1 << 16, b, y, 128)
+        held = [
+            copied((3 << 15) + 4096 * i, *pair)
+            for i, pair in enumerate(zip(more, others, strict=True))
+        ]
+        mgpu.commit_shared()
+        n = expected.shape[1]
+        acc = tcgen05.TMEMRef.from_alloc(word, (128, n), ir.F32Type.get(), False)
+
+        def beside(column, shape, x, layout):
+            at = mgpu.c(column, ir.IntegerType.get_signless(32))
+            address = arith.addi(acc.address, at)
+            return tcgen05.TMEMRef(address, shape, elements.type_of(x.dtype), layout)
+
+        with mgpu.single_thread():
+            if kind == "scaled":
+                scales = tcgen05.scales_layout()
+                chosen = [
+                    beside(64 + 8 * i, (128, case.k // 32), x, scales)
+                    for i, x in enumerate(more)
+                ]
+                for source, target in zip(held, chosen, strict=True):
+                    tcgen05.async_copy_scales_smem_to_tmem(source, target)
+                extra = dict(zip(("a_scale", "b_scale"), chosen, strict=True))
+            else:
+                count = sparse_products.indices(case.k, case.a)
+                layout = tcgen05.sparse_meta_layout()
+                meta = beside(64, (128, count), more[0], layout)
+                tcgen05.async_copy_sparse_metadata_smem_to_tmem(held[0], meta)
+                extra = {"a_sparse_metadata": meta}
+            tcgen05.mma(acc, left, transposed(right), accumulate=False, **extra)
+            tcgen05.commit_arrive(barriers)
+        barriers.wait(orders_tensor_core=True)
+        acc.load().store_untiled(out, optimized=False)
+        freed(acc, 128)
+
+    bodies.check(
+        body, [a, b, *more], expected, rtol=1e-3, smem_bytes=1 << 17, **BLACKWELL
+    )
 
 
 # name: what is refused

@@ -315,6 +315,26 @@ def _barrier(program: Program, op: ir.Operation) -> Step:
     return barrier
 
 
+def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
+    """`bar.sync a, b;`: PTX ISA, the same as `barrier.sync.aligned`."""
+    (statement,) = parse(text)
+    places = {f"${i}": slot for i, slot in enumerate(program.inputs(op))}
+    if statement.opcode != "bar.sync" or len(statement.operands) != 2:
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+
+    def barrier(strand: Any) -> Iterator[Wait]:
+        name, expected = (
+            strand.uniform(strand.env[places[x]]) if x in places else int(x)
+            for x in map(str, statement.operands)
+        )
+        yield from meet(strand, name, expected, "bar.sync")
+
+    return barrier
+
+
+ASSEMBLY.append(AssemblyUnit("bar.sync", _bar_sync))
+
+
 @runs("nvvm.barrier.arrive")
 def _barrier_arrive(program: Program, op: ir.Operation) -> Step:
     *number, count = program.inputs(op)
