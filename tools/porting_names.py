@@ -236,7 +236,7 @@ PLGPU: dict[str, Row] = {
     "RefType": SAME,
     "ShapeDtypeStruct": SAME,
     "inline_mgpu": differs(
-        "the handles are those of `pallas_gpu.mosaic`; takes barriers and TMEM, scalars "
+        "the handles are those of `pallas_gpu.mosaic`; takes barriers, TMEM, scalars "
         "of the kernel that it captures, and `emulate`; runs on a CPU, see "
         "[inline.md](inline.md)"
     ),
