@@ -36,8 +36,7 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
     code, handles = ctx.op.params["code"], inline.handles()
     named = ctx.operands(invals, numbers=False)
     operands = [x["operand"] for x in named]
-    has_memory = any(isinstance(x, Reference) for x in operands)
-    ordered = code.synchronized and has_memory
+    ordered = code.synchronized and any(_may_be_written(ctx, x) for x in operands)
     with ctx.in_order() if ordered else contextlib.nullcontext():
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
@@ -51,6 +50,14 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
             if isinstance(x, Reference) and isinstance(x.handle, vals.BarrierHandle):
                 _count_waits(ctx, x, handles.parities(handle))
         return _made(code, handles, made)
+
+
+def _may_be_written(ctx: RuleContext, x: Any) -> bool:
+    """Whether an operand is memory, and not an input of the kernel."""
+    handle = getattr(x, "handle", None)
+    if isinstance(handle, vals.GmemHandle):
+        return handle.buffer_index >= ctx.kernel.params.num_inputs
+    return handle is not None
 
 
 def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
