@@ -553,6 +553,20 @@ def test_code_without_results_may_be_ignored():
 
 
 @pytest.mark.offline
+def test_the_text_of_a_program_names_what_code_is_given():
+    def body(x, o):
+        @plgpu.inline_mgpu(arg_types=(REF, STRIDED), return_type=array())
+        def second(ctx, ref, x):
+            return x
+
+        o[...] = second(x.at[8:16], loaded(x))
+
+    (report,) = offline.compile(everywhere.kernel(body, OUT)(), X, target="sm_90a")
+    line = "inline_mgpu {operand=%0[8+:8, :]}, {operand=%2} {code=inline_mgpu"
+    assert line in report.program
+
+
+@pytest.mark.offline
 def test_code_of_a_target_is_compiled():
     def body(x, o):
         @plgpu.inline_mgpu(arg_types=(REF,))
