@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
@@ -15,13 +16,14 @@ from tests.support.mosaic_kernels import check, kernel, run, smem, typed
 from tests.support.refusal import refused
 
 F16, F32, I8, I32 = np.float16, np.float32, np.int8, np.int32
+I4 = ml_dtypes.int4
 X, Y = gpu.Dimension.x, gpu.Dimension.y
 Tile, Transpose = mgpu.TileTransform, mgpu.TransposeTransform
 
 
 def sample(shape, dtype=F16, seed=0):
     x = np.random.default_rng(seed).normal(size=shape) * 8
-    return x.astype(dtype)
+    return (np.clip(x, -8, 7) if dtype is I4 else x).astype(dtype)
 
 
 def index(value):
@@ -79,6 +81,10 @@ FORMS = {
     ),
     "long": ((2, 1024), F16, lambda: (), (), lambda x: x),
     "bytes": ((64, 256), I8, lambda: (), (Tile((8, 128)),), lambda x: tiled(x, 8, 128)),
+    "halves of bytes": (
+        (64, 256), I4, lambda: (mgpu.ds(8, 32), mgpu.ds(128, 128)), (Tile((8, 64)),),
+        lambda x: tiled(x[8:40, 128:], 8, 64),
+    ),
     "rounded down": (
         (70, 128), F16, lambda: (), (Tile((16, 64), Rounding.DOWN),),
         lambda x: tiled(x[:64], 16, 64),
