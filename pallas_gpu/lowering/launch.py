@@ -106,7 +106,10 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit(is_relaxed=state.traits.awaits_other_ctas)
+            # A body of MLIR waits itself for what it wants to be complete.
+            is_author = isinstance(state.params.mesh, types.CudaMesh)
+            awaits = state.traits.awaits_other_ctas or is_author
+            state.builder.sync_before_exit(is_relaxed=awaits)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 

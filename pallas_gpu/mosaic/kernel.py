@@ -92,14 +92,14 @@ def as_gpu_kernel(
     launch = _Launch(
         body,
         _mesh(grid, cluster, block, str(name)),
-        *(tuple(_types(x, what)) for x, what in (
-            (inputs, "in_shape"), (updated, "inout_shape"), (outputs, "out_shape")
-        )),
+        _types(inputs, "in_shape"),
+        _types(updated, "inout_shape"),
+        _types(outputs, "out_shape"),
         Scratch.of(smem_scratch_shape),
         types.CompilerParams(
             lowering_semantics=LoweringSemantics.Lane, ir_version=ir_version
         ),
-    )  # fmt: skip
+    )
     del module_name
 
     def call(*args: Any) -> Any:
@@ -131,9 +131,9 @@ def _sequence(shape: Any) -> tuple[Any, ...]:
     return tuple(shape) if isinstance(shape, tuple | list) else (shape,)
 
 
-def _types(shapes: Sequence[Any], what: str) -> list[jax.ShapeDtypeStruct]:
+def _types(shapes: Sequence[Any], what: str) -> tuple[jax.ShapeDtypeStruct, ...]:
     entry.check_types(tuple(shapes), f"{_WHO}: {what}")
-    return [jax.ShapeDtypeStruct(tuple(x.shape), x.dtype) for x in shapes]
+    return tuple(jax.ShapeDtypeStruct(tuple(x.shape), x.dtype) for x in shapes)
 
 
 def _mesh(grid: Any, cluster: Any, block: Any, name: str) -> types.CudaMesh:

@@ -16,7 +16,7 @@ from pallas_gpu.emitters import cluster, elected, elementwise, mbarrier, module,
 from pallas_gpu.emitters.copies import chunks, cp_async, prefetch, rows
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
-from pallas_gpu.emitters.registers import RegisterArray
+from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.mosaic import copies, memrefs
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
@@ -28,7 +28,7 @@ from pallas_gpu.types.copies.reductions import REDUCTIONS, CopyReduction
 
 # How a store combines with the contents of GMEM: a name of `REDUCTIONS`.
 TMAReductionOp = str
-Dimensions = Sequence[gpu.Dimension] | gpu.Dimension | None
+type Dimensions = Sequence[gpu.Dimension] | gpu.Dimension | None
 
 
 class GlobalBroadcast:
@@ -459,7 +459,7 @@ class _Chosen:
       slice: the slice of all rows.
     """
 
-    index: RegisterArray
+    index: Array
     slice: tuple[Any, ...]
 
     @classmethod

@@ -177,6 +177,7 @@ class CudaMesh(Mesh):
         The grid is a multiple of the cluster, and the threads are whole warpgroups.
         """
         clusters = [n // c for n, c in zip(grid, cluster, strict=True)]
+        x, y, z = block
         return cls(
             grid=tuple(clusters[::-1]),
             grid_names=tuple(f"grid_{a}" for a in _CUDA_AXES),
@@ -185,7 +186,7 @@ class CudaMesh(Mesh):
             num_threads=math.prod(block) // WARPGROUP_THREADS,
             thread_name="warpgroup",
             kernel_name=name,
-            block=tuple(block),
+            block=(x, y, z),
         )
 
     def along_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

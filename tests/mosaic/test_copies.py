@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu
+from jaxlib.mlir.dialects import arith, gpu, nvvm
 
 import pallas_gpu as plgpu
 from pallas_gpu import mosaic as mgpu
@@ -15,13 +16,14 @@ from tests.support.mosaic_kernels import check, kernel, run, smem, typed
 from tests.support.refusal import refused
 
 F16, F32, I8, I32 = np.float16, np.float32, np.int8, np.int32
+I4 = ml_dtypes.int4
 X, Y = gpu.Dimension.x, gpu.Dimension.y
 Tile, Transpose = mgpu.TileTransform, mgpu.TransposeTransform
 
 
 def sample(shape, dtype=F16, seed=0):
     x = np.random.default_rng(seed).normal(size=shape) * 8
-    return x.astype(dtype)
+    return (np.clip(x, -8, 7) if dtype is I4 else x).astype(dtype)
 
 
 def index(value):
@@ -79,6 +81,10 @@ FORMS = {
     ),
     "long": ((2, 1024), F16, lambda: (), (), lambda x: x),
     "bytes": ((64, 256), I8, lambda: (), (Tile((8, 128)),), lambda x: tiled(x, 8, 128)),
+    "halves of bytes": (
+        (64, 256), I4, lambda: (mgpu.ds(8, 32), mgpu.ds(128, 128)), (Tile((8, 64)),),
+        lambda x: tiled(x[8:40, 128:], 8, 64),
+    ),
     "rounded down": (
         (70, 128), F16, lambda: (), (Tile((16, 64), Rounding.DOWN),),
         lambda x: tiled(x[:64], 16, 64),
@@ -311,6 +317,49 @@ def test_blocks_of_a_cluster_share_a_load(dims):
     scratch = (smem((8, 1, 8, 64), F16), mgpu.TMABarrier())
     shape = (2, 2, 1)
     check(body, [x], x[rows], scratch=scratch, grid=shape, cluster=shape)
+
+
+PAIRS = {
+    "replicated": (mgpu.CopyPartition.REPLICATED, lambda x: np.stack([x, x])),
+    "rows": (
+        mgpu.CopyPartition.PARTITIONED(0), lambda x: np.stack([x[:32], x[32:]])
+    ),
+    "columns": (
+        mgpu.CopyPartition.PARTITIONED(1),
+        lambda x: np.stack([x[:, :64], x[:, 64:]]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_first_block_of_a_pair_counts_for_both(pair):
+    how, expected = PAIRS[pair]
+    x = sample((64, 128))
+    wanted = expected(x)
+
+    def body(ctx, x_ref, o_ref, scratch):
+        tile, barrier, _ = scratch
+        ctx.async_copy(
+            src_ref=x_ref, dst_ref=tile, gmem_transform=Tile((8, 64)), swizzle=128,
+            barrier=barrier, collective=X, leader_tracked=how,
+        )  # fmt: skip
+        is_first = arith.cmpi(arith.CmpIPredicate.eq, ctx.cluster_idx(X), index(0))
+        with mgpu.when(is_first):
+            barrier.wait()
+        # The other block has no barrier that says so.
+        nvvm.cluster_arrive(aligned=True)
+        nvvm.cluster_wait(aligned=True)
+        ctx.async_copy(
+            src_ref=tile, dst_ref=o_ref, gmem_slice=ctx.cluster_idx(X),
+            gmem_transform=Tile((8, 64)), swizzle=128,
+        )  # fmt: skip
+        ctx.await_async_copy(0)
+
+    # Blocks have pairs since sm_100a, as tensor memory.
+    shape = Tile((8, 64)).transform_shape(wanted.shape[1:])
+    tmem = mgpu.TMEM((128, 32), F32, collective=True)
+    scratch = (smem(shape, F16), mgpu.Barrier(1), tmem)
+    check(body, [x], wanted, scratch=scratch, grid=(2, 1, 1), cluster=(2, 1, 1))
 
 
 @pytest.mark.parametrize("rows", ["gather", "scatter"])

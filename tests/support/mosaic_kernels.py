@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of the Mosaic level, called with arrays: what they give in lockstep."""
+"""Kernels of the Mosaic level, called with arrays: in lockstep, and on a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from pallas_gpu import mosaic as mgpu
+from tests.support import card
+from tests.support.everywhere import has_gpu
 
 
 def typed(array: Any) -> jax.ShapeDtypeStruct:
@@ -44,9 +46,30 @@ def run(
     scratch: Any = (),
     **options: Any,
 ) -> list[np.ndarray]:
-    """Runs a body; results are arrays, or their types."""
+    """Runs a body, also on a GPU; results are arrays, or their types."""
     function = kernel(body, operands, results, scratch, **options)
-    return [np.asarray(x) for x in function(*operands)]
+    found = [np.asarray(x) for x in function(*operands)]
+    if not needs_blackwell(scratch):
+        for x, y in zip(on_card(function, operands), found, strict=False):
+            np.testing.assert_array_equal(x, y)
+    return found
+
+
+def needs_blackwell(scratch: Any) -> bool:
+    """Whether a kernel has tensor memory."""
+    return any(isinstance(x, mgpu.TMEM) for x in jax.tree.leaves(scratch))
+
+
+def on_card(
+    function: Callable[..., Any], operands: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """The results of a function on Hopper's GPU; none without one."""
+    if not has_gpu() or card.capability()[0] != 9:
+        return []
+    device = jax.devices("cuda")[0]
+    with jax.default_device(device):
+        arrays = [jax.device_put(x, device) for x in operands]
+        return [np.asarray(x) for x in jax.tree.leaves(function(*arrays))]
 
 
 def check(

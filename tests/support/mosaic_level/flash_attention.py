@@ -66,8 +66,8 @@ class Attention:
             tiles(self.block_kv, self.stages),
             tiles(self.block_kv, self.stages),
             # Of the queries; of keys and values that have arrived, and that were read.
-            mgpu.TMABarrier(self.multiplying),
-            [mgpu.TMABarrier(self.stages) for _ in range(2)],
+            mgpu.Barrier(1, self.multiplying),
+            [mgpu.Barrier(1, self.stages) for _ in range(2)],
             [mgpu.Barrier(self.multiplying, self.stages) for _ in range(2)],
         )
         return mgpu.as_gpu_kernel(
