@@ -144,7 +144,7 @@ def test_a_barrier_of_another_block_gets_arrivals():
         me = kernel.threads.block_id[0]
         other = barrier.remap_to_cluster(x, index(arith.subi(i32(1), me)))
         other.arrive(predicate=mgpu.single_thread_predicate())
-        barrier.wait(wide=True)
+        barrier.wait()
         memref.store(me, rows(out), [index(mgpu.thread_idx())])
         kernel.sync_before_exit()
 
