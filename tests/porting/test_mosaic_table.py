@@ -66,8 +66,6 @@ def test_a_function_has_the_same_arguments(theirs, ours, name):
     assert _parameters(getattr(ours, name)) == _parameters(getattr(theirs, name))
 
 
-# Arguments of methods of ours alone: (class, method).
-WITH_MORE = {("BarrierRef", "wait"), ("BarrierRef", "wait_parity")}
 METHODS = [
     (getattr(upstream, name), getattr(mosaic, name), method)
     for name in (
@@ -89,10 +87,7 @@ def test_a_method_is_there_with_the_same_arguments(theirs, ours, method):
     wanted = _parameters(getattr(theirs, method))
     if wanted[-2:] == ["args", "kwargs"]:
         return
-    found = _parameters(getattr(ours, method))
-    if (ours.__name__, method) in WITH_MORE:
-        found = found[: len(wanted)]
-    assert found == wanted
+    assert _parameters(getattr(ours, method)) == wanted
 
 
 def test_modules_are_modules():
