@@ -234,14 +234,22 @@ class BarrierRef:
             if predicate is not None:
                 with _scoped(scope):
                     mbarrier.synchronize()
+        self._instruction("arrive.release", "_, ", [], arrival_count, predicate)
+
+    def _instruction(
+        self,
+        name: str,
+        sink: str,
+        operands: Sequence[ir.Value],
+        count: int,
+        predicate: ir.Value | None,
+    ) -> None:
+        """Emits an instruction on the barrier, in the scope of where it is."""
         space = "cluster" if self.in_cluster else "cta"
-        elected.instruction(
-            f"mbarrier.arrive.release.{space}.shared::{space}.b64 _, [$0]"
-            f"{mbarrier.counted(arrival_count)}",
-            [self.get_ptr()],
-            "r",
-            predicate,
-        )
+        more = ", $1" if operands else mbarrier.counted(count)
+        text = f"mbarrier.{name}.{space}.shared::{space}.b64 {sink}[$0]{more}"
+        given = [self.get_ptr(), *operands]
+        elected.instruction(text, given, "r" * len(given), predicate)
 
     def arrive_expect_tx(
         self, tx_count: int | ir.Value, predicate: ir.Value | None = None
@@ -254,10 +262,8 @@ class BarrierRef:
           tx_count: the bytes, below 2**20.
           predicate: i1; threads in which it is false do not arrive.
         """
-        space = "cluster" if self.in_cluster else "cta"
-        text = f"mbarrier.arrive.expect_tx.release.{space}.shared::{space}.b64"
-        given = [self.get_ptr(), i32_value(tx_count)]
-        elected.instruction(f"{text} _, [$0], $1", given, "rr", predicate)
+        given = [i32_value(tx_count)]
+        self._instruction("arrive.expect_tx.release", "_, ", given, 1, predicate)
 
     def complete_tx(
         self, tx_count: int | ir.Value, predicate: ir.Value | None = None
@@ -266,10 +272,8 @@ class BarrierRef:
 
         PTX: `mbarrier.complete_tx.relaxed`. Since: sm_90.
         """
-        space = "cluster" if self.in_cluster else "cta"
-        text = f"mbarrier.complete_tx.relaxed.{space}.shared::{space}.b64 [$0], $1"
-        given = [self.get_ptr(), i32_value(tx_count)]
-        elected.instruction(text, given, "rr", predicate)
+        given = [i32_value(tx_count)]
+        self._instruction("complete_tx.relaxed", "", given, 1, predicate)
 
     def remap_to_cluster(self, dim: gpu.Dimension, idx: ir.Value) -> BarrierRef:
         """Returns the same barriers in another block of the cluster.

@@ -189,9 +189,9 @@ def _description(placement: Placement) -> FragmentedLayout:
                 return found
         except errors.PallasGpuError:
             continue
-    for length in (placement.vector_length,):
-        if placement.size % (128 * length) == 0:
-            strided = WGStridedLayout(placement.shape, length)
-            if strided.is_linear and strided.linear() == placement:
-                return strided
+    length = placement.vector_length
+    if placement.size % (128 * length) == 0:
+        strided = WGStridedLayout(placement.shape, length)
+        if strided.is_linear and strided.linear() == placement:
+            return strided
     return placement

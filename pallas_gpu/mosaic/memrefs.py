@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, llvm
 
@@ -33,6 +32,10 @@ from pallas_gpu.mosaic.scalars import as_i32
 
 _DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
 type Index = int | ir.Value
+
+
+# Memory spaces, by the types of pointers to them.
+_MEMORY_SPACES = {"!llvm.ptr<3>": elements.WORKGROUP, "!llvm.ptr<7>": "7 : i32"}
 
 
 def space_of(type_: ir.MemRefType) -> int:
@@ -61,15 +64,21 @@ def memref_of(view: SmemView | GmemView) -> ir.Value:
     tile: tuple[int, ...] = ()
     if isinstance(view, SmemView):
         shape, tile = view.layout.physical_shape, view.layout.tile
-    whole = pointer_memref(view.pointer, shape, view.dtype)
+    space = _MEMORY_SPACES.get(str(view.pointer.type))
+    attribute = None if space is None else ir.Attribute.parse(space)
+    element = elements.type_of(view.dtype)
+    type_ = ir.MemRefType.get(shape, element, memory_space=attribute)
+    whole = ptr_as_memref(view.pointer, type_)
     if window.is_whole:
         return whole
     lead = len(window.array_shape) - len(tile)
     starts, sizes = list(window.starts), list(window.sizes)
     for axis, n in enumerate(tile, lead):
         starts[axis], sizes[axis] = _tiles(view, axis, n), sizes[axis] // n
+    drops = [not kept for kept in window.kept]
+    zeros = [0] * len(tile)
     part = slice_memref(
-        whole, [*starts, *(0 for _ in tile)], [*sizes, *tile], _squeezed(window, lead)
+        whole, [*starts, *zeros], [*sizes, *tile], [*drops, *drops[lead:]]
     )
     order = window.order
     if not window.is_transposed:
@@ -103,28 +112,11 @@ def _tiles(view: SmemView | GmemView, axis: int, tile: int) -> Index:
     )
 
 
-def _squeezed(window: Window, lead: int) -> list[bool]:
-    """For each axis in memory whether the view does not have it."""
-    kept = window.kept
-    return [not x for x in kept] + [not x for x in kept[lead:]]
-
-
-def pointer_memref(
-    pointer: ir.Value, shape: Sequence[int], dtype: np.dtype
-) -> ir.Value:
-    """The memref of a row-major array at a pointer."""
-    space = None
-    if str(pointer.type) == "!llvm.ptr<3>":
-        space = ir.Attribute.parse(elements.WORKGROUP)
-    type_ = ir.MemRefType.get(shape, elements.type_of(dtype), memory_space=space)
-    return ptr_as_memref(pointer, type_)
-
-
 def ptr_as_memref(ptr: ir.Value, memref_ty: ir.MemRefType) -> ir.Value:
     """Returns the memref of a static type, without an offset, at a pointer."""
     i64 = ir.IntegerType.get_signless(64)
     strides, _ = memref_ty.get_strides_and_offset()
-    fields = f"{ptr.type.__str__().removeprefix('!llvm.')}, " * 2 + "i64"
+    fields = f"{str(ptr.type).removeprefix('!llvm.')}, " * 2 + "i64"
     if memref_ty.shape:
         fields += f", array<{len(strides)} x i64>" * 2
     descriptor = llvm.mlir_undef(ir.Type.parse(f"!llvm.struct<({fields})>"))

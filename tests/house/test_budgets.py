@@ -21,7 +21,7 @@ BUDGETS = {
     "lockstep": 8250,
     "lowering": 10650,
     "emitters": 14050,
-    "mosaic": 1800,
+    "mosaic": 5700,
     "ops": 17950,
     "pipeline": 4060,
     "primitives": 8270,
