@@ -27,10 +27,10 @@ def matrix(shape, dtype):
     return RNG.normal(size=shape).astype(dtype)
 
 
-def tiles(offset, x, ref, swizzle, transposed=False):
+def tiles(offset, x, ref, swizzle, transposed=False, rows=8):
     """An array in SMEM, tiled, as the reference to its tiles; stored from GMEM."""
     shape = x.shape[::-1] if transposed else x.shape
-    tile = (8, 8 * swizzle // (8 * x.dtype.itemsize))
+    tile = (rows, swizzle // x.dtype.itemsize)
     held = bodies.smem(offset, shape, x.dtype, tile, swizzle)
     if transposed:
         held = mgpu.memref_transpose(held, (1, 0, 3, 2))
@@ -54,20 +54,21 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.parametrize("rows", [8, 64])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_of_a_warpgroup_is_numpys(name):
+def test_a_product_of_a_warpgroup_is_numpys(name, rows):
     dtype, total, swizzle, left, right, in_registers = PRODUCTS[name]
-    a, b = matrix((64, 128), dtype), matrix((128, 64), dtype)
+    a, b = matrix((128, 128), dtype), matrix((128, 128), dtype)
     signed = True if total is np.int32 else None
 
     def body(x, y, out):
-        held = tiles(0, a, x, swizzle, left)
+        held = tiles(0, a, x, swizzle, left, rows)
         if in_registers:
             held = mgpu.FragmentedArray.load_tiled(held, swizzle)
-        b_held = tiles(1 << 15, b, y, swizzle, right)
+        b_held = tiles(1 << 15, b, y, swizzle, right, rows)
         mgpu.commit_shared()
         acc = mgpu.WGMMAAccumulator.zero(
-            64, 64, elements.type_of(total), is_signed=signed
+            128, 128, elements.type_of(total), is_signed=signed
         )
 
         @mgpu.fori(mgpu.c(2, ir.IndexType.get()), acc)
@@ -286,6 +287,11 @@ def test_products_take_scales_and_metadata(kind):
 REFUSED = {
     "tiles": lambda x: mgpu.wgmma(
         mgpu.WGMMAAccumulator.zero(64, 64), x, x, swizzle=64
+    ),
+    "tiles of 32 rows": lambda x: mgpu.wgmma(
+        mgpu.WGMMAAccumulator.zero(64, 64),
+        bodies.smem(0, (2, 2, 32, 64), F16),
+        bodies.smem(0, (2, 1, 64, 64), F16),
     ),
     "a splat": lambda x: mgpu.WGMMAAccumulator.from_registers(
         mgpu.FragmentedArray.splat(mgpu.c(0.0, ir.F32Type.get()), (64, 64))
