@@ -20,7 +20,7 @@ BUDGETS = {
     "layouts": 10230,
     "lockstep": 8250,
     "lowering": 10650,
-    "emitters": 14050,
+    "emitters": 14200,
     "mosaic": 5700,
     "ops": 17950,
     "pipeline": 4060,
