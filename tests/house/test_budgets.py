@@ -19,7 +19,7 @@ BUDGETS = {
     "entry": 6200,
     "layouts": 10230,
     "lockstep": 8250,
-    "lowering": 10640,
+    "lowering": 10650,
     "emitters": 14050,
     "mosaic": 5700,
     "ops": 17950,

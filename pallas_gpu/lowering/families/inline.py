@@ -190,8 +190,9 @@ def _result(code: Any, handles: Any, i: int, returned: Any, made: Any) -> Any:
         raise errors.ArgumentTypeError(
             f"{what} is not an array in registers",
             expected="a mosaic.FragmentedArray",
-            got=type(returned).__name__,
-            hint="load a reference, or build an array with FragmentedArray.splat",
+            got=f"{type(returned).__module__}.{type(returned).__qualname__}",
+            hint="load a reference, or build an array with FragmentedArray.splat; the "
+            "module is `from pallas_gpu import mosaic as mgpu`",
         )
     if tuple(x.shape) != made.shape:
         raise errors.ShapeError(

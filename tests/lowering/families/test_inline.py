@@ -12,8 +12,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, offline
 from pallas_gpu import mosaic as mgpu
+from pallas_gpu import offline
 from tests.support import everywhere
 from tests.support import public_calls as calls
 from tests.support.features.row import Row
@@ -468,87 +468,6 @@ def test_operands_are_converted_under_warpgroup():
     everywhere.run(body, [X], 2 * X, **INFERRED)
 
 
-# --- the emulator ---------------------------------------------------------------------
-
-
-def read_all(emulate, transforms=()):
-    """Inline code that reads a reference, and stores nothing."""
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(transforms),), emulate=emulate)
-    def read(ctx, ref):
-        mgpu.warpgroup_barrier()
-
-    return read
-
-
-def test_a_missing_wait_shows_where_code_reads():
-    def emulate(ref):
-        ref[0, :4].sum()
-
-    def body(x, o, smem, barrier):
-        plgpu.copy_gmem_to_smem(x, smem, barrier)
-        read_all(emulate)(smem)
-        plgpu.barrier_wait(barrier)
-        o[...] = smem[...]
-
-    scratch = plgpu.SMEM(SHAPE, F32), plgpu.Barrier()
-    found = plgpu.check(everywhere.kernel(body, OUT, *scratch)())(X)
-    assert all(f.at.function.endswith("body") for f in found.findings)
-    with pytest.raises(errors.KernelError, match="missing-wait"):
-        found.raise_if_not_clean()
-
-
-@pytest.mark.parametrize("disjoint", [True, False])
-def test_accesses_of_code_by_two_warpgroups_race(disjoint):
-    def body(x, o):
-        i = lax.axis_index("w")
-
-        def emulate(o, i):
-            rows = slice(32 * int(i), 32 * int(i) + 32) if disjoint else slice(64)
-            o[rows] = np.float32(int(i))
-
-        @plgpu.inline_mgpu(arg_types=(REF, SPLAT), emulate=emulate)
-        def fill(ctx, o, i):
-            pass
-
-        fill(o, i)
-
-    run = everywhere.kernel(body, OUT, threads={"w": 2})()
-    found = {f.rule.id for f in plgpu.check(run)(X).findings}
-    assert found == (set() if disjoint else {"race"})
-
-
-def test_a_check_says_that_the_code_was_run():
-    def body(x, o):
-        o[...] = double(loaded(x))
-
-    (kernel,) = plgpu.check(everywhere.kernel(body, OUT)(), orders=2)(X).coverage
-    assert kernel.emitted and "the code that it is lowered to" in str(kernel)
-    found = plgpu.check(everywhere.kernel(body, OUT)(), orders="all")(X)
-    (row,) = found.not_modelled
-    assert row.at.function.endswith("body") and "emulate" in row.hint
-
-
-def test_a_check_of_all_orders_runs_what_emulate_does():
-    def body(x, o):
-        o[...] = emulated_double(loaded(x))
-
-    found = plgpu.check(everywhere.kernel(body, OUT)(), orders="all")(X)
-    assert found.clean and found.coverage[0].complete
-    np.testing.assert_array_equal(found.results, 2 * X)
-
-
-def test_code_without_results_may_be_ignored():
-    def body(x, o):
-        read_all(None)(x)
-        o[...] = x[...]
-
-    ignoring = plgpu.InterpretParams(inline_mgpu="ignore")
-    run = everywhere.kernel(body, OUT)
-    assert plgpu.check(run(ignoring))(X).coverage[0].emitted is False
-    np.testing.assert_array_equal(run(ignoring)(X), X)
-
-
 # --- compiled offline -----------------------------------------------------------------
 
 
@@ -592,9 +511,9 @@ GOOD = {
 EFFECTS = {
     "inline_mgpu.arg_types": "test_arrays_and_scalars_go_in_and_arrays_come_out",
     "inline_mgpu.return_type": "test_results_are_a_pytree",
-    "inline_mgpu.emulate": "test_a_check_of_all_orders_runs_what_emulate_does",
+    "inline_mgpu.emulate": "tests/emulator/gpu/test_inline.py",
     "RefType.transforms": "test_a_part_of_smem_is_a_memref_of_its_tiled_shape",
-    "InterpretParams.inline_mgpu": "test_code_without_results_may_be_ignored",
+    "InterpretParams.inline_mgpu": "tests/emulator/gpu/test_inline.py",
 }
 FEATURES = [
     Row(
@@ -603,6 +522,8 @@ FEATURES = [
         runs="arrays_and_scalars_go_in_and_arrays_come_out",
         offline="code_of_a_target_is_compiled",
         instruction="nanosleep",
-        omissions={"wait": "a_missing_wait_shows_where_code_reads"},
+        omissions={
+            "wait": "emulator/gpu/inline::a_missing_wait_shows_where_code_reads"
+        },
     ),
 ]

@@ -92,6 +92,31 @@ def test_ptx_has_several_results():
     everywhere.run(body, [INTS << 8], expected(), executed=[])
 
 
+def test_each_warp_executes_ptx_for_arrays_of_its_own():
+    def body(x, o, smem):
+        @plgpu.warp_map
+        def _(i):
+            rows = plgpu.ds(i * 16, 16)
+            smem[rows] = plgpu.inline_ptx("add.f32 $0, $1, $1;", x[rows], dtype=F32)
+
+        o[...] = smem[...]
+
+    everywhere.run(body, [X], 2 * X, plgpu.SMEM(SHAPE, F32))
+
+
+def test_ptx_runs_in_loops_and_branches():
+    def body(x, o):
+        def double(x):
+            return plgpu.inline_ptx("add.f32 $0, $1, $1;", x, dtype=F32)
+
+        def step(i, total):
+            return jax.lax.cond(i % 2 == 0, double, lambda t: t + 1, total)
+
+        o[...] = jax.lax.fori_loop(0, 4, step, x[...])
+
+    everywhere.run(body, [X], (2 * X + 1) * 2 + 1)
+
+
 def test_the_last_group_is_filled_up():
     """Each thread has one element, and the template takes two."""
     x = np.arange(128, dtype=np.float32).astype(BF16)
@@ -188,6 +213,7 @@ GOOD = {
     },
 }
 EFFECTS = {
+    "inline_ptx.operands": "test_ptx_takes_scalars_and_broadcasts",
     "inline_ptx.dtype": "test_ptx_has_several_results",
     "inline_ptx.pack": "test_the_template_is_compiled_for_each_group",
     "inline_ptx.pure": "test_a_pure_template_is_dropped_if_nobody_reads_it",
