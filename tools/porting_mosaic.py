@@ -79,8 +79,8 @@ MOSAIC: dict[str, Row] = {
         "accumulator itself"
     ),
     "wgmma": differs(
-        "a, too, may be transposed in SMEM; tiles of 8 rows only, any number of "
-        "columns that instructions divide"
+        "a, too, may be transposed in SMEM; N is any number that instructions divide; "
+        "tiles of more than 8 rows may be several along K"
     ),
     "get_cluster_ref": differs(
         "the reference is one to the SMEM of the cluster, `generic` or not"

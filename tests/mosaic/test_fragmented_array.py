@@ -271,6 +271,33 @@ def test_a_shape_is_numpys(name):
                  rtol=1e-5)  # fmt: skip
 
 
+RELAYOUTS = {
+    "4x to 2x": ("WGMMA_LAYOUT_UPCAST_4X", "WGMMA_LAYOUT_UPCAST_2X", I4),
+    "2x to a fragment": ("WGMMA_LAYOUT_UPCAST_2X", "WGMMA_LAYOUT", np.int8),
+    "4x to a fragment": ("WGMMA_LAYOUT_UPCAST_4X", "WGMMA_LAYOUT", np.int8),
+    "transposed": ("WGMMA_LAYOUT", "WGMMA_TRANSPOSED_LAYOUT", F16),
+    "back": ("WGMMA_TRANSPOSED_LAYOUT", "WGMMA_LAYOUT", F32),
+    "of TMEM, transposed": ("TCGEN05_LAYOUT", "TCGEN05_TRANSPOSED_LAYOUT", F16),
+    "of TMEM to rows": ("TCGEN05_LAYOUT", "TMEM_NATIVE_LAYOUT", F32),
+    "of rows": ("TMEM_NATIVE_LAYOUT", "TCGEN05_LAYOUT", F16),
+}
+
+
+@pytest.mark.parametrize("name", RELAYOUTS)
+def test_a_layout_is_reached_from_another(name):
+    source, target, dtype = RELAYOUTS[name]
+    x = sample(F32, (128, 64)).clip(-7, 7).astype(dtype)
+    signed = elements.signedness(np.dtype(dtype))
+
+    def body(a, out):
+        array = load(a, getattr(mgpu, source), is_signed=signed)
+        moved = array.to_layout(getattr(mgpu, target))
+        assert moved.layout == getattr(mgpu, target)
+        store(moved, out)
+
+    bodies.check(body, [x], x)
+
+
 LAYOUTS = {
     name: layout
     for name in mgpu.__all__

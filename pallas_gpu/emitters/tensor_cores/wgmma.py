@@ -309,19 +309,26 @@ def _plan(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> _Plan
     k_step = K_STEP_BYTES // b.dtype.itemsize
     plan_b = _operand(b, "b")
     plan_a = _operand(a, "a") if isinstance(a, SmemView) else None
+    if plan_a is not None and plan_a.mn_run % M_ROWS:
+        raise errors.LayoutError(
+            "An instruction crosses tiles of the left operand of wgmma",
+            expected=f"8 rows, or a multiple of {M_ROWS}",
+            got=f"tiles of {plan_a.mn_run} rows",
+        )
     types = (_ACCUMULATORS[acc.dtype], _TYPES[a.dtype][0], _TYPES[b.dtype][0])
     columns = _columns(n, plan_b, integer=acc.dtype == dtypes.I32)
     return _Plan((m, n, k), columns, k_step, plan_a, plan_b, types)
 
 
 def _operand(view: SmemView, side: Literal["a", "b"]) -> WgmmaOperand:
-    return plan_operand(view.layout, view.window, side)
+    return plan_operand(view.layout, view.window, side, high_tiles=True)
 
 
 def _columns(n: int, b: WgmmaOperand, *, integer: bool) -> int:
     """The largest number of columns per instruction that divides N and b's atoms."""
     for columns in range(min(n, MAX_N), 0, -N_GRANULE):
         whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
+        whole = whole and b.mn_run % columns == 0
         legal = not integer or columns <= _INT_FREE_N or columns % _INT_STEP == 0
         if whole and legal and columns % N_GRANULE == 0:
             return columns
