@@ -48,7 +48,7 @@ def known(index: int | ir.Value) -> int | None:
     match name:
         case "arith.constant":
             return _number(index)
-        case "arith.index_cast" | "arith.extsi":
+        case "arith.index_cast" | "arith.index_castui" | "arith.extsi":
             return known(operands[0])
         case "arith.extui":
             number = known(operands[0])
@@ -70,7 +70,7 @@ def divisor(index: int | ir.Value) -> int:
         return promised
     name, operands = _definition(index)
     match name:
-        case "arith.index_cast":
+        case "arith.index_cast" | "arith.index_castui":
             return divisor(operands[0])
         case "arith.extsi" | "arith.extui":
             # A narrow product may have wrapped; powers of two still divide it.
