@@ -48,8 +48,11 @@ def known(index: int | ir.Value) -> int | None:
     match name:
         case "arith.constant":
             return _number(index)
-        case "arith.index_cast" | "arith.index_castui" | "arith.extsi":
+        case "arith.index_cast" | "arith.extsi":
             return known(operands[0])
+        case "arith.index_castui":
+            number = known(operands[0])
+            return None if number is None or number < 0 else number
         case "arith.extui":
             number = known(operands[0])
             bits = operands[0].type.width
