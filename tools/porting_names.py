@@ -362,9 +362,8 @@ TRITON: dict[str, Row] = {
     "debug_barrier": differs(
         "does nothing: a warpgroup synchronizes where operations exchange elements"
     ),
-    "elementwise_inline_asm": other(
-        "plgpu.inline_ptx(asm, *args, dtype=, pack=)",
-        "constraints follow from the element types",
+    "elementwise_inline_asm": differs(
+        "`plgpu.inline_ptx`: constraints follow from the element types"
     ),
     "CUSTOM_CALL_TARGET_NAME": no("of upstream's Triton compiler"),
     **dict.fromkeys(

@@ -81,7 +81,6 @@ INSTEAD: dict[str, str] = {
     "approx_tanh": "plgpu.CompilerParams(approx_math=True), and jnp.tanh",
     # Triton
     "debug_barrier": _SYNC,
-    "elementwise_inline_asm": "plgpu.inline_ptx(template, *operands, dtype=...)",
     **dict.fromkeys(
         (
             "GpuInfo", "GpuVersion", "get_gpu_info", "get_gpu_info_from_version",

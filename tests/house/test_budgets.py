@@ -18,7 +18,7 @@ BUDGETS = {
     "emulator": 13240,
     "entry": 6200,
     "layouts": 10230,
-    "lockstep": 8250,
+    "lockstep": 8400,
     "lowering": 10650,
     "emitters": 14200,
     "mosaic": 5700,
