@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import errors
 from pallas_gpu.emitters import module, smem, tma
 from pallas_gpu.emitters.copies import bulk
-from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.smem import SmemView
 from pallas_gpu.layouts import SmemLayout
@@ -99,15 +99,18 @@ def arranged(
         dataclasses.replace(d, smem_stride=s)
         for d, s in zip(dims, strides, strict=True)
     ]
-    # Tiles are in bounds as a whole, so the start of a tiled dimension is a multiple.
     multiples = [
-        start
-        if isinstance(start, int)
-        else math.lcm(*(d.stride for d in dims if d.gmem_dim == view.window.axes[a]))
+        _multiple(start, [d.stride for d in dims if d.gmem_dim == view.window.axes[a]])
         for a, start in enumerate(starts)
     ]
     part = view.slice(starts, sizes, multiples)
     return Slice(part, tuple(dims), transforms)
+
+
+def _multiple(start: int | ir.Value, steps: Sequence[int]) -> int:
+    """Returns a divisor of a start; that of a tiled dimension is one of a tile."""
+    known = scalars.divisor(start)
+    return known if isinstance(start, int) else math.lcm(known, *steps)
 
 
 # --- the side of SMEM -----------------------------------------------------------------

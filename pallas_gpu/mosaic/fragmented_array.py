@@ -40,6 +40,11 @@ class Rounding(enum.Enum):
     TO_ZERO = enum.auto()
 
 
+# How many partial results grow at a time. Attention took 1.05 times as long with
+# extrema in a tree, and 1.02 times with sums in one chain, too (H200).
+_CHAINS = {"max": 1, "min": 1}
+
+
 class FragmentedArray(Operators):
     """An array that the threads of a warpgroup hold in registers.
 
@@ -267,8 +272,8 @@ class FragmentedArray(Operators):
           op: "add", "mul", "max", "min", "and", "or" or "xor".
           axis: one axis, or several.
           scratch: a memref in SMEM, for axes along which warps hold different parts.
-          acc_ilp: how many partial results of a thread grow at a time; None: they form
-            a tree.
+          acc_ilp: how many partial results of a thread grow at a time; None: one of
+            extrema, and a tree of others.
 
         Raises:
           OutOfResources: the scratch is missing or too small.
@@ -285,7 +290,8 @@ class FragmentedArray(Operators):
         if isinstance(array, Splat):
             return self._reduced_splat(op, axes)
         room = None if scratch is None else _scratch(scratch)
-        result = reductions.reduce(op, array, axes, room, acc_ilp)  # type: ignore[arg-type]
+        chains = _CHAINS.get(op) if acc_ilp is None else acc_ilp
+        result = reductions.reduce(op, array, axes, room, chains)  # type: ignore[arg-type]
         return type(self).of(result, self._reduced_layout(result, axes))
 
     def _reduced_splat(self, op: str, axes: Sequence[int]) -> FragmentedArray:

@@ -367,11 +367,13 @@ def tiled_view_of(
     # The axes of the array in memory: in front, those that count tiles, those of tiles.
     order = sorted(range(tiled), key=lambda i: tile[i])
     memory = [counts[i] for i in order] + [tile[i] for i in order]
-    units = [a for a in memory if window.array_shape[a] == 1]
-    outer = [a for a in range(len(window.array_shape)) if a not in memory]
-    stored = [a for a in memory if a not in units]
-    whole = all(window.sizes[a] == window.array_shape[a] for a in tile)
+    # A single tile along an axis may be one of those that are in front of all others.
+    first = min((a for a in memory if window.sizes[a] != 1), default=len(window.sizes))
+    front = {a for a in counts if a < first}
+    stored = [a for a in memory if a not in front and window.array_shape[a] != 1]
+    outer = [a for a in range(len(window.array_shape)) if a not in memory or a in front]
     behind = [a for a in outer if window.array_shape[a] != 1]
+    whole = all(window.sizes[a] == window.array_shape[a] for a in tile)
     if stored != sorted(stored) or max(behind, default=-1) > min(stored, default=99):
         whole = False
     if not whole:
@@ -381,25 +383,24 @@ def tiled_view_of(
             got=f"shape {tuple(ref.type.shape)} with strides {_strides(ref.type)}",
         )
     shape, sizes, starts, tiling = [], [], [], []
-    for i in order:
-        n = window.sizes[tile[i]]
+    for axis, n in ((counts[i], window.sizes[tile[i]]) for i in order):
         tiling.append(n)
-        shape.append(window.array_shape[counts[i]] * n)
-        sizes.append(window.sizes[counts[i]] * n)
-        starts.append(_scaled(window.starts[counts[i]], n))
-    front = [window.array_shape[a] for a in outer]
+        shape.append(n if axis in front else window.array_shape[axis] * n)
+        sizes.append(window.sizes[axis] * n)
+        starts.append(0 if axis in front else _scaled(window.starts[axis], n))
     layout = SmemLayout.of(
-        (*front, *shape),
+        (*(window.array_shape[a] for a in outer), *shape),
         plain.layout.itemsize_bits,
         tuple(tiling),
         swizzle or NO_SWIZZLE,
     )
-    first = [*(window.starts[a] for a in outer), *starts]
+    starts = [*(window.starts[a] for a in outer), *starts]
     part = SmemView(plain.pointer, layout, plain.dtype, Window.whole(layout.shape))
-    kept = [window.sizes[a] if a in window.axes else None for a in outer]
-    part = part.slice(first, [*kept, *sizes], [scalars.divisor(s) for s in first])
-    leading = [a for a in outer if a in window.axes]
-    places = [leading.index(a) for a in window.axes[:lead]]
+    leading = window.axes[:lead]
+    kept = [window.sizes[a] if a in leading else None for a in outer]
+    part = part.slice(starts, [*kept, *sizes], [scalars.divisor(s) for s in starts])
+    in_order = [a for a in outer if a in leading]
+    places = [in_order.index(a) for a in leading]
     return part.transpose([*places, *(lead + order.index(i) for i in range(tiled))])
 
 

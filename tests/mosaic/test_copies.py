@@ -389,6 +389,25 @@ def test_row_numbers_choose_rows(rows):
 
 
 @pytest.mark.offline
+def test_what_is_known_of_a_start_saves_instructions():
+    x = sample((2048, 64), F16)
+
+    def body(ctx, x_ref, o_ref, scratch):
+        tile, barrier = scratch
+        for size in (512, 100):
+            start = arith.muli(gpu.block_id(X), index(size))
+            ctx.async_copy(
+                src_ref=x_ref, dst_ref=tile, gmem_slice=mgpu.ds(start, 512),
+                barrier=barrier,
+            )  # fmt: skip
+
+    function = kernel(body, [x], [x], (smem((512, 64), F16), mgpu.Barrier(1)))
+    (report,) = plgpu.offline.compile(function, x, target="sm_90a")
+    # A box has 256 rows; of the other start no more is known than that it is even.
+    assert report.ptx.count("cp.async.bulk.tensor") == 3
+
+
+@pytest.mark.offline
 def test_slices_are_fetched_to_l2():
     x = sample((128, 128))
 

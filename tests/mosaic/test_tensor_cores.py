@@ -13,6 +13,7 @@ from pallas_gpu import mosaic as mgpu
 from pallas_gpu.emitters import module
 from pallas_gpu.mosaic import elements, tcgen05
 from tests.support import mosaic_bodies as bodies
+from tests.support import mosaic_kernels as kernels
 from tests.support import scaled_products, sparse_products
 from tests.support.refusal import refused_by
 
@@ -84,6 +85,53 @@ def test_a_product_of_a_warpgroup_is_numpys(name, rows):
     tolerance = 2e-2 if total is F16 or dtype is F8 else 1e-3
     bodies.check(body, [a, b], expected.astype(total), rtol=tolerance,
                  smem_bytes=1 << 16)  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_tiles_of_64_rows_come_by_tma(transposed):
+    a, b = matrix((128, 128), F16), matrix((128, 128), F16)
+
+    def body(ctx, x, y, out, scratch):
+        left, right, barriers = scratch
+        tile = (mgpu.TileTransform((64, 64)),)
+        turn = (mgpu.TransposeTransform((1, 0, 2, 3)),) * transposed
+        acc = mgpu.WGMMAAccumulator.zero(128, 128)
+        for step in range(2):
+            barrier = barriers[step]
+            barrier.arrive_expect_tx(
+                2 * 128 * 64 * 2,
+                predicate=mgpu.single_thread_predicate(),
+            )
+            k = mgpu.ds(64 * step, 64)
+            ctx.async_copy(
+                src_ref=x, dst_ref=mgpu.memref_slice(left, step), swizzle=128,
+                gmem_slice=(slice(0, 128), k), gmem_transform=tile, barrier=barrier,
+                arrive=False,
+            )  # fmt: skip
+            part = (slice(0, 128), k) if transposed else (k, slice(0, 128))
+            ctx.async_copy(
+                src_ref=y, dst_ref=mgpu.memref_slice(right, step), swizzle=128,
+                gmem_slice=part, gmem_transform=(*tile, *turn), barrier=barrier,
+                arrive=False,
+            )  # fmt: skip
+        for step in range(2):
+            barriers[step].wait()
+            held = mgpu.memref_slice(right, step)
+            if transposed:
+                held = mgpu.memref_transpose(held, (0, 1, 3, 2))
+            acc = mgpu.wgmma(acc, mgpu.memref_slice(left, step), held)
+            nvvm.wgmma_commit_group_sync_aligned()
+        nvvm.wgmma_wait_group_sync_aligned(0)
+        acc.value.store_untiled(out, optimized=False)
+
+    scratch = [
+        kernels.smem((2, 2, 1, 64, 64), F16),
+        kernels.smem((2, 1, 2, 64, 64), F16),
+        mgpu.TMABarrier(2),
+    ]
+    stored = np.ascontiguousarray(b.T) if transposed else b
+    expected = a.astype(F32) @ b.astype(F32)
+    kernels.check(body, [a, stored], expected, scratch=scratch, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [F16, I8])

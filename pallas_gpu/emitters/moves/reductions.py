@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -52,8 +52,7 @@ def reduce(
         reduced axes does not count.
       axes: the axes to reduce.
       scratch: required if warps hold different parts, see `Reduction`.
-      chains: a thread combines its registers in this many chains, and finishes an
-        element of the result before the next one; None: in trees, all at a time.
+      chains: a thread combines its registers in this many chains; None is a tree.
 
     Returns:
       An array in `x.layout.reduce(axes)`, or a splat of shape () if no axis remains.
@@ -81,28 +80,26 @@ def reduce(
         groups = [_of_loads(kind, group, own) or group for group in groups]
     if kind == "add":
         groups = [_with_products_added(first, group) for group in groups]
+    partial = [_fold(first, _chained(first, group, chains)) for group in groups]
     dtype = own if wanted == dtypes.BOOL else wanted
-    combine = row.emitter(dtype)
-    parts: list[Callable] = [lambda group: _fold(first, _chained(first, group, chains))]
     if own != dtype and steps.vector_reduced:
-        parts.append(lambda v: _fold_halves(first, v))
-    parts.append(lambda v: convert_value(v, own, dtype))
+        partial = [_fold_halves(first, value) for value in partial]
+    partial = [convert_value(v, own, dtype) for v in partial]
+    combine = row.emitter(dtype)
     if steps.vector_reduced:
-        parts.append(lambda v: _fold_lanes(combine, v))
+        partial = [_fold_lanes(combine, value) for value in partial]
     if wanted == dtypes.BOOL and name in redux.VOTES and steps.is_of_warpgroup:
-        (partial,) = _each(parts, groups, chains)
-        return Splat(_of_all_threads(name, partial, dtype), wanted, ())
+        return Splat(_of_all_threads(name, partial[0], dtype), wanted, ())
     if _is_of_warp(name, steps) and redux.combines(name, dtype, steps.length):
         # More bools than one share a word, and a `redux`.
         is_vote = wanted == dtypes.BOOL and name in redux.VOTES and steps.length == 1
         whole = redux.voted if is_vote else redux.combined
-        parts.append(lambda v: whole(name, v, dtype))
+        partial = [whole(name, v, dtype) for v in partial]
     else:
-        parts += [
-            lambda v, bit=bit: combine(v, shuffle.exchange(v, dtype, 1 << bit))
-            for bit in steps.lanes
-        ]
-    partial = _each(parts, groups, chains)
+        for bit in steps.lanes:
+            partial = [
+                combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial
+            ]
     if steps.warps:
         partial = _across_warps(combine, partial, dtype, steps, scratch)
     partial = [convert_value(v, dtype, wanted) for v in partial]
@@ -161,15 +158,6 @@ def _with_products_added(combine: Callable, values: list[ir.Value]) -> list[ir.V
 def _is_product(value: ir.Value) -> bool:
     owner = value.owner
     return isinstance(owner, ir.Operation | ir.OpView) and owner.name == "arith.mulf"
-
-
-def _each(parts: list[Callable], groups: list[Any], chains: int | None) -> list[Any]:
-    """Applies functions to each group of registers, one after the other."""
-    if chains is None:
-        for part in parts:
-            groups = [part(x) for x in groups]
-        return groups
-    return [functools.reduce(lambda x, part: part(x), parts, x) for x in groups]
 
 
 def _chained(
