@@ -18,6 +18,7 @@ from pallas_gpu import composites as _composites  # noqa: F401 - registers its r
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
 from pallas_gpu import lockstep as _lockstep  # noqa: F401 - registers its machine
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
+from pallas_gpu import mosaic as _mosaic  # noqa: F401 - registers its handles
 from pallas_gpu.types.foreign import INSTEAD as _INSTEAD
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
@@ -93,6 +94,7 @@ from pallas_gpu.primitives.cp_async import *
 from pallas_gpu.primitives.debug import *
 from pallas_gpu.primitives.grids.griddepcontrol import *
 from pallas_gpu.primitives.grids.launch_control import *
+from pallas_gpu.primitives.inline import *
 from pallas_gpu.primitives.mbarrier import *
 from pallas_gpu.primitives.registers import *
 from pallas_gpu.primitives.sync.delay import *

@@ -89,6 +89,7 @@ ARGUMENTS: dict[str, Reasons] = {
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),
         **_new("keeps source lines in PTX and SASS", "line_info"),
         **_new("compiles `debug_check`; a flag of JAX upstream", "debug_checks"),
+        **_new("of `as_gpu_kernel` upstream", "ir_version"),
         **_default(
             "None: as much as the largest reduction takes", "reduction_scratch_bytes"
         ),
@@ -144,6 +145,7 @@ ARGUMENTS: dict[str, Reasons] = {
     },
     "barrier_arrive": _new("arrivals at once", "num_arrivals"),
     "tcgen05_commit_arrive": _new(_NEWER, "predicate"),
+    "inline_mgpu": _new("what the code does, in NumPy, for the emulator", "emulate"),
     # Registers
     "load": {
         **_CHOSEN,

@@ -70,7 +70,6 @@ ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
 REDUCTIONS = differs("take `keepdims`, too; `accumulator_ilp` is a hint")
-INLINE = later("inline Mosaic GPU code")
 
 PLGPU: dict[str, Row] = {
     # Entry points and control flow
@@ -237,9 +236,13 @@ PLGPU: dict[str, Row] = {
         "the emulator reports accesses to GMEM before it, also to arguments"
     ),
     # Inline code
-    "RefType": INLINE,
-    "ShapeDtypeStruct": INLINE,
-    "inline_mgpu": INLINE,
+    "RefType": SAME,
+    "ShapeDtypeStruct": SAME,
+    "inline_mgpu": differs(
+        "the handles are those of `pallas_gpu.mosaic`; takes barriers, TMEM, scalars "
+        "of the kernel that it captures, and `emulate`; runs on a CPU, see "
+        "[inline.md](inline.md)"
+    ),
 }  # fmt: skip
 
 PL: dict[str, Row] = {
@@ -362,7 +365,9 @@ TRITON: dict[str, Row] = {
     "debug_barrier": differs(
         "does nothing: a warpgroup synchronizes where operations exchange elements"
     ),
-    "elementwise_inline_asm": later("inline PTX"),
+    "elementwise_inline_asm": differs(
+        "`plgpu.inline_ptx`: constraints follow from the element types"
+    ),
     "CUSTOM_CALL_TARGET_NAME": no("of upstream's Triton compiler"),
     **dict.fromkeys(
         (

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from tools.porting_arguments import ARGUMENTS
+from tools.porting_mosaic import MOSAIC, TCGEN05
 from tools.porting_names import OLDER, PL, PLGPU, TRITON, Row
 from tools.source_tree import ROOT
 
@@ -52,6 +53,18 @@ hold, such as 64 rows of attention. With the 128 rows of its default, `attention
 spills 656 bytes per thread on sm_90a for heads of 64 elements.
 """
 
+_MOSAIC = """\
+Bodies that emit MLIR themselves change one line:
+
+```python
+# import jax.experimental.mosaic.gpu as mgpu
+from pallas_gpu import mosaic as mgpu
+```
+
+References are memrefs, as upstream's, so operations of `jaxlib.mlir.dialects` mix with
+these. Errors are this package's, with the line of the kernel.
+"""
+
 _ARGUMENTS = """\
 All other arguments have the names, the positions and the defaults of upstream's; a test
 compares the signatures with the installed ones.
@@ -63,6 +76,8 @@ def table() -> str:
     lines = [_HEAD, "## jax.experimental.pallas.mosaic_gpu", "", *_rows(PLGPU)]
     lines += ["", "## jax.experimental.pallas", "", *_rows(PL)]
     lines += ["", "## jax.experimental.pallas.triton", "", _TRITON, *_rows(TRITON)]
+    lines += ["", "## jax.experimental.mosaic.gpu", "", _MOSAIC, *_rows(MOSAIC)]
+    lines += ["", "Its module `tcgen05`:", "", *_rows(TCGEN05)]
     lines += ["", "## Older spellings", "", *_rows(OLDER)]
     lines += ["", "## Arguments that differ", "", _ARGUMENTS]
     lines += ["| names | arguments | here | why |", "|---|---|---|---|", *_arguments()]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import errors, expect, types
-from pallas_gpu.primitives import atomics, registers
+from pallas_gpu.primitives import atomics, inline, registers
 from pallas_gpu.primitives.atomics import atomic_cas
 from pallas_gpu.types import values as value_rules
 from pallas_gpu.types.foreign import INSTEAD
@@ -34,6 +34,7 @@ __all__ = [
     "atomic_xor",
     "debug_barrier",
     "dot",
+    "elementwise_inline_asm",
     "load",
     "max_contiguous",
     "store",
@@ -233,6 +234,59 @@ def approx_tanh(x: value_rules.Array) -> jax.Array:
             hint="use jnp.tanh",
         )
     return jnp.tanh(x)
+
+
+def _arrays(value: Any, what: str) -> tuple[jax.Array, ...]:
+    if not expect.is_sequence(value):
+        raise expect.wrong_type(
+            what, "a sequence", "a sequence of arrays", value, "write args=[x]"
+        )
+    return tuple(value_rules.array(x, what) for x in value)
+
+
+def _types(value: Any, what: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    rule = expect.instance(jax.ShapeDtypeStruct, written="jax.ShapeDtypeStruct(...)")
+    return tuple(rule(x, what) for x in (value if expect.is_sequence(value) else [0]))
+
+
+@expect.arguments(args=_arrays, result_shape_dtypes=_types)
+def elementwise_inline_asm(
+    asm: str,
+    *,
+    args: Any,
+    constraints: str,
+    pack: int,
+    result_shape_dtypes: Any,
+) -> list[jax.Array]:
+    """Executes PTX for the elements of arrays: `pallas_gpu.inline_ptx`.
+
+    Args:
+      asm: the template; registers of results come first.
+      args: arrays of one shape.
+      constraints: a hint that this compiler does not use: those of registers follow
+        from the element types.
+      pack: how many elements the template takes at once.
+      result_shape_dtypes: the types of the results, of the shape of the arrays.
+
+    Returns:
+      The results.
+
+    Raises:
+      ArgumentError, DTypeError: as `pallas_gpu.inline_ptx`.
+      ShapeError: the results have another shape than the arrays.
+    """
+    del constraints
+    dtypes = tuple(x.dtype for x in result_shape_dtypes)
+    results = list(inline.inline_ptx(asm, *args, dtype=dtypes, pack=pack))
+    for x, declared in zip(results, result_shape_dtypes, strict=True):
+        if x.shape != declared.shape:
+            raise errors.ShapeError(
+                "elementwise_inline_asm: a result has another shape than the arrays",
+                expected=f"shape {x.shape}",
+                got=f"shape {declared.shape}",
+                hint="result_shape_dtypes are those of the elements' results",
+            )
+    return results
 
 
 def debug_barrier() -> None:

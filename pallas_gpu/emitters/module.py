@@ -26,10 +26,11 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import operations
+from pallas_gpu.emitters import launch_spec, operations
+from pallas_gpu.emitters.launch_spec import WARPGROUP_THREADS as WARPGROUP_THREADS
+from pallas_gpu.emitters.launch_spec import LaunchSpec as LaunchSpec
 from pallas_gpu.emitters.program import barriers, exits
 
-WARPGROUP_THREADS = 128
 WARP_THREADS = 32
 # Constant memory (NVPTX address space 4); the launcher looks up the symbol.
 _SCRATCH_GLOBAL = "global_scratch"
@@ -42,62 +43,7 @@ _REGISTER_LIMIT = "pallas_gpu.register_limit"
 PROLOGUE_ELECTED = 7  # its operand `elected`
 
 # The threads that execute the emitted code and that its barriers synchronize.
-Issuer = Literal["warpgroup", "warp"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchSpec:
-    """How a kernel is launched.
-
-    Attributes:
-      name: the kernel's symbol name.
-      grid: blocks per axis, x first.
-      cluster: blocks of one cluster per axis, x first; divides the grid.
-      threads: threads per block, a multiple of 128.
-      smem_bytes: dynamic SMEM per block.
-      num_buffers: number of operands and results of the kernel.
-      arch: compute capability, e.g. (9, 0).
-      shares_smem: whether threads access the SMEM of other blocks of the cluster.
-      waits_for_grids: whether the kernel may start before the kernels before it have
-        ended, for which it waits itself (programmatic dependent launch).
-    """
-
-    name: str
-    grid: tuple[int, int, int] = (1, 1, 1)
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    threads: int = WARPGROUP_THREADS
-    smem_bytes: int = 0
-    num_buffers: int = 0
-    arch: tuple[int, int] = (9, 0)
-    shares_smem: bool = False
-    waits_for_grids: bool = False
-
-    def __post_init__(self) -> None:
-        if self.threads < 1 or self.threads % WARPGROUP_THREADS:
-            raise errors.ArgumentError(
-                "The number of threads is not a multiple of a warpgroup's",
-                expected=f"a multiple of {WARPGROUP_THREADS} threads",
-                got=self.threads,
-            )
-        for axis, (blocks, cluster) in enumerate(
-            zip(self.grid, self.cluster, strict=True)
-        ):
-            if cluster < 1 or blocks % cluster:
-                raise errors.ArgumentError(
-                    f"The grid is not a multiple of the cluster along axis {axis}",
-                    expected=f"a multiple of {cluster} blocks",
-                    got=blocks,
-                )
-
-    @property
-    def has_cluster(self) -> bool:
-        """True if a cluster has more than one block."""
-        return self.cluster != (1, 1, 1)
-
-    @property
-    def warpgroups(self) -> int:
-        """The number of warpgroups per block."""
-        return self.threads // WARPGROUP_THREADS
+Issuer = Literal["warpgroup", "warp", "thread"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +221,18 @@ class KernelBuilder:
     @contextlib.contextmanager
     def in_warp(self) -> Iterator[None]:
         """Makes the warp the issuer, for code that each warp executes on its own."""
-        outer, self.issuer = self.issuer, "warp"
+        with self._issued_by("warp"):
+            yield
+
+    @contextlib.contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Makes the thread the issuer, for code that its author has given to one."""
+        with self._issued_by("thread"):
+            yield
+
+    @contextlib.contextmanager
+    def _issued_by(self, issuer: Issuer) -> Iterator[None]:
+        outer, self.issuer = self.issuer, issuer
         try:
             yield
         finally:
@@ -284,11 +241,15 @@ class KernelBuilder:
     @property
     def issuer_threads(self) -> int:
         """The number of threads of the issuer."""
-        return WARP_THREADS if self.issuer == "warp" else WARPGROUP_THREADS
+        threads = {"thread": 1, "warp": WARP_THREADS}
+        return threads.get(self.issuer, WARPGROUP_THREADS)
 
     @property
     def elected(self) -> ir.Value:
         """i1: true in the one thread that issues instructions for the issuer."""
+        if self.issuer == "thread":
+            i1 = ir.IntegerType.get_signless(1)
+            return self.hoisted("itself", lambda: arith.constant(i1, 1))
         if self.issuer == "warp":
             return self.threads.warp_elected
         return self.threads.elected
@@ -440,7 +401,7 @@ class KernelBuilder:
                 token_type,
                 [token],
                 *map(extent, spec.grid),
-                *map(extent, (spec.threads, 1, 1)),
+                *map(extent, spec.block_dims),
                 dynamicSharedMemorySize=smem_bytes,
                 **cluster,
             )
@@ -457,12 +418,7 @@ class KernelBuilder:
             return arith.constant(i32, value)
 
         zero = constant(0)
-        thread = nvvm.ThreadIdXOp(
-            results=[i32],
-            range=ir.Attribute.parse(
-                f"#llvm.constant_range<i32, 0, {self.spec.threads}>"
-            ),
-        ).result
+        thread = launch_spec.thread_in_block(self.spec.block_dims)
         lane = arith.andi(thread, constant(WARP_THREADS - 1))
         # A shuffle from lane 0 tells the compiler that the value is warp-uniform.
         warp_in_block = nvvm.shfl_sync(

@@ -9,6 +9,7 @@ observes the data. Stores complete in bulk async-groups.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.types import OOBFillMode
-from pallas_gpu.types.copies.reductions import REDUCTIONS
+from pallas_gpu.types.copies.reductions import REDUCTIONS, CopyReduction
 
 # More copies than this are emitted as a loop, for code size and lowering time.
 _MAX_UNROLLED = 8
@@ -90,42 +91,116 @@ def copy_gmem_to_smem(
     else:
         line = bulk.size_bytes(gmem, smem_view, oob_mode)
         found = line or _mapped_or_line(gmem, smem_view, oob_mode)
-    if isinstance(found, TmaPlan):
-        nan_fill = oob_mode is OOBFillMode.NAN and not all(gmem.window.known_inside())
-        tensor = descriptor(gmem, found, nan_fill=nan_fill)
+    nan_fill = oob_mode is OOBFillMode.NAN and not all(gmem.window.known_inside())
     base = smem.slice_pointer(smem_view)
+    ready = Transfer.of(gmem, found, base, transfer_bytes(smem_view), nan_fill)
+    policy = instructions.cache_policy(cache_hint)
     if sync:
         mbarrier.synchronize()
-
-    mask = multicast.mask if multicast else None
-    policy = instructions.cache_policy(cache_hint)
-    tracked = barrier_pointer
-
     with elected.thread() as by:
         if arrive:
-            with predicated(_leads(pair)):
-                num_bytes: int | ir.Value = transfer_bytes(smem_view)
-                num_bytes *= 1 if pair is None else pair.count
-                if predicate is not None:
-                    num_bytes = arith.select(predicate, kb.i32(num_bytes), kb.i32(0))
-                mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes, by)
+            expect(ready, barrier_pointer, pair=pair, predicate=predicate, by=by)
         with predicated(predicate):
-            if pair is not None:
-                tracked = addressing.map_shared(barrier_pointer, pair.ranks[0])
-            if isinstance(found, TmaPlan):
-                load = functools.partial(
-                    instructions.load,
-                    of_pair=pair is not None, mask=mask, policy=policy, by=by,
-                )  # fmt: skip
-                issue(
-                    found, gmem.window.starts, base,
-                    lambda to, at: load(to, tensor, at, tracked), multicast,
-                )  # fmt: skip
-            else:
-                source = slice_pointer(gmem)
-                instructions.load_line(
-                    base, source, found, tracked, policy=policy, by=by
-                )
+            start_load(
+                ready, barrier_pointer, multicast=multicast, pair=pair, policy=policy,
+                by=by,
+            )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A copy that is planned, and what its instructions need.
+
+    Attributes:
+      gmem: the slice of GMEM.
+      found: the plan of tensor copies, or the size in bytes of adjacent ones.
+      tensor: address of the tensor map; None without one.
+      base: `!llvm.ptr<3>` of the slice of SMEM.
+      size_bytes: that an mbarrier counts.
+    """
+
+    gmem: GmemView
+    found: TmaPlan | int
+    tensor: ir.Value | None
+    base: ir.Value
+    size_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        gmem: GmemView,
+        found: TmaPlan | int,
+        base: ir.Value,
+        size_bytes: int = 0,
+        nan_fill: bool = False,
+        element: np.dtype | None = None,
+    ) -> Transfer:
+        """Emits the tensor map of a plan; see `descriptor`."""
+        tensor = None
+        if isinstance(found, TmaPlan):
+            tensor = descriptor(gmem, found, element, nan_fill=nan_fill)
+        return cls(gmem, found, tensor, base, size_bytes)
+
+
+def expect(
+    transfer: Transfer,
+    barrier_pointer: ir.Value,
+    *,
+    pair: Group | None = None,
+    predicate: ir.Value | None = None,
+    by: ir.Value | None = None,
+) -> None:
+    """Arrives for a load and adds its bytes to the tx-count, in one thread.
+
+    Args:
+      transfer, barrier_pointer: of the load.
+      pair, predicate: see `copy_gmem_to_smem`.
+      by: i1, the predicate of the threads that issue it; None is all.
+    """
+    kernel = module.current()
+    with predicated(_leads(pair)):
+        num_bytes: int | ir.Value = transfer.size_bytes
+        num_bytes *= 1 if pair is None else pair.count
+        if predicate is not None:
+            num_bytes = arith.select(predicate, kernel.i32(num_bytes), kernel.i32(0))
+        mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes, by)
+
+
+def start_load(
+    transfer: Transfer,
+    barrier_pointer: ir.Value,
+    *,
+    multicast: Group | None = None,
+    pair: Group | None = None,
+    policy: ir.Value | None = None,
+    by: ir.Value | None = None,
+) -> None:
+    """Emits the instructions of a load, for one thread.
+
+    Args:
+      transfer: the load.
+      barrier_pointer, multicast, pair: see `copy_gmem_to_smem`.
+      policy: i64, of `instructions.cache_policy`.
+      by: i1, the predicate of the threads that issue it; None is all.
+    """
+    gmem, found, tracked = transfer.gmem, transfer.found, barrier_pointer
+    if pair is not None:
+        tracked = addressing.map_shared(barrier_pointer, pair.ranks[0])
+    if not isinstance(found, TmaPlan):
+        source = slice_pointer(gmem)
+        instructions.load_line(
+            transfer.base, source, found, tracked, policy=policy, by=by
+        )
+        return
+    tensor, mask = transfer.tensor, multicast.mask if multicast else None
+    assert tensor is not None
+    load = functools.partial(
+        instructions.load, of_pair=pair is not None, mask=mask, policy=policy, by=by
+    )
+    issue(
+        found, gmem.window.starts, transfer.base,
+        lambda to, at: load(to, tensor, at, tracked), multicast,
+    )  # fmt: skip
 
 
 def _leads(pair: Group | None) -> ir.Value | None:
@@ -170,12 +245,39 @@ def copy_smem_to_gmem(
     combines = REDUCTIONS[reduction] if reduction else None
     measure = bulk.size_bytes if combines is None else bulk.reduced_bytes
     found = measure(gmem, smem_view) or _mapped_or_line(gmem, smem_view)
-    if isinstance(found, TmaPlan):
-        element = combines.element(gmem.dtype) if combines else None
-        tensor = descriptor(gmem, found, element)
+    element = combines.element(gmem.dtype) if combines else None
     base = smem.slice_pointer(smem_view)
+    ready = Transfer.of(gmem, found, base, element=element)
     if sync:
         mbarrier.synchronize()
+    with predicated(kb.elected):
+        start_store(ready, combines, policy)
+        if commit:
+            commit_group()
+
+
+def start_store(
+    transfer: Transfer,
+    combines: CopyReduction | None = None,
+    policy: ir.Value | None = None,
+) -> None:
+    """Emits the instructions of a store, for code that one thread executes.
+
+    Args:
+      transfer: the store.
+      combines: how it combines with the contents of GMEM.
+      policy: i64, of `instructions.cache_policy`.
+    """
+    gmem, found, base = transfer.gmem, transfer.found, transfer.base
+    if not isinstance(found, TmaPlan):
+        if combines is None:
+            instructions.store_line(base, slice_pointer(gmem), found, policy)
+            return
+        suffix, to = bulk.suffix(combines, gmem.dtype), slice_pointer(gmem)
+        instructions.reduce_line(suffix, base, to, found, policy)
+        return
+    tensor = transfer.tensor
+    assert tensor is not None
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         if combines is None:
@@ -184,16 +286,7 @@ def copy_smem_to_gmem(
             operation = combines.operation
             instructions.reduce(operation, pointer, tensor, coordinates, policy)
 
-    with predicated(kb.elected):
-        if isinstance(found, TmaPlan):
-            issue(found, gmem.window.starts, base, copy)
-        elif combines is None:
-            instructions.store_line(base, slice_pointer(gmem), found, policy)
-        else:
-            suffix, to = bulk.suffix(combines, gmem.dtype), slice_pointer(gmem)
-            instructions.reduce_line(suffix, base, to, found, policy)
-        if commit:
-            commit_group()
+    issue(found, gmem.window.starts, base, copy)
 
 
 def commit_group() -> None:

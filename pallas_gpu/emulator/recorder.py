@@ -58,7 +58,8 @@ class Kernel:
       complete: whether each possible order of its launches is equivalent to one of
         them.
       has_failed: whether something has been found in it.
-      coverage: its operations; None if it could not start.
+      emitted: whether the code that it is lowered to is run.
+      coverage: its operations; None if it could not start, or is run as emitted code.
     """
 
     params: call.CallParams
@@ -69,6 +70,7 @@ class Kernel:
     orders: int | None = None
     complete: bool = False
     has_failed: bool = False
+    emitted: bool = False
     coverage: Coverage | None = None
 
 
@@ -142,6 +144,11 @@ class Recorder:
         self.found: dict[Any, findings.Finding] = {}
         self.kernels: dict[Any, Kernel] = {}
 
+    @property
+    def explores(self) -> bool:
+        """Whether each launch is run in one order after the other."""
+        return self._seconds is not None
+
     def add(self, each: Iterable[findings.Finding]) -> None:
         """Adds the findings of a run; those of the same kind at the same lines once."""
         for new in each:
@@ -172,13 +179,18 @@ class Recorder:
         ]
 
     def launch(
-        self, params: call.CallParams, prepare: Callable[[], Run]
+        self,
+        params: call.CallParams,
+        prepare: Callable[[], Run],
+        *,
+        emitted: bool = False,
     ) -> list[np.ndarray]:
         """Runs a launch in all schedules.
 
         Args:
           params: its parameters.
           prepare: returns what runs it; raises for a kernel that cannot start.
+          emitted: whether that is the code that it is lowered to.
 
         Returns:
           The results of the first run; zeros if there is none.
@@ -186,7 +198,7 @@ class Recorder:
         with self._lock:
             key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
                    params.interpret)  # fmt: skip
-            kernel = self.kernels.setdefault(key, Kernel(params))
+            kernel = self.kernels.setdefault(key, Kernel(params, emitted=emitted))
             kernel.launches += 1
             launch = _Launch(self, kernel, prepare)
             if self._seconds is None:

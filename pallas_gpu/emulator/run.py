@@ -17,6 +17,7 @@ from jax.experimental import io_callback
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import report
+from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
 from pallas_gpu.entry.interpret import Observed
@@ -24,8 +25,21 @@ from pallas_gpu.entry.interpret import Observed
 
 def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
     interpret = params.interpret
-    if not getattr(interpret, "emitted", False):
+    if getattr(interpret, "emitted", False):
+        return _run_code(params, arrays)
+    unknown = inline.of_unknown_effect(params)
+    if unknown is None:
         return run_kernel(params, arrays)
+    inline.require_schedules(params, unknown)
+    try:
+        return _run_code(params, arrays)
+    except errors.NotModelledError as error:
+        raise inline.not_modelled(unknown, error) from None
+
+
+def _run_code(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """Runs the code that a kernel is lowered to."""
+    interpret = params.interpret
     if not isinstance(interpret, Observed):
         return call.emitted_code()(params, arrays)
 
@@ -33,7 +47,7 @@ def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
         once = dataclasses.replace(params, interpret=schedule)
         return call.emitted_code()(once, arrays), 0
 
-    return interpret.recorder.launch(params, lambda: run)
+    return interpret.recorder.launch(params, lambda: run, emitted=True)
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:

@@ -331,6 +331,14 @@ def _batch_kernel(axis_data, args, dims, **params):
         else jnp.moveaxis(x, dims[i], 0)
         for i, x in enumerate(args)
     ]
+    if isinstance(params["mesh"], types.CudaMesh):
+        raise errors.UnsupportedError(
+            f"kernel {params['name']}: jax.vmap of a kernel whose body is MLIR",
+            expected="a call for each instance, or a body with an axis for them",
+            got=f"jax.vmap over {size} instances",
+            hint="use jax.lax.map, or another axis of the arrays and of the grid",
+            where=scope.called_at(),
+        )
     level = BatchAxis(size, batched)
     out_avals = tuple(
         _jax.ShapedArray((size, *aval.shape), aval.dtype)

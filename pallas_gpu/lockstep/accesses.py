@@ -87,18 +87,13 @@ def places_of(address: np.ndarray, size: int) -> np.ndarray:
     return address[:, None] + np.arange(size)
 
 
-@runs("llvm.load")
-def _load(program: Program, op: ir.Operation) -> Step:
-    if variables.is_variable(op.operands[0]):
-        return variables.load(program, op)
-    (pointer,), (out,) = program.inputs(op), program.outputs(op)
-    type_ = op.results[0].type
+def loading(out: int, type_: ir.Type, space: int) -> Callable[[Any, Any], None]:
+    """A function that loads a value of a type from where a pointer points."""
     kind, length = values.dtype(type_), values.length(type_)
     size = kind.itemsize * (length or 1)
-    space = _address_space(op.operands[0].type)
 
-    def load(strand: Any) -> None:
-        memory, offset = memory_of(strand, space, strand.env[pointer])
+    def load(strand: Any, pointer: Any) -> None:
+        memory, offset = memory_of(strand, space, pointer)
         places = places_of(offset, size)
         data = memory.load(strand, places).view(kind)
         if strand.mask is not None:
@@ -110,18 +105,13 @@ def _load(program: Program, op: ir.Operation) -> Step:
     return load
 
 
-@runs("llvm.store")
-def _store(program: Program, op: ir.Operation) -> Step:
-    if variables.is_variable(op.operands[1]):
-        return variables.store(program, op)
-    value, pointer = program.inputs(op)
-    type_ = op.operands[0].type
+def storing(value: int, type_: ir.Type, space: int) -> Callable[[Any, Any], None]:
+    """A function that stores a value of a type to where a pointer points."""
     kind, length = values.dtype(type_), values.length(type_)
     size = kind.itemsize * (length or 1)
-    space = _address_space(op.operands[1].type)
 
-    def store(strand: Any) -> None:
-        memory, offset = memory_of(strand, space, strand.env[pointer])
+    def store(strand: Any, pointer: Any) -> None:
+        memory, offset = memory_of(strand, space, pointer)
         places = places_of(offset, size)
         data = strand.per_lane(strand.env[value]).reshape(strand.lanes, -1)
         if strand.mask is not None:
@@ -132,6 +122,24 @@ def _store(program: Program, op: ir.Operation) -> Step:
     return store
 
 
+@runs("llvm.load")
+def _load(program: Program, op: ir.Operation) -> Step:
+    if variables.is_variable(op.operands[0]):
+        return variables.load(program, op)
+    (pointer,), (out,) = program.inputs(op), program.outputs(op)
+    load = loading(out, op.results[0].type, _address_space(op.operands[0].type))
+    return lambda strand: load(strand, strand.env[pointer])
+
+
+@runs("llvm.store")
+def _store(program: Program, op: ir.Operation) -> Step:
+    if variables.is_variable(op.operands[1]):
+        return variables.store(program, op)
+    value, pointer = program.inputs(op)
+    store = storing(value, op.operands[0].type, _address_space(op.operands[1].type))
+    return lambda strand: store(strand, strand.env[pointer])
+
+
 @runs("llvm.getelementptr")
 def _getelementptr(program: Program, op: ir.Operation) -> Step:
     (out,) = program.outputs(op)
@@ -139,6 +147,7 @@ def _getelementptr(program: Program, op: ir.Operation) -> Step:
     static = list(ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"]))
     kind = ir.TypeAttr(op.attributes["elem_type"]).value
     each = 8 if str(kind).startswith("!llvm.ptr") else values.dtype(kind).itemsize
+    each *= values.length(kind) or 1
     if len(static) != 1:
         raise NotModelled("llvm.getelementptr of several indices")
     if not dynamic:
@@ -190,7 +199,8 @@ def _mapa(program: Program, op: ir.Operation) -> Step:
 
     def mapa(strand: Any) -> None:
         number = strand.env[rank].astype(np.int64)
-        if not (number < len(strand.cta.cluster.ctas)).all():
+        active = strand.per_lane(number)[strand.active()]
+        if not (active < len(strand.cta.cluster.ctas)).all():
             raise PtxError("mapa of a rank that the cluster does not have")
         strand.env[out] = strand.env[pointer] | (number + 1) << RANK_SHIFT
 
@@ -200,16 +210,6 @@ def _mapa(program: Program, op: ir.Operation) -> Step:
 @runs("gpu.dynamic_shared_memory")
 def _dynamic_smem(program: Program, op: ir.Operation) -> None:
     program.constants[program.outputs(op)[0]] = np.array([SMEM_BASE], np.int64)
-
-
-@runs("builtin.unrealized_conversion_cast")
-def _cast(program: Program, op: ir.Operation) -> Step:
-    (source,), (out,) = program.inputs(op), program.outputs(op)
-
-    def cast(strand: Any) -> None:
-        strand.env[out] = strand.env[source]
-
-    return cast
 
 
 # --- matrices -------------------------------------------------------------------------

@@ -9,6 +9,7 @@ hardware's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -155,18 +156,100 @@ def _rounded_down(exact: np.ndarray) -> np.ndarray:
     return np.where(rounded > exact, below, rounded)
 
 
-def _table() -> dict[str, Compute]:
-    rows: dict[str, Compute] = {
-        "fma.rn.sat.f32": _fused(_saturated),
-        "fma.rm.f32": _fused(_rounded_down),
+# PTX ISA, "Integer Arithmetic", "Floating Point" and "Logic and Shift Instructions", by
+# the number of operands.
+_OF_NUMBERS: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
+    "add": (2, np.add),
+    "sub": (2, np.subtract),
+    "mul": (2, np.multiply),
+    # The operand that is a number, if the other one is NaN.
+    "min": (2, np.fmin),
+    "max": (2, np.fmax),
+    "min.NaN": (2, np.minimum),
+    "max.NaN": (2, np.maximum),
+    "abs": (1, np.abs),
+    "neg": (1, np.negative),
+}
+_OF_BITS: dict[str, tuple[int, Callable[..., np.ndarray]]] = {
+    "and": (2, np.bitwise_and),
+    "or": (2, np.bitwise_or),
+    "xor": (2, np.bitwise_xor),
+    "not": (1, np.bitwise_not),
+}
+_FLOATS = {
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+}
+
+
+def _typed(dtype: Any, function: Callable[..., np.ndarray]) -> Compute:
+    """A function of elements of a type, of which a register may have several."""
+
+    def compute(*registers: np.ndarray) -> np.ndarray:
+        width, kind = registers[0].dtype, np.dtype(dtype)
+        inputs = np.broadcast_arrays(*registers)
+        split = [np.ascontiguousarray(x)[..., None].view(kind) for x in inputs]
+        with np.errstate(all="ignore"):
+            result = np.ascontiguousarray(function(*split).astype(kind))
+        return result.view(width)[..., 0]
+
+    return compute
+
+
+def _rounded_once(a: Any, b: Any, c: Any) -> np.ndarray:
+    """`fma` of types of at most 32 bits: products of these are exact in float64.
+
+    One sum in 2**29 may be rounded to the other of two neighbours.
+    """
+    return a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+
+
+def _counted(count: Callable[[str], int]) -> Compute:
+    """A number found in the 32 bits of a register."""
+    return np.vectorize(lambda x: count(f"{x:032b}"), otypes=[np.uint32])
+
+
+def _on_registers() -> dict[str, tuple[int, Compute]]:
+    rows: dict[str, tuple[int, Compute]] = {
+        "popc.b32": (1, _counted(lambda bits: bits.count("1"))),
+        "clz.b32": (1, _counted(lambda bits: 32 - len(bits.lstrip("0")))),
+        "brev.b32": (1, _counted(lambda bits: int(bits[::-1], 2))),
     }
+    for name, (arity, function) in _OF_BITS.items():
+        for bits in (16, 32, 64):
+            rows[f"{name}.b{bits}"] = arity, _typed(f"u{bits // 8}", function)
+    for name, (arity, function) in _OF_NUMBERS.items():
+        for sign, bits in itertools.product("su", (16, 32, 64)):
+            word = "mul.lo" if name == "mul" else name
+            if (sign == "s" or arity == 2) and not name.endswith("NaN"):
+                dtype = f"{'i' if sign == 's' else 'u'}{bits // 8}"
+                rows[f"{word}.{sign}{bits}"] = arity, _typed(dtype, function)
+        for kind, float_type in _FLOATS.items():
+            row = arity, _typed(float_type, function)
+            rounded = (".rn", "") if name in ("add", "sub", "mul") else ("",)
+            for rounding in rounded:
+                rows[f"{name}{rounding}.{kind}"] = row
+                if kind.endswith("16"):
+                    rows[f"{name}{rounding}.{kind}x2"] = row
+    for kind in ("f16", "bf16", "f32"):
+        for packed in ("", "x2") if kind.endswith("16") else ("",):
+            rows[f"fma.rn.{kind}{packed}"] = 3, _typed(_FLOATS[kind], _rounded_once)
+    return rows
+
+
+def _table() -> dict[str, tuple[int, Compute]]:
+    rows = _on_registers()
+    rows["fma.rn.sat.f32"] = 3, _fused(_saturated)
+    rows["fma.rm.f32"] = 3, _fused(_rounded_down)
     for name, function in _SPECIAL.items():
-        rows[f"{name}.approx.f32"] = _special(function, ftz=False)
+        rows[f"{name}.approx.f32"] = 1, _special(function, ftz=False)
         if name != "tanh":
-            rows[f"{name}.approx.ftz.f32"] = _special(function, ftz=True)
+            rows[f"{name}.approx.ftz.f32"] = 1, _special(function, ftz=True)
     for kind in _FLOAT8:
-        rows[f"cvt.rn.f16x2.{kind}x2"] = _from_float8(kind)
-        rows[f"cvt.rn.satfinite.{kind}x2.f32"] = _to_float8(kind)
+        rows[f"cvt.rn.f16x2.{kind}x2"] = 1, _from_float8(kind)
+        rows[f"cvt.rn.satfinite.{kind}x2.f32"] = 2, _to_float8(kind)
     return rows
 
 
@@ -183,9 +266,7 @@ def register_instruction(text: str) -> Compute | None:
     if len(statements) != 1 or statements[0].guard:
         return None
     (statement,) = statements
-    function = _INSTRUCTIONS.get(statement.opcode)
-    arity = 3 if statement.opcode.startswith("fma") else 1
-    arity = 2 if "satfinite" in statement.opcode else arity
+    arity, function = _INSTRUCTIONS.get(statement.opcode, (0, None))
     read = [_operand(x) for x in statement.operands]
     if function is None or len(read) != arity + 1 or None in read:
         return None

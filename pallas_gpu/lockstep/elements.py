@@ -110,6 +110,7 @@ _SAME_TYPE: dict[str, Callable] = {
     "arith.minui": np.minimum,
     "arith.divsi": _in_signed(_quotient),
     "arith.remsi": _in_signed(np.fmod),
+    "arith.floordivsi": _in_signed(np.floor_divide),
     "arith.maxsi": _in_signed(np.maximum),
     "arith.minsi": _in_signed(np.minimum),
     "arith.shrsi": _in_signed(np.right_shift),
@@ -171,16 +172,38 @@ def _function(program: Program, op: ir.Operation, function: Callable) -> Step:
     return many
 
 
-@runs(*_SAME_TYPE)
+# The operations of LLVM's dialect that are those of arith.
+_LLVM = {
+    "llvm.add": "arith.addi",
+    "llvm.sub": "arith.subi",
+    "llvm.mul": "arith.muli",
+    "llvm.udiv": "arith.divui",
+    "llvm.urem": "arith.remui",
+    "llvm.and": "arith.andi",
+    "llvm.or": "arith.ori",
+    "llvm.xor": "arith.xori",
+    "llvm.shl": "arith.shli",
+    "llvm.lshr": "arith.shrui",
+    "llvm.fadd": "arith.addf",
+    "llvm.fsub": "arith.subf",
+    "llvm.fmul": "arith.mulf",
+}
+
+
+@runs(*_SAME_TYPE, *_LLVM)
 def _same_type(program: Program, op: ir.Operation) -> Step:
-    function = _SAME_TYPE[op.name]
-    if op.name.startswith(_PARTIAL):
-        return _function(program, op, _where_defined(op.name, function))
+    name = _LLVM.get(op.name, op.name)
+    function = _SAME_TYPE[name]
+    if name.startswith(_PARTIAL):
+        return _function(program, op, _where_defined(name, function))
     return _function(program, op, function)
 
 
 # LLVM leaves the results of these undefined for some operands.
-_PARTIAL = ("arith.divsi", "arith.divui", "arith.rem", "arith.shl", "arith.shr")
+_PARTIAL = (
+    *("arith.divsi", "arith.divui", "arith.floordivsi"),
+    *("arith.rem", "arith.shl", "arith.shr"),
+)
 
 
 def _where_defined(name: str, function: Callable) -> Callable:
@@ -211,7 +234,7 @@ def _bitcast(program: Program, op: ir.Operation) -> Step:
     return _function(program, op, lambda x: x.view(to))
 
 
-@runs("arith.constant")
+@runs("arith.constant", "llvm.mlir.constant")
 def _constant(program: Program, op: ir.Operation) -> None:
     (out,) = program.outputs(op)
     value = values.constant(op.attributes["value"], op.results[0].type)

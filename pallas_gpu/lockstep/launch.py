@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from pallas_gpu.errors import PtxError
 from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     accesses,
     elements,
+    memrefs,
     predication,
     printing,
     registers,
@@ -65,8 +67,13 @@ class Shape:
 
     grid: tuple[int, int, int]
     cluster: tuple[int, int, int]
-    threads: int
+    block: tuple[int, int, int]
     smem_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return math.prod(self.block)
 
 
 class Launch:
@@ -236,6 +243,7 @@ class Cta:
         self, cluster: Cluster, shape: Shape, position: tuple[int, ...], rank: int
     ) -> None:
         self.cluster = cluster
+        self.shape = shape
         self.clocks = cluster.clocks
         x, y, z = position
         number = x + shape.grid[0] * (y + shape.grid[1] * z)
@@ -408,9 +416,7 @@ class Host:
         if groups[7]:
             cluster, more = tuple(more[:3]), more[3:]
         (smem_bytes,) = more or [0]
-        if block[1:] != (1, 1):
-            raise NotModelled("a block of several dimensions")
-        shape = Shape(grid, cluster, block[0], smem_bytes)
+        shape = Shape(grid, cluster, block, smem_bytes)
         body = op.regions[0].blocks[0]
         program = Program(body)
         # Values of the host that the kernel uses: pointers, and the array of tensor

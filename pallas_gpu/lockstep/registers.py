@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,52 @@ def _extract(program: Program, op: ir.Operation) -> Step:
             strand.env[out] = x[:, lane]
 
     return extract
+
+
+@runs("vector.insert")
+def _insert(program: Program, op: ir.Operation) -> Step:
+    (value, vector, *dynamic), (out,) = program.inputs(op), program.outputs(op)
+    place = list(ir.DenseI64ArrayAttr(op.attributes["static_position"]))
+    if dynamic or len(place) != 1:
+        raise NotModelled("vector.insert at a dynamic position")
+
+    def insert(strand: Any) -> None:
+        held = np.array(strand.per_lane(values.forced(strand.env[vector])))
+        held[:, place[0]] = values.forced(strand.env[value])
+        strand.env[out] = held
+
+    return insert
+
+
+@runs("vector.extract_strided_slice")
+def _slice(program: Program, op: ir.Operation) -> Step:
+    (source,), (out,) = program.inputs(op), program.outputs(op)
+    (first,), (size,), (step,) = (
+        [x.value for x in ir.ArrayAttr(op.attributes[name])]
+        for name in ("offsets", "sizes", "strides")
+    )
+    chosen = slice(first, first + size * step, step)
+
+    def cut(strand: Any) -> None:
+        strand.env[out] = values.forced(strand.env[source])[:, chosen]
+
+    return cut
+
+
+@runs("llvm.insertelement", "llvm.extractelement")
+def _element(program: Program, op: ir.Operation) -> Step:
+    (vector, *value, at), (out,) = program.inputs(op), program.outputs(op)
+
+    def element(strand: Any) -> None:
+        held = np.array(strand.per_lane(values.forced(strand.env[vector])))
+        place = strand.uniform(strand.env[at])
+        if value:
+            held[:, place] = values.forced(strand.env[value[0]])
+            strand.env[out] = held
+        else:
+            strand.env[out] = held[:, place]
+
+    return element
 
 
 @runs("vector.from_elements")
@@ -92,12 +139,17 @@ def _bitcast(program: Program, op: ir.Operation) -> Step:
 def _extractvalue(program: Program, op: ir.Operation) -> Step:
     (source,), (out,) = program.inputs(op), program.outputs(op)
     (position,) = ir.DenseI64ArrayAttr(op.attributes["position"])
-    if "!llvm.struct<(ptr<3>" in str(op.operands[0].type):
-        # The descriptor of the dynamic SMEM: its aligned pointer.
-        def pointer(strand: Any) -> None:
-            strand.env[out] = strand.env[source]
+    if re.match(r"!llvm.struct<\(ptr(<3>)?, ptr(<3>)?, i64", str(op.operands[0].type)):
+        # The descriptor of a memref: its aligned pointer, or the offset from it.
+        def of_descriptor(strand: Any) -> None:
+            held = strand.env[source]
+            if isinstance(held, dict):
+                held = held[position,]
+            elif position == 2:
+                held = np.zeros(1, np.uint64)
+            strand.env[out] = held
 
-        return pointer
+        return of_descriptor
 
     def extract(strand: Any) -> None:
         strand.env[out] = strand.env[source][position]

@@ -15,7 +15,7 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax, arch, errors, resources
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.emitters import gmem, mbarrier, smem
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
@@ -322,7 +322,8 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
 def emit_axes(kernel: KernelState) -> None:
     """Splits the linear block index into the grid's and the batch's axes.
 
-    All axes are mapped to CUDA's x axis, whose limit is 2**31 - 1. The last axis varies
+    All axes are mapped to CUDA's x axis, whose limit is 2**31 - 1, except those of a
+    `CudaMesh`, whose body does not name them. The last axis varies
     fastest; the cluster's axes are the last, so that a cluster consists of consecutive
     blocks.
     """
@@ -332,6 +333,8 @@ def emit_axes(kernel: KernelState) -> None:
     cluster = zip(mesh.cluster_names, mesh.cluster, strict=True)
     axes = [*batch, *named, *cluster]
     builder = kernel.builder
+    if isinstance(mesh, types.CudaMesh):
+        return
     rest = builder.threads.block_id[0]
     for i, (name, size) in reversed(list(enumerate(axes))):
         outermost = math.prod(n for _, n in axes[:i]) == 1

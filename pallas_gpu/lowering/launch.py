@@ -106,24 +106,35 @@ class Nvidia:
             )
         # A pair frees its TMEM behind a barrier of the cluster.
         if not state.plan.collective_tmem:
-            state.builder.sync_before_exit(is_relaxed=state.traits.awaits_other_ctas)
+            # A body of MLIR waits itself for what it wants to be complete.
+            is_author = isinstance(state.params.mesh, types.CudaMesh)
+            awaits = state.traits.awaits_other_ctas or is_author
+            state.builder.sync_before_exit(is_relaxed=awaits)
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 
 def _launch_spec(
     params: CallParams, target: arch.GpuTarget, plan: resources.Plan
 ) -> LaunchSpec:
+    mesh, block = params.mesh, None
+    grid: Sequence[int] = (_launched_blocks(params, target, plan), 1, 1)
+    cluster: Sequence[int] = (math.prod(mesh.cluster), 1, 1)
+    if isinstance(mesh, types.CudaMesh):
+        (grid, cluster), block = mesh.along_axes(), mesh.block
+    x, y, z = grid
+    cluster_x, cluster_y, cluster_z = cluster
     return LaunchSpec(
         name=_symbol(params.name),
-        grid=(_launched_blocks(params, target, plan), 1, 1),
-        cluster=(math.prod(params.mesh.cluster), 1, 1),
+        grid=(x, y, z),
+        cluster=(cluster_x, cluster_y, cluster_z),
         threads=threads_of(params),
+        block=block,
         smem_bytes=plan.smem_bytes,
         num_buffers=len(params.jaxpr.invars)
         + len(params.work_operands)
         + len(params.workspace),
         arch=target.compute_capability,
-        shares_smem=shares_smem(params.jaxpr),
+        shares_smem=shares_smem(params.jaxpr, math.prod(mesh.cluster)),
         waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
     )
 

@@ -71,9 +71,11 @@ class Traits:
         )
 
 
-def shares_smem(jaxpr: _jax.Jaxpr) -> bool:
-    """True when threads access the SMEM of other CTAs of the cluster."""
-    return any(map(_reaches_other_ctas, (site.op for site in walk(jaxpr))))
+def shares_smem(jaxpr: _jax.Jaxpr, ctas: int) -> bool:
+    """True when threads access the SMEM of other CTAs of the cluster, or may do so."""
+    ops = [site.op for site in walk(jaxpr)]
+    opaque = any(op.operation is not None and op.operation.opaque for op in ops)
+    return any(map(_reaches_other_ctas, ops)) or (opaque and ctas > 1)
 
 
 def _reaches_other_ctas(op: Op) -> bool:

@@ -82,6 +82,7 @@ class Operation:
       feature: the feature that the target must have.
       observable: whether the user may see it without any result of the kernel: it
         prints, or ends the program.
+      opaque: whether its accesses are only what it may do: nobody knows what it does.
     """
 
     primitive: Any
@@ -97,6 +98,7 @@ class Operation:
     releases: bool = False
     feature: arch.Feature | None = None
     observable: bool = False
+    opaque: bool = False
 
     def __post_init__(self) -> None:
         if not self.proxies:
@@ -168,7 +170,7 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: called, by_warp, reads, writes,
-        clipped, atomic, asynchronous, proxies, releases, feature, observable.
+        clipped, atomic, asynchronous, proxies, releases, feature, observable, opaque.
 
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.

@@ -184,7 +184,7 @@ class _Names:
                 ]
                 return f" {', '.join(shown)}" if shown else ""
             case list() | tuple() as several:
-                return f" {self.listed(several)}" if several else ""
+                return f" {', '.join(map(self.tree, several))}" if several else ""
             case alone:
                 return f" {self.tree(alone)}"
 

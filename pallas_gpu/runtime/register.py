@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
 from pallas_gpu.entry.memory import trial
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.runtime import cupti, custom_call, dumps
+from pallas_gpu.runtime import cupti, custom_call, dumps, serialize
 from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime import stages as stages  # adds its stages
 from pallas_gpu.runtime.serialize import SerializedModule
@@ -130,6 +130,11 @@ _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
 def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     if isinstance(params["interpret"], types.InterpretParams):
         return call.emulator_lowering()(ctx, *args, **params)
+    options = params["compiler_params"]
+    if ctx.is_forward_compat() and options.ir_version is None:
+        # jax.export: an older plugin may read it.
+        older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
+        params = {**params, "compiler_params": older}
     return _custom_call_rule(ctx, *args, **params)
 
 

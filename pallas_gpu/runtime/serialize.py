@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,12 +19,13 @@ from jaxlib.mlir._mlir_libs import (
 from pallas_gpu import errors
 from pallas_gpu.emitters import module as emission
 
-# The pass converts every operation to a form that later versions of the plugin can
-# read; the plugin rejects a module without it.
-_STABLE_FORM = "mosaic_gpu-serde{serialize=true}"
+# The version that plugins read which are some months older than jax 0.11.2, whose own
+# kernels have it in jax.export; its newest one is 9.
+FORWARD_COMPATIBLE = 6
 _STRIP_LOCATIONS = "strip-debuginfo"
 # The plugin does the same with a launch, but such a function carries no attributes.
 _OUTLINE = "gpu-kernel-outlining{data-layout-str=}"
+_NEWEST = re.compile(r"highest supported version is (\d+)")
 _LINES = 40
 _LINE_CHARACTERS = 400
 
@@ -59,7 +61,11 @@ def shortened(text: str) -> str:
 
 
 def serialize(
-    module: ir.Module, *, keep_locations: bool = False, verify: bool = True
+    module: ir.Module,
+    *,
+    keep_locations: bool = False,
+    verify: bool = True,
+    ir_version: int | None = None,
 ) -> SerializedModule:
     """Returns the module's bytes; the module itself is not modified.
 
@@ -71,13 +77,16 @@ def serialize(
       keep_locations: keep file and line, which become `.loc` in PTX.
       verify: verify the module, which takes a third of the time; False if it has just
         been verified.
+      ir_version: of the stable form; None is the newest one.
 
     Raises:
+      ArgumentError: the version is newer than the newest one.
       CompilationError: the module cannot be serialized.
     """
     context = module.context
     register_dialect(context)
-    steps = [_STABLE_FORM] if keep_locations else [_STRIP_LOCATIONS, _STABLE_FORM]
+    steps = [] if keep_locations else [_STRIP_LOCATIONS]
+    steps.append(_stable_form(ir_version))
     with context, ir.Location.unknown(context), _unregistered_dialects(context):
         # The pass rewrites in place, and the caller may still dump the module.
         # Without ip=False the copy is inserted at the caller's insertion point.
@@ -88,6 +97,13 @@ def serialize(
             _limit_registers(copy.operation)
             pipeline.run(copy.operation)
         except ir.MLIRError as error:
+            if newest := _NEWEST.search(str(error)):
+                raise errors.ArgumentError(
+                    "CompilerParams: this plugin does not write such an ir_version",
+                    expected=f"at most {newest[1]}",
+                    got=ir_version,
+                    hint="leave it out for the newest one",
+                ) from error
             raise errors.CompilationError(
                 "the module cannot be serialized",
                 got=shortened(str(error)),
@@ -98,6 +114,15 @@ def serialize(
         copy.operation.write_bytecode(out)
     bytecode = out.getvalue()
     return SerializedModule(bytecode, hashlib.sha256(bytecode).digest())
+
+
+def _stable_form(version: int | None) -> str:
+    """Returns the pass to a form that later versions of the plugin can read, too.
+
+    The plugin rejects a module without it.
+    """
+    target = "" if version is None else f" target-version={version}"
+    return f"mosaic_gpu-serde{{serialize=true{target}}}"
 
 
 def _limit_registers(module: ir.Operation) -> None:

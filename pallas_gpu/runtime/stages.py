@@ -22,8 +22,13 @@ from pallas_gpu.runtime.serialize import serialize
 
 def serialize_module(build: Build) -> Build:
     """Serializes the module, which `barriers` has verified; it is not modified."""
-    keep = build.params.compiler_params.line_info
-    serialized = serialize(build.module, keep_locations=keep, verify=False)
+    options = build.params.compiler_params
+    serialized = serialize(
+        build.module,
+        keep_locations=options.line_info,
+        verify=False,
+        ir_version=options.ir_version,
+    )
     return build.replace(serialized=serialized)
 
 

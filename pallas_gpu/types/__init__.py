@@ -43,7 +43,7 @@ from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
 from pallas_gpu.types.indexing import ds
-from pallas_gpu.types.mesh import Mesh, WarpMesh
+from pallas_gpu.types.mesh import CudaMesh, Mesh, WarpMesh
 from pallas_gpu.types.not_values import conversion, not_a_value
 from pallas_gpu.types.params import (
     AsyncCopyImplementation,

@@ -30,7 +30,6 @@ _OURS = {
 # What to write for names that this package does not have. The tests compare those of
 # JAX's Pallas with docs/porting.md.
 _DEVICES = "not supported yet: kernels over several devices"
-_INLINE = "not supported yet: inline Mosaic GPU code"
 _JNP = "in a kernel, too, this is jax.numpy's: jnp."
 _COPY = (
     "plgpu.copy_gmem_to_smem(source, target, barrier) and plgpu.barrier_wait(barrier), "
@@ -64,9 +63,6 @@ INSTEAD: dict[str, str] = {
         ),
         _DEVICES,
     ),
-    **dict.fromkeys(("inline_mgpu", "RefType"), _INLINE),
-    "ShapeDtypeStruct": "jax.ShapeDtypeStruct(shape, dtype) for results; that of "
-    "inline Mosaic GPU code is not supported yet",
     # JAX's Pallas for TPUs, and its backend for Triton
     **dict.fromkeys(
         ("async_copy", "make_async_copy", "start", "wait"), _COPY
@@ -83,7 +79,6 @@ INSTEAD: dict[str, str] = {
     "approx_tanh": "plgpu.CompilerParams(approx_math=True), and jnp.tanh",
     # Triton
     "debug_barrier": _SYNC,
-    "elementwise_inline_asm": "not supported yet: inline PTX",
     **dict.fromkeys(
         (
             "GpuInfo", "GpuVersion", "get_gpu_info", "get_gpu_info_from_version",

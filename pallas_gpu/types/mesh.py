@@ -149,6 +149,52 @@ class Mesh:
         )
 
 
+_CUDA_AXES = ("z", "y", "x")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CudaMesh(Mesh):
+    """A launch whose grid, clusters and blocks lie on CUDA's axes: z, y and x.
+
+    Its body reads positions from the hardware's registers. A `Mesh` lies on x alone.
+
+    Attributes:
+      block: CUDA threads of a block along each axis, x first.
+    """
+
+    block: tuple[int, int, int] = (WARPGROUP_THREADS, 1, 1)
+
+    @classmethod
+    def of(
+        cls,
+        grid: Sequence[int],
+        cluster: Sequence[int],
+        block: Sequence[int],
+        name: str,
+    ) -> CudaMesh:
+        """Returns the mesh of a launch: blocks, and threads, along each axis, x first.
+
+        The grid is a multiple of the cluster, and the threads are whole warpgroups.
+        """
+        clusters = [n // c for n, c in zip(grid, cluster, strict=True)]
+        x, y, z = block
+        return cls(
+            grid=tuple(clusters[::-1]),
+            grid_names=tuple(f"grid_{a}" for a in _CUDA_AXES),
+            cluster=tuple(cluster[::-1]),
+            cluster_names=tuple(f"cluster_{a}" for a in _CUDA_AXES),
+            num_threads=math.prod(block) // WARPGROUP_THREADS,
+            thread_name="warpgroup",
+            kernel_name=name,
+            block=(x, y, z),
+        )
+
+    def along_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the blocks of the grid and those of a cluster, x first."""
+        pairs = zip(self.grid, self.cluster, strict=True)
+        return tuple(n * c for n, c in pairs)[::-1], tuple(self.cluster)[::-1]
+
+
 @expect.arguments()
 @shows()
 @dataclasses.dataclass(frozen=True, kw_only=True)

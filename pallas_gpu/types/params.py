@@ -101,6 +101,7 @@ def _target(value: Any, what: str) -> str:
     target=expect.optional(_target),
     profile_space=expect.integer(0, 1 << 20, unit="spans"),
     profile_trace_scope=expect.member(TraceScope),
+    ir_version=expect.optional(expect.integer(1)),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -132,6 +133,8 @@ class CompilerParams:
       profile_trace_scope: who records: `TraceScope.WARPGROUP` or `TraceScope.WARP`.
       profile_bounds_check: a hint: bounds are always checked.
       profile_waits: waits are spans, too, with the names of their barriers.
+      ir_version: of the form in which XLA gets the kernel, which older plugins read.
+        None: the newest one; in `jax.export` one that older plugins read.
 
     Raises:
       ArgumentError, ArgumentTypeError, TargetError: an invalid value.
@@ -162,6 +165,8 @@ class CompilerParams:
                 f"profile_dir={self.profile_dir!r}",
                 hint="testing.profile(f)(*args) profiles a function without either",
             )
+
+    ir_version: int | None = None
 
     def replace(self, **fields: Any) -> CompilerParams:
         """Returns the parameters with other fields, as `dataclasses.replace` does."""
@@ -242,7 +247,9 @@ class InterpretParams:
         says how many threads there are.
       num_tma_threads_per_device: a hint that the emulator does not use.
       logging_mode: a hint that the emulator does not use: it has no log.
-      inline_mgpu: a hint that the emulator does not use.
+      inline_mgpu: what becomes of inline code without `emulate`: `"error"` runs the
+        kernel as with `emitted`, which raises where an instruction is not modelled;
+        `"ignore"` skips code without results.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value.

@@ -95,7 +95,8 @@ def check(
         in an ordinary call.
       **options: of `InterpretParams`: `seed` of the first schedule, `max_steps` and so
         on. `emitted=True` checks the code that kernels are lowered to; a run of it ends
-        at the first mistake.
+        at the first mistake. A kernel that contains inline code without `emulate` is
+        checked in this way, and its coverage says so.
 
     Returns:
       A function of `fn`'s arguments, whose result is a `Verdict`. It raises what `fn`

@@ -59,6 +59,8 @@ class KernelCoverage:
       equations: how many there are, without those whose results nobody reads.
       executed: how many of them some thread has executed.
       missed: the lines of the others.
+      emitted: whether the code that it is lowered to was run instead of its equations:
+        as asked for, or because nothing else says what its inline code does.
     """
 
     name: str
@@ -72,6 +74,7 @@ class KernelCoverage:
     equations: int
     executed: int
     missed: tuple[MissedLine, ...]
+    emitted: bool = False
 
     @classmethod
     def of(cls, kernel: Kernel) -> KernelCoverage:
@@ -95,6 +98,7 @@ class KernelCoverage:
                 MissedLine(findings.place(where), tuple(names))
                 for where, names in lines.items()
             ),
+            kernel.emitted,
         )
 
     def to_dict(self) -> Json:
@@ -115,9 +119,14 @@ class KernelCoverage:
         return f"{self.schedules} schedules"
 
     def __str__(self) -> str:
-        text = (
+        launches = (
             f"kernel {self.name}: {self.launches} launch{'es' * (self.launches > 1)}, "
-            f"{self._runs}, {self.ctas} CTAs; {self.executed} of "
+            f"{self._runs}"
+        )
+        if self.emitted:
+            return f"{launches}; the code that it is lowered to was executed"
+        text = (
+            f"{launches}, {self.ctas} CTAs; {self.executed} of "
             f"{self.equations} equations executed; {self.accesses_compared} accesses "
             "compared"
         )

@@ -46,6 +46,36 @@ def test_dot_of_transposes(trans_a, trans_b):
     check(body, given, expected, atol=1e-4)
 
 
+def test_inline_assembly_computes_elements():
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        (o_ref[...],) = triton.elementwise_inline_asm(
+            "mul.bf16x2 $0, $1, $1;",
+            args=[x],
+            constraints="=r,r",
+            pack=2,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        )
+
+    x = np.asarray(A, jnp.bfloat16)
+    check(body, [x], x * x)
+
+
+@refused
+def test_inline_assembly_keeps_the_shape():
+    def body(x_ref, o_ref):
+        out = jax.ShapeDtypeStruct((1,), jnp.float32)
+        triton.elementwise_inline_asm(  # HERE
+            "neg.f32 $0, $1;",
+            args=[x_ref[...]],
+            constraints="=f,f",
+            pack=1,
+            result_shape_dtypes=[out],
+        )
+
+    plgpu.pallas_call(body, jax.ShapeDtypeStruct(A.shape, A.dtype))(A)
+
+
 def dot_in_the_emulator(**precision):
     def body(a_ref, b_ref, o_ref):
         o_ref[...] = triton.dot(a_ref[...], b_ref[...], **precision)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, gpu
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import gmem, mbarrier, module, registers
@@ -68,6 +68,11 @@ def test_threads_come_in_whole_warpgroups():
 
 
 @refused
+def test_the_sizes_of_a_block_multiply_to_its_threads():
+    LaunchSpec("kernel", threads=128, block=(32, 2, 1))
+
+
+@refused
 def test_the_grid_consists_of_whole_clusters():
     LaunchSpec("kernel", grid=(2, 3, 1), cluster=(1, 2, 1))
 
@@ -113,6 +118,41 @@ def test_threads_know_who_they_are(run_kernel):
     assert (warps == thread // 32).all()
     assert (lanes == thread % 32).all()
     assert (groups == np.arange(3)[:, None]).all()
+
+
+def test_mlir_has_the_same_ids_of_blocks_and_threads_along_three_axes(run_kernel):
+    names = ("grid_dim", "block_id", "cluster_block_id", "cluster_dim_blocks")
+
+    def body(kb, threads, blocks):
+        one = arith.constant(ir.IndexType.get(), 1)
+        i32, ids = ir.IntegerType.get_signless(32), kb.threads
+        layout = place(registers.WGStridedLayout((128,), 1), (128,))
+
+        def write(out, value, *at):
+            value = arith.index_cast(i32, arith.muli(value, one))
+            array = registers.splat(value, np.int32, (128,)).materialize(layout)
+            sizes = (*(None,) * len(at), 128)
+            gmem.store(out.slice((*at, 0), sizes), array)
+
+        places = (*ids.block_id, ids.warpgroup)
+        first = [arith.cmpi(arith.CmpIPredicate.eq, p, kb.i32(0)) for p in places]
+        with gmem.predicated(arith.andi(first[0], arith.andi(first[1], first[2]))):
+            for axis, dim in enumerate(gpu.Dimension):
+                write(threads, gpu.thread_id(dim), axis, ids.warpgroup)
+        with gmem.predicated(first[3]):
+            for i, name in enumerate(names):
+                for axis, dim in enumerate(gpu.Dimension):
+                    write(blocks, getattr(gpu, name)(dim), *ids.block_id, i, axis)
+
+    results = [typed((3, 2, 128), np.int32), typed((4, 2, 6, 4, 3, 128), np.int32)]
+    spec = {"grid": (4, 2, 6), "cluster": (2, 1, 3), "block": (8, 4, 8)}
+    threads, blocks = run_kernel(body, [], results, threads=256, **spec)
+    for axis, place_ in enumerate(np.unravel_index(np.arange(256), (8, 4, 8))[::-1]):
+        np.testing.assert_array_equal(threads[axis].ravel(), place_)
+    for at in np.ndindex(4, 2, 6):
+        found = blocks[at][..., 0].tolist()
+        rank = [at[0] % 2, 0, at[2] % 3]
+        assert found == [[4, 2, 6], list(at), rank, [2, 1, 3]]
 
 
 def test_one_thread_of_each_warpgroup_is_elected(run_kernel):

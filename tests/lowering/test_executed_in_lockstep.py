@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -58,6 +59,38 @@ def test_a_flushing_instruction_takes_subnormals_for_zero():
     assert flushed.view(np.float32)[0] == -np.inf
     kept = assembly.register_instruction("rsqrt.approx.f32 $0, $1;")(x & 0x7FFFFFFF)
     assert np.isfinite(kept.view(np.float32)[0])
+
+
+BF16 = ml_dtypes.bfloat16
+# Of an instruction the operands, as elements, and the result.
+ON_REGISTERS = {
+    "max.f32 $0, $1, $2;": (np.float32, [[1, np.nan]], [[2, 2]], [2, 2]),
+    "fma.rn.f32 $0, $1, $1, $2;": (np.float32, [[3, 0.5]], [[1, 1]], [10, 1.25]),
+    "sub.rn.bf16x2 $0, $1, $2;": (
+        BF16,
+        [[1, 2, 3, 4]],
+        [[4, 4, 4, 4]],
+        [-3, -2, -1, 0],
+    ),
+    "min.s32 $0, $1, $2;": (np.int32, [[-1, 5]], [[0, 3]], [-1, 3]),
+    "min.u32 $0, $1, $2;": (np.uint32, [[2**32 - 1, 5]], [[0, 3]], [0, 3]),
+    "mul.lo.u32 $0, $1, $2;": (np.uint32, [[2**31, 3]], [[2, 7]], [0, 21]),
+    "brev.b32 $0, $1;": (np.uint32, [[1, 3]], [], [2**31, 3 * 2**30]),
+    "clz.b32 $0, $1;": (np.uint32, [[1, 0]], [], [31, 32]),
+    "not.b32 $0, $1;": (np.uint32, [[0, 1]], [], [2**32 - 1, 2**32 - 2]),
+}
+
+
+@pytest.mark.parametrize("text", ON_REGISTERS)
+def test_an_instruction_on_registers_is_that_of_the_isa(text):
+    dtype, *operands, expected = ON_REGISTERS[text]
+    rows = [
+        np.array(x, dtype).reshape(-1).view(np.uint32)
+        for rest in operands
+        for x in rest
+    ]
+    got = assembly.register_instruction(text)(*rows)
+    np.testing.assert_array_equal(got.view(dtype), np.array(expected, dtype))
 
 
 @pytest.mark.parametrize("text", ["mad.lo.s32 $0, $1, $1;", "nop;", "ex2.approx.f32;"])

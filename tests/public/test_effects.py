@@ -355,7 +355,6 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     **{f"{n}.cost_estimate": see.HINT for n in ("kernel", "pallas_call")},
     **{f"{n}.metadata": see.HINT for n in ("kernel", "pallas_call")},
     "CostEstimate.remote_bytes_transferred": see.HINT,
-    "InterpretParams.inline_mgpu": see.HINT,
     "InterpretParams.logging_mode": see.HINT,
     "InterpretParams.num_cores_or_threads": see.HINT,
     "InterpretParams.num_tma_threads_per_device": see.HINT,

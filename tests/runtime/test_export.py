@@ -7,8 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.interpreters import mlir
+from jaxlib.mlir import ir, passmanager
 
 import pallas_gpu as plgpu
+from pallas_gpu.emitters import module
+from pallas_gpu.runtime.serialize import FORWARD_COMPATIBLE
 from tests.support.entry_kernels import f32, make
 from tests.support.refusal import refused
 
@@ -55,3 +59,44 @@ def test_shapes_are_static_where_a_function_is_exported():
     with plgpu.pallas_export_experimental(False):
         export = jax.export.export(jax.jit(KERNEL), platforms=["cuda"])(f32())
     assert "mosaic_gpu_v2" in export.mlir_module()
+
+
+def serialized_kernel(text):
+    """The version of the kernel in a program for CUDA, and the kernel read back."""
+    with mlir.make_ir_context():
+        (call,) = (
+            op
+            for function in ir.Module.parse(text).body.operations
+            for op in function.regions[0].blocks[0].operations
+            if op.operation.name == "stablehlo.custom_call"
+        )
+        bytecode = call.attributes["mhlo.backend_config"]["module"].value_bytes
+    with module.make_context():
+        kernel = ir.Module.parse(bytecode)
+        version = kernel.operation.attributes["stable_mosaic_gpu.version"].value
+        passes = "builtin.module(mosaic_gpu-serde{serialize=false})"
+        passmanager.PassManager.parse(passes).run(kernel.operation)
+        return version, str(kernel)
+
+
+def test_an_exported_kernel_has_a_form_that_older_plugins_read():
+    exported = jax.export.export(jax.jit(KERNEL), platforms=["cuda"])(f32())
+    version, text = serialized_kernel(exported.mlir_module())
+    lowered = jax.jit(KERNEL).trace(f32()).lower(lowering_platforms=("cuda",))
+    newest, now = serialized_kernel(lowered.as_text())
+    assert (version, text) == (FORWARD_COMPATIBLE, now)
+    assert version < newest
+
+
+def test_the_author_may_choose_the_version():
+    params = plgpu.CompilerParams(ir_version=5)
+    kernel = make(lambda x, o: o.set(x[...] + 1), compiler_params=params)
+    exported = jax.export.export(jax.jit(kernel), platforms=["cuda"])(f32())
+    assert serialized_kernel(exported.mlir_module())[0] == 5
+
+
+@refused
+def test_a_version_of_the_future_cannot_be_written():
+    params = plgpu.CompilerParams(ir_version=99)
+    kernel = make(lambda x, o: o.set(x[...] + 1), compiler_params=params)
+    plgpu.lower_as_mlir(kernel, f32())

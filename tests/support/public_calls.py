@@ -277,6 +277,13 @@ OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
     ),
     "triton.dot": lambda e: {"a": jnp.zeros((64, 32)), "b": jnp.zeros((32, 64))},
     "triton.approx_tanh": lambda e: {"x": e.array},
+    "triton.elementwise_inline_asm": lambda e: {
+        "asm": "add.f32 $0, $1, $1;",
+        "args": [e.array],
+        "constraints": "=f,f",
+        "pack": 1,
+        "result_shape_dtypes": [jax.ShapeDtypeStruct(e.array.shape, e.array.dtype)],
+    },
     "triton.max_contiguous": lambda e: {"x": e.i, "values": 8},
     "triton.debug_barrier": lambda e: {},
     # Declarations

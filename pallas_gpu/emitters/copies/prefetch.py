@@ -22,6 +22,7 @@ def prefetch(
     *,
     shared_by: Group | None = None,
     predicate: ir.Value | None = None,
+    elected: ir.Value | None = None,
 ) -> None:
     """Fetches a slice of a kernel buffer to L2; drops out-of-bounds elements.
 
@@ -35,10 +36,12 @@ def prefetch(
       shared_by: blocks of the cluster that all call this with the same slice; each
         fetches an equal part.
       predicate: i1; where it is false, nothing is fetched.
+      elected: i1, true in the thread that issues it; None: the issuer's elected one.
 
     Raises:
       LayoutError: no tensor map can describe the slice, nor are its bytes adjacent.
     """
+    elected = kb.elected if elected is None else elected
     pieces = 1 if shared_by is None else shared_by.count
     bits = dtypes.stored_bits(gmem.dtype)
     line = prefetched_bytes(gmem.window, bits) if pieces == 1 else None
@@ -47,7 +50,7 @@ def prefetch(
     except errors.LayoutError:
         if line is None:
             raise
-        with predicated(kb.elected), predicated(predicate):
+        with predicated(elected), predicated(predicate):
             instructions.prefetch_line(slice_pointer(gmem), line)
         return
     descriptor = tma.descriptor(gmem, plan)
@@ -57,5 +60,5 @@ def prefetch(
 
     # No SMEM is involved; the offsets of the plan are dropped.
     base = kb.smem_pointer(0)
-    with predicated(kb.elected), predicated(predicate):
+    with predicated(elected), predicated(predicate):
         tma.issue(plan, gmem.window.starts, base, fetch, shared_by)

@@ -47,6 +47,7 @@ def gather(
     target: smem.SmemView,
     barrier_pointer: ir.Value | None,
     predicate: ir.Value | None = None,
+    arrive: bool = True,
 ) -> None:
     """Starts copies of rows to SMEM.
 
@@ -63,6 +64,7 @@ def gather(
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival. None: the copy is
         a group of cp.async.
       predicate: i1, uniform; where it is false nothing is copied.
+      arrive: False if the caller arrives, with the bytes of bulk copies.
     """
     index = _in_registers(rows)
     plan = _plan(source, target, store=False)
@@ -77,15 +79,17 @@ def gather(
                     _copy_row(plan, from_, to, present, store=False)
             if barrier_pointer is not None and plan.is_asynchronous:
                 cp_async.arrive_when_copied(barrier_pointer)
-        cp_async.finish_load(barrier_pointer)
+        if arrive or barrier_pointer is None:
+            cp_async.finish_load(barrier_pointer)
         return
     kernel = module.current()
     total: ir.Value = kernel.i32(math.prod(target.shape[:1]) * _row_bytes(plan))
     if predicate is not None:
         total = arith.select(predicate, total, kernel.i32(0))
     # Bytes may arrive before they are expected: until then the phase lacks an arrival.
-    with elected.thread() as by:
-        mbarrier.emit_arrive_expect_tx(barrier_pointer, total, by)
+    if arrive:
+        with elected.thread() as by:
+            mbarrier.emit_arrive_expect_tx(barrier_pointer, total, by)
     with predicated(predicate):
         if fours is not None:
             four_rows.load(fours, source, target, index, barrier_pointer)

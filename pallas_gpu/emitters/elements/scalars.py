@@ -50,6 +50,9 @@ def known(index: int | ir.Value) -> int | None:
             return _number(index)
         case "arith.index_cast" | "arith.extsi":
             return known(operands[0])
+        case "arith.index_castui":
+            number = known(operands[0])
+            return None if number is None or number < 0 else number
         case "arith.extui":
             number = known(operands[0])
             bits = operands[0].type.width
@@ -70,7 +73,7 @@ def divisor(index: int | ir.Value) -> int:
         return promised
     name, operands = _definition(index)
     match name:
-        case "arith.index_cast":
+        case "arith.index_cast" | "arith.index_castui":
             return divisor(operands[0])
         case "arith.extsi" | "arith.extui":
             # A narrow product may have wrapped; powers of two still divide it.

@@ -65,6 +65,16 @@ def word_type(register: ir.Type) -> ir.Type:
     return ir.IntegerType.get_signless(32)
 
 
+def word_types(register: ir.Type) -> list[ir.Type]:
+    """The types of the words that a register consists of."""
+    form = _form(register)
+    if form.width >= 32:
+        return [register.element_type] * form.count
+    if form.packed is not None:
+        return [form.packed.element_type] * form.count
+    return [ir.IntegerType.get_signless(16)]
+
+
 def assemble(
     tied: Sequence[ir.Value],
     operands: Sequence[ir.Value],

@@ -41,44 +41,56 @@ def request(
     # The other threads have read what the answer replaces.
     mbarrier.synchronize()
     mbarrier.arrive_expect_tx(barrier, expected)
-    multicast = ".multicast::cluster::all" if in_cluster else ""
     with predicated(arith.andi(kernel.elected, asks)):
-        llvm.inline_asm(
-            None,
-            [answer, barrier],
-            "clusterlaunchcontrol.try_cancel.async.shared::cta."
-            f"mbarrier::complete_tx::bytes{multicast}.b128 [$0], [$1];",
-            "r,r,~{memory}",
-            has_side_effects=True,
-        )
+        ask(answer, barrier, in_cluster=in_cluster)
 
 
-def decode(answer: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Decodes an answer: i1, whether it grants work; i32, the x of its first CTA.
+def ask(answer: ir.Value, barrier: ir.Value, *, in_cluster: bool) -> None:
+    """Emits only the instruction of `request`, for code of one thread."""
+    multicast = ".multicast::cluster::all" if in_cluster else ""
+    llvm.inline_asm(
+        None,
+        [answer, barrier],
+        "clusterlaunchcontrol.try_cancel.async.shared::cta."
+        f"mbarrier::complete_tx::bytes{multicast}.b128 [$0], [$1];",
+        "r,r,~{memory}",
+        has_side_effects=True,
+    )
+
+
+def decode(answer: ir.Value, axes: str = "x") -> tuple[ir.Value, ...]:
+    """Decodes an answer: i1, whether it grants work; i32s, the place of its first CTA.
 
     PTX: `ld.shared.b128`, `clusterlaunchcontrol.query_cancel`,
     `fence.proxy.async.shared::cta`. Since: sm_100a. Every thread that uses the result
-    issues it, after the wait for the request's barrier. x is 0 without work.
+    issues it, after the wait for the request's barrier. The place is 0 without work.
 
     Args:
       answer: `!llvm.ptr<3>`, aligned to 16 bytes.
+      axes: those of which the place is returned.
     """
     i32 = ir.IntegerType.get_signless(32)
-    pair = llvm.StructType.get_literal([i32, i32])
+    count = 1 + len(axes)
+    fields = llvm.StructType.get_literal([i32] * count)
+    query = "clusterlaunchcontrol.query_cancel"
+    places = "".join(
+        f"mov.b32 ${i}, 0;\n"
+        f"@granted {query}.get_first_ctaid::{axis}.b32.b128 ${i}, answer;\n"
+        for i, axis in enumerate(axes, 1)
+    )
     # The fence orders the read before the next answer, which the async proxy writes.
     text = (
         "{ .reg .b128 answer;\n.reg .pred granted;\n"
-        "ld.shared.b128 answer, [$2];\n"
-        "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 granted, answer;\n"
+        f"ld.shared.b128 answer, [${count}];\n"
+        f"{query}.is_canceled.pred.b128 granted, answer;\n"
         "selp.b32 $0, 1, 0, granted;\n"
-        "mov.b32 $1, 0;\n"
-        "@granted clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 "
-        "$1, answer;\n"
+        f"{places}"
         "fence.proxy.async.shared::cta;\n}"
     )
+    constraints = f"=r,{'=&r,' * len(axes)}r,~{{memory}}"
     results = llvm.inline_asm(
-        pair, [answer], text, "=r,=&r,r,~{memory}", has_side_effects=True
+        fields, [answer], text, constraints, has_side_effects=True
     )
-    granted, first = (llvm.extractvalue(i32, results, [i]) for i in range(2))
+    granted, *first = (llvm.extractvalue(i32, results, [i]) for i in range(count))
     zero = module.current().i32(0)
-    return arith.cmpi(arith.CmpIPredicate.ne, granted, zero), first
+    return arith.cmpi(arith.CmpIPredicate.ne, granted, zero), *first

@@ -38,6 +38,7 @@ def reduce(
     x: RegisterArray,
     axes: Sequence[int],
     scratch: SmemScratch | None = None,
+    chains: int | None = None,
 ) -> RegisterArray | Splat:
     """Reduces an array over axes; the result has the reduced layout.
 
@@ -51,6 +52,7 @@ def reduce(
         reduced axes does not count.
       axes: the axes to reduce.
       scratch: required if warps hold different parts, see `Reduction`.
+      chains: a thread combines its registers in this many chains; None is a tree.
 
     Returns:
       An array in `x.layout.reduce(axes)`, or a splat of shape () if no axis remains.
@@ -78,7 +80,7 @@ def reduce(
         groups = [_of_loads(kind, group, own) or group for group in groups]
     if kind == "add":
         groups = [_with_products_added(first, group) for group in groups]
-    partial = [_fold(first, group) for group in groups]
+    partial = [_fold(first, _chained(first, group, chains)) for group in groups]
     dtype = own if wanted == dtypes.BOOL else wanted
     if own != dtype and steps.vector_reduced:
         partial = [_fold_halves(first, value) for value in partial]
@@ -156,6 +158,16 @@ def _with_products_added(combine: Callable, values: list[ir.Value]) -> list[ir.V
 def _is_product(value: ir.Value) -> bool:
     owner = value.owner
     return isinstance(owner, ir.Operation | ir.OpView) and owner.name == "arith.mulf"
+
+
+def _chained(
+    combine: Callable, values: list[ir.Value], chains: int | None
+) -> list[ir.Value]:
+    """Combines every n-th value, one after the other."""
+    if chains is None:
+        return values
+    parts = [values[i::chains] for i in range(min(chains, len(values)))]
+    return [functools.reduce(combine, part) for part in parts]
 
 
 def _fold_halves(combine: Callable, value: ir.Value) -> ir.Value:

@@ -12,6 +12,12 @@ from jaxlib.mlir import ir
 # Operations between two barriers that do not need the first one: arithmetic, and the
 # proxy fence, which orders each thread's own earlier accesses.
 _PURE_DIALECTS = ("arith.", "vector.", "math.")
+# Of these dialects, what accesses memory: authors of inline code use it.
+_ACCESSES = tuple(
+    f"vector.{name}"
+    for name in ("load", "store", "masked", "gather", "scatter", "transfer", "expand",
+                 "compress")
+)  # fmt: skip
 _PURE = ("llvm.getelementptr", "builtin.unrealized_conversion_cast", "nvvm.fence.proxy")
 
 
@@ -44,6 +50,8 @@ def drop_repeated(root: ir.Operation) -> None:
 
 
 def _pure(name: str) -> bool:
+    if name.startswith(_ACCESSES):
+        return False
     return name in _PURE or name.startswith(_PURE_DIALECTS)
 
 

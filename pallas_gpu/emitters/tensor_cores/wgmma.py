@@ -77,7 +77,13 @@ def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
     return zero.materialize(Layout.WGMMA)
 
 
-def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> RegisterArray:
+def mma(
+    acc: RegisterArray,
+    a: SmemView | RegisterArray,
+    b: SmemView,
+    *,
+    commits: bool = True,
+) -> RegisterArray:
     """Starts `acc += a @ b` and returns the accumulator that will hold the result.
 
     PTX: `wgmma.fence`, `wgmma.mma_async.sync.aligned.m64nNkK`, `wgmma.commit_group`.
@@ -89,6 +95,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
       acc: (M, N) in Layout.WGMMA; float32, float16 or int32.
       a: (M, K) in SMEM, tiled and swizzled, or in registers, in `left_layout`.
       b: (K, N) in SMEM.
+      commits: whether it is a group of its own; else `commit` ends the group.
 
     Raises:
       ShapeError, DTypeError, LayoutError: the operands do not match any instruction.
@@ -108,7 +115,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
         operands.append(_descriptor(a, plan.a))
     operands += [*a_words, _descriptor(b, plan.b)]
     # Inputs are numbered after the results; the tied inputs come first.
-    text = _text(plan, order, first_input=2 * count, a_words=len(a_words))
+    text = _text(plan, order, 2 * count, len(a_words), commits=commits)
     kinds = words.constraints(operands)
     constraints = [f"={kind}" for kind in kinds[:count]]
     constraints += [str(i) for i in range(count)]
@@ -302,19 +309,26 @@ def _plan(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> _Plan
     k_step = K_STEP_BYTES // b.dtype.itemsize
     plan_b = _operand(b, "b")
     plan_a = _operand(a, "a") if isinstance(a, SmemView) else None
+    if plan_a is not None and plan_a.mn_run % M_ROWS:
+        raise errors.LayoutError(
+            "An instruction crosses tiles of the left operand of wgmma",
+            expected=f"8 rows, or a multiple of {M_ROWS}",
+            got=f"tiles of {plan_a.mn_run} rows",
+        )
     types = (_ACCUMULATORS[acc.dtype], _TYPES[a.dtype][0], _TYPES[b.dtype][0])
     columns = _columns(n, plan_b, integer=acc.dtype == dtypes.I32)
     return _Plan((m, n, k), columns, k_step, plan_a, plan_b, types)
 
 
 def _operand(view: SmemView, side: Literal["a", "b"]) -> WgmmaOperand:
-    return plan_operand(view.layout, view.window, side)
+    return plan_operand(view.layout, view.window, side, high_tiles=True)
 
 
 def _columns(n: int, b: WgmmaOperand, *, integer: bool) -> int:
     """The largest number of columns per instruction that divides N and b's atoms."""
     for columns in range(min(n, MAX_N), 0, -N_GRANULE):
         whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
+        whole = whole and b.mn_run % columns == 0
         legal = not integer or columns <= _INT_FREE_N or columns % _INT_STEP == 0
         if whole and legal and columns % N_GRANULE == 0:
             return columns
@@ -401,7 +415,9 @@ def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
 
 
 @functools.lru_cache(maxsize=64)
-def _text(plan: _Plan, order: _Order, *, first_input: int, a_words: int) -> str:
+def _text(
+    plan: _Plan, order: _Order, first_input: int, a_words: int, *, commits: bool
+) -> str:
     m, n, k = plan.shape
     registers_of = {block: [f"${w}" for w in at] for block, at in order}
     a_first, b_desc = first_input, first_input + (a_words or 1)
@@ -423,7 +439,7 @@ def _text(plan: _Plan, order: _Order, *, first_input: int, a_words: int) -> str:
                     f"{setup} add.s64 db, ${b_desc}, {units}; "
                     f"{_mnemonic(plan)} {{{acc}}}, {left}, db, one{_immediates(plan)};"
                 )
-    lines.append("wgmma.commit_group.sync.aligned;")
+    lines += ["wgmma.commit_group.sync.aligned;"] * commits
     declared = ".reg .b64 da, db; .reg .pred one; setp.eq.b32 one, 1, 1;"
     return "{ " + declared + "\n" + "\n".join(lines) + "\n}"
 

@@ -23,7 +23,7 @@ from pallas_gpu.entry.check import jax_operations, references, warp
 from pallas_gpu.entry.check.index_arithmetic import check_indices
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import cluster
+from pallas_gpu.primitives import cluster, inline
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
@@ -132,6 +132,23 @@ def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
                 target.require(feature, who)
             except errors.TargetError as error:
                 raise error.with_location(site.where) from None
+        if site.op.primitive is inline.inline_ptx_p:
+            _require_since(site, target)
+
+
+def _require_since(site: Site, target: arch.Target) -> None:
+    since = site.op.params["since"]
+    if since is None:
+        return
+    first, own = arch.target(since), getattr(target, "compute_capability", (0, 0))
+    if own < first.compute_capability:
+        raise errors.TargetError(
+            f"inline_ptx: {target.name} does not have the instruction",
+            expected=f"{since} or later",
+            got=target.name,
+            hint="choose another target: CompilerParams(target=...)",
+            where=site.where,
+        )
 
 
 def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:

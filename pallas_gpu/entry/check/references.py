@@ -8,6 +8,7 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import inline
 from pallas_gpu.primitives.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.program.build import region_of, variables_of
@@ -46,7 +47,8 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
     They are inputs: JAX's arrays are immutable, and other operations may use them.
     """
     arrays = region_of(jaxpr).inputs[:inputs]
-    for origin, (access, site) in writes(jaxpr).items():
+    # Inline code may be given an input to read it.
+    for origin, (access, site) in writes(jaxpr, certain=True).items():
         if origin in arrays:
             aval = types.describe(access.buffer.aval)
             raise errors.KernelError(
@@ -66,19 +68,33 @@ def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     return {var for var, value in pairs if value in found}
 
 
-def writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
-    """Returns the first access that writes a reference, with its operation."""
+def writes(
+    jaxpr: _jax.Jaxpr, *, certain: bool = False
+) -> dict[Any, tuple[Access, Site]]:
+    """Returns the first access that writes a reference, with its operation.
+
+    Args:
+      certain: leaves out those that only may write it.
+    """
     found: dict[Any, tuple[Access, Site]] = {}
     for site in walk(jaxpr):
         for access in site.op.accesses:
-            if access.writes:
+            if access.writes and not (certain and access.operation.opaque):
                 found.setdefault(site.origin(access.buffer), (access, site))
     return found
 
 
 def require_transforms(jaxpr: _jax.Jaxpr) -> None:
-    """Raises LayoutError for a product of SMEM arrays without tiling and swizzle."""
+    """Raises LayoutError for arrays in SMEM whose transforms an operation lacks.
+
+    A product needs tiling and swizzle, inline code what it declares.
+    """
     for site in walk(jaxpr):
+        if site.op.primitive is inline.inline_mgpu_p:
+            try:
+                inline.require_stored(site.op)
+            except errors.LayoutError as found:
+                raise found.with_location(site.where) from None
         if site.op.primitive not in (wgmma.wgmma_p, tcgen05_mma_p):
             continue
         for access in site.op.accesses:

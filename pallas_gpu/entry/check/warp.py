@@ -7,6 +7,7 @@ from typing import Any
 
 from pallas_gpu import errors, layouts, types
 from pallas_gpu.layouts.registers.placement import is_of_warp, place
+from pallas_gpu.primitives.inline import inline_mgpu_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.nodes import Op
@@ -25,6 +26,8 @@ def check_operation(op: Op) -> None:
     if op.primitive is run_scoped_p:
         _check_scope(op)
         return
+    if op.primitive is inline_mgpu_p:
+        _check_inline(op)
     name, operation = op.name, op.operation
     if operation is not None and not operation.by_warp:
         raise _refusal(
@@ -49,6 +52,21 @@ def check_operation(op: Op) -> None:
         if access.operation.family == "references":
             _refuse_tmem(access.buffer.aval, name)
     _check_layout(op)
+
+
+def _check_inline(op: Op) -> None:
+    """Raises UnsupportedError for handles of arrays, which a warpgroup holds."""
+    given = (getattr(named["operand"], "aval", None) for named in op.operands)
+    arrays = [x for x in (*given, *(x.aval for x in op.results)) if x is not None]
+    for aval in arrays:
+        if aval.shape:
+            raise _refusal(
+                "inline code with arrays inside warp_map",
+                expected="references and scalars: a FragmentedArray is in the "
+                "registers of a warpgroup",
+                got=f"{op.params['code'].name} with {aval.dtype}{list(aval.shape)}",
+                hint="call it outside the warp_map, or load from a reference in it",
+            )
 
 
 def is_position(site: Site) -> bool:

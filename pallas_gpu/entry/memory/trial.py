@@ -17,6 +17,7 @@ from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
+from pallas_gpu.primitives.inline import inline_mgpu_p, inline_ptx_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import uses, walk
@@ -71,6 +72,9 @@ def _in_doubt(params: CallParams, target: arch.GpuTarget) -> bool:
     body = expand.expanded(params, target).jaxpr
     ops = [site.op for site in walk(body)]
     if any(_may_split_words(op) or _cuts_tiles(op) for op in ops):
+        return True
+    # What it is given and returns is compared with its types when it is emitted.
+    if any(op.primitive in (inline_mgpu_p, inline_ptx_p) for op in ops):
         return True
     if sum(map(_copies, ops)) >= _MANY_COPIES:
         return True

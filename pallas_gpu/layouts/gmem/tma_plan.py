@@ -275,24 +275,49 @@ def _plan_as_it_is(
     array: SlicedArray, target: SmemWindow, axes: dict[int, int], pieces: int
 ) -> TmaPlan | None:
     """Tries to split the slice of SMEM into equal boxes, fewest first."""
-    smem = target.smem
-    physical = _physical_dims(target, axes)
+    smem, physical = target.smem, _physical_dims(target, axes)
+    return plan_dims(array, physical, smem.swizzle, smem.size_bytes, pieces)
+
+
+def plan_dims(
+    array: SlicedArray,
+    physical: Sequence[PhysicalDim],
+    swizzle: int,
+    smem_bytes: int,
+    pieces: int = 1,
+) -> TmaPlan | None:
+    """Splits an array in SMEM, given by its dims, into equal boxes, fewest first.
+
+    Args:
+      array: the array in GMEM and its slice, of elements of at least 8 bits.
+      physical: the dims in the order of SMEM.
+      swizzle: the swizzle in bytes, 16 for none.
+      smem_bytes: the size of the array in SMEM.
+      pieces: the number of instructions is a multiple of this.
+
+    Returns:
+      The plan; None if no tensor map describes the copy.
+    """
     candidates = sorted(
         (math.prod(d.size for d in physical[:cut]) * parts, cut, parts)
         for cut in range(len(physical))
         for parts in divisors(physical[cut].size)
     )
+    unit_bits = 8 * max(SMEM_ALIGNMENT_BYTES, atom_bytes(swizzle))
     for count, cut, parts in candidates:
         loops = [*physical[:cut], physical[cut].loop_over(parts)]
         box = [physical[cut].shrunk(parts), *physical[cut + 1 :]]
-        if count % pieces or not _is_dense(box) or not _are_aligned(loops, smem):
+        aligned = all(
+            dim.smem_stride * array.element_bits % unit_bits == 0
+            for dim in loops
+            if dim.size > 1
+        )
+        if count % pieces or not _is_dense(box) or not aligned:
             continue
-        view = build_view(array, box, loops, smem.swizzle)
+        view = build_view(array, box, loops, swizzle)
         if view is not None:
             steps = _instructions(view, loops, array.element_bits)
-            return TmaPlan(
-                array.element_bits, smem.swizzle, view, steps, smem.size_bytes
-            )
+            return TmaPlan(array.element_bits, swizzle, view, steps, smem_bytes)
     return None
 
 
@@ -304,15 +329,6 @@ def _is_dense(box: Sequence[PhysicalDim]) -> bool:
             return False
         expected *= dim.size
     return True
-
-
-def _are_aligned(loops: Sequence[PhysicalDim], smem: SmemLayout) -> bool:
-    unit_bits = 8 * max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
-    return all(
-        dim.smem_stride * smem.itemsize_bits % unit_bits == 0
-        for dim in loops
-        if dim.size > 1
-    )
 
 
 def _plan_joined(
@@ -353,11 +369,7 @@ def _plan_joined(
 
 
 def _physical_dims(target: SmemWindow, axes: dict[int, int]) -> list[PhysicalDim]:
-    """The dims of the slice of SMEM in memory order, in terms of GMEM dims.
-
-    Dims of size one are dropped; those that exceed a box are split, since a view may
-    have two dims for them.
-    """
+    """The dims of the slice of SMEM in memory order, in terms of GMEM dims."""
     tile, between, within = (x.tolist() for x in target.smem.axis_strides)
     size = target.window
     dims = [
@@ -365,9 +377,13 @@ def _physical_dims(target: SmemWindow, axes: dict[int, int]) -> list[PhysicalDim
         for axis, g in axes.items()
     ]
     dims += [PhysicalDim(g, tile[axis], 1, within[axis]) for axis, g in axes.items()]
+    return fitting_dims(dims, target.smem.itemsize_bits)
+
+
+def fitting_dims(dims: Sequence[PhysicalDim], element_bits: int) -> list[PhysicalDim]:
+    """Drops dims of size one; splits long ones, for which a view may have two."""
     dims = [d for d in dims if d.size > 1] or dims[-1:]
-    bits = target.smem.itemsize_bits
-    minor_chunk = -(-INNER_BOX_BYTES * 8 // bits)
+    minor_chunk = -(-INNER_BOX_BYTES * 8 // element_bits)
     split = [d.split(minor_chunk if d is dims[-1] else 1) for d in dims]
     return list(itertools.chain.from_iterable(split))
 
@@ -459,6 +475,8 @@ __all__ = [
     "TmaInstruction",
     "TmaPlan",
     "ViewDim",
+    "fitting_dims",
     "plan_copy",
+    "plan_dims",
     "plan_prefetch",
 ]

@@ -326,6 +326,17 @@ class Layout(Drawable, enum.Enum):
         definition = definitions()[self.name]
         return self() if callable(definition) else definition
 
+    def to_mgpu(self, *args: Any, **kwargs: Any) -> RegisterLayout:
+        """The layout of `mosaic.FragmentedArray`s in inline code.
+
+        Args:
+          *args, **kwargs: the parameters of the layout, if it has any.
+
+        Raises:
+          LayoutError: the layout has other parameters.
+        """
+        return self(*args, **kwargs) if args or kwargs else self.to_layout()
+
     @expect.arguments()
     def reduce(self, axes: int | Sequence[int]) -> TiledLayout:
         """The layout after a reduction over `axes`; see `TiledLayout.reduce`.

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -172,13 +172,21 @@ def _dims(value: Any, what: str) -> tuple[PartitionDim, ...]:
     )
 
 
+class Description(Drawable):
+    """A description of a layout; inline code has them, too."""
+
+    def to_mgpu(self) -> Self:
+        """The layout of `mosaic.FragmentedArray`s in inline code: the same."""
+        return self
+
+
 @expect.arguments(
     tiling=expect.instance(Tiling, written="plgpu.Tiling(((64, 8), (2,)))"),
     warp_dims=_dims,
     lane_dims=_dims,
 )
 @dataclasses.dataclass(frozen=True)
-class TiledLayout(Drawable):
+class TiledLayout(Description):
     """Distributes the dimensions of a tiling over warps, lanes and one register.
 
     Dimensions of the tiled shape are given by negative index. The remaining dimensions
@@ -389,7 +397,7 @@ def _drop_idle_tiles(
 
 @expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
-class WGStridedLayout(Drawable):
+class WGStridedLayout(Description):
     """Distributes the row-major elements cyclically over threads, `vec_size` at a time.
 
     Element i is in thread `(i // vec_size) % 128`. It is the default layout of loads
@@ -504,7 +512,7 @@ def _strided_linear(layout: WGStridedLayout) -> LinearLayout | None:
 
 @expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
-class WGSplatLayout(Drawable):
+class WGSplatLayout(Description):
     """One register per thread that represents all elements: they are equal.
 
     Args:

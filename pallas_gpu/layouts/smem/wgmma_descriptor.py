@@ -47,6 +47,8 @@ class WgmmaOperand:
       mn, k: elements of the matrix along M (or N) and along K.
       mn_atom_bytes: from one atom to the next along MN.
       k_atom_bytes: from one atom to the next along K.
+      tile_rows: rows after which the next atom is elsewhere; 0: there is none such.
+      tile_rows_bytes: from one tile of so many rows to the next.
     """
 
     major: Major
@@ -56,6 +58,8 @@ class WgmmaOperand:
     k: int
     mn_atom_bytes: int
     k_atom_bytes: int
+    tile_rows: int = 0
+    tile_rows_bytes: int = 0
 
     @property
     def row_elems(self) -> int:
@@ -71,6 +75,11 @@ class WgmmaOperand:
     def mn_granule(self) -> int:
         """Elements of an atom along MN: blocks of the matrix start at its multiples."""
         return ATOM_ROWS if self.major == "K" else self.row_elems
+
+    @property
+    def mn_run(self) -> int:
+        """Elements along MN whose atoms are at equal distances."""
+        return self.tile_rows if self.major == "K" and self.tile_rows else self.mn
 
     @property
     def transposed(self) -> bool:
@@ -122,13 +131,16 @@ class WgmmaOperand:
                 f"of {self.k_step} along K",
                 got=(mn, k),
             )
+        tile, row = 0, k if self.major == "MN" else mn
+        if self.tile_rows:
+            tile, row = divmod(row, self.tile_rows)
+        within_bytes = tile * self.tile_rows_bytes
         if self.major == "MN":
-            atoms = mn // self.row_elems, k // ATOM_ROWS
-            within_bytes = 0
+            atoms = mn // self.row_elems, row // ATOM_ROWS
         else:
             k_bytes = k * self.itemsize_bits // 8
-            atoms = mn // ATOM_ROWS, k_bytes // self.swizzle
-            within_bytes = k_bytes % self.swizzle
+            atoms = row // ATOM_ROWS, k_bytes // self.swizzle
+            within_bytes += k_bytes % self.swizzle
         return (
             atoms[0] * self.mn_atom_bytes + atoms[1] * self.k_atom_bytes + within_bytes
         )
@@ -145,6 +157,7 @@ def plan_operand(
     *,
     who: str = "wgmma",
     transposable_bits: Sequence[int] = (_TRANSPOSABLE_BITS,),
+    high_tiles: bool = False,
 ) -> WgmmaOperand:
     """Describes a slice of a shared-memory array as an operand of wgmma.
 
@@ -154,6 +167,7 @@ def plan_operand(
       side: "a" for the left operand (M, K), "b" for the right one (K, N).
       who: the instruction, for messages; tcgen05.mma reads the same layouts.
       transposable_bits: widths of elements that it reads along M or N.
+      high_tiles: whether tiles may have more than 8 rows; see `WgmmaOperand.mn_run`.
 
     Raises:
       LayoutError: the instruction cannot read the slice.
@@ -170,13 +184,18 @@ def plan_operand(
             expected="two axes, all before them indexed by integers",
             got=f"axes {sorted(window.axes)} of {layout.shape}",
         )
-    _check_tile(layout, name, who)
+    _check_tile(layout, name, who, high_tiles=high_tiles)
     _check_aligned(layout, window, name, who)
     rows, columns = window.sizes[-2:]
     # Outer strides of the last two axes: from one atom to the next.
-    row_elems = ATOM_ROWS * layout.tile[1]
-    column_atom = row_elems * layout.itemsize_bits // 8
-    row_atom = column_atom * layout.physical_shape[-3]
+    tile_rows, row_elems = layout.tile
+    column_atom = tile_rows * row_elems * layout.itemsize_bits // 8
+    tile_rows_bytes = column_atom * layout.physical_shape[-3]
+    row_atom = tile_rows_bytes
+    if tile_rows > ATOM_ROWS:
+        row_atom = ATOM_ROWS * row_elems * layout.itemsize_bits // 8
+    if tile_rows == ATOM_ROWS or layout.physical_shape[-3] == 1:
+        tile_rows = tile_rows_bytes = 0
     minor_is_k = (side == "a") == (not window.is_transposed)
     if not minor_is_k and layout.itemsize_bits not in transposable_bits:
         axis = "K, once transposed," if window.is_transposed else "K"
@@ -197,6 +216,8 @@ def plan_operand(
         layout.itemsize_bits,
         *shape,
         *atoms,
+        tile_rows,
+        tile_rows_bytes,
     )
     if operand.k % operand.k_step:
         raise LayoutError(
@@ -221,9 +242,12 @@ def _widths(bits: Sequence[int]) -> str:
     return " and ".join(f"{b}-bit" for b in bits)
 
 
-def _check_tile(layout: SmemLayout, name: str, who: str) -> None:
+def _check_tile(layout: SmemLayout, name: str, who: str, *, high_tiles: bool) -> None:
     row_elems = layout.swizzle * 8 // layout.itemsize_bits
     if layout.tile == (ATOM_ROWS, row_elems):
+        return
+    is_high = high_tiles and len(layout.tile) == 2 and layout.tile[0] % ATOM_ROWS == 0
+    if is_high and layout.tile[1] == row_elems:
         return
     raise LayoutError(
         f"The {name} operand of {who} is not tiled for the tensor core",

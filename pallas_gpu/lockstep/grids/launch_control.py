@@ -26,6 +26,7 @@ _CANCEL = (
 )
 _MULTICAST = ".multicast::cluster::all"
 _QUERY = "clusterlaunchcontrol.query_cancel"
+_FIRST = [f"{_QUERY}.get_first_ctaid::{axis}.b32.b128" for axis in "xyz"]
 
 
 class _Request:
@@ -82,7 +83,9 @@ def _cancel(program: Program, op: ir.Operation, text: str) -> Step:
 def _decode(program: Program, op: ir.Operation, text: str) -> Step:
     """`ld.shared.b128`, then what it says in registers, in the order of the text."""
     load, *rest = parse(text)
-    if load.opcode != "ld.shared.b128" or load.operands != ("answer", "[$2]"):
+    results = [statement.operands[0] for statement in rest if statement.operands]
+    held = sorted({x for x in results if x.startswith("$")})
+    if (load.opcode, *load.operands) != ("ld.shared.b128", "answer", f"[${len(held)}]"):
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
     (place,) = program.inputs(op)
     (out,) = program.outputs(op)
@@ -98,7 +101,7 @@ def _decode(program: Program, op: ir.Operation, text: str) -> Step:
             _execute(statement, registers, answer, strand)
         if not answer[strand.active(), 0].any():
             strand.cta.refused = True
-        strand.env[out] = (registers["$0"], registers["$1"])
+        strand.env[out] = tuple(registers[name] for name in held)
 
     return decode
 
@@ -110,10 +113,10 @@ def _execute(statement: Statement, registers, answer: np.ndarray, strand: Any) -
     match statement.opcode:
         case "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128":
             value = answer[:, 0] != 0
-        case "clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128":
+        case opcode if opcode in _FIRST:
             if (answer[:, 0] == 0)[strand.active() & where].any():
                 raise PtxError("get_first_ctaid of an answer without a cluster")
-            value = answer[:, 1]
+            value = answer[:, 1 + _FIRST.index(opcode)]
         case "selp.b32":
             a, b = (np.uint32(int(x)) for x in statement.operands[1:3])
             value = np.where(registers[statement.operands[3]], a, b)

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -175,11 +176,48 @@ def _sreg(read: Any) -> Any:
     return factory
 
 
-runs("nvvm.read.ptx.sreg.tid.x")(_sreg(lambda s: s.threads))
-runs("nvvm.read.ptx.sreg.ctaid.x")(_sreg(lambda s: s.cta.position[0]))
-runs("nvvm.read.ptx.sreg.ctaid.y")(_sreg(lambda s: s.cta.position[1]))
-runs("nvvm.read.ptx.sreg.ctaid.z")(_sreg(lambda s: s.cta.position[2]))
+def _thread_along(strand: Any, axis: int) -> np.ndarray:
+    """The position of each thread in the block along an axis: x is the fastest."""
+    block = strand.cta.shape.block
+    return strand.threads // math.prod(block[:axis]) % block[axis]
+
+
+for _axis, _letter in enumerate("xyz"):
+    runs(f"nvvm.read.ptx.sreg.tid.{_letter}")(
+        _sreg(lambda s, axis=_axis: _thread_along(s, axis))
+    )
+    runs(f"nvvm.read.ptx.sreg.ctaid.{_letter}")(
+        _sreg(lambda s, axis=_axis: s.cta.position[axis])
+    )
 runs("nvvm.read.ptx.sreg.cluster.ctarank")(_sreg(lambda s: s.cta.rank))
+
+# Operations of MLIR's gpu dialect that read one of three registers, as an index.
+_PLACES: dict[str, Callable[[Any, int], Any]] = {
+    "gpu.thread_id": _thread_along,
+    "gpu.block_dim": lambda s, axis: s.cta.shape.block[axis],
+    "gpu.block_id": lambda s, axis: s.cta.position[axis],
+    "gpu.grid_dim": lambda s, axis: s.cta.shape.grid[axis],
+    "gpu.cluster_id": lambda s, axis: s.cta.position[axis] // s.cta.shape.cluster[axis],
+    "gpu.cluster_block_id": lambda s, axis: (
+        s.cta.position[axis] % s.cta.shape.cluster[axis]
+    ),
+    "gpu.cluster_dim": lambda s, axis: (
+        s.cta.shape.grid[axis] // s.cta.shape.cluster[axis]
+    ),
+    "gpu.cluster_dim_blocks": lambda s, axis: s.cta.shape.cluster[axis],
+}
+
+
+@runs(*_PLACES)
+def _place(program: Program, op: ir.Operation) -> Step:
+    (out,), read = program.outputs(op), _PLACES[op.name]
+    axis = "xyz".index(str(op.attributes["dimension"])[-2])
+
+    def step(strand: Any) -> None:
+        number = np.atleast_1d(np.asarray(read(strand, axis)))
+        strand.env[out] = number.astype(np.uint64)
+
+    return step
 
 
 @runs("nvvm.elect.sync")
@@ -260,7 +298,7 @@ class Barrier:
             self.holds, self.held = True, self.holds
 
 
-@runs("nvvm.barrier")
+@runs("nvvm.barrier", "gpu.barrier")
 def _barrier(program: Program, op: ir.Operation) -> Step:
     groups = program.segments(op) if "operandSegmentSizes" in op.attributes else []
     number = groups[0][0] if groups and groups[0] else None
@@ -277,14 +315,60 @@ def _barrier(program: Program, op: ir.Operation) -> Step:
     return barrier
 
 
-def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
-    """The warps of a strand wait at one of the block's barriers."""
+def _bar_sync(program: Program, op: ir.Operation, text: str) -> Step:
+    """`bar.sync a, b;`: PTX ISA, the same as `barrier.sync.aligned`."""
+    (statement,) = parse(text)
+    places = {f"${i}": slot for i, slot in enumerate(program.inputs(op))}
+    if statement.opcode != "bar.sync" or len(statement.operands) != 2:
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+
+    def barrier(strand: Any) -> Iterator[Wait]:
+        name, expected = (
+            strand.uniform(strand.env[places[x]]) if x in places else int(x)
+            for x in map(str, statement.operands)
+        )
+        yield from meet(strand, name, expected, "bar.sync")
+
+    return barrier
+
+
+ASSEMBLY.append(AssemblyUnit("bar.sync", _bar_sync))
+
+
+@runs("nvvm.barrier.arrive")
+def _barrier_arrive(program: Program, op: ir.Operation) -> Step:
+    *number, count = program.inputs(op)
+
+    def arrive(strand: Any) -> None:
+        env = strand.env
+        name = strand.uniform(env[number[0]]) if number else 0
+        expected = strand.uniform(env[count])
+        _arrive(strand, name, expected, "barrier.arrive", together=False)
+
+    return arrive
+
+
+def _arrive(
+    strand: Any, name: int, expected: int, what: str, *, together: bool
+) -> tuple[Barrier, np.ndarray, int]:
+    """The warps of a strand arrive; returns the barrier, and who in which generation.
+
+    Args:
+      together: whether they wait for the others, too.
+    """
     rows, cta = strand.whole_warps(what), strand.cta
     if not 0 <= name < 16 or expected % LANES:
         raise PtxError(f"{what} {name}, {expected}")
     where = cta.barriers.setdefault(name, Barrier())
     now = where.generation
-    where.arrive(rows, cta.clocks.meet(rows, together=True), expected)
+    where.arrive(rows, cta.clocks.meet(rows, together=together), expected)
+    return where, rows, now
+
+
+def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
+    """The warps of a strand wait at one of the block's barriers."""
+    cta = strand.cta
+    where, rows, now = _arrive(strand, name, expected, what, together=True)
     while where.generation == now:
         yield Wait(
             lambda: where.generation > now,

@@ -227,6 +227,16 @@ def groups_of(strand: Any) -> Groups:
     return strand.wgmma
 
 
+@runs("nvvm.wgmma.fence.aligned")
+def _fence_alone(program: Program, op: ir.Operation) -> Step:
+    return lambda strand: _fence(strand, {})
+
+
+@runs("nvvm.wgmma.commit.group.sync.aligned")
+def _commit_alone(program: Program, op: ir.Operation) -> Step:
+    return lambda strand: _commit(strand, {})
+
+
 @runs("nvvm.wgmma.wait.group.sync.aligned")
 def _wait_group(program: Program, op: ir.Operation) -> Step:
     pending = ir.IntegerAttr(op.attributes["group"]).value
@@ -259,21 +269,39 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
     inputs = program.inputs(op)
     (out,) = program.outputs(op)
     kinds = values.result_kinds(op.results[0].type)
-    steps = [_statement(s, kinds) for s in parse(text)]
+    # Vectors of one element are registers, too, and constants numbers of the text.
+    of_one = [values.length(x.type) == 1 for x in op.operands]
+    wraps = "vector<1x" in str(op.results[0].type)
+    numbers = {
+        f"${outputs + i}": str(program.constants[slot][0])
+        for i, (constraint, slot) in enumerate(zip(given, inputs, strict=True))
+        if constraint == "n"
+    }
+    steps = [_statement(_with_numbers(s, numbers), kinds) for s in parse(text)]
 
     def run(strand: Any) -> None:
         registers: dict[str, Any] = {}
         for i, (constraint, slot) in enumerate(zip(given, inputs, strict=True)):
             value = strand.env[slot]
+            if of_one[i]:
+                lazy = isinstance(value, values.LazyVector)
+                value = value.elements[0] if lazy else values.forced(value)[:, 0]
             registers[f"${outputs + i}"] = value
             if constraint.isdigit():
                 registers[f"${constraint}"] = value
         for step in steps:
             step(strand, registers)
         results = tuple(registers[f"${i}"] for i in range(outputs))
+        if wraps:
+            results = tuple(values.LazyVector([x]) for x in results)
         strand.env[out] = results if outputs > 1 else results[0]
 
     return run
+
+
+def _with_numbers(s: Statement, numbers: dict[str, str]) -> Statement:
+    given = tuple(numbers.get(x, x) if isinstance(x, str) else x for x in s.operands)
+    return dataclasses.replace(s, operands=given)
 
 
 def _statement(s: Statement, kinds: list[np.dtype]) -> _Run:
@@ -287,8 +315,8 @@ def _statement(s: Statement, kinds: list[np.dtype]) -> _Run:
             return _fence
         case "wgmma.commit_group.sync.aligned", ():
             return _commit
-        case "setp.eq.b32", (str() as target, str() as a, str() as b):
-            truth = int(a) == int(b)
+        case "setp.eq.b32" | "setp.ne.b32", (str() as target, str() as a, str() as b):
+            truth = (int(a) == int(b)) == (s.opcode == "setp.eq.b32")
             return lambda strand, r: r.__setitem__(target, truth)
         case "add.s64", (str() as target, str() as a, str() as b):
             number = int(b)

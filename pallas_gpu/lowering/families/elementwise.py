@@ -48,16 +48,17 @@ def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
     """The rule for arrays that have layouts, and for scalars."""
     shape = ctx.out_aval.shape
     # lax admits a scalar predicate or bound for a whole array.
-    wide = [_wide(ctx, i, x, shape) for i, x in enumerate(operands)]
+    same = [wide(ctx, i, x, shape) for i, x in enumerate(operands)]
     dtype = vals.numpy_dtype(ctx.out_aval)
     params = _params_of(ctx, row)
     if row.name == "exp" and ctx.kernel.layouts.infers and not params:
         params["summed"] = _is_summed(ctx)
-    alike = ctx.kernel.layouts.alike(ctx, wide)
+    alike = ctx.kernel.layouts.alike(ctx, same)
     return elementwise.apply(row.name, *alike, to=dtype, **params)
 
 
-def _wide(ctx: RuleContext, i: int, x: Any, shape: tuple[int, ...]) -> Any:
+def wide(ctx: RuleContext, i: int, x: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an operand broadcast to the shape of the result."""
     if vals.is_scalar(x) or x.shape == shape:
         return vals.as_shape(x, shape)
     slot = f"broadcast {i}"
@@ -83,12 +84,13 @@ def _relate(row: Row, node: Node, *operands: Symbol) -> Symbol:
     shape = tuple(result.shape)
     if not shape:
         return without_arrays(node)[0]
-    wide = [_related_wide(node, i, x, shape) for i, x in enumerate(operands)]
+    wide = [related_wide(node, i, x, shape) for i, x in enumerate(operands)]
     cycles = row.cost(np.dtype(operands[row.typed_by].dtype), node.network.approx_math)
     return node.alike(wide, result, cycles_per_element=cycles)
 
 
-def _related_wide(node: Node, i: int, x: Symbol, shape: tuple[int, ...]) -> Symbol:
+def related_wide(node: Node, i: int, x: Symbol, shape: tuple[int, ...]) -> Symbol:
+    """The relation of `wide`."""
     if not x.shape or x.shape == shape:
         return x
     dims = tuple(range(len(shape) - len(x.shape), len(shape)))

@@ -19,6 +19,7 @@ import numpy as np
 
 from pallas_gpu import errors, types
 from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference.relations import Relation
@@ -164,6 +165,7 @@ class Use:
       allow_line: whether a TMA copy may be one of adjacent bytes.
       in_bounds: whether the author promises that the GMEM side is in bounds.
       role: which operand the array is; empty where that is clear.
+      stored: the layout of the array that a "pointer" requires; None for row-major.
     """
 
     node: Any
@@ -176,6 +178,7 @@ class Use:
     allow_line: bool = False
     in_bounds: bool = False
     role: str = ""
+    stored: SmemLayout | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

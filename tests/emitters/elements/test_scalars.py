@@ -33,8 +33,9 @@ def constant(value, bits=32):
 
 
 @pytest.mark.parametrize("number", [0, 3, 64])
-def test_a_number_is_known_and_divides_itself(number, unknown):
-    index = arith.index_cast(ir.IndexType.get(), constant(number))
+@pytest.mark.parametrize("cast", [arith.index_cast, arith.index_castui])
+def test_a_number_is_known_and_divides_itself(cast, number, unknown):
+    index = cast(ir.IndexType.get(), constant(number))
     for value in (number, constant(number), index):
         assert known(value) == number
         assert divisor(value) == number

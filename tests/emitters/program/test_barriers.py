@@ -5,6 +5,8 @@ import re
 
 import numpy as np
 import pytest
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_gpu.emitters import gmem, mbarrier, tma
 from pallas_gpu.layouts import Layout
@@ -51,3 +53,19 @@ def test_an_access_between_two_barriers_keeps_both(build, typed):
         mbarrier.warpgroup_barrier()
 
     assert count(build(body, [typed((64, 64), np.float32)])) == 2
+
+
+def test_an_access_of_an_author_keeps_both(build):
+    """Inline code accesses memory by operations that no emitter has."""
+
+    def body(kb):
+        i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        cell = memref.alloca(ir.MemRefType.get((1,), i32), [], [])
+        mbarrier.warpgroup_barrier()
+        word = vector.load(
+            ir.VectorType.get([1], i32), cell, [arith.constant(index, 0)]
+        )
+        mbarrier.warpgroup_barrier()
+        memref.store(vector.extract(word, [], [0]), cell, [arith.constant(index, 0)])
+
+    assert count(build(body, [])) == 2

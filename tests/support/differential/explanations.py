@@ -112,6 +112,7 @@ FEWER: dict[str, Table] = {
         **{(kernel, "total"): _STEPS for kernel in _PERSISTENT},
     },
     "Warpgroup": {
+        ("inline code", "total"): _SETUP,
         **_ALIKE,
         ("copy", "total"): _SETUP,
         ("swizzled SMEM", "total"): _SETUP,

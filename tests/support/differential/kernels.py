@@ -15,10 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.mosaic import gpu as upstream_mosaic
 from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu
 
+import pallas_gpu as ours
 from benchmarks.matmul import upstream_config
-from pallas_gpu import ops
+from pallas_gpu import mosaic, ops
 
 F32, F16, BF16 = jnp.float32, jnp.float16, jnp.bfloat16
 SEMANTICS = ("Lane", "Warpgroup")
@@ -382,6 +384,41 @@ def _persistent_matmul(config: ops.MatmulConfig) -> None:
         name += " in clusters"
     square = array((4096, 4096), BF16)
     KERNELS[name] = Kernel(ours, theirs, (square, square))
+
+
+# --- inline code ----------------------------------------------------------------------
+
+
+@_kernel(
+    "inline code",
+    array((64, 128)),
+    scratch=lambda plgpu: (_tiled(plgpu, (64, 32), F32),),
+)
+def _inline(plgpu, x, o, smem):
+    """References and arrays in, an array out: the body is the same on both sides."""
+    mgpu = mosaic if plgpu is ours else upstream_mosaic
+    strided = plgpu.Layout.WG_STRIDED((64, 128), vec_size=2)
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), strided),
+        return_type=plgpu.ShapeDtypeStruct((64, 128), F32, strided),
+    )
+    def multiply(ctx, ref, y):
+        return mgpu.FragmentedArray.load_strided(ref, vec_size=2) * y
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(_transforms(plgpu, 32, F32)),),
+        return_type=plgpu.ShapeDtypeStruct((64, 32), F32, plgpu.Layout.WGMMA),
+    )
+    def read(ctx, ref):
+        return mgpu.FragmentedArray.load_tiled(
+            ref, swizzle=128, layout=mgpu.WGMMA_LAYOUT
+        )
+
+    smem[...] = plgpu.load(x.at[:, :32], layout=plgpu.Layout.WGMMA, optimized=False)
+    plgpu.commit_smem()
+    o[...] = multiply(x, plgpu.load(x, layout=strided, optimized=False))
+    o.at[:, :32][...] = read(smem)
 
 
 _persistent_matmul(ops.MatmulConfig(cluster=None))

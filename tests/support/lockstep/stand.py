@@ -9,7 +9,7 @@ from pallas_gpu.lockstep.launch import WARPGROUP_WARPS, Cluster, Launch, Shape
 
 def cluster(ctas: int = 1, warpgroups: int = 1, smem_bytes: int = 4096) -> Cluster:
     """A cluster whose blocks run nothing."""
-    shape = Shape((ctas, 1, 1), (ctas, 1, 1), 128 * warpgroups, smem_bytes)
+    shape = Shape((ctas, 1, 1), (ctas, 1, 1), (128 * warpgroups, 1, 1), smem_bytes)
     return Cluster(Launch([], 0, {}, is_early=False), shape, (0, 0, 0))
 
 

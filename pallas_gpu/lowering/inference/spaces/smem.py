@@ -51,7 +51,8 @@ def storages(array: Array) -> list[SmemLayout]:
         tile = (ATOM_ROWS, swizzle * 8 // bits)
         if shape[-2] % tile[0] == 0 and shape[-1] % tile[1] == 0:
             result.append(SmemLayout(shape, bits, tile, swizzle))
-    return result
+    required = (use.stored for use in array.uses if use.stored is not None)
+    return list(dict.fromkeys([*result, *required]))
 
 
 def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
@@ -61,13 +62,22 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
       given: whether the user chose it: then an operation that inference does not know
         is assumed to support it.
     """
+    if use.stored not in (None, storage):
+        return errors.LayoutError(
+            "inline code is given an array that is stored in another way than declared",
+            expected=use.stored.description,
+            got=storage.description,
+            hint="declare the array's own transforms in RefType, or use another array",
+        )
     try:
         storage = as_used(use, storage)
         if not given and use.kind not in _BY_ELEMENT:
             _check_dynamic_starts(use, storage)
         match use.kind:
             case "pointer":
-                if not given and not storage.is_plain:
+                if use.stored is not None:
+                    _check_part(use, storage)
+                elif not given and not storage.is_plain:
                     raise errors.LayoutError(
                         "an operation that uses its address needs an array that is "
                         "stored row-major",

@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers of SMEM and semaphores of GMEM, as bodies get them.
+
+A barrier counts the arrivals that its threads make, each for itself. Whose phase a wait
+is for is a bit for each barrier, in memory of each thread that becomes a register.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, memref
+
+from pallas_gpu import errors
+from pallas_gpu.emitters import addressing, cluster, elected, mbarrier, module
+from pallas_gpu.emitters.smem import predicated
+from pallas_gpu.emitters.sync import semaphore
+from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.scalars import (
+    ThreadSubset,
+    as_i32,
+    i32,
+    i32_value,
+    single_thread_predicate,
+    when,
+)
+
+# Phases are bits of one integer.
+_MOST_BARRIERS = 32
+_BARRIER_BYTES = 8
+# The blocks of a cluster (PTX ISA, "Cluster of Cooperative Thread Arrays").
+_MOST_BLOCKS = 16
+
+
+def _scoped(scope: ThreadSubset) -> contextlib.AbstractContextManager[None]:
+    """Makes a warp or a warpgroup those who meet."""
+    if scope == ThreadSubset.BLOCK:
+        raise errors.ArgumentError(
+            "The threads of a block do not meet at a barrier of one of its warpgroups",
+            expected="ThreadSubset.WARP or ThreadSubset.WARPGROUP",
+            got=scope,
+        )
+    if scope == ThreadSubset.WARP:
+        return module.current().in_warp()
+    return contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierRef:
+    """Some mbarriers, adjacent in SMEM; `barrier[i]` is one of them.
+
+    Attributes:
+      base_address: `!llvm.ptr<3>`, or `<7>` in the SMEM of another block.
+      offset: i32, the first of them behind that address.
+      phases: a memref of an i32: a bit for each, the parity that the next wait is for.
+      num_barriers: at most 32.
+    """
+
+    base_address: ir.Value
+    offset: ir.Value
+    phases: ir.Value
+    num_barriers: int
+
+    @staticmethod
+    def initialize(barrier_memref: ir.Value, arrival_count: int = 1) -> BarrierRef:
+        """Initializes the mbarriers of a memref; all threads of the block issue it.
+
+        They are known to other threads after a fence and a barrier of the block.
+
+        Args:
+          barrier_memref: of rank 1, of 64-bit integers in SMEM.
+          arrival_count: how many arrivals complete a phase.
+        """
+        (count,) = barrier_memref.type.shape
+        return BarrierRef.at(memrefs.memref_ptr(barrier_memref), count, arrival_count)
+
+    @staticmethod
+    def at(
+        address: ir.Value,
+        num_barriers: int,
+        arrival_count: int | None = None,
+        parities: ir.Value | None = None,
+    ) -> BarrierRef:
+        """Returns the barriers at an address; initializes them if a count is given.
+
+        Args:
+          address: of the first one.
+          num_barriers: how many.
+          arrival_count: how many arrivals complete a phase; None: they are initialized.
+          parities: i32, a bit for each, as they are now; None: those of the first wait.
+        """
+        if num_barriers > _MOST_BARRIERS:
+            raise errors.UnsupportedError(
+                "A group of barriers is too large",
+                expected=f"at most {_MOST_BARRIERS}",
+                got=num_barriers,
+                hint="declare several groups",
+            )
+        kernel = module.current()
+        # In a loop it would be memory, and not become a register.
+        phases = kernel.hoisted(
+            object(), lambda: memref.alloca(ir.MemRefType.get((), i32()), [], [])
+        )
+        memref.store(kernel.i32(0) if parities is None else parities, phases, [])
+        for i in range(num_barriers if arrival_count is not None else 0):
+            place = addressing.offset_pointer(address, i * _BARRIER_BYTES)
+            mbarrier.init(place, arrival_count)  # type: ignore[arg-type]
+        return BarrierRef(address, kernel.i32(0), phases, num_barriers)
+
+    def __iter__(self) -> Iterator[BarrierRef]:
+        return iter([self[i] for i in range(self.num_barriers)])
+
+    def __getitem__(self, offset: ir.Value | int) -> BarrierRef:
+        offset = as_i32(offset)
+        if isinstance(offset, int) and not 0 <= offset < self.num_barriers:
+            raise errors.OutOfBoundsError(
+                "A barrier's index is out of bounds",
+                expected=f"0 to {self.num_barriers - 1}",
+                got=offset,
+            )
+        if offset == 0:
+            moved = self.offset
+        else:
+            moved = arith.addi(self.offset, i32_value(offset))
+        return dataclasses.replace(self, offset=moved, num_barriers=1)
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it is in the SMEM of another block."""
+        return str(self.base_address.type) == "!llvm.ptr<7>"
+
+    def get_ptr(self) -> ir.Value:
+        """Returns the address of the one barrier."""
+        if self.num_barriers != 1:
+            raise errors.ArgumentError(
+                "This operation is one on a single barrier",
+                expected="barrier[i]",
+                got=f"{self.num_barriers} barriers",
+            )
+        offset = as_i32(self.offset)
+        if isinstance(offset, int):
+            return addressing.offset_pointer(self.base_address, offset * _BARRIER_BYTES)
+        size = module.current().i32(_BARRIER_BYTES)
+        return addressing.offset_pointer(self.base_address, arith.muli(offset, size))
+
+    # --- waits ------------------------------------------------------------------------
+
+    def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
+        """Waits until the phase of a parity, an i1, has completed.
+
+        Args:
+          parity: of the phase.
+          orders_tensor_core: whether later tcgen05 operations follow it.
+        """
+        if self.in_cluster:
+            raise errors.ArgumentError("A wait for a barrier of another block")
+        mbarrier.wait(self.get_ptr(), i32_value(parity))
+        if orders_tensor_core:
+            mbarrier.fence_after_wait()
+
+    def wait(self, orders_tensor_core: bool = False) -> None:
+        """Waits for the next phase; arguments as of `wait_parity`."""
+        parity, parities = self.update_parities(memref.load(self.phases, []))
+        memref.store(parities, self.phases, [])
+        self.wait_parity(parity, orders_tensor_core)
+
+    def test_parity(
+        self,
+        parity: ir.Value,
+        orders_tensor_core: bool = False,
+        scope: ThreadSubset = ThreadSubset.WARPGROUP,
+    ) -> ir.Value:
+        """Returns an i1: whether the phase of a parity has completed.
+
+        Args:
+          parity: i1.
+          orders_tensor_core: whether later tcgen05 operations follow it.
+          scope: the threads that issue it, and get the same result.
+        """
+        with _scoped(scope):
+            done = mbarrier.test(self.get_ptr(), i32_value(parity))
+            done = mbarrier.agree(done)
+        if orders_tensor_core:
+            mbarrier.fence_after_wait()
+        return done
+
+    def test(
+        self,
+        orders_tensor_core: bool = False,
+        scope: ThreadSubset = ThreadSubset.WARPGROUP,
+    ) -> ir.Value:
+        """Returns an i1: whether the next phase has completed; it is then over."""
+        parity, parities = self.update_parities(memref.load(self.phases, []))
+        done = self.test_parity(parity, orders_tensor_core, scope)
+        with when(done):
+            memref.store(parities, self.phases, [])
+        return done
+
+    def update_parities(self, parities: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Returns the parity that the next wait is for, i1, and the bits after it."""
+        kernel = module.current()
+        bit = arith.shli(kernel.i32(1), self.offset)
+        differs = arith.CmpIPredicate.ne
+        parity = arith.cmpi(differs, arith.andi(parities, bit), kernel.i32(0))
+        return parity, arith.xori(parities, bit)
+
+    # --- arrivals ---------------------------------------------------------------------
+
+    def arrive(
+        self,
+        arrival_count: int = 1,
+        can_complete: bool = True,
+        orders_tensor_core: bool = False,
+        predicate: ir.Value | None = None,
+        scope: ThreadSubset = ThreadSubset.WARPGROUP,
+    ) -> None:
+        """Arrives, in each thread that executes it.
+
+        PTX: `mbarrier.arrive.release`. Since: sm_90.
+
+        Args:
+          arrival_count: how many arrivals it counts as.
+          can_complete: accepted for upstream's sake.
+          orders_tensor_core: whether earlier tcgen05 operations precede it.
+          predicate: i1; threads in which it is false do not arrive.
+          scope: the threads that meet before, with both of the former.
+        """
+        if orders_tensor_core:
+            mbarrier.fence_before_arrival()
+            if predicate is not None:
+                with _scoped(scope):
+                    mbarrier.synchronize()
+        self._instruction("arrive.release", "_, ", [], arrival_count, predicate)
+
+    def _instruction(
+        self,
+        name: str,
+        sink: str,
+        operands: Sequence[ir.Value],
+        count: int,
+        predicate: ir.Value | None,
+    ) -> None:
+        """Emits an instruction on the barrier, in the scope of where it is."""
+        space = "cluster" if self.in_cluster else "cta"
+        more = ", $1" if operands else mbarrier.counted(count)
+        text = f"mbarrier.{name}.{space}.shared::{space}.b64 {sink}[$0]{more}"
+        given = [self.get_ptr(), *operands]
+        elected.instruction(text, given, "r" * len(given), predicate)
+
+    def arrive_expect_tx(
+        self, tx_count: int | ir.Value, predicate: ir.Value | None = None
+    ) -> None:
+        """Arrives in each thread, which adds bytes of copies to what a phase expects.
+
+        PTX: `mbarrier.arrive.expect_tx.release`. Since: sm_90.
+
+        Args:
+          tx_count: the bytes, below 2**20.
+          predicate: i1; threads in which it is false do not arrive.
+        """
+        given = [i32_value(tx_count)]
+        self._instruction("arrive.expect_tx.release", "_, ", given, 1, predicate)
+
+    def complete_tx(
+        self, tx_count: int | ir.Value, predicate: ir.Value | None = None
+    ) -> None:
+        """Completes bytes that the phase expects, in each thread that executes it.
+
+        PTX: `mbarrier.complete_tx.relaxed`. Since: sm_90.
+        """
+        given = [i32_value(tx_count)]
+        self._instruction("complete_tx.relaxed", "", given, 1, predicate)
+
+    def remap_to_cluster(self, dim: gpu.Dimension, idx: ir.Value) -> BarrierRef:
+        """Returns the same barriers in another block of the cluster.
+
+        Args:
+          dim: the axis along which that block is elsewhere.
+          idx: its position there.
+        """
+        rank = rank_along(dim, idx)
+        address = addressing.map_shared(self.base_address, rank)
+        return dataclasses.replace(self, base_address=address)
+
+
+def rank_along(dim: gpu.Dimension, idx: int | ir.Value) -> ir.Value:
+    """i32: the rank of the block at a position along an axis of the cluster."""
+    sizes = module.current().spec.cluster[::-1]
+    return cluster.rank_at(sizes, {2 - int(dim): as_i32(idx)})
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveBarrierRef:
+    """Barriers on which warpgroups of several blocks of the cluster arrive.
+
+    Attributes:
+      barrier: this block's.
+      cluster_mask: i32, a bit for each block that an arrival reaches; None: this one.
+      leader_tracked: whether arrivals reach only the first block along the axis.
+    """
+
+    barrier: BarrierRef
+    cluster_mask: ir.Value | None
+    leader_tracked: bool = False
+
+    @staticmethod
+    def initialize(
+        barrier_memref: ir.Value,
+        arrival_count: int,
+        dims: Sequence[gpu.Dimension | Sequence[gpu.Dimension]],
+        cluster_shape: tuple[int, int, int],
+        leader_tracked: bool = False,
+    ) -> CollectiveBarrierRef:
+        """Initializes barriers; all threads of the block issue it.
+
+        Args:
+          barrier_memref: of rank 1, of 64-bit integers in SMEM.
+          arrival_count: of how many warpgroups of each block.
+          dims: an arrival reaches the blocks along each of these axes.
+          cluster_shape: the sizes of the cluster, x first.
+          leader_tracked: see the class; for one axis.
+        """
+        (count,) = barrier_memref.type.shape
+        address = memrefs.memref_ptr(barrier_memref)
+        return CollectiveBarrierRef.at(
+            address, count, arrival_count, dims, cluster_shape, leader_tracked
+        )
+
+    @staticmethod
+    def at(
+        address: ir.Value,
+        num_barriers: int,
+        arrival_count: int | None,
+        dims: Sequence[gpu.Dimension | Sequence[gpu.Dimension]],
+        cluster_shape: tuple[int, int, int],
+        leader_tracked: bool = False,
+    ) -> CollectiveBarrierRef:
+        """Returns barriers at an address; initializes them if a count is given."""
+        each: Any = [[x] if isinstance(x, gpu.Dimension) else x for x in dims]
+        axes = [[2 - int(d) for d in x] for x in each]
+        if leader_tracked and len(axes) != 1:
+            raise errors.UnsupportedError(
+                "A barrier of the leader is one along one axis",
+                expected="one of dims",
+                got=dims,
+            )
+        groups = [cluster.group(cluster_shape[::-1], x) for x in axes]
+        total = sum(g.count for g in groups) - len(groups) + 1
+        count = None if arrival_count is None else arrival_count * total
+        barrier = BarrierRef.at(address, num_barriers, count)
+        return CollectiveBarrierRef.of(barrier, groups, leader_tracked)
+
+    @staticmethod
+    def of(
+        barrier: BarrierRef, groups: Sequence[cluster.Group], leader_tracked: bool
+    ) -> CollectiveBarrierRef:
+        """Returns barriers on which the blocks of each group arrive."""
+        wide = [g for g in groups if g.count > 1]
+        if not wide:
+            return CollectiveBarrierRef(barrier, None, leader_tracked)
+        if leader_tracked:
+            mask = arith.shli(module.current().i32(1), groups[0].ranks[0])
+        else:
+            masks = [arith.extui(i32(), g.mask) for g in wide]
+            mask = masks[0]
+            for other in masks[1:]:
+                mask = arith.ori(mask, other)
+        return CollectiveBarrierRef(barrier, mask, leader_tracked)
+
+    def __iter__(self) -> Iterator[CollectiveBarrierRef]:
+        return iter([dataclasses.replace(self, barrier=x) for x in self.barrier])
+
+    def __getitem__(self, offset: ir.Value | int) -> CollectiveBarrierRef:
+        return dataclasses.replace(self, barrier=self.barrier[offset])
+
+    def arrive(
+        self, *, orders_tensor_core: bool = False, predicate: ir.Value | None = None
+    ) -> None:
+        """Arrives once for the warpgroup, in each block that the mask has.
+
+        Args:
+          orders_tensor_core: whether earlier tcgen05 operations precede it.
+          predicate: i1, the same in all threads of the warpgroup.
+        """
+        pointer = self.barrier.get_ptr()
+        if self.cluster_mask is None:
+            chosen = single_thread_predicate(ThreadSubset.WARPGROUP)
+            if predicate is not None:
+                chosen = arith.andi(predicate, chosen)
+            self.barrier.arrive(orders_tensor_core=orders_tensor_core, predicate=chosen)
+            return
+        if orders_tensor_core:
+            mbarrier.fence_before_arrival()
+            mbarrier.synchronize()
+        kernel = module.current()
+        thread, less = kernel.threads.warpgroup_thread, arith.CmpIPredicate.ult
+        few = arith.cmpi(less, thread, kernel.i32(_MOST_BLOCKS))
+        # A shift by more than the width has no meaning: the other threads shift by 0.
+        block = arith.select(few, thread, kernel.i32(0))
+        bit = arith.andi(arith.shrui(self.cluster_mask, block), kernel.i32(1))
+        reaches = arith.cmpi(arith.CmpIPredicate.ne, bit, kernel.i32(0))
+        chosen = arith.andi(few, reaches)
+        if predicate is not None:
+            chosen = arith.andi(predicate, chosen)
+        # Addresses of other ranks do not exist, and may be computed before the branch.
+        block = arith.select(reaches, block, cluster.rank())
+        with predicated(chosen):
+            # As upstream's: what is published is of this block. A release in the scope
+            # of the cluster costs a fence at GPU scope (`cluster.arrive`).
+            cluster.emit_arrive_remote(addressing.map_shared(pointer, block), "cta")
+
+    def wait(self, orders_tensor_core: bool = False) -> None:
+        """Waits for the next phase."""
+        self.barrier.wait(orders_tensor_core)
+
+    def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
+        """Waits until the phase of a parity, an i1, has completed."""
+        self.barrier.wait_parity(parity, orders_tensor_core)
+
+
+@dataclasses.dataclass(frozen=True)
+class SemaphoreRef:
+    """A 32-bit counter in GMEM.
+
+    Attributes:
+      ptr: `!llvm.ptr`.
+    """
+
+    ptr: ir.Value
+
+    def signal(
+        self,
+        value: ir.Value | int,
+        predicate: ir.Value | None = None,
+        relaxed: bool = False,
+        memory_scope: Literal["sys", "gpu"] = "sys",
+    ) -> None:
+        """Adds to the counter. PTX: `red.{release,relaxed}.global.add.u32`.
+
+        Args:
+          value: what to add.
+          predicate: i1, of the threads that add; default: one of the warpgroup.
+          relaxed: whether it orders no earlier accesses of these threads.
+          memory_scope: "gpu" or "sys".
+        """
+        if predicate is None:
+            predicate = single_thread_predicate(ThreadSubset.WARPGROUP)
+        order = "relaxed" if relaxed else "release"
+        text = f"red.{order}.{memory_scope}.global.add.u32 [$0], $1"
+        elected.instruction(text, [self.ptr, i32_value(value)], "lr", predicate)
+
+    def wait(
+        self,
+        value: ir.Value | int = 1,
+        *,
+        decrement: bool = True,
+        scope: ThreadSubset = ThreadSubset.WARPGROUP,
+        memory_scope: Literal["sys", "gpu"] = "sys",
+    ) -> None:
+        """Waits until the counter has reached a value.
+
+        Args:
+          value: the value.
+          decrement: whether to subtract it then.
+          scope: the threads that wait, and meet.
+          memory_scope: "gpu" or "sys".
+        """
+        with _scoped(scope):
+            semaphore.wait(
+                self.ptr, i32_value(value), memory_scope, decrement=decrement
+            )

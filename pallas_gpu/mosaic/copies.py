@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between memrefs of GMEM and SMEM: their slices, transforms and plans.
+
+The memref of SMEM has the shape of the slice after the transforms, row-major. So its
+dimensions are steps along those of the array in GMEM, which the planner of tensor
+copies takes as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors
+from pallas_gpu.emitters import module, smem, tma
+from pallas_gpu.emitters.copies import bulk
+from pallas_gpu.emitters.elements import dtypes, scalars
+from pallas_gpu.emitters.gmem import GmemView
+from pallas_gpu.emitters.smem import SmemView
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts.gmem.tma_plan import TmaPlan, fitting_dims, plan_dims
+from pallas_gpu.layouts.gmem.tma_view import MAX_BOX, PhysicalDim, SlicedArray
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.window import Window, row_major_strides
+from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.memref_shapes import parse_indices
+from pallas_gpu.mosaic.scalars import as_i32
+from pallas_gpu.mosaic.transforms import MemRefTransform, TileTransform
+from pallas_gpu.types import OOBFillMode
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """The slice of a copy, and how SMEM has it.
+
+    Attributes:
+      view: the slice of GMEM.
+      dims: those of SMEM, outermost first.
+      transforms: from one to the other.
+    """
+
+    view: GmemView
+    dims: tuple[PhysicalDim, ...]
+    transforms: tuple[MemRefTransform, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in SMEM."""
+        return tuple(dim.size for dim in self.dims)
+
+
+def sliced(ref: ir.Value, at: Any, transforms: Any) -> Slice:
+    """Returns the slice of a copy.
+
+    Args:
+      ref: memref of GMEM.
+      at: an index for each leading dimension: an integer or an index value, which
+        squeeze it, a slice, or `ds(start, size)`.
+      transforms: one, or a tuple of them.
+    """
+    view = memrefs.view_of(ref)
+    if not isinstance(view, GmemView):
+        raise errors.MemorySpaceError(
+            "A copy has no reference in GMEM",
+            expected="a reference in GMEM and one in SMEM",
+            got=f"{ref.type}",
+        )
+    # TMA drops, and fills, what is out of bounds.
+    found = parse_indices(as_tuple(at), view.shape, check_oob=False)
+    ranges = list(zip(*found, strict=True))
+    starts = [as_i32(start) for start, _, _ in ranges]
+    sizes = [None if squeezed else size for _, size, squeezed in ranges]
+    return arranged(view, starts, sizes, as_tuple(transforms))
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Returns a tuple, whose only element may be given by itself."""
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def arranged(
+    view: GmemView,
+    starts: Sequence[int | ir.Value],
+    sizes: Sequence[int | None],
+    transforms: tuple[MemRefTransform, ...],
+) -> Slice:
+    """Returns a slice of a view, in the arrangement that some transforms give it."""
+    kept = [axis for axis, size in enumerate(sizes) if size is not None]
+    dims = [PhysicalDim(view.window.axes[a], sizes[a] or 0, 1, 0) for a in kept]
+    for transform in transforms:
+        dims = transform.transform_dims(dims)
+    strides = row_major_strides([d.size for d in dims])
+    dims = [
+        dataclasses.replace(d, smem_stride=s)
+        for d, s in zip(dims, strides, strict=True)
+    ]
+    multiples = [
+        _multiple(start, [d.stride for d in dims if d.gmem_dim == view.window.axes[a]])
+        for a, start in enumerate(starts)
+    ]
+    part = view.slice(starts, sizes, multiples)
+    return Slice(part, tuple(dims), transforms)
+
+
+def _multiple(start: int | ir.Value, steps: Sequence[int]) -> int:
+    """Returns a divisor of a start; that of a tiled dimension is one of a tile."""
+    known = scalars.divisor(start)
+    return known if isinstance(start, int) else math.lcm(known, *steps)
+
+
+# --- the side of SMEM -----------------------------------------------------------------
+
+
+def target_of(ref: ir.Value, part: Slice) -> SmemView:
+    """Returns the view of the memref of SMEM of a copy.
+
+    Raises:
+      ShapeError: its shape is not that of the slice.
+      LayoutError: it is not contiguous.
+    """
+    view = memrefs.view_of(ref)
+    if not isinstance(view, SmemView):
+        raise errors.MemorySpaceError(
+            "A copy has no reference in SMEM",
+            expected="a reference in GMEM and one in SMEM",
+            got=f"{ref.type}",
+        )
+    if view.dtype != part.view.dtype:
+        raise errors.DTypeError(
+            "Source and destination of a copy have different element types",
+            expected=f"{part.view.dtype} as in GMEM",
+            got=f"{view.dtype} in SMEM",
+        )
+    type_ = ir.MemRefType(ref.type)
+    if tuple(type_.shape) != part.shape:
+        raise errors.ShapeError(
+            "The reference in SMEM has another shape than the slice of GMEM",
+            expected=f"{part.shape}, the slice after gmem_transform",
+            got=tuple(type_.shape),
+        )
+    strides, _ = type_.get_strides_and_offset()
+    dense = row_major_strides(type_.shape)
+    pairs = zip(type_.shape, strides, dense, strict=True)
+    if any(size != 1 and stride != other for size, stride, other in pairs):
+        raise errors.LayoutError(
+            "The reference in SMEM of a copy is not contiguous",
+            expected=f"strides {dense} for shape {tuple(type_.shape)}",
+            got=f"strides {tuple(strides)}",
+            hint="copy it in several pieces, or make that dimension the leading one",
+        )
+    return view
+
+
+def logical(target: SmemView, part: Slice, swizzle: int | None) -> SmemView:
+    """Returns SMEM as an array of the shape of the slice, for copies by threads.
+
+    Raises:
+      UnsupportedError: the transforms are not one tiling.
+    """
+    shape, tiling = part.view.shape, None
+    if part.transforms:
+        first = part.transforms[0]
+        if len(part.transforms) != 1 or not isinstance(first, TileTransform):
+            raise errors.UnsupportedError(
+                "These transforms are not supported here",
+                expected="gmem_transform=() or a single TileTransform, in copies of "
+                "rows by indices and by CP_ASYNC",
+                got=part.transforms,
+            )
+        tiling = first.tiling
+    bits = dtypes.stored_bits(target.dtype)
+    layout = SmemLayout.of(shape, bits, tiling, swizzle or NO_SWIZZLE)
+    return SmemView.whole(smem.slice_pointer(target), layout, target.dtype)
+
+
+# --- plans ----------------------------------------------------------------------------
+
+
+def planned(
+    part: Slice,
+    target: SmemView | None,
+    swizzle: int | None,
+    mode: OOBFillMode | None,
+    pieces: int = 1,
+    is_shared: bool = False,
+) -> TmaPlan | int:
+    """Returns the instructions of a copy, or its bytes if it needs no tensor map.
+
+    Args:
+      part: the slice.
+      target: SMEM; None in a prefetch.
+      swizzle: that of SMEM in bytes.
+      mode: what the author says of elements outside of the array.
+      pieces: the number of instructions is a multiple of this.
+      is_shared: whether several CTAs take part.
+
+    Raises:
+      LayoutError: no tensor map describes the copy.
+    """
+    swizzle = swizzle or NO_SWIZZLE
+    plain = swizzle == NO_SWIZZLE and not part.transforms and not is_shared
+    if plain and target is not None:
+        line = bulk.size_bytes(part.view, logical(target, part, None), mode)
+        if line is not None:
+            return line
+    bits = dtypes.stored_bits(part.view.dtype)
+    in_bounds = mode is OOBFillMode.PROMISE_IN_BOUNDS
+    plan = _plan(part, bits, swizzle, pieces, in_bounds)
+    if plan is None:
+        raise _impossible(part, bits, swizzle, pieces)
+    return plan
+
+
+def _plan(
+    part: Slice, bits: int, swizzle: int, pieces: int, in_bounds: bool
+) -> TmaPlan | None:
+    window: Window = part.view.window
+    inside = window.known_inside()
+    array = SlicedArray(
+        window.array_shape,
+        bits,
+        window.squeezed,
+        window.multiples,
+        (True,) * len(inside) if in_bounds else inside,
+        window.axes,
+    )
+    dims, last = part.dims, len(window.array_shape) - 1
+    size_bytes = math.prod(part.shape) * bits // 8
+    if not dims:
+        return None
+    per_byte = max(1, 8 // bits)
+    if per_byte > 1:
+        halved = _of_bytes(array, dims, per_byte)
+        if halved is None:
+            return None
+        array, dims = halved
+    if swizzle != NO_SWIZZLE and dims[-1].size * array.element_bits != 8 * swizzle:
+        return None
+    fitting = fitting_dims(dims, array.element_bits)
+    plan = plan_dims(array, fitting, swizzle, size_bytes, pieces)
+    if plan is None or per_byte == 1:
+        return plan
+    of_elements = tuple(d.with_source_divided(last, per_byte) for d in plan.dims)
+    return dataclasses.replace(plan, dims=of_elements)
+
+
+def _of_bytes(
+    array: SlicedArray, dims: Sequence[PhysicalDim], per_byte: int
+) -> tuple[SlicedArray, tuple[PhysicalDim, ...]] | None:
+    """Returns an array of elements that share bytes as one of bytes."""
+    last = len(array.shape) - 1
+    *outer, inner = dims
+    steps = [inner.size, array.shape[-1], array.known[-1]]
+    steps += [d.stride for d in outer if d.gmem_dim == last]
+    if (inner.gmem_dim, inner.stride) != (last, 1) or any(n % per_byte for n in steps):
+        return None
+    found = [
+        dataclasses.replace(
+            d,
+            stride=d.stride // (per_byte if d.gmem_dim == last else 1),
+            smem_stride=d.smem_stride // per_byte,
+        )
+        for d in outer
+    ]
+    found.append(dataclasses.replace(inner, size=inner.size // per_byte))
+    of_bytes = dataclasses.replace(
+        array,
+        shape=(*array.shape[:-1], array.shape[-1] // per_byte),
+        element_bits=8,
+        known=(*array.known[:-1], array.known[-1] // per_byte),
+    )
+    return of_bytes, tuple(found)
+
+
+def _impossible(
+    part: Slice, bits: int, swizzle: int, pieces: int
+) -> errors.LayoutError:
+    shape, minor = part.shape, part.shape[-1:] and part.shape[-1] * bits / 8
+    got = f"{shape} of {bits}-bit elements, from an array of shape "
+    got += f"{part.view.window.array_shape}"
+    if swizzle != NO_SWIZZLE and minor != swizzle:
+        return errors.LayoutError(
+            f"A swizzle of {swizzle} bytes and the last dimension in SMEM differ",
+            expected=f"{swizzle * 8 // bits} elements ({swizzle} bytes)",
+            got=got,
+            hint=f"tile with TileTransform((8, {swizzle * 8 // bits}))",
+        )
+    return errors.LayoutError(
+        "no tensor map describes this copy",
+        expected="a last dimension in SMEM that is a multiple of 16 bytes and the last "
+        f"one in GMEM, strides of 16 bytes, boxes of at most {MAX_BOX} elements a side"
+        + (f", {pieces} equal pieces" if pieces > 1 else ""),
+        got=got,
+        hint="copy fewer dimensions at once, or choose sizes with small factors",
+    )
+
+
+def transfer(
+    part: Slice, target: SmemView, found: TmaPlan | int, **options: Any
+) -> tma.Transfer:
+    """Returns the copy as its instructions need it."""
+    bits = dtypes.stored_bits(target.dtype)
+    size_bytes = math.prod(part.shape) * bits // 8
+    base = smem.slice_pointer(target)
+    return tma.Transfer.of(part.view, found, base, size_bytes, **options)
+
+
+def part_of(part: Slice, axis: int, index: ir.Value, count: int) -> Slice:
+    """Returns one of equal parts of a slice along a dimension of it.
+
+    Args:
+      part: the whole.
+      axis: of the slice, without the squeezed dimensions.
+      index: i32, which part.
+      count: how many there are.
+    """
+    shape = part.view.shape
+    if axis >= len(shape) or shape[axis] % count:
+        raise errors.LayoutError(
+            "A partitioned copy cannot be divided among its CTAs",
+            expected=f"a dimension {axis} of the slice, a multiple of {count}",
+            got=f"shape {shape}",
+        )
+    size = shape[axis] // count
+    starts: list[int | ir.Value] = [0] * len(shape)
+    starts[axis] = arith.muli(index, module.current().i32(size))
+    sizes = [size if a == axis else n for a, n in enumerate(shape)]
+    return arranged(part.view, starts, sizes, part.transforms)

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch of a Mosaic-level kernel, declared as upstream does, on our declarations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import ShapeDtypeStruct as ShapeDtypeStruct
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import gpu, nvvm
+
+from pallas_gpu import errors, expect, types
+from pallas_gpu.emitters.module import WARP_THREADS
+from pallas_gpu.emitters.smem import add_index, predicated
+from pallas_gpu.mosaic.scalars import as_i32, i32_value
+
+# The hardware's barriers; 0 is that of the block, the next ones are the warpgroups'.
+_NAMED_BARRIERS = 16
+
+
+def _require(holds: bool, what: str, expected: str, got: Any) -> None:
+    if not holds:
+        raise errors.ArgumentError(what, expected=expected, got=got)
+
+
+@dataclasses.dataclass(frozen=True)
+class Union:
+    """Alternatives that share their memory; a body gets a `Union` of its references.
+
+    Attributes:
+      members: pytrees of scratch; arrays in SMEM share memory, barriers do not.
+    """
+
+    members: Sequence[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.members)
+
+
+@dataclasses.dataclass(frozen=True)
+class TMABarrier:
+    """Barriers for copies: a phase completes by one arrival and the bytes it announces.
+
+    Attributes:
+      num_barriers: how many.
+    """
+
+    num_barriers: int = 1
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class Barrier:
+    """Barriers in SMEM.
+
+    Attributes:
+      arrival_count: arrivals that complete a phase.
+      num_barriers: how many barriers.
+      orders_tensor_core: accepted for upstream's sake: arrivals and waits say so.
+    """
+
+    arrival_count: int
+    num_barriers: int = 1
+    orders_tensor_core: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.arrival_count >= 1, "Barrier: arrival_count is out of range",
+                 "1 or more arrivals", self.arrival_count)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterBarrier:
+    """Barriers on which blocks of a cluster arrive, at each other's.
+
+    Attributes:
+      collective_dims: dimensions of the cluster, or groups of them that count as one:
+        a phase completes after `arrival_count` arrivals of each block that differs
+        along one of them only.
+      arrival_count: arrivals of each of these blocks.
+      num_barriers: how many barriers.
+      orders_tensor_core: as of `Barrier`.
+      leader_tracked: whether all arrive at the first block alone.
+    """
+
+    collective_dims: Sequence[gpu.Dimension | Sequence[gpu.Dimension]]
+    arrival_count: int = 1
+    num_barriers: int = 1
+    _: dataclasses.KW_ONLY
+    orders_tensor_core: bool = False
+    leader_tracked: bool = False
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class CtaBarrier:
+    """Hardware barriers of the block.
+
+    PTX: `barrier`, at most 15 of a block and its warpgroups together.
+
+    Attributes:
+      arrival_count: threads that complete a phase, a multiple of 32.
+      num_barriers: how many barriers.
+    """
+
+    arrival_count: int
+    num_barriers: int = 1
+
+    def __post_init__(self) -> None:
+        threads = self.arrival_count
+        _require(threads >= 1 and threads % WARP_THREADS == 0,
+                 "CtaBarrier: arrival_count does not count whole warps",
+                 f"a multiple of {WARP_THREADS}", threads)  # fmt: skip
+        _require(self.num_barriers >= 1, "CtaBarrier: num_barriers is out of range",
+                 "1 or more barriers", self.num_barriers)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class CtaBarrierRef:
+    """A reference to hardware barriers, which a body gets for a `CtaBarrier`.
+
+    Attributes:
+      first: number of the first one: an int, or an i32.
+      arrival_count, num_barriers: as declared.
+    """
+
+    first: int | ir.Value
+    arrival_count: int
+    num_barriers: int = 1
+
+    def __getitem__(self, offset: int | ir.Value) -> CtaBarrierRef:
+        if isinstance(offset, int) and not 0 <= offset < self.num_barriers:
+            raise errors.OutOfBoundsError(
+                "A barrier's index is out of bounds",
+                expected=f"0 to {self.num_barriers - 1}",
+                got=offset,
+            )
+        first = add_index(self.first, as_i32(offset))
+        return CtaBarrierRef(first, self.arrival_count)
+
+    def get_barrier_id(self) -> ir.Value:
+        """Returns the number of the one barrier, i32."""
+        _require(self.num_barriers == 1, "An operation on several hardware barriers",
+                 "one of them: barrier[i]", self.num_barriers)  # fmt: skip
+        return i32_value(self.first)
+
+    def arrive(self, *, predicate: ir.Value | None = None) -> None:
+        """Arrives and goes on. PTX: `barrier.arrive`; all threads of a warp do so."""
+        with predicated(predicate):
+            nvvm.barrier_arrive(
+                number_of_threads=i32_value(self.arrival_count),
+                barrier_id=self.get_barrier_id(),
+            )
+
+    def arrive_and_wait(self) -> None:
+        """Arrives and waits for the others. PTX: `barrier.sync`."""
+        nvvm.barrier(
+            barrier_id=self.get_barrier_id(),
+            number_of_threads=i32_value(self.arrival_count),
+        )
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class TMEM:
+    """An array in tensor memory.
+
+    Attributes:
+      shape: rows and columns.
+      dtype: its element type.
+      layout: a TMEM layout; None: that of an accumulator or an operand.
+      collective: whether a pair of blocks allocates it.
+      packing: elements that share a column of 32 bits, instead of `layout`; None is 1.
+    """
+
+    shape: tuple[int, int]
+    dtype: Any
+    _: dataclasses.KW_ONLY
+    layout: Any = None
+    collective: bool = False
+    packing: int | None = None
+
+    def __post_init__(self) -> None:
+        both = self.layout is not None and self.packing is not None
+        _require(not both, "TMEM: layout and packing exclude each other",
+                 "one of them", f"{self.layout}, {self.packing}")  # fmt: skip
+
+
+# --- on our declarations --------------------------------------------------------------
+
+
+def cluster_axes(dims: Any) -> tuple[Any, ...]:
+    """Returns the names of a `CudaMesh` for dimensions of the cluster, or groups."""
+    if isinstance(dims, gpu.Dimension):
+        return (f"cluster_{dims.name}",)
+    return tuple(
+        f"cluster_{d.name}" if isinstance(d, gpu.Dimension) else cluster_axes(d)
+        for d in dims
+    )
+
+
+def declaration(leaf: Any) -> Any:
+    """Returns our declaration of a leaf; None if it takes no memory.
+
+    Raises:
+      ArgumentTypeError: the leaf is not scratch.
+    """
+    match leaf:
+        case TMABarrier():
+            return types.Barrier(num_barriers=leaf.num_barriers)
+        case Barrier():
+            return types.Barrier(
+                num_arrivals=leaf.arrival_count, num_barriers=leaf.num_barriers
+            )
+        case ClusterBarrier():
+            return types.ClusterBarrier(
+                collective_axes=cluster_axes(leaf.collective_dims),
+                num_arrivals=leaf.arrival_count,
+                num_barriers=leaf.num_barriers,
+                leader_tracked=leaf.leader_tracked,
+            )
+        case CtaBarrier():
+            return None
+        case TMEM():
+            return _tmem(leaf)
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return types.SMEM(tuple(leaf.shape), leaf.dtype)
+    raise errors.ArgumentTypeError(
+        "as_gpu_kernel: smem_scratch_shape has a leaf that is not scratch",
+        expected="jax.ShapeDtypeStruct, Union, Barrier, ClusterBarrier, TMABarrier, "
+        "CtaBarrier or TMEM",
+        got=repr(leaf),
+    )
+
+
+def _tmem(leaf: TMEM) -> Any:
+    if leaf.layout is not None:
+        how = {"layout": leaf.layout}
+    else:
+        how = {"packed": leaf.packing is not None and leaf.packing > 1}
+    return types.TMEM(leaf.shape, leaf.dtype, collective=leaf.collective, **how)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    """The scratch of a kernel.
+
+    Attributes:
+      tree: as its author has declared it.
+      leaves: its leaves, those of unions included, in order.
+      declared: our declarations.
+      places: in the form of `declared` the number of the leaf of each.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+    declared: tuple[Any, ...]
+    places: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tree: Any) -> Scratch:
+        """Returns the scratch of a declaration."""
+        leaves: list[Any] = []
+        declared: list[Any] = []
+        places: list[Any] = []
+        _declare(tree, leaves, declared, places, declared, places)
+        return cls(tree, tuple(leaves), tuple(declared), tuple(places))
+
+    def in_order(self, refs: Sequence[Any]) -> list[Any]:
+        """Returns the references of a scope by the leaves' numbers; None without."""
+        found: list[Any] = [None] * len(self.leaves)
+
+        def put(places: Any, refs: Any) -> None:
+            for place, ref in zip(places, refs, strict=True):
+                if isinstance(place, int):
+                    found[place] = ref
+                else:
+                    put(place, ref)
+
+        put(self.places, refs)
+        return found
+
+    def unflatten(self, handles: Sequence[Any]) -> Any:
+        """Returns the tree with a handle for each leaf."""
+        left = iter(handles)
+        return _mapped(self.tree, lambda _: next(left))
+
+
+def _is_union(x: Any) -> bool:
+    return isinstance(x, Union)
+
+
+def _mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Union):
+            return Union([_mapped(member, f) for member in leaf.members])
+        return f(leaf)
+
+    return jax.tree.map(one, tree, is_leaf=_is_union)
+
+
+def _declare(
+    tree: Any, leaves: list[Any], arrays: list[Any], array_places: list[Any],
+    others: list[Any], other_places: list[Any],
+) -> None:  # fmt: skip
+    """Adds the declarations of a tree: arrays in SMEM may be in a union, others not."""
+    for leaf in jax.tree.leaves(tree, is_leaf=_is_union):
+        if isinstance(leaf, Union):
+            _declare_union(leaf, leaves, arrays, array_places, others, other_places)
+            continue
+        found, number = declaration(leaf), len(leaves)
+        leaves.append(leaf)
+        if isinstance(found, types.ScratchType) and found.memory_space is types.SMEM:
+            arrays.append(found)
+            array_places.append(number)
+        elif found is not None:
+            others.append(found)
+            other_places.append(number)
+
+
+def _declare_union(
+    union: Union, leaves: list[Any], arrays: list[Any], array_places: list[Any],
+    others: list[Any], other_places: list[Any],
+) -> None:  # fmt: skip
+    alternatives, places = [], []
+    for member in union.members:
+        inner: list[Any] = []
+        inner_places: list[Any] = []
+        _declare(member, leaves, inner, inner_places, others, other_places)
+        if inner:
+            alternatives.append(inner)
+            places.append(inner_places)
+    if alternatives:
+        arrays.append(types.RefUnion(*alternatives))
+        array_places.append(places)
+
+
+def named_barriers(leaves: Sequence[Any], warpgroups: int) -> list[int | None]:
+    """Returns for each leaf its first hardware barrier; None for other scratch.
+
+    Raises:
+      ArgumentError: there are not that many.
+    """
+    # A block's own barrier, and one for each warpgroup.
+    number = 1 + warpgroups
+    found: list[int | None] = []
+    for leaf in leaves:
+        is_named = isinstance(leaf, CtaBarrier)
+        found.append(number if is_named else None)
+        number += leaf.num_barriers if is_named else 0
+    if number > _NAMED_BARRIERS:
+        raise errors.ArgumentError(
+            "The block has too many hardware barriers",
+            expected=f"at most {_NAMED_BARRIERS}",
+            got=f"{number}: one of the block, {warpgroups} of its warpgroups, and "
+            "those of CtaBarrier",
+        )
+    return found
