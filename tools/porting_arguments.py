@@ -95,6 +95,7 @@ ARGUMENTS: dict[str, Reasons] = {
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),
         **_new("keeps source lines in PTX and SASS", "line_info"),
         **_new("compiles `debug_check`; a flag of JAX upstream", "debug_checks"),
+        **_new("of `as_gpu_kernel` upstream", "ir_version"),
         **_default(
             "None: as much as the largest reduction takes", "reduction_scratch_bytes"
         ),

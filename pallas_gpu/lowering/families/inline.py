@@ -192,7 +192,7 @@ def _result(code: Any, handles: Any, i: int, returned: Any, made: Any) -> Any:
             expected="a mosaic.FragmentedArray",
             got=f"{type(returned).__module__}.{type(returned).__qualname__}",
             hint="load a reference, or build an array with FragmentedArray.splat; the "
-            "module is `from pallas_gpu import mosaic as mgpu`",
+            "class is that of this package",
         )
     if tuple(x.shape) != made.shape:
         raise errors.ShapeError(
