@@ -441,8 +441,14 @@ def _result_types(value: Any, what: str) -> Any:
     return values.element_type(value, what)
 
 
+# A template names each register: a larger number is a mistake.
+_MOST_PACKED = 32
+
+
 @expect.arguments(
-    operands=values.array, dtype=_result_types, pack=expect.integer(1, unit="elements")
+    operands=values.array,
+    dtype=_result_types,
+    pack=expect.integer(1, _MOST_PACKED, unit="elements"),
 )
 def inline_ptx(
     template: str,
@@ -469,9 +475,9 @@ def inline_ptx(
       *operands: scalars, and arrays whose shapes broadcast to one.
       dtype: the element type of the result; a sequence of them for several results;
         None for none. They have the shape of the operands.
-      pack: how many elements the template takes at once. Those of fewer than 32 bits
-        share registers, the first one in the lowest bits: two of 16 bits and four of 8
-        bits are one register, four of 16 bits are two.
+      pack: how many elements the template takes at once, 1 to 32. Those of fewer than
+        32 bits share registers, the first one in the lowest bits: two of 16 bits and
+        four of 8 bits are one register, four of 16 bits are two.
       pure: whether it only computes its results: it may be moved, and dropped if they
         are not used. Without results it is always executed.
       since: the first target that has the instruction, e.g. `"sm_100a"`.

@@ -164,6 +164,7 @@ WRONG = {
     "registers": ("add.f32 $0, $1, $2;", {}),
     "unused": ("mov.b32 $0, 0;", {}),
     "pack": ("add.f32 $0, $1;", {"pack": 3, "dtype": BF16}),
+    "many": ("add.f32 $0, $1;", {"pack": 2**40}),
     "bool": ("not.pred $0, $1;", {"dtype": jnp.bool_}),
     "since": ("ex2.approx.f32 $0, $1;", {"since": "sm_100a"}),
     "target": ("ex2.approx.f32 $0, $1;", {"since": "sm_1"}),
