@@ -20,7 +20,6 @@ from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     predication,
     printing,
     registers,
-    timers,
     values,
     votes,
 )
@@ -49,6 +48,7 @@ from pallas_gpu.lockstep.sync import (  # noqa: F401, the units register themsel
     control,
     mbarrier,
     strong,
+    timers,
 )
 from pallas_gpu.lockstep.sync.control import Barrier
 from pallas_gpu.lockstep.tensor_cores import (  # noqa: F401, the units register themselves

@@ -51,7 +51,7 @@ class KernelState:
       where: returns the line of the equation that is lowered, or the operation that is
         expanded.
       layouts: who chooses the layouts of arrays, a `choice.authored.Authored`.
-      recorder: the `emitters.profiler.Recorder` of a profiled kernel, from its start.
+      recorder: the `Recorder` of a profiled kernel, from its start.
       path: the regions around the operation that is lowered, as inference knows them.
       moved: for each open block the arrays that were moved to another layout there: a
         block's values are not visible after its end.

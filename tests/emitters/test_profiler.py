@@ -8,7 +8,7 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu.emitters.profiler import Recorder
+from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.timeline import Described, Profile, Record
 from pallas_gpu.types import Recording, TraceScope
 

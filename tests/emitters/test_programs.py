@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the emitters of emitters/ compute and move: in lockstep and on a GPU, by NumPy."""
+"""What emitters compute and move: in lockstep and on a GPU, by NumPy."""
 
 from __future__ import annotations
 
