@@ -40,7 +40,7 @@ MOSAIC: dict[str, Row] = {
     ),
     "as_gpu_kernel": differs(
         "the body is called when the kernel is lowered; runs on a CPU; Lane semantics "
-        "alone, and no profile; see [mosaic.md](mosaic.md)"
+        "alone; see [mosaic.md](mosaic.md)"
     ),
     "Union": differs("arrays in SMEM share memory, barriers and TMEM do not"),
     "OOBFillMode": differs("also `NAN`"),

@@ -93,16 +93,20 @@ def _bind_profiled(
     # Of a CTA that never runs, as under dynamic scheduling, all words remain zero.
     given = _jax.vary_alike([*operands, jnp.zeros(aval.shape, aval.dtype)])
     *results, traces = call.kernel_p.bind(*given, **profiled.as_dict())
-    described = timeline.Described(
+    described = functools.partial(
+        timeline.Described,
         params.name,
-        names,
-        recording,
-        (*mesh.grid, *mesh.cluster),
-        mesh.thread_name,
+        recording=recording,
+        grid=(*mesh.grid, *mesh.cluster),
+        thread_name=mesh.thread_name,
         is_modelled=isinstance(interpret, types.InterpretParams),
     )
-    deliver = request.deliver
-    jax.debug.callback(lambda x: deliver(timeline.Record(described, x)), traces)
+
+    def deliver(words: Any) -> None:
+        # Inline code has named its spans since this was traced.
+        request.deliver(timeline.Record(described(names.known()), words))
+
+    jax.debug.callback(deliver, traces)
     return results
 
 

@@ -28,7 +28,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "copy_tiled",
         "optimization_barrier",
     ),
-    "kernel": ("as_gpu_kernel",),
+    "kernel": ("ProfilerSpec", "as_gpu_kernel"),
     "launch_context": (
         "AsyncCopyImplementation",
         "CopyPartition",
@@ -105,14 +105,17 @@ _FILES: dict[str, tuple[str, ...]] = {
 }
 _FILE_OF = {name: file for file, names in _FILES.items() for name in names}
 # Public modules.
-_MODULES = ("tcgen05",)
+_MODULES = {
+    "profiler": "pallas_gpu.profiler",
+    "tcgen05": "pallas_gpu.mosaic.tcgen05",
+}
 
 __all__ = sorted([*_FILE_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_MODULES[name])
     if name not in _FILE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_FILE_OF[name]}"), name)

@@ -30,11 +30,16 @@ from pallas_gpu.mosaic.scratch import (
 )
 from pallas_gpu.primitives import inline
 from pallas_gpu.types import LoweringSemantics, values
+from pallas_gpu.types import ProfilerSpec as ProfilerSpec
 
 _WHO = "as_gpu_kernel"
 
 
-@expect.arguments()
+@expect.arguments(
+    prof_spec=expect.optional(
+        expect.instance(ProfilerSpec, written="mosaic.ProfilerSpec(...)")
+    )
+)
 def as_gpu_kernel(
     body: Callable[..., None],
     grid: Sequence[int],
@@ -42,7 +47,7 @@ def as_gpu_kernel(
     in_shape: Any,
     out_shape: Any,
     smem_scratch_shape: Any,
-    prof_spec: Any = None,
+    prof_spec: ProfilerSpec | None = None,
     cluster: Sequence[int] = (1, 1, 1),
     module_name: str = "unknown",
     kernel_name: str | None = None,
@@ -68,7 +73,8 @@ def as_gpu_kernel(
       smem_scratch_shape: a pytree of scratch: `jax.ShapeDtypeStruct` is an array in
         SMEM, row-major and aligned to 1024 bytes; `Union`, `Barrier`, `TMABarrier`,
         `ClusterBarrier`, `CtaBarrier`, `TMEM`.
-      prof_spec: what is recorded of the launches.
+      prof_spec: a `ProfilerSpec`: each launch writes a file with the spans that
+        `LaunchContext.named_region` names.
       cluster: blocks of a cluster along x, y and z; the grid is a multiple.
       module_name: name of the module, unless `kernel_name` is given.
       kernel_name: name of the kernel; default: that of the body.
@@ -82,9 +88,9 @@ def as_gpu_kernel(
 
     Raises:
       ArgumentError, ArgumentTypeError: sizes or types that cannot be launched.
-      UnsupportedError: Warpgroup semantics, or a profile.
+      UnsupportedError: Warpgroup semantics.
     """
-    _refuse(thread_semantics, prof_spec)
+    _refuse(thread_semantics)
     inputs, updated = _sequence(in_shape), _sequence(inout_shape)
     outputs = _sequence(out_shape)
     single = not isinstance(out_shape, tuple | list) and not updated
@@ -96,9 +102,7 @@ def as_gpu_kernel(
         _types(updated, "inout_shape"),
         _types(outputs, "out_shape"),
         Scratch.of(smem_scratch_shape),
-        types.CompilerParams(
-            lowering_semantics=LoweringSemantics.Lane, ir_version=ir_version
-        ),
+        _params(prof_spec, ir_version),
     )
     del module_name
 
@@ -109,7 +113,23 @@ def as_gpu_kernel(
     return over_arrays.OverArrays(call, body)
 
 
-def _refuse(thread_semantics: Any, prof_spec: Any) -> None:
+def _params(
+    prof_spec: ProfilerSpec | None, ir_version: int | None
+) -> types.CompilerParams:
+    params = types.CompilerParams(
+        lowering_semantics=LoweringSemantics.Lane, ir_version=ir_version
+    )
+    if prof_spec is None:
+        return params
+    return params.replace(
+        profile_space=prof_spec.recording.space,
+        profile_dir=prof_spec.dump_path,
+        profile_trace_scope=prof_spec.trace_scope,
+        profile_bounds_check=prof_spec.bounds_check,
+    )
+
+
+def _refuse(thread_semantics: Any) -> None:
     expect.member(LoweringSemantics)(thread_semantics, f"{_WHO}: thread_semantics")
     if thread_semantics is LoweringSemantics.Warpgroup:
         raise errors.UnsupportedError(
@@ -118,12 +138,6 @@ def _refuse(thread_semantics: Any, prof_spec: Any) -> None:
             got="LoweringSemantics.Warpgroup",
             hint="write the body over references: plgpu.kernel infers layouts under "
             "Warpgroup semantics, and plgpu.inline_mgpu has inline code there",
-        )
-    if prof_spec is not None:
-        raise errors.UnsupportedError(
-            "as_gpu_kernel: prof_spec is not supported yet",
-            expected="prof_spec=None",
-            got=expect.shown(prof_spec),
         )
 
 

@@ -16,15 +16,16 @@ from pallas_gpu.emitters import cluster, elected, elementwise, mbarrier, module,
 from pallas_gpu.emitters.copies import chunks, cp_async, prefetch, rows
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
+from pallas_gpu.emitters.profiler import Recorder
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.mosaic import copies, memrefs
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
-from pallas_gpu.mosaic.scalars import ThreadSubset
 from pallas_gpu.mosaic.transforms import Rounding as Rounding
 from pallas_gpu.types import AsyncCopyImplementation, CopyPartition, OOBFillMode
 from pallas_gpu.types import LoweringSemantics as LoweringSemantics
 from pallas_gpu.types.copies.reductions import REDUCTIONS, CopyReduction
+from pallas_gpu.types.profiling.threads import ThreadSubset
 
 # How a store combines with the contents of GMEM: a name of `REDUCTIONS`.
 TMAReductionOp = str
@@ -54,14 +55,14 @@ class LaunchContext:
 
     Attributes:
       builder: of the kernel's module.
-      profiler: records spans, by `begin(name)` and `end(name)`; None if nobody does.
+      profiler: records spans; None in a kernel that is not profiled.
     """
 
     builder: module.KernelBuilder
-    profiler: Any = None
+    profiler: Recorder | None = None
 
     @classmethod
-    def current(cls, profiler: Any = None) -> LaunchContext:
+    def current(cls, profiler: Recorder | None = None) -> LaunchContext:
         """Returns the context of the kernel that is being lowered."""
         return cls(module.current(), profiler)
 
@@ -77,7 +78,14 @@ class LaunchContext:
 
     @contextlib.contextmanager
     def named_region(self, name: str) -> Iterator[None]:
-        """A context whose code is a span of the profile, if the kernel is profiled."""
+        """A context whose code is a span, if the kernel is profiled.
+
+        Issued by the warpgroup, or each warp of it, that has a trace; nested spans end
+        before those around them. It emits nothing where nobody profiles.
+
+        Args:
+          name: of the span.
+        """
         if self.profiler is not None:
             self.profiler.begin(name)
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.emitters.sync import delay
 from pallas_gpu.mosaic import elements
+from pallas_gpu.types.profiling.threads import ThreadSubset as ThreadSubset
 
 
 def i32() -> ir.Type:
@@ -166,14 +166,6 @@ def when(cond: ir.Value) -> Iterator[None]:
 
 
 # --- threads --------------------------------------------------------------------------
-
-
-class ThreadSubset(enum.IntEnum):
-    """Threads of a block, of which one is chosen, or that meet."""
-
-    WARP = enum.auto()
-    WARPGROUP = enum.auto()
-    BLOCK = enum.auto()
 
 
 def thread_idx() -> ir.Value:

@@ -17,14 +17,15 @@ profile_mark_p = registry.define("profile_mark", "profiler")
 profile_stop_p = registry.define("profile_stop", "profiler", writes=("traces",))
 
 
-def start(traces: Any, recording: types.Recording) -> None:
+def start(traces: Any, recording: types.Recording, names: types.SpanNames) -> None:
     """Begins the trace of the issuer.
 
     Args:
       traces: uint32 [CTAs, traces of a CTA, words] in GMEM.
       recording: how they are recorded.
+      names: of the spans.
     """
-    ops.bind(profile_start_p, {"traces": traces}, recording=recording)
+    ops.bind(profile_start_p, {"traces": traces}, recording=recording, names=names)
 
 
 def mark(tag: int, recording: types.Recording) -> None:

@@ -29,8 +29,6 @@ _WAITS = (
     "wgmma_wait",
 )
 
-Names = tuple[tuple[str, bool], ...]  # of spans, and whether each is a wait
-
 
 @kept
 def marked(
@@ -39,7 +37,7 @@ def marked(
     traces: Any,
     recording: types.Recording,
     waits: bool,
-) -> tuple[_jax.Jaxpr, Names]:
+) -> tuple[_jax.Jaxpr, types.SpanNames]:
     """Returns a body with marks, and the names of its spans.
 
     Args:
@@ -54,7 +52,7 @@ def marked(
 
     def around(before: Any, after: Any) -> None:
         del before
-        profiler.start(after, recording)
+        profiler.start(after, recording, marks.names)
         profiler.stop(after, recording)
 
     frame = _jax.trace(around, [traces, traces])[0].jaxpr
@@ -69,7 +67,7 @@ def marked(
         effects=frozenset(body.effects) | frame.effects,
         debug_info=body.debug_info._replace(arg_names=names),
     )
-    return body, tuple(marks.names)
+    return body, marks.names
 
 
 class _Marks(Rewrite):
@@ -81,7 +79,7 @@ class _Marks(Rewrite):
 
     def __init__(self, recording: types.Recording, waiting: dict[int, str]):
         super().__init__()
-        self.names: dict[tuple[str, bool], int] = {}
+        self.names = types.SpanNames()
         self._recording, self._waiting = recording, waiting
         self._unmarked: set[Any] = set()
 
@@ -126,7 +124,7 @@ class _Marks(Rewrite):
             yield self._mark(last, (opened.pop(), False), trace.END)
 
     def _mark(self, at: Any, name: tuple[str, bool], end: int = 0) -> _jax.JaxprEqn:
-        number = self.names.setdefault(name, len(self.names))
+        number = self.names.number(*name)
         return _mark_like(number | end, self._recording).replace(
             source_info=at.source_info
         )

@@ -53,7 +53,12 @@ from pallas_gpu.types.params import (
     OOBFillMode,
     on_use_of_params,
 )
-from pallas_gpu.types.profiling.recording import ProfilerSpec, Recording, TraceScope
+from pallas_gpu.types.profiling.recording import (
+    ProfilerSpec,
+    Recording,
+    SpanNames,
+    TraceScope,
+)
 from pallas_gpu.types.ref import Ref
 from pallas_gpu.types.refs import (
     KernelRef,

@@ -155,6 +155,7 @@ class CompilerParams:
     profile_trace_scope: TraceScope = TraceScope.WARPGROUP
     profile_bounds_check: bool = False
     profile_waits: bool = False
+    ir_version: int | None = None
 
     def __post_init__(self) -> None:
         if bool(self.profile_space) != bool(self.profile_dir):
@@ -165,8 +166,6 @@ class CompilerParams:
                 f"profile_dir={self.profile_dir!r}",
                 hint="testing.profile(f)(*args) profiles a function without either",
             )
-
-    ir_version: int | None = None
 
     def replace(self, **fields: Any) -> CompilerParams:
         """Returns the parameters with other fields, as `dataclasses.replace` does."""

@@ -10,17 +10,17 @@ from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.timeline import Described, Profile, Record
-from pallas_gpu.types import Recording, TraceScope
+from pallas_gpu.types import Recording, SpanNames, TraceScope
 
 
 @pytest.mark.parametrize("scope", TraceScope)
 @pytest.mark.parametrize("in_smem", [True, False])
 def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
     recording = Recording(8, scope, in_smem)
-    names: list[str] = []
+    names = SpanNames()
 
     def body(kb, _):
-        recorder = Recorder(recording, 16, kb.buffers[0], kb.i32(0))
+        recorder = Recorder(recording, 16, kb.buffers[0], kb.i32(0), names)
         recorder.begin("all")
         index = ir.IndexType.get()
         loop = scf.ForOp(*(arith.constant(index, n) for n in (0, 3, 1)))
@@ -36,14 +36,11 @@ def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
             scf.yield_([])
         recorder.end("all")
         recorder.stop()
-        names.extend(recorder.names)
 
     traces = np.zeros((1, recording.traces(2), recording.words), np.uint32)
     smem_bytes = 16 + recording.smem_bytes(2)
     (words,) = run_kernel(body, [], [traces], threads=256, smem_bytes=smem_bytes)
-    described = Described(
-        "k", tuple((n, False) for n in names), recording, (1,), None, True
-    )
+    described = Described("k", names.known(), recording, (1,), None, True)
     found = Profile([Record(described, words)])
     lanes = recording.traces(2)
     for lane in range(lanes):
@@ -55,9 +52,8 @@ def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
 
 def test_two_marks_are_no_common_subexpression(build):
     def body(kb, _):
-        recorder = Recorder(
-            Recording(2, TraceScope.WARPGROUP), 0, kb.buffers[0], kb.i32(0)
-        )
+        recording = Recording(2, TraceScope.WARPGROUP)
+        recorder = Recorder(recording, 0, kb.buffers[0], kb.i32(0), SpanNames())
         recorder.begin("one")
         recorder.begin("one")
 

@@ -32,6 +32,7 @@ class Recorder:
       offset_bytes: of their SMEM in that of the CTA, a multiple of 8.
       traces: `!llvm.ptr`, the words of the traces of all CTAs in GMEM.
       cta: i32, the number of the CTA in the launch.
+      names: of the spans; those that begin here are added.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class Recorder:
         offset_bytes: int,
         traces: ir.Value,
         cta: ir.Value,
+        names: types.SpanNames,
     ):
         kernel = module.current()
         i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
         threads = kernel.threads
-        self._recording, self._names = recording, dict[str, int]()
+        self._recording, self._names = recording, names
         self._is_warp = recording.scope is types.TraceScope.WARP
         self._elected = threads.elected
         number = threads.warpgroup
@@ -70,16 +72,11 @@ class Recorder:
 
     def begin(self, name: str) -> None:
         """Records that a span begins. The issuer is that of the code."""
-        self.mark(self._names.setdefault(name, len(self._names)))
+        self.mark(self._names.number(name))
 
     def end(self, name: str) -> None:
         """Records that the innermost span ends, which has this name."""
-        self.mark(self._names.setdefault(name, len(self._names)) | trace.END)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the spans so far; an event has their position as its tag."""
-        return list(self._names)
+        self.mark(self._names.number(name) | trace.END)
 
     def mark(self, tag: int) -> None:
         """Records an event, or only counts it if there is no room.

@@ -41,9 +41,7 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
         try:
-            made = code.emit(
-                handles.context(getattr(ctx.kernel, "recorder", None)), *args
-            )
+            made = code.emit(handles.context(ctx.kernel.recorder), *args)
         except errors.PallasGpuError as error:
             raise error.with_location(scope.raised_at(error)) from None
         for x, handle in zip(operands, given, strict=True):

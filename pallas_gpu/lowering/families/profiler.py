@@ -26,6 +26,7 @@ def _start(ctx: RuleContext, *invals: Any) -> list[Any]:
         # Batch axes come first, as in the number of a block.
         builder.buffers[index],
         builder.threads.block_id[0],
+        ctx.op.params["names"],
     )
     return []
 

@@ -7,8 +7,10 @@ import dataclasses
 import enum
 import os
 import tempfile
+from typing import Any
 
 from pallas_gpu import errors, expect
+from pallas_gpu.types.profiling.threads import ThreadSubset
 from pallas_gpu.types.profiling.trace import EVENT_BYTES, EVENT_WORDS, HEADER_WORDS
 
 _WARPS = 4
@@ -23,6 +25,26 @@ class TraceScope(enum.Enum):
 
     WARPGROUP = "warpgroup"
     WARP = "warp"
+
+
+class SpanNames:
+    """The names of a kernel's spans, each with whether it is a wait.
+
+    A tag of an event is a position here. The spans of a program are numbered when it is
+    traced, those of code that its author emits when that is lowered, which may be more
+    than once.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, bool], int] = {}
+
+    def number(self, name: str, is_wait: bool = False) -> int:
+        """Returns the position of a name, a new one behind the others."""
+        return self._numbers.setdefault((name, is_wait), len(self._numbers))
+
+    def known(self) -> tuple[tuple[str, bool], ...]:
+        """Returns the names so far."""
+        return tuple(self._numbers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +81,15 @@ class Recording:
         return self.traces(warpgroups) * self.events * EVENT_BYTES * self.in_smem
 
 
+def _scope(value: Any, what: str) -> Any:
+    if isinstance(value, ThreadSubset) and value.name in TraceScope.__members__:
+        return TraceScope[value.name]
+    return expect.member(TraceScope)(value, what)
+
+
 @expect.arguments(
     entries_per_warpgroup=expect.integer(0, 1 << 20, unit="entries"),
-    trace_scope=expect.member(TraceScope),
+    trace_scope=_scope,
 )
 @dataclasses.dataclass(frozen=True)
 class ProfilerSpec:
@@ -71,7 +99,7 @@ class ProfilerSpec:
       entries_per_warpgroup: room of a trace, in words: 3, and 4 for each span.
       dump_path: the folder that gets a file of each launch. `"sponge"`: that of
         `TEST_UNDECLARED_OUTPUTS_DIR`, or that of temporary files.
-      trace_scope: who records.
+      trace_scope: who records: a `TraceScope`, or a `mosaic.ThreadSubset` of its name.
       bounds_check: a hint: what finds no room is always dropped, and counted.
 
     Raises:
