@@ -7,7 +7,7 @@ The tests compare them with jax 0.11.
 
 from __future__ import annotations
 
-from tools.porting_names import DEVICES, SAME, Row, differs, later, no, other
+from tools.porting_names import DEVICES, SAME, Row, differs, no, other
 
 _DIALECT = no("the dialect of another compiler: bodies of both semantics emit MLIR")
 MOSAIC: dict[str, Row] = {
@@ -87,7 +87,10 @@ MOSAIC: dict[str, Row] = {
     ),
     "is_known_divisible": differs("looks through any number of operations"),
     "tcgen05": differs("see below"),
-    "as_torch_gpu_kernel": later("a bridge to PyTorch of kernels of this level"),
+    "as_torch_gpu_kernel": differs(
+        "`plgpu.as_torch_kernel(as_gpu_kernel(...))`: on torch's current stream; "
+        "also of CPU tensors; without `prof_spec`; see [torch.md](torch.md)"
+    ),
     "is_nvshmem_available": DEVICES,
     "MultimemReductionOp": DEVICES,
     "DialectBarrierRef": other("`mosaic.BarrierRef`", "for both semantics"),

@@ -28,7 +28,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "copy_tiled",
         "optimization_barrier",
     ),
-    "kernel": ("ProfilerSpec", "as_gpu_kernel"),
+    "kernel": ("ProfilerSpec", "as_gpu_kernel", "as_torch_gpu_kernel"),
     "launch_context": (
         "AsyncCopyImplementation",
         "CopyPartition",

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from pallas_gpu import errors, expect, types
+from pallas_gpu.bridge.torch import TorchFunction, as_torch_kernel
 from pallas_gpu.emitters.module import WARPGROUP_THREADS
 from pallas_gpu.entry import kernel as entry
 from pallas_gpu.entry import over_arrays
@@ -111,6 +112,58 @@ def as_gpu_kernel(
         return results[0] if single else results
 
     return over_arrays.OverArrays(call, body)
+
+
+@expect.arguments(
+    prof_spec=expect.refused(
+        None, "profile the kernel with arrays: testing.profile(as_gpu_kernel(...))"
+    )
+)
+def as_torch_gpu_kernel(
+    body: Callable[..., None],
+    grid: Sequence[int],
+    block: Sequence[int],
+    in_shape: Any,
+    out_shape: Any,
+    smem_scratch_shape: Any,
+    prof_spec: ProfilerSpec | None = None,
+    cluster: Sequence[int] = (1, 1, 1),
+    module_name: str = "unknown",
+    kernel_name: str | None = None,
+    thread_semantics: LoweringSemantics = LoweringSemantics.Lane,
+    inout_shape: Any = (),
+) -> TorchFunction:
+    """Returns a function of PyTorch tensors that launches a body which emits MLIR.
+
+    It is `plgpu.as_torch_kernel` of what `as_gpu_kernel` returns. Tensors of
+    `inout_shape` are updated in place, and returned behind the results.
+
+    Issued by: the host. It completes in the order of torch's current stream.
+
+    Args:
+      body, grid, block, in_shape, out_shape, smem_scratch_shape, cluster, module_name,
+        kernel_name, thread_semantics, inout_shape: as of `as_gpu_kernel`.
+      prof_spec: None.
+
+    Raises:
+      UnsupportedError: torch is missing, Warpgroup semantics, or a profile.
+      ArgumentError, ArgumentTypeError: as of `as_gpu_kernel`.
+    """
+    kernel = as_gpu_kernel(
+        body,
+        grid,
+        block,
+        in_shape,
+        out_shape,
+        smem_scratch_shape,
+        prof_spec,
+        cluster,
+        module_name,
+        kernel_name,
+        thread_semantics=thread_semantics,
+        inout_shape=inout_shape,
+    )
+    return as_torch_kernel(kernel)
 
 
 def _params(

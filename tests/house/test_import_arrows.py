@@ -65,8 +65,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # compiled.
     "bridge": (*_LOWERING, "compiler", "runtime", "pipeline"),
     # The Mosaic-level door: a face of emitters/ for bodies that emit MLIR themselves.
-    # It has the profiler under upstream's name.
-    "mosaic": (*_LOWERING, "compiler", "runtime", "profiler"),
+    # It has the profiler and the way to PyTorch under upstream's names.
+    "mosaic": (*_LOWERING, "compiler", "runtime", "bridge", "profiler"),
     # Ready kernels are written on the public names, as their users would.
     "ops": ("errors", "expect", "arch"),
 }
