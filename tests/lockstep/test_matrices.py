@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import accesses, matrices
+from pallas_gpu.lockstep import accesses
 from pallas_gpu.lockstep.copies.tensor_map import TensorMap
+from pallas_gpu.lockstep.tensor_cores import matrices
 from pallas_gpu.lockstep.tensor_cores.wgmma import Instruction
 
 CODES = {16: 0, 128: 1, 64: 2, 32: 3}

@@ -330,6 +330,8 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
         for name in names
     },
     "CompilerParams.profile_bounds_check": see.HINT,
+    "CompilerParams.ir_version": "tests/runtime/test_export.py::"
+    "test_the_author_may_choose_the_version",
     **{
         f"testing.measure.{name}": "tests/testing/test_measure.py::"
         "test_the_times_of_one_iteration_or_of_each"

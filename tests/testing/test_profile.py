@@ -302,7 +302,7 @@ def test_ready_kernels(emitted, target):
 
     found = profile(product)(a, b)
     np.testing.assert_array_equal(found.results, product(a, b))
-    waits = {"sm_90a": "full[.]", "sm_100a": "loaded[.]"}
+    waits = {"sm_90a": "full[.]", "sm_100a": "operands.full[.]"}
     assert waits[target] in found.spans["name"]
     assert found.spans["is_complete"].all()
 

@@ -16,11 +16,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import matrices, values
+from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.assembly import parse
 from pallas_gpu.lockstep.engine import LANES
 from pallas_gpu.lockstep.program import Program, Step
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.tensor_cores import matrices
 
 # Kinds of A and B, K of the instruction, kind of C and D.
 _SHAPES = (

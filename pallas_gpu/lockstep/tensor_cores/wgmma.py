@@ -16,12 +16,13 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.errors import PtxError
-from pallas_gpu.lockstep import matrices, values
+from pallas_gpu.lockstep import values
 from pallas_gpu.lockstep.assembly import Statement, parse
 from pallas_gpu.lockstep.engine import RaceError
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step, runs
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.tensor_cores import matrices
 
 _GROUP_WARPS = 4
 # (kinds of A and B) -> K of an instruction, kinds of D.

@@ -13,9 +13,9 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, types
 from pallas_gpu.emitters import elementwise
-from pallas_gpu.emitters import inline as asm
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements import inline as asm
 from pallas_gpu.entry import scope
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.layouts.registers.placement import describe, place
