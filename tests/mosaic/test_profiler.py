@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
+from jaxlib.mlir.dialects import arith, gpu, memref
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
@@ -84,7 +84,19 @@ def test_each_launch_writes_a_file(tmp_path, scope):
         assert spans == {"all": traces, "step": 3 * traces, "add": traces // 2}
 
 
-def test_what_finds_no_room_is_dropped(tmp_path):
+def test_each_block_of_three_axes_has_its_traces():
+    def body(ctx, o_ref, scratch):
+        with ctx.named_region("block"):
+            at = tuple(gpu.block_id(d) for d in reversed(gpu.Dimension))
+            with mgpu.single_thread():
+                memref.store(mgpu.thread_idx(), o_ref, at)
+
+    result = np.zeros((4, 3, 2), np.int32)
+    found = profile(kernel(body, [], [result], grid=(2, 3, 4), cluster=(2, 1, 1)))()
+    assert sorted(found.spans["cta"]) == list(range(24))
+
+
+def test_what_finds_no_room_is_dropped():
     found = profile(launched(), space=2)(X)
     assert found.traces["dropped"].tolist() == [4, 6]
     np.testing.assert_array_equal(found.results[0], X + 1)

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
 from pallas_gpu.emitters.debug.profiler import Recorder
+from pallas_gpu.emitters.module import KernelBuilder
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node
 from pallas_gpu.lowering.rules import emits, relates
@@ -23,12 +28,23 @@ def _start(ctx: RuleContext, *invals: Any) -> list[Any]:
     kernel.recorder = Recorder(
         ctx.op.params["recording"],
         kernel.plan.profiler_offset_bytes,
-        # Batch axes come first, as in the number of a block.
         builder.buffers[index],
-        builder.threads.block_id[0],
+        _number(builder),
         ctx.op.params["names"],
     )
     return []
+
+
+def _number(builder: KernelBuilder) -> ir.Value:
+    """Returns the number of the CTA in the launch, x fastest; batch axes come first."""
+    number = builder.threads.block_id[2]
+    for i in (1, 0):
+        size, at = builder.spec.grid[i], builder.threads.block_id[i]
+        if math.prod(builder.spec.grid[i + 1 :]) == 1:
+            number = at
+        elif size > 1:
+            number = arith.addi(arith.muli(number, builder.i32(size)), at)
+    return number
 
 
 @emits(profile_mark_p)
