@@ -127,6 +127,8 @@ RULES: tuple[Rule, ...] = (
          "No axis of that name surrounds the operation."),
     Rule("tuning", "TuningError",
          "No candidate of a tuned function can be used."),
+    Rule("measurement", "MeasurementError",
+         "Calls of a measured function do not launch the same kernels."),
     Rule("invalid", "KernelError",
          "The kernel, or the call of it, is wrong in another way.",
          source="PTX ISA, setmaxnreg, and others"),

@@ -350,8 +350,8 @@ FORWARD = {
         *blocks(jnp.float4_e2m1fn, 128, scale_dtype=E4M3, block=16),
     ),
 }  # fmt: skip
-# They are XLA's alone.
-NO_KERNEL = {"quantize", "quantize_blocks", "clear_cache"}
+# They are XLA's alone; `row_kernel` makes kernels (tests/ops/rows/test_rows.py).
+NO_KERNEL = {"quantize", "quantize_blocks", "clear_cache", "row_kernel"}
 
 
 def row(name):
