@@ -14,9 +14,9 @@ from jaxlib.mlir.dialects import arith, gpu
 from pallas_gpu import errors
 from pallas_gpu.emitters import cluster, elected, elementwise, mbarrier, module, tma
 from pallas_gpu.emitters.copies import chunks, cp_async, prefetch, rows
+from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
-from pallas_gpu.emitters.debug.profiler import Recorder
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.mosaic import copies, memrefs
