@@ -343,4 +343,4 @@ class _Launch:
             else next(given)
             for leaf, number in zip(self.scratch.leaves, named, strict=True)
         ]
-        self.body(ctx, *refs, self.scratch.unflatten(scratch))
+        self.body(ctx, *refs, jax.tree.unflatten(self.scratch.tree, scratch))

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +39,11 @@ class Union:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.members)
+
+
+jax.tree_util.register_pytree_node(
+    Union, lambda x: (tuple(x.members), None), lambda _, members: Union(members)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,25 +254,27 @@ class Scratch:
     """The scratch of a kernel.
 
     Attributes:
-      tree: as its author has declared it.
-      leaves: its leaves, those of unions included, in order.
+      leaves: as declared, those of unions included, in order.
+      tree: their structure.
       declared: our declarations.
       places: in the form of `declared` the number of the leaf of each.
     """
 
-    tree: Any
     leaves: tuple[Any, ...]
+    tree: Any
     declared: tuple[Any, ...]
     places: tuple[Any, ...]
 
     @classmethod
     def of(cls, tree: Any) -> Scratch:
         """Returns the scratch of a declaration."""
-        leaves: list[Any] = []
-        declared: list[Any] = []
-        places: list[Any] = []
-        _declare(tree, leaves, declared, places, declared, places)
-        return cls(tree, tuple(leaves), tuple(declared), tuple(places))
+        leaves, structure = jax.tree.flatten(tree)
+        arrays, others = _declared(tree, itertools.count())
+        pairs = [*arrays, *others]
+        return cls(
+            tuple(leaves), structure, tuple(x for x, _ in pairs),
+            tuple(place for _, place in pairs),
+        )  # fmt: skip
 
     def in_order(self, refs: Sequence[Any]) -> list[Any]:
         """Returns the references of a scope by the leaves' numbers; None without."""
@@ -282,59 +290,28 @@ class Scratch:
         put(self.places, refs)
         return found
 
-    def unflatten(self, handles: Sequence[Any]) -> Any:
-        """Returns the tree with a handle for each leaf."""
-        left = iter(handles)
-        return _mapped(self.tree, lambda _: next(left))
+
+type _Declared = list[tuple[Any, Any]]
 
 
-def _is_union(x: Any) -> bool:
-    return isinstance(x, Union)
-
-
-def _mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, Union):
-            return Union([_mapped(member, f) for member in leaf.members])
-        return f(leaf)
-
-    return jax.tree.map(one, tree, is_leaf=_is_union)
-
-
-def _declare(
-    tree: Any, leaves: list[Any], arrays: list[Any], array_places: list[Any],
-    others: list[Any], other_places: list[Any],
-) -> None:  # fmt: skip
-    """Adds the declarations of a tree: arrays in SMEM may be in a union, others not."""
-    for leaf in jax.tree.leaves(tree, is_leaf=_is_union):
-        if isinstance(leaf, Union):
-            _declare_union(leaf, leaves, arrays, array_places, others, other_places)
+def _declared(tree: Any, numbers: Iterator[int]) -> tuple[_Declared, _Declared]:
+    """Declarations and their places: arrays in SMEM, which may be in a union; others."""
+    arrays: _Declared = []
+    others: _Declared = []
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Union)):
+        if not isinstance(leaf, Union):
+            found, number = declaration(leaf), next(numbers)
+            is_array = getattr(found, "memory_space", None) is types.SMEM
+            if found is not None:
+                (arrays if is_array else others).append((found, number))
             continue
-        found, number = declaration(leaf), len(leaves)
-        leaves.append(leaf)
-        if isinstance(found, types.ScratchType) and found.memory_space is types.SMEM:
-            arrays.append(found)
-            array_places.append(number)
-        elif found is not None:
-            others.append(found)
-            other_places.append(number)
-
-
-def _declare_union(
-    union: Union, leaves: list[Any], arrays: list[Any], array_places: list[Any],
-    others: list[Any], other_places: list[Any],
-) -> None:  # fmt: skip
-    alternatives, places = [], []
-    for member in union.members:
-        inner: list[Any] = []
-        inner_places: list[Any] = []
-        _declare(member, leaves, inner, inner_places, others, other_places)
-        if inner:
-            alternatives.append(inner)
-            places.append(inner_places)
-    if alternatives:
-        arrays.append(types.RefUnion(*alternatives))
-        array_places.append(places)
+        parts = [_declared(member, numbers) for member in leaf.members]
+        others += [x for _, part in parts for x in part]
+        members = [part for part, _ in parts if part]
+        if members:
+            shared = types.RefUnion(*([x for x, _ in part] for part in members))
+            arrays.append((shared, [[place for _, place in p] for p in members]))
+    return arrays, others
 
 
 def named_barriers(leaves: Sequence[Any], warpgroups: int) -> list[int | None]:
