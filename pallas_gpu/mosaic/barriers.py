@@ -23,6 +23,7 @@ from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.scalars import (
     ThreadSubset,
     as_i32,
+    barrier_index,
     i32,
     i32_value,
     single_thread_predicate,
@@ -70,10 +71,7 @@ class BarrierRef:
         """Initializes the mbarriers of a memref; all threads of the block issue it.
 
         They are known to other threads after a fence and a barrier of the block.
-
-        Args:
-          barrier_memref: of rank 1, of 64-bit integers in SMEM.
-          arrival_count: how many arrivals complete a phase.
+        `barrier_memref` has 64-bit integers in SMEM, and rank 1.
         """
         (count,) = barrier_memref.type.shape
         return BarrierRef.at(memrefs.memref_ptr(barrier_memref), count, arrival_count)
@@ -87,11 +85,7 @@ class BarrierRef:
     ) -> BarrierRef:
         """Returns the barriers at an address; initializes them if a count is given.
 
-        Args:
-          address: of the first one.
-          num_barriers: how many.
-          arrival_count: how many arrivals complete a phase; None: they are initialized.
-          parities: i32, a bit for each, as they are now; None: those of the first wait.
+        `parities`, an i32, has a bit for each; None: those of the first wait.
         """
         if num_barriers > _MOST_BARRIERS:
             raise errors.UnsupportedError(
@@ -115,17 +109,10 @@ class BarrierRef:
         return iter([self[i] for i in range(self.num_barriers)])
 
     def __getitem__(self, offset: ir.Value | int) -> BarrierRef:
-        offset = as_i32(offset)
-        if isinstance(offset, int) and not 0 <= offset < self.num_barriers:
-            raise errors.OutOfBoundsError(
-                "A barrier's index is out of bounds",
-                expected=f"0 to {self.num_barriers - 1}",
-                got=offset,
-            )
-        if offset == 0:
-            moved = self.offset
-        else:
-            moved = arith.addi(self.offset, i32_value(offset))
+        offset = barrier_index(offset, self.num_barriers)
+        moved = self.offset
+        if offset != 0:
+            moved = arith.addi(moved, i32_value(offset))
         return dataclasses.replace(self, offset=moved, num_barriers=1)
 
     @property
@@ -152,9 +139,7 @@ class BarrierRef:
     def wait_parity(self, parity: ir.Value, orders_tensor_core: bool = False) -> None:
         """Waits until the phase of a parity, an i1, has completed.
 
-        Args:
-          parity: of the phase.
-          orders_tensor_core: whether later tcgen05 operations follow it.
+        With `orders_tensor_core` later tcgen05 operations follow it.
         """
         if self.in_cluster:
             raise errors.ArgumentError("A wait for a barrier of another block")
@@ -176,10 +161,8 @@ class BarrierRef:
     ) -> ir.Value:
         """Returns an i1: whether the phase of a parity has completed.
 
-        Args:
-          parity: i1.
-          orders_tensor_core: whether later tcgen05 operations follow it.
-          scope: the threads that issue it, and get the same result.
+        The threads of `scope` issue it, and get the same result; others as of
+        `wait_parity`.
         """
         with _scoped(scope):
             done = mbarrier.test(self.get_ptr(), i32_value(parity))
@@ -223,8 +206,8 @@ class BarrierRef:
         PTX: `mbarrier.arrive.release`. Since: sm_90.
 
         Args:
-          arrival_count: how many arrivals it counts as.
-          can_complete: accepted for upstream's sake.
+          arrival_count, can_complete: how many arrivals it counts as; the latter is
+            accepted for upstream's sake.
           orders_tensor_core: whether earlier tcgen05 operations precede it.
           predicate: i1; threads in which it is false do not arrive.
           scope: the threads that meet before, with both of the former.
@@ -256,11 +239,7 @@ class BarrierRef:
     ) -> None:
         """Arrives in each thread, which adds bytes of copies to what a phase expects.
 
-        PTX: `mbarrier.arrive.expect_tx.release`. Since: sm_90.
-
-        Args:
-          tx_count: the bytes, below 2**20.
-          predicate: i1; threads in which it is false do not arrive.
+        PTX: `mbarrier.arrive.expect_tx.release`, below 2**20 bytes. Since: sm_90.
         """
         given = [i32_value(tx_count)]
         self._instruction("arrive.expect_tx.release", "_, ", given, 1, predicate)
@@ -276,12 +255,7 @@ class BarrierRef:
         self._instruction("complete_tx.relaxed", "", given, 1, predicate)
 
     def remap_to_cluster(self, dim: gpu.Dimension, idx: ir.Value) -> BarrierRef:
-        """Returns the same barriers in another block of the cluster.
-
-        Args:
-          dim: the axis along which that block is elsewhere.
-          idx: its position there.
-        """
+        """Returns the same barriers in the block at `idx` along `dim` of the cluster."""
         rank = rank_along(dim, idx)
         address = addressing.map_shared(self.base_address, rank)
         return dataclasses.replace(self, base_address=address)
@@ -324,22 +298,6 @@ class CollectiveBarrierRef:
           cluster_shape: the sizes of the cluster, x first.
           leader_tracked: see the class; for one axis.
         """
-        (count,) = barrier_memref.type.shape
-        address = memrefs.memref_ptr(barrier_memref)
-        return CollectiveBarrierRef.at(
-            address, count, arrival_count, dims, cluster_shape, leader_tracked
-        )
-
-    @staticmethod
-    def at(
-        address: ir.Value,
-        num_barriers: int,
-        arrival_count: int | None,
-        dims: Sequence[gpu.Dimension | Sequence[gpu.Dimension]],
-        cluster_shape: tuple[int, int, int],
-        leader_tracked: bool = False,
-    ) -> CollectiveBarrierRef:
-        """Returns barriers at an address; initializes them if a count is given."""
         each: Any = [[x] if isinstance(x, gpu.Dimension) else x for x in dims]
         axes = [[2 - int(d) for d in x] for x in each]
         if leader_tracked and len(axes) != 1:
@@ -350,8 +308,7 @@ class CollectiveBarrierRef:
             )
         groups = [cluster.group(cluster_shape[::-1], x) for x in axes]
         total = sum(g.count for g in groups) - len(groups) + 1
-        count = None if arrival_count is None else arrival_count * total
-        barrier = BarrierRef.at(address, num_barriers, count)
+        barrier = BarrierRef.initialize(barrier_memref, arrival_count * total)
         return CollectiveBarrierRef.of(barrier, groups, leader_tracked)
 
     @staticmethod
@@ -382,9 +339,7 @@ class CollectiveBarrierRef:
     ) -> None:
         """Arrives once for the warpgroup, in each block that the mask has.
 
-        Args:
-          orders_tensor_core: whether earlier tcgen05 operations precede it.
-          predicate: i1, the same in all threads of the warpgroup.
+        The predicate is the same in all threads; arguments as of `BarrierRef.arrive`.
         """
         pointer = self.barrier.get_ptr()
         if self.cluster_mask is None:
@@ -424,11 +379,7 @@ class CollectiveBarrierRef:
 
 @dataclasses.dataclass(frozen=True)
 class SemaphoreRef:
-    """A 32-bit counter in GMEM.
-
-    Attributes:
-      ptr: `!llvm.ptr`.
-    """
+    """A 32-bit counter in GMEM, at an `!llvm.ptr`."""
 
     ptr: ir.Value
 
@@ -442,10 +393,9 @@ class SemaphoreRef:
         """Adds to the counter. PTX: `red.{release,relaxed}.global.add.u32`.
 
         Args:
-          value: what to add.
+          value, memory_scope: what to add, for whom.
           predicate: i1, of the threads that add; default: one of the warpgroup.
           relaxed: whether it orders no earlier accesses of these threads.
-          memory_scope: "gpu" or "sys".
         """
         if predicate is None:
             predicate = single_thread_predicate(ThreadSubset.WARPGROUP)
@@ -461,13 +411,9 @@ class SemaphoreRef:
         scope: ThreadSubset = ThreadSubset.WARPGROUP,
         memory_scope: Literal["sys", "gpu"] = "sys",
     ) -> None:
-        """Waits until the counter has reached a value.
+        """Waits until the counter has reached a value, and subtracts it: `decrement`.
 
-        Args:
-          value: the value.
-          decrement: whether to subtract it then.
-          scope: the threads that wait, and meet.
-          memory_scope: "gpu" or "sys".
+        The threads of `scope` wait, and meet.
         """
         with _scoped(scope):
             semaphore.wait(

@@ -28,12 +28,7 @@ def i32() -> ir.Type:
 
 
 def c(val: int | float, ty: ir.Type) -> ir.Value:
-    """Returns a constant.
-
-    Args:
-      val: a number; an integer for an integer type.
-      ty: an integer, `index`, a float, or a vector of these.
-    """
+    """Returns a constant of a type: an integer, `index`, a float, or a vector."""
     if isinstance(ty, ir.VectorType):
         return vector.broadcast(ty, c(val, ty.element_type))
     if isinstance(ty, ir.FloatType):
@@ -74,14 +69,25 @@ def i32_value(value: int | ir.Value) -> ir.Value:
     return module.current().i32(found) if isinstance(found, int) else found
 
 
+def barrier_index(offset: int | ir.Value, count: int) -> int | ir.Value:
+    """The index of one of some barriers, as an int where it is known, else as an i32.
+
+    Raises:
+      OutOfBoundsError: there is no such barrier.
+    """
+    offset = as_i32(offset)
+    if isinstance(offset, int) and not 0 <= offset < count:
+        raise errors.OutOfBoundsError(
+            "A barrier's index is out of bounds",
+            expected=f"0 to {count - 1}",
+            got=offset,
+        )
+    return offset
+
+
 @dataclasses.dataclass(frozen=True)
 class DynamicSlice:
-    """A range of an axis: `length` elements from `base`.
-
-    Args:
-      base: the first index, an int or a value of type `index` or i32.
-      length: the number of elements.
-    """
+    """A range of an axis: `length` elements from `base`: an int, `index` or i32."""
 
     base: ir.Value | int
     length: int
@@ -102,12 +108,7 @@ ds = DynamicSlice
 
 @dataclasses.dataclass(frozen=True)
 class ForResult:
-    """A loop that `fori` has made.
-
-    Attributes:
-      op: the loop.
-      results: what it carries, after the last iteration.
-    """
+    """A loop that `fori` has made: `op`, and what it carries at its end, `results`."""
 
     op: scf.ForOp
     results: Any
@@ -181,10 +182,9 @@ def thread_idx() -> ir.Value:
 
 
 def warp_idx(sync: bool = True) -> ir.Value:
-    """Returns the index of the warp in its block, i32, the same in all of its lanes.
+    """Returns the index of the warp in its block, i32.
 
-    Args:
-      sync: accepted for upstream's sake; the value is warp-uniform in any case.
+    It is warp-uniform in any case; `sync` is accepted for upstream's sake.
     """
     kernel = module.current()
 
@@ -196,20 +196,12 @@ def warp_idx(sync: bool = True) -> ir.Value:
 
 
 def warpgroup_idx(sync: bool = True) -> ir.Value:
-    """Returns the index of the warpgroup in its block, i32.
-
-    Args:
-      sync: accepted for upstream's sake; the value is warp-uniform in any case.
-    """
+    """Returns the index of the warpgroup in its block, i32; `sync` as of `warp_idx`."""
     return module.current().threads.warpgroup
 
 
 def single_thread_predicate(scope: ThreadSubset = ThreadSubset.BLOCK) -> ir.Value:
-    """Returns an i1 that is true in one thread.
-
-    Args:
-      scope: of each warp, of each warpgroup, or of the block.
-    """
+    """Returns an i1 that is true in one thread of each warp or warpgroup, or block."""
     threads = module.current().threads
     match scope:
         case ThreadSubset.WARP:
@@ -226,11 +218,7 @@ _SINGLE: list[ThreadSubset] = []
 
 @contextlib.contextmanager
 def single_thread(scope: ThreadSubset = ThreadSubset.BLOCK) -> Iterator[None]:
-    """A context whose code one thread executes; nested ones of less do nothing.
-
-    Args:
-      scope: of each warp, of each warpgroup, or of the block.
-    """
+    """A context whose code one thread of `scope` executes; nested ones do nothing."""
     if _SINGLE and _SINGLE[-1] >= scope:
         yield
         return
@@ -247,16 +235,11 @@ def warpgroup_barrier() -> None:
     mbarrier.warpgroup_barrier()
 
 
-def warp_barrier() -> None:
-    """Waits until all lanes of the warp have arrived."""
-    mbarrier.warp_barrier()
-
-
 def commit_shared() -> None:
     """Makes the warpgroup's stores to SMEM visible to asynchronous copies and products.
 
-    PTX: `fence.proxy.async.shared::cta`, then a barrier of the warpgroup. All threads
-    of the warpgroup issue it.
+    PTX: `fence.proxy.async.shared::cta`, then a barrier of the warpgroup: all of its
+    threads issue it.
     """
     shared = nvvm.SharedSpace.shared_cta
     nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=shared)
@@ -274,10 +257,7 @@ def nanosleep(nanos: ir.Value) -> None:
 def is_known_divisible(value: ir.Value, divisor: int, max_depth: int = 10) -> bool:
     """Returns whether an integer is known to be a multiple of `divisor`.
 
-    Args:
-      value: an index or an integer.
-      divisor: 1 or more.
-      max_depth: accepted for upstream's sake; all operations are looked through.
+    All operations are looked through; `max_depth` is accepted for upstream's sake.
     """
     return scalars.divisor(value) % divisor == 0
 
@@ -312,13 +292,12 @@ def debug_print(
     uniform: bool = True,
     scope: ThreadSubset | None = None,
 ) -> None:
-    """Prints a line: `{}` in the format stands for one value each.
+    """Prints a line: each `{}` in the format stands for a scalar or a vector.
 
     Integers are printed without a sign, vectors as lists.
 
     Args:
-      fmt: the format.
-      args: scalars, or vectors.
+      fmt, args: the format, and its values.
       uniform: one thread prints; else each one that executes it.
       scope: of whose threads one prints; a warpgroup's by default.
     """

@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import gpu, nvvm
 from pallas_gpu import errors, expect, types
 from pallas_gpu.emitters.module import WARP_THREADS
 from pallas_gpu.emitters.smem import add_index, predicated
-from pallas_gpu.mosaic.scalars import as_i32, i32_value
+from pallas_gpu.mosaic.scalars import barrier_index, i32_value
 
 # The hardware's barriers; 0 is that of the block, the next ones are the warpgroups'.
 _NAMED_BARRIERS = 16
@@ -48,11 +48,7 @@ jax.tree_util.register_pytree_node(
 
 @dataclasses.dataclass(frozen=True)
 class TMABarrier:
-    """Barriers for copies: a phase completes by one arrival and the bytes it announces.
-
-    Attributes:
-      num_barriers: how many.
-    """
+    """Barriers for copies: one arrival, and the bytes it announces, complete a phase."""
 
     num_barriers: int = 1
 
@@ -60,12 +56,9 @@ class TMABarrier:
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class Barrier:
-    """Barriers in SMEM.
+    """Barriers in SMEM: `arrival_count` arrivals complete a phase.
 
-    Attributes:
-      arrival_count: arrivals that complete a phase.
-      num_barriers: how many barriers.
-      orders_tensor_core: accepted for upstream's sake: arrivals and waits say so.
+    `orders_tensor_core` is accepted for upstream's sake: arrivals and waits say so.
     """
 
     arrival_count: int
@@ -85,9 +78,7 @@ class ClusterBarrier:
       collective_dims: dimensions of the cluster, or groups of them that count as one:
         a phase completes after `arrival_count` arrivals of each block that differs
         along one of them only.
-      arrival_count: arrivals of each of these blocks.
-      num_barriers: how many barriers.
-      orders_tensor_core: as of `Barrier`.
+      arrival_count, num_barriers, orders_tensor_core: as of `Barrier`.
       leader_tracked: whether all arrive at the first block alone.
     """
 
@@ -102,13 +93,9 @@ class ClusterBarrier:
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class CtaBarrier:
-    """Hardware barriers of the block.
+    """Hardware barriers of the block, at most 15 with those of its warpgroups.
 
-    PTX: `barrier`, at most 15 of a block and its warpgroups together.
-
-    Attributes:
-      arrival_count: threads that complete a phase, a multiple of 32.
-      num_barriers: how many barriers.
+    PTX: `barrier`. `arrival_count`, a multiple of 32, threads complete a phase.
     """
 
     arrival_count: int
@@ -125,26 +112,15 @@ class CtaBarrier:
 
 @dataclasses.dataclass(frozen=True)
 class CtaBarrierRef:
-    """A reference to hardware barriers, which a body gets for a `CtaBarrier`.
-
-    Attributes:
-      first: number of the first one: an int, or an i32.
-      arrival_count, num_barriers: as declared.
-    """
+    """What a body gets for a `CtaBarrier`; `first` is the number of the first one."""
 
     first: int | ir.Value
     arrival_count: int
     num_barriers: int = 1
 
     def __getitem__(self, offset: int | ir.Value) -> CtaBarrierRef:
-        if isinstance(offset, int) and not 0 <= offset < self.num_barriers:
-            raise errors.OutOfBoundsError(
-                "A barrier's index is out of bounds",
-                expected=f"0 to {self.num_barriers - 1}",
-                got=offset,
-            )
-        first = add_index(self.first, as_i32(offset))
-        return CtaBarrierRef(first, self.arrival_count)
+        offset = barrier_index(offset, self.num_barriers)
+        return CtaBarrierRef(add_index(self.first, offset), self.arrival_count)
 
     def get_barrier_id(self) -> ir.Value:
         """Returns the number of the one barrier, i32."""
@@ -171,11 +147,10 @@ class CtaBarrierRef:
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class TMEM:
-    """An array in tensor memory.
+    """An array of rows and columns in tensor memory.
 
     Attributes:
-      shape: rows and columns.
-      dtype: its element type.
+      shape, dtype: of the array.
       layout: a TMEM layout; None: that of an accumulator or an operand.
       collective: whether a pair of blocks allocates it.
       packing: elements that share a column of 32 bits, instead of `layout`; None is 1.
@@ -199,11 +174,10 @@ class TMEM:
 
 def cluster_axes(dims: Any) -> tuple[Any, ...]:
     """Returns the names of a `CudaMesh` for dimensions of the cluster, or groups."""
-    if isinstance(dims, gpu.Dimension):
-        return (f"cluster_{dims.name}",)
+    each = (dims,) if isinstance(dims, gpu.Dimension) else dims
     return tuple(
         f"cluster_{d.name}" if isinstance(d, gpu.Dimension) else cluster_axes(d)
-        for d in dims
+        for d in each
     )
 
 
@@ -295,7 +269,7 @@ type _Declared = list[tuple[Any, Any]]
 
 
 def _declared(tree: Any, numbers: Iterator[int]) -> tuple[_Declared, _Declared]:
-    """Declarations and their places: arrays in SMEM, which may be in a union; others."""
+    """Declarations with places: arrays in SMEM, which may be in a union; others."""
     arrays: _Declared = []
     others: _Declared = []
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Union)):
