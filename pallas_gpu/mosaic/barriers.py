@@ -255,7 +255,7 @@ class BarrierRef:
         self._instruction("complete_tx.relaxed", "", given, 1, predicate)
 
     def remap_to_cluster(self, dim: gpu.Dimension, idx: ir.Value) -> BarrierRef:
-        """Returns the same barriers in the block at `idx` along `dim` of the cluster."""
+        """Returns the barriers in the block of the cluster at `idx` along `dim`."""
         rank = rank_along(dim, idx)
         address = addressing.map_shared(self.base_address, rank)
         return dataclasses.replace(self, base_address=address)

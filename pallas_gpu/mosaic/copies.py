@@ -36,13 +36,7 @@ from pallas_gpu.types import OOBFillMode
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """The slice of a copy, and how SMEM has it.
-
-    Attributes:
-      view: the slice of GMEM.
-      dims: those of SMEM, outermost first.
-      transforms: from one to the other.
-    """
+    """The slice of GMEM of a copy, the dims of SMEM, and the way from one to the other."""
 
     view: GmemView
     dims: tuple[PhysicalDim, ...]
@@ -55,27 +49,25 @@ class Slice:
 
 
 def sliced(ref: ir.Value, at: Any, transforms: Any) -> Slice:
-    """Returns the slice of a copy.
-
-    Args:
-      ref: memref of GMEM.
-      at: an index for each leading dimension: an integer or an index value, which
-        squeeze it, a slice, or `ds(start, size)`.
-      transforms: one, or a tuple of them.
-    """
-    view = memrefs.view_of(ref)
-    if not isinstance(view, GmemView):
-        raise errors.MemorySpaceError(
-            "A copy has no reference in GMEM",
-            expected="a reference in GMEM and one in SMEM",
-            got=f"{ref.type}",
-        )
+    """Returns the slice of a copy; `at` and `transforms` as of `async_copy`."""
+    view = _view_in(GmemView, ref, "GMEM")
     # TMA drops, and fills, what is out of bounds.
     found = parse_indices(as_tuple(at), view.shape, check_oob=False)
     ranges = list(zip(*found, strict=True))
     starts = [as_i32(start) for start, _, _ in ranges]
     sizes = [None if squeezed else size for _, size, squeezed in ranges]
     return arranged(view, starts, sizes, as_tuple(transforms))
+
+
+def _view_in[T: (GmemView, SmemView)](kind: type[T], ref: ir.Value, space: str) -> T:
+    view = memrefs.view_of(ref)
+    if isinstance(view, kind):
+        return view
+    raise errors.MemorySpaceError(
+        f"A copy has no reference in {space}",
+        expected="a reference in GMEM and one in SMEM",
+        got=f"{ref.type}",
+    )
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -123,13 +115,7 @@ def target_of(ref: ir.Value, part: Slice) -> SmemView:
       ShapeError: its shape is not that of the slice.
       LayoutError: it is not contiguous.
     """
-    view = memrefs.view_of(ref)
-    if not isinstance(view, SmemView):
-        raise errors.MemorySpaceError(
-            "A copy has no reference in SMEM",
-            expected="a reference in GMEM and one in SMEM",
-            got=f"{ref.type}",
-        )
+    view = _view_in(SmemView, ref, "SMEM")
     if view.dtype != part.view.dtype:
         raise errors.DTypeError(
             "Source and destination of a copy have different element types",
@@ -222,13 +208,9 @@ def _plan(
     window: Window = part.view.window
     inside = window.known_inside()
     array = SlicedArray(
-        window.array_shape,
-        bits,
-        window.squeezed,
-        window.multiples,
-        (True,) * len(inside) if in_bounds else inside,
-        window.axes,
-    )
+        window.array_shape, bits, window.squeezed, window.multiples,
+        (True,) * len(inside) if in_bounds else inside, window.axes,
+    )  # fmt: skip
     dims, last = part.dims, len(window.array_shape) - 1
     size_bytes = math.prod(part.shape) * bits // 8
     if not dims:
@@ -311,13 +293,9 @@ def transfer(
 
 
 def part_of(part: Slice, axis: int, index: ir.Value, count: int) -> Slice:
-    """Returns one of equal parts of a slice along a dimension of it.
+    """Returns one of `count` equal parts of a slice along a dimension of it.
 
-    Args:
-      part: the whole.
-      axis: of the slice, without the squeezed dimensions.
-      index: i32, which part.
-      count: how many there are.
+    Squeezed dimensions do not count; `index` is an i32.
     """
     shape = part.view.shape
     if axis >= len(shape) or shape[axis] % count:

@@ -21,6 +21,7 @@ from pallas_gpu.emitters.moves.scratch import SmemScratch
 from pallas_gpu.emitters.registers import Deferred, RegisterArray, Splat
 from pallas_gpu.emitters.tensor_cores import wgmma
 from pallas_gpu.layouts import LinearLayout, TiledLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.mosaic import elements, layouts, memrefs, transfers
 from pallas_gpu.mosaic.held import from_register
@@ -459,10 +460,8 @@ class FragmentedArray(Operators):
         array = self.array()
         strided = isinstance(self.layout, WGStridedLayout | WGSplatLayout)
         view = transfers.swizzled(memrefs.view_of(ref, self.is_signed), swizzle)
-        if atomic is not None:
-            transfers.update(view, array, atomic)
-        else:
-            transfers.store(view, array, optimized=optimized and not strided)
+        plain = optimized and not strided
+        transfers.store(view, array, optimized=plain, atomic=atomic)
 
     def store_tiled(
         self,
@@ -573,7 +572,7 @@ def copy_tiled(src: ir.Value, dst: ir.Value, swizzle: int = 16) -> None:
     shape = tuple((src if inward else dst).type.shape)
     bits = elements.bitwidth(src.type.element_type)
     signed = False if isinstance(src.type.element_type, ir.IntegerType) else None
-    layout = transfers.copy_layout(shape, bits, swizzle)
+    layout = catalogue.smem_gmem_copy(shape, bits, swizzle)
     if inward:
         x = FragmentedArray.load_untiled(
             src, layout=layout, is_signed=signed, optimized=False

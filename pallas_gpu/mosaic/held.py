@@ -15,21 +15,19 @@ from pallas_gpu import errors
 from pallas_gpu.emitters import registers
 from pallas_gpu.emitters.elements import dtypes, packed
 from pallas_gpu.emitters.registers import Array, RegisterArray, Splat
-from pallas_gpu.layouts import Layout, WGSplatLayout, WGStridedLayout
-from pallas_gpu.layouts.registers.placement import Placement, place_registers
+from pallas_gpu.layouts import WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    is_strided,
+    name_of,
+    place_registers,
+)
 from pallas_gpu.mosaic import elements, layouts
 from pallas_gpu.mosaic.layouts import FragmentedLayout
 
 
 class Held:
-    """An array that the threads of a warpgroup hold in registers.
-
-    Args:
-      _registers: an array of MLIR vectors; of its shape see `layouts.registers_shape`.
-        Of a splat it has no axes, and a scalar.
-      _layout: where each element is.
-      _is_signed: of integers whether they are signed; None of other types.
-    """
+    """The registers of a `FragmentedArray`, and the array of emitters that they are."""
 
     layout: FragmentedLayout
     is_signed: bool | None
@@ -69,7 +67,7 @@ class Held:
         elif not isinstance(array, RegisterArray):
             array = registers.placed(array)
         found = cls.__new__(cls)
-        layout = layout or described(array)
+        layout = layout or _description(array.layout)
         found._set(layout, elements.signedness(array.dtype), None, array)
         return found
 
@@ -117,8 +115,7 @@ class Held:
         """The type of an element."""
         if self._registers is None:
             return elements.type_of(self._array.dtype)
-        type_ = self._registers.flat[0].type
-        return type_.element_type if isinstance(type_, ir.VectorType) else type_
+        return _element(self._registers.flat[0])
 
     def copy(self) -> Self:
         """Returns an array with the same registers."""
@@ -134,64 +131,50 @@ class Held:
 def to_register(value: ir.Value, dtype: np.dtype) -> ir.Value:
     """A register of emitters as a value of the element type: narrow types are bytes."""
     type_ = elements.type_of(dtype)
-    count = dtypes.length(value)
-    own = value.type.element_type if count else value.type
-    if own == type_:
-        return value
-    if dtypes.is_packed(dtype):
-        bits = dtypes.stored_bits(dtype)
-        integer = ir.IntegerType.get_signless(bits)
-        if count is None:
+    if dtypes.is_packed(dtype) and _element(value) != type_:
+        if dtypes.length(value) is None:
+            integer = ir.IntegerType.get_signless(dtypes.stored_bits(dtype))
             value = arith.trunci(integer, value)
         else:
             value = packed.to_memory(value, dtype)
-    if count is None:
-        return value if value.type == type_ else arith.bitcast(type_, value)
-    return vector.bitcast(ir.VectorType.get([count], type_), value)
+    return _retyped(value, type_)
 
 
 def from_register(value: ir.Value, dtype: np.dtype) -> ir.Value:
     """The inverse of `to_register`."""
-    count = dtypes.length(value)
-    own = value.type.element_type if count else value.type
-    if own == dtypes.mlir_type(dtype):
+    byte, type_ = ir.IntegerType.get_signless(8), dtypes.mlir_type(dtype)
+    if not dtypes.is_packed(dtype) or _element(value) == type_:
+        return _retyped(value, type_)
+    if dtypes.length(value) is None:
+        integer = ir.IntegerType.get_signless(dtypes.stored_bits(dtype))
+        return arith.extui(byte, _retyped(value, integer))
+    return packed.from_memory(_retyped(value, byte), dtype)
+
+
+def _element(value: ir.Value) -> ir.Type:
+    type_ = value.type
+    return type_.element_type if isinstance(type_, ir.VectorType) else type_
+
+
+def _retyped(value: ir.Value, element: ir.Type) -> ir.Value:
+    """The bits of a value as one or several elements of another type."""
+    type_ = element
+    if dtypes.length(value) is not None:
+        count = elements.bitwidth(value.type) // elements.bitwidth(element)
+        type_ = ir.VectorType.get([count], element)
+    if value.type == type_:
         return value
-    byte = ir.IntegerType.get_signless(8)
-    if not dtypes.is_packed(dtype):
-        if count is None:
-            return arith.bitcast(byte, value)
-        return vector.bitcast(ir.VectorType.get([count], byte), value)
-    bits = dtypes.stored_bits(dtype)
-    if count is None:
-        integer = ir.IntegerType.get_signless(bits)
-        whole = value if own == integer else arith.bitcast(integer, value)
-        return arith.extui(byte, whole)
-    raw = vector.bitcast(ir.VectorType.get([count * bits // 8], byte), value)
-    return packed.from_memory(raw, dtype)
-
-
-def described(array: Array) -> FragmentedLayout:
-    """The description of an array's layout; the placement itself if it has no name."""
-    if isinstance(array, Splat):
-        return WGSplatLayout(array.shape)
-    assert isinstance(array, RegisterArray)
-    return _description(array.layout)
+    cast = arith.bitcast if type_ is element else vector.bitcast
+    return cast(type_, value)
 
 
 @functools.lru_cache(maxsize=256)
 def _description(placement: Placement) -> FragmentedLayout:
+    """The description of a placement; the placement itself if it has none."""
     if isinstance(placement, WGStridedLayout):
         return placement
-    for name in Layout:
-        try:
-            found = name.to_layout()
-            if found.linear(placement.shape) == placement:
-                return found
-        except errors.PallasGpuError:
-            continue
-    length = placement.vector_length
-    if placement.size % (128 * length) == 0:
-        strided = WGStridedLayout(placement.shape, length)
-        if strided.is_linear and strided.linear() == placement:
-            return strided
+    if (name := name_of(placement)) is not None:
+        return name.to_layout()
+    if is_strided(placement):
+        return WGStridedLayout(placement.shape, placement.vector_length)
     return placement

@@ -15,7 +15,7 @@ from jaxlib.mlir.dialects import arith, memref
 from pallas_gpu import errors
 from pallas_gpu.mosaic.scalars import DynamicSlice
 
-_DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
+DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
 type Index = int | ir.Value
 
 
@@ -87,11 +87,11 @@ def slice_memref(
     """A part of a memref; starts are ints, or values of any integer type."""
     strides, offset = ref.type.get_strides_and_offset()
     indices = [_as_index(x) for x in starts]
-    if offset != _DYNAMIC and all(isinstance(x, int) for x in indices):
+    if offset != DYNAMIC and all(isinstance(x, int) for x in indices):
         pairs = zip(indices, strides, strict=True)
         offset += sum(x * s for x, s in pairs)  # type: ignore[operator]
     else:
-        offset = _DYNAMIC
+        offset = DYNAMIC
     kept = [axis for axis, drop in enumerate(squeezed) if not drop]
     type_ = _strided(
         ref.type, [sizes[a] for a in kept], [strides[a] for a in kept], offset

@@ -27,18 +27,19 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elements
-from pallas_gpu.mosaic.memref_shapes import memref_transpose, slice_memref
+from pallas_gpu.mosaic.memref_shapes import (
+    DYNAMIC,
+    Index,
+    memref_transpose,
+    slice_memref,
+)
 from pallas_gpu.mosaic.scalars import as_i32
-
-_DYNAMIC = ir.ShapedType.get_dynamic_stride_or_offset()
-type Index = int | ir.Value
-
 
 # Memory spaces, by the types of pointers to them.
 _MEMORY_SPACES = {"!llvm.ptr<3>": elements.WORKGROUP, "!llvm.ptr<7>": "7 : i32"}
 
 
-def space_of(type_: ir.MemRefType) -> int:
+def _space_of(type_: ir.MemRefType) -> int:
     """The address space of a memref: 3 is SMEM, 7 the cluster's, 0 GMEM."""
     space = type_.memory_space
     if isinstance(space, ir.IntegerAttr):
@@ -48,7 +49,7 @@ def space_of(type_: ir.MemRefType) -> int:
 
 def is_smem(ref: ir.Value) -> bool:
     """Whether a memref is in SMEM, of this block or of another one."""
-    return space_of(ref.type) in (3, 7)
+    return _space_of(ref.type) in (3, 7)
 
 
 # --- from views to memrefs ------------------------------------------------------------
@@ -116,10 +117,7 @@ def ptr_as_memref(ptr: ir.Value, memref_ty: ir.MemRefType) -> ir.Value:
     """Returns the memref of a static type, without an offset, at a pointer."""
     i64 = ir.IntegerType.get_signless(64)
     strides, _ = memref_ty.get_strides_and_offset()
-    fields = f"{str(ptr.type).removeprefix('!llvm.')}, " * 2 + "i64"
-    if memref_ty.shape:
-        fields += f", array<{len(strides)} x i64>" * 2
-    descriptor = llvm.mlir_undef(ir.Type.parse(f"!llvm.struct<({fields})>"))
+    descriptor = llvm.mlir_undef(_descriptor(ptr.type, len(strides)))
     rows = ([3, memref_ty.shape], [4, strides])
     parts: list[tuple[list[int], Any]] = [([0], ptr), ([1], ptr), ([2], 0)]
     parts += [([at, i], n) for at, numbers in rows for i, n in enumerate(numbers)]
@@ -128,6 +126,13 @@ def ptr_as_memref(ptr: ir.Value, memref_ty: ir.MemRefType) -> ir.Value:
             part = llvm.mlir_constant(ir.IntegerAttr.get(i64, part))
         descriptor = llvm.insertvalue(descriptor, part, position)
     return builtin.unrealized_conversion_cast([memref_ty], [descriptor])
+
+
+def _descriptor(pointer: ir.Type, rank: int) -> ir.Type:
+    """The struct that a memref is in LLVM: two pointers, offset, shape and strides."""
+    fields = f"{str(pointer).removeprefix('!llvm.')}, " * 2 + "i64"
+    fields += f", array<{rank} x i64>" * 2 if rank else ""
+    return ir.Type.parse(f"!llvm.struct<({fields})>")
 
 
 # --- from memrefs to views ------------------------------------------------------------
@@ -196,7 +201,7 @@ def _made_of(ref: ir.Value) -> ir.Operation | None:
 
 def _strides(type_: ir.MemRefType) -> tuple[int, ...]:
     strides, _ = type_.get_strides_and_offset()
-    if _DYNAMIC in strides or not type_.has_static_shape:
+    if DYNAMIC in strides or not type_.has_static_shape:
         raise errors.LayoutError(
             "The shape or the strides of a reference are not constants",
             expected="a memref of static shape and strides",
@@ -209,7 +214,7 @@ def _offsets(subview: ir.Operation) -> Iterator[Index]:
     static = list(ir.DenseI64ArrayAttr(subview.attributes["static_offsets"]))
     dynamic = iter(list(subview.operands)[1:])
     for offset in static:
-        yield as_i32(next(dynamic)) if offset == _DYNAMIC else offset
+        yield as_i32(next(dynamic)) if offset == DYNAMIC else offset
 
 
 def _pointer(root: ir.Value) -> ir.Value:
@@ -218,7 +223,6 @@ def _pointer(root: ir.Value) -> ir.Value:
     known = not isinstance(owner, ir.Block) and (
         owner.operation.name == "builtin.unrealized_conversion_cast"
     )
-    space = space_of(root.type)
     if known:
         value = owner.operation.operands[0]
         if str(value.type).startswith("!llvm.ptr"):
@@ -230,11 +234,8 @@ def _pointer(root: ir.Value) -> ir.Value:
             if list(ir.DenseI64ArrayAttr(inserted.attributes["position"])) == [1]:
                 return inserted.operands[1]
             value = inserted.operands[0]
-    rank = len(root.type.shape)
-    pointer = module.pointer_type(space)
-    text = str(pointer).removeprefix("!llvm.")
-    arrays = f", array<{rank} x i64>" * 2 if rank else ""
-    descriptor = ir.Type.parse(f"!llvm.struct<({text}, {text}, i64{arrays})>")
+    pointer = module.pointer_type(_space_of(root.type))
+    descriptor = _descriptor(pointer, len(root.type.shape))
     unpacked = builtin.unrealized_conversion_cast([descriptor], [root])
     start = llvm.extractvalue(pointer, unpacked, [1])
     _, offset = root.type.get_strides_and_offset()
@@ -323,12 +324,8 @@ def _starts(
     starts: list[Index] = [0] * (front + len(array))
     for value, stride in part.terms:
         axis = next(i for i, s in enumerate(order) if stride % s == 0)
-        factor = stride // order[axis]
-        if factor != 1 and isinstance(value, int):
-            value = value * factor
-        elif factor != 1:
-            value = arith.muli(value, module.current().i32(factor))
-        starts[front + axis] = add_index(starts[front + axis], value)
+        moved = _scaled(value, stride // order[axis])
+        starts[front + axis] = add_index(starts[front + axis], moved)
     return starts
 
 
@@ -418,13 +415,6 @@ def checked_rank(rank: int, tiling_rank: int | None) -> int:
             got=f"rank {rank}, tiling_rank={tiling_rank}",
         )
     return tiled
-
-
-def untiled_shape(shape: Sequence[int], tiled: int) -> tuple[int, ...]:
-    """The logical shape of a tiled array, of whose axes the last ones are a tile's."""
-    lead = len(shape) - 2 * tiled
-    pairs = zip(shape[lead : lead + tiled], shape[lead + tiled :], strict=True)
-    return (*shape[:lead], *(count * size for count, size in pairs))
 
 
 def _scaled(start: Index, factor: int) -> Index:

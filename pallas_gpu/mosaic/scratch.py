@@ -48,7 +48,7 @@ jax.tree_util.register_pytree_node(
 
 @dataclasses.dataclass(frozen=True)
 class TMABarrier:
-    """Barriers for copies: one arrival, and the bytes it announces, complete a phase."""
+    """Barriers for copies: an arrival and the bytes it announces complete a phase."""
 
     num_barriers: int = 1
 

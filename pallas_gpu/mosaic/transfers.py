@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -15,8 +14,7 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array, Deferred, RegisterArray
 from pallas_gpu.emitters.smem import SmemView
-from pallas_gpu.layouts import SmemLayout, TiledLayout
-from pallas_gpu.layouts.registers import catalogue
+from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
@@ -32,26 +30,29 @@ def load(view: View, layout, *, optimized: bool) -> RegisterArray:
     return gmem.load(view, layout)
 
 
-def store(view: View, array: Array, *, optimized: bool) -> None:
-    """Stores an array to a view."""
-    if isinstance(view, SmemView):
+def store(
+    view: View, array: Array, *, optimized: bool, atomic: str | None = None
+) -> None:
+    """Stores an array to a view, or combines each element with it atomically."""
+    if atomic is not None:
+        _update(view, array, atomic)
+    elif isinstance(view, SmemView):
         smem.store(view, array, optimized=optimized)
     else:
         gmem.store(view, array)
 
 
-def update(view: View, array: Array, atomic: str) -> None:
+def _update(view: View, array: Array, atomic: str) -> None:
     """Combines the elements of a view with those of an array, each atomically."""
     if isinstance(array, Deferred):
         array = registers.placed(array)
-    layout = array.layout
-    indices = tuple(
-        registers.iota(dtypes.I32, array.shape, axis)
-        for axis in range(len(array.shape))
+    shape = array.shape
+    indices = tuple(registers.iota(dtypes.I32, shape, a) for a in range(len(shape)))
+    chosen, name = (
+        indexed.Elements(view, None, array.dtype, indices),
+        f"atomic_{atomic}",
     )
-    chosen = indexed.Elements(view, None, array.dtype, indices)
-    name = f"atomic_{atomic}"
-    atomics.update(chosen, layout, name, [array], False, None, atomics.Order())
+    atomics.update(chosen, array.layout, name, [array], False, None, atomics.Order())
 
 
 def swizzled(view: View, swizzle: int) -> View:
@@ -100,10 +101,7 @@ def store_tiled(
         smem.check_stored(found.shape, found.view.dtype, array)
         split = registers.reshape(array, found.split)
         array = registers.transpose(split, found.order)  # type: ignore[arg-type]
-    if atomic is not None:
-        update(found.view, array, atomic)
-    else:
-        store(found.view, array, optimized=optimized)
+    store(found.view, array, optimized=optimized, atomic=atomic)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +110,7 @@ class Tiled:
 
     Attributes:
       view: of the logical shape, or of the shape in memory.
-      shape: the logical shape.
-      tile: its tile.
+      shape, tile: the logical shape, and its tile.
       order: None if `view` has the logical shape; else the axes of `split` in memory.
     """
 
@@ -151,11 +148,11 @@ def tiled(
     is_signed: bool | None,
 ) -> Tiled:
     """The tiled array that a reference is, in whatever order its tiles are stored."""
-    rank = len(ref.type.shape)
+    sizes, rank = tuple(ref.type.shape), len(ref.type.shape)
     count = memrefs.checked_rank(rank, tiling_rank)
-    lead, sizes = rank - 2 * count, tuple(ref.type.shape)
-    tile = sizes[rank - count :]
-    shape = memrefs.untiled_shape(sizes, count)
+    lead, tile = rank - 2 * count, sizes[rank - count :]
+    pairs = zip(sizes[lead : lead + count], tile, strict=True)
+    shape = (*sizes[:lead], *(n * t for n, t in pairs))
     if memrefs.is_smem(ref):
         try:
             view = memrefs.tiled_view_of(ref, swizzle, count, is_signed)
@@ -166,8 +163,3 @@ def tiled(
     order = [*range(lead), *(lead + 2 * i for i in range(count))]
     order += [lead + 2 * i + 1 for i in range(count)]
     return Tiled(plain, shape, tile, tuple(order))
-
-
-def copy_layout(shape: Sequence[int], bits: int, swizzle: int) -> TiledLayout:
-    """The layout of copies between GMEM and SMEM that is tiled by 8 rows."""
-    return catalogue.smem_gmem_copy(tuple(shape), bits, swizzle)

@@ -93,7 +93,7 @@ def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
         try:
             return layout.reshape(shape)
         except LayoutError:
-            if not _is_strided(layout) or math.prod(shape) != layout.size:
+            if not is_strided(layout) or math.prod(shape) != layout.size:
                 raise
     # Strided layouts depend only on the row-major index, which a reshape preserves.
     strided = WGStridedLayout(shape, layout.vector_length)
@@ -113,11 +113,23 @@ def uniform_length(layout: Placement) -> int:
     return math.gcd(layout.vector_length, layout.shape[axis], *starts, *columns)
 
 
-def _is_strided(layout: LinearLayout) -> bool:
+def is_strided(layout: LinearLayout) -> bool:
+    """Whether a placement is that of a strided layout."""
     if layout.size % (THREADS * layout.vector_length):
         return False
     strided = WGStridedLayout(layout.shape, layout.vector_length)
     return strided.is_linear and strided.linear() == layout
+
+
+def name_of(layout: LinearLayout) -> Layout | None:
+    """Returns the name in the catalogue of a placement; None if it has none."""
+    for name in Layout:
+        try:
+            if name.to_layout().linear(layout.shape) == layout:
+                return name
+        except PallasGpuError:
+            continue
+    return None
 
 
 @functools.lru_cache(maxsize=256)
@@ -125,13 +137,9 @@ def describe(layout: Placement) -> str:
     """Returns a short name of a placement, for messages."""
     if isinstance(layout, WGStridedLayout):
         return f"WG_STRIDED(shape={layout.shape}, vec_size={layout.vec_size})"
-    for name in Layout:
-        try:
-            if name.to_layout().linear(layout.shape) == layout:
-                return f"Layout.{name.name}"
-        except PallasGpuError:
-            continue
-    if _is_strided(layout):
+    if (name := name_of(layout)) is not None:
+        return f"Layout.{name.name}"
+    if is_strided(layout):
         return f"Layout.WG_STRIDED({layout.shape}, vec_size={layout.vector_length})"
     return (
         f"a layout of {layout.num_registers} registers with "
