@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, memref
@@ -267,6 +267,15 @@ def rank_along(dim: gpu.Dimension, idx: int | ir.Value) -> ir.Value:
     return cluster.rank_at(sizes, {2 - int(dim): as_i32(idx)})
 
 
+def group_along(
+    sizes: tuple[int, ...], dims: gpu.Dimension | Sequence[gpu.Dimension]
+) -> cluster.Group:
+    """The blocks along some dimensions of a cluster of sizes (x, y, z)."""
+    each = [dims] if isinstance(dims, gpu.Dimension) else dims
+    # The axes of the cluster are z, y, x: ranks count x fastest.
+    return cluster.group(sizes[::-1], sorted(2 - int(d) for d in each))
+
+
 @dataclasses.dataclass(frozen=True)
 class CollectiveBarrierRef:
     """Barriers on which warpgroups of several blocks of the cluster arrive.
@@ -298,15 +307,13 @@ class CollectiveBarrierRef:
           cluster_shape: the sizes of the cluster, x first.
           leader_tracked: see the class; for one axis.
         """
-        each: Any = [[x] if isinstance(x, gpu.Dimension) else x for x in dims]
-        axes = [[2 - int(d) for d in x] for x in each]
-        if leader_tracked and len(axes) != 1:
+        if leader_tracked and len(dims) != 1:
             raise errors.UnsupportedError(
                 "A barrier of the leader is one along one axis",
                 expected="one of dims",
                 got=dims,
             )
-        groups = [cluster.group(cluster_shape[::-1], x) for x in axes]
+        groups = [group_along(cluster_shape, x) for x in dims]
         total = sum(g.count for g in groups) - len(groups) + 1
         barrier = BarrierRef.initialize(barrier_memref, arrival_count * total)
         return CollectiveBarrierRef.of(barrier, groups, leader_tracked)

@@ -18,15 +18,10 @@ from pallas_gpu.types.profiling.threads import ThreadSubset
 def get_cluster_ref(
     ref: ir.Value, dim: gpu.Dimension, idx: ir.Value, generic: bool = True
 ) -> ir.Value:
-    """Returns the same reference to SMEM in another block of the cluster.
+    """Returns the same reference to SMEM in the block at `idx` along `dim`.
 
-    The blocks have to meet before the first access and after the last one.
-
-    Args:
-      ref: a memref in this block's SMEM.
-      dim: the axis along which that block is elsewhere.
-      idx: its position there.
-      generic: accepted for upstream's sake: the result is in the cluster's SMEM.
+    The blocks have to meet before the first access and after the last one. `generic` is
+    accepted for upstream's sake: the result is in the cluster's SMEM.
     """
     if not memrefs.is_smem(ref):
         raise errors.MemorySpaceError(
@@ -48,12 +43,8 @@ def try_cluster_cancel(
     """Requests the work of a cluster that has not started; one thread issues it.
 
     PTX: `clusterlaunchcontrol.try_cancel.async`. Since: sm_100a. Every block of the
-    cluster gets the answer, which its barrier counts as 16 bytes.
-
-    Args:
-      result_ref: 16 bytes of SMEM, aligned to them: the answer.
-      barrier: one barrier.
-      predicate: i1, true in the thread; default: one of the block.
+    cluster gets the answer, 16 aligned bytes of SMEM, which its barrier counts. The
+    predicate is true in the thread that issues it; default: one of the block.
     """
     if predicate is None:
         predicate = single_thread_predicate(ThreadSubset.BLOCK)
@@ -68,11 +59,8 @@ def query_cluster_cancel(
 ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
     """Returns what an answer to `try_cluster_cancel` says.
 
-    PTX: `clusterlaunchcontrol.query_cancel`. Since: sm_100a.
-
-    Returns:
-      x, y and z of the first block of the cluster, i32, which are 0 without one, and
-      an i1: whether there is one.
+    PTX: `clusterlaunchcontrol.query_cancel`. Since: sm_100a. These are x, y and z of
+    the cluster's first block, i32, 0 without one, and an i1: whether there is one.
     """
     answer = memrefs.memref_ptr(result_ref)
     granted, x, y, z = launch_control.decode(answer, "xyz")

@@ -36,7 +36,7 @@ from pallas_gpu.types import OOBFillMode
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """The slice of GMEM of a copy, the dims of SMEM, and the way from one to the other."""
+    """The slice of a copy in GMEM, the dims of SMEM, and what makes them of it."""
 
     view: GmemView
     dims: tuple[PhysicalDim, ...]

@@ -43,12 +43,7 @@ def type_of(dtype: Any) -> ir.Type:
 
 
 def dtype_of(type_: ir.Type, is_signed: bool | None = None) -> np.dtype:
-    """The NumPy dtype of an MLIR type.
-
-    Args:
-      type_: of an element, or a vector of them.
-      is_signed: whether an integer is signed; None is the same as True.
-    """
+    """The NumPy dtype of an element or a vector; None is as signed as True."""
     if isinstance(type_, ir.VectorType):
         type_ = type_.element_type
     if isinstance(type_, ir.IntegerType):

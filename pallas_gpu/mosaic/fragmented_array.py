@@ -139,10 +139,8 @@ class FragmentedArray(Operators):
     ) -> FragmentedArray:
         """Returns the array with another element type.
 
-        Args:
-          new_dtype: of the result.
-          is_signed: of an integer type, whether it is signed.
-          rounding: None, to nearest; of float8_e8m0fnu upwards. No other is there.
+        No other `rounding` is there than the usual one: to nearest, of float8_e8m0fnu
+        upwards.
         """
         to = elements.dtype_of(new_dtype, is_signed)
         usual = Rounding.TO_NEAREST_EVEN
@@ -217,9 +215,8 @@ class FragmentedArray(Operators):
         starts, sizes, squeezed = parse_indices(idx, self.shape)
         part = registers.static_slice(self.array(), starts, sizes)  # type: ignore[arg-type]
         axes = [axis for axis, drop in enumerate(squeezed) if drop]
-        if axes:
-            return type(self).of(registers.squeeze(part, axes))
-        return type(self).of(part, self._same_if(part))
+        layout = None if axes else self._same_if(part)
+        return type(self).of(registers.squeeze(part, axes) if axes else part, layout)
 
     def __setitem__(self, idx: object, value: FragmentedArray) -> None:
         starts, sizes, squeezed = parse_indices(idx, self.shape)
@@ -267,11 +264,10 @@ class FragmentedArray(Operators):
         *,
         acc_ilp: int | None = None,
     ) -> FragmentedArray:
-        """Reduces the array over axes; a splat of shape () if no axis remains.
+        """Reduces the array over one axis or several; to a splat if none remains.
 
         Args:
           op: "add", "mul", "max", "min", "and", "or" or "xor".
-          axis: one axis, or several.
           scratch: a memref in SMEM, for axes along which warps hold different parts.
           acc_ilp: how many partial results of a thread grow at a time; None: one of
             extrema, and a tree of others.
@@ -330,10 +326,7 @@ class FragmentedArray(Operators):
     ) -> FragmentedArray | None:
         """Calls a function with each element of a thread and its coordinates.
 
-        Args:
-          fn: gets a scalar, and a value of type `index` for each axis.
-          create_array: whether to return an array of what it returns.
-          is_signed: of that array, if it has integers.
+        These are values of type `index`. With `create_array` the results are an array.
         """
         axis, index = self._vector_axis(), ir.IndexType.get()
         made: list[ir.Value] = []
@@ -405,12 +398,8 @@ class FragmentedArray(Operators):
     ) -> FragmentedArray:
         """Loads a reference to GMEM or SMEM that is not tiled, in a layout.
 
-        Args:
-          ref: a memref.
-          layout: of the result.
-          swizzle: of an array in SMEM, in bytes; 16 is none.
-          is_signed: whether its integers are signed.
-          optimized: whether to refuse bank conflicts.
+        `swizzle` is that of SMEM, in bytes, 16 is none; `optimized` refuses bank
+        conflicts.
         """
         view = transfers.swizzled(memrefs.view_of(ref, is_signed), swizzle)
         return cls.of(transfers.load(view, layout, optimized=optimized), layout)
@@ -426,15 +415,10 @@ class FragmentedArray(Operators):
         optimized: bool = True,
         tiling_rank: int | None = None,
     ) -> FragmentedArray:
-        """Loads a tiled array from SMEM.
+        """Loads a tiled array from SMEM; see `load_untiled`.
 
-        Args:
-          ref: of shape (..., tiles of each axis, sizes of a tile).
-          swizzle: in bytes; 16 or None is none.
-          is_signed: whether its integers are signed.
-          layout: of the result.
-          optimized: whether to refuse bank conflicts.
-          tiling_rank: number of axes of a tile; by default half of all.
+        The shape is (..., tiles of each axis, sizes of a tile); `tiling_rank` is the
+        number of axes of a tile, by default half of all.
         """
         array = transfers.load_tiled(
             ref, swizzle, layouts.resolve(layout), optimized, tiling_rank, is_signed
@@ -451,11 +435,8 @@ class FragmentedArray(Operators):
     ) -> None:
         """Stores the array to a reference to GMEM or SMEM that is not tiled.
 
-        Args:
-          ref: a memref of the array's shape and type.
-          swizzle: of an array in SMEM, in bytes; 16 is none.
-          optimized: whether to refuse bank conflicts.
-          atomic: the operation that combines elements with those in memory.
+        Arguments are as of `load_untiled`; `atomic` is the operation that combines
+        elements with those in memory.
         """
         array = self.array()
         strided = isinstance(self.layout, WGStridedLayout | WGSplatLayout)
@@ -471,11 +452,7 @@ class FragmentedArray(Operators):
         tiling_rank: int | None = None,
         atomic: Atomic | None = None,
     ) -> None:
-        """Stores the array to a tiled reference to SMEM; arguments as of `load_tiled`.
-
-        Args:
-          atomic: the operation that combines elements with those in memory.
-        """
+        """Stores to a tiled reference to SMEM; see `load_tiled` and `store_untiled`."""
         transfers.store_tiled(
             ref, self.array(), swizzle, optimized, tiling_rank, atomic
         )
@@ -528,9 +505,7 @@ def optimization_barrier(*arrays: FragmentedArray) -> Any:
 def concatenate(arrays: Sequence[FragmentedArray], axis: int = 0) -> FragmentedArray:
     """Returns arrays one after the other along an axis; registers stay where they are.
 
-    Args:
-      arrays: of one element type and layout; strided ones along axis 0 only.
-      axis: along which their sizes may differ.
+    They have one element type and layout; strided ones are joined along axis 0 only.
     """
     first, rank = arrays[0], len(arrays[0].shape)
     axis %= rank
@@ -562,12 +537,7 @@ def concatenate(arrays: Sequence[FragmentedArray], axis: int = 0) -> FragmentedA
 
 
 def copy_tiled(src: ir.Value, dst: ir.Value, swizzle: int = 16) -> None:
-    """Copies between GMEM and a tiled array in SMEM, by the warpgroup's threads.
-
-    Args:
-      src, dst: one is in GMEM, the other in SMEM, tiled by (8, `swizzle` bytes).
-      swizzle: in bytes.
-    """
+    """Copies between GMEM and SMEM, tiled by (8, `swizzle` bytes), by threads."""
     inward = memrefs.is_smem(dst)
     shape = tuple((src if inward else dst).type.shape)
     bits = elements.bitwidth(src.type.element_type)

@@ -64,10 +64,11 @@ class Held:
         """
         if isinstance(array, Splat):
             layout = WGSplatLayout(array.shape)
-        elif not isinstance(array, RegisterArray):
-            array = registers.placed(array)
+        else:
+            if not isinstance(array, RegisterArray):
+                array = registers.placed(array)
+            layout = layout or _description(array.layout)
         found = cls.__new__(cls)
-        layout = layout or _description(array.layout)
         found._set(layout, elements.signedness(array.dtype), None, array)
         return found
 

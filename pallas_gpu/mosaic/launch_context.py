@@ -20,6 +20,7 @@ from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.mosaic import copies, memrefs
+from pallas_gpu.mosaic.barriers import group_along
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.transforms import Rounding as Rounding
 from pallas_gpu.types import AsyncCopyImplementation, CopyPartition, OOBFillMode
@@ -103,9 +104,9 @@ class LaunchContext:
 
     def _group(self, dim: Dimensions) -> cluster.Group:
         """Returns the blocks of the cluster along some dimensions."""
-        # The axes of the cluster are z, y, x: ranks count x fastest.
-        chosen = sorted(2 - int(d) for d in _dimensions(dim))
-        return cluster.group(self.cluster_size[::-1], chosen)
+        return group_along(
+            self.cluster_size, tuple(gpu.Dimension) if dim is None else dim
+        )
 
     # --- copies -----------------------------------------------------------------------
 
@@ -177,7 +178,6 @@ class LaunchContext:
         chosen = _Chosen.of(gmem_slice)
         if chosen is not None:
             chosen.refuse(whole, collective, leader_tracked, reduction_op)
-        if chosen is not None:
             all_rows = copies.sliced(gmem_ref, chosen.slice, ()).view
             chosen.copy(all_rows, gmem_transform, smem_ref, swizzle, barrier, arrive)
             return
@@ -188,8 +188,8 @@ class LaunchContext:
             _copy_by_threads(part.view, view, barrier, arrive)
         elif is_load:
             group = None if collective is None else self._group(collective)
-            load = _Load(part, swizzle, oob_mode, leader_tracked, group)
-            load.emit(smem_ref, barrier.get_ptr(), arrive, predicate)
+            _load(part, smem_ref, barrier.get_ptr(), swizzle, arrive, predicate,
+                  oob_mode, group, leader_tracked)  # fmt: skip
         else:
             target = copies.target_of(smem_ref, part)
             _store(part, target, swizzle, arrive, predicate, reduction_op, oob_mode)
@@ -210,10 +210,7 @@ class LaunchContext:
 
         PTX: `cp.async.bulk.prefetch.tensor`. Since: sm_90.
 
-        Args:
-          gmem_ref, gmem_slice, gmem_transform, gmem_peer_id, swizzle, collective,
-            leader_tracked, predicate: as of `async_copy`; transforms and swizzle do not
-            change what is fetched.
+        Arguments are those of `async_copy`; transforms and swizzle change nothing.
 
         Raises:
           LayoutError: no tensor map describes the slice.
@@ -262,8 +259,7 @@ class LaunchContext:
         PTX: `cp.async.wait_group`, `fence.proxy.async`, then a barrier of the
         warpgroup. Since: sm_90.
 
-        Args:
-          allow_groups: how many of the most recent copies may be pending.
+        `allow_groups` of the most recent copies may be pending.
         """
         cp_async.wait_group(allow_groups)
 
@@ -297,12 +293,6 @@ def _no_devices(what: str) -> errors.UnsupportedError:
 def _refuse_devices(gmem_peer_id: Any) -> None:
     if gmem_peer_id is not None:
         raise _no_devices("gmem_peer_id")
-
-
-def _dimensions(dim: Dimensions) -> tuple[gpu.Dimension, ...]:
-    if dim is None:
-        return tuple(gpu.Dimension)
-    return (dim,) if isinstance(dim, gpu.Dimension) else tuple(dim)
 
 
 def _check(
@@ -362,64 +352,39 @@ def _issuing(predicate: ir.Value | None) -> Iterator[ir.Value | None]:
 # --- copies of a slice ----------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Load:
-    """A load by TMA."""
-
-    part: copies.Slice
-    swizzle: int | None
-    mode: OOBFillMode
-    leader_tracked: CopyPartition | None
-    group: cluster.Group | None
-
-    def emit(
-        self,
-        smem_ref: ir.Value,
-        pointer: ir.Value,
-        arrive: bool,
-        predicate: ir.Value | None,
-    ) -> None:
-        """Emits the arrival and the instructions."""
-        part, multicast, pair = self.part, self.group, None
-        if multicast is not None and multicast.count == 1:
-            multicast = None
-        if multicast is not None and self.leader_tracked is not None:
-            pair = _pair(multicast)
-            if isinstance(self.leader_tracked, CopyPartition.PARTITIONED):
-                axis, count = self.leader_tracked.axis, multicast.count
-                part = copies.part_of(part, axis, multicast.index, count)
-                multicast = None
-        target = copies.target_of(smem_ref, part)
-        pieces = 1 if multicast is None else multicast.count
-        shared = multicast is not None or pair is not None
-        found = copies.planned(part, target, self.swizzle, self.mode, pieces, shared)
-        nan = self.mode is OOBFillMode.NAN and not all(part.view.window.known_inside())
-        ready = copies.transfer(part, target, found, nan_fill=nan)
-        with _issuing(predicate) as by:
-            if arrive:
-                tma.expect(ready, pointer, pair=pair, by=by)
-            tma.start_load(ready, pointer, multicast=multicast, pair=pair, by=by)
-
-
-def _pair(group: cluster.Group) -> cluster.Group:
-    if group.count == 2:
-        return group
-    raise errors.UnsupportedError(
-        "leader_tracked is for pairs of blocks",
-        expected="collective along 2 blocks",
-        got=f"{group.count} blocks",
-    )
+def _load(
+    part: copies.Slice, smem_ref: ir.Value, pointer: ir.Value, swizzle: int | None,
+    arrive: bool, predicate: ir.Value | None, mode: OOBFillMode,
+    group: cluster.Group | None, leader_tracked: CopyPartition | None,
+) -> None:  # fmt: skip
+    """Emits a load by TMA: the arrival, and the instructions."""
+    multicast = group if group is not None and group.count > 1 else None
+    pair = multicast if leader_tracked is not None else None
+    if pair is not None and pair.count != 2:
+        raise errors.UnsupportedError(
+            "leader_tracked is for pairs of blocks",
+            expected="collective along 2 blocks",
+            got=f"{pair.count} blocks",
+        )
+    if pair is not None and isinstance(leader_tracked, CopyPartition.PARTITIONED):
+        part = copies.part_of(part, leader_tracked.axis, pair.index, pair.count)
+        multicast = None
+    target = copies.target_of(smem_ref, part)
+    pieces = 1 if multicast is None else multicast.count
+    shared = multicast is not None or pair is not None
+    found = copies.planned(part, target, swizzle, mode, pieces, shared)
+    nan = mode is OOBFillMode.NAN and not all(part.view.window.known_inside())
+    ready = copies.transfer(part, target, found, nan_fill=nan)
+    with _issuing(predicate) as by:
+        if arrive:
+            tma.expect(ready, pointer, pair=pair, by=by)
+        tma.start_load(ready, pointer, multicast=multicast, pair=pair, by=by)
 
 
 def _store(
-    part: copies.Slice,
-    target: SmemView,
-    swizzle: int | None,
-    arrive: bool,
-    predicate: ir.Value | None,
-    reduction_op: str | None,
-    mode: OOBFillMode,
-) -> None:
+    part: copies.Slice, target: SmemView, swizzle: int | None, arrive: bool,
+    predicate: ir.Value | None, reduction_op: str | None, mode: OOBFillMode,
+) -> None:  # fmt: skip
     combines: CopyReduction | None = None
     element = None
     if reduction_op is not None:
@@ -460,12 +425,7 @@ def _copy_by_threads(
 
 @dataclasses.dataclass(frozen=True)
 class _Chosen:
-    """Rows that indices in registers choose.
-
-    Attributes:
-      index: the row numbers.
-      slice: the slice of all rows.
-    """
+    """Rows whose numbers are in registers, and the slice of all rows."""
 
     index: Array
     slice: tuple[Any, ...]

@@ -92,10 +92,9 @@ def slice_memref(
         offset += sum(x * s for x, s in pairs)  # type: ignore[operator]
     else:
         offset = DYNAMIC
-    kept = [axis for axis, drop in enumerate(squeezed) if not drop]
-    type_ = _strided(
-        ref.type, [sizes[a] for a in kept], [strides[a] for a in kept], offset
-    )
+    kept = [not drop for drop in squeezed]
+    left, steps = (list(itertools.compress(x, kept)) for x in (sizes, strides))
+    type_ = _strided(ref.type, left, steps, offset)
     ones = [1] * len(indices)
     return memref.subview(ref, indices, list(sizes), ones, result_type=type_)
 
@@ -117,12 +116,8 @@ def memref_transpose(ref: ir.Value, permutation: Sequence[int]) -> ir.Value:
     """Returns the memref whose axis i is axis `permutation[i]` of `ref`."""
     strides, offset = ref.type.get_strides_and_offset()
     shape = ref.type.shape
-    type_ = _strided(
-        ref.type,
-        [shape[p] for p in permutation],
-        [strides[p] for p in permutation],
-        offset,
-    )
+    sizes, steps = ([x[p] for p in permutation] for x in (shape, strides))
+    type_ = _strided(ref.type, sizes, steps, offset)
     order = ir.AffineMap.get_permutation(list(permutation))
     return memref.transpose(type_, ref, order)
 
@@ -212,10 +207,7 @@ def memref_fold(ref: ir.Value, dim: int, fold_rank: int) -> ir.Value:
 def memref_unfold(ref: ir.Value, dim: int, factors: Sequence[int | None]) -> ir.Value:
     """Returns the memref in which axis `dim` is several axes.
 
-    Args:
-      ref: a memref.
-      dim: the axis.
-      factors: the sizes of the new axes, of which one may be None: the rest.
+    One of `factors`, their sizes, may be None: the rest.
 
     Raises:
       ShapeError: the product of the factors is not the size of the axis.

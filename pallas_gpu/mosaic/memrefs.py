@@ -251,11 +251,9 @@ def _pointer(root: ir.Value) -> ir.Value:
 
 
 def view_of(ref: ir.Value, is_signed: bool | None = None) -> SmemView | GmemView:
-    """The view of a memref; a tiled array has the shape in memory.
+    """The view of a strided memref; a tiled array has the shape in memory.
 
-    Args:
-      ref: a strided memref in GMEM or SMEM.
-      is_signed: whether its integers are signed; None is the same as True.
+    Without `is_signed` integers are signed.
 
     Raises:
       LayoutError: its dimensions are not those of a part of a row-major array.
@@ -346,11 +344,8 @@ def tiled_view_of(
 ) -> SmemView:
     """The view of a tiled array in SMEM, with the logical shape.
 
-    Args:
-      ref: of shape (..., tiles of each axis, sizes of a tile), tiles row-major.
-      swizzle: of the array, in bytes; 16 or None for none.
-      tiling_rank: the number of axes of a tile; by default half of all.
-      is_signed: as of `view_of`.
+    The memref is of shape (..., tiles of each axis, sizes of a tile), row-major.
+    `tiling_rank` is the number of axes of a tile, by default half of all.
 
     Raises:
       LayoutError: the tiles are not stored one after the other.

@@ -16,11 +16,10 @@ class Partition:
     """Divides some axes into chunks, each along an axis of a grid.
 
     Args:
-      elements: sizes of the axes.
-      partition: for each axis the axis of the grid that divides it; None: it is whole.
+      elements, partition: size of each axis, and the axis of the grid that divides it;
+        None: it is whole.
       base_offset: added to each start, of type `index`.
-      num_chunks: for each axis of the grid its size.
-      chunk_size: instead of `num_chunks`: elements of a chunk along each axis.
+      num_chunks, chunk_size: size of each axis of the grid, or of a chunk on each axis.
 
     Raises:
       ArgumentError: chunks do not divide an axis, an axis of the grid divides two, or

@@ -171,14 +171,18 @@ def when(cond: ir.Value) -> Iterator[None]:
 
 def thread_idx() -> ir.Value:
     """Returns the index of the thread in its block, i32."""
+    return _in_block("warpgroup_thread", module.WARPGROUP_THREADS)
+
+
+def _in_block(name: str, count: int) -> ir.Value:
+    """The index in the block of what has an index in its warpgroup of `count`."""
     kernel = module.current()
 
     def emit() -> ir.Value:
-        threads = kernel.threads
-        size = kernel.i32(module.WARPGROUP_THREADS)
-        return arith.addi(arith.muli(threads.warpgroup, size), threads.warpgroup_thread)
+        first = arith.muli(kernel.threads.warpgroup, kernel.i32(count))
+        return arith.addi(first, getattr(kernel.threads, name))
 
-    return kernel.hoisted("thread in block", emit)
+    return kernel.hoisted(f"{name} in block", emit)
 
 
 def warp_idx(sync: bool = True) -> ir.Value:
@@ -186,13 +190,7 @@ def warp_idx(sync: bool = True) -> ir.Value:
 
     It is warp-uniform in any case; `sync` is accepted for upstream's sake.
     """
-    kernel = module.current()
-
-    def emit() -> ir.Value:
-        threads = kernel.threads
-        return arith.addi(arith.muli(threads.warpgroup, kernel.i32(4)), threads.warp)
-
-    return kernel.hoisted("warp in block", emit)
+    return _in_block("warp", 4)
 
 
 def warpgroup_idx(sync: bool = True) -> ir.Value:

@@ -16,14 +16,7 @@ from jaxlib.mlir.dialects import arith, nvvm
 from pallas_gpu import errors
 from pallas_gpu.emitters import module, smem
 from pallas_gpu.emitters.elements import dtypes
-from pallas_gpu.emitters.smem import SmemView
-from pallas_gpu.emitters.tensor_cores import (
-    operand_copy,
-    pairs,
-    scales,
-    sparsity,
-    tmem,
-)
+from pallas_gpu.emitters.tensor_cores import operand_copy, pairs, scales, sparsity, tmem
 from pallas_gpu.emitters.tensor_cores import tcgen05 as emitters
 from pallas_gpu.emitters.tensor_cores.tmem import Allocation, TmemView
 from pallas_gpu.layouts import TiledLayout, TmemKind, TmemLayout
@@ -69,14 +62,7 @@ def inferred_layout(shape: tuple[int, int], collective: bool) -> TmemLayout:
 
 @dataclasses.dataclass(frozen=True)
 class TMEMRef:
-    """An array in tensor memory.
-
-    Attributes:
-      address: i32, of lane 0 and the first column.
-      shape: of the array.
-      dtype: MLIR's type of an element.
-      layout: where each element is.
-    """
+    """An array in tensor memory; the i32 `address` is that of lane 0, first column."""
 
     address: ir.Value
     shape: tuple[int, int]
@@ -121,10 +107,8 @@ class TMEMRef:
 
         Args:
           tmem_addr_ref: a memref of one i32 in SMEM.
-          shape: of the array.
-          dtype: of its elements.
+          shape, dtype, layout: of the array; by default the layout of an accumulator.
           collective: without a layout: whether it accumulates for a pair of CTAs.
-          layout: of the array; by default that of an accumulator.
         """
         if layout is None:
             if collective is None:
@@ -161,12 +145,10 @@ class TMEMRef:
         is_signed: bool | None = None,
         reduce: LoadReduceOp | None = None,
     ) -> FragmentedArray | tuple[FragmentedArray, FragmentedArray]:
-        """Loads the array. PTX: `tcgen05.ld`. All threads of the warpgroup issue it.
+        """Loads the array, by default in the layout in which accumulators are loaded.
 
-        Args:
-          layout: of the result; by default the one in which an accumulator is loaded.
-          is_signed: whether its integers are signed.
-          reduce: also return this extremum of each row; sm_103a does it in the load.
+        PTX: `tcgen05.ld`. All threads of the warpgroup issue it. `reduce` also returns
+        this extremum of each row; sm_103a does it in the load.
         """
         view = self.view(is_signed)
         chosen = layouts.resolve(layout or self._loaded_layout())
@@ -214,18 +196,16 @@ def mma(
 ) -> None:
     """Starts `d += a @ b`, or `d = a @ b`. PTX: `tcgen05.mma`.
 
-    One thread issues it, of a pair of CTAs one of the leader; a later `commit_arrive`
-    of that thread tells when it is complete.
+    One thread issues it, of a pair of CTAs (`collective`) one of the leader; a later
+    `commit_arrive` of that thread tells when it is complete.
 
     Args:
-      d: (M, N) in TMEM; M is 64 or 128.
-      a: (M, K): a tiled reference to SMEM, or in TMEM; (M, K / 2) if it is sparse.
-      b: (K, N), a tiled reference to SMEM; of a pair of CTAs (K, N / 2).
+      d, a, b: (M, N) in TMEM, where M is 64 or 128; (M, K), tiled in SMEM or in TMEM,
+        (M, K / 2) if it is sparse; (K, N), tiled in SMEM, of a pair (K, N / 2).
       a_swizzle, b_swizzle: of a and b in SMEM, in bytes.
       a_scale, b_scale: the scales of blocks of K, both or none.
       a_sparse_metadata: says which elements of a sparse a there are.
       accumulate: whether to add to d: a bool, or an i1.
-      collective: whether a pair of CTAs multiplies.
 
     Raises:
       ShapeError, DTypeError, LayoutError: no instruction has these operands.
@@ -242,10 +222,8 @@ def mma(
     metadata = None
     if a_sparse_metadata is not None:
         metadata = a_sparse_metadata.view(is_signed=False)
-    if isinstance(a, TMEMRef):
-        left: SmemView | TmemView = a.view()
-    else:
-        left = memrefs.tiled_view_of(a, a_swizzle)
+    is_tmem = isinstance(a, TMEMRef)
+    left = a.view() if is_tmem else memrefs.tiled_view_of(a, a_swizzle)
     right = memrefs.tiled_view_of(b, b_swizzle)
     with module.current().in_thread():
         emitters.mma(
@@ -258,11 +236,8 @@ def commit_arrive(
 ) -> None:
     """Arrives on a barrier once the thread's earlier tcgen05 instructions are complete.
 
-    Args:
-      barrier: one barrier, or its address.
-      collective: whether the instructions are those of a pair of CTAs, whose barriers
-        both get the arrival.
-      ctx: accepted for upstream's sake.
+    Those of a pair of CTAs are `collective`, and both of its barriers get the arrival.
+    `ctx` is accepted for upstream's sake.
     """
     pointer = barrier if isinstance(barrier, ir.Value) else barrier.get_ptr()
     with module.current().in_thread():
@@ -275,12 +250,8 @@ def commit_arrive(
 def tmem_alloc_exact_ncols(ncols: int, exact: bool) -> int:
     """Returns the columns that an allocation has: a power of two from 32 to 512.
 
-    Args:
-      ncols: the columns that are needed.
-      exact: whether to refuse other numbers, instead of rounding them up.
-
     Raises:
-      ArgumentError: see `exact`, or there are more than 512.
+      ArgumentError: there are more, or with `exact` other numbers; else they round up.
     """
     rounded = allocated_columns(ncols)
     if rounded > COLUMNS or (exact and rounded != ncols):
@@ -300,11 +271,8 @@ def tmem_alloc(
 
     Args:
       tmem_addr: a memref of one i32 in SMEM, or its address: it gets the address.
-      ncols, exact: see `tmem_alloc_exact_ncols`.
+      ncols, exact: see `tmem_alloc_exact_ncols`, whose result is returned.
       collective: whether a pair of CTAs allocates together.
-
-    Returns:
-      The number of columns.
     """
     if isinstance(tmem_addr.type, ir.MemRefType):
         tmem_addr = memrefs.memref_ptr(tmem_addr)
@@ -317,11 +285,9 @@ def tmem_alloc(
 def tmem_dealloc(
     tmem_addr: ir.Value, ncols: int, collective: bool = False, exact: bool = True
 ) -> None:
-    """Frees columns of TMEM; one whole warp issues it. PTX: `tcgen05.dealloc`.
+    """Frees what `tmem_alloc` has allocated, at the i32 that it has stored.
 
-    Args:
-      tmem_addr: i32, the address that `tmem_alloc` has stored.
-      ncols, collective, exact: as of `tmem_alloc`.
+    PTX: `tcgen05.dealloc`. One whole warp issues it.
     """
     if tmem_addr.type != i32():
         raise errors.ArgumentTypeError(
@@ -353,12 +319,10 @@ def wait_load_tmem() -> None:
 def async_copy_scales_smem_to_tmem(
     smem_ref: ir.Value, tmem_ref: TMEMRef, collective: bool = False
 ) -> None:
-    """Starts a copy of scales, one thread issues it. PTX: `tcgen05.cp`.
+    """Starts a copy of scales; one thread issues it, also for a pair of CTAs.
 
-    Args:
-      smem_ref: (rows / 128, scales / 4, 32, 16), contiguous.
-      tmem_ref: (rows, scales) in `scales_layout()`.
-      collective: whether both CTAs of a pair copy.
+    PTX: `tcgen05.cp`, from a contiguous (rows / 128, scales / 4, 32, 16) to (rows,
+    scales) in `scales_layout()`.
     """
     _copy(scales.copy_to_tmem, memrefs.view_of(smem_ref), tmem_ref, collective)
 
@@ -366,12 +330,10 @@ def async_copy_scales_smem_to_tmem(
 def async_copy_sparse_metadata_smem_to_tmem(
     smem_ref: ir.Value, tmem_ref: TMEMRef, collective: bool = False
 ) -> None:
-    """Starts a copy of the metadata of a sparse operand; one thread issues it.
+    """As `async_copy_scales_smem_to_tmem`, of the metadata of a sparse operand.
 
-    Args:
-      smem_ref: (1, indices / 64, 128, 64) of 2 bits, contiguous.
-      tmem_ref: (128, indices) in `sparse_meta_layout()`.
-      collective: whether both CTAs of a pair copy.
+    From a contiguous (1, indices / 64, 128, 64) of 2 bits to (128, indices) in
+    `sparse_meta_layout()`.
     """
     view = memrefs.view_of(smem_ref, is_signed=False)
     _copy(sparsity.copy_to_tmem, view, tmem_ref, collective)
@@ -380,13 +342,9 @@ def async_copy_sparse_metadata_smem_to_tmem(
 def async_copy_smem_to_tmem(
     smem_ref: ir.Value, tmem_ref: TMEMRef, swizzle: int, collective: bool = False
 ) -> None:
-    """Starts a copy of a left operand; one thread issues it.
+    """As `async_copy_scales_smem_to_tmem`, of a left operand.
 
-    Args:
-      smem_ref: (128, K), tiled by 8 rows of `swizzle` bytes.
-      tmem_ref: (128, K), packed.
-      swizzle: in bytes.
-      collective: whether both CTAs of a pair copy.
+    From (128, K), tiled by 8 rows of `swizzle` bytes, to (128, K), packed.
     """
     view = memrefs.tiled_view_of(smem_ref, swizzle)
     _copy(operand_copy.copy_to_tmem, view, tmem_ref, collective)

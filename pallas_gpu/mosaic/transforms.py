@@ -24,10 +24,9 @@ class MemRefTransform(abc.ABC):
 
     @abc.abstractmethod
     def transform_dims(self, dims: Sequence[PhysicalDim]) -> list[PhysicalDim]:
-        """Returns the dims after the rearrangement; each is some steps along GMEM's.
+        """Returns the dims, outermost first, after the rearrangement.
 
-        Args:
-          dims: of the slice, outermost first; `smem_stride` is not used.
+        Each is some steps along GMEM's; `smem_stride` is not used.
         """
 
     def transform_shape(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -17,14 +17,9 @@ from pallas_gpu.mosaic.fragmented_array import FragmentedArray, optimization_bar
 
 
 class WGMMAAccumulator:
-    """An accumulator of `wgmma`, in `WGMMA_LAYOUT`.
+    """An accumulator of `wgmma`, in `WGMMA_LAYOUT`; see `zero` and `from_registers`.
 
-    `zero` and `from_registers` make one.
-
-    Args:
-      _value: the array.
-      _original_layout: the layout of `value`.
-      _sync: accepted for upstream's sake: a product fences its accumulator.
+    `_sync` is accepted for upstream's sake: a product fences its accumulator.
     """
 
     def __init__(
@@ -41,16 +36,12 @@ class WGMMAAccumulator:
         *,
         is_signed: bool | None = None,
     ) -> WGMMAAccumulator:
-        """Returns an accumulator of zeros.
+        """Returns zeros of float32, float16 or a signed 32-bit integer.
 
-        Args:
-          m, n: multiples of 64 and of 8.
-          dtype: float32, float16 or a 32-bit integer; float32 by default.
-          is_signed: of an integer, True or None.
+        m and n are multiples of 64 and of 8.
         """
-        kind = np.dtype(np.float32)
-        if dtype is not None:
-            kind = elements.dtype_of(dtype, is_signed)
+        wide = np.dtype(np.float32)
+        kind = wide if dtype is None else elements.dtype_of(dtype, is_signed)
         return cls.from_registers(FragmentedArray.of(emitters.zeros((m, n), kind)))
 
     @classmethod
@@ -109,11 +100,8 @@ def wgmma(
     Raises:
       ShapeError, DTypeError, LayoutError: the operands do not match any instruction.
     """
-    left: Any
-    if isinstance(a, FragmentedArray):
-        left = a.array()
-    else:
-        left = memrefs.tiled_view_of(a, swizzle)
+    is_array = isinstance(a, FragmentedArray)
+    left: Any = a.array() if is_array else memrefs.tiled_view_of(a, swizzle)
     right = memrefs.tiled_view_of(b, swizzle)
     array: Any = acc._value.array()
     result = emitters.mma(array, left, right, commits=False)
