@@ -37,7 +37,7 @@ _BARRIER_BYTES = 8
 _MOST_BLOCKS = 16
 
 
-def _scoped(scope: ThreadSubset) -> contextlib.AbstractContextManager[None]:
+def scoped(scope: ThreadSubset) -> contextlib.AbstractContextManager[None]:
     """Makes a warp or a warpgroup those who meet."""
     if scope == ThreadSubset.BLOCK:
         raise errors.ArgumentError(
@@ -164,7 +164,7 @@ class BarrierRef:
         The threads of `scope` issue it, and get the same result; others as of
         `wait_parity`.
         """
-        with _scoped(scope):
+        with scoped(scope):
             done = mbarrier.test(self.get_ptr(), i32_value(parity))
             done = mbarrier.agree(done)
         if orders_tensor_core:
@@ -215,7 +215,7 @@ class BarrierRef:
         if orders_tensor_core:
             mbarrier.fence_before_arrival()
             if predicate is not None:
-                with _scoped(scope):
+                with scoped(scope):
                     mbarrier.synchronize()
         self._instruction("arrive.release", "_, ", [], arrival_count, predicate)
 
@@ -422,7 +422,7 @@ class SemaphoreRef:
 
         The threads of `scope` wait, and meet.
         """
-        with _scoped(scope):
+        with scoped(scope):
             semaphore.wait(
                 self.ptr, i32_value(value), memory_scope, decrement=decrement
             )

@@ -47,6 +47,16 @@ class Slice:
         """The shape in SMEM."""
         return tuple(dim.size for dim in self.dims)
 
+    @property
+    def bits(self) -> int:
+        """The bits of an element."""
+        return dtypes.stored_bits(self.view.dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size in SMEM."""
+        return math.prod(self.shape) * self.bits // 8
+
 
 def sliced(ref: ir.Value, at: Any, transforms: Any) -> Slice:
     """Returns the slice of a copy; `at` and `transforms` as of `async_copy`."""
@@ -159,8 +169,7 @@ def logical(target: SmemView, part: Slice, swizzle: int | None) -> SmemView:
                 got=part.transforms,
             )
         tiling = first.tiling
-    bits = dtypes.stored_bits(target.dtype)
-    layout = SmemLayout.of(shape, bits, tiling, swizzle or NO_SWIZZLE)
+    layout = SmemLayout.of(shape, part.bits, tiling, swizzle or NO_SWIZZLE)
     return SmemView.whole(smem.slice_pointer(target), layout, target.dtype)
 
 
@@ -169,7 +178,7 @@ def logical(target: SmemView, part: Slice, swizzle: int | None) -> SmemView:
 
 def planned(
     part: Slice,
-    target: SmemView | None,
+    target: SmemView,
     swizzle: int | None,
     mode: OOBFillMode | None,
     pieces: int = 1,
@@ -177,45 +186,35 @@ def planned(
 ) -> TmaPlan | int:
     """Returns the instructions of a copy, or its bytes if it needs no tensor map.
 
-    Args:
-      part: the slice.
-      target: SMEM; None in a prefetch.
-      swizzle: that of SMEM in bytes.
-      mode: what the author says of elements outside of the array.
-      pieces: the number of instructions is a multiple of this.
-      is_shared: whether several CTAs take part.
+    The number of instructions is a multiple of `pieces`; `is_shared` says that several
+    CTAs take part.
 
     Raises:
       LayoutError: no tensor map describes the copy.
     """
     swizzle = swizzle or NO_SWIZZLE
     plain = swizzle == NO_SWIZZLE and not part.transforms and not is_shared
-    if plain and target is not None:
+    if plain:
         line = bulk.size_bytes(part.view, logical(target, part, None), mode)
         if line is not None:
             return line
-    bits = dtypes.stored_bits(part.view.dtype)
-    in_bounds = mode is OOBFillMode.PROMISE_IN_BOUNDS
-    plan = _plan(part, bits, swizzle, pieces, in_bounds)
+    plan = _plan(part, swizzle, pieces, mode is OOBFillMode.PROMISE_IN_BOUNDS)
     if plan is None:
-        raise _impossible(part, bits, swizzle, pieces)
+        raise _impossible(part, swizzle, pieces)
     return plan
 
 
-def _plan(
-    part: Slice, bits: int, swizzle: int, pieces: int, in_bounds: bool
-) -> TmaPlan | None:
+def _plan(part: Slice, swizzle: int, pieces: int, in_bounds: bool) -> TmaPlan | None:
     window: Window = part.view.window
     inside = window.known_inside()
     array = SlicedArray(
-        window.array_shape, bits, window.squeezed, window.multiples,
+        window.array_shape, part.bits, window.squeezed, window.multiples,
         (True,) * len(inside) if in_bounds else inside, window.axes,
     )  # fmt: skip
     dims, last = part.dims, len(window.array_shape) - 1
-    size_bytes = math.prod(part.shape) * bits // 8
     if not dims:
         return None
-    per_byte = max(1, 8 // bits)
+    per_byte = max(1, 8 // part.bits)
     if per_byte > 1:
         halved = _of_bytes(array, dims, per_byte)
         if halved is None:
@@ -224,7 +223,7 @@ def _plan(
     if swizzle != NO_SWIZZLE and dims[-1].size * array.element_bits != 8 * swizzle:
         return None
     fitting = fitting_dims(dims, array.element_bits)
-    plan = plan_dims(array, fitting, swizzle, size_bytes, pieces)
+    plan = plan_dims(array, fitting, swizzle, part.size_bytes, pieces)
     if plan is None or per_byte == 1:
         return plan
     of_elements = tuple(d.with_source_divided(last, per_byte) for d in plan.dims)
@@ -241,30 +240,20 @@ def _of_bytes(
     steps += [d.stride for d in outer if d.gmem_dim == last]
     if (inner.gmem_dim, inner.stride) != (last, 1) or any(n % per_byte for n in steps):
         return None
-    found = [
-        dataclasses.replace(
-            d,
-            stride=d.stride // (per_byte if d.gmem_dim == last else 1),
-            smem_stride=d.smem_stride // per_byte,
-        )
-        for d in outer
-    ]
-    found.append(dataclasses.replace(inner, size=inner.size // per_byte))
-    of_bytes = dataclasses.replace(
-        array,
-        shape=(*array.shape[:-1], array.shape[-1] // per_byte),
-        element_bits=8,
-        known=(*array.known[:-1], array.known[-1] // per_byte),
-    )
+    found = [dataclasses.replace(inner, size=inner.size // per_byte)]
+    for d in reversed(outer):
+        stride = d.stride // per_byte if d.gmem_dim == last else d.stride
+        smem_stride = d.smem_stride // per_byte
+        found.insert(0, PhysicalDim(d.gmem_dim, d.size, stride, smem_stride))
+    shape, known = ((*x[:-1], x[-1] // per_byte) for x in (array.shape, array.known))
+    of_bytes = dataclasses.replace(array, shape=shape, element_bits=8, known=known)
     return of_bytes, tuple(found)
 
 
-def _impossible(
-    part: Slice, bits: int, swizzle: int, pieces: int
-) -> errors.LayoutError:
-    shape, minor = part.shape, part.shape[-1:] and part.shape[-1] * bits / 8
-    got = f"{shape} of {bits}-bit elements, from an array of shape "
-    got += f"{part.view.window.array_shape}"
+def _impossible(part: Slice, swizzle: int, pieces: int) -> errors.LayoutError:
+    shape, bits, whole = part.shape, part.bits, part.view.window.array_shape
+    minor = shape[-1:] and shape[-1] * bits / 8
+    got = f"{shape} of {bits}-bit elements, from an array of shape {whole}"
     if swizzle != NO_SWIZZLE and minor != swizzle:
         return errors.LayoutError(
             f"A swizzle of {swizzle} bytes and the last dimension in SMEM differ",
@@ -286,10 +275,8 @@ def transfer(
     part: Slice, target: SmemView, found: TmaPlan | int, **options: Any
 ) -> tma.Transfer:
     """Returns the copy as its instructions need it."""
-    bits = dtypes.stored_bits(target.dtype)
-    size_bytes = math.prod(part.shape) * bits // 8
     base = smem.slice_pointer(target)
-    return tma.Transfer.of(part.view, found, base, size_bytes, **options)
+    return tma.Transfer.of(part.view, found, base, part.size_bytes, **options)
 
 
 def part_of(part: Slice, axis: int, index: ir.Value, count: int) -> Slice:

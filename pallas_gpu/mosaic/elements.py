@@ -6,11 +6,9 @@ The type of an integer says nothing of its sign; `is_signed` does, where it matt
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -49,11 +47,10 @@ def dtype_of(type_: ir.Type, is_signed: bool | None = None) -> np.dtype:
     if isinstance(type_, ir.IntegerType):
         if type_.width == 1:
             return dtypes.BOOL
-        name = f"{'uint' if is_signed is False else 'int'}{type_.width}"
-        return _named(name)
+        return dtypes.named(f"{'uint' if is_signed is False else 'int'}{type_.width}")
     for name, kind in _FLOATS.items():
         if isinstance(type_, kind):
-            return _named(name)
+            return dtypes.named(name)
     raise errors.DTypeError(
         "Arrays of this element type are not supported",
         expected=f"an integer, or one of {', '.join(_FLOATS)}",
@@ -64,14 +61,7 @@ def dtype_of(type_: ir.Type, is_signed: bool | None = None) -> np.dtype:
 def signedness(dtype: np.dtype) -> bool | None:
     """Whether an integer type is signed; None of other types."""
     kind = dtypes.kind(dtype)
-    if kind in ("signed", "unsigned", "bool"):
-        return kind == "signed"
-    return None
-
-
-@functools.cache
-def _named(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, None) or name)
+    return kind == "signed" if kind in ("signed", "unsigned", "bool") else None
 
 
 def bitwidth(ty: ir.Type) -> int:

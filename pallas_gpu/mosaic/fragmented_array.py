@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 from collections.abc import Callable, Sequence
@@ -215,7 +216,7 @@ class FragmentedArray(Operators):
         starts, sizes, squeezed = parse_indices(idx, self.shape)
         part = registers.static_slice(self.array(), starts, sizes)  # type: ignore[arg-type]
         axes = [axis for axis, drop in enumerate(squeezed) if drop]
-        layout = None if axes else self._same_if(part)
+        layout = None if axes else _if_of(self.layout, part)
         return type(self).of(registers.squeeze(part, axes) if axes else part, layout)
 
     def __setitem__(self, idx: object, value: FragmentedArray) -> None:
@@ -243,16 +244,6 @@ class FragmentedArray(Operators):
         for register, x in zip(chosen, new.values, strict=True):
             values[register] = x
         self._registers, self._array = None, array.with_values(values)
-
-    def _same_if(self, part: Any) -> FragmentedLayout | None:
-        """The description of this array if it is that of a part, too."""
-        if isinstance(part, RegisterArray) and isinstance(self.layout, TiledLayout):
-            try:
-                if self.layout.linear(part.shape) == part.layout:
-                    return self.layout
-            except errors.LayoutError:
-                pass
-        return None
 
     # --- reductions -------------------------------------------------------------------
 
@@ -306,14 +297,13 @@ class FragmentedArray(Operators):
         )
 
     def _reduced_layout(self, result: Any, axes: Sequence[int]) -> Any:
-        if not isinstance(self.layout, TiledLayout) or isinstance(result, Splat):
+        if not isinstance(self.layout, TiledLayout):
             return None
         lead = len(self.shape) - self.layout.tiling.rank
         inner = [a - len(self.shape) for a in axes if a >= lead]
         if len(inner) == self.layout.tiling.rank:
             return None
-        reduced = self.layout.reduce(inner) if inner else self.layout
-        return reduced if reduced.linear(result.shape) == result.layout else None
+        return _if_of(self.layout.reduce(inner) if inner else self.layout, result)
 
     # --- elements ---------------------------------------------------------------------
 
@@ -474,6 +464,14 @@ class FragmentedArray(Operators):
 
 
 jax.tree_util.register_pytree_node_class(FragmentedArray)
+
+
+def _if_of(layout: FragmentedLayout, array: Any) -> FragmentedLayout | None:
+    """A tiled layout if an array is in it; None otherwise."""
+    if isinstance(array, RegisterArray) and isinstance(layout, TiledLayout):
+        with contextlib.suppress(errors.LayoutError):
+            return layout if layout.linear(array.shape) == array.layout else None
+    return None
 
 
 def _placed(cls: Any, array: Any, layout: Any) -> FragmentedArray:

@@ -20,7 +20,7 @@ from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
 from pallas_gpu.mosaic import copies, memrefs
-from pallas_gpu.mosaic.barriers import group_along
+from pallas_gpu.mosaic.barriers import group_along, scoped
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.transforms import Rounding as Rounding
 from pallas_gpu.types import AsyncCopyImplementation, CopyPartition, OOBFillMode
@@ -242,16 +242,8 @@ class LaunchContext:
           scope: whose threads meet then: those of the warpgroup, or of the warp.
         """
         tma.wait_group(allow_groups, await_read_only, sync=False)
-        if scope == ThreadSubset.WARP:
-            mbarrier.warp_barrier()
-        elif scope == ThreadSubset.WARPGROUP:
-            mbarrier.warpgroup_barrier()
-        else:
-            raise errors.ArgumentError(
-                "await_async_copy: invalid scope",
-                expected="ThreadSubset.WARPGROUP or ThreadSubset.WARP",
-                got=scope,
-            )
+        with scoped(scope):
+            mbarrier.synchronize()
 
     def await_cp_async_copy(self, allow_groups: int) -> None:
         """Waits for the CP_ASYNC copies without barrier but the most recent ones.

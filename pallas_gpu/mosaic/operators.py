@@ -16,7 +16,6 @@ from pallas_gpu.emitters.registers import Array, Splat
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.held import Held, from_register
-from pallas_gpu.mosaic.layouts import FragmentedLayout
 
 
 def _unary(name: str, doc: str = "", **params: Any) -> Callable[[Any], Any]:
@@ -57,9 +56,10 @@ class Operators(Held):
 
     def _apply(self, name: str, *others: Any, **params: Any) -> Self:
         """An operation of the table of elementwise operations on this and others."""
-        arrays = matched([self, *others])
-        chosen = layout_of([self, *others])
-        return type(self).of(elementwise.apply(name, *arrays, **params), chosen)
+        held = [self, *(self._lifted(x) for x in others)]
+        fixed = (x.layout for x in held if not isinstance(x.layout, WGSplatLayout))
+        result = elementwise.apply(name, *_matched(held), **params)
+        return type(self).of(result, next(fixed, None))
 
     def _lifted(self, other: Any) -> Any:
         """A number, a value or an array as an array of this element type."""
@@ -181,11 +181,9 @@ class Operators(Held):
         return self._apply("select_n", on_false, on_true)
 
 
-def matched(operands: Sequence[Any]) -> list[Array]:
-    """Arrays of one shape: numbers and values take the first one's element type."""
-    first = operands[0]
-    lifted = [first._lifted(x) for x in operands]
-    arrays = [x.array() for x in lifted]
+def _matched(held: Sequence[Held]) -> list[Array]:
+    """The arrays, splats in the shape of the others."""
+    arrays = [x.array() for x in held]
     fixed = [x.shape for x in arrays if not isinstance(x, Splat)]
     shape = fixed[0] if fixed else np.broadcast_shapes(*(x.shape for x in arrays))
     return [_broadcast(x, shape) if isinstance(x, Splat) else x for x in arrays]
@@ -200,9 +198,3 @@ def _broadcast(x: Splat, shape: tuple[int, ...]) -> Splat:
             got=x.shape,
         )
     return registers.splat(x.value, x.dtype, shape)
-
-
-def layout_of(operands: Sequence[Any]) -> FragmentedLayout | None:
-    """The layout of the first array that is not a splat; None if there is none."""
-    held = [x.layout for x in operands if isinstance(x, Held)]
-    return next((x for x in held if not isinstance(x, WGSplatLayout)), None)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -110,21 +111,15 @@ class Tiled:
 
     Attributes:
       view: of the logical shape, or of the shape in memory.
-      shape, tile: the logical shape, and its tile.
+      shape: the logical shape.
+      split: the same, each tiled axis as tiles and elements of one.
       order: None if `view` has the logical shape; else the axes of `split` in memory.
     """
 
     view: View
     shape: tuple[int, ...]
-    tile: tuple[int, ...]
+    split: tuple[int, ...]
     order: tuple[int, ...] | None
-
-    @property
-    def split(self) -> tuple[int, ...]:
-        """The logical shape, each tiled axis as tiles and elements of one."""
-        lead = len(self.shape) - len(self.tile)
-        pairs = zip(self.shape[lead:], self.tile, strict=True)
-        return (*self.shape[:lead], *(x for n, t in pairs for x in (n // t, t)))
 
     def stored(self, placement) -> LinearLayout:
         """The placement of an array in the shape in memory."""
@@ -142,24 +137,22 @@ class Tiled:
 
 
 def tiled(
-    ref: ir.Value,
-    swizzle: int | None,
-    tiling_rank: int | None,
-    is_signed: bool | None,
+    ref: ir.Value, swizzle: int | None, tiling_rank: int | None, is_signed: bool | None
 ) -> Tiled:
     """The tiled array that a reference is, in whatever order its tiles are stored."""
     sizes, rank = tuple(ref.type.shape), len(ref.type.shape)
     count = memrefs.checked_rank(rank, tiling_rank)
-    lead, tile = rank - 2 * count, sizes[rank - count :]
-    pairs = zip(sizes[lead : lead + count], tile, strict=True)
+    lead = rank - 2 * count
+    pairs = list(zip(sizes[lead : lead + count], sizes[lead + count :], strict=True))
     shape = (*sizes[:lead], *(n * t for n, t in pairs))
+    split = (*sizes[:lead], *itertools.chain(*pairs))
     if memrefs.is_smem(ref):
         try:
             view = memrefs.tiled_view_of(ref, swizzle, count, is_signed)
-            return Tiled(view, shape, tile, None)
+            return Tiled(view, shape, split, None)
         except errors.LayoutError:
             pass
     plain = swizzled(memrefs.view_of(ref, is_signed), swizzle or NO_SWIZZLE)
     order = [*range(lead), *(lead + 2 * i for i in range(count))]
     order += [lead + 2 * i + 1 for i in range(count)]
-    return Tiled(plain, shape, tile, tuple(order))
+    return Tiled(plain, shape, split, tuple(order))
