@@ -22,11 +22,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "clusters": ("get_cluster_ref", "query_cluster_cancel", "try_cluster_cancel"),
     "elements": ("bitwidth", "bytewidth"),
     "fragmented_array": (
-        "FragmentedArray",
-        "Rounding",
-        "concatenate",
-        "copy_tiled",
-        "optimization_barrier",
+        *("FragmentedArray", "Rounding", "concatenate"),
+        *("copy_tiled", "optimization_barrier"),
     ),
     "kernel": ("ProfilerSpec", "as_gpu_kernel", "as_torch_gpu_kernel"),
     "launch_context": (

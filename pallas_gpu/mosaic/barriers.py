@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -206,11 +207,11 @@ class BarrierRef:
         PTX: `mbarrier.arrive.release`. Since: sm_90.
 
         Args:
-          arrival_count, can_complete: how many arrivals it counts as; the latter is
-            accepted for upstream's sake.
-          orders_tensor_core: whether earlier tcgen05 operations precede it.
+          arrival_count: how many arrivals it counts as.
+          can_complete: accepted for upstream's sake.
+          orders_tensor_core, scope: whether earlier tcgen05 operations precede it; with
+            a predicate the threads of the scope meet before.
           predicate: i1; threads in which it is false do not arrive.
-          scope: the threads that meet before, with both of the former.
         """
         if orders_tensor_core:
             mbarrier.fence_before_arrival()
@@ -301,10 +302,9 @@ class CollectiveBarrierRef:
         """Initializes barriers; all threads of the block issue it.
 
         Args:
-          barrier_memref: of rank 1, of 64-bit integers in SMEM.
-          arrival_count: of how many warpgroups of each block.
-          dims: an arrival reaches the blocks along each of these axes.
-          cluster_shape: the sizes of the cluster, x first.
+          barrier_memref, arrival_count: as of `BarrierRef.initialize`, but of the
+            warpgroups of each block.
+          dims, cluster_shape: an arrival reaches the blocks along each of these axes.
           leader_tracked: see the class; for one axis.
         """
         if leader_tracked and len(dims) != 1:
@@ -329,10 +329,8 @@ class CollectiveBarrierRef:
         if leader_tracked:
             mask = arith.shli(module.current().i32(1), groups[0].ranks[0])
         else:
-            masks = [arith.extui(i32(), g.mask) for g in wide]
-            mask = masks[0]
-            for other in masks[1:]:
-                mask = arith.ori(mask, other)
+            masks = (arith.extui(i32(), g.mask) for g in wide)
+            mask = functools.reduce(arith.ori, masks)
         return CollectiveBarrierRef(barrier, mask, leader_tracked)
 
     def __iter__(self) -> Iterator[CollectiveBarrierRef]:

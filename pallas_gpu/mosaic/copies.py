@@ -62,11 +62,9 @@ def sliced(ref: ir.Value, at: Any, transforms: Any) -> Slice:
     """Returns the slice of a copy; `at` and `transforms` as of `async_copy`."""
     view = _view_in(GmemView, ref, "GMEM")
     # TMA drops, and fills, what is out of bounds.
-    found = parse_indices(as_tuple(at), view.shape, check_oob=False)
-    ranges = list(zip(*found, strict=True))
-    starts = [as_i32(start) for start, _, _ in ranges]
-    sizes = [None if squeezed else size for _, size, squeezed in ranges]
-    return arranged(view, starts, sizes, as_tuple(transforms))
+    starts, sizes, drops = parse_indices(as_tuple(at), view.shape, check_oob=False)
+    kept = [None if drop else n for n, drop in zip(sizes, drops, strict=True)]
+    return arranged(view, [as_i32(x) for x in starts], kept, as_tuple(transforms))
 
 
 def _view_in[T: (GmemView, SmemView)](kind: type[T], ref: ir.Value, space: str) -> T:
@@ -97,10 +95,8 @@ def arranged(
     for transform in transforms:
         dims = transform.transform_dims(dims)
     strides = row_major_strides([d.size for d in dims])
-    dims = [
-        dataclasses.replace(d, smem_stride=s)
-        for d, s in zip(dims, strides, strict=True)
-    ]
+    pairs = zip(dims, strides, strict=True)
+    dims = [dataclasses.replace(d, smem_stride=s) for d, s in pairs]
     multiples = [
         _multiple(start, [d.stride for d in dims if d.gmem_dim == view.window.axes[a]])
         for a, start in enumerate(starts)
@@ -119,12 +115,7 @@ def _multiple(start: int | ir.Value, steps: Sequence[int]) -> int:
 
 
 def target_of(ref: ir.Value, part: Slice) -> SmemView:
-    """Returns the view of the memref of SMEM of a copy.
-
-    Raises:
-      ShapeError: its shape is not that of the slice.
-      LayoutError: it is not contiguous.
-    """
+    """Returns the view of the memref of SMEM of a copy, contiguous, as the slice."""
     view = _view_in(SmemView, ref, "SMEM")
     if view.dtype != part.view.dtype:
         raise errors.DTypeError(

@@ -50,12 +50,11 @@ _CHAINS = {"max": 1, "min": 1}
 class FragmentedArray(Operators):
     """An array that the threads of a warpgroup hold in registers.
 
-    `FragmentedArray.of(array)` makes one of an array of emitters, which `array()` gives
-    back.
+    `of` makes one of an array of emitters, which `array()` gives back.
 
     Args:
-      _registers: an array of MLIR vectors; of its shape see `layouts.registers_shape`.
-        Of a splat it has no axes, and a scalar.
+      _registers: an array of MLIR vectors, of shape `layouts.registers_shape`; of a
+        splat it has no axes, and a scalar.
       _layout: where each element is.
       _is_signed: of integers whether they are signed; None of other types.
     """
@@ -260,7 +259,7 @@ class FragmentedArray(Operators):
         Args:
           op: "add", "mul", "max", "min", "and", "or" or "xor".
           scratch: a memref in SMEM, for axes along which warps hold different parts.
-          acc_ilp: how many partial results of a thread grow at a time; None: one of
+          acc_ilp: partial results of a thread that grow at a time; None: one of
             extrema, and a tree of others.
 
         Raises:
@@ -368,11 +367,9 @@ class FragmentedArray(Operators):
     ) -> FragmentedArray:
         """Loads a reference to GMEM or SMEM, row-major elements cyclic over threads."""
         shape = tuple(ref.type.shape)
-        if vec_size is None:
-            bits = elements.bitwidth(ref.type.element_type)
-            layout = layouts.default_strided(shape, bits)
-        else:
-            layout = WGStridedLayout(shape, vec_size)
+        bits = elements.bitwidth(ref.type.element_type)
+        default = layouts.default_strided
+        layout = WGStridedLayout(shape, vec_size) if vec_size else default(shape, bits)
         view = memrefs.view_of(ref, is_signed)
         return cls.of(transfers.load(view, layout, optimized=False), layout)
 
@@ -410,10 +407,9 @@ class FragmentedArray(Operators):
         The shape is (..., tiles of each axis, sizes of a tile); `tiling_rank` is the
         number of axes of a tile, by default half of all.
         """
-        array = transfers.load_tiled(
-            ref, swizzle, layouts.resolve(layout), optimized, tiling_rank, is_signed
-        )
-        return cls.of(array, layouts.resolve(layout))
+        layout = layouts.resolve(layout)
+        tiled = transfers.tiled(ref, swizzle, tiling_rank, is_signed)
+        return cls.of(tiled.load(layout, optimized=optimized), layout)
 
     def store_untiled(
         self,
@@ -443,9 +439,8 @@ class FragmentedArray(Operators):
         atomic: Atomic | None = None,
     ) -> None:
         """Stores to a tiled reference to SMEM; see `load_tiled` and `store_untiled`."""
-        transfers.store_tiled(
-            ref, self.array(), swizzle, optimized, tiling_rank, atomic
-        )
+        tiled = transfers.tiled(ref, swizzle, tiling_rank, self.is_signed)
+        tiled.store(self.array(), optimized=optimized, atomic=atomic)
 
     # --- pytree -----------------------------------------------------------------------
 

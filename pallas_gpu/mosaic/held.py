@@ -58,9 +58,7 @@ class Held:
     def of(cls, array: Array, layout: FragmentedLayout | None = None) -> Self:
         """Returns an array of emitters as a fragmented array.
 
-        Args:
-          array: a register array, or a splat; others get the default layout.
-          layout: the description that the result states; it has to be the array's.
+        One without registers gets the default layout; `layout` describes the others'.
         """
         if isinstance(array, Splat):
             layout = WGSplatLayout(array.shape)

@@ -233,16 +233,7 @@ def _mesh(grid: Any, cluster: Any, block: Any, name: str) -> types.CudaMesh:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Launch:
-    """A kernel with its types.
-
-    Attributes:
-      body: emits its code.
-      mesh: grid, clusters and blocks.
-      inputs, updated, outputs: types of the arrays.
-      scratch: what the body has besides.
-      params: of the compiler.
-      cache: traces of the kernel.
-    """
+    """A kernel with the types of its arrays, and a cache of its traces."""
 
     body: Callable[..., None]
     mesh: types.CudaMesh
@@ -326,8 +317,7 @@ class _Launch:
     def _code(self, arrays: int, given: int) -> inline.Code:
         """Returns the operation that emits the body."""
         types_ = (inline.RefType(),) * (arrays + given)
-        tree = jax.tree.structure((0,) * len(types_))
-        none = jax.tree.structure(None)
+        tree, none = jax.tree.structure((0,) * len(types_)), jax.tree.structure(None)
         return inline.Code(self._emit, types_, tree, (), none, synchronized=False)
 
     def _emit(self, ctx: LaunchContext, *handles: Any) -> None:

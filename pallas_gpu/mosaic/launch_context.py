@@ -96,9 +96,7 @@ class LaunchContext:
     def cluster_idx(self, dim: Dimensions = None) -> ir.Value:
         """Returns the position of the block in its cluster, an index.
 
-        Args:
-          dim: along one dimension, or along several as one number, x fastest; None is
-            all of them.
+        It is one number along one dimension, or several, x fastest; None is all.
         """
         return arith.index_cast(ir.IndexType.get(), self._group(dim).index)
 
@@ -141,18 +139,16 @@ class LaunchContext:
           src_ref, dst_ref: memrefs, one in GMEM (a parameter of the kernel) and one in
             SMEM (contiguous, of the shape of the slice after `gmem_transform`).
           gmem_slice: an index for each leading dimension in GMEM: an integer, an index
-            value, a slice, or `ds(start, size)`; a `FragmentedArray` of row numbers,
-            int32, for the first one. Starts of tiled dimensions are multiples of the
-            tile.
-          gmem_transform: how SMEM has the slice, a `TileTransform`, a
-            `TransposeTransform`, or a tuple of them.
+            value, a slice, or `ds(start, size)`; a `FragmentedArray` of row numbers for
+            the first one. Starts of tiled dimensions are multiples of the tile.
+          gmem_transform: how SMEM has the slice: one transform, or a tuple of them.
           gmem_peer_id: None: arrays of other devices are not supported.
           barrier: of a load: it counts the bytes.
           swizzle: that of SMEM: 32, 64 or 128 bytes, the last dimension there.
           arrive: whether a load arrives on the barrier with its bytes, or a store ends
             its async-group. True by default.
-          collective: dimensions of the cluster whose blocks all issue the same load;
-            each copies a part of it to all of them.
+          collective: dimensions of the cluster whose blocks issue the same load; each
+            copies a part of it to all of them.
           leader_tracked: whether the first block's barrier counts for a pair of blocks,
             and whether each of them gets a part of the slice, or all of it.
           predicate: i1, true in at most one thread of the warpgroup; None: all threads
@@ -234,12 +230,13 @@ class LaunchContext:
     ) -> None:
         """Waits for the stores of all but the most recent async-groups.
 
-        PTX: `cp.async.bulk.wait_group`, then a barrier. Since: sm_90.
+        PTX: `cp.async.bulk.wait_group`, then a barrier of the warpgroup or the warp.
+        Since: sm_90.
 
         Args:
           allow_groups: how many of the most recent groups may be pending.
           await_read_only: wait only until their SMEM may be overwritten.
-          scope: whose threads meet then: those of the warpgroup, or of the warp.
+          scope: whose threads meet then.
         """
         tma.wait_group(allow_groups, await_read_only, sync=False)
         with scoped(scope):
@@ -288,14 +285,9 @@ def _refuse_devices(gmem_peer_id: Any) -> None:
 
 
 def _check(
-    is_load: bool,
-    uses_tma: bool,
-    elects: bool,
-    barrier: Any,
-    collective: Any,
-    leader_tracked: Any,
-    reduction_op: Any,
-) -> None:
+    is_load: bool, uses_tma: bool, elects: bool, barrier: Any, collective: Any,
+    leader_tracked: Any, reduction_op: Any,
+) -> None:  # fmt: skip
     """Raises for arguments that exclude each other."""
     wrong = [
         (is_load and uses_tma and barrier is None, "a load by TMA without a barrier",
@@ -466,14 +458,9 @@ class _Chosen:
                 )
 
     def copy(
-        self,
-        view: GmemView,
-        gmem_transform: Any,
-        smem_ref: ir.Value,
-        swizzle: int | None,
-        barrier: Any,
-        arrive: bool,
-    ) -> None:
+        self, view: GmemView, gmem_transform: Any, smem_ref: ir.Value,
+        swizzle: int | None, barrier: Any, arrive: bool,
+    ) -> None:  # fmt: skip
         """Emits the copies of the rows: to SMEM if there is a barrier."""
         sizes = (self.index.shape[0], *view.shape[1:])
         starts, transforms = (0,) * len(sizes), copies.as_tuple(gmem_transform)

@@ -24,15 +24,12 @@ def parse_indices(
 ) -> tuple[list[Index], list[int], list[bool]]:
     """Returns start, size, and whether it is squeezed, of each axis.
 
-    Args:
-      index: for the first axes an int, a value of type `index`, a slice without a step
-        or a `DynamicSlice`; the other axes are whole.
-      shape: of what is indexed.
-      check_oob: whether to refuse what is known to be out of bounds.
+    An index is an int, a value of type `index`, a slice without a step or a
+    `DynamicSlice`; axes behind the indices are whole.
 
     Raises:
       ArgumentError: there are too many indices, or a slice has a step.
-      IndexOutOfBoundsError: see `check_oob`.
+      OutOfBoundsError: with `check_oob` a part is known to be out of bounds.
     """
     given = index if isinstance(index, tuple) else (index,)
     if len(given) > len(shape):
@@ -48,8 +45,7 @@ def parse_indices(
                 expected=f"a part of {tuple(shape)}",
                 got=given[axis],
             )
-    starts, sizes, squeezed = zip(*found, strict=True) if found else ((), (), ())
-    return list(starts), list(sizes), list(squeezed)
+    return [x for x, _, _ in found], [n for _, n, _ in found], [d for _, _, d in found]
 
 
 def _range(x: Any, n: int) -> tuple[Index, int, bool]:
@@ -143,14 +139,13 @@ def memref_reshape(ref: ir.Value, shape: tuple[int, ...]) -> ir.Value:
     if not before:
         ref, before = _reshaped(ref, [1], [1], []), [1]
     # Each group of axes before becomes one axis, then the group of axes after it.
-    pairs = _joint(before, after)
-    for at, (old, _) in reversed(list(enumerate(pairs))):
-        first = sum(len(o) for o, _ in pairs[:at])
+    axis = len(before)
+    for old, new in reversed(_joint(before, after)):
+        axis -= len(old)
         if len(old) > 1:
-            ref = memref_fold(ref, first, len(old))
-    for at, (_, new) in reversed(list(enumerate(pairs))):
+            ref = memref_fold(ref, axis, len(old))
         if len(new) > 1:
-            ref = memref_unfold(ref, at, tuple(new))
+            ref = memref_unfold(ref, axis, tuple(new))
     return ref
 
 

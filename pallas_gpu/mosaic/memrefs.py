@@ -94,17 +94,12 @@ def memref_of(view: SmemView | GmemView) -> ir.Value:
 def _tiles(view: SmemView | GmemView, axis: int, tile: int) -> Index:
     """The tile in which a view starts along an axis."""
     start, size = view.window.starts[axis], view.window.sizes[axis]
-    if axis not in view.window.axes:
-        whole = tile == 1
-    else:
-        whole = size % tile == 0
-    if isinstance(start, int):
-        if whole and start % tile == 0:
-            return start // tile
-    elif whole:
-        if tile == 1:
-            return start
-        return arith.divui(start, module.current().i32(tile))
+    whole = size % tile == 0 if axis in view.window.axes else tile == 1
+    if whole and isinstance(start, ir.Value):
+        count = module.current().i32(tile)
+        return start if tile == 1 else arith.divui(start, count)
+    if whole and start % tile == 0:
+        return start // tile
     raise errors.LayoutError(
         "A part of a tiled SMEM array cuts through its tiles",
         expected=f"whole tiles of {tile} elements along axis {axis}",
@@ -143,11 +138,9 @@ class Part:
     """A memref, as a part of the array that it was made from.
 
     Attributes:
-      pointer: start of the array.
-      extents: shape and stride of each axis of the array as it was declared.
+      pointer, extents: start of the array, size and stride of each of its axes.
       terms: what is added to the pointer: an index and its stride in elements.
-      shape, strides: of the memref.
-      type_: of its elements.
+      shape, strides, type_: of the memref, and of its elements.
     """
 
     pointer: ir.Value
@@ -182,21 +175,14 @@ def part_of(ref: ir.Value) -> Part:
     return Part(pointer, extents, used, shape, strides, ref.type.element_type)
 
 
-_VIEWS = (
-    "memref.subview",
-    "memref.transpose",
-    "memref.expand_shape",
-    "memref.collapse_shape",
-    "memref.cast",
-)
+_SHAPES = ("transpose", "expand_shape", "collapse_shape", "cast")
+_VIEWS = ("memref.subview", *(f"memref.{name}" for name in _SHAPES))
 
 
 def _made_of(ref: ir.Value) -> ir.Operation | None:
     """The operation that made a memref from another one with the same array."""
-    owner = ref.owner
-    if isinstance(owner, ir.Block) or owner.operation.name not in _VIEWS:
-        return None
-    return owner.operation
+    made = None if isinstance(ref.owner, ir.Block) else ref.owner.operation
+    return made if made is not None and made.name in _VIEWS else None
 
 
 def _strides(type_: ir.MemRefType) -> tuple[int, ...]:
@@ -284,10 +270,14 @@ def window_of(part: Part) -> Window:
     total = max([n * s for n, s in part.extents] + [1])
     sizes = [total, *order]
     pairs = list(itertools.pairwise(sizes))
-    if 0 in cuts or len({s for s, _ in spans}) != len(spans):
-        raise _not_a_part(part)
-    if any(outer % inner for outer, inner in pairs):
-        raise _not_a_part(part)
+    overlaps = 0 in cuts or len({s for s, _ in spans}) != len(spans)
+    if overlaps or any(outer % inner for outer, inner in pairs):
+        raise errors.LayoutError(
+            "A reference is not a part of a row-major array",
+            expected="strides each of which is a multiple of the next smaller one",
+            got=f"shape {part.shape}, strides {part.strides}",
+            hint="copy it in parts, or slice the array that it is a part of",
+        )
     array = [outer // inner for outer, inner in pairs]
     # Dimensions of one element that lie nowhere in the array are in front of it.
     places, free = [], set(order) - {s for s, _ in spans}
@@ -325,15 +315,6 @@ def _starts(
         moved = _scaled(value, stride // order[axis])
         starts[front + axis] = add_index(starts[front + axis], moved)
     return starts
-
-
-def _not_a_part(part: Part) -> errors.LayoutError:
-    return errors.LayoutError(
-        "A reference is not a part of a row-major array",
-        expected="strides each of which is a multiple of the next smaller one",
-        got=f"shape {part.shape}, strides {part.strides}",
-        hint="copy it in parts, or slice the array that it is a part of",
-    )
 
 
 def tiled_view_of(
@@ -397,11 +378,7 @@ def tiled_view_of(
 
 
 def checked_rank(rank: int, tiling_rank: int | None) -> int:
-    """The number of axes of a tile of a reference.
-
-    Raises:
-      LayoutError: the reference has too few axes.
-    """
+    """The number of axes of a tile of a reference, by default half of all."""
     tiled = rank // 2 if tiling_rank is None else tiling_rank
     if (tiling_rank is None and rank % 2) or not 1 <= tiled <= rank // 2:
         raise errors.LayoutError(
@@ -422,7 +399,5 @@ def _scaled(start: Index, factor: int) -> Index:
 
 def memref_ptr(memref_arg: ir.Value) -> ir.Value:
     """Returns the address of a memref's first element, the start of a byte."""
-    view = view_of(memref_arg)
-    if isinstance(view, SmemView):
-        return smem.slice_pointer(view)
-    return gmem.slice_pointer(view)
+    view: Any = view_of(memref_arg)
+    return (smem if isinstance(view, SmemView) else gmem).slice_pointer(view)

@@ -39,9 +39,9 @@ class Partition:
             raise _wrong("num_chunks or chunk_size", (num_chunks, chunk_size))
         if num_chunks is None:
             assert chunk_size is not None
-            if any(n % size for n, size in zip(elements, chunk_size, strict=True)):
+            pairs = list(zip(elements, chunk_size, strict=True))
+            if any(n % size for n, size in pairs):
                 raise _wrong(f"chunks that divide {elements}", chunk_size)
-            pairs = zip(elements, chunk_size, strict=True)
             num_chunks = tuple(n // size for n, size in pairs)
         used = [p for p in partition if p is not None]
         if len(set(used)) != len(used) or any(p >= len(num_chunks) for p in used):
@@ -58,14 +58,12 @@ class Partition:
     def get_base(self, *source_coords: ir.Value | int) -> list[ir.Value]:
         """Returns where the block at some coordinates of the grid starts."""
         index, result = ir.IndexType.get(), []
-        for axis, (size, p) in enumerate(
-            zip(self.target_block_shape, self.partition, strict=True)
-        ):
+        for axis, p in enumerate(self.partition):
             base = c(0, index)
             if p is not None:
                 at = source_coords[p]
                 at = c(at, index) if isinstance(at, int) else at
-                base = arith.muli(c(size, index), at)
+                base = arith.muli(c(self.target_block_shape[axis], index), at)
             if self.base_offset is not None:
                 base = arith.addi(self.base_offset[axis], base)
             result.append(base)

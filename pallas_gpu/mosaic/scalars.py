@@ -128,11 +128,8 @@ class ForResult:
 def fori(bound: ir.Value, carrys: Any) -> Callable[[Callable], ForResult]:
     """Returns a decorator that makes a loop of its body `f(i, carrys) -> carrys`.
 
-    The decorated name becomes a `ForResult`.
-
-    Args:
-      bound: the number of iterations, `index` or an integer type, which `i` has, too.
-      carrys: what the loop carries: a value, or a list or tuple of trees of values.
+    The decorated name becomes a `ForResult`. `bound` and `i` are integers or of type
+    `index`; `carrys` is a value, or a list or tuple of trees of values.
 
     Raises:
       ArgumentError: the body returns another tree than it gets.
@@ -292,12 +289,8 @@ def debug_print(
 ) -> None:
     """Prints a line: each `{}` in the format stands for a scalar or a vector.
 
-    Integers are printed without a sign, vectors as lists.
-
-    Args:
-      fmt, args: the format, and its values.
-      uniform: one thread prints; else each one that executes it.
-      scope: of whose threads one prints; a warpgroup's by default.
+    Integers are printed without a sign, vectors as lists. With `uniform` one thread of
+    `scope`, by default the warpgroup, prints; else each one that executes it.
     """
     if not uniform and scope is not None:
         raise errors.ArgumentError(

@@ -204,7 +204,11 @@ def declaration(leaf: Any) -> Any:
         case CtaBarrier():
             return None
         case TMEM():
-            return _tmem(leaf)
+            packed = None if leaf.layout else (leaf.packing or 1) > 1
+            return types.TMEM(
+                leaf.shape, leaf.dtype, packed=packed, collective=leaf.collective,
+                layout=leaf.layout,
+            )  # fmt: skip
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return types.SMEM(tuple(leaf.shape), leaf.dtype)
     raise errors.ArgumentTypeError(
@@ -213,14 +217,6 @@ def declaration(leaf: Any) -> Any:
         "CtaBarrier or TMEM",
         got=repr(leaf),
     )
-
-
-def _tmem(leaf: TMEM) -> Any:
-    if leaf.layout is not None:
-        how = {"layout": leaf.layout}
-    else:
-        how = {"packed": leaf.packing is not None and leaf.packing > 1}
-    return types.TMEM(leaf.shape, leaf.dtype, collective=leaf.collective, **how)
 
 
 @dataclasses.dataclass(frozen=True)

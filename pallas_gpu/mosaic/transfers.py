@@ -47,12 +47,9 @@ def _update(view: View, array: Array, atomic: str) -> None:
     """Combines the elements of a view with those of an array, each atomically."""
     if isinstance(array, Deferred):
         array = registers.placed(array)
-    shape = array.shape
+    shape, name = array.shape, f"atomic_{atomic}"
     indices = tuple(registers.iota(dtypes.I32, shape, a) for a in range(len(shape)))
-    chosen, name = (
-        indexed.Elements(view, None, array.dtype, indices),
-        f"atomic_{atomic}",
-    )
+    chosen = indexed.Elements(view, None, array.dtype, indices)
     atomics.update(chosen, array.layout, name, [array], False, None, atomics.Order())
 
 
@@ -69,45 +66,9 @@ def swizzled(view: View, swizzle: int) -> View:
     return dataclasses.replace(view, layout=layout)
 
 
-def load_tiled(
-    ref: ir.Value,
-    swizzle: int | None,
-    layout: Any,
-    optimized: bool,
-    tiling_rank: int | None,
-    is_signed: bool | None,
-) -> RegisterArray:
-    """Loads a tiled reference, in whatever order its tiles are stored."""
-    found = tiled(ref, swizzle, tiling_rank, is_signed)
-    if found.order is None:
-        return load(found.view, layout, optimized=optimized)
-    stored = found.stored(place_registers(layout, found.shape))
-    return found.logical(load(found.view, stored, optimized=optimized))
-
-
-def store_tiled(
-    ref: ir.Value,
-    array: Array,
-    swizzle: int | None,
-    optimized: bool,
-    tiling_rank: int | None,
-    atomic: str | None,
-) -> None:
-    """Stores to a tiled reference; see `load_tiled`."""
-    signed = dtypes.kind(array.dtype) != "unsigned"
-    found = tiled(ref, swizzle, tiling_rank, signed)
-    if isinstance(array, Deferred):
-        array = registers.placed(array)
-    if found.order is not None:
-        smem.check_stored(found.shape, found.view.dtype, array)
-        split = registers.reshape(array, found.split)
-        array = registers.transpose(split, found.order)  # type: ignore[arg-type]
-    store(found.view, array, optimized=optimized, atomic=atomic)
-
-
 @dataclasses.dataclass(frozen=True)
 class Tiled:
-    """A tiled reference.
+    """A tiled reference, in whatever order its tiles are stored.
 
     Attributes:
       view: of the logical shape, or of the shape in memory.
@@ -121,19 +82,28 @@ class Tiled:
     split: tuple[int, ...]
     order: tuple[int, ...] | None
 
-    def stored(self, placement) -> LinearLayout:
-        """The placement of an array in the shape in memory."""
-        assert self.order is not None
+    def load(self, layout: Any, *, optimized: bool) -> RegisterArray:
+        """Loads the array in a layout."""
+        if self.order is None:
+            return load(self.view, layout, optimized=optimized)
+        placement: Any = place_registers(layout, self.shape)
         if not isinstance(placement, LinearLayout):
             placement = placement.linear()
-        return placement.reshape(self.split).transpose(self.order)
-
-    def logical(self, array: RegisterArray) -> RegisterArray:
-        """An array of the shape in memory as one of the logical shape."""
-        assert self.order is not None
+        stored = placement.reshape(self.split).transpose(self.order)
         inverse = [self.order.index(i) for i in range(len(self.order))]
+        array = load(self.view, stored, optimized=optimized)
         split = registers.transpose(array, inverse)
         return registers.reshape(split, self.shape)  # type: ignore[return-value]
+
+    def store(self, array: Array, *, optimized: bool, atomic: str | None) -> None:
+        """Stores an array."""
+        if isinstance(array, Deferred):
+            array = registers.placed(array)
+        if self.order is not None:
+            smem.check_stored(self.shape, self.view.dtype, array)
+            split: Any = registers.reshape(array, self.split)
+            array = registers.transpose(split, self.order)
+        store(self.view, array, optimized=optimized, atomic=atomic)
 
 
 def tiled(

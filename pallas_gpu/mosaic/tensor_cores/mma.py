@@ -16,14 +16,9 @@ from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 
 
 class MMALayouts:
-    """The layouts of the operands of `mma`.
+    """The layouts of the operands of `mma`: `lhs`, `rhs` and the accumulator, `acc`.
 
-    Attributes:
-      lhs, rhs, acc: of the left and of the right operand, and of the accumulator.
-
-    Args:
-      element_type: of the operands.
-      m_warps: warps along the rows: 1, 2 or 4; the others are along the columns.
+    `m_warps`, 1, 2 or 4, are along the rows; the others are along the columns.
     """
 
     lhs: TiledLayout
@@ -63,12 +58,8 @@ def mma(
 ) -> FragmentedArray:
     """Returns `acc + a @ b`.
 
-    PTX: `mma.sync`. Since: sm_80. All threads of the warpgroup issue it.
-
-    Args:
-      acc: (M, N) in `MMALayouts.acc`; float32, or int32 for integers.
-      a: (M, K) in `MMALayouts.lhs`.
-      b: (K, N) in `MMALayouts.rhs`.
+    PTX: `mma.sync`. Since: sm_80. All threads of the warpgroup issue it. acc is (M, N)
+    of float32, or of int32 for integers, a (M, K), b (K, N), in `MMALayouts`.
 
     Raises:
       LayoutError: an operand is in another layout.

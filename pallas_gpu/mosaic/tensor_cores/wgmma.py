@@ -91,11 +91,7 @@ def wgmma(
     issue it. `nvvm.wgmma_commit_group_sync_aligned()` ends a group of products, and
     `nvvm.wgmma_wait_group_sync_aligned(n)` waits for all groups but the last n.
 
-    Args:
-      acc: (M, N).
-      a: (M, K): an array in registers, or a tiled reference to SMEM.
-      b: (K, N), a tiled reference to SMEM: tiles of 8 rows by `swizzle` bytes.
-      swizzle: of a and b in SMEM, in bytes.
+    a is in registers, or as b a reference to SMEM, tiled by 8 rows of `swizzle` bytes.
 
     Raises:
       ShapeError, DTypeError, LayoutError: the operands do not match any instruction.
