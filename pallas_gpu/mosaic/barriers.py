@@ -301,11 +301,8 @@ class CollectiveBarrierRef:
     ) -> CollectiveBarrierRef:
         """Initializes barriers; all threads of the block issue it.
 
-        Args:
-          barrier_memref, arrival_count: as of `BarrierRef.initialize`, but of the
-            warpgroups of each block.
-          dims, cluster_shape: an arrival reaches the blocks along each of these axes.
-          leader_tracked: see the class; for one axis.
+        As `BarrierRef.initialize`; `arrival_count` warpgroups of each block arrive, and
+        an arrival reaches the blocks along each of `dims`, one if `leader_tracked`.
         """
         if leader_tracked and len(dims) != 1:
             raise errors.UnsupportedError(
@@ -397,10 +394,8 @@ class SemaphoreRef:
     ) -> None:
         """Adds to the counter. PTX: `red.{release,relaxed}.global.add.u32`.
 
-        Args:
-          value, memory_scope: what to add, for whom.
-          predicate: i1, of the threads that add; default: one of the warpgroup.
-          relaxed: whether it orders no earlier accesses of these threads.
+        The threads of `predicate` add, by default one of the warpgroup; if it is not
+        `relaxed`, it orders their earlier accesses.
         """
         if predicate is None:
             predicate = single_thread_predicate(ThreadSubset.WARPGROUP)

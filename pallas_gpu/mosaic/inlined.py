@@ -42,10 +42,7 @@ def barriers(
 ) -> BarrierRef | CollectiveBarrierRef:
     """Returns the handle of some adjacent barriers; see `BarrierRef.at`.
 
-    Args:
-      pointer, count, parities: of the barriers.
-      groups: the blocks that arrive on those of a cluster; None: those of the block.
-      leader_tracked: whether they arrive at the first block of the group alone.
+    The blocks of `groups` arrive on those of a cluster; None: they are the block's.
     """
     found = BarrierRef.at(pointer, count, parities=parities)
     if groups is None:
@@ -66,9 +63,6 @@ def is_array(x: Any) -> bool:
 
 def registers(x: Any, dtype: np.dtype) -> regs.Array | None:
     """Returns a result of inline code, declared of a type, as a value of the kernel."""
-    match x:
-        case FragmentedArray():
-            return x.array()
-        case ir.Value():
-            return regs.Splat(x, dtype)
-    return None
+    if isinstance(x, FragmentedArray):
+        return x.array()
+    return regs.Splat(x, dtype) if isinstance(x, ir.Value) else None

@@ -163,7 +163,8 @@ class LaunchContext:
             map describes the copy.
           ArgumentError: arguments that exclude each other.
         """
-        _refuse_devices(gmem_peer_id)
+        if gmem_peer_id is not None:
+            raise _no_devices("gmem_peer_id")
         is_load = isinstance(memrefs.view_of(dst_ref), SmemView)
         gmem_ref, smem_ref = (src_ref, dst_ref) if is_load else (dst_ref, src_ref)
         uses_tma = implementation is AsyncCopyImplementation.TMA
@@ -212,7 +213,8 @@ class LaunchContext:
           LayoutError: no tensor map describes the slice.
         """
         del swizzle
-        _refuse_devices(gmem_peer_id)
+        if gmem_peer_id is not None:
+            raise _no_devices("gmem_peer_id")
         part = copies.sliced(gmem_ref, gmem_slice, gmem_transform)
         group = None if collective is None else self._group(collective)
         if isinstance(leader_tracked, CopyPartition.PARTITIONED) and group is not None:
@@ -277,11 +279,6 @@ def _no_devices(what: str) -> errors.UnsupportedError:
         got=what,
         hint="communicate between kernels, by jax.lax.ppermute and the like",
     )
-
-
-def _refuse_devices(gmem_peer_id: Any) -> None:
-    if gmem_peer_id is not None:
-        raise _no_devices("gmem_peer_id")
 
 
 def _check(

@@ -19,7 +19,7 @@ class Partition:
       elements, partition: size of each axis, and the axis of the grid that divides it;
         None: it is whole.
       base_offset: added to each start, of type `index`.
-      num_chunks, chunk_size: size of each axis of the grid, or of a chunk on each axis.
+      num_chunks, chunk_size: sizes of the axes of the grid, or of a chunk.
 
     Raises:
       ArgumentError: chunks do not divide an axis, an axis of the grid divides two, or

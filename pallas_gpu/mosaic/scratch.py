@@ -29,10 +29,9 @@ def _require(holds: bool, what: str, expected: str, got: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Union:
-    """Alternatives that share their memory; a body gets a `Union` of its references.
+    """Pytrees of scratch whose arrays in SMEM share memory; other scratch does not.
 
-    Attributes:
-      members: pytrees of scratch; arrays in SMEM share memory, barriers do not.
+    A body gets a `Union` of its references.
     """
 
     members: Sequence[Any]
@@ -150,7 +149,6 @@ class TMEM:
     """An array of rows and columns in tensor memory.
 
     Attributes:
-      shape, dtype: of the array.
       layout: a TMEM layout; None: that of an accumulator or an operand.
       collective: whether a pair of blocks allocates it.
       packing: elements that share a column of 32 bits, instead of `layout`; None is 1.
@@ -221,13 +219,9 @@ def declaration(leaf: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """The scratch of a kernel.
+    """The scratch of a kernel: leaves as declared, in unions as well, and their tree.
 
-    Attributes:
-      leaves: as declared, those of unions included, in order.
-      tree: their structure.
-      declared: our declarations.
-      places: in the form of `declared` the number of the leaf of each.
+    `declared` are our declarations, and `places` in their form the leaf of each.
     """
 
     leaves: tuple[Any, ...]

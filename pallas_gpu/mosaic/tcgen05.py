@@ -103,12 +103,9 @@ class TMEMRef:
         collective: bool | None = None,
         layout: TmemLayout | None = None,
     ) -> TMEMRef:
-        """Returns the array at an address that `tmem_alloc` has stored.
+        """Returns the array at an address that `tmem_alloc` has stored in a memref.
 
-        Args:
-          tmem_addr_ref: a memref of one i32 in SMEM.
-          shape, dtype, layout: of the array; by default the layout of an accumulator.
-          collective: without a layout: whether it accumulates for a pair of CTAs.
+        Without a layout it is an accumulator, `collective` that of a pair of CTAs.
         """
         if layout is None:
             if collective is None:
@@ -269,10 +266,8 @@ def tmem_alloc(
 ) -> int:
     """Allocates columns of TMEM; one whole warp issues it. PTX: `tcgen05.alloc`.
 
-    Args:
-      tmem_addr: a memref of one i32 in SMEM, or its address: it gets the address.
-      ncols, exact: see `tmem_alloc_exact_ncols`, whose result is returned.
-      collective: whether a pair of CTAs allocates together.
+    A memref of one i32 in SMEM, or its address, gets the address. A pair of CTAs may
+    allocate together. Returns the number of columns: `tmem_alloc_exact_ncols`.
     """
     if isinstance(tmem_addr.type, ir.MemRefType):
         tmem_addr = memrefs.memref_ptr(tmem_addr)

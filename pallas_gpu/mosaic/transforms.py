@@ -44,10 +44,8 @@ class MemRefTransform(abc.ABC):
 class TileTransform(MemRefTransform):
     """Divides the last dimensions into tiles, which are adjacent in SMEM.
 
-    Attributes:
-      tiling: sizes of a tile along the last dimensions.
-      rounding: `Rounding.DOWN`: elements behind the last whole tile are dropped. None:
-        each size is a multiple of its tile.
+    Each size is a multiple of its tile in `tiling`; with `rounding=Rounding.DOWN`
+    elements behind the last whole tile are dropped.
 
       >>> TileTransform((8, 64)).transform_shape((5, 128, 128))
       (5, 16, 2, 8, 64)
@@ -94,13 +92,10 @@ class TileTransform(MemRefTransform):
 
 @dataclasses.dataclass(frozen=True)
 class TransposeTransform(MemRefTransform):
-    """Puts the dimensions in another order.
+    """Puts the dimensions in the order of `permutation`, which has those of the slice.
 
-    Attributes:
-      permutation: for each dimension in SMEM that of the slice.
-
-      >>> TransposeTransform((1, 0)).transform_shape((64, 128))
-      (128, 64)
+    >>> TransposeTransform((1, 0)).transform_shape((64, 128))
+    (128, 64)
     """
 
     permutation: tuple[int, ...]
