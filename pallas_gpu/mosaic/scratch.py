@@ -202,7 +202,7 @@ def declaration(leaf: Any) -> Any:
         case CtaBarrier():
             return None
         case TMEM():
-            packed = None if leaf.layout else (leaf.packing or 1) > 1
+            packed = None if leaf.layout is not None else (leaf.packing or 1) > 1
             return types.TMEM(
                 leaf.shape, leaf.dtype, packed=packed, collective=leaf.collective,
                 layout=leaf.layout,

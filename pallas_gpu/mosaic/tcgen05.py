@@ -197,8 +197,9 @@ def mma(
     `commit_arrive` of that thread tells when it is complete.
 
     Args:
-      d, a, b: (M, N) in TMEM, where M is 64 or 128; (M, K), tiled in SMEM or in TMEM,
-        (M, K / 2) if it is sparse; (K, N), tiled in SMEM, of a pair (K, N / 2).
+      d: (M, N) in TMEM; M is 64 or 128.
+      a: (M, K): a tiled reference to SMEM, or in TMEM; (M, K / 2) if it is sparse.
+      b: (K, N), a tiled reference to SMEM; of a pair of CTAs (K, N / 2).
       a_swizzle, b_swizzle: of a and b in SMEM, in bytes.
       a_scale, b_scale: the scales of blocks of K, both or none.
       a_sparse_metadata: says which elements of a sparse a there are.
