@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -117,7 +118,8 @@ def row_kernel(
       name: of the kernel.
       return_reductions: the results of the reductions, float32 of each row, are
         returned, too, as a list.
-      most_columns: how many columns the registers hold; fewer for several arrays.
+      most_columns: how many columns the registers hold; fewer for several arrays, but
+        not fewer than the 4096 of a part.
       compiler_params, interpret: see `softmax`.
 
     Returns:
@@ -127,7 +129,9 @@ def row_kernel(
 
     Raises:
       ShapeError, DTypeError: when the function is called: arrays that do not match, or
-          other types.
+          other types; a step that does not return a number for each row.
+      ArgumentError: when the function is called: no array, another carry than that of
+          `initial`, or other results than those of `out_dtype`.
 
     Example:
       >>> def largest(top, row):
@@ -137,7 +141,15 @@ def row_kernel(
       >>> y = ops.row_kernel([ops.Reduction(0.0, largest)], scaled)(x)
     """
 
+    @expect.arguments(name)
     def kernel(*arrays: Any, columns: Sequence[Any] = ()) -> Any:
+        if not arrays:
+            raise errors.ArgumentError(
+                f"{name}: there is no array",
+                expected="one array or more",
+                got="none",
+                hint="pass the arrays whose rows are reduced",
+            )
         given = [array(x, f"argument {i}") for i, x in enumerate(arrays)]
         shared = [array(x, f"columns[{i}]") for i, x in enumerate(columns)]
         _check(name, given, shared)
@@ -195,7 +207,7 @@ def call(
     def body(*refs: Any) -> None:
         inputs, outputs = refs[: len(arrays)], refs[len(arrays) + len(shared) :]
         columns = refs[len(arrays) : len(arrays) + len(shared)]
-        over = _whole if r.columns <= most_columns else _parts
+        over = _whole if r.columns <= max(most_columns, rows.BLOCK) else _parts
         over(r, inputs, columns, reduce, apply, outputs, len(dtypes))
 
     out = [*((r.columns, d) for d in dtypes), *[(1, jnp.float32)] * len(kept)]
@@ -210,7 +222,7 @@ def _whole(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> No
     row = Row(elements, r.axis, lambda i: columns[i][...])
     found: list[Any] = []
     for one in reduce:
-        carry = one.step(one.initial, row, *found)
+        carry = _carry(one, one.step(one.initial, row, *found), row)
         found.append(one.finish(carry, r.columns))
     _write(apply(row, *found), outputs[:results], ...)
     for ref, number in zip(outputs[results:], jax.tree.leaves(found), strict=False):
@@ -228,7 +240,8 @@ def _parts(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> No
         seen = tuple(found)
 
         def add(start: Any, size: int, carry: Any, one=one, seen=seen) -> Any:
-            return one.step(carry, part(start, size), *seen)
+            row = part(start, size)
+            return _carry(one, one.step(carry, row, *seen), row)
 
         carry = r.over_parts(add, jax.tree.map(jnp.float32, one.initial))
         found.append(one.finish(carry, r.columns))
@@ -243,7 +256,37 @@ def _parts(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> No
         ref[0, 0] = number
 
 
+def _carry(one: Reduction, carry: Any, row: Row) -> Any:
+    """Returns what a step returns, if it is a number for each row."""
+    elements = jax.typeof(row.elements[0]).shape
+    wanted = tuple(np.delete(elements, row.axis).tolist())
+    leaves, tree = jax.tree.flatten(carry)
+    if tree != jax.tree.structure(one.initial):
+        raise errors.ArgumentError(
+            "Reduction.step does not return a carry as `initial`",
+            expected=jax.tree.structure(one.initial),
+            got=tree,
+            hint="return the carry with the elements of the row added",
+        )
+    for x in leaves:
+        if jnp.shape(x) != wanted and not isinstance(x, int | float):
+            raise errors.ShapeError(
+                "Reduction.step does not return a number for each row",
+                expected=f"shape {wanted}, of elements of shape {elements}",
+                got=f"shape {jnp.shape(x)}",
+                hint="row.sum and row.max reduce the elements of each row",
+            )
+    return carry
+
+
 def _write(values: Any, refs: Any, at: Any) -> None:
     values = values if isinstance(values, tuple) else (values,)
+    if len(values) != len(refs) or any(x is None for x in values):
+        raise errors.ArgumentError(
+            "row_kernel: apply does not return what out_dtype declares",
+            expected=f"the elements of {len(refs)} result{'s' * (len(refs) > 1)}",
+            got=", ".join(map(expect.shown, values)) or "an empty tuple",
+            hint="out_dtype=(jnp.float32, jnp.float32) declares two results",
+        )
     for ref, value in zip(refs, values, strict=True):
         ref[at] = value.astype(ref.dtype)

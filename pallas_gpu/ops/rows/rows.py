@@ -16,7 +16,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 
 # Elements that a block of short rows has, and a part of a long one: 32 a thread.
-_BLOCK = 4096
+BLOCK = 4096
 # CUDA C++ Programming Guide, "Device Memory Accesses".
 _SECTOR_BYTES = 32
 
@@ -103,11 +103,11 @@ class Rows:
 
     def over_parts(self, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """Folds `step(first column, columns, carry)` over the parts of a row."""
-        whole, rest = divmod(self.columns, _BLOCK)
+        whole, rest = divmod(self.columns, BLOCK)
         carry = lax.fori_loop(
-            0, whole, lambda i, carry: step(i * _BLOCK, _BLOCK, carry), carry
+            0, whole, lambda i, carry: step(i * BLOCK, BLOCK, carry), carry
         )
-        return step(whole * _BLOCK, rest, carry) if rest else carry
+        return step(whole * BLOCK, rest, carry) if rest else carry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Columns(Rows):
         return plgpu.BlockSpec(block, lambda i, j: (i, 0, j), memory_space=plgpu.GMEM)
 
 
-def together(count: int, elements: int, most_elements: int = _BLOCK) -> int:
+def together(count: int, elements: int, most_elements: int = BLOCK) -> int:
     """Returns how many items of so many elements form a block.
 
     It is a power of two that divides their number.

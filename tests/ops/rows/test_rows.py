@@ -375,3 +375,38 @@ def test_a_row_kernel_of_arrays_that_do_not_match(arrays, columns):
     kernel = ops.row_kernel([], lambda row: row.elements[0])
     with pytest.raises(errors.ShapeError, match="does not match argument 0"):
         kernel(*arrays, columns=columns)
+
+
+def test_a_part_holds_more_than_most_columns():
+    mean = ops.Reduction(
+        0.0, lambda c, row: c + row.sum(row.elements[0]), lambda c, size: c / size
+    )
+
+    def centred(row, mean):
+        return row.elements[0] - row.spread(mean)
+
+    x = normal(8, 96)
+    y = ops.row_kernel([mean], centred, most_columns=32)(x)
+    np.testing.assert_allclose(y, x - x.mean(-1, keepdims=True), atol=1e-6)
+
+
+def first(row, *found):
+    return row.elements[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "apply", "arrays"),
+    [
+        (lambda c, row: c + jnp.sum(row.elements[0]), first, 1),
+        (lambda c, row: c + row.elements[0], first, 1),
+        (lambda c, row: None, first, 1),
+        (lambda c, row: c, lambda row, found: (first(row), found), 1),
+        (lambda c, row: c, lambda row, found: None, 1),
+        (lambda c, row: c, first, 0),
+    ],
+    ids=["all", "elements", "no carry", "two results", "no result", "no array"],
+)
+@refused
+def test_functions_of_a_row_kernel_return_what_is_declared(step, apply, arrays):
+    kernel = ops.row_kernel([ops.Reduction(0.0, step)], apply)
+    kernel(*[normal(4, 8)] * arrays)  # HERE
