@@ -26,6 +26,13 @@ def _two_times(value: Any, what: str) -> tuple[float, float]:
             what, "two times", "(begin, end)", value, "the times are those of the spans"
         )
     first, last = (expect.number(x, what) for x in found)
+    if not first < last:
+        raise errors.ArgumentError(
+            f"{what} is empty",
+            expected="(begin, end), begin before end",
+            got=(first, last),
+            hint="the times are those of the spans",
+        )
     return first, last
 
 
@@ -91,7 +98,8 @@ class Profile:
           width: of the picture in pixels.
 
         Raises:
-          ArgumentError: there is no such launch, or the picture is too narrow.
+          ArgumentError: there is no such launch, `between` is empty, or the picture is
+              too narrow.
           ArgumentTypeError: `between` is not a pair.
         """
         if launch >= len(self.launches):

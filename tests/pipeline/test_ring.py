@@ -165,6 +165,11 @@ def test_the_slot_of_a_product_is_released_a_step_later(steps, given, accumulato
 
 
 @refused
+def test_a_declaration_has_no_slots():
+    plgpu.Ring.of(rows()).fill(0)  # HERE
+
+
+@refused
 def test_buffers_of_different_numbers_of_slots():
     plgpu.Ring.of((rows(2), rows(3)))
 

@@ -106,3 +106,9 @@ EFFECTS = {
         for name in ("axis", "batch", "cluster", "cluster_axis", "minor", "strip")
     },
 }
+
+
+@pytest.mark.parametrize("registers", [232, (40, 232, 232)], ids=["one", "three"])
+@refused
+def test_registers_are_those_of_both_roles(registers):
+    plgpu.Roles(consumers=2, registers=registers)  # HERE

@@ -219,3 +219,8 @@ def test_no_such_launch():
 @refused
 def test_one_time_only():
     profile_of(*TWO).svg(between=3)  # HERE
+
+
+@refused
+def test_no_time():
+    profile_of(*TWO).svg(between=(5, 0))  # HERE

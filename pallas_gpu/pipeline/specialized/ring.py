@@ -166,8 +166,15 @@ class Ring:
           step: number of the step, from 0 on: an integer, or an i32 scalar.
 
         Raises:
-          ArgumentTypeError: the step is not an integer.
+          ArgumentTypeError: the step is not an integer, or the ring is a declaration.
         """
+        if is_declaration(self.full):
+            raise errors.ArgumentTypeError(
+                "Ring.slot: the ring is a declaration",
+                expected="a ring of references",
+                got="one of declarations",
+                hint="list it in scratch_types, and use the ring that the body is given",
+            )
         i = ring_index(step, self.stages)
         buffers = jax.tree.map(
             lambda ref: ref.at[i], self.buffers, is_leaf=lambda x: hasattr(x, "at")

@@ -17,9 +17,17 @@ from pallas_gpu.entry import control
 from pallas_gpu.primitives.registers import set_max_registers
 
 
-@expect.arguments(
-    consumers=expect.integer(1), registers=expect.optional(expect.integers(24, 256))
-)
+def _of_both(value: Any, what: str) -> tuple[int, ...]:
+    found = expect.integers(24, 256)(value, what)
+    if not expect.is_sequence(value) or len(found) != 2:
+        raise expect.wrong_type(
+            what, "two numbers", "those of the producer and of a consumer", value,
+            "write registers=(40, 232)",
+        )  # fmt: skip
+    return found
+
+
+@expect.arguments(consumers=expect.integer(1), registers=expect.optional(_of_both))
 @dataclasses.dataclass(frozen=True)
 class Roles:
     """The roles of a block's warpgroups: consumers, and a producer, the last one.
