@@ -537,7 +537,7 @@ def signature_mismatch(
     """Returns what a function should take and what it takes; None if that fits.
 
     Args:
-      f: the function, which has raised a TypeError.
+      f: the function.
       args, named: what was passed.
       of: what the arguments are, e.g. "references".
     """
@@ -553,6 +553,17 @@ def signature_mismatch(
         things = of.removesuffix("s") if len(args) == 1 else of
         return f"{len(args)} positional {things}{by_name}", found
     return None
+
+
+def takes(f: Callable[..., Any], what: str, args: Sequence[Any], hint: str) -> None:
+    """Raises ArgumentTypeError for a function that arguments cannot be passed to."""
+    if (mismatch := signature_mismatch(f, args, {}, "arguments")) is not None:
+        raise errors.ArgumentTypeError(
+            f"{what} does not take what it is given",
+            expected=f"a function of {mismatch[0]}",
+            got=mismatch[1],
+            hint=hint,
+        )
 
 
 _IMPLIED: dict[Any, Rule] = {

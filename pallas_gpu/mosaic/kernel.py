@@ -94,6 +94,13 @@ def as_gpu_kernel(
     _refuse(thread_semantics)
     inputs, updated = _sequence(in_shape), _sequence(inout_shape)
     outputs = _sequence(out_shape)
+    expect.takes(
+        expect.function(body, f"{_WHO}: body"),
+        f"{_WHO}: body",
+        (None,) * (len(inputs) + len(updated) + len(outputs) + 2),
+        "they are the context, a memref for each array, and the scratch: "
+        "def body(ctx, x_ref, o_ref, scratch):",
+    )
     single = not isinstance(out_shape, tuple | list) and not updated
     name = kernel_name or getattr(body, "__name__", "anonymous")
     launch = _Launch(

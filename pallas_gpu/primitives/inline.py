@@ -9,6 +9,8 @@ how it makes these handles (`handles_by`).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import re
 import types as python_types
 from collections.abc import Callable, Sequence
@@ -122,6 +124,13 @@ class Code:
         given = self.given[i]
         assert isinstance(given, RefType)
         return given.transforms
+
+    def captured(self) -> list[str]:
+        """Returns the names of arrays and references that the function captures."""
+        emit = inspect.unwrap(self.emit)
+        names = getattr(getattr(emit, "__code__", None), "co_freevars", ())
+        cells = zip(names, getattr(emit, "__closure__", None) or (), strict=True)
+        return [name for name, cell in cells if _jax.is_tracer(_contents(cell))]
 
     def leaves(self, returned: Any, by: str, **options: Any) -> list[Any]:
         """Returns the results in their order.
@@ -283,7 +292,7 @@ def _with_captured(code: Code) -> tuple[Code, list[Any]]:
         function.__kwdefaults__ = emit.__kwdefaults__
         return function(context, *args[:-1])
 
-    emit_with.__name__ = emit.__name__
+    functools.update_wrapper(emit_with, emit)
     declared = jax.tree.unflatten(code.given_tree, code.given)
     flat, tree = jax.tree.flatten((*declared, given))
     rest = None if emulate is None else lambda *args: emulate(*args[:-1])
@@ -299,11 +308,15 @@ def _is_scalar(cell: Any) -> bool:
     The shapes of arrays and references may be all that is used of them; the code gets
     them as arguments.
     """
-    try:
-        value = cell.cell_contents
-    except ValueError:  # assigned later
-        return False
+    value = _contents(cell)
     return _jax.is_tracer(value) and types.base_aval(value) is None and not value.shape
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # assigned later
+        return None
 
 
 def _called(code: Code, args: tuple[Any, ...]) -> Any:
@@ -315,6 +328,10 @@ def _called(code: Code, args: tuple[Any, ...]) -> Any:
             got=f"{tree.num_leaves} in the tree {tree}",
             hint="arg_types has a type for each argument, in the same pytree",
         )
+    first = "the context comes first: def f(ctx, x):"
+    expect.takes(code.emit, f"{code.name}: the function", (None, *args), first)
+    if code.emulate is not None:
+        expect.takes(code.emulate, f"{code.name}: `emulate`", args, "it has no context")
     code, captured = _with_captured(code)
     operands = [
         _operand(x, t, code.emulate is not None, f"{code.name}: argument {i}")

@@ -256,6 +256,7 @@ REFUSED = {
     "part of a warpgroup": {"block": (96, 1, 1)},
     "Warpgroup semantics": {"thread_semantics": plgpu.LoweringSemantics.Warpgroup},
     "a shape without a dtype": {"in_shape": (128,)},
+    "a body without scratch": {"body": lambda ctx, x_ref, o_ref: None},
     "other scratch": {"smem_scratch_shape": plgpu.Barrier()},
     "another profiler": {"prof_spec": "a profiler"},
 }

@@ -44,10 +44,25 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
             made = code.emit(handles.context(ctx.kernel.recorder), *args)
         except errors.PallasGpuError as error:
             raise error.with_location(scope.raised_at(error)) from None
+        except (AttributeError, TypeError) as error:
+            _require_arguments(code, error)
+            raise
         for x, handle in zip(operands, given, strict=True):
             if isinstance(x, Reference) and isinstance(x.handle, vals.BarrierHandle):
                 _count_waits(ctx, x, handles.parities(handle))
         return _made(code, handles, made)
+
+
+def _require_arguments(code: Any, error: Exception) -> None:
+    """Raises KernelError for code that has failed, and captures arrays."""
+    if names := code.captured():
+        raise errors.KernelError(
+            f"{code.name}: the function fails, and captures what has no handle in it",
+            expected="arrays and references as arguments; scalars may be captured",
+            got=f"{', '.join(names)} of the kernel, and {type(error).__name__}",
+            hint="pass it: add its type to arg_types, and a parameter",
+            where=scope.raised_at(error),
+        ) from error
 
 
 def _may_be_written(ctx: RuleContext, x: Any) -> bool:
@@ -80,11 +95,13 @@ def _given(ctx: RuleContext, code: Any, handles: Any, i: int, x: Any) -> Any:
     if isinstance(x, regs.Deferred):
         x = regs.placed(x, placement)
     if x.layout != placement:
+        name = describe(placement)
         raise errors.LayoutError(
             f"{code.name}: argument {i} is in another layout than declared",
-            expected=describe(placement),
+            expected=name,
             got=describe(x.layout),
-            hint=f"convert it: plgpu.layout_cast(x, {code.given[i]})",
+            hint="convert it: plgpu.layout_cast"
+            + (f"(x, plgpu.{name})" if name.startswith("Layout.") else ""),
         )
     return handles.array(x, to_layout(code.given[i]))
 

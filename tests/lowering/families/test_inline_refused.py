@@ -199,6 +199,32 @@ def test_a_warp_has_no_arrays_of_inline_code(x, o):
     o[...] = x[...]
 
 
+@refused_by(run_once)
+def test_the_function_has_a_parameter_for_the_context(x, o):
+    code = plgpu.inline_mgpu(arg_types=(STRIDED,), return_type=array())
+    o[...] = code(lambda x: x + x)(loaded(x))  # HERE
+
+
+@refused_by(run_once)
+def test_emulate_has_no_parameter_for_the_context(x, o):
+    code = plgpu.inline_mgpu(
+        arg_types=(STRIDED,), return_type=array(), emulate=lambda ctx, x: x + x
+    )
+    o[...] = code(lambda ctx, x: x + x)(loaded(x))  # HERE
+
+
+@pytest.mark.parametrize("what", ["array", "reference"])
+@refused_by(run_once)
+def test_arrays_and_references_are_not_captured(x, o, *, what):
+    value = loaded(x) if what == "array" else x
+
+    @plgpu.inline_mgpu(return_type=array())
+    def code(ctx):
+        return mgpu.FragmentedArray.load_strided(value)  # HERE
+
+    o[...] = code()
+
+
 @refused
 def test_types_are_layouts_and_references():
     plgpu.inline_mgpu(arg_types=(jax.ShapeDtypeStruct(SHAPE, F32),))  # HERE
