@@ -126,3 +126,8 @@ def test_an_operation_updates_what_its_example_does():
 def test_results_of_an_operation_are_one_by_one():
     nested = plgpu.as_torch_kernel(lambda x: ((x, x), x))
     nested.custom_op("pallas_gpu_tests::nested", vector("cpu"))
+
+
+@refused
+def test_an_operation_has_a_library():
+    plgpu.as_torch_kernel(double).custom_op("double", vector("cpu"))  # HERE

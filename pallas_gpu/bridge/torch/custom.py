@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,8 +43,16 @@ def custom_op(
       program: from a plan and a device to what runs it.
 
     Raises:
-      ArgumentError: the result is not a tensor, or a tuple or list of tensors.
+      ArgumentError: another name, or a result that is not a tensor, or a tuple or list
+          of tensors.
     """
+    if not re.fullmatch(r"[\w.]+::[\w.]+", name):
+        raise errors.ArgumentError(
+            "custom_op: the name has no library",
+            expected="library::name",
+            got=name,
+            hint='f.custom_op("my_library::product", a, b)',
+        )
     operation = _Operation(name, traces, program)
     first = operation.traced(example)
     plan, container = first.forward, (first.tree.node_data() or (None,))[0]

@@ -84,7 +84,10 @@ class TorchKernel:
 
     def custom_op(self, name: str, *example: torch.Tensor) -> Callable[..., Any]:
         """Registers the function with torch; see `TorchFunction`."""
-        return custom_op(name, example, self, self._traces, self.program)
+        try:
+            return custom_op(name, example, self, self._traces, self.program)
+        except errors.PallasGpuError as error:
+            raise error.with_location(scope.called_at()) from None
 
     # --- what is compiled -------------------------------------------------------------
 
