@@ -132,6 +132,15 @@ def _to_float8(kind: str) -> Compute:
     return compute
 
 
+def _to_pair(dtype: Any) -> Compute:
+    def compute(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        pair = np.stack(np.broadcast_arrays(lower, upper), axis=-1).view(np.float32)
+        with np.errstate(all="ignore"):
+            return np.ascontiguousarray(pair.astype(dtype)).view(np.uint32)[..., 0]
+
+    return compute
+
+
 def _fused(rounding: Callable[[np.ndarray], np.ndarray]) -> Compute:
     """`fma` of f32; exact in float64 for the operands that emitters have."""
 
@@ -233,6 +242,13 @@ def _on_registers() -> dict[str, tuple[int, Compute]]:
                 rows[f"{name}{rounding}.{kind}"] = row
                 if kind.endswith("16"):
                     rows[f"{name}{rounding}.{kind}x2"] = row
+    for kind in ("s32", "u32"):
+        rows[f"mad.lo.{kind}"] = 3, _typed(np.uint32, lambda a, b, c: a * b + c)
+    # Amounts from 32 on shift all bits out.
+    rows["shl.b32"] = 2, _typed(np.uint32, lambda a, b: np.where(b < 32, a << b, 0))
+    rows["shr.u32"] = 2, _typed(np.uint32, lambda a, b: np.where(b < 32, a >> b, 0))
+    for kind in ("f16", "bf16"):
+        rows[f"cvt.rn.{kind}x2.f32"] = 2, _to_pair(_FLOATS[kind])
     for kind in ("f16", "bf16", "f32"):
         for packed in ("", "x2") if kind.endswith("16") else ("",):
             rows[f"fma.rn.{kind}{packed}"] = 3, _typed(_FLOATS[kind], _rounded_once)
@@ -276,12 +292,28 @@ def register_instruction(text: str) -> Compute | None:
     return lambda *inputs: chosen(*(x(inputs) for x in read[1:] if x is not None))
 
 
+def input_bits(text: str) -> int | None:
+    """The bits of the inputs of an instruction, which are all of its last type."""
+    (statement,) = parse(text)
+    match = re.search(r"[a-z]+(\d+)(x2)?$", statement.opcode)
+    if match is None or re.search(r"e[45]m[32]x2$", statement.opcode):
+        return None
+    return int(match[1]) * (2 if match[2] else 1)
+
+
 def _operand(text: Any) -> Callable[[Sequence[np.ndarray]], np.ndarray] | None:
-    """How an input or an f32 constant is read; None for another operand."""
+    """How an input or a constant is read; None for another operand."""
     if not isinstance(text, str):
         return None
     if re.fullmatch(r"\$\d+", text):
         return lambda inputs: inputs[int(text[1:]) - 1]
     if re.fullmatch(r"0f[0-9A-Fa-f]{8}", text):
         return lambda inputs: np.array([int(text[2:], 16)], np.uint32)
+    if re.fullmatch(r"-?(0x[0-9A-Fa-f]+|0|[1-9]\d*)", text):
+
+        def constant(inputs: Sequence[np.ndarray]) -> np.ndarray:
+            bits = 8 * inputs[0].dtype.itemsize
+            return np.array([int(text, 0) % (1 << bits)], inputs[0].dtype)
+
+        return constant
     return None

@@ -343,7 +343,14 @@ def approximation(program: Program, op: ir.Operation, text: str) -> Step | None:
     function = assembly.register_instruction(text)
     if function is None:
         return None
-    to = values.dtype(op.results[0].type)
+    to, bits = values.dtype(op.results[0].type), assembly.input_bits(text)
+    for i, x in enumerate(op.operands):
+        own = 8 * values.dtype(x.type).itemsize
+        if bits not in (None, own):
+            raise NotModelled(
+                f"{text!r} for registers of another width",
+                f"${len(op.results) + i} of {own} bits, where its type has {bits}",
+            )
 
     def compute(*inputs: np.ndarray) -> np.ndarray:
         raw = (np.ascontiguousarray(values.unsigned(x)) for x in inputs)

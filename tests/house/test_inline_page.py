@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128) % 13 - 6
 SCALE = np.array([3.0], np.float32)
 KERNELS = {
     "silu_kernel": ([X], X / (1 + np.exp(-X))),
+    "rounded_kernel": ([X], X.astype(jnp.bfloat16)),
     "scaled_kernel": ([X, SCALE], 3 * X),
     "add_first_row_kernel": ([X], X + X[0]),
 }
@@ -28,6 +30,7 @@ def test_the_code_of_the_page(name):
     for block in re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE):
         exec(block, names)
     args, expected = KERNELS[name]
-    out = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    out = jax.ShapeDtypeStruct(X.shape, expected.dtype)
     run = plgpu.kernel(names[name], out_type=out)
-    np.testing.assert_allclose(run(*args), expected, rtol=1e-5, atol=1e-5)
+    found = np.asarray(run(*args)).astype(np.float32)
+    np.testing.assert_allclose(found, expected.astype(np.float32), rtol=1e-5, atol=1e-5)

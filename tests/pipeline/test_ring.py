@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.public_calls import top
 from tests.support.refusal import refused
+from tools.source_tree import ROOT
 
 STEPS = 5
 X = np.random.default_rng(0).standard_normal((STEPS, 2, 128)).astype(np.float32)
@@ -159,6 +162,14 @@ def test_the_slot_of_a_product_is_released_a_step_later(steps, given, accumulato
     ]
     args = np.array([given], np.int32), a, b
     everywhere.check(product(steps, accumulators), args, expected)
+
+
+def test_the_kernel_of_the_page_adds_tiles():
+    text = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")
+    block = re.search(r"^```python whole\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    names = {"plgpu": plgpu, "jax": jax, "jnp": jnp}
+    exec(block[1], names)
+    np.testing.assert_array_equal(names["y"], 5.0)
 
 
 # --- refused --------------------------------------------------------------------------

@@ -42,6 +42,15 @@ PTX = {
     "bf16": ("mul.bf16x2 $0, $1, $1;", [HALVES], HALVES * HALVES, {"pack": 2}),
     "alone": ("add.bf16 $0, $1, $1;", [HALVES], HALVES + HALVES, {}),
     "bytes": ("not.b32 $0, $1;", [BYTES], ~BYTES, {"pack": 4}),
+    "constant": ("xor.b32 $0, $1, 0x0101;", [INTS], INTS ^ 0x0101, {}),
+    "below 0": ("mad.lo.s32 $0, $1, $1, -3;", [INTS], INTS * INTS - 3, {}),
+    "shifted": ("shl.b32 $0, $1, 4;", [INTS], INTS << 4, {}),
+    "rounded": (
+        "cvt.rn.bf16x2.f32 $0, $2, $1;",
+        [X / 3],
+        (X / 3).astype(BF16),
+        {"pack": 2},
+    ),
     "wide": (
         "and.b64 $0, $1, $2;",
         [INTS.astype(np.int64) << 20, (INTS + 77).astype(np.int64) << 20],
@@ -158,6 +167,12 @@ def run_once(body, *scratch, interpret=None, **options):
 def test_an_instruction_without_a_model_names_the_line(x, o):
     plgpu.inline_ptx("prefetch.global.L2 [$0];", 0)  # HERE
     o[...] = x[...]
+
+
+@refused_by(run_once)
+def test_registers_have_the_width_of_the_instruction(x, o):
+    half = x[...].astype(BF16)
+    o[...] = plgpu.inline_ptx("ex2.approx.f32 $0, $1;", half, dtype=F32)  # HERE
 
 
 WRONG = {
