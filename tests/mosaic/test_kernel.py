@@ -268,6 +268,18 @@ def test_what_cannot_be_launched(case):
     mgpu.as_gpu_kernel(**{**VALID, **REFUSED[case]})  # HERE
 
 
+@refused
+def test_a_missing_wait_has_its_line_in_the_body():
+    def body(ctx, x_ref, o_ref, scratch):
+        tile, barrier = scratch
+        ctx.async_copy(src_ref=x_ref, dst_ref=tile, barrier=barrier)
+        x = mgpu.FragmentedArray.load_strided(tile)  # HERE
+        x.store_untiled(o_ref)
+
+    x = numbers(128)
+    kernel(body, [x], [x], (smem([128], F32), mgpu.TMABarrier()))(x)
+
+
 ARGUMENTS = {
     "too few": (),
     "another tree": ((numbers(128),),),

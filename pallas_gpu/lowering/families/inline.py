@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import os
 from typing import Any
 
 import jax
+import jaxlib
 from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _mlir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, types
@@ -40,8 +44,10 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
     with ctx.in_order() if ordered else contextlib.nullcontext():
         given = [_given(ctx, code, handles, i, x) for i, x in enumerate(operands)]
         args = jax.tree.unflatten(code.given_tree, given)
+        context = handles.context(ctx.kernel.recorder)
         try:
-            made = code.emit(handles.context(ctx.kernel.recorder), *args)
+            with _authors_lines(ctx):
+                made = code.emit(context, *args)
         except errors.PallasGpuError as error:
             raise error.with_location(scope.raised_at(error)) from None
         except (AttributeError, TypeError) as error:
@@ -51,6 +57,23 @@ def _inline(ctx: RuleContext, *invals: Any) -> list[Any]:
             if isinstance(x, Reference) and isinstance(x.handle, vals.BarrierHandle):
                 _count_waits(ctx, x, handles.parities(handle))
         return _made(code, handles, made)
+
+
+def _authors_lines(ctx: RuleContext) -> contextlib.AbstractContextManager[None]:
+    """Operations get the lines of the author's code, if they carry any."""
+    if not ctx.kernel.keeps_lines:
+        return contextlib.nullcontext()
+    _leave_out()
+    return ir.loc_tracebacks(max_depth=1)
+
+
+@functools.cache
+def _leave_out() -> None:
+    """Excludes what the author's code calls from the lines of operations."""
+    for folder in (jax, jaxlib, errors):
+        path = os.path.join(os.path.dirname(folder.__file__), "")
+        _mlir.globals.register_traceback_file_exclusion(path)
+    _mlir.globals.register_traceback_file_exclusion(contextlib.__file__)
 
 
 def _require_arguments(code: Any, error: Exception) -> None:
