@@ -71,7 +71,7 @@ def _authors_lines(ctx: RuleContext) -> contextlib.AbstractContextManager[None]:
 def _leave_out() -> None:
     """Excludes what the author's code calls from the lines of operations."""
     for folder in (jax, jaxlib, errors):
-        path = os.path.join(os.path.dirname(folder.__file__), "")
+        path = os.path.join(os.path.dirname(str(folder.__file__)), "")
         _mlir.globals.register_traceback_file_exclusion(path)
     _mlir.globals.register_traceback_file_exclusion(contextlib.__file__)
 
