@@ -584,6 +584,6 @@ def _require_registers(template: str, count: int) -> None:
             "inline_ptx: the template does not name the registers that there are",
             expected=f"each of $0 to ${count - 1}" if count else "no register",
             got=", ".join(f"${x}" for x in sorted(named)) or "no register",
-            hint="results come first, then operands; elements share registers with "
-            "`pack`",
+            hint="the results that dtype declares come first, then operands; elements "
+            "share registers with `pack`",
         )
