@@ -383,7 +383,7 @@ def test_a_launch_is_ordered_by_the_current_stream():
     torch.cuda.synchronize()
     side, event = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(1_000_000_000)
         x += 1
         result = f(x)
         event.record()

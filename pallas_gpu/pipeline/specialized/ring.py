@@ -173,7 +173,7 @@ class Ring:
                 "Ring.slot: the ring is a declaration",
                 expected="a ring of references",
                 got="one of declarations",
-                hint="list it in scratch_types, and use the ring that the body is given",
+                hint="list it in scratch_types, and use the ring that the body gets",
             )
         i = ring_index(step, self.stages)
         buffers = jax.tree.map(
