@@ -166,10 +166,12 @@ def _copy(p: Problem, mem: Memory, tile: Any, steps: Any) -> None:
 
     copy_k(jnp.int32(0))
 
-    @plgpu.loop(1, steps)
+    # Of a count that may be negative LLVM makes another loop; ptxas then spills values
+    # of the consumers.
+    @plgpu.loop(0, lax.max(steps - 1, np.int32(0)))
     def _(step):
-        copy_k(step)
-        copy_v(step - 1)
+        copy_k(step + 1)
+        copy_v(step)
 
     copy_v(jnp.asarray(steps - 1, jnp.int32))
 

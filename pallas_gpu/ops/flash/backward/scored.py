@@ -91,7 +91,9 @@ class Scored:
                 *(scores, p.scores.hidden, lengths, row, column, found),
                 hides_rows=self.transposed and p.has_tail,
             )
-        return jnp.exp2(scores * p.scores.factor - lse()), capped
+        # Loaded before the scores are scaled: after it ptxas runs out of registers.
+        subtracted = lse()
+        return jnp.exp2(scores * p.scores.factor - subtracted), capped
 
     def loaded(self, part: Any, axis: int) -> Any:
         """Returns a number for each row (1) or each column (0) of a tile."""
