@@ -379,9 +379,13 @@ class _Nothing:
 def test_a_launch_is_ordered_by_the_current_stream():
     f = plgpu.as_torch_kernel(double)
     x = vector("cuda")
-    f(x)
-    torch.cuda.synchronize()
     side, event = torch.cuda.Stream(), torch.cuda.Event()
+    # What a first use allocates or loads waits for the device.
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1)
+        f(x + 1)
+        x += 0
+    torch.cuda.synchronize()
     with torch.cuda.stream(side):
         torch.cuda._sleep(1_000_000_000)
         x += 1
