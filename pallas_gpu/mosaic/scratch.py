@@ -243,16 +243,16 @@ class Scratch:
     def in_order(self, refs: Sequence[Any]) -> list[Any]:
         """Returns the references of a scope by the leaves' numbers; None without."""
         found: list[Any] = [None] * len(self.leaves)
-
-        def put(places: Any, refs: Any) -> None:
-            for place, ref in zip(places, refs, strict=True):
-                if isinstance(place, int):
-                    found[place] = ref
-                else:
-                    put(place, ref)
-
-        put(self.places, refs)
+        _put(found, self.places, refs)
         return found
+
+
+def _put(found: list[Any], places: Any, refs: Any) -> None:
+    for place, ref in zip(places, refs, strict=True):
+        if isinstance(place, int):
+            found[place] = ref
+        else:
+            _put(found, place, ref)
 
 
 type _Declared = list[tuple[Any, Any]]
