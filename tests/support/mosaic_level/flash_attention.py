@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm
 
+from tests.support.mosaic_level import Steps
+
 X, Y = gpu.Dimension.x, gpu.Dimension.y
 SWIZZLE = 128
 ROWS = 64
@@ -26,7 +28,7 @@ FEW_REGISTERS, MANY_REGISTERS = 32, {2: 232, 3: 160}
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
+class Attention(Steps):
     """The sizes of attention, of all heads of a batch.
 
     Attributes:
@@ -79,18 +81,6 @@ class Attention:
             scratch,
             kernel_name="attention",
         )
-
-    def index(self, value: int) -> ir.Value:
-        """Returns a constant index."""
-        return self.mgpu.c(value, ir.IndexType.get())
-
-    def slot(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the slot of a block of keys, and whether its round is odd."""
-        stages, i1 = self.index(self.stages), ir.IntegerType.get_signless(1)
-        round_ = arith.index_cast(
-            ir.IntegerType.get_signless(32), arith.divui(step, stages)
-        )
-        return arith.remui(step, stages), arith.trunci(i1, round_)
 
     def body(self, ctx, q, k, v, o, scratch) -> None:
         """Computes attention of a block of queries: the last warpgroup copies."""

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm
 
+from tests.support.mosaic_level import Steps
+
 X = gpu.Dimension.x
 MULTIPLYING = 2
 SWIZZLE = 128
@@ -25,7 +27,7 @@ FEW_REGISTERS, MANY_REGISTERS = 40, 232
 
 
 @dataclasses.dataclass(frozen=True)
-class Matmul:
+class Matmul(Steps):
     """The sizes of a product.
 
     Attributes:
@@ -91,10 +93,6 @@ class Matmul:
 
     # --- positions --------------------------------------------------------------------
 
-    def index(self, value: int) -> ir.Value:
-        """Returns a constant index."""
-        return self.mgpu.c(value, ir.IndexType.get())
-
     def tiles(self) -> ir.Value:
         """Returns how many tiles this block computes."""
         total = (self.m // (2 * self.tile_m)) * (self.n // self.tile_n)
@@ -117,14 +115,6 @@ class Matmul:
             arith.muli(row, self.index(self.tile_m)),
             arith.muli(column, self.index(self.tile_n)),
         )
-
-    def slot(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the slot of a step, and whether its round is odd."""
-        stages, i1 = self.index(self.stages), ir.IntegerType.get_signless(1)
-        return arith.remui(step, stages), arith.trunci(
-            i1, arith.index_cast(ir.IntegerType.get_signless(32),
-                                 arith.divui(step, stages))
-        )  # fmt: skip
 
     # --- the body ---------------------------------------------------------------------
 

@@ -17,13 +17,15 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, nvvm
 
+from tests.support.mosaic_level import Steps
+
 X, Y = gpu.Dimension.x, gpu.Dimension.y
 SWIZZLE = 128
 TILE_M = 128
 
 
 @dataclasses.dataclass(frozen=True)
-class Matmul:
+class Matmul(Steps):
     """The sizes of a product of float16.
 
     Attributes:
@@ -78,18 +80,6 @@ class Matmul:
             cluster=(self.blocks, 1, 1),
             kernel_name="matmul",
         )
-
-    def index(self, value: int) -> ir.Value:
-        """Returns a constant index."""
-        return self.mgpu.c(value, ir.IndexType.get())
-
-    def slot(self, step: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the slot of a step, and whether its round is odd."""
-        stages, i1 = self.index(self.stages), ir.IntegerType.get_signless(1)
-        round_ = arith.index_cast(
-            ir.IntegerType.get_signless(32), arith.divui(step, stages)
-        )
-        return arith.remui(step, stages), arith.trunci(i1, round_)
 
     def is_equal(self, a: ir.Value, b: int) -> ir.Value:
         """Returns whether a value is a number."""
