@@ -17,23 +17,27 @@ from pallas_gpu import offline
 from tests.support import everywhere
 from tests.support import public_calls as calls
 from tests.support.features.row import Row
+from tests.support.inline_code import (
+    F32,
+    I32,
+    OUT,
+    SHAPE,
+    SPLAT,
+    STRIDED,
+    TILED,
+    WGMMA,
+    X,
+    array,
+    double,
+    emulated_double,
+    loaded,
+)
 
-SHAPE = (64, 128)
-F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
-STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=2)
-WGMMA, SPLAT = plgpu.Layout.WGMMA, plgpu.Layout.WG_SPLAT
-TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
-X = (np.arange(64 * 128) % 251 - 125).astype(np.float32).reshape(SHAPE)
+BF16 = jnp.bfloat16
 REF = plgpu.RefType()
 TCGEN05 = plgpu.Layout.TCGEN05
 
 
-def array(layout=STRIDED, shape=SHAPE, dtype=F32):
-    return plgpu.ShapeDtypeStruct(shape, dtype, layout)
-
-
-OUT = jax.ShapeDtypeStruct(SHAPE, F32)
-AUTHORED = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 _WARPGROUP = plgpu.LoweringSemantics.Warpgroup
 INFERRED = {
     "compiler_params": plgpu.CompilerParams(lowering_semantics=_WARPGROUP),
@@ -51,20 +55,6 @@ def index(x):
 
 def seven():
     return mgpu.c(7.0, ir.F32Type.get())
-
-
-@plgpu.inline_mgpu(arg_types=(STRIDED,), return_type=array())
-def double(ctx, x):
-    return x + x
-
-
-@plgpu.inline_mgpu(arg_types=(STRIDED,), return_type=array(), emulate=lambda x: x + x)
-def emulated_double(ctx, x):
-    return x + x
-
-
-def loaded(ref, layout=STRIDED):
-    return plgpu.load(ref, layout=layout, optimized=False)
 
 
 # --- arrays and scalars ---------------------------------------------------------------

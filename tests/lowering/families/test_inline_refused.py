@@ -11,34 +11,23 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import mosaic as mgpu
 from tests.support import everywhere
+from tests.support.inline_code import (
+    AUTHORED,
+    F32,
+    I32,
+    OUT,
+    SHAPE,
+    SPLAT,
+    STRIDED,
+    TILED,
+    WGMMA,
+    X,
+    array,
+    double,
+    emulated_double,
+    loaded,
+)
 from tests.support.refusal import refused, refused_by
-
-SHAPE = (64, 128)
-F32, I32 = jnp.float32, jnp.int32
-STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=2)
-WGMMA, SPLAT = plgpu.Layout.WGMMA, plgpu.Layout.WG_SPLAT
-TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
-X = (np.arange(64 * 128) % 251 - 125).astype(np.float32).reshape(SHAPE)
-OUT = jax.ShapeDtypeStruct(SHAPE, F32)
-AUTHORED = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
-
-
-def array(layout=STRIDED, shape=SHAPE, dtype=F32):
-    return plgpu.ShapeDtypeStruct(shape, dtype, layout)
-
-
-@plgpu.inline_mgpu(arg_types=(STRIDED,), return_type=array())
-def double(ctx, x):
-    return x + x
-
-
-@plgpu.inline_mgpu(arg_types=(STRIDED,), return_type=array(), emulate=lambda x: x + x)
-def emulated_double(ctx, x):
-    return x + x
-
-
-def loaded(ref, layout=STRIDED):
-    return plgpu.load(ref, layout=layout, optimized=False)
 
 
 def run_once(body, *scratch, interpret=None, **options):
