@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives over several devices, as kernels that reach into each other's memory."""
+
+from pallas_gpu.ops.collectives.calls import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    reduce_scatter,
+    rotate,
+)
+from pallas_gpu.ops.collectives.devices import unreachable
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "reduce_scatter",
+    "rotate",
+    "unreachable",
+]
