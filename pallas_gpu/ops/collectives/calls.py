@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives over the devices of a `jax.shard_map`, each as a kernel on every device."""
+"""Collectives over the devices of a `jax.shard_map`, a kernel on each of them."""
 
 from __future__ import annotations
 

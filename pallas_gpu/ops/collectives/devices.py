@@ -48,8 +48,12 @@ class Group:
         return position
 
     def after(self, me: Any, distance: int) -> Any:
-        """Returns the position of the device at a distance."""
-        return lax.rem(me + np.int32(distance % self.size), np.int32(self.size))
+        """Returns the position of the device at a distance, also a negative one."""
+        return self.at(me, np.int32(distance % self.size))
+
+    def at(self, me: Any, distance: Any) -> Any:
+        """Returns the position of the device at a distance that may be traced."""
+        return lax.rem(me + distance, np.int32(self.size))
 
     def device(self, position: Any) -> dict[Any, Any]:
         """Returns the `device_id` of a position."""

@@ -164,7 +164,7 @@ def _move(
     )
     load = functools.partial(plgpu.load, layout=layout)
     if e.kind == "exchange":
-        there = lax.rem(me + distance, np.int32(group.size))
+        there = group.at(me, distance)
         group.peer(out, there).at[row, me, window].set(load(x.at[row, there, window]))
         return
     if e.kind == "shift":

@@ -2,27 +2,27 @@
 """Gathers rows from all devices and multiplies them, in one kernel for Hopper.
 
 The product is that of `ops/gemm/hopper.py`: a result for each device's rows, beginning
-with the device's own. Meanwhile a second warp of each producer stores the device's rows in
-the other devices' memory, part by part, in the order in which they are multiplied there,
-and signals each part. A producer waits for the parts of a tile's rows before it copies
-them.
+with the device's own. Meanwhile a second warp of each producer stores the device's rows
+in the other devices' memory, part by part, in the order in which they are multiplied
+there, and signals each part. A producer waits for the parts of a tile's rows before it
+copies them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch
+from pallas_gpu.ops.collectives import config
 from pallas_gpu.ops.collectives.devices import Group
-from pallas_gpu.ops.gemm import heuristic, hopper
+from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 
@@ -35,15 +35,15 @@ _PART_COLUMNS = 512
 
 @functools.lru_cache(maxsize=64)
 def make_kernel(
-    p: Problem, config: MatmulConfig, group: Group, compiler_params, interpret
+    p: Problem, c: MatmulConfig, group: Group, compiler_params, interpret
 ) -> Any:
     """Returns the kernel: a function of (1, M, K) and (1, K, N), of `p.batch` devices.
 
     The results are (devices, M, N), and the rows of the others, (devices - 1, M, K).
     """
-    schedule = hopper.Schedule(p, config)
+    schedule = hopper.Schedule(p, c)
     scratch = {
-        **hopper.scratch_of(p, config),
+        **hopper.scratch_of(p, c),
         "sent": plgpu.Ring(
             plgpu.SMEM((_BUFFERS, *_PIECE), p.dtype),
             None,
@@ -64,7 +64,7 @@ def make_kernel(
         schedule,
         visits,
         CONSUMERS,
-        config.blocks,
+        c.blocks,
         [
             jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
             jax.ShapeDtypeStruct((group.size - 1, p.m, p.k), p.dtype),
@@ -79,22 +79,7 @@ def make_kernel(
 
 def choose(p: Problem) -> MatmulConfig:
     """Returns a configuration that leaves SMEM for the pieces that are sent."""
-    config = heuristic.choose(p)
-    if config.transposed or config.parts > 1:
-        config = MatmulConfig(tile_m=64, tile_n=min(128, p.n // 16 * 16), cluster=None)
-    sent = _BUFFERS * _PIECE[0] * _PIECE[1] * p.dtype.itemsize
-    return with_room(p, config, sent)
-
-
-def with_room(p: Problem, c: MatmulConfig, bytes_: int) -> MatmulConfig:
-    """Returns a configuration with buffers of stores and stages that leave SMEM."""
-    if c.tile_n % 32 == 0:
-        c = dataclasses.replace(c, epilogue_n=32)
-    stores = CONSUMERS * 2 * c.epilogue_m * c.epilogue_n * p.out_dtype.itemsize
-    stage = (c.block_m + c.tile_n) * c.tile_k * p.dtype.itemsize
-    # Barriers, and buffers that are aligned to a swizzle's pattern.
-    room = arch.SM_90A.smem_bytes_per_block - stores - bytes_ - 2048
-    return dataclasses.replace(c, stages=max(2, min(c.stages, room // stage)))
+    return config.choose(p, _BUFFERS * _PIECE[0] * _PIECE[1] * p.dtype.itemsize)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +127,9 @@ class Arrivals:
     def reset(self) -> None:
         """Makes all semaphores zero again, when nobody waits for them any more."""
         tiles = self.schedule.tiles
-        waits = (tiles.count // self.group.size) * (self.group.size - 1)
-        ctas = int(np.prod(tiles.cluster))
-        plgpu.semaphore_wait(self.seen, waits * ctas, memory_scope="gpu")
+        waits = tiles.count // self.group.size * (self.group.size - 1)
+        waits *= math.prod(tiles.cluster)
+        plgpu.semaphore_wait(self.seen, waits, memory_scope="gpu")
 
         @plgpu.loop(0, self.rows)
         def _(row: Any) -> None:
@@ -181,67 +166,78 @@ class _Consumer(hopper.Consumer):
     def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
         """Returns the index of a part in the result, and whether it begins inside."""
         (batch, *place), is_inside = super().window(part, batch, row, column)
-        device = lax.rem(self.group.me() + batch, np.int32(self.group.size))
-        return (device, *place), is_inside
+        return (self.group.at(self.group.me(), batch), *place), is_inside
 
 
 def _send(arrivals: Arrivals, x: Any, gathered: Any, sent: plgpu.Ring) -> None:
     """Stores this CTA's share of the device's rows at all other devices."""
-    group, schedule = arrivals.group, arrivals.schedule
-    p, c, tiles = schedule.problem, schedule.config, schedule.tiles
-    me = group.me()
-    pieces = plgpu.cdiv(c.block_m, _PIECE[0]), plgpu.cdiv(
-        min(p.k, _PART_COLUMNS), _PIECE[1]
-    )
-    count = pieces[0] * pieces[1]
+    group, tiles = arrivals.group, arrivals.schedule.tiles
+    c = arrivals.schedule.config
+    axes = tiles.axis, tiles.cluster_axis
     parts = arrivals.rows * arrivals.parts
-    ctas = tiles.clusters(c.blocks) * int(np.prod(tiles.cluster))
-    axes = (tiles.axis, tiles.cluster_axis)
-    per_device = plgpu.cdiv(parts, ctas)
+    ctas = tiles.clusters(c.blocks) * math.prod(tiles.cluster)
+    most = plgpu.cdiv(parts, ctas)
     for i in range(group.size - 1):
         # The device that multiplies these rows as its (i + 1)th ones.
-        there = group.after(me, -(i + 1))
-        target = group.peer(gathered, there)
+        there = group.after(group.me(), -(i + 1))
+        target = group.peer(gathered, there).at[i]
 
         @plgpu.nd_loop((parts,), collective_axes=axes)
         def _(info: Any, i=i, there=there, target=target) -> None:
-            row, column = (
-                f(info.index[0], np.int32(arrivals.parts)) for f in (lax.div, lax.rem)
-            )
-            first = (info.local_index + i * per_device) * count
-
-            def window(piece: Any) -> Any:
-                at = lax.div(piece, np.int32(pieces[1])), lax.rem(
-                    piece, np.int32(pieces[1])
-                )
-                return (
-                    plgpu.ds(row * c.block_m + at[0] * _PIECE[0], _PIECE[0]),
-                    plgpu.ds(column * _PART_COLUMNS + at[1] * _PIECE[1], _PIECE[1]),
-                )
-
-            def load(piece: Any) -> None:
-                slot = sent.slot(first + piece)
-                plgpu.copy_gmem_to_smem(
-                    x.at[(0, *window(piece))],
-                    slot.buffers,
-                    slot.full,
-                    oob_mode=plgpu.OOBFillMode.ZEROS,
-                )
-
-            load(np.int32(0))
-
-            @plgpu.loop(0, count)
-            def _(piece: Any) -> None:
-                # The buffer of the next piece is that of the one before.
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                plgpu.when(piece + 1 < count)(lambda: load(piece + 1))
-                slot = sent.take(first + piece)
-                plgpu.copy_smem_to_gmem(slot.buffers, target.at[(i, *window(piece))])
-
-            plgpu.wait_smem_to_gmem(0)
+            each = np.int32(arrivals.parts)
+            row, column = lax.div(info.index[0], each), lax.rem(info.index[0], each)
+            start = row * c.block_m, column * _PART_COLUMNS
+            before = info.local_index + i * most
+            _send_part(arrivals, x.at[0], target, sent, start, before)
             plgpu.semaphore_signal(
                 arrivals.arrived.at[i, row], device_id=group.device(there)
             )
 
-    first_cta = functools.reduce(lax.add, [lax.axis_index(axis) for axis in axes])
-    plgpu.when(lax.eq(first_cta, np.int32(0)))(arrivals.reset)
+    worker, pair = (lax.axis_index(axis) for axis in axes)
+    plgpu.when(lax.eq(worker + pair, np.int32(0)))(arrivals.reset)
+
+
+def _send_part(
+    arrivals: Arrivals, x: Any, target: Any, sent: plgpu.Ring, start: Any, before: Any
+) -> None:
+    """Copies a part to another device, piece by piece, and waits until it is there."""
+    p, c = arrivals.schedule.problem, arrivals.schedule.config
+    rows, columns = _PIECE
+    across = np.int32(plgpu.cdiv(min(p.k, _PART_COLUMNS), columns))
+    count = plgpu.cdiv(c.block_m, rows) * int(across)
+    first = before * count
+
+    def place(piece: Any) -> Any:
+        i, j = lax.div(piece, across), lax.rem(piece, across)
+        return start[0] + i * rows, start[1] + j * columns
+
+    def window(piece: Any) -> Any:
+        row, column = place(piece)
+        return plgpu.ds(row, rows), plgpu.ds(column, columns)
+
+    def is_inside(piece: Any) -> Any:
+        row, column = place(piece)
+        return (row < p.m) & (column < p.k)
+
+    def load(piece: Any) -> None:
+        slot = sent.slot(first + piece)
+        plgpu.copy_gmem_to_smem(
+            x.at[window(piece)],
+            slot.buffers,
+            slot.full,
+            oob_mode=plgpu.OOBFillMode.ZEROS,
+        )
+
+    load(np.int32(0))
+
+    @plgpu.loop(0, count)
+    def _(piece: Any) -> None:
+        # The buffer of the next piece is that of the one before.
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.when(piece + 1 < count)(lambda: load(piece + 1))
+        slot = sent.take(first + piece)
+        plgpu.copy_smem_to_gmem(
+            slot.buffers, target.at[window(piece)], is_inside(piece)
+        )
+
+    plgpu.wait_smem_to_gmem(0)
