@@ -152,10 +152,11 @@ class CallParams:
     @property
     def is_observable(self) -> bool:
         """Whether the launch must take place even if none of its results is used."""
-        return _is_observable(self.jaxpr)
+        return is_observable(self.jaxpr)
 
 
-def _is_observable(jaxpr: _jax.Jaxpr) -> bool:
+def is_observable(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a body must run even if none of its results is used."""
     found = (registry.operation(site.eqn.primitive) for site in walk(jaxpr))
     return any(operation is not None and operation.observable for operation in found)
 
@@ -164,7 +165,7 @@ def _is_observable(jaxpr: _jax.Jaxpr) -> bool:
 def _kernel_types(*operands, jaxpr, out_avals, name, **__):
     placement.require_whole_types(name, operands)
     # JAX keeps an operation with this effect, and does not order it.
-    effects = {_jax.FfiEffect()} if _is_observable(jaxpr) else set()
+    effects = {_jax.FfiEffect()} if is_observable(jaxpr) else set()
     return _jax.results_vary_with(operands, out_avals), effects
 
 
@@ -222,6 +223,14 @@ def register_emitted_code(run: Callable[..., Any]) -> None:
 def emitted_code() -> Callable[..., Any]:
     """Returns what runs the code of a kernel: `run(params, arrays) -> arrays`."""
     return _EMITTED_CODE[0]
+
+
+_GATHERING: list[Callable[..., Any]] = []
+
+
+def register_gathering(rule: Callable[..., Any]) -> None:
+    """Registers the batching rule of kernels over an axis of their devices."""
+    _GATHERING[:] = [rule]
 
 
 def platform_of(args: Sequence[Any]) -> str:
@@ -319,7 +328,9 @@ def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:
 
 
 def _batch_kernel(axis_data, args, dims, **params):
-    size = axis_data.size
+    devices, size = params["devices"], axis_data.size
+    if devices is not None and axis_data.name in devices.names:
+        return _GATHERING[0](axis_data, args, dims, **params)
     if size == 0:
         # A grid without CTAs cannot be launched.
         avals = params["out_avals"]
