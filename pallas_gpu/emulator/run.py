@@ -58,8 +58,8 @@ def _run_code(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray
     """Runs the code that a kernel is lowered to."""
     if params.devices is not None:
         raise errors.NotModelledError(
-            f"kernel {params.name}: the code of kernels that access the memory of other "
-            "devices cannot be run on the CPU",
+            f"kernel {params.name}: the code of kernels that access the memory of "
+            "other devices cannot be run on the CPU",
             expected="a kernel of one device",
             got=f"one of {params.devices.size}",
             hint='run its body in the emulator, interpret=True instead of "emitted"',
@@ -131,8 +131,8 @@ def _with_others(
             f"kernel {launch.name}: the emulator runs the devices of one process",
             expected=f"the {devices.size} devices of the mesh in this process",
             got=f"{jax.process_count()} processes",
-            hint="XLA_FLAGS=--xla_force_host_platform_device_count=N gives one process N "
-            "devices",
+            hint="XLA_FLAGS=--xla_force_host_platform_device_count=N gives one process "
+            "N devices",
             where=launch.defined_at,
         )
     meetings = Rendezvous(
