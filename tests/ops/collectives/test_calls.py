@@ -13,9 +13,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import collectives
+from tests.support.meshes import emulated, mesh, numbers
 from tests.support.refusal import refused
 
-AUTO = jax.sharding.AxisType.Auto
 # Ours, which takes what all take; and what it equals.
 CALLS = {
     "all_gather": (
@@ -56,25 +56,6 @@ CALLS = {
         ),
     ),
 }  # fmt: skip
-
-
-def mesh(**axes):
-    return jax.sharding.AbstractMesh(
-        tuple(axes.values()), tuple(axes), axis_types=(AUTO,) * len(axes)
-    )
-
-
-def emulated(f, mesh, **options):
-    """Returns a function of what devices have; sharded over all axes by rows."""
-    spec = jax.P(tuple(mesh.axis_names))
-    mapped = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
-    return plgpu.emulate_mesh(mapped)
-
-
-def numbers(*shape, dtype="float32"):
-    """Whole numbers, of which the sums are exact in any order."""
-    rng = np.random.default_rng(sum(shape))
-    return jnp.asarray(rng.integers(-3, 4, shape).astype(np.float32)).astype(dtype)
 
 
 def check(name, x, axis, mesh, **options):
