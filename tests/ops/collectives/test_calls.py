@@ -76,6 +76,11 @@ def test_20_schedules(name, devices):
     check(name, x, "d", mesh(d=devices), interpret=interpret)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_ctas_with_several_tiles(name):
+    check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2)
+
+
 @pytest.mark.parametrize("axis", ["x", "y"])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_axis_of_a_mesh(name, axis):
