@@ -184,7 +184,13 @@ def simple_matmul(m: int, n: int, k: int, depth: int) -> Callable[..., Any]:
 
 
 def threaded_matmul(
-    m: int, n: int, k: int, tile: tuple[int, int, int], depth: int, strip: int
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int, int],
+    depth: int,
+    strip: int,
+    persistent: bool,
 ) -> Callable[..., Any]:
     """The same with two compute warpgroups a block, which share the block of B.
 
@@ -192,8 +198,8 @@ def threaded_matmul(
       m, n, k: sizes of the product.
       tile: rows, columns and depth of a block's step.
       depth: steps in flight.
-      strip: columns of blocks that a row of blocks spans before the next row starts, so
-        that concurrent blocks share what they read from L2.
+      strip, persistent: order of the tiles, and whether a block has several: see
+        `CompilerParams`.
     """
     plgpu = pallas_gpu
     tile_m, tile_n, tile_k = tile
@@ -204,7 +210,7 @@ def threaded_matmul(
         plgpu.wgmma(acc, a.at[mine], b)
         plgpu.wgmma_wait(1)
 
-        @plgpu.when(plgpu.program_id(3) == plgpu.num_programs(3) - 1)
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
         def _() -> None:
             o[mine] = acc[...].astype(o.dtype)
 
@@ -220,27 +226,31 @@ def threaded_matmul(
 
     return plgpu.pallas_call(
         product, jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        grid=(n // tile_n // strip, m // tile_m, strip, k // tile_k),
+        grid=(m // tile_m, n // tile_n, k // tile_k),
         in_specs=[
-            spec((tile_m, tile_k), lambda s, i, j, ki: (i, ki), 1),
-            spec((tile_k, tile_n), lambda s, i, j, ki: (ki, s * strip + j), 1),
+            spec((tile_m, tile_k), lambda i, j, ki: (i, ki), 1),
+            spec((tile_k, tile_n), lambda i, j, ki: (ki, j), 1),
         ],
-        out_specs=spec((tile_m, tile_n), lambda s, i, j, ki: (i, s * strip + j)),
+        out_specs=spec((tile_m, tile_n), lambda i, j, ki: (i, j)),
         scratch_shapes=[plgpu.ACC((rows, tile_n))],
         num_threads=2, thread_name="wg",
         compiler_params=plgpu.CompilerParams(
-            dimension_semantics=("parallel",) * 3 + ("arbitrary",),
-            max_concurrent_steps=depth,
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            max_concurrent_steps=depth, strip=strip, persistent=persistent,
         ),
     )  # fmt: skip
 
 
-# Tile, steps in flight and width of a strip of `threaded_matmul`.
+# Tile, steps in flight, width of a strip, and whether `threaded_matmul` is persistent.
 THREADED = [
-    ((256, 128, 64), 3, 8),
-    ((256, 128, 64), 3, 16),
-    ((256, 128, 32), 6, 8),
-    ((128, 256, 64), 3, 8),
+    ((256, 128, 64), 3, 8, False),
+    ((256, 128, 32), 6, 8, False),
+    ((128, 256, 64), 3, 8, False),
+    ((256, 128, 64), 3, 8, True),
+    ((256, 128, 64), 3, 16, True),
+    ((128, 256, 64), 3, 4, True),
+    ((128, 256, 64), 3, 8, True),
+    ((128, 256, 64), 3, 16, True),
 ]
 
 
@@ -299,10 +309,12 @@ def products(m: int, n: int, k: int) -> dict[str, Callable[..., Any]]:
         )
     name = "pallas_gpu.pallas_call, one warpgroup, 128x128x64, 2 steps"
     candidates[name] = jax.jit(simple_matmul(m, n, k, 2))
-    for tile, depth, strip in THREADED:
+    for tile, depth, strip, persistent in THREADED:
         shape = "x".join(map(str, tile))
         name = f"pallas_gpu.pallas_call, {shape}, {depth} steps, strips of {strip}"
-        candidates[name] = jax.jit(threaded_matmul(m, n, k, tile, depth, strip))
+        name += ", persistent" if persistent else ""
+        call = threaded_matmul(m, n, k, tile, depth, strip, persistent)
+        candidates[name] = jax.jit(call)
     return candidates
 
 
