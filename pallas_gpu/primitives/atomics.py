@@ -116,6 +116,8 @@ def _bind(
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
         )
+    if is_remote:
+        scope = SCOPES[-1]
     return ops.bind(
         PRIMITIVES[who],
         {"ref": operand, **where, "mask": mask, **stored},
