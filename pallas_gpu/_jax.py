@@ -44,6 +44,7 @@ TransformedRef = _state_types.TransformedRef
 NDIndexer = _indexing.NDIndexer
 Slice = _indexing.Slice
 TransposeTransform = _state_types.TransposeTransform
+Transform = _state_types.Transform
 ReshapeTransform = _state_types.ReshapeTransform
 BitcastTransform = _state_types.BitcastTransform
 
@@ -265,6 +266,15 @@ def check_special(name: str, arrays: Sequence[jax.Array]) -> None:
         raise FloatingPointError(
             f"invalid value ({error.ty}) encountered in {name}"
         ) from None
+
+
+def mesh_of_lowering(ctx: Any) -> jax.sharding.Mesh | None:
+    """Returns the mesh of the `jax.shard_map` that a lowering rule is called in.
+
+    None without one, and for an `AbstractMesh`, which has no devices.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
 
 
 def is_export(ctx: Any) -> bool:

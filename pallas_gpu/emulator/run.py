@@ -23,15 +23,20 @@ from pallas_gpu.emulator.rendezvous import Rendezvous, running
 from pallas_gpu.entry import call, scope
 from pallas_gpu.entry.interpret import Observed
 
+Operands = Sequence[Sequence[Any]]
+Run = Callable[[call.CallParams, Operands], list[list[np.ndarray]]]
 
-def run(
-    params: call.CallParams, arrays: Sequence[Sequence[Any]]
-) -> list[list[np.ndarray]]:
+
+def run(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray]]:
     """Runs a launch, given the operands of each device that takes part in it.
 
     Returns:
       For each device, an array for each result.
     """
+    return MACHINES[params.mesh.machine](params, arrays)
+
+
+def _run_on_gpu(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray]]:
     interpret = params.interpret
     if getattr(interpret, "emitted", False):
         return _run_code(params, arrays)
@@ -45,9 +50,11 @@ def run(
         raise inline.not_modelled(unknown, error) from None
 
 
-def _run_code(
-    params: call.CallParams, arrays: Sequence[Sequence[Any]]
-) -> list[list[np.ndarray]]:
+# What runs a kernel, by its mesh's machine.
+MACHINES: dict[str, Run] = {"gpu": _run_on_gpu}
+
+
+def _run_code(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray]]:
     """Runs the code that a kernel is lowered to."""
     if params.devices is not None:
         raise errors.NotModelledError(
@@ -162,7 +169,7 @@ def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     if params["interpret"] is False:
-        raise call.no_gpu(params["name"])
+        raise call.no_device(call.CallParams(**params))
     return lowering_rule(ctx, *args, **params)
 
 

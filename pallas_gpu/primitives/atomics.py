@@ -116,8 +116,7 @@ def _bind(
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
         )
-    if is_remote:
-        scope = SCOPES[-1]
+    scope = "sys" if is_remote else scope
     return ops.bind(
         PRIMITIVES[who],
         {"ref": operand, **where, "mask": mask, **stored},

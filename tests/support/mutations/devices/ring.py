@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An all-gather around a ring: each device passes on what it has received, by stores."""
+"""An all-gather around a ring: each device stores to the next what it has received."""
 
 from __future__ import annotations
 
