@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import interpret as interpret_mode
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import placement, scope
 from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import _registry as registry
@@ -30,6 +30,7 @@ from pallas_gpu.program.walk import uses, walk
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
+_jax.lowers_with_devices(kernel_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,8 @@ def is_observable(jaxpr: _jax.Jaxpr) -> bool:
 
 
 @kernel_p.def_effectful_abstract_eval
-def _kernel_types(*operands, jaxpr, out_avals, **__):
+def _kernel_types(*operands, jaxpr, out_avals, name, **__):
+    placement.require_whole_types(name, operands)
     # JAX keeps an operation with this effect, and does not order it.
     effects = {_jax.FfiEffect()} if is_observable(jaxpr) else set()
     return _jax.results_vary_with(operands, out_avals), effects
@@ -244,6 +246,7 @@ def platform_of(args: Sequence[Any]) -> str:
 @kernel_p.def_impl
 def _kernel_impl(*args, **params):
     call = CallParams(**params)
+    placement.require_whole_arrays(call.name, args)
     on_device = platform_of(args) in call.mesh.platforms
     if isinstance(call.interpret, types.InterpretParams) or (
         call.interpret is None and not on_device
