@@ -22,7 +22,6 @@ from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
 from pallas_gpu.entry.interpret import Observed
 
-
 Run = Callable[[call.CallParams, Sequence[Any]], list[np.ndarray]]
 
 

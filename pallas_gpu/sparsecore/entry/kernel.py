@@ -146,7 +146,7 @@ class _Launch:
         with chips.tracing_for(self.params.target):
             chip = chips.current()
             mesh = self.mesh.of_chip(chip)
-            options = dataclasses.replace(self.params, target=chip.name)
+            options: Any = dataclasses.replace(self.params, target=chip.name)
             jaxpr = self._traced(avals, in_tree, out_tree, mesh, options)
         launch = call.CallParams(
             jaxpr=jaxpr,

@@ -207,8 +207,12 @@ class SemaphoreRef(IndexableRef):
         return f"Semaphore<{self.details.value}>{list(self.shape)}"
 
 
+class _OfASubcore(Declaration):
+    memory_space = SEMAPHORES
+
+
 @dataclasses.dataclass(frozen=True)
-class Semaphore(Declaration):
+class Semaphore(_OfASubcore):
     """Declares one semaphore or an array of them: what a `SemaphoreType` returns.
 
     Attributes:
@@ -216,17 +220,12 @@ class Semaphore(Declaration):
       shape: of the array; `()` is a single semaphore.
     """
 
-    memory_space: ClassVar[Any] = SEMAPHORES
     type: SemaphoreType
     shape: tuple[int, ...] = ()
 
     def to_ref(self) -> SemaphoreRef:
         aval = jax.core.ShapedArray(self.shape, jnp.int32)
         return SemaphoreRef(aval, SEMAPHORES, details=self.type)
-
-
-class _OfASubcore(Declaration):
-    memory_space = SEMAPHORES
 
 
 class SemaphoreType(_OfASubcore, enum.Enum):
