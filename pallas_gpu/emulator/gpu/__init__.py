@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 
 from pallas_gpu.emulator.engine import control as control
+from pallas_gpu.emulator.engine import references as references
 
 for _module in sorted(
     module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")
