@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -13,20 +14,18 @@ import numpy as np
 
 from pallas_gpu import arch, resources, types
 from pallas_gpu.arch.residency import Residency
+from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.engine import evaluate
-from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
-from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.emulator.recorder import Observer, Run
 from pallas_gpu.entry import call, check, expand
-from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
@@ -39,108 +38,76 @@ from pallas_gpu.program.walk import uses, walk
 def run_kernel(
     params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
 ) -> list[np.ndarray]:
-    """Runs a launch on the CPU.
-
-    Args:
-      params: parameters of the kernel primitive.
-      arrays: operands, batch axes included.
-      choices: of one run, instead of those of the parameters.
-
-    Returns:
-      An array for each result.
-
-    Raises:
-      KernelError and its subclasses: a mistake that the run found.
-      OutOfResources: a block exceeds the target's resources.
-      LayoutError: the compiler has no code for the kernel.
-      NotModelledError: the emulator does not model an operation.
-    """
-    interpret = params.interpret
-    if isinstance(interpret, Observed):
-        return interpret.recorder.launch(params, lambda: _observed(params, arrays))
-    params = _ready(params)
-    if not isinstance(interpret, types.InterpretParams):
-        interpret = types.InterpretParams()
-    if interpret.schedules == 1 or choices is not None:
-        return _run_once(params, arrays, interpret, choices)
-    return schedules.run_all(
-        interpret,
-        lambda schedule: _run_once(params, arrays, schedule),
-        _names(params)[len(arrays) :],
-    )
-
-
-def _ready(params: call.CallParams) -> call.CallParams:
-    """Returns a launch with the fences that the compiler inserts.
-
-    Raises:
-      LayoutError: the compiler has no code for the kernel.
-    """
-    trial.require_code(params, _target(params))
-    return fences.with_fences(params)
-
-
-def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
-    """Returns what runs a launch of a check; see `_ready`."""
-    params = _ready(params)
-
-    def run(
-        schedule: types.InterpretParams, observer: Observer, choices: Directed | None
-    ) -> tuple[list[np.ndarray], int]:
-        machine = Machine(schedule, _target(params), choices=choices)
-        plan = observer.plan(_plan(params))
-        launch = Launch(params, machine.devices[0], arrays, plan)
-        try:
-            with observer.observing(machine.execution), np.errstate(all="ignore"):
-                machine.run([launch.pool()])
-                if not machine.execution.abandoned:
-                    launch.finish()
-        finally:
-            machine.dissolve()
-        return [array.data for array in launch.outputs], launch.ctas
-
-    return run
+    """Runs a launch on the CPU; see `launches.run_kernel`."""
+    return launches.run_kernel(_Gpu(), params, arrays, choices)
 
 
 def explore_kernel(
-    params: call.CallParams,
-    arrays: Sequence[Any],
-    *,
-    orders: int | None = None,
-    seconds: float | None = None,
-    keep_going: bool = False,
+    params: call.CallParams, arrays: Sequence[Any], **limits: Any
 ) -> Explored[list[np.ndarray]]:
-    """Runs a launch in each order of its synchronization, up to equivalence.
-
-    Args:
-      params, arrays: as of `run_kernel`.
-      orders, seconds, keep_going: as of `orders.explore`.
-    """
-    return schedules.run_orders(
-        lambda choices: run_kernel(params, arrays, choices),
-        _names(params)[len(arrays) :],
-        orders=orders,
-        seconds=seconds,
-        keep_going=keep_going,
-    )
+    """Runs a launch in each order; see `launches.explore_kernel`."""
+    return launches.explore_kernel(_Gpu(), params, arrays, **limits)
 
 
-def _run_once(
-    params: call.CallParams,
-    arrays: Sequence[Any],
-    interpret: types.InterpretParams,
-    choices: Directed | None = None,
-) -> list[np.ndarray]:
-    machine = Machine(interpret, _target(params), choices=choices)
-    launch = Launch(params, machine.devices[0], arrays)
-    try:
-        # Index arithmetic wraps as on the GPU, also where numpy would warn.
-        with np.errstate(all="ignore"):
-            machine.run([launch.pool()])
-        launch.finish()
-    finally:
-        machine.dissolve()
-    return [array.data for array in launch.outputs]
+class _Gpu:
+    """A GPU, as the emulator's launches see it."""
+
+    def ready(self, params: call.CallParams) -> call.CallParams:
+        """Returns a launch with the fences that the compiler inserts.
+
+        Raises:
+          LayoutError: the compiler has no code for the kernel.
+        """
+        trial.require_code(params, _target(params))
+        return fences.with_fences(params)
+
+    def plan(self, params: call.CallParams) -> Plan:
+        """Returns the plan of the body."""
+        return _plan(params)
+
+    def names(self, params: call.CallParams) -> list[str]:
+        """Returns the names of the results."""
+        return _names(params)[params.num_inputs :]
+
+    def launch(
+        self,
+        params: call.CallParams,
+        arrays: Sequence[Any],
+        plan: Plan,
+        schedule: types.InterpretParams,
+        choices: Directed | None,
+    ) -> _Alone:
+        """Returns the launch, alone on a device."""
+        machine = Machine(schedule, _target(params), choices=choices)
+        return _Alone(machine, Launch(params, machine.devices[0], arrays, plan))
+
+
+@dataclasses.dataclass
+class _Alone:
+    """The only launch of a machine."""
+
+    machine: Machine
+    launch: Launch
+
+    @property
+    def execution(self) -> Execution:
+        return self.machine.execution
+
+    def pools(self) -> list[Pool]:
+        return [self.launch.pool()]
+
+    def finish(self) -> None:
+        self.launch.finish()
+
+    def dissolve(self) -> None:
+        self.machine.dissolve()
+
+    def results(self) -> list[np.ndarray]:
+        return [array.data for array in self.launch.outputs]
+
+    @property
+    def started(self) -> int:
+        return self.launch.ctas
 
 
 def _plan(params: call.CallParams) -> Plan:
