@@ -8,7 +8,7 @@ launch is a callback; JAX then wraps errors and keeps their text (`report.py`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,8 +22,14 @@ from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
 from pallas_gpu.entry.interpret import Observed
 
+Run = Callable[[call.CallParams, Sequence[Any]], list[np.ndarray]]
+
 
 def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+    return MACHINES[params.mesh.machine](params, arrays)
+
+
+def _run_on_gpu(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
     interpret = params.interpret
     if getattr(interpret, "emitted", False):
         return _run_code(params, arrays)
@@ -35,6 +41,10 @@ def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
         return _run_code(params, arrays)
     except errors.NotModelledError as error:
         raise inline.not_modelled(unknown, error) from None
+
+
+# What runs a kernel, by its mesh's machine.
+MACHINES: dict[str, Run] = {"gpu": _run_on_gpu}
 
 
 def _run_code(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -109,7 +119,7 @@ def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     if params["interpret"] is False:
-        raise call.no_gpu(params["name"])
+        raise call.no_device(call.CallParams(**params))
     return lowering_rule(ctx, *args, **params)
 
 

@@ -231,15 +231,15 @@ def platform_of(args: Sequence[Any]) -> str:
 @kernel_p.def_impl
 def _kernel_impl(*args, **params):
     call = CallParams(**params)
-    on_gpu = platform_of(args) in ("gpu", "cuda")
+    on_device = platform_of(args) in call.mesh.platforms
     if isinstance(call.interpret, types.InterpretParams) or (
-        call.interpret is None and not on_gpu
+        call.interpret is None and not on_device
     ):
         results = _EAGER[0](call, args)
         _jax.check_special(f"kernel {call.name}", results)
         return results
-    if not on_gpu:
-        raise no_gpu(call.name)
+    if not on_device:
+        raise no_device(call)
     compiled = _jitted(_Identity(call))
     if not _jax.splits_programs():
         return compiled(*args)
@@ -274,14 +274,16 @@ def _jitted(identity: _Identity) -> Callable[..., Any]:
     return jax.jit(lambda *args: kernel_p.bind(*args, **params))
 
 
-def no_gpu(name: str) -> errors.NoGpuError:
-    """Returns the error for a call that requires a GPU where there is none."""
+def no_device(call: CallParams) -> errors.NoGpuError:
+    """Returns the error for a call that requires a device where there is none."""
+    device = call.mesh.platforms[0].upper()
     return errors.NoGpuError(
-        f"kernel {name}: interpret=False needs a GPU, and JAX runs on the CPU",
-        expected="a CUDA device",
+        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the "
+        "CPU",
+        expected=f"a {device}",
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="omit interpret to run in the emulator, or use "
-        "pallas_gpu.offline.compile to compile without a GPU",
+        f"pallas_gpu.offline.compile to compile without a {device}",
         where=scope.called_at(),
     )
 
@@ -331,6 +333,8 @@ def _batch_kernel(axis_data, args, dims, **params):
         else jnp.moveaxis(x, dims[i], 0)
         for i, x in enumerate(args)
     ]
+    if not isinstance(params["mesh"], types.Mesh):
+        return _one_by_one(args, batched, moved, params)
     if isinstance(params["mesh"], types.CudaMesh):
         raise errors.UnsupportedError(
             f"kernel {params['name']}: jax.vmap of a kernel whose body is MLIR",
@@ -353,6 +357,20 @@ def _batch_kernel(axis_data, args, dims, **params):
         "out_avals": out_avals,
     }
     results = kernel_p.bind(*moved, **params)
+    return results, [0] * len(results)
+
+
+def _one_by_one(args, batched, moved, params):
+    """A launch for each instance, on machines whose grid is not ours to extend."""
+
+    def instance(own):
+        given = iter(own)
+        chosen = zip(args, batched, strict=True)
+        each = [next(given) if is_batched else x for x, is_batched in chosen]
+        return kernel_p.bind(*each, **params)
+
+    own = [x for x, is_batched in zip(moved, batched, strict=True) if is_batched]
+    results = jax.lax.map(instance, own)
     return results, [0] * len(results)
 
 

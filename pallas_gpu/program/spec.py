@@ -136,6 +136,11 @@ def _returns(op: Op) -> bool:
     )
 
 
+def _is_counted(op: Op) -> bool:
+    # A loop over a range with bounds that are values has no length.
+    return op.params["length"] is None or op.params["length"] >= 0
+
+
 def _allocates(op: Op) -> bool:
     return all(map(_is_ref, op.made))
 
@@ -156,7 +161,7 @@ _OF_KIND: dict[Kind, tuple[tuple[str, Check], ...]] = {
     Kind.FOR: (
         ("it has one region", lambda op: len(op.regions) == 1),
         ("a carry has one type", _carries_fit),
-        ("it runs a known number of times", lambda op: op.params["length"] >= 0),
+        ("it runs a known number of times", _is_counted),
     ),
     Kind.WHILE: (
         ("it has a condition and a body", lambda op: len(op.regions) == 2),

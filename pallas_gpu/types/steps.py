@@ -127,6 +127,8 @@ def typed(
                 dtype = step.dtype
             case Im2ColStep():
                 shape = step.windows.of(shape)
+            case _ if hasattr(step, "typed"):  # of another machine
+                shape, dtype = step.typed(shape, dtype)
     return shape, dtype
 
 

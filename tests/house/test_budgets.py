@@ -12,7 +12,8 @@ from tools.source_tree import ROOT, python_files
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
     "": 3220,
-    "arch": 400,
+    # arch/tpu.py: the chips of the second machine.
+    "arch": 545,
     "bridge": 2720,
     "composites": 2400,
     "emulator": 13440,
@@ -27,7 +28,10 @@ BUDGETS = {
     "pipeline": 4680,
     "primitives": 8410,
     "program": 2530,
-    "runtime": 2460,
+    # With a child process that any machine's compiler runs in.
+    "runtime": 2520,
+    # Grows slice by slice.
+    "sparsecore": 3100,
     "testing": 3210,
     "timeline": 775,
     "types": 5750,
