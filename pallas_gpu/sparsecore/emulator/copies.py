@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-
 from pallas_gpu.emulator.engine.elements import known
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region

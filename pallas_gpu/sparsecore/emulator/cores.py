@@ -42,7 +42,7 @@ class Declared:
     @property
     def is_shared(self) -> bool:
         """Whether all subcores of a core have one."""
-        return self.aval.memory_space.shared
+        return getattr(self.aval.memory_space, "shared", False)
 
 
 class Device:
