@@ -36,7 +36,7 @@ class Launch(Protocol):
         """Drops what refers to its owner; see `Group.dissolve`."""
 
     def results(self) -> list[np.ndarray]:
-        """Returns the results."""
+        """Returns the results, of one device after the other."""
 
     @property
     def started(self) -> int:
@@ -53,12 +53,12 @@ class Hardware(Protocol):
         """Returns the plan of the body."""
 
     def names(self, params: Any) -> Sequence[str]:
-        """Returns the names of the results."""
+        """Returns the names of the results of a device."""
 
     def launch(
         self,
         params: Any,
-        arrays: Sequence[Any],
+        arrays: Sequence[Sequence[Any]],
         plan: Plan,
         schedule: types.InterpretParams,
         choices: Directed | None,
@@ -67,7 +67,7 @@ class Hardware(Protocol):
 
         Args:
           params: those that are ready.
-          arrays: the operands.
+          arrays: the operands of each device.
           plan: of the body, that of `plan` or an observed copy.
           schedule: parameters of the emulator.
           choices: instead of those of the schedule.
@@ -94,32 +94,42 @@ def execution_of(
     )
 
 
-def run_kernel(
+def run_devices(
     hardware: Hardware,
     params: Any,
-    arrays: Sequence[Any],
+    arrays: Sequence[Sequence[Any]],
     choices: Directed | None = None,
-) -> list[np.ndarray]:
-    """Runs a launch on the CPU.
+) -> list[list[np.ndarray]]:
+    """Runs a launch on the CPU, on all devices that take part in it.
 
     Args:
       hardware: what it runs on.
       params: parameters of the kernel.
-      arrays: operands.
+      arrays: the operands of each device.
       choices: of one run, instead of those of the parameters.
 
     Returns:
-      An array for each result.
+      For each device, an array for each result.
 
     Raises:
       KernelError and its subclasses: a mistake that the run found.
       OutOfResources: the kernel exceeds the target's resources.
+      LayoutError: the compiler has no code for the kernel.
       NotModelledError: the emulator does not model an operation.
     """
-    interpret = params.interpret
+    results = _run(hardware, params, arrays, choices)
+    count = len(results) // len(arrays)
+    return [results[i * count : (i + 1) * count] for i in range(len(arrays))]
+
+
+def _run(
+    hardware: Hardware, params: Any, arrays: Any, choices: Directed | None
+) -> list[np.ndarray]:
+    """Returns the results of one device after the other."""
+    interpret, devices = params.interpret, len(arrays)
     if isinstance(interpret, Observed):
         return interpret.recorder.launch(
-            params, lambda: _observed(hardware, params, arrays)
+            params, lambda: _observed(hardware, params, arrays), devices=devices
         )
     params = hardware.ready(params)
     if not isinstance(interpret, types.InterpretParams):
@@ -139,10 +149,17 @@ def run_kernel(
 
     if interpret.schedules == 1 or choices is not None:
         return run(interpret)
-    return schedules.run_all(interpret, run, hardware.names(params))
+    return schedules.run_all(interpret, run, _names(hardware, params, devices))
 
 
-def _observed(hardware: Hardware, params: Any, arrays: Sequence[Any]) -> Run:
+def _names(hardware: Hardware, params: Any, devices: int) -> list[str]:
+    names = [*hardware.names(params)]
+    if devices == 1:
+        return names
+    return [f"{name} of device {i}" for i in range(devices) for name in names]
+
+
+def _observed(hardware: Hardware, params: Any, arrays: Any) -> Run:
     """Returns what runs a launch of a check."""
     params = hardware.ready(params)
 
@@ -166,14 +183,15 @@ def _observed(hardware: Hardware, params: Any, arrays: Sequence[Any]) -> Run:
 def explore_kernel(
     hardware: Hardware, params: Any, arrays: Sequence[Any], **limits: Any
 ) -> Explored[list[np.ndarray]]:
-    """Runs a launch in each order of its synchronization, up to equivalence.
+    """Runs a launch on a device in each order of its synchronization.
 
     Args:
-      hardware, params, arrays: as of `run_kernel`.
+      hardware, params: as of `run_devices`.
+      arrays: the operands.
       limits: as of `orders.explore`.
     """
     return schedules.run_orders(
-        lambda choices: run_kernel(hardware, params, arrays, choices),
-        hardware.names(params),
+        lambda choices: _run(hardware, params, [arrays], choices),
+        _names(hardware, params, 1),
         **limits,
     )

@@ -76,6 +76,8 @@ class CallParams:
       aliases: pairs (operand, result) that are one array: the operand is its initial
         contents. The body uses the result's reference.
       enclosing: axes around the call on which the body asks for its position.
+      devices: the mesh of devices around the call, if the body accesses the memory of
+        others; on its axes the body asks for its position, too. None: it does not.
     """
 
     jaxpr: _jax.Jaxpr
@@ -87,6 +89,7 @@ class CallParams:
     name: str
     aliases: tuple[tuple[int, int], ...] = ()
     enclosing: tuple[EnclosingAxis, ...] = ()
+    devices: types.Devices | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""
@@ -165,7 +168,8 @@ def _kernel_types(*operands, jaxpr, out_avals, **__):
 
 def _axes(params: dict[str, Any]) -> Sequence[tuple[str, int]]:
     around = [(axis.name, axis.size) for axis in params["enclosing"]]
-    return [*around, *params["mesh"].axes]
+    devices = () if params["devices"] is None else params["devices"].axes
+    return [*devices, *around, *params["mesh"].axes]
 
 
 _jax.check_types_under_axes(kernel_p, _axes)
@@ -259,7 +263,8 @@ class _Identity:
     def _key(self):
         call = self.call
         return (id(call.jaxpr), call.batch, call.out_avals, call.interpret,
-                call.compiler_params, call.mesh, call.aliases)  # fmt: skip
+                call.compiler_params, call.mesh, call.aliases,
+                call.devices)  # fmt: skip
 
     def __eq__(self, other):
         return isinstance(other, _Identity) and self._key() == other._key()

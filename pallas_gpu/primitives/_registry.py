@@ -74,6 +74,8 @@ class Operation:
         also counts.
       writes: names of the operands whose memory it writes.
       clipped: names of the operands whose part may exceed the array.
+      remote: names of the operands that may be in another device's memory.
+      multicast: names of the operands that may be in the memory of all devices.
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
       proxies: who accesses memory (PTX ISA, "Proxies"): threads, through the generic
@@ -95,6 +97,8 @@ class Operation:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     clipped: tuple[str, ...] = ()
+    remote: tuple[str, ...] = ()
+    multicast: tuple[str, ...] = ()
     atomic: bool = False
     asynchronous: bool = False
     proxies: tuple[Proxy, ...] = ()
@@ -176,8 +180,8 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: called, by_warp, reads, writes,
-        clipped, atomic, asynchronous, proxies, releases, feature, observable, opaque,
-        machine.
+        clipped, remote, multicast, atomic, asynchronous, proxies, releases, feature,
+        observable, opaque, machine.
 
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.

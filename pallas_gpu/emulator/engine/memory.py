@@ -57,6 +57,10 @@ class Referent:
         """Stores to a region of it for an index expression; or returns a generator."""
         return thread.write(region, value)
 
+    def owned_by(self, owner: int | None) -> Referent:
+        """Returns the same allocation of another owner; None: those of all owners."""
+        raise errors.InternalError(f"{self.name} has one owner")
+
 
 class Memory(Referent):
     """One array.

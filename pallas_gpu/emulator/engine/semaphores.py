@@ -11,6 +11,7 @@ others may have come before, and in another schedule they have not.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+
+
+class Signal(NamedTuple):
+    """What is left of a signal.
+
+    Attributes:
+      inc: what it has added.
+      known: what it has released.
+      reach: whom its scope includes.
+      location: of the operation.
+    """
+
+    inc: int
+    known: ordering.Clock
+    reach: ordering.Reach | None = None
+    location: Location | None = None
 
 
 class Semaphore:
@@ -48,9 +65,9 @@ class Semaphore:
         self.hint = hint
         self._element = element
         self._across_groups = across_groups
-        # What is left of each signal, with what it has released; what those have
-        # released that waits have subtracted; and what all have.
-        self._signals: list[tuple[int, ordering.Clock]] = [(self.value, {})]
+        # What is left of each signal; what those have released that waits have
+        # subtracted; and what all have.
+        self._signals = [Signal(self.value, {})]
         self._known: ordering.Clock = {}
         self._all: ordering.Clock = {}
         self._last: Location | None = None
@@ -71,20 +88,34 @@ class Semaphore:
         return f"{self.name} is {self.value}{signalled}"
 
     def signal(
-        self, known: ordering.Clock, inc: int, location: Location | None
+        self,
+        known: ordering.Clock,
+        inc: int,
+        location: Location | None,
+        reach: ordering.Reach | None = None,
     ) -> None:
-        """Adds to it, and releases what a thread knows."""
+        """Adds to it, and releases what a thread knows to whom a scope includes."""
         self._element[...] += np.int32(inc)
         self._last = location
         ordering.join(self._all, known)
         if inc > 0:
-            self._signals.append((inc, known))
+            self._signals.append(Signal(inc, known, reach, location))
             return
         self._known, self._signals = self._first(-inc)
         ordering.join(self._known, known)
 
-    def wait(self, thread: Thread, value: int, decrement: bool) -> Run:
-        """Waits until it has reached a value, and may subtract that."""
+    def wait(
+        self,
+        thread: Thread,
+        value: int,
+        decrement: bool,
+        reach: ordering.Reach | None = None,
+    ) -> Run:
+        """Waits until it has reached a value, and may subtract that.
+
+        Raises:
+          RaceError: a scope does not include the device of a signal, or of the wait.
+        """
         while self.value < value:
             yield Wait(
                 lambda: self.value >= value,
@@ -94,6 +125,8 @@ class Semaphore:
                 hint=self.hint,
                 barrier=self.name,
             )
+        if reach is not None:
+            self.require_strong(reach, value)
         known, left = self._first(value)
         ordering.join(thread.clock, known)
         taken = value if decrement else 0
@@ -108,19 +141,20 @@ class Semaphore:
         """Lets a thread know what all signals have released."""
         ordering.join(thread.clock, self._all)
 
-    def _first(
-        self, missing: int
-    ) -> tuple[ordering.Clock, list[tuple[int, ordering.Clock]]]:
+    def require_strong(self, reach: ordering.Reach, missing: int) -> None:
+        """Reports a signal that a wait for a value needs and is not ordered with."""
+
+    def _first(self, missing: int) -> tuple[ordering.Clock, list[Signal]]:
         """Returns what the first signals that add up to a value have released.
 
         And what is left of the signals without that value.
         """
         known, left = dict(self._known), []
-        for inc, released in self._signals:
-            taken = min(inc, missing)
+        for one in self._signals:
+            taken = min(one.inc, missing)
             if taken:
-                ordering.join(known, released)
-            if taken < inc:
-                left.append((inc - taken, released))
+                ordering.join(known, one.known)
+            if taken < one.inc:
+                left.append(one._replace(inc=one.inc - taken))
             missing -= taken
         return known, left

@@ -45,14 +45,14 @@ class _SparseCores:
     def launch(
         self,
         params: call.CallParams,
-        arrays: Sequence[Any],
+        arrays: Sequence[Sequence[Any]],
         plan: Plan,
         schedule: types.InterpretParams,
         choices: Directed | None,
     ) -> Launch:
-        """Returns the launch."""
-        execution = launches.execution_of(schedule, choices)
-        return Launch(params, arrays, plan, schedule, execution)
+        """Returns the launch, on one device."""
+        execution, (own,) = launches.execution_of(schedule, choices), arrays
+        return Launch(params, own, plan, schedule, execution)
 
 
 def _results(params: call.CallParams) -> range:
@@ -176,10 +176,9 @@ def _last_line(params: call.CallParams) -> str | None:
     return next((line for line in lines if line is not None), None)
 
 
-def run_kernel(
-    params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
-) -> list[np.ndarray]:
-    """Runs a launch on the CPU; see `launches.run_kernel`."""
+def _run(
+    params: call.CallParams, arrays: Sequence[Sequence[Any]]
+) -> list[list[np.ndarray]]:
     if getattr(params.interpret, "emitted", False):
         raise errors.UnsupportedError(
             "the code of kernels for SparseCores is not run on the CPU",
@@ -187,7 +186,7 @@ def run_kernel(
             got="emitted=True",
             hint="omit emitted",
         )
-    return launches.run_kernel(_SparseCores(), params, arrays, choices)
+    return launches.run_devices(_SparseCores(), params, arrays)
 
 
 def explore_kernel(
@@ -197,4 +196,4 @@ def explore_kernel(
     return launches.explore_kernel(_SparseCores(), params, arrays, **limits)
 
 
-run.MACHINES[MACHINE] = run_kernel
+run.MACHINES[MACHINE] = _run

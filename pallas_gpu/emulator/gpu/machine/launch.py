@@ -35,11 +35,21 @@ from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 
 
+def run_devices(
+    params: call.CallParams,
+    arrays: Sequence[Sequence[Any]],
+    choices: Directed | None = None,
+) -> list[list[np.ndarray]]:
+    """Runs a launch on all devices that take part; see `launches.run_devices`."""
+    return launches.run_devices(_Gpu(), params, arrays, choices)
+
+
 def run_kernel(
     params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
 ) -> list[np.ndarray]:
-    """Runs a launch on the CPU; see `launches.run_kernel`."""
-    return launches.run_kernel(_Gpu(), params, arrays, choices)
+    """Runs a launch on one device."""
+    (results,) = run_devices(params, [arrays], choices)
+    return results
 
 
 def explore_kernel(
@@ -66,48 +76,51 @@ class _Gpu:
         return _plan(params)
 
     def names(self, params: call.CallParams) -> list[str]:
-        """Returns the names of the results."""
+        """Returns the names of the results of a device."""
         return _names(params)[params.num_inputs :]
 
     def launch(
         self,
         params: call.CallParams,
-        arrays: Sequence[Any],
+        arrays: Sequence[Sequence[Any]],
         plan: Plan,
         schedule: types.InterpretParams,
         choices: Directed | None,
-    ) -> _Alone:
-        """Returns the launch, alone on a device."""
-        machine = Machine(schedule, _target(params), choices=choices)
-        return _Alone(machine, Launch(params, machine.devices[0], arrays, plan))
+    ) -> _OnDevices:
+        """Returns the launch on each of the devices."""
+        devices = params.devices or 1
+        machine = Machine(schedule, _target(params), devices, choices)
+        each = zip(machine.devices, arrays, strict=True)
+        return _OnDevices(machine, [Launch(params, d, own, plan) for d, own in each])
 
 
 @dataclasses.dataclass
-class _Alone:
-    """The only launch of a machine."""
+class _OnDevices:
+    """A kernel on all devices of a machine."""
 
     machine: Machine
-    launch: Launch
+    launches: Sequence[Launch]
 
     @property
     def execution(self) -> Execution:
         return self.machine.execution
 
     def pools(self) -> list[Pool]:
-        return [self.launch.pool()]
+        return [launch.pool() for launch in self.launches]
 
     def finish(self) -> None:
-        self.launch.finish()
+        for launch in self.launches:
+            launch.finish()
 
     def dissolve(self) -> None:
         self.machine.dissolve()
 
     def results(self) -> list[np.ndarray]:
-        return [array.data for array in self.launch.outputs]
+        return [array.data for launch in self.launches for array in launch.outputs]
 
     @property
     def started(self) -> int:
-        return self.launch.ctas
+        return sum(launch.ctas for launch in self.launches)
 
 
 def _plan(params: call.CallParams) -> Plan:
@@ -222,9 +235,11 @@ class Launch:
         """Checks what the launch leaves, once all CTAs have ended.
 
         Raises:
+          RaceError: another device may access an array afterwards.
           SemaphoreError: a semaphore is not zero.
           UnwrittenResultError: a result has elements that nobody has stored.
         """
+        self._device.require_unused()
         for require in self._device.at_end:
             require()
         results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
@@ -266,7 +281,7 @@ class Launch:
             grid = itertools.product(*(range(n) for n in mesh.grid))
             for block in itertools.islice(grid, launched):
                 cluster = Cluster(self._device, mesh, batch, block, rest)
-                cluster.around = around
+                cluster.around |= around
                 cluster.take_over = self._take_over
                 cluster.lasting = lasting
                 cluster.inferred_members = inferred

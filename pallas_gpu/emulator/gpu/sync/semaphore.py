@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semaphores: signals, waits and reads, of a CTA or of a launch."""
+"""Semaphores: signals, waits and reads, of a CTA or of a launch.
+
+An operation at gpu scope orders nothing between devices (PTX ISA, Morally strong
+operations).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,8 +23,9 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.semaphores import Semaphore
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
-from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.gmem import GlobalArray, MulticastArray, of_each
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.device import Device
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.sync import semaphore
 
@@ -33,6 +40,35 @@ _OWN = (
 )
 
 
+class ScopedSemaphore(Semaphore):
+    """A semaphore whose signals and waits have a scope."""
+
+    __slots__ = ()
+
+    def require_strong(self, reach: ordering.Reach, missing: int) -> None:
+        """Reports the first signal that a wait needs and is not ordered with."""
+        for one in self._signals:
+            if missing > 0 and one.reach is not None and not reach.includes(one.reach):
+                by, here = one.reach.inside[-1], reach.inside[-1]
+                where = None if one.location is None else one.location.where
+                error = errors.RaceError(
+                    f"{self.name} is signalled by {by} and waited for by {here}, and "
+                    "one of the two is at gpu scope",
+                    expected='memory_scope="sys" for both: a scope of "gpu" includes '
+                    "the threads of one device, and orders nothing for others",
+                    got=f"a signal at {where} with memory_scope="
+                    f'"{_scope_of(one.reach)}", a wait with "{_scope_of(reach)}"',
+                    hint='leave memory_scope out, or pass memory_scope="sys"',
+                )
+                report(error.about(rule="race-between-ctas", barrier=self.name))
+                return
+            missing -= one.inc
+
+
+def _scope_of(reach: ordering.Reach) -> str:
+    return semaphore.SYSTEM if reach.group is None else semaphore.GPU
+
+
 class SemaphoreArray(Referent):
     """The semaphores of a declaration.
 
@@ -41,9 +77,10 @@ class SemaphoreArray(Referent):
       array: their elements.
       across_groups: whether several clusters share them.
       hint: for who waits forever.
+      find: returns the semaphores of another array.
     """
 
-    __slots__ = ("_array", "_semaphores")
+    __slots__ = ("_array", "_find", "_semaphores")
 
     def __init__(
         self,
@@ -52,16 +89,18 @@ class SemaphoreArray(Referent):
         array: GlobalArray,
         across_groups: bool,
         hint: str,
+        find: Callable[[GlobalArray], SemaphoreArray],
     ):
         super().__init__(name + suffix)
         self._array = array
+        self._find = find
         self._semaphores = np.empty(array.shape, object)
         for index in itertools.product(*(range(n) for n in array.shape)):
             at = "".join(f"[{i}]" for i in index)
             # The ellipsis keeps a view of one element.
             key: Any = (*index, ...)
             element = array.data[key]
-            self._semaphores[index] = Semaphore(
+            self._semaphores[index] = ScopedSemaphore(
                 f"{name}{at}{suffix}",
                 element,
                 across_groups,
@@ -72,6 +111,12 @@ class SemaphoreArray(Referent):
     @property
     def shape(self) -> tuple[int, ...]:
         return self._array.shape
+
+    def owned_by(self, owner: int | None) -> Referent:
+        theirs = self._array.owned_by(owner)
+        if isinstance(theirs, MulticastArray):
+            return MulticastArray(self.name, [self._find(x) for x in theirs.each])
+        return self._find(theirs)
 
     def one(self, region: Region) -> Semaphore:
         """Returns the semaphore of a region of one element.
@@ -114,7 +159,7 @@ def of_cta(cta: Cta, array: GlobalArray, name: str) -> SemaphoreArray:
     """
     prefix = f"semaphore {name}" if name else "the semaphore"
     hint = _OWN + _HINT if cta.axes else _HINT
-    return _found(cta, array, prefix, f" of {cta.name}", False, hint)
+    return _found(cta.device, array, prefix, f" of {cta.name_on_device}", False, hint)
 
 
 def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray:
@@ -127,24 +172,37 @@ def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray
     """
     # Without the function: reports name several lines in one.
     line = f" at {where.partition(' (')[0]}" if where is not None else ""
-    return _found(cta, array, "the semaphore", f" of get_global{line}", True, _HINT)
+    name = "the semaphore"
+    return _found(cta.device, array, name, f" of get_global{line}", True, _HINT)
 
 
 def _found(
-    cta: Cta,
+    device: Device,
     array: GlobalArray,
     name: str,
-    suffix: str,
+    of: str,
     across_groups: bool,
     hint: str,
     ends_at_zero: bool = True,
 ) -> SemaphoreArray:
+    """Returns the semaphores of an array, which may be in another device's memory."""
     made = _SEMAPHORES.of(array)
     if not made:
-        made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
-        if ends_at_zero and not cta.device.like_upstream:
-            cta.device.at_end.append(made[0].require_zero)
-        cta.device.states.append(array.state)
+        across_groups |= array.everywhere is not None
+        find = functools.partial(
+            _found,
+            device,
+            name=name,
+            of=of,
+            across_groups=across_groups,
+            hint=hint,
+            ends_at_zero=ends_at_zero,
+        )
+        suffix = of + array.suffix
+        made.append(SemaphoreArray(name, suffix, array, across_groups, hint, find))
+        if ends_at_zero and not device.like_upstream:
+            device.at_end.append(made[0].require_zero)
+        device.states.append(array.state)
     return made[0]
 
 
@@ -152,17 +210,18 @@ def _one(wg: Warpgroup, region: Region) -> Semaphore:
     memory = region.memory
     if isinstance(memory, GlobalArray):
         # They are the caller's, and outlive the launch.
-        memory = _found(wg.cta, memory, memory.name, "", True, _HINT, False)
+        name = memory.name.removesuffix(memory.suffix)
+        memory = _found(wg.cta.device, memory, name, "", True, _HINT, False)
     return memory.one(region)
 
 
 @registry.register(semaphore.semaphore_signal_p, _EMULATE)
-def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
+def _signal(
+    wg: Warpgroup, operands: dict[str, Any], memory_scope: str, **_: Any
+) -> Run:
     # Who signals first is a choice of the schedule, as is who continues first.
     yield TURN
-    one, inc = _one(wg, operands["semaphore"]), int(operands["inc"])
-    _report_signal(wg, one, inc)
-    one.signal(wg.release(), inc, wg.location)
+    yield from _make(wg, [operands], memory_scope)
 
 
 def _report_signal(wg: Warpgroup, one: Semaphore, inc: int) -> None:
@@ -175,6 +234,7 @@ class _Signal:
     """One of several signals in any order.
 
     Attributes:
+      known: what it releases to whom its scope includes.
       pending: those that have not been made.
     """
 
@@ -182,23 +242,34 @@ class _Signal:
     one: Semaphore
     inc: int
     known: ordering.Clock
+    reach: ordering.Reach
     pending: list[_Signal]
 
     def advance(self) -> bool:
         """Makes the signal."""
         _report_signal(self.wg, self.one, self.inc)
-        self.one.signal(self.known, self.inc, self.wg.location)
+        self.one.signal(self.known, self.inc, self.wg.location, self.reach)
         self.pending.remove(self)
         return True
 
 
 @registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
 def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
-    known = wg.release()
+    yield from _make(wg, operands, semaphore.SYSTEM)
+
+
+def _make(wg: Warpgroup, operands: list[dict[str, Any]], scope: str) -> Run:
+    """Makes signals in any order, each on one device or on all of them."""
+    known, reach = wg.release(), wg.reach(scope)
     pending: list[_Signal] = []
     for operand in operands:
-        one, inc = _one(wg, operand["semaphore"]), int(operand["inc"])
-        pending.append(_Signal(wg, one, inc, known, pending))
+        inc = int(operand["inc"])
+        for region in of_each(operand["semaphore"]):
+            one = _one(wg, region)
+            pending.append(_Signal(wg, one, inc, known, reach, pending))
+    if len(pending) == 1:
+        pending[0].advance()
+        return
     if wg.execution.touches is None:
         signals = list(pending)
         wg.execution.choices.shuffle(signals)
@@ -212,15 +283,21 @@ def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) ->
     yield Wait(
         lambda: not pending,
         "its signals to be made",
-        lambda: f"{len(pending)} of {len(operands)} are in flight",
+        lambda: f"{len(pending)} are in flight",
     )
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)
-def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) -> Run:
+def _wait(
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    decrement: bool,
+    memory_scope: str,
+    **_: Any,
+) -> Run:
     yield TURN
     one, value = _one(wg, operands["semaphore"]), int(operands["value"])
-    yield from one.wait(wg, value, decrement)
+    yield from one.wait(wg, value, decrement, wg.reach(memory_scope))
 
 
 @registry.register(semaphore.semaphore_read_p, _EMULATE)
