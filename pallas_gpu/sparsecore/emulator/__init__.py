@@ -21,8 +21,7 @@ for _primitive in (
     _jax.addupdate_p, _jax.debug_print_p, debug.debug_print_p, debug.debug_check_p,
     registers.multiple_of_p,
 ):  # fmt: skip
-    registry.register(_primitive, _EMULATE, MACHINE)(
-        registry.rule(_primitive, _EMULATE)
-    )
+    _rule = registry.rules(_EMULATE)[_primitive]
+    registry.register(_primitive, _EMULATE, MACHINE)(_rule)
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     importlib.import_module(_module.name)

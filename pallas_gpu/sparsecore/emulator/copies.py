@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.elements import known
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.poison import Origin
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.primitives import _registry as registry
@@ -221,21 +221,19 @@ def _require_aligned(region: Region) -> None:
 def _require_values(copy: Copy) -> None:
     """Reports poison that a copy adds to, or stores to a result."""
     src, dst = copy.src, copy.dst
-    rows = None
+    src_at: Any = ...
+    dst_at: Any = ...
     if copy.indices is not None:
         rows = copy.rows()
         at = np.flatnonzero(copy.chosen(rows))
         rows = rows[at].astype(np.int64)
-        named, plain = rows, at
-        src_at, dst_at = (named, plain) if copy.indexed == "src" else (plain, named)
-    else:
-        src_at = dst_at = ...
+        src_at, dst_at = (rows, at) if copy.indexed == "src" else (at, rows)
+        if copy.indexed == "dst" and not copy.add:
+            _require_one_value(copy, rows, at)
     if copy.add or not dst.memory.admits_poison:
         _require_part(src, src_at)
     if copy.add:
         _require_part(dst, dst_at)
-    if copy.indexed == "dst" and not copy.add and rows is not None:
-        _require_one_value(copy, rows, at)
 
 
 def _require_part(region: Region, at: Any) -> None:

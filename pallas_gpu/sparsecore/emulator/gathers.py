@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.elements import Elements, known
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.operations.elements import Elements, known
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.sparsecore.emulator.cores import Subcore

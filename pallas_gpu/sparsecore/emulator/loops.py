@@ -13,7 +13,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import evaluate, ordering
-from pallas_gpu.emulator.engine.control import begin_iteration, decided
+from pallas_gpu.emulator.engine.operations.control import begin_iteration, decided
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import poison
-from pallas_gpu.emulator.engine.elements import known
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.sparsecore.emulator.cores import Subcore

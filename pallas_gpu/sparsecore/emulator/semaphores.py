@@ -18,7 +18,7 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
-from pallas_gpu.emulator.engine.semaphores import Semaphore
+from pallas_gpu.emulator.engine.operations.semaphores import Semaphore, Signal
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.sparsecore.emulator.cores import Declared, Subcore
@@ -56,18 +56,22 @@ class CopySemaphore(Semaphore):
         self._issued += amount
         self.pending.append((known, what, location))
 
-    def wait(self, thread: Any, value: int, decrement: bool = True) -> Run:
+    def wait(
+        self,
+        thread: Any,
+        value: int,
+        decrement: bool = True,
+        reach: ordering.Reach | None = None,
+    ) -> Run:
         """Waits until so much has arrived, and subtracts it."""
-        yield from super().wait(thread, value, decrement)
+        yield from super().wait(thread, value, decrement, reach)
         self._subtracted += value
         if self._subtracted == self._issued:
             for known, _, _ in self.pending:
                 ordering.join(thread.clock, known)
             self.pending.clear()
 
-    def _first(
-        self, missing: int
-    ) -> tuple[ordering.Clock, list[tuple[int, ordering.Clock]]]:
+    def _first(self, missing: int) -> tuple[ordering.Clock, list[Signal]]:
         return {}, []
 
 
@@ -123,14 +127,14 @@ class SemaphoreArray(Referent):
 def _require_zero(one: Semaphore) -> None:
     if isinstance(one, CopySemaphore):
         for _, what, location in one.pending:
-            error = errors.BarrierError(
+            unfinished = errors.BarrierError(
                 f"{what} has not been waited for when its semaphore is freed",
                 expected="a wait for every copy before the kernel or the scope ends",
                 got=f"{one.name} is {one.value}",
                 hint="call wait() of the copy, once for each start",
                 where=location.where if location is not None else None,
             )
-            report(error.about(rule="unfinished-copy", barrier=one.name))
+            report(unfinished.about(rule="unfinished-copy", barrier=one.name))
         if one.pending:
             return
     if one.value == 0:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.elements import Elements, require_one_value
 from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import Elements, require_one_value
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.indexed import elements

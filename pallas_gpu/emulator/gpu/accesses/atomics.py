@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.elements import Elements, known
 from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import Elements, known
 from pallas_gpu.emulator.engine.ordering import Reach
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray

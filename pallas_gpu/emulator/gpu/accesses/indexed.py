@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu.emulator.engine.elements import (
+from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import (
     Elements,
     known,
     require_one_value,
 )
-from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup

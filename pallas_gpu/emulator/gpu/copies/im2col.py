@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.elements import known
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster, tma
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup

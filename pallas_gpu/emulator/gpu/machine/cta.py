@@ -16,7 +16,7 @@ from typing import Any
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.elements import known
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread

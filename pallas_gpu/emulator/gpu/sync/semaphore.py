@@ -19,8 +19,8 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.operations.semaphores import Semaphore
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
-from pallas_gpu.emulator.engine.semaphores import Semaphore
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
 from pallas_gpu.emulator.gpu.gmem import GlobalArray, MulticastArray, of_each
