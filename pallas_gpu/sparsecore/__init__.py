@@ -50,4 +50,6 @@ from pallas_gpu.entry.integers import cdiv as cdiv
 from pallas_gpu.primitives.debug import debug_print as debug_print
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds
+
 # isort: on
+from pallas_gpu.sparsecore import emulator as _emulator  # noqa: F401 - runs kernels
