@@ -46,6 +46,17 @@ class Referent:
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises for a window that cannot be addressed."""
 
+    def read(self, thread: Any, region: Region) -> Any:
+        """Returns the elements of a region of it for an index expression.
+
+        Or a generator, which returns them: reading may take a wait.
+        """
+        return thread.read(region)
+
+    def write(self, thread: Any, region: Region, value: Any) -> Any:
+        """Stores to a region of it for an index expression; or returns a generator."""
+        return thread.write(region, value)
+
     def owned_by(self, owner: int | None) -> Referent:
         """Returns the same allocation of another owner; None: those of all owners."""
         raise errors.InternalError(f"{self.name} has one owner")
