@@ -61,8 +61,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "verdict": (*_ENTRY, "emulator"),
     "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
     "pipeline": _ENTRY,
-    # The second machine, on the engines of the first: SparseCores, from types to calls.
-    "sparsecore": (*_LOWERING, "emulator", "compiler", "runtime", "pipeline"),
+    # The second machine, from its types to its launches: a user of the engines. None of
+    # them knows it.
+    "sparsecore": (
+        *_LOWERING,
+        "compiler",
+        "runtime",
+        "emulator",
+        "offline",
+        "pipeline",
+    ),
     # What receives kernels of others turns them into calls of ours; PyTorch gets them
     # compiled.
     "bridge": (*_LOWERING, "compiler", "runtime", "pipeline"),
