@@ -282,6 +282,17 @@ def is_export(ctx: Any) -> bool:
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
+def is_partitioned(ctx: Any) -> bool:
+    """True if XLA partitions the program that is lowered among known devices."""
+    around = ctx.module_context.axis_context
+    return len(getattr(around, "device_assignment", None) or ()) > 1
+
+
+def lowers_with_devices(primitive: Any) -> None:
+    """Has JAX tell the lowering rules of a primitive for which devices they lower."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call
+from pallas_gpu.entry import call, placement
 from pallas_gpu.entry.memory import trial
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import cupti, custom_call, devices, dumps, serialize
@@ -143,5 +143,7 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     return _custom_call_rule(ctx, *args, replica_ids=ids, **params)
 
 
-_jax.mlir.register_lowering(call.kernel_p, _cuda_rule, platform="cuda")
+_jax.mlir.register_lowering(
+    call.kernel_p, placement.checked(_cuda_rule), platform="cuda"
+)
 trial.register_compiler(compiler.lower)
