@@ -53,8 +53,8 @@ def race(
         error, rule = between(old, new, name, first), "race-between-ctas"
     else:
         if (
-            old.by_copy
-            and new.by_copy
+            old.by_proxy
+            and new.by_proxy
             and old.writes
             and new.writes
             and old.issue is None

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels for SparseCores, and every way to run one body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import sparsecore as plsc
+
+
+def kernel(
+    body: Callable[..., None],
+    out: Any = (),
+    *scratch: Any,
+    cores: int = 1,
+    subcores: int = 16,
+    scalar: bool = False,
+    target: str | None = None,
+    tiling: str = "compact",
+    **interpret: Any,
+) -> Callable[..., Any]:
+    """Returns a kernel of a body.
+
+    Args:
+      body: of the kernel; its axes are `c` and `s`.
+      out: its results: their types, or arrays of these types.
+      scratch: its scratch_types.
+      cores, subcores: of its mesh.
+      scalar: whether it runs on scalar subcores.
+      target, tiling: of its compiler_params.
+      interpret: parameters of the emulator.
+    """
+    mesh: Any
+    if scalar:
+        mesh = plsc.ScalarSubcoreMesh(axis_name="c", num_cores=cores)
+    else:
+        mesh = plsc.VectorSubcoreMesh(
+            core_axis_name="c",
+            subcore_axis_name="s",
+            num_cores=cores,
+            num_subcores=subcores,
+        )
+    return plsc.kernel(
+        body,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), out),
+        mesh=mesh,
+        scratch_types=scratch,
+        compiler_params=plsc.CompilerParams(target=target, tiling=tiling),
+        interpret=plsc.InterpretParams(**interpret),
+    )
+
+
+def emulate(
+    body: Callable[..., None],
+    args: Sequence[Any],
+    out: Any = (),
+    *scratch: Any,
+    **options: Any,
+) -> Any:
+    """Runs a body in the emulator; see `kernel`."""
+    return kernel(body, out, *scratch, **options)(*args)
+
+
+def check(
+    body: Callable[..., None],
+    args: Sequence[Any],
+    expected: Any,
+    *scratch: Any,
+    schedules: int = 6,
+    rtol: float = 0.0,
+    **options: Any,
+) -> None:
+    """Runs a body under several schedules, and compares with what NumPy computes."""
+    got = emulate(body, args, expected, *scratch, schedules=schedules, **options)
+    _compare(got, expected, rtol)
+
+
+def _compare(got: Any, expected: Any, rtol: float) -> None:
+    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
+    for a, b in pairs:
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(
+            a.astype(np.float64), b.astype(np.float64), rtol=rtol
+        )
