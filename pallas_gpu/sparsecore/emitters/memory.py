@@ -103,7 +103,7 @@ def _require_rows(part: Part, elements: int) -> None:
     if window.is_transposed or last not in window.axes or window.sizes[-1] % elements:
         raise errors.ShapeError(
             "a part of VMEM that is not rows of whole registers",
-            expected=f"a multiple of {elements} adjacent elements of the last dimension",
+            expected=f"a multiple of {elements} elements of the last dimension",
             got=f"{list(window.shape)} of {list(window.array_shape)}",
             hint="load a register at a time, or use plsc.load_gather",
         )

@@ -26,33 +26,13 @@ from pallas_gpu.sparsecore.lowering.state import emits
 _PARAMS = ("y", "rounding_method")
 # What scalar units compute of floats (libtpu 0.0.48); the rest needs a register.
 SCALAR_FLOATS = frozenset(
-    [
-        "add",
-        "add_any",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "max",
-        "min",
-        "abs",
-        "sign",
-        "square",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "clamp",
-        "floor",
-        "integer_pow",
-        "is_finite",
-        "stop_gradient",
-        "copy",
-        "copy_p",
-        "optimization_barrier",
-    ]
+    name
+    for names in (
+        "add add_any sub mul div neg max min abs sign square clamp floor integer_pow",
+        "eq ne lt le gt ge is_finite",
+        "stop_gradient copy copy_p optimization_barrier",
+    )
+    for name in names.split()
 )
 
 

@@ -35,12 +35,11 @@ def _get(ctx: Any, *invals: Any) -> Array:
 
 
 @emits(_jax.swap_p)
-def _swap(ctx: Any, *invals: Any) -> Array:
+def _swap(ctx: Any, *invals: Any) -> Array | None:
     given = operands(ctx, invals)
     part, value = given["ref"], given["value"]
     elements = _elements(ctx, part)
-    # libtpu drops a load that nobody reads.
-    before = memory.load(part, elements)
+    before = memory.load(part, elements) if ctx.result_is_read else None
     memory.store(part, value, elements)
     return before
 

@@ -70,11 +70,6 @@ def _squeeze(ctx: Any, x: Array) -> Array:
     return x.reshaped(ctx.out_aval.shape)
 
 
-@emits("expand_dims")
-def _expand_dims(ctx: Any, x: Array) -> Array:
-    return x.reshaped(ctx.out_aval.shape)
-
-
 @emits("iota")
 def _iota(ctx: Any) -> Array:
     params, out = ctx.eqn.params, ctx.out_aval
