@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values: every one is a scalar or has the shape of a register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.arch import tpu
+from pallas_gpu.program.nodes import Constant, Op
+from pallas_gpu.sparsecore.check.kernel import Kernel
+from pallas_gpu.sparsecore.types import WORD_BYTES
+
+
+def register_shapes(dtype: Any, chip: tpu.TpuTarget) -> list[tuple[int, ...]]:
+    """Returns the shapes of registers with elements of a type; none for 64 bits.
+
+    A mask has an element for each one of a register that it masks.
+    """
+    dtype, lanes = jnp.dtype(dtype), chip.lanes
+    if dtype == jnp.bool_:
+        return [(lanes,), (2 * lanes,), (4 * lanes,)]
+    if dtype.itemsize > WORD_BYTES:
+        return []
+    packed = WORD_BYTES // dtype.itemsize
+    if packed == 1:
+        return [(lanes,)]
+    return [(packed * lanes,), (packed, lanes), (lanes, packed)]
+
+
+def require_registers(
+    op: Op, inner: Iterable[Any], kernel: Kernel, known: set[Any]
+) -> None:
+    """Raises for a value that a subcore has no register for.
+
+    Args:
+      op: an operation.
+      inner: values that its regions start with.
+      known: the values that were looked at.
+    """
+    new = {x for x in (*op.inputs, *op.results, *inner) if x not in known}
+    known.update(new)
+    for value in new:
+        aval = value if isinstance(value, Constant) else value.aval
+        if not isinstance(aval, _jax.AbstractRef):
+            _require(tuple(value.shape), value.dtype, op, kernel)
+
+
+def _require(shape: tuple[int, ...], dtype: Any, op: Op, kernel: Kernel) -> None:
+    dtype = jnp.dtype(dtype)
+    got = f"{dtype.name}{list(shape)} of {op.name}"
+    if dtype != jnp.bool_ and (
+        dtype.itemsize > WORD_BYTES or not jnp.issubdtype(dtype, jnp.number)
+    ):
+        raise errors.DTypeError(
+            "a value of a type that SparseCores do not compute with",
+            expected="bools, and integers and floats of 8, 16 or 32 bits",
+            got=got,
+            hint="convert it to 32 bits",
+        )
+    if not shape:
+        return
+    if not kernel.is_vector:
+        raise errors.UnsupportedError(
+            "a vector on a scalar subcore",
+            expected="scalars",
+            got=got,
+            hint="compute with vectors in a kernel with a plsc.VectorSubcoreMesh",
+        )
+    shapes = register_shapes(dtype, kernel.chip)
+    if shape not in shapes:
+        raise errors.ShapeError(
+            f"a value does not have the shape of a register of {kernel.chip.name}",
+            expected=" or ".join(str(list(s)) for s in shapes) + f" for {dtype.name}",
+            got=got,
+            hint="loop over parts: x_vmem[plsc.ds(i, lanes)] with lanes = "
+            "plsc.get_sparse_core_info().num_lanes",
+        )
