@@ -156,8 +156,8 @@ class Subcore(Thread):
                 "access elements of its own, or use plsc.loop"
             )
         return (
-            "call plsc.subcore_barrier() between the two accesses; subcores of several "
-            "cores signal and wait for a semaphore"
+            "wait for the copy, then call plsc.subcore_barrier() between the two "
+            "accesses; between cores, signal and wait for a semaphore"
         )
 
     def allocated(self, declared: Declared) -> Any:
@@ -196,6 +196,12 @@ class Subcore(Thread):
             got=f"core {at[0]}, subcore {at[1]}",
             hint="compute them modulo the sizes of the axes",
         )
+
+    def _advice(self, old: ordering.Access) -> str:
+        """Returns what to do about an access that conflicts with one of this thread."""
+        return old.hint if old.position is self.position else self.order_hint
+
+    _advice_to_read = _advice
 
     def must_record(self, memory: Any, writes: bool) -> bool:
         """Returns whether a later access may conflict with one of this thread.
