@@ -9,8 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxlib.mlir.dialects import arith
+
 from pallas_gpu import arch, resources, types
 from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
 from pallas_gpu.emitters.tensor_cores import tmem
@@ -28,7 +31,7 @@ from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.traits import shares_smem
+from pallas_gpu.lowering.traits import multicasts, shares_smem
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import indices, text
 from pallas_gpu.program.build import region_of
@@ -133,6 +136,8 @@ def _launch_spec(
         num_buffers=len(params.jaxpr.invars)
         + len(params.work_operands)
         + len(params.workspace),
+        multicasts=any(True for _ in multicasts(params.jaxpr)),
+        devices=1 if params.devices is None else params.devices.size,
         arch=target.compute_capability,
         shares_smem=shares_smem(params.jaxpr, math.prod(mesh.cluster)),
         waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
@@ -295,6 +300,7 @@ def _symbol(name: str) -> str:
 def _prologue(kernel: KernelState) -> None:
     """Emits the positions on the axes, and the initialisation of every barrier."""
     ctx_lib.emit_axes(kernel)
+    _emit_device_axes(kernel)
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
     for slot, (barrier, copies) in kernel.plan.declared.items():
@@ -319,6 +325,20 @@ def _prologue(kernel: KernelState) -> None:
         )
     elif kernel.plan.barriers or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
+
+
+def _emit_device_axes(kernel: KernelState) -> None:
+    """Emits the positions of the device on the axes of its mesh."""
+    devices, builder = kernel.params.devices, kernel.builder
+    if devices is None:
+        return
+    for (name, size), stride in zip(devices.axes, devices.strides, strict=True):
+        index = peers.rank()
+        if stride > 1:
+            index = arith.divui(index, builder.i32(stride))
+        if size * stride < devices.size:
+            index = arith.remui(index, builder.i32(size))
+        kernel.axes[name] = index if size > 1 else builder.i32(0)
 
 
 def _position_around(kernel: KernelState, operand: int) -> Any:

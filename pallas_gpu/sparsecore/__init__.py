@@ -9,6 +9,15 @@ emulator on any machine, and compiles offline for any chip. It has never run on 
 
 # isort: off
 from pallas_gpu.sparsecore.entry.kernel import kernel as kernel
+from pallas_gpu.sparsecore.pipeline.blocks import (
+    BlockSpec as BlockSpec,
+    Indirect as Indirect,
+)
+from pallas_gpu.sparsecore.pipeline.emit import emit_pipeline as emit_pipeline
+from pallas_gpu.sparsecore.pipeline.partition import (
+    ARBITRARY as ARBITRARY,
+    PARALLEL as PARALLEL,
+)
 from pallas_gpu.sparsecore.primitives.copies import *
 from pallas_gpu.sparsecore.primitives.gathers import *
 from pallas_gpu.sparsecore.primitives.loops import *
