@@ -15,6 +15,7 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.sparsecore.types import SEMAPHORES, SMEM
 
 
 class Allocated(Protocol):
@@ -43,6 +44,11 @@ class Declared:
     def is_shared(self) -> bool:
         """Whether all subcores of a core have one."""
         return getattr(self.aval.memory_space, "shared", False)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other subcores can access what one has."""
+        return self.aval.memory_space in (SMEM, SEMAPHORES)
 
 
 class Device:
@@ -100,11 +106,15 @@ class Core(Group):
         return f" of core {self.index}" if len(self.device.cores) > 1 else ""
 
     def dissolve(self) -> None:
+        """Keeps what others may still reach until the launch has ended."""
+
+    def release(self) -> None:
         """Drops what refers to the core; see `Group.dissolve`."""
         self.state.clear()
         self.shared.clear()
-        for subcore in self.subcores:
-            subcore.own.clear()
+        for thread in self.threads:
+            assert isinstance(thread, Subcore)
+            thread.own.clear()
         self.subcores.clear()
         super().dissolve()
 
@@ -168,9 +178,17 @@ class Subcore(Thread):
             found = owned[declared.place] = declared.make(declared, self)
         return found
 
-    def free(self, declared: Declared) -> None:
-        """Frees what is its own; memory that others share exists until they end."""
-        self.own.pop(declared.place, None)
+    def free(self, declared: Declared, lasts: bool) -> None:
+        """Frees what a declaration has allocated.
+
+        Memory that others share exists until they end.
+
+        Args:
+          declared: the declaration.
+          lasts: whether what others can reach exists as long as the kernel.
+        """
+        if not (lasts and declared.is_reachable):
+            self.own.pop(declared.place, None)
 
     def of_other(self, found: Any, core: Any, subcore: Any) -> Any:
         """Returns what another subcore has for the same declaration.
