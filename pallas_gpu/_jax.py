@@ -44,6 +44,7 @@ TransformedRef = _state_types.TransformedRef
 NDIndexer = _indexing.NDIndexer
 Slice = _indexing.Slice
 TransposeTransform = _state_types.TransposeTransform
+Transform = _state_types.Transform
 ReshapeTransform = _state_types.ReshapeTransform
 BitcastTransform = _state_types.BitcastTransform
 
@@ -267,9 +268,29 @@ def check_special(name: str, arrays: Sequence[jax.Array]) -> None:
         ) from None
 
 
+def mesh_of_lowering(ctx: Any) -> jax.sharding.Mesh | None:
+    """Returns the mesh of the `jax.shard_map` that a lowering rule is called in.
+
+    None without one, and for an `AbstractMesh`, which has no devices.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
+
+
 def is_export(ctx: Any) -> bool:
     """True if a lowering rule is called by `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """True if XLA partitions the program that is lowered among known devices."""
+    around = ctx.module_context.axis_context
+    return len(getattr(around, "device_assignment", None) or ()) > 1
+
+
+def lowers_with_devices(primitive: Any) -> None:
+    """Has JAX tell the lowering rules of a primitive for which devices they lower."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_tracer(x: Any) -> bool:

@@ -20,7 +20,7 @@ from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_devices
 from pallas_gpu.emulator.rendezvous import Rendezvous, running
-from pallas_gpu.entry import call, scope
+from pallas_gpu.entry import call, placement, scope
 from pallas_gpu.entry.interpret import Observed
 
 Operands = Sequence[Sequence[Any]]
@@ -86,8 +86,8 @@ def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
 def _place_of_results(placed: Sequence[Any]) -> Any:
     """Returns where an eager call's results go, as `jax.jit` would place them.
 
-    That is every device of the committed operands, the first of which decides; or the
-    default device.
+    That is every device of the committed operands, which each of them has whole
+    (`entry/placement.py`) and the first of which decides; or the default device.
     """
     if not placed:
         return None
@@ -175,4 +175,4 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 call.register_eager_emulator(_eager)
 call.register_emulator_lowering(lowering_rule)
-_jax.mlir.register_lowering(call.kernel_p, _cpu_rule, platform="cpu")
+_jax.mlir.register_lowering(call.kernel_p, placement.checked(_cpu_rule), platform="cpu")

@@ -84,7 +84,6 @@ class Memory(Referent):
     )  # fmt: skip
 
     fence = ordering.Fence.SMEM
-    # What to do about elements that are read before anybody has written them.
     unwritten_hint = (
         "write it first, or copy to it and wait for the barrier; the body stores the "
         "block of a result: ref[...] = x"
@@ -111,6 +110,11 @@ class Memory(Referent):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def hint_if_unwritten(self) -> str:
+        """What to do about elements that are read before anybody has written them."""
+        return self.unwritten_hint
 
     @property
     def identity(self) -> Hashable:
@@ -154,7 +158,7 @@ class Memory(Referent):
             f"{self.name} is read where nothing has been written",
             f"element {list(element)} without a value"
             + (f", the first of {count}" if count > 1 else ""),
-            self.unwritten_hint,
+            self.hint_if_unwritten,
             where,
             self.name,
             element,

@@ -127,6 +127,8 @@ def _make(name: str) -> Callable[..., Any]:
         ]
         if found.missing() is not None:
             report(found.origin(wg.where()).error())
+        if scope is None and found.memory.fence is ordering.Fence.GMEM:
+            scope = "gpu"
         reach = wg.reach(scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)
