@@ -61,15 +61,20 @@ def race(
         ):
             hint += _OF_COPIES[fence is Fence.SMEM]
         error = _unordered(old, new, name, hint)
-        rule = "missing-wait" if old.by_copy else "race"
+        rule = "missing-wait" if _is_own_copy(old, new) else "race"
     return error.about(rule=rule, **facts)
+
+
+def _is_own_copy(old: Access, new: Access) -> bool:
+    """True for a copy for which this thread, or any, can wait: its order is missing."""
+    return old.by_copy and (not old.generic or old.position is new.position)
 
 
 def _unordered(old: Access, new: Access, name: str, hint: str) -> errors.RaceError:
     verb = "written" if new.writes else "read"
     if old.by_copy and not old.writes:
         what = f"{name} is {verb} while {old.what} may still read it"
-    elif old.by_copy:
+    elif _is_own_copy(old, new):
         what = f"{name} is {verb} before {old.what} has been waited for"
     else:
         did = "written" if old.writes else "read"

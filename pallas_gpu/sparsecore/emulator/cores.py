@@ -15,6 +15,7 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.sparsecore.types import SEMAPHORES, SMEM
 
 
 class Allocated(Protocol):
@@ -43,6 +44,11 @@ class Declared:
     def is_shared(self) -> bool:
         """Whether all subcores of a core have one."""
         return getattr(self.aval.memory_space, "shared", False)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other subcores can access what one has."""
+        return self.aval.memory_space in (SMEM, SEMAPHORES)
 
 
 class Device:
@@ -100,11 +106,15 @@ class Core(Group):
         return f" of core {self.index}" if len(self.device.cores) > 1 else ""
 
     def dissolve(self) -> None:
+        """Keeps what others may still reach until the launch has ended."""
+
+    def release(self) -> None:
         """Drops what refers to the core; see `Group.dissolve`."""
         self.state.clear()
         self.shared.clear()
-        for subcore in self.subcores:
-            subcore.own.clear()
+        for thread in self.threads:
+            assert isinstance(thread, Subcore)
+            thread.own.clear()
         self.subcores.clear()
         super().dissolve()
 
@@ -156,8 +166,8 @@ class Subcore(Thread):
                 "access elements of its own, or use plsc.loop"
             )
         return (
-            "call plsc.subcore_barrier() between the two accesses; subcores of several "
-            "cores signal and wait for a semaphore"
+            "wait for the copy, then call plsc.subcore_barrier() between the two "
+            "accesses; between cores, signal and wait for a semaphore"
         )
 
     def allocated(self, declared: Declared) -> Any:
@@ -168,9 +178,17 @@ class Subcore(Thread):
             found = owned[declared.place] = declared.make(declared, self)
         return found
 
-    def free(self, declared: Declared) -> None:
-        """Frees what is its own; memory that others share exists until they end."""
-        self.own.pop(declared.place, None)
+    def free(self, declared: Declared, lasts: bool) -> None:
+        """Frees what a declaration has allocated.
+
+        Memory that others share exists until they end.
+
+        Args:
+          declared: the declaration.
+          lasts: whether what others can reach exists as long as the kernel.
+        """
+        if not (lasts and declared.is_reachable):
+            self.own.pop(declared.place, None)
 
     def of_other(self, found: Any, core: Any, subcore: Any) -> Any:
         """Returns what another subcore has for the same declaration.
@@ -196,6 +214,12 @@ class Subcore(Thread):
             got=f"core {at[0]}, subcore {at[1]}",
             hint="compute them modulo the sizes of the axes",
         )
+
+    def _advice(self, old: ordering.Access) -> str:
+        """Returns what to do about an access that conflicts with one of this thread."""
+        return old.hint if old.position is self.position else self.order_hint
+
+    _advice_to_read = _advice
 
     def must_record(self, memory: Any, writes: bool) -> bool:
         """Returns whether a later access may conflict with one of this thread.

@@ -20,8 +20,9 @@ from pallas_gpu.entry import call
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import walk
-from pallas_gpu.sparsecore.emulator.cores import Core, Device
+from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
+from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
 from pallas_gpu.sparsecore.types import HBM, MACHINE
 
 
@@ -137,7 +138,12 @@ class Launch:
         return [Pool(iter(self._cores), count, count, "cores", "all cores run at once")]
 
     def finish(self) -> None:
-        """Reports elements of results that nobody has stored."""
+        """Reports late signals, and elements of results that nobody has stored."""
+        for thread in (thread for core in self._cores for thread in core.threads):
+            assert isinstance(thread, Subcore)
+            for found in thread.own.values():
+                if isinstance(found, SemaphoreArray):
+                    found.require_zero()
         for array in self._refs[self._params.num_inputs :]:
             if array.written is None or array.admits_poison or array.written.all():
                 continue
@@ -158,7 +164,7 @@ class Launch:
     def dissolve(self) -> None:
         """Drops what refers to its owner."""
         for core in self._cores:
-            core.dissolve()
+            core.release()
         self._cores = []
 
     def results(self) -> list[np.ndarray]:

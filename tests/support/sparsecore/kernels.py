@@ -10,6 +10,11 @@ import jax
 import numpy as np
 
 from pallas_gpu import sparsecore as plsc
+from pallas_gpu.sparsecore.runtime import offline_compiler
+from tests.support.sparsecore import emitted, interpreter
+
+# Of the module's interpreter: copies at once, as late as waits allow, and between.
+_ORDERS = 3
 
 
 def kernel(
@@ -74,9 +79,22 @@ def check(
     rtol: float = 0.0,
     **options: Any,
 ) -> None:
-    """Runs a body under several schedules, and compares with what NumPy computes."""
+    """Runs a body everywhere, and compares with what NumPy computes.
+
+    That is the emulator, under several schedules; the module that is emitted,
+    interpreted in several orders; and where libtpu is installed, its compiler, whose
+    refusal is an error.
+    """
     got = emulate(body, args, expected, *scratch, schedules=schedules, **options)
     _compare(got, expected, rtol)
+    function = kernel(body, expected, *scratch, **options)
+    target = options.get("target") or "tpu7x"
+    build = emitted.lowered(function, *args, target=target)
+    for seed in range(_ORDERS):
+        made = interpreter.execute(build.module, *args, seed=seed)
+        _compare(made, jax.tree.leaves(expected), rtol)
+    if offline_compiler.is_available():
+        emitted.finished(build)
 
 
 def _compare(got: Any, expected: Any, rtol: float) -> None:
