@@ -10,6 +10,20 @@ import jax
 import numpy as np
 
 from pallas_gpu import sparsecore as plsc
+from pallas_gpu.sparsecore.runtime import offline_compiler
+from tests.support import executions, tiers
+from tests.support.sparsecore import emitted
+from tests.support.sparsecore.modules import CHIPS
+
+
+def lanes() -> int:
+    """The elements of a register of 32 bits, of the chip that is traced for."""
+    return plsc.get_sparse_core_info().num_lanes
+
+
+def part(i: Any) -> Any:
+    """The elements of a register from a position on."""
+    return plsc.ds(i, lanes())
 
 
 def kernel(
@@ -72,11 +86,42 @@ def check(
     *scratch: Any,
     schedules: int = 6,
     rtol: float = 0.0,
+    interpret: bool = True,
+    chips: Sequence[str] = CHIPS,
     **options: Any,
 ) -> None:
-    """Runs a body under several schedules, and compares with what NumPy computes."""
-    got = emulate(body, args, expected, *scratch, schedules=schedules, **options)
-    _compare(got, expected, rtol)
+    """Runs a body everywhere, and compares with what NumPy computes.
+
+    That is the emulator under several schedules; its module, interpreted; and on the
+    way to it the compilation for each chip, where libtpu is installed: what the
+    emulator accepts, libtpu compiles.
+
+    Args:
+      body: of the kernel.
+      args: its arguments.
+      expected: its results, as NumPy computes them.
+      scratch: its scratch_types.
+      schedules: of the emulator; the tiers that do not run everything have fewer.
+      rtol: relative tolerance.
+      interpret: False where the module is not to be interpreted.
+      chips: for which it is compiled.
+      options: others of `kernel`.
+    """
+    if not tiers.runs_everything():
+        schedules = min(schedules, 4)
+    function = kernel(body, expected, *scratch, schedules=schedules, **options)
+    _compare(function(*args), expected, rtol)
+    if interpret:
+        _compare(emitted.interpreted(function, *args), jax.tree.leaves(expected), rtol)
+    if not offline_compiler.is_available():
+        return
+    for chip in (
+        chips
+        if tiers.runs_everything()
+        else [tiers.one_of(executions.test_name(), chips)]
+    ):
+        function = kernel(body, expected, *scratch, target=chip, **options)
+        emitted.compiled(function, *args, target=chip)
 
 
 def _compare(got: Any, expected: Any, rtol: float) -> None:
