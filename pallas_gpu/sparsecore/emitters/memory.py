@@ -15,15 +15,10 @@ from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import errors
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.sparsecore.emitters.lanes import iota
 from pallas_gpu.sparsecore.emitters.values import (
-    I32,
     Array,
     Handle,
-    broadcast,
-    constant,
     element_type,
-    extract,
     i32,
     index,
     memref_type,
@@ -110,54 +105,39 @@ def _require_rows(part: Part, elements: int) -> None:
 
 
 def load(part: Part, elements: int) -> Array:
-    """Loads a part: a scalar from SMEM or VMEM, or registers from VMEM.
+    """Loads a part: a scalar from SMEM, or registers from VMEM.
 
     Args:
       elements: of a register.
     """
     handle, window = part.handle, part.window
     if math.prod(window.shape) == 1:
-        return Array(window.shape, handle.dtype, (_load_scalar(part, elements),))
+        loaded = memref.load(handle.memref, [index(i) for i in window.starts])
+        return Array(window.shape, handle.dtype, (loaded,))
     _require_rows(part, elements)
     t = vector_type(elements, handle.dtype)
     parts = [tpu.vector_load(t, handle.memref, at) for at in _positions(part, elements)]
     return Array(window.shape, handle.dtype, tuple(parts))
 
 
-def _load_scalar(part: Part, elements: int) -> ir.Value:
-    handle = part.handle
-    if handle.space == "smem":
-        return memref.load(handle.memref, [index(i) for i in part.window.starts])
-    at = [broadcast(i32(i), elements) for i in part.window.starts]
-    return extract(load_indexed(handle, at), 0)
-
-
 def store(part: Part, value: Array, elements: int, *, add: bool = False) -> None:
     """Stores a value to a part, or adds it."""
     handle, window = part.handle, part.window
     if math.prod(window.shape) == 1:
-        _store_scalar(part, value.value, elements, add=add)
+        _store_scalar(part, value.value, add=add)
         return
     _require_rows(part, elements)
     for x, at in zip(value.parts, _positions(part, elements), strict=True):
         tpu.vector_store(x, handle.memref, at, add=add)
 
 
-def _store_scalar(part: Part, value: ir.Value, elements: int, *, add: bool) -> None:
-    handle = part.handle
-    if handle.space == "smem":
-        at = [index(i) for i in part.window.starts]
-        if add:
-            before = memref.load(handle.memref, at)
-            is_float = isinstance(value.type, ir.FloatType)
-            value = (arith.addf if is_float else arith.addi)(before, value)
-        memref.store(value, handle.memref, at)
-        return
-    lanes = [broadcast(i32(i), elements) for i in part.window.starts]
-    first = arith.cmpi(
-        arith.CmpIPredicate.eq, iota(elements), constant(0, vector_type(elements, I32))
-    )
-    store_indexed(handle, lanes, broadcast(value, elements), mask=first, add=add)
+def _store_scalar(part: Part, value: ir.Value, *, add: bool) -> None:
+    handle, at = part.handle, [index(i) for i in part.window.starts]
+    if add:
+        before = memref.load(handle.memref, at)
+        is_float = isinstance(value.type, ir.FloatType)
+        value = (arith.addf if is_float else arith.addi)(before, value)
+    memref.store(value, handle.memref, at)
 
 
 def load_indexed(

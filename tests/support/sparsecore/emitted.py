@@ -46,5 +46,9 @@ def compiled(
     function: Callable[..., Any], *args: Any, target: str = "tpu7x"
 ) -> CompiledKernel:
     """The bundles that libtpu makes of the emitted module."""
-    build = lowered(function, *args, target=target)
+    return finished(lowered(function, *args, target=target))
+
+
+def finished(build: Build) -> CompiledKernel:
+    """The bundles that libtpu makes of a module."""
     return compiler.run(build, after=compiler.LOWERED).compiled

@@ -12,8 +12,11 @@ import numpy as np
 from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.runtime import offline_compiler
 from tests.support import executions, tiers
-from tests.support.sparsecore import emitted
+from tests.support.sparsecore import emitted, interpreter
 from tests.support.sparsecore.modules import CHIPS
+
+# Of the module's interpreter: copies at once, as late as waits allow, and between.
+_ORDERS = 3
 
 
 def lanes() -> int:
@@ -111,17 +114,17 @@ def check(
         schedules = min(schedules, 4)
     function = kernel(body, expected, *scratch, schedules=schedules, **options)
     _compare(function(*args), expected, rtol)
-    if interpret:
-        _compare(emitted.interpreted(function, *args), jax.tree.leaves(expected), rtol)
+    function = kernel(body, expected, *scratch, **options)
+    build = emitted.lowered(function, *args)
+    for seed in range(_ORDERS if interpret else 0):
+        made = interpreter.execute(build.module, *args, seed=seed)
+        _compare(made, jax.tree.leaves(expected), rtol)
     if not offline_compiler.is_available():
         return
-    for chip in (
-        chips
-        if tiers.runs_everything()
-        else [tiers.one_of(executions.test_name(), chips)]
-    ):
+    chosen = [tiers.one_of(executions.test_name(), chips)]
+    for chip in chips if tiers.runs_everything() else chosen:
         function = kernel(body, expected, *scratch, target=chip, **options)
-        emitted.compiled(function, *args, target=chip)
+        emitted.finished(emitted.lowered(function, *args, target=chip))
 
 
 def _compare(got: Any, expected: Any, rtol: float) -> None:
