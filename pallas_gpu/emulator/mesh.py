@@ -32,8 +32,8 @@ def emulate_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     `fn` calls a `jax.shard_map` over a `jax.sharding.AbstractMesh` (or a mesh of
     devices, which are not used). JAX needs one CPU device only. Kernels run in the
     emulator, those whose devices access each other's memory as one machine; errors are
-    raised as they are, without JAX's words around them. Everything else in the body runs
-    as under `jax.vmap` over each axis of the mesh, collectives included.
+    raised as they are, without JAX's words around them. Everything else in the body
+    runs as under `jax.vmap` over each axis of the mesh, collectives included.
 
     Args:
       fn: a function of arrays; the `jax.shard_map` is outside of loops and branches.

@@ -295,7 +295,8 @@ def no_device(call: CallParams) -> errors.NoGpuError:
     """Returns the error for a call that requires a device where there is none."""
     device = call.mesh.platforms[0].upper()
     return errors.NoGpuError(
-        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the CPU",
+        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the "
+        "CPU",
         expected=f"a {device}",
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="omit interpret to run in the emulator, or use "
