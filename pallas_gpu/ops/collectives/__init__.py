@@ -12,16 +12,20 @@ from pallas_gpu.ops.collectives.calls import (
     rotate,
 )
 from pallas_gpu.ops.collectives.devices import unreachable
+from pallas_gpu.ops.collectives.experts import Dispatched, combine, dispatch
 from pallas_gpu.ops.collectives.products import (
     all_gather_matmul,
     matmul_reduce_scatter,
 )
 
 __all__ = [
+    "Dispatched",
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
     "all_to_all",
+    "combine",
+    "dispatch",
     "matmul_reduce_scatter",
     "reduce_scatter",
     "rotate",
