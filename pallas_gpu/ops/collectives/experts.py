@@ -129,8 +129,8 @@ def dispatch(
     x, experts = vary_alike((varying(x, call.group), experts))
     slots, counts = _places(call, experts)
     ones = jnp.ones_like(slots, dtype=jnp.float32)
-    rows = _sent(call, x, experts, slots, ones)
-    return Dispatched(rows, _counts(call, counts), slots)
+    rows, received = _sent(call, x, experts, slots, ones, counts)
+    return Dispatched(rows, received, slots)
 
 
 @expect.arguments(axis_name=expect.anything)
@@ -218,13 +218,6 @@ def _places(call: _Call, experts: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(sent, slot, -1).reshape(experts.shape), counts
 
 
-def _counts(call: _Call, counts: jax.Array) -> jax.Array:
-    """Sends each device the numbers of rows for its experts."""
-    shape = call.group.size, call.local
-    received = lax.all_to_all(counts.reshape(shape), call.axis_name, 0, 0, tiled=True)
-    return received.reshape(shape).T
-
-
 # --- kernels --------------------------------------------------------------------------
 
 
@@ -275,33 +268,49 @@ def _padded(x: jax.Array) -> jax.Array:
 
 
 def _send(
-    call: _Call, x: Any, experts: Any, slots: Any, weights: Any, into: Any
-) -> Any:
-    """Stores rows, times weights, in the room that each device has for them."""
+    call: _Call, x: Any, experts: Any, slots: Any, weights: Any, numbers: Any, into: Any
+) -> tuple[Any, Any]:
+    """Stores rows, times weights, and their numbers, in the memory of the devices."""
     choices, width = experts.shape[1], x.shape[1]
     columns = _columns(width)
     layout = _layout(columns, x.dtype)
+    rows = x.shape[0] * choices
 
-    def store(me: Any, unit: Any, x: Any, experts: Any, slots: Any, weights: Any,
-              into: Any) -> None:  # fmt: skip
-        token, choice = (f(unit, np.int32(choices)) for f in (lax.div, lax.rem))
-        expert, slot = experts[token, choice], slots[token, choice]
-        weight = weights[token, choice]
-
-        @plgpu.when(slot >= 0)
+    def store(
+        me: Any, unit: Any, x: Any, experts: Any, slots: Any, weights: Any,
+        numbers: Any, into: Any, counts: Any,
+    ) -> None:  # fmt: skip
+        @plgpu.when(unit >= rows)
         def _() -> None:
-            there, local = (f(expert, np.int32(call.local)) for f in (lax.div, lax.rem))
-            target = call.group.peer(into, there).at[local, me, slot]
-            for start in range(0, width, columns):
-                at = plgpu.ds(start, columns)
-                value = plgpu.load(x.at[token, at], layout=layout)
-                value = value.astype(jnp.float32) * weight
-                target.at[at].set(value.astype(x.dtype))
+            expert = unit - np.int32(rows)
+            there, local = _divided(expert, call.local)
+            target = call.group.peer(counts, there)
+            target.at[local, me].set(numbers[expert])
 
-    units = x.shape[0] * choices
+        @plgpu.when(unit < rows)
+        def _() -> None:
+            token, choice = _divided(unit, choices)
+            there, local = _divided(experts[token, choice], call.local)
+            slot, weight = slots[token, choice], weights[token, choice]
+
+            @plgpu.when(slot >= 0)
+            def _() -> None:
+                target = call.group.peer(into, there).at[local, me, slot]
+                for start in range(0, width, columns):
+                    at = plgpu.ds(start, columns)
+                    value = plgpu.load(x.at[token, at], layout=layout)
+                    value = value.astype(jnp.float32) * weight
+                    target.at[at].set(value.astype(x.dtype))
+
     ref = jax.new_ref(into)
-    _launch(call, "dispatch", store, (), units)(x, experts, slots, weights, ref)
-    return jax.freeze(ref)
+    counts = jax.ShapeDtypeStruct((call.local, call.group.size), jnp.int32)
+    launch = _launch(call, "dispatch", store, counts, rows + call.experts)
+    received = launch(x, experts, slots, weights, numbers, ref)
+    return jax.freeze(ref), received
+
+
+def _divided(value: Any, by: int) -> tuple[Any, Any]:
+    return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
 
 
 def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Array:
@@ -313,7 +322,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
 
     def add(me: Any, unit: Any, y: Any, experts: Any, slots: Any, weights: Any,
             out: Any) -> None:  # fmt: skip
-        token, part = (f(unit, np.int32(parts)) for f in (lax.div, lax.rem))
+        token, part = _divided(unit, parts)
         at = plgpu.ds(part * columns, columns)
         total = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
         for choice in range(choices):
@@ -321,9 +330,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
             weight = weights[token, choice]
 
             def more(total: Any, expert=expert, slot=slot, weight=weight) -> Any:
-                there, local = (
-                    f(expert, np.int32(call.local)) for f in (lax.div, lax.rem)
-                )
+                there, local = _divided(expert, call.local)
                 row = call.group.peer(y, there).at[local, me, slot, at]
                 value = plgpu.load(row, layout=layout).astype(jnp.float32)
                 return total + value * weight
@@ -340,29 +347,28 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
 # --- what the functions do, and their derivatives -------------------------------------
 
 
-def _room(call: _Call, width: int) -> tuple[int, int, int, int]:
-    return call.local, call.group.size, call.capacity, width
-
-
-def _run_sent(call: _Call, x, experts, slots, weights, *, fill: bool = False) -> Any:
+def _run_sent(
+    call: _Call, x, experts, slots, weights, numbers, *, fill: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    n, local = call.group.size, call.local
     if call.takes_kernel():
         rows = _padded(x)
-        shape = _room(call, rows.shape[1])
+        shape = local, n, call.capacity, rows.shape[1]
         into = jnp.zeros(shape, x.dtype) if fill else plgpu.empty(shape, x.dtype)
         into = varying(into, call.group)
-        sent = _send(call, rows, experts, slots, weights, into)
-        return sent[..., : x.shape[1]]
+        sent, received = _send(call, rows, experts, slots, weights, numbers, into)
+        return sent[..., : x.shape[1]], received
     scaled = x[:, None].astype(jnp.float32) * weights[..., None]
     place = jnp.where(slots < 0, call.capacity, slots)
-    shape = call.experts, call.capacity, x.shape[1]
-    sent = (
-        jnp.zeros(shape, x.dtype)
-        .at[experts, place]
-        .set(scaled.astype(x.dtype), mode="drop")
-    )
-    sent = sent.reshape(call.group.size, call.local, *shape[1:])
-    received = lax.all_to_all(sent, call.axis_name, 0, 0, tiled=True)
-    return jnp.moveaxis(received, 0, 1)
+    room = jnp.zeros((call.experts, call.capacity, x.shape[1]), x.dtype)
+    sent = room.at[experts, place].set(scaled.astype(x.dtype), mode="drop")
+
+    def exchanged(of_experts: jax.Array) -> jax.Array:
+        of_devices = of_experts.reshape(n, local, *of_experts.shape[1:])
+        received = lax.all_to_all(of_devices, call.axis_name, 0, 0, tiled=True)
+        return jnp.moveaxis(received, 0, 1)
+
+    return exchanged(sent), exchanged(numbers)
 
 
 def _run_combined(call: _Call, y, experts, slots, weights) -> jax.Array:
@@ -381,14 +387,16 @@ _sent = jax.custom_vjp(_run_sent, nondiff_argnums=(0,))
 _combined = jax.custom_vjp(_run_combined, nondiff_argnums=(0,))
 
 
-def _sent_backward(call: _Call, residuals: Any, g: jax.Array) -> Any:
-    experts, slots, weights = residuals
-    return _run_combined(call, g, experts, slots, weights), None, None, None
+def _sent_backward(call: _Call, residuals: Any, g: Any) -> Any:
+    experts, slots, weights, _ = residuals
+    return _run_combined(call, g[0], experts, slots, weights), None, None, None, None
 
 
 def _combined_backward(call: _Call, residuals: Any, g: jax.Array) -> Any:
     y, experts, slots, weights = residuals
-    of_y = _run_sent(call, g, experts, slots, weights.astype(jnp.float32), fill=True)
+    _, numbers = _places(call, experts)
+    scales = weights.astype(jnp.float32)
+    of_y, _ = _run_sent(call, g, experts, slots, scales, numbers, fill=True)
     # Each choice alone: its row, of which the product with g is the derivative.
     alone = (a.reshape(-1, 1) for a in (experts, slots, jnp.ones_like(weights)))
     rows = _run_combined(call, y, *alone).reshape(*weights.shape, -1)
