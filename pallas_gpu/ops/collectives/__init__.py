@@ -17,6 +17,7 @@ from pallas_gpu.ops.collectives.products import (
     all_gather_matmul,
     matmul_reduce_scatter,
 )
+from pallas_gpu.ops.collectives.ring_attention import merge, ring_attention
 
 __all__ = [
     "Dispatched",
@@ -27,7 +28,9 @@ __all__ = [
     "combine",
     "dispatch",
     "matmul_reduce_scatter",
+    "merge",
     "reduce_scatter",
+    "ring_attention",
     "rotate",
     "unreachable",
 ]
