@@ -153,4 +153,4 @@ OBSOLETE = {
     "context: an object for inline code": "inline code: docs/porting.md",
 }
 # With those of the rows; a rule that comes or goes changes the number.
-RULES = 99
+RULES = 95
