@@ -94,7 +94,7 @@ MOSAIC: dict[str, Row] = {
     "is_nvshmem_available": no(
         "XLA tells kernels the addresses of other devices' memory"
     ),
-    "MultimemReductionOp": no("a type of Python: the names of the reductions"),
+    "MultimemReductionOp": SAME,
     "DialectBarrierRef": other("`mosaic.BarrierRef`", "for both semantics"),
     **dict.fromkeys(
         ("dialect", "infer_layout", "lower_mgpu_dialect", "to_layout_attr"), _DIALECT

@@ -12,7 +12,7 @@ import jax
 from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.types import values
-from pallas_gpu.types.devices import DeviceIdType
+from pallas_gpu.types.spaces.devices import DeviceIdType
 
 __all__ = ["multicast_ref", "remote_ref"]
 
