@@ -15,6 +15,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from tests.support.installed_kernels import ported
 from tests.support.meshes import emulated, mesh, numbers
 
@@ -82,11 +83,11 @@ def test_reduce_scatter(devices, dimension, reduction):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-def test_a_product_of_gathered_rows(devices, monkeypatch):
+def product(devices, tiles, ctas, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *_: devices)
     monkeypatch.setattr(jax, "local_device_count", lambda *_: devices)
-    module = upstreams("collective_matmul_mgpu")
+    cores = "jax.devices()[0].core_count"
+    module = upstreams("collective_matmul_mgpu", cores, str(ctas))
     config = module.TuningConfig(
         tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2
     )
@@ -95,7 +96,28 @@ def test_a_product_of_gathered_rows(devices, monkeypatch):
             x, w, "d", config=config, dtype=jnp.float16
         ),
         lambda x, w: lax.all_gather(x, "d", axis=0, tiled=True) @ w,
-        numbers(128 * devices, 128, dtype="float16"),
-        numbers(128, 64 * devices, dtype="float16"),
+        numbers(64 * tiles * devices, 128, dtype="float16"),
+        numbers(128, 128 * devices, dtype="float16"),
         devices=devices, in_specs=(ROWS, COLUMNS), out_specs=COLUMNS,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("devices", "tiles"), [(2, 2), (4, 1), (8, 1)])
+def test_a_product_of_gathered_rows(devices, tiles, monkeypatch):
+    product(devices, tiles, tiles, monkeypatch)
+
+
+RACES = {
+    # From the third device on: the signals of one CTA for two steps are taken for those
+    # of two CTAs for one step.
+    "signals": (2, 2, "read by one device and written by another"),
+    # A CTA's next tile: nothing waits for the copy of the last step of the one before.
+    "copies": (2, 1, "is written while the copy .* may still read it"),
+}
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_the_product_of_gathered_rows_has_races(name, monkeypatch):
+    tiles, ctas, text = RACES[name]
+    with pytest.raises(errors.RaceError, match=text):
+        product(4, tiles, ctas, monkeypatch)
