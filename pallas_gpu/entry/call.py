@@ -216,7 +216,10 @@ def register_eager_emulator(run: Callable[..., Any]) -> None:
 
 
 def register_emitted_code(run: Callable[..., Any]) -> None:
-    """Registers what runs the code of a kernel on the CPU, as the emulator its body."""
+    """Registers what runs the code of a kernel on the CPU, as the emulator its body.
+
+    That is `run(params, arrays) -> arrays`, of each device that takes part.
+    """
     _EMITTED_CODE[:] = [run]
 
 
