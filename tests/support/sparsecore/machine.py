@@ -112,6 +112,7 @@ class Machine:
         self.grid = arguments[:rank]
         self.operands = arrays
         self.memory: dict[Any, View] = {}
+        self.released: set[Any] = set()
         self.log: list[tuple[tuple[int, int], str, list[Any]]] = []
         cores = range(self.bounds[0])
         subcores = range(self.bounds[1] if rank > 1 else 1)
@@ -123,14 +124,20 @@ class Machine:
         if space_of(value.type) == "vmem_shared":
             where = core
         name = (where, _name(value))
-        if name not in self.memory:
+        if name not in self.memory or name in self.released:
             self.memory[name] = fresh(value.type, _name(value))
+            self.released.discard(name)
         return self.memory[name]
 
     def release(self, value: Any, core: int, subcore: int) -> None:
-        """Ends the life of what a region has allocated: its contents are lost."""
-        view = self.memory.pop(((core, subcore), _name(value)), None)
-        if view is not None and view.space == "semaphore_mem" and view.array.any():
+        """Ends the life of what a region has allocated.
+
+        Others may still access it: its contents are lost when it is allocated again.
+        """
+        name = ((core, subcore), _name(value))
+        self.released.add(name)
+        view = self.memory[name]
+        if view.space == "semaphore_mem" and view.array.any():
             raise ModuleError(f"a semaphore is {view.array} at the end of its region")
 
     def of_other(self, view: View, core: int, subcore: int) -> View:
