@@ -160,6 +160,4 @@ class _Consumer(hopper.Consumer):
                 total = with_others(total)
             else:
                 total = lax.cond(is_inside, with_others, lambda x: x, total)
-            store.store(
-                part, total, self.mem.out.at[(0, *window)], predicate=is_inside
-            )
+            store.store(part, total, self.mem.out.at[(0, *window)], predicate=is_inside)
