@@ -52,9 +52,8 @@ def remote_ref(
       device_id: the device: a dict from names of axes of the `jax.shard_map` around the
         call, or tuples of them, to positions, the executing device's own on the other
         axes; a tuple of positions, one for each axis; on a mesh of one axis also the
-        position alone. Positions are integers or integer scalars. TMA needs the device
-        on the host: it has to be computed from `lax.axis_index` of such axes, and
-        constants. It may be the executing device.
+        position alone. Positions are integers or integer scalars, uniform in the
+        warpgroup or warp. It may be the executing device.
       device_id_type: `MESH` (default), or `LOGICAL`: `device_id` is the position in the
         mesh in row-major order, one integer or scalar.
 
