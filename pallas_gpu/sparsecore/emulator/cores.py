@@ -141,8 +141,8 @@ class Subcore(Thread):
         own = {} if index is None else {"subcore": index}
         self.position = {"core": core.index} | own
 
-    @property
-    def name(self) -> str:
+    @functools.cached_property
+    def name(self) -> str:  # type: ignore[override]
         """The position, for messages."""
         own = "the scalar subcore" if self.index is None else f"subcore {self.index}"
         return own + self.core.suffix
