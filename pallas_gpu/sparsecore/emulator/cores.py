@@ -166,8 +166,8 @@ class Subcore(Thread):
                 "access elements of its own, or use plsc.loop"
             )
         return (
-            "wait for the copy, then call plsc.subcore_barrier() between the two "
-            "accesses; between cores, signal and wait for a semaphore"
+            "call plsc.subcore_barrier() between the two accesses, behind the wait for "
+            "a copy; between cores, signal and wait for a semaphore"
         )
 
     def allocated(self, declared: Declared) -> Any:
