@@ -442,7 +442,11 @@ def _sort(op: Any, args: list[Any]) -> list[Any]:
         key=lambda i: comparable[i], reverse=bool(descending and descending.value)
     )
     order = [*valid, *(i for i in range(len(keys)) if not mask[i])]
-    return [mask[order], keys[order], values[order]]
+    # What is in the lanes behind them is not known.
+    found = [keys[order], values[order]]
+    for x in found:
+        x[len(valid) :] = poison((len(x) - len(valid),), x.dtype)
+    return [mask[order], *found]
 
 
 @_value("tpu.scan_count")
