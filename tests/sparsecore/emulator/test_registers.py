@@ -52,7 +52,7 @@ def sorted_ones(x: Any, mask: Any) -> Any:
     return tuple(jnp.where(valid, y, 0) for y in found)
 
 
-SORTED_MASK = np.arange(16) < MASK.sum()
+SORTED = np.arange(16) < MASK.sum()
 # What is computed of a vector and a mask, and what NumPy computes of the vector.
 CASES: dict[str, tuple[np.ndarray, Callable[..., Any], Any]] = {
     "cumsum": (X, lambda x, m: plsc.cumsum(x), np.cumsum(X, dtype=np.int32)),
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[np.ndarray, Callable[..., Any], Any]] = {
         lambda x, m: plsc.sort_key_val(x, jnp.arange(16), descending=True),
         (-np.sort(-FEW), np.argsort(-FEW, kind="stable").astype(np.int32)),
     ),
-    "sort under a mask": (F, sorted_ones, (np.where(SORTED_MASK, F[in_order(F)], 0),) * 2),
+    "sort under a mask": (F, sorted_ones, (np.where(SORTED, F[in_order(F)], 0),) * 2),
     "the sorted mask": (
         F,
         lambda x, m: plsc.sort_key_val(x, x, mask=m)[2].astype(jnp.int32),
