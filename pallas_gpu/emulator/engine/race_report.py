@@ -167,8 +167,14 @@ def _between_devices(
         expected="an order between the two accesses: devices run at the same time, "
         "each at its own speed",
         got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
-        hint=_signal_after(old),
+        hint=_WIDER_SCOPE if old.atomic and new.atomic else _signal_after(old),
     )
+
+
+_WIDER_SCOPE = (
+    'pass scope="sys" to both: at gpu scope, the default of operations on the own '
+    "memory, an operation is atomic with those of the same device alone"
+)
 
 
 def _signal_after(old: Access) -> str:

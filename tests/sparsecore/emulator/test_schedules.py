@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import sparsecore as plsc
-from tests.support.sparsecore.kernels import check
+from tests.support.sparsecore.kernels import check, lanes, part
 
 check = functools.partial(check, schedules=20)
 RNG = np.random.default_rng(0)
@@ -30,10 +30,10 @@ def test_rows_are_gathered_by_all_cores():
     rows = RNG.integers(0, 256, 512).astype(np.int32)
 
     def body(x, r, o, i, v, sem):
-        part = plsc.ds(number() * 16, 16)
-        plsc.sync_copy(r.at[part], i)
+        own = plsc.ds(number() * 16, 16)
+        plsc.sync_copy(r.at[own], i)
         plsc.async_copy(x.at[i], v, sem).wait()
-        plsc.sync_copy(v, o.at[part])
+        plsc.sync_copy(v, o.at[own])
 
     check(body, [X, rows], X[rows], INDICES, MATRIX, SEM, cores=2)
 
@@ -47,9 +47,9 @@ def test_rows_with_the_ignored_index_stay_as_they_are():
 
         @plsc.loop(0, 16)
         def _(j):
-            @plsc.parallel_loop(0, 128, step=16)
+            @plsc.parallel_loop(0, 128, step=lanes())
             def _(k):
-                v[j, plsc.ds(k, 16)] = jnp.full(16, 7, jnp.float32)
+                v[j, part(k)] = jnp.full(lanes(), 7, jnp.float32)
 
         plsc.sync_copy(x.at[plsc.Indices(i, ignored_value=-1)], v)
         plsc.sync_copy(v, o)
@@ -82,10 +82,10 @@ def test_streams_of_all_subcores_add_to_shared_memory():
 
     def body(x, r, z, o, i, v, shared):
         s = lax.axis_index("s")
-        own, part = plsc.ds(s * 2, 2), plsc.ds(s * 16, 16)
+        own, given = plsc.ds(s * 2, 2), plsc.ds(s * 16, 16)
         plsc.sync_copy(z.at[own], shared.at[own])
-        plsc.sync_copy(r.at[part], i)
-        plsc.sync_copy(x.at[part], v)
+        plsc.sync_copy(r.at[given], i)
+        plsc.sync_copy(x.at[given], v)
         plsc.subcore_barrier()
         plsc.sync_copy(v, shared.at[i], add=True)
         plsc.subcore_barrier()
@@ -133,9 +133,9 @@ def test_copies_overlap_with_the_work_on_another_buffer():
 
             load(j, slot).wait()
 
-            @plsc.parallel_loop(0, 128, step=16)
+            @plsc.parallel_loop(0, 128, step=lanes())
             def _(k):
-                v[slot, plsc.ds(k, 16)] = v[slot, plsc.ds(k, 16)] * 2
+                v[slot, part(k)] = v[slot, part(k)] * 2
 
             store(j, slot).start()
 
@@ -157,7 +157,7 @@ def test_subcores_of_two_cores_pass_a_row_along_by_signals():
             plsc.semaphore_wait(sem)
             plsc.sync_copy(o.at[number() - 1], v)
 
-        v[plsc.ds(0, 16)] = v[plsc.ds(0, 16)] + 1
+        v[part(0)] = v[part(0)] + 1
         plsc.sync_copy(v, o.at[number()])
 
         @plsc.when(number() < 7)
@@ -166,7 +166,7 @@ def test_subcores_of_two_cores_pass_a_row_along_by_signals():
             plsc.semaphore_signal(sem, core_index=after // 4, subcore_id=after % 4)
 
     expected = np.tile(X[0], (8, 1))
-    expected[:, :16] += np.arange(1, 9)[:, None]
+    expected[:, : lanes()] += np.arange(1, 9)[:, None]
     check(body, [X], expected, ROW, SIGNAL, cores=2, subcores=4)
 
 
@@ -196,14 +196,14 @@ def test_positions_in_one_histogram_are_added_lane_by_lane():
     def body(k, o, v, count):
         plsc.sync_copy(k, v)
 
-        @plsc.loop(0, 64, step=16)
+        @plsc.loop(0, 64, step=lanes())
         def _(j):
-            count[plsc.ds(j, 16)] = jnp.zeros(16, jnp.int32)
+            count[part(j)] = jnp.zeros(lanes(), jnp.int32)
 
-        @plsc.loop(0, 2048, step=16)
+        @plsc.loop(0, 2048, step=lanes())
         def _(j):
-            ones = jnp.ones(16, jnp.int32)
-            plsc.addupdate_scatter(count, [v[plsc.ds(j, 16)]], ones)
+            ones = jnp.ones(lanes(), jnp.int32)
+            plsc.addupdate_scatter(count, [v[part(j)]], ones)
 
         plsc.sync_copy(count, o)
 
@@ -215,9 +215,9 @@ def test_positions_in_one_histogram_are_added_lane_by_lane():
 def test_scalar_subcores_copy_between_hbm_and_shared_memory():
     def body(x, o, shared, words):
         c = lax.axis_index("c")
-        part = plsc.ds(c * 32, 32)
-        plsc.sync_copy(x.at[part], shared)
-        plsc.sync_copy(shared, o.at[part])
+        own = plsc.ds(c * 32, 32)
+        plsc.sync_copy(x.at[own], shared)
+        plsc.sync_copy(shared, o.at[own])
 
     check(body, [X[:64]], X[:64], SHARED, plsc.SMEM((16,), jnp.int32),
           scalar=True, cores=2)  # fmt: skip
