@@ -200,6 +200,7 @@ def find_ranges(build: Build) -> Build:
         return build
     return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
 
+
 def infer_layouts(build: Build) -> Build:
     """Infers the layouts of the arrays of a program, or leaves them to the author.
 

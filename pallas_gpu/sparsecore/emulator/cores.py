@@ -141,8 +141,8 @@ class Subcore(Thread):
         own = {} if index is None else {"subcore": index}
         self.position = {"core": core.index} | own
 
-    @property
-    def name(self) -> str:
+    @functools.cached_property
+    def name(self) -> str:  # type: ignore[override]
         """The position, for messages."""
         own = "the scalar subcore" if self.index is None else f"subcore {self.index}"
         return own + self.core.suffix
@@ -166,8 +166,8 @@ class Subcore(Thread):
                 "access elements of its own, or use plsc.loop"
             )
         return (
-            "wait for the copy, then call plsc.subcore_barrier() between the two "
-            "accesses; between cores, signal and wait for a semaphore"
+            "call plsc.subcore_barrier() between the two accesses, behind the wait for "
+            "a copy; between cores, signal and wait for a semaphore"
         )
 
     def allocated(self, declared: Declared) -> Any:

@@ -120,7 +120,7 @@ class Machine:
         self.grid = arguments[:rank]
         self.operands = arrays
         self.memory: dict[Any, View] = {}
-        self.left: set[Any] = set()
+        self.released: set[Any] = set()
         self.log: list[tuple[tuple[int, int], str, list[Any]]] = []
         cores = range(self.bounds[0])
         subcores = range(self.bounds[1] if rank > 1 else 1)
@@ -132,20 +132,20 @@ class Machine:
         if space_of(value.type) == "vmem_shared":
             where = core
         name = (where, _name(value))
-        if name not in self.memory or name in self.left:
+        if name not in self.memory or name in self.released:
             self.memory[name] = fresh(value.type, _name(value))
-        self.left.discard(name)
+            self.released.discard(name)
         return self.memory[name]
 
     def release(self, value: Any, core: int, subcore: int) -> None:
         """Ends the life of what a region has allocated.
 
-        Others may still reach its semaphores and SMEM: the address is theirs too.
+        Others may still access it: its contents are lost when it is allocated again.
         """
         name = ((core, subcore), _name(value))
-        view = self.memory.get(name)
-        self.left.add(name)
-        if view is not None and view.space == "semaphore_mem" and view.array.any():
+        self.released.add(name)
+        view = self.memory[name]
+        if view.space == "semaphore_mem" and view.array.any():
             raise ModuleError(f"a semaphore is {view.array} at the end of its region")
 
     def of_other(self, view: View, core: int, subcore: int) -> View:
