@@ -143,7 +143,7 @@ def _launch_spec(
         + len(params.work_operands)
         + len(params.workspace),
         multicasts=any(True for _ in multicasts(params.jaxpr)),
-        devices=1 if params.devices is None else params.devices.size,
+        devices=0 if params.devices is None else params.devices.size,
         arch=target.compute_capability,
         shares_smem=shares_smem(params.jaxpr, math.prod(mesh.cluster)),
         waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),

@@ -134,11 +134,14 @@ def test_axes_are_not_left_to_the_compiler():
     plgpu.emulate_mesh(f)(X)
 
 
-@refused
-def test_the_code_of_several_devices_is_not_run():
-    body = programs.PROGRAMS["put"].body
-    out = jax.ShapeDtypeStruct((4, 128), jnp.float32)
-    kernel = plgpu.kernel(
-        body, out_type=out, scratch_types=[REGULAR], interpret="emitted"
-    )
-    on_mesh(kernel, {"x": 2})(X)
+@pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_the_code_of_programs_of_several_devices(name, semantics):
+    program, xs = programs.PROGRAMS[name], programs.operands(2)
+    f = programs.sharded(program, abstract_mesh(x=2), semantics, interpret="emitted")
+    np.testing.assert_array_equal(plgpu.emulate_mesh(f)(xs), program.expected(xs))
+
+
+def test_a_check_of_the_code():
+    f = on_mesh(shift(), {"x": 2})
+    assert not plgpu.check(f, orders=2, emitted=True)(X[:2]).findings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose devices reach each other's memory, on eight CPU devices of a process."""
+"""Kernels whose devices access each other's memory, on eight CPU devices."""
 
 from __future__ import annotations
 

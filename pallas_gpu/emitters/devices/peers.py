@@ -55,7 +55,7 @@ def _as_pointer(address: ir.Value) -> ir.Value:
 def rank() -> ir.Value:
     """i32: the logical id of the executing device. PTX: `ld.global`."""
     kernel = module.current()
-    if kernel.spec.devices == 1:
+    if kernel.spec.devices <= 1:
         return kernel.i32(0)
 
     def emit() -> ir.Value:
@@ -72,8 +72,11 @@ def address(buffer: int, owner: Owner) -> ir.Value:
     match owner:
         case "all":
             number = multimem_word_of(devices, kernel.spec.num_buffers, buffer)
-            return _as_pointer(load_word(words, number))
+            word = load_word(words, number)
         case int():
-            return _as_pointer(load_word(words, word_of(devices, buffer, owner)))
+            word = load_word(words, word_of(devices, buffer, owner))
         case _:
-            return _as_pointer(load_word(words, word_of(devices, buffer), owner))
+            word = load_word(words, word_of(devices, buffer), owner)
+    pointer = _as_pointer(word)
+    kernel.owned[pointer] = buffer, owner
+    return pointer

@@ -142,16 +142,14 @@ def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
 
 def _position(e: Exchange, tile: Any) -> tuple[Any, Any, Any]:
     """Returns row, window and distance of the device of a tile."""
-    per_part = np.int32(e.length // e.tile)
     distance: Any = np.int32(0)
-    part, at = lax.div(tile, per_part), lax.rem(tile, per_part)
     if e.kind == "exchange":
-        # All devices store at their neighbour first: each receives from one at a time.
-        distance, part = (
-            lax.div(part, np.int32(e.rows)),
-            lax.rem(part, np.int32(e.rows)),
-        )
-    return part, plgpu.ds(at * e.tile, e.tile), distance
+        # Neighbouring CTAs store at different devices, so that no link waits.
+        n = np.int32(e.group.size)
+        distance, tile = lax.rem(tile, n), lax.div(tile, n)
+    per_part = np.int32(e.length // e.tile)
+    row, at = lax.div(tile, per_part), lax.rem(tile, per_part)
+    return row, plgpu.ds(at * e.tile, e.tile), distance
 
 
 def _move(

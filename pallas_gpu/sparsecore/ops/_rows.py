@@ -71,23 +71,30 @@ class Launch:
         """Returns the words of one of many rows in VMEM."""
         return words((ALIGNMENT, width), dtype, plsc.VMEM, self.tiling) // ALIGNMENT
 
-    def rows_of_block(self, width: int, dtype: Any, share: int) -> int:
+    @property
+    def workers(self) -> int:
+        """The vector subcores of the chip."""
+        return self.chip.cores * self.chip.subcores
+
+    def rows_of_block(self, width: int, dtype: Any, share: int, needed: int) -> int:
         """Returns the rows of a block that fits a share of VMEM.
 
         Args:
           width, dtype: of a row.
           share: the blocks that have VMEM together.
+          needed: the rows of a subcore: a block has no more.
 
         Raises:
           UnsupportedError: 8 rows do not fit.
         """
         fit = self.chip.vmem_words // share // self.row_words(width, dtype)
-        rows = min(_MOST_ROWS, fit // ALIGNMENT * ALIGNMENT)
+        unit = max(ALIGNMENT, self.chip.lanes)
+        rows = min(_MOST_ROWS, fit // unit * unit, rounded(needed, unit))
         if rows:
             return rows
         raise errors.UnsupportedError(
             "rows are too wide for VMEM",
-            expected=f"{ALIGNMENT} rows in {self.chip.vmem_words // share} words",
+            expected=f"{unit} rows in {self.chip.vmem_words // share} words",
             got=f"rows of {jnp.dtype(dtype).name}[{width}]",
             hint="split the columns of the table",
         )

@@ -70,7 +70,7 @@ def deduplicate(
         # A register in front of the keys: the one before the first key.
         keys[plsc.ds(0, lanes)] = jnp.full(lanes, NONE - 1, jnp.int32)
 
-        @plsc.parallel_loop(0, block, step=lanes)
+        @plsc.parallel_loop(0, block, step=lanes, unroll=min(8, block // lanes))
         def _(i: Any) -> None:
             keys[plsc.ds(lanes + i, lanes)] = part[plsc.ds(i, lanes)]
             places[plsc.ds(lanes + i, lanes)] = i + lax.iota(jnp.int32, lanes)
@@ -84,11 +84,11 @@ def deduplicate(
             rank = before + plsc.cumsum(jnp.where(is_new, 1, 0)) - 1
             plsc.store_compressed(found.at[plsc.ds(before, lanes)], key, mask=is_new)
             plsc.store_scatter(inverse, [places[plsc.ds(lanes + i, lanes)]], rank)
-            return before + jnp.max(plsc.all_reduce_population_count(is_new))
+            return before + jnp.sum(jnp.where(is_new, 1, 0))
 
         total = plsc.loop(0, block, step=lanes, init_carry=jnp.int32(0))(one)
 
-        @plsc.parallel_loop(0, block, step=lanes)
+        @plsc.parallel_loop(0, block, step=lanes, unroll=min(8, block // lanes))
         def _(i: Any) -> None:
             unique[plsc.ds(i, lanes)] = found[plsc.ds(i, lanes)]
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
+    ALIGNMENT,
     SUBCORE,
     Launch,
     padded,
@@ -18,8 +19,6 @@ from pallas_gpu.sparsecore.ops._rows import (
     rounded,
 )
 from pallas_gpu.sparsecore.ops.embedding import MISSING, embedding_lookup
-
-_BLOCK = 128
 
 
 def dispatch(
@@ -63,9 +62,10 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
     """Returns the token at each position, and the position of each token."""
     chip = launch.chip
     lanes, subcores = chip.lanes, chip.subcores
-    own = rounded(-(-experts.size // subcores), _BLOCK)
-    counters = rounded(num_experts, _BLOCK)
-    each = rounded(-(-num_experts * capacity // subcores), _BLOCK)
+    unit = max(lanes, ALIGNMENT)
+    own = rounded(-(-experts.size // subcores), unit)
+    counters = rounded(num_experts, unit)
+    each = rounded(-(-num_experts * capacity // subcores), unit)
     total = each * subcores
 
     def body(
@@ -107,7 +107,7 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
 
         @plsc.loop(0, subcore)
         def _(before: Any) -> None:
-            @plsc.parallel_loop(0, counters, step=lanes)
+            @plsc.parallel_loop(0, counters, step=lanes, unroll=8)
             def _(i: Any) -> None:
                 counted = others[plsc.ds(before * counters + i, lanes)]
                 plsc.addupdate(counts.at[plsc.ds(i, lanes)], counted)
@@ -148,6 +148,6 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
 
 
 def _fill(ref: Any, size: int, value: int, lanes: int) -> None:
-    @plsc.parallel_loop(0, size, step=lanes)
+    @plsc.parallel_loop(0, size, step=lanes, unroll=8)
     def _(i: Any) -> None:
         ref[plsc.ds(i, lanes)] = jnp.full(lanes, value, jnp.int32)

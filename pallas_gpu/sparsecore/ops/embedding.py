@@ -67,7 +67,7 @@ def embedding_lookup(
 def _lookup(table: Any, rows: Any, missing: bool, launch: Launch) -> jax.Array:
     count, width = rows.shape[0], table.shape[1]
     launch = launch.of_rows(width, table.dtype)
-    block = launch.rows_of_block(width, table.dtype, share=3)
+    block = launch.rows_of_block(width, table.dtype, 3, -(-count // launch.workers))
     size = rounded(count, block)
     # Zeros come from HBM: rows that are narrower than a register have no vectors.
     zeros = [jnp.zeros((block, width), table.dtype)] if missing else []

@@ -11,6 +11,7 @@ from jax import lax
 
 from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
+    ALIGNMENT,
     BOTH,
     CORE,
     SUBCORE,
@@ -20,7 +21,8 @@ from pallas_gpu.sparsecore.ops._rows import (
     rounded,
 )
 
-_BLOCK = 1024
+# Values of a block.
+_MOST = 1024
 
 
 def histogram(
@@ -50,14 +52,16 @@ def histogram(
     x = require_rows(x, "histogram", "x")
     launch = Launch(target, interpret)
     chip = launch.chip
-    lanes, each = chip.lanes, rounded(-(-bins // chip.subcores), 128)
+    lanes = chip.lanes
+    each = rounded(-(-bins // chip.subcores), max(lanes, ALIGNMENT))
     total = each * chip.subcores
-    size = rounded(max(x.size, 1), _BLOCK)
+    block = min(_MOST, rounded(-(-max(x.size, 1) // launch.workers), lanes))
+    size = rounded(max(x.size, 1), block)
 
     def body(x_ref: Any, out: Any, counts: Any, index: Any, sums: Any) -> None:
         core, subcore = lax.axis_index(CORE), lax.axis_index(SUBCORE)
 
-        @plsc.parallel_loop(0, total, step=lanes)
+        @plsc.parallel_loop(0, total, step=lanes, unroll=8)
         def _(i: Any) -> None:
             counts[plsc.ds(i, lanes)] = jnp.zeros(lanes, jnp.int32)
             index[plsc.ds(i, lanes)] = i + lax.iota(jnp.int32, lanes)
@@ -67,7 +71,7 @@ def histogram(
         plsc.subcore_barrier()
 
         def count(part: Any) -> None:
-            @plsc.loop(0, _BLOCK, step=lanes)
+            @plsc.loop(0, block, step=lanes)
             def _(i: Any) -> None:
                 value = part[plsc.ds(i, lanes)]
                 known = (value >= 0) & (value < bins)
@@ -76,8 +80,8 @@ def histogram(
 
         plsc.emit_pipeline(
             count,
-            grid=(size // _BLOCK,),
-            in_specs=[plsc.BlockSpec((_BLOCK,), lambda i: (i,))],
+            grid=(size // block,),
+            in_specs=[plsc.BlockSpec((block,), lambda i: (i,))],
             core_axis_name=BOTH,
             dimension_semantics=(plsc.PARALLEL,),
         )(x_ref)

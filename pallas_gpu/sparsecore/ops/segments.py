@@ -27,6 +27,8 @@ from pallas_gpu.sparsecore.ops._rows import (
 TYPES = (jnp.float32, jnp.int32)
 # Rows that belong to another part of the sums are not transferred.
 _ELSEWHERE = -1
+# Rows of the zeros that are copied to clear the sums.
+_ZEROS = 128
 
 
 def segment_sum(
@@ -81,7 +83,7 @@ def summed(
     given = [source] if rows is not None else [padded(source, plan.size, 0)]
     given += [] if rows is None else [padded(rows, plan.size, 0)]
     given.append(padded(segments, plan.size, _ELSEWHERE))
-    zeros = jnp.zeros((ALIGNMENT, width), dtype)
+    zeros = jnp.zeros((plan.zeros, width), dtype)
     out = jax.ShapeDtypeStruct((plan.parts * plan.rows, width), dtype)
     sums = plan.launch.kernel(plan.body(rows is not None), out, plan.scratch(dtype))(
         *given, zeros
@@ -98,7 +100,8 @@ class _Plan:
       width: of a row.
       block: rows of a block.
       size: rows that are added, whole blocks for each subcore.
-      rows: sums of a part, whose rows the subcores of a core copy.
+      zeros: rows that a copy of zeros clears.
+      rows: sums of a part, which the subcores of a core clear, and copy to HBM.
       parts: parts of the sums, as many for each core.
     """
 
@@ -106,6 +109,7 @@ class _Plan:
     width: int
     block: int
     size: int
+    zeros: int
     rows: int
     parts: int
 
@@ -113,14 +117,13 @@ class _Plan:
     def of(cls, size: int, width: int, dtype: Any, count: int, launch: Launch) -> _Plan:
         launch = launch.of_rows(width, dtype)
         chip, row = launch.chip, launch.row_words(width, dtype)
-        block = launch.rows_of_block(width, dtype, share=8)
+        block = launch.rows_of_block(width, dtype, 8, -(-size // chip.subcores))
         size = rounded(size, block * chip.subcores)
         own = size // chip.subcores
         used = rounded(2 * block * row + 2 * own, 1024) + 1024
         free = chip.pool_words - chip.subcores * used
-        unit = ALIGNMENT * chip.subcores
-        fit = free // row // unit * unit
-        if used > chip.vmem_words or fit < unit:
+        fit = free // row // chip.subcores // ALIGNMENT * ALIGNMENT
+        if used > chip.vmem_words or fit < ALIGNMENT:
             raise errors.UnsupportedError(
                 "too many rows for the memory of a SparseCore",
                 expected=f"indices of {own} rows and 2 blocks in VMEM, and sums in "
@@ -128,8 +131,14 @@ class _Plan:
                 got=f"{size} rows of {width} elements",
                 hint="add the rows in several calls, and the results",
             )
-        parts = chip.cores * -(-count // (chip.cores * fit))
-        return cls(launch, width, block, size, rounded(-(-count // parts), unit), parts)
+        if fit > _ZEROS:
+            fit = fit // _ZEROS * _ZEROS
+        everywhere = chip.cores * chip.subcores
+        parts = chip.cores * -(-count // (everywhere * fit))
+        each = -(-count // (parts * chip.subcores))
+        zeros = min(_ZEROS, rounded(each, ALIGNMENT))
+        each = rounded(each, zeros)
+        return cls(launch, width, block, size, zeros, each * chip.subcores, parts)
 
     @property
     def own(self) -> int:
@@ -158,9 +167,9 @@ class _Plan:
             def _(turn: Any) -> None:
                 first = (turn * chip.cores + core) * self.rows
 
-                @plsc.loop(0, each, step=ALIGNMENT)
+                @plsc.loop(0, each, step=self.zeros)
                 def _(row: Any) -> None:
-                    place = plsc.ds(subcore * each + row, ALIGNMENT)
+                    place = plsc.ds(subcore * each + row, self.zeros)
                     plsc.sync_copy(zeros, sums.at[place])
 
                 plsc.sync_copy(segments.at[mine], segment)
@@ -192,7 +201,7 @@ class _Plan:
         """Makes segments positions in the part, and leaves others out."""
         lanes = self.launch.chip.lanes
 
-        @plsc.parallel_loop(0, self.own, step=lanes)
+        @plsc.parallel_loop(0, self.own, step=lanes, unroll=8)
         def _(i: Any) -> None:
             part = plsc.ds(i, lanes)
             at = segment[part] - first

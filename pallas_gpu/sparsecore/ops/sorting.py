@@ -78,7 +78,7 @@ def sort(
         def _(row: Any) -> None:
             for source, to in zip(ins, outs, strict=True):
 
-                @plsc.parallel_loop(0, width, step=lanes)
+                @plsc.parallel_loop(0, width, step=lanes, unroll=8)
                 def _(i: Any, source: Any = source, to: Any = to) -> None:
                     part = plsc.ds(row * width + i, lanes)
                     to[part] = source[part]
@@ -100,27 +100,26 @@ def network(
       refs: references in VMEM to keys, and to values that move with them.
     """
 
-    def at(i: Any) -> Any:
-        return plsc.ds(first + i * lanes, lanes)
+    def load(place: Any) -> list[jax.Array]:
+        return [ref[plsc.ds(place, lanes)] for ref in refs]
 
-    def load(i: Any) -> list[jax.Array]:
-        return [ref[at(i)] for ref in refs]
-
-    def store(i: Any, values: Any) -> None:
+    def store(place: Any, values: Any) -> None:
         for ref, value in zip(refs, values, strict=True):
-            ref[at(i)] = value
+            ref[plsc.ds(place, lanes)] = value
 
     def each() -> None:
-        @plsc.parallel_loop(0, count)
-        def _(i: Any) -> None:
-            key, *values = load(i)
+        @plsc.parallel_loop(0, count * lanes, step=lanes, unroll=min(8, count))
+        def _(t: Any) -> None:
+            key, *values = load(first + t)
             pair = plsc.sort_key_val(key, (values or [key])[0], descending=descending)
-            store(i, pair[: len(refs)])
+            store(first + t, pair[: len(refs)])
 
     def exchange(pairs: Callable[[Any], tuple[Any, Any]], *, turned: bool) -> None:
-        @plsc.parallel_loop(0, count // 2)
+        @plsc.parallel_loop(
+            0, count * lanes // 2, step=lanes, unroll=min(8, count // 2)
+        )
         def _(t: Any) -> None:
-            i, j = pairs(t)
+            i, j = (first + place for place in pairs(t))
             one, other = load(i), load(j)
             if turned:
                 other = [lax.rev(x, (0,)) for x in other]
@@ -132,40 +131,34 @@ def network(
     each()
     size = 2
     while size <= count:
-        exchange(_mirrored(size), turned=True)
+        exchange(_mirrored(size * lanes, lanes), turned=True)
         distance = size // 4
         while distance:
-            exchange(_apart(distance), turned=False)
+            exchange(_apart(distance * lanes), turned=False)
             distance //= 2
         each()
         size *= 2
 
 
-def _mirrored(size: int) -> Callable[[Any], tuple[Any, Any]]:
-    """Pairs of registers from both ends of runs of a size."""
+def _mirrored(size: int, lanes: int) -> Callable[[Any], tuple[Any, Any]]:
+    """Pairs of registers from both ends of runs of a size, a power of two."""
     half = size // 2
 
     def pair(t: Any) -> tuple[Any, Any]:
-        start, i = _divided(t, half)
-        return start * size + i, start * size + (size - 1) - i
+        before = t & np.int32(-half)
+        return t + before, (before + before + before - t) + (size - lanes)
 
     return pair
 
 
 def _apart(distance: int) -> Callable[[Any], tuple[Any, Any]]:
-    """Pairs of registers at a distance."""
+    """Pairs of registers at a distance, a power of two."""
 
     def pair(t: Any) -> tuple[Any, Any]:
-        start, i = _divided(t, distance)
-        return start * (2 * distance) + i, start * (2 * distance) + i + distance
+        place = t + (t & np.int32(-distance))
+        return place, place + distance
 
     return pair
-
-
-def _divided(t: Any, power: int) -> tuple[Any, Any]:
-    """Returns quotient and remainder of a division by a power of two."""
-    shift = np.int32(power.bit_length() - 1)
-    return lax.shift_right_logical(t, shift), t & np.int32(power - 1)
 
 
 def top_k(

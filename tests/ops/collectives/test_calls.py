@@ -13,9 +13,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import collectives
+from tests.support.meshes import emulated, mesh, numbers
 from tests.support.refusal import refused
 
-AUTO = jax.sharding.AxisType.Auto
 # Ours, which takes what all take; and what it equals.
 CALLS = {
     "all_gather": (
@@ -58,25 +58,6 @@ CALLS = {
 }  # fmt: skip
 
 
-def mesh(**axes):
-    return jax.sharding.AbstractMesh(
-        tuple(axes.values()), tuple(axes), axis_types=(AUTO,) * len(axes)
-    )
-
-
-def emulated(f, mesh, **options):
-    """Returns a function of what devices have; sharded over all axes by rows."""
-    spec = jax.P(tuple(mesh.axis_names))
-    mapped = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, **options)
-    return plgpu.emulate_mesh(mapped)
-
-
-def numbers(*shape, dtype="float32"):
-    """Whole numbers, of which the sums are exact in any order."""
-    rng = np.random.default_rng(sum(shape))
-    return jnp.asarray(rng.integers(-3, 4, shape).astype(np.float32)).astype(dtype)
-
-
 def check(name, x, axis, mesh, **options):
     ours, theirs = CALLS[name]
     if "method" not in getattr(ours, "keywords", {}):
@@ -93,6 +74,11 @@ def test_20_schedules(name, devices):
     x = numbers(devices * devices, 2 * devices)
     interpret = plgpu.InterpretParams(schedules=20)
     check(name, x, "d", mesh(d=devices), interpret=interpret)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_ctas_with_several_tiles(name):
+    check(name, numbers(8, 5000), "d", mesh(d=2), num_blocks=2)
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -221,3 +222,13 @@ def test_a_mesh_of_all_devices_has_their_ids():
     options = plgpu.CompilerParams(is_multi_process=True)
     function = over(abstract((2,)), put, compiler_params=options)
     assert ids_in_order(devices, params_of(function)) == (0, 1)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+@pytest.mark.parametrize("name", programs.PROGRAMS)
+def test_programs_compute(name, devices):
+    program, xs = programs.PROGRAMS[name], programs.operands(devices)
+    function = programs.sharded(program, abstract((devices,)), SEMANTICS[0])
+    np.testing.assert_array_equal(
+        plgpu.emulate_mesh(function)(xs), program.expected(xs)
+    )
