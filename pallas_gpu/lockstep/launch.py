@@ -86,12 +86,14 @@ class Buffer:
     Attributes:
       data: its bytes.
       name: what to call it in reports.
+      device: the number of its device.
       number: among those of its device, from 1; 0 for what is not the kernel's.
       is_input: whether no kernel writes it.
     """
 
     data: np.ndarray
     name: str
+    device: int
     number: int
     is_input: bool
 
@@ -228,12 +230,20 @@ class Launch:
         running: list[tuple[Strand, Any]] = []
         try:
             self._execute(running, ctas, warps, together)
+            if len(parts) > 1:
+                self._end(each * len(places))
         finally:
             # In cycles their memory would stay until Python's collector finds them.
             for strand, _ in running:
                 strand.env.clear()
             for _, cta in ctas:
                 vars(cta).clear()
+
+    def _end(self, warps: int) -> None:
+        """Checks what other devices may still access, given the warps of each."""
+        for memory, buffer in zip(self._memories.values(), self._buffers, strict=True):
+            first = buffer.device * warps
+            memory.check_end(np.arange(first, first + warps))
 
     def _execute(self, running, ctas, warps, together) -> None:
         for part, cta in ctas:

@@ -207,6 +207,29 @@ class Memory:
             table = self._reads[agent] = np.zeros(self.data.size, np.int32)
         return table
 
+    def check_end(self, own: np.ndarray) -> None:
+        """The kernel has ended on the device that has the memory.
+
+        Warps of other devices have accessed it before, as that device's know. Nothing
+        is said of their asynchronous work.
+
+        Args:
+          own: the rows of the device's warps.
+        """
+        if self.clocks is None:
+            return
+        known = self.clocks.known[own].max(axis=0)
+        others = np.setdiff1d(np.arange(len(self.clocks.epoch)), own)
+        writer = self._writer >> 5
+        late = np.isin(writer, others) & (self._written > known[writer])
+        for agent in {*others} & self._reads.keys():
+            late |= self._reads[agent] >> 5 > known[agent]
+        if late.any():
+            raise RaceError(
+                f"bytes of {self.name} may be accessed by another device after the "
+                "kernel has ended on its own"
+            )
+
     # --- the async proxy --------------------------------------------------------------
 
     def begin_read(self, rows: np.ndarray, places: np.ndarray, what: str) -> None:
