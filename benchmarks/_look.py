@@ -18,11 +18,14 @@ def show(label, fs, ins, out, args):
     res = B._measure({k: B._Program(mesh, f, ins, out) for k, f in fs.items()}, args)
     print(label, {k: round(v, 1) for k, v in res.items()}, flush=True)
 def blocks():
-    for label, f in (("all_gather", c.all_gather), ("one_shot", F(c.all_reduce, method="one_shot")), ("reduce_scatter", c.reduce_scatter), ("a2a", lambda x, axis_name, num_blocks: c.all_to_all(x, axis_name, 0, 0, num_blocks=num_blocks))):
-        lax = {"all_gather": F(c.all_gather, method="lax"), "one_shot": F(c.all_reduce, method="lax"), "reduce_scatter": F(c.reduce_scatter, method="lax"), "a2a": F(B.exchange, method="lax")}[label]
-        for size in (1 << 21, 1 << 27):
-            x = B._random(mesh, (mesh.size*size//2,), D)
-            show(f"{label} {size}", {"lax": F(lax, axis_name="d") if label != "a2a" else lax, **{str(b): F(f, axis_name="d", num_blocks=b) for b in (32, 132, 264)}}, D, D, (x,))
+    x = B._random(mesh, (mesh.size*(1 << 21)//2,), D)
+    fs = {str(b): F(c.all_gather, axis_name="d", num_blocks=b) for b in (16, 32, 64, 132)}
+    show("all_gather of 2 MiB", {"lax": F(c.all_gather, axis_name="d", method="lax"), **fs}, D, D, (x,))
+    x = B._random(mesh, (mesh.size*(1 << 27)//2,), D)
+    fs = {str(b): F(c.all_gather, axis_name="d", num_blocks=b) for b in (16, 32, 64, 264)}
+    show("all_gather of 128 MiB", {"lax": F(c.all_gather, axis_name="d", method="lax"), **fs}, D, D, (x,))
+    for name in B.COLLECTIVES:
+        B._collective(mesh, name, (1 << 14, 1 << 20, 1 << 22, 1 << 25, 1 << 28), start + 500)
 def products():
     m, k, N = 16384, 4096, 14336
     args = (B._random(mesh, (m, k), D), B._random(mesh, (k, N), C))
@@ -32,4 +35,4 @@ def products():
     args = (B._random(mesh, (m, N), C), B._random(mesh, (N, k), D))
     fs = {f"{tm}x{tn} {cl}": F(c.matmul_reduce_scatter, axis_name="d", method="kernel", config=cfg(tm, tn, cl)) for tm, tn, cl in ((64, 256, None), (64, 256, "m"), (64, 256, "n"), (128, 128, None), (128, 128, "n"))}
     show(f"scatter {m} {N} {k}", fs | {"lax": B._matmul_then_scatter}, (C, D), D, args)
-for f in (blocks, products): part(f)
+for f in (products, blocks): part(f)

@@ -28,7 +28,7 @@ def ring_attention(
     causal: bool = False,
     sm_scale: float | None = None,
     return_logsumexp: bool = False,
-    method: Method = None,
+    method: Method = "lax",
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Interpret = None,
 ) -> Any:
@@ -49,7 +49,8 @@ def ring_attention(
         have as many rows. The steps whose rows are all behind do nothing.
       sm_scale: see `attention`.
       return_logsumexp: also returns the logarithm of the sums of exponentials.
-      method: of `rotate`.
+      method: of `rotate`. XLA runs the collective of `jax.lax`, "lax", while attention is
+        computed, and a kernel before it.
       compiler_params, interpret: see `kernel`.
 
     Returns:
