@@ -17,13 +17,14 @@ BUDGETS = {
     "bridge": 2720,
     "composites": 2400,
     "emulator": 13440,
-    "entry": 6620,
+    "entry": 6750,
     "layouts": 10230,
     "lockstep": 8500,
     "lowering": 11100,
     "emitters": 14850,
     "mosaic": 5180,
-    "ops": 16840,
+    # With ops/collectives: 2,000 lines.
+    "ops": 19150,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 9050,

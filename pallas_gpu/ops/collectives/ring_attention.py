@@ -49,8 +49,8 @@ def ring_attention(
         have as many rows. The steps whose rows are all behind do nothing.
       sm_scale: see `attention`.
       return_logsumexp: also returns the logarithm of the sums of exponentials.
-      method: of `rotate`. XLA runs the collective of `jax.lax`, "lax", while attention is
-        computed, and a kernel before it.
+      method: of `rotate`. XLA runs the collective of `jax.lax`, "lax", while attention
+        is computed, and a kernel before it.
       compiler_params, interpret: see `kernel`.
 
     Returns:
