@@ -139,7 +139,7 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
         # jax.export: an older plugin may read it.
         older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
         params = {**params, "compiler_params": older}
-    ids = devices.replica_ids(ctx, call.CallParams(**params))
+    ids = placement.replica_ids(ctx, call.CallParams(**params))
     return _custom_call_rule(ctx, *args, replica_ids=ids, **params)
 
 

@@ -15,7 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import offline
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.runtime.devices import ids_in_order
+from pallas_gpu.entry.placement import ids_in_order
 from tests.support.devices import programs
 from tests.support.refusal import refused
 
