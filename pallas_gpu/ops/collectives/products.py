@@ -58,12 +58,12 @@ class _Call:
 
     def gather(self, x: jax.Array) -> jax.Array:
         """Gathers rows by an operation of its own."""
-        method = "lax" if self.method == "lax" else None
+        method: Any = "lax" if self.method == "lax" else None
         return all_gather(x, self.axis_name, method=method, **self.of_kernels)
 
     def scatter(self, x: jax.Array) -> jax.Array:
         """Adds up and scatters rows by an operation of its own."""
-        method = "lax" if self.method == "lax" else None
+        method: Any = "lax" if self.method == "lax" else None
         return reduce_scatter(x, self.axis_name, method=method, **self.of_kernels)
 
     def product(self, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:

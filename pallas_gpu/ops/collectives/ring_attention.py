@@ -62,7 +62,10 @@ def ring_attention(
     """
     group = Group.along(axis_name)
     q, k, v = vary_alike(tuple(varying(x, group) for x in (q, k, v)))
-    of_kernels = {"compiler_params": compiler_params, "interpret": interpret}
+    of_kernels: dict[str, Any] = {
+        "compiler_params": compiler_params,
+        "interpret": interpret,
+    }
 
     def attend(k: Any, v: Any, causal: bool) -> tuple[jax.Array, jax.Array]:
         return attention(
