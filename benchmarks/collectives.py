@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import pallas_gpu as plgpu
 from benchmarks import timing
 from pallas_gpu.ops import collectives
 
 AXIS = "d"
-_ROUNDS = 12
 SIZES = tuple(4096 * 4**i for i in range(9))  # 4 KiB to 256 MiB
 Function = Callable[..., jax.Array]
 
@@ -115,7 +114,7 @@ def _collective(
         shape = (mesh.size * own // 2,)
         x = _random(mesh, shape, jax.P(AXIS))
         programs = {
-            m: _Program(mesh, f, jax.P(AXIS), jax.P(AXIS))
+            m: _Program(mesh, f, jax.P(AXIS), jax.P(AXIS), own)
             for m, f in candidates.items()
         }
         found = _measure(programs, (x,))
@@ -152,7 +151,7 @@ def _products(mesh: Any, end: float) -> list[dict[str, Any]]:
             ins = tuple(jax.P(*s) for s in specs)
             args = tuple(_random(mesh, s, i) for s, i in zip(shapes, ins, strict=True))
             programs = {
-                method: _Program(mesh, f, ins, jax.P(*out))
+                method: _Program(mesh, f, ins, jax.P(*out), 1 << 24)
                 for method, f in _product_candidates(kind).items()
             }
             row: dict[str, Any] = {"product": f"{name}, {kind}"}
@@ -198,58 +197,68 @@ def _upstreams(x: Any, w: Any) -> jax.Array:
 
 
 class _Program:
-    """A function in a `shard_map`, compiled."""
+    """A function in a `shard_map`, and chains of it of two lengths."""
 
-    def __init__(self, mesh: Any, f: Function, ins: Any, out: Any) -> None:
-        specs = {"in_specs": ins, "out_specs": out, "check_vma": False}
-        self.devices = mesh.size
-        self.call = jax.jit(jax.shard_map(f, mesh=mesh, **specs))
+    def __init__(self, mesh: Any, f: Function, ins: Any, out: Any, size: int) -> None:
+        self.mesh, self.ins, self.out, self.f = mesh, ins, out, f
+        short = 2 if size > 1 << 22 else 8
+        self.lengths = short, 3 * short
 
-    def __call__(self, *args: Any) -> Any:
-        return jax.block_until_ready(self.call(*args))
+    def mapped(self, f: Function, out: Any) -> Any:
+        return jax.jit(
+            jax.shard_map(
+                f, mesh=self.mesh, in_specs=self.ins, out_specs=out, check_vma=False
+            )
+        )
 
-    def kernels(self, args: Any) -> list[tuple[str, float]]:
-        """Returns the names and seconds of the kernels of one call, on all devices."""
-        times = plgpu.testing.kernel_times(lambda: self(*args))
-        return [(name, milliseconds / 1e3) for name, milliseconds in times]
+    def once(self, *args: Any) -> Any:
+        return self.mapped(self.f, self.out)(*args)
+
+    def chains(self) -> list[Any]:
+        def chained(length: int) -> Any:
+            def run(x: Any, *others: Any) -> list[Any]:
+                results = []
+                for _ in range(length):
+                    # All results are used: without a use a call would be left out.
+                    x, y = lax.optimization_barrier((x, self.f(x, *others)))
+                    results.append(y)
+                return results
+
+            return self.mapped(run, self.out)
+
+        return [chained(length) for length in self.lengths]
 
 
 def _measure(programs: Mapping[str, _Program], args: Any) -> dict[str, float]:
-    """Returns the microseconds of a call of each candidate that runs and is right.
-
-    They are the sum over the kernels of a call, XLA's barrier of the devices among
-    them. A device that comes early waits in its kernel, so a lower quartile is taken.
-    """
-    expected = np.asarray(programs["lax"](*args).astype(jnp.float32))
-    kernels: dict[str, list[tuple[str, float]]] = {}
+    """Returns the microseconds of a call of each candidate that runs and is right."""
+    expected = np.asarray(programs["lax"].once(*args).astype(jnp.float32))
+    chains: dict[str, list[Any]] = {}
     for method, program in programs.items():
         try:
-            got = np.asarray(program(*args).astype(jnp.float32))
+            got = np.asarray(program.once(*args).astype(jnp.float32))
             scale = max(1.0, float(np.abs(expected).max()))
             error = float(np.abs(got - expected).max()) / scale
             if not error < 0.02:
                 print(f"{method}: WRONG, relative error {error}", flush=True)
-            kernels[method] = []
+            chains[method] = program.chains()
+            for f in chains[method]:
+                jax.block_until_ready(f(*args))
         except Exception as error:
             print(f"{method}: {type(error).__name__}: {str(error)[:400]}", flush=True)
-    for _ in range(_ROUNDS):
-        for method, found in kernels.items():
-            found += programs[method].kernels(args)
-    return {
-        method: _of_a_call(found, programs[method].devices) * 1e6
-        for method, found in kernels.items()
-    }
-
-
-def _of_a_call(kernels: Sequence[tuple[str, float]], devices: int) -> float:
-    """Returns the seconds of the kernels of a call on one device."""
-    times: dict[str, list[float]] = {}
-    for name, seconds in kernels:
-        times.setdefault(name, []).append(seconds)
-    return sum(
-        len(found) / (_ROUNDS * devices) * sorted(found)[len(found) // 4]
-        for found in times.values()
-    )
+            chains.pop(method, None)
+    times: dict[str, tuple[list[float], list[float]]] = {}
+    for _ in range(12):
+        for method, both in chains.items():
+            for f, found in zip(both, times.setdefault(method, ([], [])), strict=True):
+                start = time.perf_counter()
+                jax.block_until_ready(f(*args))
+                found.append(time.perf_counter() - start)
+    result = {}
+    for method, (short, long) in times.items():
+        lengths = programs[method].lengths
+        difference = statistics.median(long) - statistics.median(short)
+        result[method] = difference / (lengths[1] - lengths[0]) * 1e6
+    return result
 
 
 def _random(mesh: Any, shape: tuple[int, ...], spec: Any) -> jax.Array:
