@@ -8,6 +8,7 @@ long signals and copies to other devices take. NVLink multicast is not used.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import traceback
 
@@ -237,16 +238,19 @@ CHECKS = {
 }
 
 
-def main() -> None:
+def main() -> int:
+    failed = 0
     print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
     for name, check in CHECKS.items():
         try:
             found = check()
             said = "ok" if found is None else f"ok {found[0]:.2f} {found[1]}"
         except Exception as error:
+            failed += 1
             said = "".join(traceback.format_exception(error))[-1200:]
         print(f"{name:20} {said}", flush=True)
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
