@@ -83,6 +83,35 @@ def on_two_axes():
         np.testing.assert_array_equal(out, (xs + y)[::-1])
 
 
+def on_an_abstract_mesh():
+    """The devices are those of the operand; also of a program that is exported."""
+    program, xs = programs.PROGRAMS["push_tiles"], programs.operands(jax.device_count())
+    semantics = plgpu.LoweringSemantics.Warpgroup
+    f = jax.jit(programs.sharded(program, mesh().abstract_mesh, semantics))
+    x = placed(mesh(), xs)
+    np.testing.assert_array_equal(f(x), program.expected(xs))
+    exported = jax.export.export(
+        jax.jit(programs.sharded(program, mesh(), semantics)), platforms=["cuda"],
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")],
+    )(x)  # fmt: skip
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(jax.jit(again.call)(x), program.expected(xs))
+
+
+def in_another_order():
+    """A mesh whose devices are in another order than its positions is refused."""
+    reverse = jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("x",))
+    program = programs.PROGRAMS["put"]
+    local = programs.kernel(program, reverse.size, plgpu.LoweringSemantics.Lane)
+    try:
+        over(reverse, lambda x: local(x[0])[None])(
+            placed(reverse, programs.operands(reverse.size))
+        )
+    except plgpu.errors.UnsupportedError:
+        return
+    raise AssertionError("the mesh is accepted")
+
+
 def from_inline_code():
     layout = mosaic.WGStridedFragLayout(programs.SHAPE, 4)
 
@@ -198,6 +227,8 @@ SHIFTS = {push: 1, pull: -1, by_threads: 1}
 CHECKS = {
     "in a scan": in_a_scan,
     "on two axes": on_two_axes,
+    "on an abstract mesh": on_an_abstract_mesh,
+    "in another order": in_another_order,
     "from inline code": from_inline_code,
     "signals": signals,
     "TMA stores": functools.partial(_tiles, push),
