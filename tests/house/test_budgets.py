@@ -16,10 +16,12 @@ BUDGETS = {
     "arch": 545,
     "bridge": 2720,
     "composites": 2400,
-    "emulator": 13440,
+    # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
+    "emulator": 14450,
     "entry": 6800,
     "layouts": 10230,
-    "lockstep": 8500,
+    # Emitted code of several devices, multimem.
+    "lockstep": 8950,
     "lowering": 11100,
     "emitters": 14850,
     "mosaic": 5390,
