@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
 
+import jax
+
 from pallas_gpu import errors
 
 type Rule = Callable[[Any, str], Any]
@@ -195,7 +197,7 @@ def shown(value: Any) -> str:
     kind = type(value).__name__
     try:
         if not isinstance(value, type) and hasattr(value, "shape"):
-            return f"{kind} {value.dtype}{list(value.shape)}"
+            return f"{_kind(value)} {value.dtype}{list(value.shape)}"
     except Exception:
         pass
     try:
@@ -203,6 +205,13 @@ def shown(value: Any) -> str:
     except Exception:
         return f"a {kind}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _kind(value: Any) -> str:
+    """Returns what an author calls an array; JAX's classes have other names."""
+    if isinstance(value, jax.core.Tracer):
+        return "reference" if hasattr(value.aval, "inner_aval") else "traced array"
+    return "array" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def wrong_type(
