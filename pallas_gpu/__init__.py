@@ -92,6 +92,8 @@ from pallas_gpu.primitives.copies.im2col import *
 from pallas_gpu.primitives.copies.prefetch import *
 from pallas_gpu.primitives.cp_async import *
 from pallas_gpu.primitives.debug import *
+from pallas_gpu.primitives.devices.multimem import *
+from pallas_gpu.primitives.devices.peers import *
 from pallas_gpu.primitives.grids.griddepcontrol import *
 from pallas_gpu.primitives.grids.launch_control import *
 from pallas_gpu.primitives.inline import *
@@ -128,6 +130,8 @@ from pallas_gpu.types import (
     Barrier as Barrier,
     ClusterBarrier as ClusterBarrier,
     SemaphoreType as SemaphoreType,
+    DeviceIdType as DeviceIdType,
+    PeerMemRef as PeerMemRef,
     BlockSpec as BlockSpec,
     BlockDim as BlockDim,
     Blocked as Blocked,

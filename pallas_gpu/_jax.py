@@ -8,6 +8,7 @@ Public forms are used where they exist. All other modules import these names ins
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -158,9 +159,24 @@ def _outside_of_shard_map() -> Iterator[None]:
     JAX would otherwise convert operands in the body between types that vary over the
     mesh and types that do not.
     """
-    no_mesh = jax.sharding.AbstractMesh((), ())
-    with _config._check_vma(False), jax.sharding.use_abstract_mesh(no_mesh):
-        yield
+    mesh, no_mesh = mesh_around(), jax.sharding.AbstractMesh((), ())
+    hidden = _HIDDEN_MESH.set(mesh)
+    try:
+        with _config._check_vma(False), jax.sharding.use_abstract_mesh(no_mesh):
+            yield
+    finally:
+        _HIDDEN_MESH.reset(hidden)
+
+
+_HIDDEN_MESH: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "pallas_gpu_hidden_mesh", default=None
+)
+
+
+def mesh_around() -> Any:
+    """Returns the mesh around the code that is being traced; None for no mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return _HIDDEN_MESH.get() if mesh.empty else mesh
 
 
 def vary_alike(operands: Sequence[Any]) -> list[Any]:

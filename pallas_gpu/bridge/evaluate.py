@@ -65,7 +65,9 @@ def _joined(operand: Any) -> Any:
     if not _is_operand(operand) or not isinstance(operand.ref, _jax.TransformedRef):
         return operand
     base = ops.operand(operand.ref)
-    return ops.RefOperand(base.ref, (*base.transforms, *operand.transforms))
+    return ops.RefOperand(
+        base.ref, (*base.transforms, *operand.transforms), operand.owner or base.owner
+    )
 
 
 def _unsupported(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:

@@ -184,6 +184,7 @@ class Recorder:
         prepare: Callable[[], Run],
         *,
         emitted: bool = False,
+        devices: int = 1,
     ) -> list[np.ndarray]:
         """Runs a launch in all schedules.
 
@@ -191,9 +192,11 @@ class Recorder:
           params: its parameters.
           prepare: returns what runs it; raises for a kernel that cannot start.
           emitted: whether that is the code that it is lowered to.
+          devices: on how many devices.
 
         Returns:
-          The results of the first run; zeros if there is none.
+          The results of the first run, of one device after the other; zeros if there is
+          none.
         """
         with self._lock:
             key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
@@ -207,7 +210,7 @@ class Recorder:
                 launch.explore(self._seconds)
             results = launch.first
         if results is None:
-            return [np.zeros(a.shape, a.dtype) for a in params.out_avals]
+            return [np.zeros(a.shape, a.dtype) for a in params.out_avals * devices]
         return results
 
 

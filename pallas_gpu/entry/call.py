@@ -76,6 +76,8 @@ class CallParams:
       aliases: pairs (operand, result) that are one array: the operand is its initial
         contents. The body uses the result's reference.
       enclosing: axes around the call on which the body asks for its position.
+      devices: the mesh of devices around the call, if the body accesses the memory of
+        others; on its axes the body asks for its position, too. None: it does not.
     """
 
     jaxpr: _jax.Jaxpr
@@ -87,6 +89,7 @@ class CallParams:
     name: str
     aliases: tuple[tuple[int, int], ...] = ()
     enclosing: tuple[EnclosingAxis, ...] = ()
+    devices: types.Devices | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""
@@ -165,7 +168,8 @@ def _kernel_types(*operands, jaxpr, out_avals, **__):
 
 def _axes(params: dict[str, Any]) -> Sequence[tuple[str, int]]:
     around = [(axis.name, axis.size) for axis in params["enclosing"]]
-    return [*around, *params["mesh"].axes]
+    devices = () if params["devices"] is None else params["devices"].axes
+    return [*devices, *around, *params["mesh"].axes]
 
 
 _jax.check_types_under_axes(kernel_p, _axes)
@@ -231,15 +235,15 @@ def platform_of(args: Sequence[Any]) -> str:
 @kernel_p.def_impl
 def _kernel_impl(*args, **params):
     call = CallParams(**params)
-    on_gpu = platform_of(args) in ("gpu", "cuda")
+    on_device = platform_of(args) in call.mesh.platforms
     if isinstance(call.interpret, types.InterpretParams) or (
-        call.interpret is None and not on_gpu
+        call.interpret is None and not on_device
     ):
         results = _EAGER[0](call, args)
         _jax.check_special(f"kernel {call.name}", results)
         return results
-    if not on_gpu:
-        raise no_gpu(call.name)
+    if not on_device:
+        raise no_device(call)
     compiled = _jitted(_Identity(call))
     if not _jax.splits_programs():
         return compiled(*args)
@@ -259,7 +263,8 @@ class _Identity:
     def _key(self):
         call = self.call
         return (id(call.jaxpr), call.batch, call.out_avals, call.interpret,
-                call.compiler_params, call.mesh, call.aliases)  # fmt: skip
+                call.compiler_params, call.mesh, call.aliases,
+                call.devices)  # fmt: skip
 
     def __eq__(self, other):
         return isinstance(other, _Identity) and self._key() == other._key()
@@ -274,14 +279,15 @@ def _jitted(identity: _Identity) -> Callable[..., Any]:
     return jax.jit(lambda *args: kernel_p.bind(*args, **params))
 
 
-def no_gpu(name: str) -> errors.NoGpuError:
-    """Returns the error for a call that requires a GPU where there is none."""
+def no_device(call: CallParams) -> errors.NoGpuError:
+    """Returns the error for a call that requires a device where there is none."""
+    device = call.mesh.platforms[0].upper()
     return errors.NoGpuError(
-        f"kernel {name}: interpret=False needs a GPU, and JAX runs on the CPU",
-        expected="a CUDA device",
+        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the CPU",
+        expected=f"a {device}",
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="omit interpret to run in the emulator, or use "
-        "pallas_gpu.offline.compile to compile without a GPU",
+        f"pallas_gpu.offline.compile to compile without a {device}",
         where=scope.called_at(),
     )
 
@@ -331,6 +337,8 @@ def _batch_kernel(axis_data, args, dims, **params):
         else jnp.moveaxis(x, dims[i], 0)
         for i, x in enumerate(args)
     ]
+    if not isinstance(params["mesh"], types.Mesh):
+        return _one_by_one(args, batched, moved, params)
     if isinstance(params["mesh"], types.CudaMesh):
         raise errors.UnsupportedError(
             f"kernel {params['name']}: jax.vmap of a kernel whose body is MLIR",
@@ -353,6 +361,20 @@ def _batch_kernel(axis_data, args, dims, **params):
         "out_avals": out_avals,
     }
     results = kernel_p.bind(*moved, **params)
+    return results, [0] * len(results)
+
+
+def _one_by_one(args, batched, moved, params):
+    """A launch for each instance, on machines whose grid is not ours to extend."""
+
+    def instance(own):
+        given = iter(own)
+        chosen = zip(args, batched, strict=True)
+        each = [next(given) if is_batched else x for x, is_batched in chosen]
+        return kernel_p.bind(*each, **params)
+
+    own = [x for x, is_batched in zip(moved, batched, strict=True) if is_batched]
+    results = jax.lax.map(instance, own)
     return results, [0] * len(results)
 
 

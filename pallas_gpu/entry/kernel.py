@@ -353,6 +353,7 @@ def launch_body(
         name=name,
         aliases=traced.aliases,
         enclosing=traced.enclosing,
+        devices=traced.devices,
     )
     operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
     results = profiling.bind(params, operands)

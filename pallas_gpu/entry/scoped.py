@@ -162,7 +162,10 @@ def scoped(
     for leaf in leaves:
         require_declaration(leaf)
     refs = _fresh_refs(leaves)
-    _check_axes(mesh, axes, leaves)
+    for leaf in leaves:
+        leaf.check_scope(mesh)
+    if isinstance(mesh, types.Mesh):
+        _check_axes(mesh, axes, leaves)
     return _bind(f, declared, refs, axes, names)
 
 
@@ -247,8 +250,6 @@ def _check_axes(
             hint="declare the ACC in a run_scoped without collective_axes, in the code "
             "of the warpgroup that multiplies",
         )
-    for declaration in declarations:
-        declaration.check_scope(mesh)
     if scope.in_warp():
         if axes:
             raise errors.UnsupportedError(

@@ -42,12 +42,15 @@ class TracedBody:
       aliases: pairs (input, output) that are one array.
       enclosing: axes around the call that the body names. The positions on them are the
         last of the captured values.
+      devices: the mesh of devices around the call, if the body accesses the memory of
+        others.
     """
 
     jaxpr: _jax.Jaxpr
     captured: tuple[Any, ...]
     aliases: tuple[tuple[int, int], ...]
     enclosing: tuple[call.EnclosingAxis, ...]
+    devices: types.Devices | None
 
 
 def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
@@ -85,7 +88,8 @@ def trace_body(
             scope.require_applied()
             closed = plain.plain(closed, mesh)
         captured = _captured(closed, name)
-        around = _enclosing_axes(closed.jaxpr, mesh)
+        devices = _devices(closed.jaxpr, mesh)
+        around = _enclosing_axes(closed.jaxpr, mesh, devices)
         positions = [jax.lax.axis_index(axis) for axis in around]
         closed, arrays = _arranged(closed, arrays, captured, positions, mesh)
         n_before = len(arrays.inputs) - len(positions)
@@ -99,7 +103,7 @@ def trace_body(
         check.check_waits(closed.jaxpr)
         check_dependencies(walk(closed.jaxpr), [axis.name for axis in enclosing])
     values = (*captured, *positions)
-    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)
+    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing, devices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,9 +204,31 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
     return list(closed.consts)
 
 
-def _enclosing_axes(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> dict[Any, int]:
-    """Returns the axes around the call whose positions a body asks for, with sizes."""
+def _devices(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> types.Devices | None:
+    """Returns the devices around a body that accesses the memory of others."""
+    if all(x.owner is None for site in walk(jaxpr) for x in site.op.accesses):
+        return None
+    devices = types.Devices.around("the kernel")
+    both = [name for name, _ in mesh.axes if name in devices.names]
+    if both:
+        raise errors.AxisNameError(
+            f"the axis {both[0]!r} is one of the kernel and one of the mesh of devices",
+            expected="different names",
+            got=f"{tuple(name for name, _ in mesh.axes)} and {devices.names}",
+            hint="rename the kernel's axis",
+        )
+    return devices
+
+
+def _enclosing_axes(
+    jaxpr: _jax.Jaxpr, mesh: types.Mesh, devices: types.Devices | None
+) -> dict[Any, int]:
+    """Returns the axes around the call whose positions a body asks for, with sizes.
+
+    Without those of devices whose memory it accesses: it knows its own device.
+    """
     known, own = _jax.enclosing_axes(), [name for name, _ in mesh.axes]
+    own += [] if devices is None else devices.names
     named = (
         eqn.params["axis_name"]
         for eqn in equations(jaxpr)

@@ -31,17 +31,29 @@ class RefOperand:
     Attributes:
       ref: the reference: a tracer, an abstract value, or a rule's own handle.
       transforms: steps as recorded by JAX, with values at their leaves.
+      owner: the step that says whose memory it is; None: the executing device's.
     """
 
     ref: Any
     transforms: tuple[Any, ...] = ()
+    owner: types.Owner | None = None
+
+    @classmethod
+    def of(cls, ref: Any, steps: Sequence[Any]) -> RefOperand:
+        """Returns a reference with steps, of which one may name its owner."""
+        return cls(ref, *types.split_owner(steps))
 
     def tree_flatten(self):
-        return (self.ref, self.transforms), None
+        return (self.ref, self.transforms, self.owner), None
 
     @classmethod
     def tree_unflatten(cls, _, children):
         return cls(*children)
+
+    @property
+    def whole(self) -> Any:
+        """All of the reference, in its owner's memory."""
+        return types.RefView(self.ref, (self.owner,)) if self.owner else self.ref
 
     def window(self, shape: Sequence[int]) -> Window:
         """Returns the part of the reference that the steps select."""
@@ -78,7 +90,7 @@ def operand(ref: Any) -> RefOperand:
         steps = (*ref.transforms, *steps)
         ref = ref.ref
     _refuse_other_cta(steps)
-    return RefOperand(ref, steps)
+    return RefOperand.of(ref, steps)
 
 
 def split_cta(ref: Any) -> tuple[types.RefView, tuple[str, ...], Any]:

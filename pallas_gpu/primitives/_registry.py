@@ -7,7 +7,7 @@ Checks, the choice of fences and the coverage table are derived from them. There
 four kinds of rules for a primitive: how the emulator executes it, how the compiler
 emits it, which layouts of arrays it admits (its relation), and by what other primitives
 it is replaced (a composite). The completeness test and the coverage table read this
-registry.
+registry. Each machine has operations, rules and checks of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -57,6 +58,7 @@ _jax.allow_effect_in_control_flow(KernelEffect)
 
 
 Proxy = Literal["generic", "async"]
+GPU = "gpu"  # the machine of operations and rules that name none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Operation:
         also counts.
       writes: names of the operands whose memory it writes.
       clipped: names of the operands whose part may exceed the array.
+      remote: names of the operands that may be in another device's memory.
+      multicast: names of the operands that may be in the memory of all devices.
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
       proxies: who accesses memory (PTX ISA, "Proxies"): threads, through the generic
@@ -83,6 +87,7 @@ class Operation:
       observable: whether the user may see it without any result of the kernel: it
         prints, or ends the program.
       opaque: whether its accesses are only what it may do: nobody knows what it does.
+      machine: the machine that has it.
     """
 
     primitive: Any
@@ -92,6 +97,8 @@ class Operation:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     clipped: tuple[str, ...] = ()
+    remote: tuple[str, ...] = ()
+    multicast: tuple[str, ...] = ()
     atomic: bool = False
     asynchronous: bool = False
     proxies: tuple[Proxy, ...] = ()
@@ -99,6 +106,7 @@ class Operation:
     feature: arch.Feature | None = None
     observable: bool = False
     opaque: bool = False
+    machine: str = GPU
 
     def __post_init__(self) -> None:
         if not self.proxies:
@@ -142,11 +150,13 @@ class Operation:
         return "src" in self.reads and "dst" in self.writes
 
 
-# Our operations, and those of JAX that access memory, by name.
-PRIMITIVES: dict[str, Operation] = {}
+# Our operations on each machine, and those of JAX that access memory, by name.
+MACHINES: defaultdict[str, dict[str, Operation]] = defaultdict(dict)
+PRIMITIVES = MACHINES[GPU]
 JAX_PRIMITIVES: dict[str, Operation] = {}
 _OPERATIONS: dict[Any, Operation] = {}
-_RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
+_RULES: defaultdict[tuple[str, RuleKind], dict[Any, Callable[..., Any]]]
+_RULES = defaultdict(dict)
 
 
 def define(
@@ -170,12 +180,14 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: called, by_warp, reads, writes,
-        clipped, atomic, asynchronous, proxies, releases, feature, observable, opaque.
+        clipped, remote, multicast, atomic, asynchronous, proxies, releases, feature,
+        observable, opaque, machine.
 
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.
     """
-    if name in PRIMITIVES:
+    own = MACHINES[properties.get("machine", GPU)]
+    if name in own:
         raise errors.InternalError(f"the primitive {name} is defined twice")
     primitive = _jax.Primitive(name)
     primitive.multiple_results = result is None
@@ -183,7 +195,7 @@ def define(
     _jax.batching.fancy_primitive_batchers[primitive] = _refuse_vmap(name)
     operation = Operation(primitive, family, **properties)
     _define_types(operation, result, results)
-    PRIMITIVES[name] = _OPERATIONS[primitive] = operation
+    own[name] = _OPERATIONS[primitive] = operation
     return primitive
 
 
@@ -232,24 +244,27 @@ def called(primitive: Any) -> str:
     return (found and found.called) or primitive.name
 
 
-def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
+def register(
+    key: Any, kind: RuleKind, machine: str = GPU
+) -> Callable[[Callable], Callable]:
     """Returns a decorator that registers a rule; registering twice is an error."""
 
     def enter(rule: Callable) -> Callable:
-        if key in _RULES[kind]:
+        own = _RULES[machine, kind]
+        if key in own:
             raise errors.InternalError(
                 f"two {kind.value} rules for the primitive {key.name}"
             )
-        _RULES[kind][key] = rule
+        own[key] = rule
         return rule
 
     return enter
 
 
-_CHECKS: dict[Any, Callable[..., None]] = {}
+_CHECKS: dict[tuple[str, Any], Callable[..., None]] = {}
 
 
-def checks(*primitives: Any) -> Callable[[Callable], Callable]:
+def checks(*primitives: Any, machine: str = GPU) -> Callable[[Callable], Callable]:
     """Returns a decorator that registers a check of an operation: `check(op, mesh)`.
 
     It gets a `program.nodes.Op` whose references are in bounds.
@@ -257,9 +272,9 @@ def checks(*primitives: Any) -> Callable[[Callable], Callable]:
 
     def enter(check: Callable) -> Callable:
         for primitive in primitives:
-            if primitive in _CHECKS:
+            if (machine, primitive) in _CHECKS:
                 raise errors.InternalError(f"two checks for the primitive {primitive}")
-            _CHECKS[primitive] = check
+            _CHECKS[machine, primitive] = check
         return check
 
     return enter
@@ -276,19 +291,19 @@ def checks_program(check: ProgramCheck) -> ProgramCheck:
     return check
 
 
-def check_of(primitive: Any) -> Callable[..., None] | None:
+def check_of(primitive: Any, machine: str = GPU) -> Callable[..., None] | None:
     """Returns the check of a primitive's operations, or None."""
-    return _CHECKS.get(primitive)
+    return _CHECKS.get((machine, primitive))
 
 
-def rule(key: Any, kind: RuleKind) -> Callable[..., Any] | None:
+def rule(key: Any, kind: RuleKind, machine: str = GPU) -> Callable[..., Any] | None:
     """Returns the rule of a primitive, or None."""
-    return _RULES[kind].get(key)
+    return _RULES[machine, kind].get(key)
 
 
-def rules(kind: RuleKind) -> dict[Any, Callable[..., Any]]:
+def rules(kind: RuleKind, machine: str = GPU) -> dict[Any, Callable[..., Any]]:
     """Returns all rules of one kind, those of JAX's primitives included."""
-    return _RULES[kind]
+    return _RULES[machine, kind]
 
 
 def _outside_of_a_kernel(name: str) -> None:

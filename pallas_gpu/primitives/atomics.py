@@ -69,6 +69,7 @@ PRIMITIVES = {
         result=_old,
         reads=("ref",),
         writes=("ref",),
+        remote=("ref",),
         atomic=True,
         releases=True,
     )
@@ -104,10 +105,14 @@ def _bind(
     mask = indexed.mask_of(mask, view.shape, who)
     stored = {name: types.stored(value, view) for name, value in values.items()}
     operand, where, params = indexed.place(view, who, mask is not None)
-    if scope == "cta" and params["cta_axes"]:
+    is_remote = operand.owner is not None
+    if (scope == "cta" and params["cta_axes"]) or (is_remote and scope in SCOPES[:-1]):
         raise errors.ArgumentError(
-            f"{who}: the scope does not include the CTA that the memory belongs to",
-            expected="cluster, gpu or sys for another CTA's SMEM",
+            f"{who}: the scope does not include "
+            f"the {'device' if is_remote else 'CTA'} that the memory belongs to",
+            expected="sys for another device's memory"
+            if is_remote
+            else "cluster, gpu or sys for another CTA's SMEM",
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
         )
@@ -165,7 +170,9 @@ def atomic_add(
         ordered by their waits and fences alone. PTX: .sem; a barrier of the issuer
         before a release and after an acquire.
       scope: whom the operation is atomic with, and ordered: "cta", "cluster", "gpu" or
-        "sys". None (default): all who can access the memory on this GPU. PTX: .scope.
+        "sys". None (default): all who can access the memory on this GPU; "sys" for
+        another device's memory. For memory that other devices update, too, pass "sys".
+        PTX: .scope.
       optimized: a hint that this compiler does not use: each element is an instruction.
 
     Returns:

@@ -19,6 +19,7 @@ cp_async_p = registry.define(
     reads=("src",),
     writes=("dst", "barrier"),
     clipped=("src",),
+    remote=("src",),
     asynchronous=True,
     proxies=("generic",),
     releases=True,
@@ -31,6 +32,7 @@ store_by_threads_p = registry.define(
     reads=("src",),
     writes=("dst",),
     clipped=("dst",),
+    remote=("dst",),
 )
 wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
 

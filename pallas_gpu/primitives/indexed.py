@@ -20,9 +20,11 @@ def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
 
 
 load_indexed_p = registry.define(
-    "load_indexed", "indexed", result=_loaded, reads=("src",)
+    "load_indexed", "indexed", result=_loaded, reads=("src",), remote=("src",)
 )
-store_indexed_p = registry.define("store_indexed", "indexed", writes=("dst",))
+store_indexed_p = registry.define(
+    "store_indexed", "indexed", writes=("dst",), remote=("dst",)
+)
 
 
 def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]:
@@ -52,7 +54,7 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]
         "cta_axes": axes,
     }
     operands = {"indices": indices, "cta": cta}
-    return ops.RefOperand(split.ref, found.window), operands, params
+    return ops.RefOperand(split.ref, found.window, split.owner), operands, params
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:

@@ -15,8 +15,9 @@ from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.registers import load_p
 from pallas_gpu.primitives.tensor_cores import tmem
 
-_FAMILY, _WRITES = "references", {"reads": ("ref",), "writes": ("ref",)}
-registry.describe(_jax.get_p, _FAMILY, called="a read", reads=("ref",))
+_FAMILY = "references"
+_WRITES = {"reads": ("ref",), "writes": ("ref",), "remote": ("ref",)}
+registry.describe(_jax.get_p, _FAMILY, called="a read", reads=("ref",), remote=("ref",))
 registry.describe(_jax.swap_p, _FAMILY, called="a write", **_WRITES)
 registry.describe(_jax.addupdate_p, _FAMILY, called="an update", **_WRITES)
 

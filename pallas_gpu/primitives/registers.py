@@ -36,9 +36,10 @@ load_p = registry.define(
     result=lambda operands, **_: operands["src"].array_type(),
     # One warp can load single elements.
     reads=("src",),
+    remote=("src",),
 )
 # A store whose author says whether it may have bank conflicts: JAX's has no parameters.
-store_p = registry.define("store", "registers", writes=("dst",))
+store_p = registry.define("store", "registers", writes=("dst",), remote=("dst",))
 layout_cast_p = registry.define(
     "layout_cast",
     "registers",

@@ -25,6 +25,7 @@ gather_rows_p = registry.define(
     writes=("dst", "barrier"),
     asynchronous=True,
     proxies=_PROXIES,
+    remote=("src",),
     releases=True,
     feature=arch.Feature.TMA,
     by_warp=False,
@@ -37,6 +38,7 @@ scatter_rows_p = registry.define(
     writes=("dst",),
     asynchronous=True,
     proxies=_PROXIES,
+    remote=("dst",),
     feature=arch.Feature.TMA,
     by_warp=False,
 )

@@ -32,6 +32,7 @@ copy_gmem_to_smem_p = registry.define(
     reads=("src",),
     writes=("dst", "barrier"),
     clipped=("src",),
+    remote=("src",),
     asynchronous=True,
     releases=True,
     feature=arch.Feature.TMA,
@@ -42,6 +43,8 @@ copy_smem_to_gmem_p = registry.define(
     reads=("src",),
     writes=("dst",),
     clipped=("dst",),
+    remote=("dst",),
+    multicast=("dst",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )

@@ -42,6 +42,7 @@ CALLS = {
 }
 _KINDS = {
     "scan": Kind.FOR,
+    "parallel_loop": Kind.FOR,
     "while": Kind.WHILE,
     "cond": Kind.IF,
     "run_scoped": Kind.SCOPE,
@@ -219,7 +220,7 @@ def _operands_of(
         first = _INDICES_OF[eqn.primitive]
         leaves = map(_index_or_self, ins[first:])
         transforms = jax.tree.unflatten(eqn.params["tree"], list(leaves))
-        ref = _operands.RefOperand(ins[0], tuple(transforms))
+        ref = _operands.RefOperand.of(ins[0], tuple(transforms))
         value = {} if first == 1 else {"value": ins[1]}
         return {"ref": _access("ref", ref, operation), **value}
     if "tree" not in eqn.params:
@@ -246,9 +247,14 @@ def _access(name: str, operand: Any, operation: registry.Operation) -> Any:
     if isinstance(operand, _operands.RefOperand):
         return Access(
             operand.ref, operand.window(operand.ref.shape), operand.transforms,
-            operand.viewed, operation, name,
+            operand.viewed, _as_operands(operand.owner), operation, name,
         )  # fmt: skip
-    return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, operand)
+    return _as_operands(operand)
+
+
+def _as_operands(tree: Any) -> Any:
+    """Returns a pytree with constants where indices may have been meant."""
+    return jax.tree.map(lambda x: x.constant if isinstance(x, _Index) else x, tree)
 
 
 def _accesses(

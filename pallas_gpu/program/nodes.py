@@ -79,6 +79,7 @@ class Access:
       window: the part; dynamic starts are values, or sums of values.
       transforms: the steps that select it, with values at their leaves.
       viewed: shape and dtype that the reference has first; None for its own.
+      owner: whose memory it is; None: that of the executing device.
       operation: what accesses it.
       name: of the operand.
     """
@@ -87,6 +88,7 @@ class Access:
     window: Window
     transforms: tuple[Any, ...]
     viewed: tuple[tuple[int, ...], Any] | None
+    owner: types.Owner | None
     operation: registry.Operation
     name: str
 
@@ -129,6 +131,12 @@ class Access:
             for a in window.dynamic
             if window.sizes[a] > 1 or strides[a] % unit or a >= last
         ]
+
+    @property
+    def device(self) -> Operand | None:
+        """The logical id of the one other device whose memory it is, if it is one."""
+        owner = self.owner
+        return owner.device_id if isinstance(owner, types.PeerMemRef) else None
 
     def starts(self, axes: Iterable[int] | None = None) -> Iterator[Operand]:
         """The values among the starts along all axes, or some of them."""

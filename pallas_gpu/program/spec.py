@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
 
@@ -59,7 +59,8 @@ def _values(op: Op) -> Iterator[Value]:
     if not isinstance(op.operands, Fault):
         for access in _accesses(op):
             yield access.buffer
-            yield from (x for x in access.starts() if isinstance(x, Value))
+            named = (*access.starts(), access.device)
+            yield from (x for x in named if isinstance(x, Value))
 
 
 def _accesses(op: Op) -> list[Access]:
@@ -89,6 +90,19 @@ def _ranks_fit(op: Op) -> bool:
 def _starts_are_integers(op: Op) -> bool:
     starts = [start for x in _accesses(op) for start in x.starts()]
     return all(x.shape == () and np.dtype(x.dtype).kind in "iu" for x in starts)
+
+
+def _owners_are_declared(op: Op) -> bool:
+    """Other devices' memory is in GMEM, and the operation can access it."""
+    found = [x for x in _accesses(op) if x.owner is not None]
+    return all(
+        x.space in (types.GMEM, types.SEMAPHORES)
+        and x.name in (x.operation.remote if x.device is not None
+                       else x.operation.multicast)
+        and (x.device is None
+             or (x.device.shape == () and np.dtype(x.device.dtype).kind in "iu"))
+        for x in found
+    )  # fmt: skip
 
 
 def _declares_accesses(op: Op) -> bool:
@@ -136,6 +150,11 @@ def _returns(op: Op) -> bool:
     )
 
 
+def _is_counted(op: Op) -> bool:
+    # A loop over a range with bounds that are values has no length.
+    return op.params["length"] is None or op.params["length"] >= 0
+
+
 def _allocates(op: Op) -> bool:
     return all(map(_is_ref, op.made))
 
@@ -149,6 +168,7 @@ _OF_ALL: tuple[tuple[str, Check], ...] = (
     ("a window has a range for each axis of its reference", _ranks_fit),
     ("starts of windows are integer scalars", _starts_are_integers),
     ("`define` says how each reference is accessed", _declares_accesses),
+    ("`define` says which memory of other devices is accessed", _owners_are_declared),
     ("a region has an input of the type of each operand that enters", _entries_fit),
 )
 _OF_KIND: dict[Kind, tuple[tuple[str, Check], ...]] = {
@@ -156,7 +176,7 @@ _OF_KIND: dict[Kind, tuple[tuple[str, Check], ...]] = {
     Kind.FOR: (
         ("it has one region", lambda op: len(op.regions) == 1),
         ("a carry has one type", _carries_fit),
-        ("it runs a known number of times", lambda op: op.params["length"] >= 0),
+        ("it runs a known number of times", _is_counted),
     ),
     Kind.WHILE: (
         ("it has a condition and a body", lambda op: len(op.regions) == 2),

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, types
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.primitives.indices.facts import Fact, is_integer
 from pallas_gpu.program.facts import Facts, facts_of
@@ -212,11 +212,22 @@ class _Names:
                 if array.size > _MOST_ELEMENTS:
                     return f"<{array.dtype}{list(array.shape)}>"
                 return str(array.tolist())
-            case Access(buffer=buffer, window=window, viewed=viewed):
+            case Access(buffer=buffer, window=window, viewed=viewed, owner=owner):
                 seen = "" if viewed is None else f" as {viewed[1]}{list(viewed[0])}"
-                return f"{self.of[buffer.index]}{self.window(window)}{seen}"
+                part = f"{self.of[buffer.index]}{self.window(window)}{seen}"
+                return part + self.owner(owner)
             case _:
                 return str(operand)
+
+    def owner(self, owner: types.Owner | None) -> str:
+        """Returns whose memory a reference names; nothing for the own device's."""
+        match owner:
+            case types.PeerMemRef(device_id=device):
+                return f" of device {self.operand(device)}"
+            case types.MulticastRef():
+                return " of all devices"
+            case _:
+                return ""
 
     def window(self, window: Window) -> str:
         """Returns `[start, start+:size, :]`; nothing for a whole array."""

@@ -128,7 +128,8 @@ _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
 
 
 def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
-    if isinstance(params["interpret"], types.InterpretParams):
+    of_another = "cuda" not in params["mesh"].platforms
+    if of_another or isinstance(params["interpret"], types.InterpretParams):
         return call.emulator_lowering()(ctx, *args, **params)
     options = params["compiler_params"]
     if ctx.is_forward_compat() and options.ir_version is None:

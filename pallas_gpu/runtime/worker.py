@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,28 +54,25 @@ class CompilerOutput:
     sass: str | None
 
 
-class Worker:
-    """A child process that compiles for one target.
+class Child:
+    """A child process that compiles, started by its first kernel and kept.
+
+    A subclass says in which environment its program runs and how it is started.
 
     Args:
-      target: the target.
+      name: what it compiles for, in messages.
       timeout_seconds: time limit for its start and for each kernel.
-      disassemble: print SASS if there is nvdisasm; this takes most of the time of a
-        small kernel.
       compilations: number of kernels after which another child replaces it.
+
+    Attributes:
+      arguments: the file that defines the child's `Compiler`; default: that for CUDA.
     """
 
-    def __init__(
-        self,
-        target: str | arch.GpuTarget,
-        *,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        disassemble: bool = True,
-        compilations: int = COMPILATIONS_PER_PROCESS,
-    ):
-        self.target = arch.target(target)
+    arguments: tuple[str, ...] = ()
+
+    def __init__(self, name: str, *, timeout_seconds: float, compilations: int):
+        self.name = name
         self.timeout_seconds = timeout_seconds
-        self.disassemble = disassemble
         self.compilations = compilations
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,32 +81,32 @@ class Worker:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Returns the child's environment variables, given an empty folder."""
+        raise NotImplementedError
+
+    def config(self) -> Any:
+        """Returns the argument of the child's `Compiler`.
+
+        Raises:
+          OfflineUnavailableError: packages are missing.
+        """
+        raise NotImplementedError
+
     @property
     def pid(self) -> int | None:
         """The child's process id; None if it is not running."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
-    def compile(
-        self,
-        serialized: SerializedModule,
-        *,
-        name: str,
-        operands: Sequence[ArrayType],
-        results: Sequence[ArrayType],
-    ) -> CompilerOutput:
-        """Compiles one module; starts the child if it is not running.
+    def request(self, request: dict[str, Any], name: str) -> dict[str, Any]:
+        """Returns the child's answer for one kernel; starts it if it is not running.
 
         Raises:
-          CompilationError: MLIR, LLVM or ptxas rejected the module, the child died, or
-            it exceeded the time limit.
-          OfflineUnavailableError: CUDA packages are missing, or the child cannot start.
+          CompilationError: the compiler rejected the module, the child died, or it
+            exceeded the time limit.
+          OfflineUnavailableError: packages are missing, or the child cannot start.
         """
-        request = {
-            "bytecode": serialized.bytecode,
-            "operands": list(operands),
-            "results": list(results),
-        }
         with self._lock:
             if self.pid is None:
                 self._start()
@@ -121,12 +118,12 @@ class Worker:
                 self.close()
         if not answer["ok"]:
             raise errors.CompilationError(
-                f"kernel {name!r} does not compile for {self.target.name}",
+                f"kernel {name!r} does not compile for {self.name}",
                 got=_failure_text(answer["error"], answer["output"], diagnostics),
                 hint="please report it with the kernel; PALLAS_GPU_KEEP=mlir writes "
                 "the module to a file",
             )
-        return split_output(answer["output"])
+        return answer
 
     def close(self) -> None:
         """Stops the child; the next `compile` starts another."""
@@ -144,30 +141,29 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        environment.require_offline(environment.find_cuda())
+        config = self.config()
         with self._starting():
             self._folder = tempfile.TemporaryDirectory(prefix="pallas-gpu-")
             self._process = self._child(Path(self._folder.name))
         mark = self._stderr_size()
-        config = target_config.target_config(self.target)
         answer = self._ask({"target_config": config}, "the start")
         if not answer["ok"]:
             diagnostics = self._stderr_since(mark)
             self.close()
             raise errors.CompilationError(
-                f"the offline compiler for {self.target.name} does not start",
+                f"the offline compiler for {self.name} does not start",
                 got=_failure_text(answer["error"], answer["output"], diagnostics),
-                hint="check that the versions of jax, jaxlib and the CUDA plugin match",
+                hint="check that the versions of jax, jaxlib and the compiler match",
             )
 
     def _child(self, folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             # -P: file names in this folder must not shadow other modules.
-            [sys.executable, "-P", str(_PROGRAM)],
+            [sys.executable, "-P", str(_PROGRAM), *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=child_environment(os.environ, folder, disassemble=self.disassemble),
+            env=self.environment(folder),
             bufsize=0,
             # Ctrl-C in the terminal is for this process; the child exits with its pipe.
             start_new_session=True,
@@ -180,7 +176,7 @@ class Worker:
             yield
         except OSError as error:
             raise errors.OfflineUnavailableError(
-                f"the offline compiler for {self.target.name} cannot start",
+                f"the offline compiler for {self.name} cannot start",
                 expected="space and permission to write temporary files",
                 got=f"{type(error).__name__}: {error}",
                 hint="free space in the temporary folder, or name another in TMPDIR",
@@ -206,7 +202,7 @@ class Worker:
             self.close()
             raise
         raise errors.CompilationError(
-            f"the offline compiler for {self.target.name} {problem} at {what}",
+            f"the offline compiler for {self.name} {problem} at {what}",
             got=self._stderr_since(mark) or "nothing on its standard error",
             hint="the next call starts a new one; please report it with the kernel",
         )
@@ -221,19 +217,83 @@ class Worker:
         return shortened(text)
 
 
-_workers: dict[tuple[int, str], Worker] = {}
+class Worker(Child):
+    """A child process that compiles for one target.
+
+    Args:
+      target: the target.
+      timeout_seconds: time limit for its start and for each kernel.
+      disassemble: print SASS if there is nvdisasm; this takes most of the time of a
+        small kernel.
+      compilations: number of kernels after which another child replaces it.
+    """
+
+    def __init__(
+        self,
+        target: str | arch.GpuTarget,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        disassemble: bool = True,
+        compilations: int = COMPILATIONS_PER_PROCESS,
+    ):
+        self.target = arch.target(target)
+        self.disassemble = disassemble
+        super().__init__(
+            self.target.name,
+            timeout_seconds=timeout_seconds,
+            compilations=compilations,
+        )
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Returns the variables with which the CUDA plugin prints its stages."""
+        return child_environment(os.environ, folder, disassemble=self.disassemble)
+
+    def config(self) -> str:
+        """Returns the description of the target."""
+        environment.require_offline(environment.find_cuda())
+        return target_config.target_config(self.target)
+
+    def compile(
+        self,
+        serialized: SerializedModule,
+        *,
+        name: str,
+        operands: Sequence[ArrayType],
+        results: Sequence[ArrayType],
+    ) -> CompilerOutput:
+        """Compiles one module; starts the child if it is not running.
+
+        Raises:
+          CompilationError: MLIR, LLVM or ptxas rejected the module, the child died, or
+            it exceeded the time limit.
+          OfflineUnavailableError: CUDA packages are missing, or the child cannot start.
+        """
+        request = {
+            "bytecode": serialized.bytecode,
+            "operands": list(operands),
+            "results": list(results),
+        }
+        return split_output(self.request(request, name)["output"])
+
+
+_workers: dict[tuple[int, str], Any] = {}
 _workers_lock = threading.Lock()
+
+
+def kept[ChildT: Child](name: str, make: Callable[[], ChildT]) -> ChildT:
+    """Returns this process's child of that name, which `make` returns at first."""
+    # Keyed by process id: after a fork the pipes still belong to the parent.
+    key = (os.getpid(), name)
+    with _workers_lock:
+        if key not in _workers:
+            _workers[key] = make()
+        return _workers[key]
 
 
 def worker_for(target: str | arch.GpuTarget) -> Worker:
     """Returns this process's worker for a target; it starts with its first kernel."""
     target = arch.target(target)
-    # Keyed by process id: after a fork the pipes still belong to the parent.
-    key = (os.getpid(), target.name)
-    with _workers_lock:
-        if key not in _workers:
-            _workers[key] = Worker(target)
-        return _workers[key]
+    return kept(target.name, lambda: Worker(target))
 
 
 @atexit.register

@@ -11,6 +11,8 @@ standard output, both as length-prefixed pickles of plain data:
                                                        or {"ok": False, "error": str}
 
 `output` is what the plugin prints during compilation: PTX, ptxas's report, SASS.
+An argument names a file that defines another `Compiler`, for another machine; what its
+`compile` returns is the answer's `result`.
 The file runs as a script and does not import the package, so that it starts as fast as
 JAX itself.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import pickle
 import queue
@@ -135,16 +138,26 @@ class Compiler:
         return self._jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), **kw)
 
 
+def _compiler_class() -> Any:
+    if len(sys.argv) < 2:
+        return Compiler
+    spec = importlib.util.spec_from_file_location("compiler", sys.argv[1])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Compiler
+
+
 def _handle(
-    request: dict[str, Any], compiler: Compiler | None, output: CapturedOutput
-) -> tuple[dict[str, Any], Compiler | None]:
+    request: dict[str, Any], compiler: Any, output: CapturedOutput
+) -> tuple[dict[str, Any], Any]:
     output.clear()
     try:
         if "target_config" in request:
-            return {"ok": True}, Compiler(request["target_config"])
+            return {"ok": True}, _compiler_class()(request["target_config"])
         assert compiler is not None, "the first message must have the target"
-        compiler.compile(**request)
-        return {"ok": True, "output": output.text()}, compiler
+        result = compiler.compile(**request)
+        return {"ok": True, "output": output.text(), "result": result}, compiler
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, (AssertionError, ImportError, TypeError)):
@@ -167,7 +180,7 @@ def main() -> None:
     threading.Thread(
         target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True
     ).start()
-    compiler: Compiler | None = None
+    compiler: Any = None
     while True:
         answer, compiler = _handle(requests.get(), compiler, output)
         answers.write(pack_message(answer))

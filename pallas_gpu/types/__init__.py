@@ -39,6 +39,14 @@ from pallas_gpu.types.copies.reductions import (
     signed_reduction,
 )
 from pallas_gpu.types.cost import CostEstimate
+from pallas_gpu.types.devices import (
+    DeviceIdType,
+    Devices,
+    MulticastRef,
+    Owner,
+    PeerMemRef,
+    split_owner,
+)
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec

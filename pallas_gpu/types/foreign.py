@@ -29,7 +29,10 @@ _OURS = {
 
 # What to write for names that this package does not have. The tests compare those of
 # JAX's Pallas with docs/porting.md.
-_DEVICES = "not supported yet: kernels over several devices"
+_DEVICES = (
+    "plgpu.copy_smem_to_gmem to plgpu.remote_ref(ref, device_id), "
+    "plgpu.wait_smem_to_gmem(0) and plgpu.semaphore_signal(semaphore, device_id=...)"
+)
 _JNP = "in a kernel, too, this is jax.numpy's: jnp."
 _COPY = (
     "plgpu.copy_gmem_to_smem(source, target, barrier) and plgpu.barrier_wait(barrier), "
@@ -50,19 +53,8 @@ INSTEAD: dict[str, str] = {
     "mosaic_gpu": "import pallas_gpu as plgpu",
     "select_ref": "plgpu.when for each case",
     "semaphore": "declare plgpu.SemaphoreType.REGULAR",
-    **dict.fromkeys(
-        (
-            "async_remote_copy",
-            "DeviceIdType",
-            "multicast_ref",
-            "multimem_load_reduce",
-            "multimem_store",
-            "PeerMemRef",
-            "remote_ref",
-            "semaphore_signal_multicast",
-        ),
-        _DEVICES,
-    ),
+    "async_remote_copy": _DEVICES,
+    "make_async_remote_copy": _DEVICES,
     # JAX's Pallas for TPUs, and its backend for Triton
     **dict.fromkeys(
         ("async_copy", "make_async_copy", "start", "wait"), _COPY

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pallas_gpu import errors, expect
 from pallas_gpu.types.completion import shows
@@ -55,6 +55,9 @@ class Mesh:
       ArgumentError: sizes and names that do not match each other or the hardware.
     """
 
+    # Whose rules run a kernel, and where: what each machine's meshes have.
+    machine: ClassVar[str] = "gpu"
+    platforms: ClassVar[tuple[str, ...]] = ("gpu", "cuda")
     grid: Sequence[int] = ()
     grid_names: Sequence[str] = ()
     cluster: Sequence[int] = ()

@@ -133,6 +133,10 @@ class CompilerParams:
       profile_trace_scope: who records: `TraceScope.WARPGROUP` or `TraceScope.WARP`.
       profile_bounds_check: a hint: bounds are always checked.
       profile_waits: waits are spans, too, with the names of their barriers.
+      skip_device_barrier: do not wait for the other devices before a kernel that
+        accesses their memory starts; what precedes the kernel has to.
+      is_multi_process: the devices belong to several processes: a kernel that accesses
+        other devices' memory gets its arrays in symmetric memory.
       ir_version: of the form in which XLA gets the kernel, which older plugins read.
         None: the newest one; in `jax.export` one that older plugins read.
 
@@ -155,6 +159,8 @@ class CompilerParams:
     profile_trace_scope: TraceScope = TraceScope.WARPGROUP
     profile_bounds_check: bool = False
     profile_waits: bool = False
+    skip_device_barrier: bool = False
+    is_multi_process: bool = False
     ir_version: int | None = None
 
     def __post_init__(self) -> None:

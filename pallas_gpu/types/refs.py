@@ -162,7 +162,8 @@ class _At:
         view = self._view
         if _selects_all(idx):
             return view
-        return RefView(view.ref, (*view.transforms, *index_steps(idx, view.shape)))
+        steps = getattr(base_aval(view), "index_steps", index_steps)
+        return RefView(view.ref, (*view.transforms, *steps(idx, view.shape)))
 
 
 class _ByPart:

@@ -18,6 +18,7 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.gmem.im2col import Windows
 from pallas_gpu.layouts.window import Sum, Window
+from pallas_gpu.types.devices import Owner
 
 STATIC_SIZE_HINT = (
     "write `plgpu.ds(8 * i, 8)` for the range from 8 * i to 8 * (i + 1); if its size "
@@ -99,7 +100,7 @@ def is_window(step: Any) -> bool:
     if isinstance(step, _jax.NDIndexer):
         slices = [i for i in step.indices if isinstance(i, _jax.Slice)]
         return not step.int_indexer_shape and all(s.stride in (None, 1) for s in slices)
-    return isinstance(step, _jax.TransposeTransform)
+    return isinstance(step, _jax.TransposeTransform | Owner)
 
 
 def typed(
@@ -127,6 +128,8 @@ def typed(
                 dtype = step.dtype
             case Im2ColStep():
                 shape = step.windows.of(shape)
+            case _ if hasattr(step, "typed"):  # of another machine
+                shape, dtype = step.typed(shape, dtype)
     return shape, dtype
 
 

@@ -12,7 +12,8 @@ from tools.source_tree import ROOT, python_files
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
     "": 3220,
-    "arch": 400,
+    # arch/tpu.py: the chips of the second machine.
+    "arch": 545,
     "bridge": 2720,
     "composites": 2400,
     "emulator": 13440,
@@ -27,7 +28,11 @@ BUDGETS = {
     "pipeline": 4680,
     "primitives": 8410,
     "program": 2530,
-    "runtime": 2460,
+    "runtime": 2520,
+    # The second machine: types, primitives, checks, emulator, lowering, kernels.
+    "sparsecore": 2450,
+    # With a child process that any machine's compiler runs in.
+    # Grows slice by slice.
     "testing": 3210,
     "timeline": 775,
     "types": 5750,

@@ -61,6 +61,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "verdict": (*_ENTRY, "emulator"),
     "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
     "pipeline": _ENTRY,
+    # The second machine, from its types to its launches: a user of the engines. None of
+    # them knows it.
+    "sparsecore": (
+        *_LOWERING,
+        "compiler",
+        "runtime",
+        "emulator",
+        "offline",
+        "pipeline",
+    ),
     # What receives kernels of others turns them into calls of ours; PyTorch gets them
     # compiled.
     "bridge": (*_LOWERING, "compiler", "runtime", "pipeline"),
@@ -85,6 +95,8 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
 }
 PURE_PYTHON_ROOMS = ("findings", "errors", "expect", "arch", "layouts")
 MLIR_ROOMS = ("emitters", "lowering", "compiler", "runtime", "lockstep", "mosaic")
+# Of SparseCores the rooms `lowering`, `emitters` and `runtime`.
+MLIR_ROOMS += ("sparsecore",)
 PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
 # The whole of a string that could be handed to importlib.
 _MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")

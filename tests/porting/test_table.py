@@ -98,8 +98,8 @@ def test_names_of_other_languages_say_what_to_write():
             functools.reduce(getattr, path.split("."), jnp)
 
 
-def test_a_copy_to_another_device_is_not_replaced_by_one_within_a_device():
-    with pytest.raises(AttributeError, match="not supported yet: kernels over several"):
+def test_a_copy_to_another_device_is_replaced_by_one_to_a_peer():
+    with pytest.raises(AttributeError, match=r"plgpu\.remote_ref\(ref, device_id\)"):
         _ = plgpu.async_remote_copy
 
 

@@ -19,8 +19,8 @@ from tests.support.refusal import refused
 @pytest.fixture
 def define(monkeypatch):
     """`define`, into a registry of its own."""
-    for name in ("PRIMITIVES", "_OPERATIONS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(registry, "_OPERATIONS", dict(registry._OPERATIONS))
+    monkeypatch.setitem(registry.MACHINES, registry.GPU, dict(registry.PRIMITIVES))
     return registry.define
 
 

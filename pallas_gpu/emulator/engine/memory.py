@@ -46,6 +46,10 @@ class Referent:
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises for a window that cannot be addressed."""
 
+    def owned_by(self, owner: int | None) -> Referent:
+        """Returns the same allocation of another owner; None: those of all owners."""
+        raise errors.InternalError(f"{self.name} has one owner")
+
 
 class Memory(Referent):
     """One array.

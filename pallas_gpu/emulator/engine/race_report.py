@@ -49,7 +49,8 @@ def race(
         error, rule = _unfenced(old, new, name, fence), "missing-fence"
     elif old.viewer is not new.viewer:
         first = [low for low, _ in box]
-        error, rule = _between_groups(old, new, name, first), "race-between-ctas"
+        between = _between_devices if _differ(old, new) else _between_groups
+        error, rule = between(old, new, name, first), "race-between-ctas"
     else:
         if (
             old.by_copy
@@ -142,6 +143,57 @@ def _between_groups(
         'relaxed atomic operations order no other accesses, those with sem="release" '
         'after the first and sem="acquire" before the second do',
     )
+
+
+def _differ(old: Access, new: Access) -> bool:
+    """True when the threads of two accesses are on different devices."""
+    return old.position.get("device") != new.position.get("device")
+
+
+def _between_devices(
+    old: Access, new: Access, name: str, element: list[int]
+) -> errors.RaceError:
+    did, does = ("written" if a.writes else "read" for a in (old, new))
+    who, by = (
+        f"{a.what} of {a.viewer.name}" if a.viewer else a.what for a in (old, new)
+    )
+    return errors.RaceError(
+        f"{name} is {does} by one device and {did} by another",
+        expected="an order between the two accesses: devices run at the same time, "
+        "each at its own speed",
+        got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
+        hint=_signal_after(old),
+    )
+
+
+def _signal_after(old: Access) -> str:
+    first = f"{old.hint}, then " if old.by_copy else ""
+    return (
+        f"{first}let the device of the first access call semaphore_signal(..., "
+        "device_id=...) after it, and the other one semaphore_wait before the second, "
+        'both with memory_scope="sys"'
+    )
+
+
+def after_the_end(old: Access, name: str, suffix: str) -> errors.RaceError:
+    """Returns the error for an access that may come after the end of a kernel.
+
+    Args:
+      old: the access, by a thread of another device.
+      name: the array.
+      suffix: of the device that has the array.
+    """
+    who = f"{old.what} of {old.viewer.name}" if old.viewer else old.what
+    error = errors.RaceError(
+        f"{name} may be {'written' if old.writes else 'read'} by another device after "
+        "the kernel has ended on its own",
+        expected=f"a wait{suffix.replace(' of ', ' on ', 1)}, before the kernel ends, "
+        "for what the other device does after the access",
+        got=f"{who} on elements {box_text(old.box)}",
+        hint=_signal_after(old),
+        where=old.where,
+    )
+    return error.about(rule="race-between-ctas", buffer=name, elements=old.box)
 
 
 def schedule_dependent(

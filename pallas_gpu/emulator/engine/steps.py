@@ -25,12 +25,15 @@ class RefTemplate:
       access: the reference and its window.
     """
 
-    __slots__ = ("_places", "_slots", "_viewed", "dynamic", "slot", "window")
+    __slots__ = (
+        "_owner", "_places", "_slots", "_viewed", "dynamic", "slot", "window"
+    )  # fmt: skip
 
     def __init__(self, access: Access):
         window = access.window
         self.slot = access.buffer.index
         self._viewed = access.viewed
+        self._owner = None if access.owner is None else binder(_number_of(access.owner))
         self.dynamic = tuple(
             (a, term.index) for a in window.dynamic for term in window.starts[a].terms
         )
@@ -46,6 +49,9 @@ class RefTemplate:
         offsets = tuple([int(env[slot]) for slot in slots]) if slots else ()
         place = self._places.get(offsets)
         memory = env[self.slot]
+        if self._owner is not None:
+            owner = self._owner(env)
+            memory = memory.owned_by(None if owner is None else int(owner))
         if self._viewed is not None:
             memory = memory.reinterpreted(*self._viewed)
         return Region(memory, place or self._place(offsets))
@@ -58,6 +64,11 @@ class RefTemplate:
             self._places.clear()
         place = self._places[offsets] = Place(self.window.at(starts))
         return place
+
+
+def _number_of(owner: Any) -> Any:
+    """Returns the operand that names the one owner of memory; None: all of them."""
+    return getattr(owner, "device_id", None)
 
 
 def binder(template: Any) -> Callable[[list[Any]], Any]:
@@ -221,4 +232,5 @@ def _collect(template: Any, found: set[int]) -> None:
         case Value():
             found.add(template.index)
         case Access():
-            _collect([template.buffer, *template.starts()], found)
+            owner = _number_of(template.owner)
+            _collect([template.buffer, owner, *template.starts()], found)

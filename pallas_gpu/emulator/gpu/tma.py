@@ -30,7 +30,7 @@ from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.copies.reductions import combine
-from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.gmem import GlobalArray, of_each
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
@@ -339,7 +339,8 @@ def _copy_smem_to_gmem(
     **_: Any,
 ) -> None:
     if not skipped(operands):
-        _issue_store(wg, operands["src"], operands["dst"], reduction_op)
+        for dst in of_each(operands["dst"]):
+            _issue_store(wg, operands["src"], dst, reduction_op)
     if commit_group:
         commit(wg)
 

@@ -21,6 +21,7 @@ def check_accesses(op: Op) -> None:
     for access in op.accesses:
         if access.name not in access.operation.clipped:
             _require_inside(access)
+        _require_reachable(access)
         if isinstance(access.buffer.aval, types.AccumulatorRef):
             stored = op.primitive in (_jax.swap_p, _jax.addupdate_p)
             wgmma.check_part(access.window, stored=stored)
@@ -39,6 +40,25 @@ def _require_inside(access: Access) -> None:
         window = types.resolve(shape, (step,))
         ops.require_inside(window, name)
         shape = window.shape
+
+
+def _require_reachable(access: Access) -> None:
+    """Raises UnsupportedError for other devices' memory, unless it can be accessed."""
+    operation, owner, is_one = access.operation, access.owner, access.device is not None
+    names = operation.remote if is_one else operation.multicast
+    if owner is None or access.name in names:
+        return
+    raise errors.UnsupportedError(
+        f"{registry.called(operation.primitive)}: an operand is in the memory of "
+        f"{'another device' if is_one else 'all devices'}",
+        expected="a reference to memory of this device",
+        got=f"a result of {'remote_ref' if is_one else 'multicast_ref'}",
+        hint="reads, writes, atomic operations, copies and semaphore_signal reach one "
+        "other device"
+        if is_one
+        else "copy_smem_to_gmem, multimem_store, multimem_load_reduce and "
+        "semaphore_signal_multicast reach all devices",
+    )
 
 
 def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:

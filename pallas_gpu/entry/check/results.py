@@ -100,7 +100,7 @@ def certain_stores(
     for ref, found in stores.found.items():
         for site, access in found or ():
             always = all(around.op.kind in _ALWAYS for around in site.enclosing)
-            if always and _stored(site.op)[0] is access:
+            if always and _stored(site.op)[0] is access and access.owner is None:
                 yield ref, site, access
 
 

@@ -111,7 +111,9 @@ def im2col_ref(
             got=types.describe(ref),
             hint="pad the channels with zeros",
         )
-    return types.RefView(images.ref, (*images.transforms, types.Im2ColStep(windows)))
+    base = types.as_view(images.whole)
+    steps = (*base.transforms, *images.transforms, types.Im2ColStep(windows))
+    return types.RefView(base.ref, steps)
 
 
 def split(ref: Any) -> tuple[types.RefView, Windows, tuple[Any, ...]] | None:

@@ -21,6 +21,7 @@ async_prefetch_p = registry.define(
     "prefetch",
     reads=("ref",),
     clipped=("ref",),
+    remote=("ref",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )

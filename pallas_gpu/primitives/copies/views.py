@@ -111,7 +111,7 @@ def _require(view: _View, who: str) -> None:
 def _fold(ref: Any) -> _View:
     """Returns the view that the steps on a reference make, up to one without."""
     operand = ops.operand(ref)
-    view = _whole(operand.ref)
+    view = _whole(operand.whole)
     for step in operand.transforms:
         if view.refused is not None:
             indexed = view.is_indexed or not isinstance(step, _VIEWS)
@@ -250,7 +250,8 @@ def _written(view: _View) -> Any:
         steps.append(_jax.indexer(indices, (), window.array_shape))
     if window.is_transposed:
         steps.append(_jax.TransposeTransform(window.order))
-    return types.RefView(view.ref, tuple(steps)) if steps else view.ref
+    base = types.as_view(view.ref)
+    return types.RefView(base.ref, (*base.transforms, *steps)) if steps else view.ref
 
 
 def _known(start: Any, multiple: int) -> Any:

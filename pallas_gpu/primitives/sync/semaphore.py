@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semaphores: signals, waits and reads, between all CTAs of a launch."""
+"""Semaphores: signals, waits and reads, between all CTAs of a launch and of devices."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -12,10 +13,17 @@ import jax.numpy as jnp
 from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.devices.peers import (
+    IdType,
+    collective_axes,
+    multicast_ref,
+    remote_ref,
+)
 from pallas_gpu.types import values
 
 __all__ = [
     "semaphore_signal",
+    "semaphore_signal_multicast",
     "semaphore_signal_parallel",
     "SemaphoreSignal",
     "semaphore_wait",
@@ -25,8 +33,15 @@ __all__ = [
 # Scopes of a release or an acquire (PTX ISA, Memory Consistency Model, Scope).
 GPU, SYSTEM = "gpu", "sys"
 
+_OF_DEVICES = ("semaphore",)
 semaphore_signal_p = registry.define(
-    "semaphore_signal", "semaphore", writes=("semaphore",), atomic=True, releases=True
+    "semaphore_signal",
+    "semaphore",
+    writes=("semaphore",),
+    atomic=True,
+    releases=True,
+    remote=_OF_DEVICES,
+    multicast=_OF_DEVICES,
 )
 # Operands: a list of those of `semaphore_signal`.
 semaphore_signal_parallel_p = registry.define(
@@ -35,6 +50,8 @@ semaphore_signal_parallel_p = registry.define(
     writes=("semaphore",),
     atomic=True,
     releases=True,
+    remote=_OF_DEVICES,
+    multicast=_OF_DEVICES,
 )
 semaphore_wait_p = registry.define(
     "semaphore_wait",
@@ -50,24 +67,23 @@ semaphore_read_p = registry.define(
     reads=("semaphore",),
 )
 
-_ONE_DEVICE = expect.refused(
-    None, "leave it out: kernels over several devices are not supported yet"
-)
 # An annotation of a parameter, with its rule.
 Scope = Annotated[str, expect.choice(SYSTEM, GPU)]
 
 
-@expect.arguments(device_id=_ONE_DEVICE)
+@expect.arguments()
 def semaphore_signal(
     semaphore: types.Ref,
     inc: values.Index = 1,
     *,
     device_id: Any = None,
+    device_id_type: IdType = types.DeviceIdType.MESH,
     memory_scope: Scope = SYSTEM,
 ) -> None:
     """Adds to a semaphore, after all earlier memory accesses of the issuer.
 
-    PTX: red.release.{sys,gpu}.global.add.u32. Since: sm_90.
+    PTX: red.release.{sys,gpu}.global.add.u32; multimem.red.release.sys.global.add.u32
+    for a result of `multicast_ref`. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp, which synchronizes; one
     elected lane adds. Whoever waits for the semaphore with `semaphore_wait` then sees
@@ -79,7 +95,9 @@ def semaphore_signal(
       semaphore: one semaphore, or an array of one; index a larger one with
         `semaphore.at[i]`.
       inc: int32 scalar, uniform in the warpgroup or warp; may be negative.
-      device_id: not supported yet: another device whose semaphore is signalled.
+      device_id, device_id_type: the device whose semaphore is signalled, as of
+        `remote_ref`: the same as a signal of `remote_ref(semaphore, device_id)`. None:
+        this device.
       memory_scope: "gpu" if the threads that wait run on this device, which is
         cheaper; "sys" orders accesses of other devices and of the host, too.
 
@@ -87,18 +105,60 @@ def semaphore_signal(
       MemorySpaceError: the operand is not a semaphore.
       ShapeError: the operand is an array of several semaphores.
       ArgumentTypeError: `inc` is not an integer scalar.
-      UnsupportedError: device_id.
+      ArgumentError: another device's semaphore, with the scope of this device.
+      KernelError, AxisNameError, OutOfBoundsError, UnsupportedError: as `remote_ref`.
 
     Example:
       >>> o_ref[...] = x
       >>> plgpu.semaphore_signal(ready, memory_scope="gpu")
     """
     who = "semaphore_signal"
-    operands = {"semaphore": _one(semaphore, who), "inc": _int32(inc, who, "inc")}
+    one = _signalled(semaphore, device_id, device_id_type, who)
+    if one.owner is not None and memory_scope != SYSTEM:
+        raise errors.ArgumentError(
+            f"{who}: the scope does not include the device that has the semaphore",
+            expected="memory_scope='sys' for another device's semaphore",
+            got=f"memory_scope={memory_scope!r}",
+            hint="leave memory_scope out",
+        )
+    operands = {"semaphore": one, "inc": _int32(inc, who, "inc")}
     ops.bind(semaphore_signal_p, operands, memory_scope=memory_scope)
 
 
-@expect.arguments(device_id=_ONE_DEVICE)
+@expect.arguments(collective_axes=collective_axes)
+def semaphore_signal_multicast(
+    semaphore: types.Ref,
+    value: values.Index = 1,
+    *,
+    collective_axes: str | Sequence[str],
+) -> None:
+    """Adds to the semaphores of all devices, after earlier accesses of the issuer.
+
+    PTX: multimem.red.release.sys.global.add.u32. Since: sm_90, and devices that are
+    connected by an NVSwitch with multicast.
+
+    Issued as `semaphore_signal`, of which it is one on `multicast_ref(semaphore)`; the
+    semaphore of the executing device is one of those that it signals.
+
+    Args:
+      semaphore: one semaphore, or an array of one; index a larger one with
+        `semaphore.at[i]`.
+      value: int32 scalar, uniform in the warpgroup or warp.
+      collective_axes: all axes of the mesh of the `jax.shard_map` around the call.
+
+    Raises:
+      MemorySpaceError, ShapeError, ArgumentTypeError: as `semaphore_signal`.
+      KernelError, AxisNameError, UnsupportedError, ArgumentError: as `multicast_ref`.
+
+    Example:
+      >>> plgpu.semaphore_signal_multicast(done, collective_axes="x")
+      >>> plgpu.semaphore_wait(done, lax.axis_size("x"))
+    """
+    _one(semaphore, "semaphore_signal_multicast")
+    semaphore_signal(multicast_ref(semaphore, collective_axes), value)
+
+
+@expect.arguments()
 @dataclasses.dataclass(frozen=True)
 class SemaphoreSignal:
     """One signal of `semaphore_signal_parallel`.
@@ -107,12 +167,12 @@ class SemaphoreSignal:
 
     Attributes:
       ref: one semaphore, or an array of one.
-      device_id: not supported yet: another device whose semaphore is signalled.
+      device_id: the device whose semaphore is signalled, as of `remote_ref` with
+        `DeviceIdType.MESH`; None: this device.
       inc: int32 scalar, uniform in the warpgroup or warp.
 
     Raises:
       ArgumentTypeError: `inc` is not an integer scalar.
-      UnsupportedError: device_id.
     """
 
     ref: types.Ref
@@ -137,6 +197,7 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
       ArgumentError: there are no signals.
       ArgumentTypeError: an argument is not a SemaphoreSignal.
       MemorySpaceError, ShapeError: as `semaphore_signal`.
+      KernelError, AxisNameError, OutOfBoundsError, UnsupportedError: as `remote_ref`.
     """
     who = "semaphore_signal_parallel"
     if not signals:
@@ -147,7 +208,10 @@ def semaphore_signal_parallel(*signals: SemaphoreSignal) -> None:
             hint="leave the call out",
         )
     operands = [
-        {"semaphore": _one(x.ref, who), "inc": _int32(x.inc, who, "inc")}
+        {
+            "semaphore": _signalled(x.ref, x.device_id, types.DeviceIdType.MESH, who),
+            "inc": _int32(x.inc, who, "inc"),
+        }
         for x in signals
     ]
     ops.bind(semaphore_signal_parallel_p, operands)
@@ -214,6 +278,16 @@ def semaphore_read(sem_or_view: types.Ref) -> jax.Array:
     """
     operands = {"semaphore": _one(sem_or_view, "semaphore_read")}
     return ops.bind(semaphore_read_p, operands)
+
+
+def _signalled(
+    semaphore: Any, device_id: Any, id_type: types.DeviceIdType, who: str
+) -> ops.RefOperand:
+    """Returns the operand of a semaphore, that of another device if one is named."""
+    one = _one(semaphore, who)
+    if device_id is None:
+        return one
+    return _one(remote_ref(semaphore, device_id, id_type), who)
 
 
 def _one(semaphore: Any, who: str) -> ops.RefOperand:

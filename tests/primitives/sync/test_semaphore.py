@@ -73,7 +73,6 @@ def test_semaphores_that_outlive_a_kernel_are_no_array(use):
 
 
 USES = {
-    "another device": lambda o, s: plgpu.semaphore_signal(s, device_id=1),
     "another scope": lambda o, s: plgpu.semaphore_wait(s, memory_scope="cta"),
     "no signals": lambda o, s: plgpu.semaphore_signal_parallel(),
     "no signal": lambda o, s: plgpu.semaphore_signal_parallel(s),

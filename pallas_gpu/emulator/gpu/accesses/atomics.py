@@ -75,11 +75,6 @@ def _bits(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
 
 
-def _reach(wg: Warpgroup, scope: str | None) -> Reach:
-    groups = {"cta": wg.cta.name, "cluster": wg.cta.cluster.name}
-    return Reach(groups.get(scope or ""), tuple(groups.values()))
-
-
 def _order_others(
     wg: Warpgroup, found: Elements, stored: np.ndarray, reach: Reach, sem: str
 ) -> None:
@@ -132,7 +127,7 @@ def _make(name: str) -> Callable[..., Any]:
         ]
         if found.missing() is not None:
             report(found.origin(wg.where()).error())
-        reach = _reach(wg, scope)
+        reach = wg.reach(scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)
         # Updates of one kind commute where nobody sees what was there before; of

@@ -59,7 +59,7 @@ class Cluster(Group):
         self.batch = batch
         self.block = block
         self.positions = iter(positions)
-        self.around: dict[str, int] = {}
+        self.around: dict[Any, int] = dict(device.axes)
         self.take_over: Callable[[], int | None] = lambda: None
         self.lasting: Any = None
         self.inferred_members: frozenset[Hashable] = frozenset()
@@ -78,6 +78,9 @@ class Cluster(Group):
         for cta in self.ctas:
             for check in cta.at_end:
                 check()
+        if self.device.everywhere is not None:
+            for thread in self.threads:
+                ordering.join(self.device.known, thread.clock)
 
     def dissolve(self) -> None:
         """Drops the CTAs with their memory, and the threads."""
@@ -123,10 +126,14 @@ class Cta:
     @functools.cached_property
     def name(self) -> str:
         """The position, for messages."""
+        return self.name_on_device + self.device.suffix
+
+    @functools.cached_property
+    def name_on_device(self) -> str:
+        """The position on the device, for messages."""
         parts = [f"vmap index {i}" for i in self.cluster.batch]
         parts += [f"{name}={i}" for name, i in self.axes.items()]
-        text = f"CTA ({', '.join(parts)})" if parts else "the only CTA"
-        return text + self.device.suffix
+        return f"CTA ({', '.join(parts)})" if parts else "the only CTA"
 
     @property
     def suffix(self) -> str:
@@ -236,6 +243,15 @@ class Warpgroup(Thread):
         if isinstance(other, Warpgroup) and other.cta is not self.cta:
             return "declare the barrier as a ClusterBarrier"
         return super().counted(other)
+
+    def reach(self, scope: str | None) -> ordering.Reach:
+        """Returns whom a scope of the PTX ISA includes; None: all."""
+        groups = {
+            "cta": self.cta.name,
+            "cluster": self.cta.cluster.name,
+            "gpu": f"device {self.cta.device.number}",
+        }
+        return ordering.Reach(groups.get(scope or ""), tuple(groups.values()))
 
     def axis_index(self, name: str) -> int:
         """Returns the position on a named axis."""

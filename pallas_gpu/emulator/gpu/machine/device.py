@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import arch, types
-from pallas_gpu.emulator.engine import scheduler
-from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine import ordering, race_report, scheduler
+from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.ordering import Earlier
 from pallas_gpu.emulator.engine.orders.choices import Directed
@@ -25,7 +24,8 @@ class Machine:
     Args:
       params: parameters of the emulator.
       target: the target of each device.
-      devices: number of devices.
+      devices: the mesh of those that reach each other's memory, or the number of
+        others.
       choices: instead of those of the parameters' seed.
     """
 
@@ -33,7 +33,7 @@ class Machine:
         self,
         params: types.InterpretParams,
         target: arch.GpuTarget,
-        devices: int = 1,
+        devices: types.Devices | int = 1,
         choices: Directed | None = None,
     ):
         self.execution = Execution(
@@ -45,16 +45,17 @@ class Machine:
             lenient_reads=params.out_of_bounds_reads == "uninitialized",
             choices=choices,
         )
+        mesh = None if isinstance(devices, int) else devices
+        count = devices if mesh is None else mesh.size
         self.devices = [
-            Device(
-                self.execution,
-                params,
-                target,
-                f" of device {i}" if devices > 1 else "",
-                i,
-            )
-            for i in range(devices)
+            Device(self.execution, params, target, _suffix(i, count, mesh), i)
+            for i in range(count)
         ]
+        if mesh is not None:
+            everywhere = [device.arrays for device in self.devices]
+            for device in self.devices:
+                device.everywhere = everywhere
+                device.axes = mesh.positions(device.number)
 
     def run(self, pools: Sequence[scheduler.Pool]) -> None:
         """Runs launches, each a pool of clusters, until all have ended."""
@@ -64,6 +65,7 @@ class Machine:
         """Drops what refers to its owner; see `Group.dissolve`."""
         for device in self.devices:
             device.at_end.clear()
+            device.arrays.clear()
             for state in device.states:
                 state.clear()
 
@@ -82,6 +84,10 @@ class Device:
       at_end: checks to run when all its CTAs have ended.
       states: those of arrays, to be dropped then.
       earlier: the kernels before the launch, if that may start before they have ended.
+      arrays: those in its global memory.
+      everywhere: those of each device, if these reach each other's memory.
+      axes: its position on the axes of their mesh.
+      known: what all of its threads that have ended know.
     """
 
     def __init__(
@@ -102,7 +108,10 @@ class Device:
         self.states: list[State] = []
         self.earlier: Earlier | None = None
         self.like_upstream = params.like_upstream
-        self._arrays = itertools.count()
+        self.arrays: list[GlobalArray] = []
+        self.everywhere: Sequence[Sequence[GlobalArray]] | None = None
+        self.axes: dict[Any, int] = {}
+        self.known: ordering.Clock = {}
         self._partial_results = params.partial_results or params.like_upstream
 
     def start_early(self) -> None:
@@ -117,6 +126,8 @@ class Device:
         self, name: str, elements: np.ndarray, read_only: bool = True
     ) -> GlobalArray:
         """Returns an input, stored in global memory."""
+        # Others may still read it when the kernel has ended here.
+        read_only = read_only and self.everywhere is None
         return self._placed(GlobalArray(name + self.suffix, elements, None, read_only))
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
@@ -128,5 +139,29 @@ class Device:
 
     def _placed(self, array: GlobalArray) -> GlobalArray:
         array.earlier = self.earlier
-        array.place = (self.suffix, next(self._arrays))
+        array.place = (self.suffix, len(self.arrays))
+        array.everywhere = self.everywhere
+        self.arrays.append(array)
         return array
+
+    def require_unused(self) -> None:
+        """Reports accesses of other devices that may take place after the kernel."""
+        if self.everywhere is None:
+            return
+        parts = (part for array in self.arrays for part in array.parts())
+        for part in parts:
+            for access in part.history.live():
+                if access.position.get("device") == self.number:
+                    continue
+                if not access.known_to(self.known):
+                    report(race_report.after_the_end(access, part.name, self.suffix))
+
+
+def _suffix(number: int, count: int, mesh: types.Devices | None) -> str:
+    """Returns the words that distinguish a device from the others."""
+    if count == 1:
+        return ""
+    if mesh is None or len(mesh.sizes) == 1:
+        return f" of device {number}"
+    at = ", ".join(f"{axis}={i}" for axis, i in mesh.positions(number).items())
+    return f" of device {number} ({at})"

@@ -39,15 +39,25 @@ from pallas_gpu.program.walk import uses, walk
 def run_kernel(
     params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
 ) -> list[np.ndarray]:
-    """Runs a launch on the CPU.
+    """Runs a launch on one device; see `run_devices`."""
+    (results,) = run_devices(params, [arrays], choices)
+    return results
+
+
+def run_devices(
+    params: call.CallParams,
+    arrays: Sequence[Sequence[Any]],
+    choices: Directed | None = None,
+) -> list[list[np.ndarray]]:
+    """Runs a launch on the CPU, on all devices that take part in it.
 
     Args:
       params: parameters of the kernel primitive.
-      arrays: operands, batch axes included.
+      arrays: the operands of each device, batch axes included.
       choices: of one run, instead of those of the parameters.
 
     Returns:
-      An array for each result.
+      For each device, an array for each result.
 
     Raises:
       KernelError and its subclasses: a mistake that the run found.
@@ -57,17 +67,34 @@ def run_kernel(
     """
     interpret = params.interpret
     if isinstance(interpret, Observed):
-        return interpret.recorder.launch(params, lambda: _observed(params, arrays))
+        results = interpret.recorder.launch(
+            params, lambda: _observed(params, arrays), devices=len(arrays)
+        )
+        return _by_device(results, len(arrays))
     params = _ready(params)
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
     if interpret.schedules == 1 or choices is not None:
-        return _run_once(params, arrays, interpret, choices)
-    return schedules.run_all(
+        return _by_device(_run_once(params, arrays, interpret, choices), len(arrays))
+    results = schedules.run_all(
         interpret,
         lambda schedule: _run_once(params, arrays, schedule),
-        _names(params)[len(arrays) :],
+        _names_of_results(params, len(arrays)),
     )
+    return _by_device(results, len(arrays))
+
+
+def _by_device(results: list[np.ndarray], devices: int) -> list[list[np.ndarray]]:
+    """Returns the results of all devices, one after the other, for each of them."""
+    count = len(results) // devices
+    return [results[i * count : (i + 1) * count] for i in range(devices)]
+
+
+def _names_of_results(params: call.CallParams, devices: int) -> list[str]:
+    names = _names(params)[params.num_inputs :]
+    if devices == 1:
+        return names
+    return [f"{name} of device {i}" for i in range(devices) for name in names]
 
 
 def _ready(params: call.CallParams) -> call.CallParams:
@@ -80,26 +107,47 @@ def _ready(params: call.CallParams) -> call.CallParams:
     return fences.with_fences(params)
 
 
-def _observed(params: call.CallParams, arrays: Sequence[Any]) -> Run:
+def _observed(params: call.CallParams, arrays: Sequence[Sequence[Any]]) -> Run:
     """Returns what runs a launch of a check; see `_ready`."""
     params = _ready(params)
 
     def run(
         schedule: types.InterpretParams, observer: Observer, choices: Directed | None
     ) -> tuple[list[np.ndarray], int]:
-        machine = Machine(schedule, _target(params), choices=choices)
         plan = observer.plan(_plan(params))
-        launch = Launch(params, machine.devices[0], arrays, plan)
+        machine, launches = _launches(params, arrays, schedule, choices, plan)
         try:
             with observer.observing(machine.execution), np.errstate(all="ignore"):
-                machine.run([launch.pool()])
+                machine.run([launch.pool() for launch in launches])
                 if not machine.execution.abandoned:
-                    launch.finish()
+                    _finish(launches)
         finally:
             machine.dissolve()
-        return [array.data for array in launch.outputs], launch.ctas
+        return _results(launches), sum(launch.ctas for launch in launches)
 
     return run
+
+
+def _launches(
+    params: call.CallParams,
+    arrays: Sequence[Sequence[Any]],
+    interpret: types.InterpretParams,
+    choices: Directed | None,
+    plan: Plan | None = None,
+) -> tuple[Machine, list[Launch]]:
+    """Returns a machine of devices, and the launch on each of them."""
+    machine = Machine(interpret, _target(params), params.devices or 1, choices)
+    each = zip(machine.devices, arrays, strict=True)
+    return machine, [Launch(params, device, own, plan) for device, own in each]
+
+
+def _finish(launches: Sequence[Launch]) -> None:
+    for launch in launches:
+        launch.finish()
+
+
+def _results(launches: Sequence[Launch]) -> list[np.ndarray]:
+    return [array.data for launch in launches for array in launch.outputs]
 
 
 def explore_kernel(
@@ -118,7 +166,7 @@ def explore_kernel(
     """
     return schedules.run_orders(
         lambda choices: run_kernel(params, arrays, choices),
-        _names(params)[len(arrays) :],
+        _names_of_results(params, 1),
         orders=orders,
         seconds=seconds,
         keep_going=keep_going,
@@ -127,20 +175,19 @@ def explore_kernel(
 
 def _run_once(
     params: call.CallParams,
-    arrays: Sequence[Any],
+    arrays: Sequence[Sequence[Any]],
     interpret: types.InterpretParams,
     choices: Directed | None = None,
 ) -> list[np.ndarray]:
-    machine = Machine(interpret, _target(params), choices=choices)
-    launch = Launch(params, machine.devices[0], arrays)
+    machine, launches = _launches(params, arrays, interpret, choices)
     try:
         # Index arithmetic wraps as on the GPU, also where numpy would warn.
         with np.errstate(all="ignore"):
-            machine.run([launch.pool()])
-        launch.finish()
+            machine.run([launch.pool() for launch in launches])
+        _finish(launches)
     finally:
         machine.dissolve()
-    return [array.data for array in launch.outputs]
+    return _results(launches)
 
 
 def _plan(params: call.CallParams) -> Plan:
@@ -255,9 +302,11 @@ class Launch:
         """Checks what the launch leaves, once all CTAs have ended.
 
         Raises:
+          RaceError: another device may access an array afterwards.
           SemaphoreError: a semaphore is not zero.
           UnwrittenResultError: a result has elements that nobody has stored.
         """
+        self._device.require_unused()
         for require in self._device.at_end:
             require()
         results = region_of(self._params.jaxpr).inputs[self._params.num_inputs :]
@@ -299,7 +348,7 @@ class Launch:
             grid = itertools.product(*(range(n) for n in mesh.grid))
             for block in itertools.islice(grid, launched):
                 cluster = Cluster(self._device, mesh, batch, block, rest)
-                cluster.around = around
+                cluster.around |= around
                 cluster.take_over = self._take_over
                 cluster.lasting = lasting
                 cluster.inferred_members = inferred

@@ -6,14 +6,18 @@ release sequence of the signals before them (PTX ISA, Memory Consistency Model,
 Observation). So who reads it knows what was known to each signal. Who waits for a value
 knows that of the first signals that add up to it and to what waits have subtracted:
 others may have come before, and in another schedule they have not.
+
+An operation at gpu scope orders nothing between devices (PTX ISA, Morally strong
+operations).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +29,9 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
-from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.gmem import GlobalArray, MulticastArray, of_each
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.device import Device
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.sync import semaphore
 
@@ -39,6 +44,22 @@ _OWN = (
     "each CTA has a semaphore of its own here; one that all CTAs share is "
     "plgpu.get_global(plgpu.SemaphoreType.REGULAR), in the body. Else "
 )
+
+
+class Signal(NamedTuple):
+    """What is left of a signal.
+
+    Attributes:
+      inc: what it has added.
+      known: what it has released.
+      reach: whom its scope includes.
+      location: of the operation.
+    """
+
+    inc: int
+    known: ordering.Clock
+    reach: ordering.Reach | None = None
+    location: Location | None = None
 
 
 class Semaphore:
@@ -68,9 +89,9 @@ class Semaphore:
         self.hint = hint
         self._element = element
         self._across_groups = across_groups
-        # What is left of each signal, with what it has released; what those have
-        # released that waits have subtracted; and what all have.
-        self._signals: list[tuple[int, ordering.Clock]] = [(self.value, {})]
+        # What is left of each signal; what those have released that waits have
+        # subtracted; and what all have.
+        self._signals = [Signal(self.value, {})]
         self._known: ordering.Clock = {}
         self._all: ordering.Clock = {}
         self._last: Location | None = None
@@ -91,20 +112,28 @@ class Semaphore:
         return f"{self.name} is {self.value}{signalled}"
 
     def signal(
-        self, known: ordering.Clock, inc: int, location: Location | None
+        self,
+        known: ordering.Clock,
+        inc: int,
+        location: Location | None,
+        reach: ordering.Reach,
     ) -> None:
-        """Adds to it, and releases what a thread knows."""
+        """Adds to it, and releases what a thread knows to whom a scope includes."""
         self._element[...] += np.int32(inc)
         self._last = location
         ordering.join(self._all, known)
         if inc > 0:
-            self._signals.append((inc, known))
+            self._signals.append(Signal(inc, known, reach, location))
             return
         self._known, self._signals = self._first(-inc)
         ordering.join(self._known, known)
 
-    def wait(self, wg: Warpgroup, value: int, decrement: bool) -> Run:
-        """Waits until it has reached a value, and may subtract that."""
+    def wait(self, wg: Warpgroup, value: int, decrement: bool, scope: str) -> Run:
+        """Waits until it has reached a value, and may subtract that.
+
+        Raises:
+          RaceError: a scope does not include the device of a signal, or of the wait.
+        """
         while self.value < value:
             yield Wait(
                 lambda: self.value >= value,
@@ -114,6 +143,7 @@ class Semaphore:
                 hint=self.hint,
                 barrier=self.name,
             )
+        self._require_strong(wg.reach(scope), value)
         known, left = self._first(value)
         ordering.join(wg.clock, known)
         taken = value if decrement else 0
@@ -128,22 +158,43 @@ class Semaphore:
         """Lets a thread know what all signals have released."""
         ordering.join(wg.clock, self._all)
 
-    def _first(
-        self, missing: int
-    ) -> tuple[ordering.Clock, list[tuple[int, ordering.Clock]]]:
+    def _require_strong(self, reach: ordering.Reach, missing: int) -> None:
+        """Reports the first signal that a wait needs and is not ordered with."""
+        for one in self._signals:
+            if missing > 0 and one.reach is not None and not reach.includes(one.reach):
+                by, here = one.reach.inside[-1], reach.inside[-1]
+                where = None if one.location is None else one.location.where
+                error = errors.RaceError(
+                    f"{self.name} is signalled by {by} and waited for by {here}, and "
+                    "one of the two is at gpu scope",
+                    expected='memory_scope="sys" for both: a scope of "gpu" includes '
+                    "the threads of one device, and orders nothing for others",
+                    got=f"a signal at {where} with memory_scope="
+                    f'"{_scope_of(one.reach)}", a wait with "{_scope_of(reach)}"',
+                    hint='leave memory_scope out, or pass memory_scope="sys"',
+                )
+                report(error.about(rule="race-between-ctas", barrier=self.name))
+                return
+            missing -= one.inc
+
+    def _first(self, missing: int) -> tuple[ordering.Clock, list[Signal]]:
         """Returns what the first signals that add up to a value have released.
 
         And what is left of the signals without that value.
         """
         known, left = dict(self._known), []
-        for inc, released in self._signals:
-            taken = min(inc, missing)
+        for one in self._signals:
+            taken = min(one.inc, missing)
             if taken:
-                ordering.join(known, released)
-            if taken < inc:
-                left.append((inc - taken, released))
+                ordering.join(known, one.known)
+            if taken < one.inc:
+                left.append(one._replace(inc=one.inc - taken))
             missing -= taken
         return known, left
+
+
+def _scope_of(reach: ordering.Reach) -> str:
+    return semaphore.SYSTEM if reach.group is None else semaphore.GPU
 
 
 class SemaphoreArray(Referent):
@@ -154,9 +205,10 @@ class SemaphoreArray(Referent):
       array: their elements.
       across_groups: whether several clusters share them.
       hint: for who waits forever.
+      find: returns the semaphores of another array.
     """
 
-    __slots__ = ("_array", "_semaphores")
+    __slots__ = ("_array", "_find", "_semaphores")
 
     def __init__(
         self,
@@ -165,9 +217,11 @@ class SemaphoreArray(Referent):
         array: GlobalArray,
         across_groups: bool,
         hint: str,
+        find: Callable[[GlobalArray], SemaphoreArray],
     ):
         super().__init__(name + suffix)
         self._array = array
+        self._find = find
         self._semaphores = np.empty(array.shape, object)
         for index in itertools.product(*(range(n) for n in array.shape)):
             at = "".join(f"[{i}]" for i in index)
@@ -185,6 +239,12 @@ class SemaphoreArray(Referent):
     @property
     def shape(self) -> tuple[int, ...]:
         return self._array.shape
+
+    def owned_by(self, owner: int | None) -> Referent:
+        theirs = self._array.owned_by(owner)
+        if isinstance(theirs, MulticastArray):
+            return MulticastArray(self.name, [self._find(x) for x in theirs.each])
+        return self._find(theirs)
 
     def one(self, region: Region) -> Semaphore:
         """Returns the semaphore of a region of one element.
@@ -227,7 +287,7 @@ def of_cta(cta: Cta, array: GlobalArray, name: str) -> SemaphoreArray:
     """
     prefix = f"semaphore {name}" if name else "the semaphore"
     hint = _OWN + _HINT if cta.axes else _HINT
-    return _found(cta, array, prefix, f" of {cta.name}", False, hint)
+    return _found(cta.device, array, prefix, f" of {cta.name_on_device}", False, hint)
 
 
 def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray:
@@ -240,24 +300,37 @@ def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray
     """
     # Without the function: reports name several lines in one.
     line = f" at {where.partition(' (')[0]}" if where is not None else ""
-    return _found(cta, array, "the semaphore", f" of get_global{line}", True, _HINT)
+    name = "the semaphore"
+    return _found(cta.device, array, name, f" of get_global{line}", True, _HINT)
 
 
 def _found(
-    cta: Cta,
+    device: Device,
     array: GlobalArray,
     name: str,
-    suffix: str,
+    of: str,
     across_groups: bool,
     hint: str,
     ends_at_zero: bool = True,
 ) -> SemaphoreArray:
+    """Returns the semaphores of an array, which may be in another device's memory."""
     made = _SEMAPHORES.of(array)
     if not made:
-        made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
-        if ends_at_zero and not cta.device.like_upstream:
-            cta.device.at_end.append(made[0].require_zero)
-        cta.device.states.append(array.state)
+        across_groups |= array.everywhere is not None
+        find = functools.partial(
+            _found,
+            device,
+            name=name,
+            of=of,
+            across_groups=across_groups,
+            hint=hint,
+            ends_at_zero=ends_at_zero,
+        )
+        suffix = of + array.suffix
+        made.append(SemaphoreArray(name, suffix, array, across_groups, hint, find))
+        if ends_at_zero and not device.like_upstream:
+            device.at_end.append(made[0].require_zero)
+        device.states.append(array.state)
     return made[0]
 
 
@@ -265,17 +338,18 @@ def _one(wg: Warpgroup, region: Region) -> Semaphore:
     memory = region.memory
     if isinstance(memory, GlobalArray):
         # They are the caller's, and outlive the launch.
-        memory = _found(wg.cta, memory, memory.name, "", True, _HINT, False)
+        name = memory.name.removesuffix(memory.suffix)
+        memory = _found(wg.cta.device, memory, name, "", True, _HINT, False)
     return memory.one(region)
 
 
 @registry.register(semaphore.semaphore_signal_p, _EMULATE)
-def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
+def _signal(
+    wg: Warpgroup, operands: dict[str, Any], memory_scope: str, **_: Any
+) -> Run:
     # Who signals first is a choice of the schedule, as is who continues first.
     yield TURN
-    one, inc = _one(wg, operands["semaphore"]), int(operands["inc"])
-    _report_signal(wg, one, inc)
-    one.signal(wg.release(), inc, wg.location)
+    yield from _make(wg, [operands], memory_scope)
 
 
 def _report_signal(wg: Warpgroup, one: Semaphore, inc: int) -> None:
@@ -288,6 +362,7 @@ class _Signal:
     """One of several signals in any order.
 
     Attributes:
+      known: what it releases to whom its scope includes.
       pending: those that have not been made.
     """
 
@@ -295,23 +370,34 @@ class _Signal:
     one: Semaphore
     inc: int
     known: ordering.Clock
+    reach: ordering.Reach
     pending: list[_Signal]
 
     def advance(self) -> bool:
         """Makes the signal."""
         _report_signal(self.wg, self.one, self.inc)
-        self.one.signal(self.known, self.inc, self.wg.location)
+        self.one.signal(self.known, self.inc, self.wg.location, self.reach)
         self.pending.remove(self)
         return True
 
 
 @registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
 def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
-    known = wg.release()
+    yield from _make(wg, operands, semaphore.SYSTEM)
+
+
+def _make(wg: Warpgroup, operands: list[dict[str, Any]], scope: str) -> Run:
+    """Makes signals in any order, each on one device or on all of them."""
+    known, reach = wg.release(), wg.reach(scope)
     pending: list[_Signal] = []
     for operand in operands:
-        one, inc = _one(wg, operand["semaphore"]), int(operand["inc"])
-        pending.append(_Signal(wg, one, inc, known, pending))
+        inc = int(operand["inc"])
+        for region in of_each(operand["semaphore"]):
+            one = _one(wg, region)
+            pending.append(_Signal(wg, one, inc, known, reach, pending))
+    if len(pending) == 1:
+        pending[0].advance()
+        return
     if wg.execution.touches is None:
         signals = list(pending)
         wg.execution.choices.shuffle(signals)
@@ -325,15 +411,21 @@ def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) ->
     yield Wait(
         lambda: not pending,
         "its signals to be made",
-        lambda: f"{len(pending)} of {len(operands)} are in flight",
+        lambda: f"{len(pending)} are in flight",
     )
 
 
 @registry.register(semaphore.semaphore_wait_p, _EMULATE)
-def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) -> Run:
+def _wait(
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    decrement: bool,
+    memory_scope: str,
+    **_: Any,
+) -> Run:
     yield TURN
     one, value = _one(wg, operands["semaphore"]), int(operands["value"])
-    yield from one.wait(wg, value, decrement)
+    yield from one.wait(wg, value, decrement, memory_scope)
 
 
 @registry.register(semaphore.semaphore_read_p, _EMULATE)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels for the SparseCores of TPUs: the second machine.
+
+    from pallas_gpu import sparsecore as plsc
+
+A kernel is a function over references that each subcore of a mesh runs. It runs in an
+emulator on any machine, and compiles offline for any chip. It has never run on a TPU.
+"""
+
+# isort: off
+from pallas_gpu.sparsecore.entry.kernel import kernel as kernel
+from pallas_gpu.sparsecore.primitives.copies import *
+from pallas_gpu.sparsecore.primitives.gathers import *
+from pallas_gpu.sparsecore.primitives.loops import *
+from pallas_gpu.sparsecore.primitives.packing import *
+from pallas_gpu.sparsecore.primitives.scans import *
+from pallas_gpu.sparsecore.primitives.scoped import *
+from pallas_gpu.sparsecore.primitives.sync import *
+from pallas_gpu.sparsecore.types import (
+    HBM as HBM,
+    SMEM as SMEM,
+    VMEM as VMEM,
+    VMEM_SHARED as VMEM_SHARED,
+    CompilerParams as CompilerParams,
+    Indices as Indices,
+    ScalarSubcoreMesh as ScalarSubcoreMesh,
+    SemaphoreType as SemaphoreType,
+    SparseCoreInfo as SparseCoreInfo,
+    VectorSubcoreMesh as VectorSubcoreMesh,
+    get_sparse_core_info as get_sparse_core_info,
+)
+
+# What is the same on every machine.
+from pallas_gpu.entry.control import (
+    loop as loop,
+    num_programs as num_programs,
+    program_id as program_id,
+    when as when,
+)
+from pallas_gpu.entry.integers import cdiv as cdiv
+from pallas_gpu.primitives.debug import debug_print as debug_print
+from pallas_gpu.primitives.registers import multiple_of as multiple_of
+from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds
+# isort: on

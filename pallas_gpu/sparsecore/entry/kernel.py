@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kernel`: the entry point for kernels that run on SparseCores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, expect, types
+from pallas_gpu.entry import call, captured, over_arrays, scope
+from pallas_gpu.entry.kernel import check_types, interpretation, scratch_of
+from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.sparsecore import check
+from pallas_gpu.sparsecore.entry import trace
+from pallas_gpu.sparsecore.primitives.scoped import require_declaration
+from pallas_gpu.sparsecore.types import (
+    CompilerParams,
+    ScalarSubcoreMesh,
+    VectorSubcoreMesh,
+    chips,
+)
+from pallas_gpu.types import values
+
+_MISSING: Any = object()
+# Traces that a kernel keeps, one for each combination of argument types.
+_KEPT_TRACES = 64
+_MESH = expect.instance(
+    VectorSubcoreMesh, ScalarSubcoreMesh, written="plsc.VectorSubcoreMesh(...)"
+)
+_PARAMS = expect.optional(
+    expect.instance(CompilerParams, written="plsc.CompilerParams(...)")
+)
+
+
+@expect.arguments(mesh=_MESH, compiler_params=_PARAMS, scratch_types=expect.anything)
+def kernel(
+    body: Callable[..., None] = _MISSING,
+    out_type: Any = (),
+    *,
+    mesh: VectorSubcoreMesh | ScalarSubcoreMesh,
+    scratch_types: Any = (),
+    compiler_params: CompilerParams | None = None,
+    interpret: bool | types.InterpretParams | None = None,
+    cost_estimate: Any = None,
+    debug: bool = False,
+    name: str | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Callable[..., Any]:
+    """Turns a function over references into a function over arrays.
+
+    Each subcore of the mesh runs the body; `lax.axis_index(name)` returns its position.
+    Arguments and results are references in HBM, followed by scratch references.
+    Composes with `jax.jit`, `jax.vmap` (a launch for each instance), `lax.scan` and
+    `lax.cond`.
+
+    Issued by: the host. It completes like any JAX operation.
+
+    Args:
+      body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. If omitted,
+        `kernel` returns a decorator.
+      out_type: pytree of `jax.ShapeDtypeStruct` for the results. In the emulator,
+        elements that the kernel does not store are an error.
+      mesh: `VectorSubcoreMesh` or `ScalarSubcoreMesh`.
+      scratch_types: sequence of declarations for positional scratch references, or a
+        dict for keyword ones.
+      compiler_params: see `CompilerParams`.
+      interpret: None: the emulator, but on a TPU the SparseCores. True or
+        `InterpretParams`: the emulator. False: the SparseCores.
+      cost_estimate, metadata: hints for other compilers, which this one does not use.
+      debug: whether to print the traced body.
+      name: name of the kernel; default: that of the body.
+
+    Returns:
+      A function from arrays to results, or a decorator.
+
+    Raises:
+      KernelError and its subclasses: the body is invalid.
+      OutOfResources: the body does not fit the chip.
+      NoGpuError: interpret=False without a TPU.
+
+    Example:
+      >>> mesh = plsc.VectorSubcoreMesh(core_axis_name="c", subcore_axis_name="s")
+      >>> @plsc.kernel(
+      ...     out_type=jax.ShapeDtypeStruct((512, 128), jnp.float32), mesh=mesh
+      ... )
+      ... def lookup(table_ref, rows_ref, out_ref): ...
+    """
+    if body is _MISSING:
+        options = {k: v for k, v in locals().items() if k != "body"}
+        return functools.partial(kernel, **options)
+    name = str(name or getattr(body, "__name__", "kernel"))
+    params = compiler_params or CompilerParams()
+    with scope.locating(body):
+        interpret = interpretation(interpret)
+        check_types(out_type, f"kernel {name}: out_type")
+        for leaf in jax.tree.leaves(scratch_types, is_leaf=is_declaration):
+            require_declaration(leaf)
+        full = _with_scratch(body, scratch_types, f"kernel {name}")
+    launch = _Launch(body, full, out_type, mesh, name, params, interpret, debug, {})
+    return over_arrays.OverArrays(lambda *args: launch(args), body)
+
+
+def _with_scratch(
+    body: Callable[..., None], scratch: Any, who: str
+) -> Callable[..., None]:
+    """Wraps the body in one scope that allocates its scratch memory."""
+    called = functools.partial(scope.call, who, body)
+    positional, named = scratch_of(scratch)
+    if not positional and not named:
+        return functools.wraps(body)(called)
+
+    @functools.wraps(body)
+    def in_scope(*refs: Any) -> None:
+        names = parameter_names(body, (*refs, *positional), named)
+        count = len(jax.tree.leaves(refs))
+        scoped(functools.partial(called, *refs), positional, named, (), names[count:])
+
+    return in_scope
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Launch:
+    """A kernel, and the bodies that it has traced for types of arguments."""
+
+    author: Callable[..., Any]
+    body: Callable[..., Any]
+    out_type: Any
+    mesh: Any
+    name: str
+    params: CompilerParams
+    interpret: Any
+    debug: bool
+    cache: dict[Any, Any]
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        given, in_tree = jax.tree.flatten(tuple(args))
+        what = f"kernel {self.name}: an argument"
+        flat = [values.array(x, what) for x in given]
+        outs, out_tree = jax.tree.flatten(self.out_type)
+        avals = [_jax.ShapedArray(x.shape, x.dtype) for x in (*flat, *outs)]
+        with chips.tracing_for(self.params.target):
+            chip = chips.current()
+            mesh = self.mesh.of_chip(chip)
+            options = dataclasses.replace(self.params, target=chip.name)
+            jaxpr = self._traced(avals, in_tree, out_tree, mesh, options)
+        launch = call.CallParams(
+            jaxpr=jaxpr,
+            mesh=mesh,
+            batch=(),
+            out_avals=tuple(avals[len(flat) :]),
+            compiler_params=options,
+            interpret=call.resolve_interpret(self.interpret),
+            name=self.name,
+        )
+        results = call.kernel_p.bind(*_jax.vary_alike(flat), **launch.as_dict())
+        return jax.tree.unflatten(out_tree, results)
+
+    def _traced(
+        self, avals: Any, in_tree: Any, out_tree: Any, mesh: Any, options: Any
+    ) -> _jax.Jaxpr:
+        seen = captured.captured((self.author,))
+        key = (tuple(avals), in_tree, options.target, _jax.trace_context())
+        before, jaxpr = self.cache.get(key, (None, None))
+        if jaxpr is not None and before == seen:
+            return jaxpr
+        flat_body = _over_flat_refs(self.body, in_tree, out_tree, self.out_type)
+        jaxpr = trace.trace_body(flat_body, avals, mesh, self.name)
+        with scope.locating(self.author):
+            n_out = out_tree.num_leaves
+            check.check(jaxpr, mesh, options, self.name, len(avals) - n_out)
+        if len(self.cache) >= _KEPT_TRACES:
+            self.cache.pop(next(iter(self.cache)))
+        self.cache[key] = seen, jaxpr
+        if self.debug:
+            print(f"kernel {self.name}:\n{jaxpr}")
+        return jaxpr
+
+
+def _over_flat_refs(body: Any, in_tree: Any, out_tree: Any, out_type: Any) -> Any:
+    """Restores the pytrees of arguments; flattens a tuple of results, as upstream."""
+    spread = isinstance(out_type, tuple | list)
+
+    @functools.wraps(body)
+    def flat_body(*refs: Any) -> Any:
+        n_in = in_tree.num_leaves
+        inputs = jax.tree.unflatten(in_tree, refs[:n_in])
+        outputs = jax.tree.unflatten(out_tree, refs[n_in:])
+        return body(*inputs, *(outputs if spread else (outputs,)))
+
+    return flat_body

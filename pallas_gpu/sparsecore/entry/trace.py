@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a Python body to a checked jaxpr over references in HBM."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import jax_errors, plain, scope
+from pallas_gpu.program.bodies import line_of_use
+from pallas_gpu.program.rewrite import Retrace
+from pallas_gpu.sparsecore.types import HBM, SparseCoreRef, SubcoreMesh, require_stored
+
+
+def hbm_ref(shape: Sequence[int], dtype: Any) -> SparseCoreRef:
+    """Returns a fresh reference to an array in HBM."""
+    return SparseCoreRef(jax.core.ShapedArray(tuple(shape), dtype), HBM)
+
+
+def trace_body(
+    body: Callable[..., Any], avals: Sequence[Any], mesh: SubcoreMesh, name: str
+) -> _jax.Jaxpr:
+    """Traces a body over references to arrays of these types, without consts."""
+    with scope.tracing(mesh), scope.locating(body):
+        for aval in avals:
+            require_stored(aval.dtype, f"kernel {name}: an argument or result")
+        refs = [hbm_ref(aval.shape, aval.dtype) for aval in avals]
+
+        @functools.wraps(body)
+        def bound(*given: Any) -> None:
+            hint = "copy results to the output references: plsc.sync_copy(x, out_ref)"
+            scope.require_none(f"kernel {name}", body, body(*given), hint)
+
+        with jax_errors.typed(mesh):
+            closed, _ = _jax.trace(bound, refs, mesh.axes)
+            scope.require_applied()
+            closed = plain.plain(closed, mesh)
+        consts = [_constant(*pair, closed.jaxpr, name) for pair in _captured(closed)]
+        if not consts:
+            return closed.jaxpr
+
+        def again(*given: Any) -> None:
+            Retrace().run(closed.jaxpr, given, consts)
+
+        refs = [hbm_ref(aval.shape, aval.dtype) for aval in avals]
+        return _jax.trace(again, refs, mesh.axes)[0].jaxpr
+
+
+def _captured(closed: _jax.ClosedJaxpr) -> list[tuple[Any, Any]]:
+    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+
+def _constant(var: Any, value: Any, jaxpr: _jax.Jaxpr, name: str) -> Any:
+    """Returns a number that a body closes over; raises for anything else."""
+    where = line_of_use(jaxpr, var)
+    if isinstance(var.aval, types.refs.IndexableRef):
+        raise errors.KernelError(
+            f"kernel {name}: a reference is used outside its scope",
+            expected="references that the kernel or run_scoped passes to its body",
+            got=types.describe(var.aval),
+            hint="use it in the function that gets it, or declare it in scratch_types",
+            where=where,
+        )
+    if (
+        isinstance(var.aval, _jax.AbstractRef)
+        or var.aval.shape
+        or _jax.is_tracer(value)
+    ):
+        traced = _jax.is_tracer(value) and not var.aval.shape
+        raise errors.ClosureError(
+            f"kernel {name}: the body uses "
+            f"{'a traced value' if traced else 'an array'} from the enclosing function",
+            expected="arrays as arguments; only numbers may be closed over",
+            got=f"{var.aval.str_short()}",
+            hint="pass it as an argument, and copy what is needed to VMEM or SMEM",
+            where=where,
+        )
+    return np.asarray(value)[()]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run_scoped`: scratch memory and semaphores within a part of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pallas_gpu import errors, expect
+from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.sparsecore.types import Scratch, Semaphore, SemaphoreType
+
+__all__ = ["run_scoped"]
+
+
+@expect.arguments()
+def run_scoped[T](f: Callable[..., T], *types: Any, **kw_types: Any) -> T:
+    """Calls `f` with fresh scratch references.
+
+    Issued by: a subcore. VMEM, SMEM and semaphores are its own; all subcores of a core
+    have one VMEM_SHARED, whichever enters first. The contents are undefined at first;
+    semaphores are zero, and have to be zero at the end.
+
+    Args:
+      f: function of one reference per declaration.
+      *types: declarations: `VMEM(...)`, `SemaphoreType.DMA`, or pytrees of them.
+      **kw_types: the same, passed by name.
+
+    Returns:
+      The result of `f`: values, not references.
+
+    Raises:
+      ArgumentTypeError: an argument is not a declaration.
+      MemorySpaceError: memory that the subcore does not have.
+
+    Example:
+      >>> plsc.run_scoped(lambda x_vmem: ..., plsc.VMEM((1024,), jnp.float32))
+    """
+    for leaf in jax.tree.leaves((types, kw_types), is_leaf=is_declaration):
+        require_declaration(leaf)
+    return scoped(f, types, kw_types, (), parameter_names(f, types, kw_types))
+
+
+def require_declaration(leaf: Any) -> None:
+    """Raises ArgumentTypeError unless a kernel for SparseCores can allocate it."""
+    if not isinstance(leaf, Scratch | Semaphore | SemaphoreType):
+        raise errors.ArgumentTypeError(
+            "not a scratch declaration of SparseCores",
+            expected="plsc.VMEM(shape, dtype), plsc.SemaphoreType.DMA, or pytrees of "
+            "them",
+            got=expect.shown(leaf),
+            hint="declare an array with plsc.VMEM(shape, dtype)",
+        )

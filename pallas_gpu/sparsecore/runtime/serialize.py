@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serialization of a complete module: the bytes in XLA's custom call."""
+
+from __future__ import annotations
+
+import io
+
+from jax.interpreters import mlir as jax_mlir
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mosaic.python import tpu
+
+from pallas_gpu import errors
+
+_STRIP_LOCATIONS = "strip-debuginfo"
+
+
+def context() -> ir.Context:
+    """Returns a context with the dialects that libtpu takes."""
+    made = jax_mlir.make_ir_context()
+    tpu.register_dialect(made)
+    return made
+
+
+def parse(text: str) -> ir.Module:
+    """Returns a module from its text, verified.
+
+    Raises:
+      CompilationError: the text is not a valid module.
+    """
+    with context(), ir.Location.unknown():
+        try:
+            module = ir.Module.parse(text)
+            module.operation.verify()
+        except ir.MLIRError as error:
+            raise errors.CompilationError(
+                "not a valid module for SparseCores", got=str(error)
+            ) from error
+        return module
+
+
+def serialize(
+    module: ir.Module, *, keep_locations: bool = False, version: int | None = None
+) -> bytes:
+    """Returns the module's bytes in libtpu's stable form; the module is not modified.
+
+    Equal modules have equal bytes in every process, unless locations are kept.
+
+    Args:
+      module: a module with one function per kernel.
+      keep_locations: keep file and line.
+      version: of the stable form; None is the newest one.
+    """
+    context = module.context
+    target = "" if version is None else f" target-version={version}"
+    steps = [] if keep_locations else [_STRIP_LOCATIONS]
+    steps.append(f"mosaic-serde{{serialize=true{target}}}")
+    with context, ir.Location.unknown():
+        copy = module.operation.clone(ip=False)
+        before = context.allow_unregistered_dialects
+        # The dialect of the stable form is not registered.
+        context.allow_unregistered_dialects = True
+        try:
+            pipeline = f"builtin.module({','.join(steps)})"
+            passmanager.PassManager.parse(pipeline).run(copy)
+            buffer = io.BytesIO()
+            copy.write_bytecode(buffer, desired_version=0)
+        finally:
+            context.allow_unregistered_dialects = before
+    return buffer.getvalue()

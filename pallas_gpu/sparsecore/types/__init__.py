@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels for SparseCores handle: meshes, memories, semaphores, references."""
+
+from pallas_gpu.sparsecore.types.chips import (
+    SparseCoreInfo,
+    get_sparse_core_info,
+)
+from pallas_gpu.sparsecore.types.meshes import (
+    MACHINE,
+    ScalarSubcoreMesh,
+    SubcoreMesh,
+    VectorSubcoreMesh,
+)
+from pallas_gpu.sparsecore.types.params import CompilerParams
+from pallas_gpu.sparsecore.types.refs import Indices, Indirect, SparseCoreRef
+from pallas_gpu.sparsecore.types.spaces import (
+    HBM,
+    SEMAPHORES,
+    SMEM,
+    SPACES,
+    VMEM,
+    VMEM_SHARED,
+    WORD_BYTES,
+    Scratch,
+    Semaphore,
+    SemaphoreRef,
+    SemaphoreType,
+    Space,
+    require_stored,
+)
+
+__all__ = [
+    "HBM", "MACHINE", "SEMAPHORES", "SMEM", "SPACES", "VMEM", "VMEM_SHARED",
+    "WORD_BYTES", "CompilerParams", "Indices", "Indirect", "ScalarSubcoreMesh",
+    "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space", "SparseCoreInfo",
+    "SparseCoreRef", "SubcoreMesh", "VectorSubcoreMesh", "get_sparse_core_info",
+    "require_stored",
+]  # fmt: skip

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a kernel for SparseCores is compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from pallas_gpu import expect
+from pallas_gpu.arch import tpu
+
+
+def _target(value: Any, what: str) -> str | None:
+    return None if value is None else tpu.target(value).name
+
+
+_NO_LAYOUT_PASSES = (
+    "vectors are registers as written: without layout passes every operation compiles"
+)
+
+
+@expect.arguments(
+    target=_target, needs_layout_passes=expect.refused(False, _NO_LAYOUT_PASSES)
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompilerParams:
+    """Parameters of compilation.
+
+    Attributes:
+      target: the chip, `v5p`, `v6e` or `tpu7x`; None: the attached TPU, else tpu7x.
+      tiling: how arrays lie in memory. `"compact"`: those of two and more dimensions in
+        tiles of (8, 128), as on the TensorCore; rows of indirect copies are then
+        multiples of 128 words. `"sparsecore"`: the last dimension in units of 8 words;
+        rows of any width, but XLA copies an operand from its own tiling at each call.
+      opt_level: of libtpu's back end; it pipelines loops at O3.
+      skip_device_barrier: whether XLA may omit the barrier around the kernel.
+      has_side_effects: keeps a launch whose results nobody uses.
+      debug_checks: whether checks of the body are compiled.
+      needs_layout_passes: False; layout passes of the compiler are not supported.
+
+    Raises:
+      TargetError: an unknown chip.
+      ArgumentError, ArgumentTypeError: another invalid value.
+    """
+
+    target: str | None = None
+    tiling: Literal["compact", "sparsecore"] = "compact"
+    opt_level: Literal["O0", "O1", "O2", "O3"] = "O3"
+    skip_device_barrier: bool = False
+    has_side_effects: bool = False
+    debug_checks: bool = False
+    needs_layout_passes: bool = False
