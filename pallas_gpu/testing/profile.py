@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import expect, timeline, types
+from pallas_gpu import _jax, errors, expect, timeline, types
 from pallas_gpu.entry import profiling
 from pallas_gpu.testing import calling
 
@@ -51,6 +51,7 @@ def profile(
       A function of the arguments of `f`, which returns a `Profile`.
 
     Raises:
+      UnsupportedError: the call is traced, as in a function that is jitted.
       OutOfResources: in the call: SMEM has no room for `space` spans.
 
     Example:
@@ -67,6 +68,15 @@ def profile(
             jax.block_until_ready(results)
             # The records of launches come by callbacks.
             jax.effects_barrier()
+        traced = filter(_jax.is_tracer, jax.tree.leaves((args, kwargs, results)))
+        if not records and (value := next(traced, None)) is not None:
+            raise errors.UnsupportedError(
+                "profile: the call is traced, as by jax.jit: kernels run after it",
+                expected="arrays",
+                got=expect.shown(value),
+                hint="profile the jitted function: profile(jax.jit(f))(*args)",
+                where=_jax.where_now(),
+            )
         return timeline.Profile(list(records), results)
 
     return profiled

@@ -532,5 +532,10 @@ def test_a_folder_without_space():
 
 
 @refused
+def test_a_call_inside_of_jit():
+    jax.jit(lambda x: profile(kernel(roles, **ROLES))(x).results)(X)  # HERE
+
+
+@refused
 def test_more_space_than_smem():
     profile(kernel(roles, **ROLES), space=1 << 14)(X)  # HERE
