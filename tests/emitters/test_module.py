@@ -35,6 +35,17 @@ def test_a_cluster_adds_its_extents(build):
     assert "nvvm.barrier" not in text
 
 
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_cluster_meets_once_at_its_end(build, meets):
+    def body(kb):
+        if meets:
+            kb.sync_cluster()
+        kb.sync_before_exit()
+
+    text = str(build(body, grid=(4, 1, 1), cluster=(2, 1, 1)))
+    assert text.count("nvvm.cluster.wait") == 1
+
+
 def test_without_a_cluster_the_block_meets_after_init(build):
     text = str(build(lambda kb: kb.sync_after_init()))
     assert "nvvm.fence.mbarrier.init" in text
