@@ -39,10 +39,9 @@ def profile(
 
     Args:
       f: a function that calls kernels, jitted or not.
-      space: number of spans for which a warpgroup has room in SMEM, 16 bytes each.
-        None: 512, or fewer in a kernel of more than some thousand CTAs; in SMEM if
-        there is room and as many CTAs fit an SM as without, else in GMEM. What finds no
-        room is dropped, and counted.
+      space: number of spans for which a warpgroup has room, 16 bytes each. None: 512,
+        or fewer in a kernel of more than some thousand CTAs. What finds no room is
+        dropped, and counted.
       trace_scope: who records: `TraceScope.WARPGROUP`, or each warp on its own. None:
         warps in kernels that use `warp_map`.
       waits: whether waits are recorded.
@@ -52,7 +51,6 @@ def profile(
 
     Raises:
       UnsupportedError: the call is traced, as in a function that is jitted.
-      OutOfResources: in the call: SMEM has no room for `space` spans.
 
     Example:
       >>> print(plgpu.testing.profile(product)(a, b))
