@@ -28,6 +28,7 @@ from pallas_gpu import arch as arch, errors as errors, layouts as layouts
 from pallas_gpu import offline as offline, profiler as profiler, testing as testing
 from pallas_gpu.bridge import triton as triton
 from pallas_gpu.bridge.torch import as_torch_kernel as as_torch_kernel
+from pallas_gpu.emulator.mesh import emulate_mesh as emulate_mesh
 from pallas_gpu.entry.kernel import kernel as kernel
 from pallas_gpu.entry.memory.empty import (
     alloc_semaphore as alloc_semaphore,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
@@ -44,6 +45,7 @@ TransformedRef = _state_types.TransformedRef
 NDIndexer = _indexing.NDIndexer
 Slice = _indexing.Slice
 TransposeTransform = _state_types.TransposeTransform
+Transform = _state_types.Transform
 ReshapeTransform = _state_types.ReshapeTransform
 BitcastTransform = _state_types.BitcastTransform
 
@@ -64,6 +66,8 @@ Effect = jex_core.Effect
 FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
 ShapedArray = jax.core.ShapedArray
+# The class of arrays that are not traced.
+ArrayImpl = _array.ArrayImpl
 DropVar = _core.DropVar
 
 # Removes JAX's and this package's frames from tracebacks of errors.
@@ -248,6 +252,11 @@ def register_view(cls: type) -> None:
     _state_types._registry[cls] = _state_types._registry[TransformedRef]
 
 
+def is_eager() -> bool:
+    """True where operations on arrays run at once, and nothing is being traced."""
+    return _core.trace_ctx.is_top_level()
+
+
 def splits_programs() -> bool:
     """True where JAX runs what is jitted operation by operation, or may do so."""
     return bool(
@@ -267,9 +276,29 @@ def check_special(name: str, arrays: Sequence[jax.Array]) -> None:
         ) from None
 
 
+def mesh_of_lowering(ctx: Any) -> jax.sharding.Mesh | None:
+    """Returns the mesh of the `jax.shard_map` that a lowering rule is called in.
+
+    None without one, and for an `AbstractMesh`, which has no devices.
+    """
+    mesh = getattr(ctx.module_context.axis_context, "mesh", None)
+    return mesh if isinstance(mesh, jax.sharding.Mesh) else None
+
+
 def is_export(ctx: Any) -> bool:
     """True if a lowering rule is called by `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """True if XLA partitions the program that is lowered among known devices."""
+    around = ctx.module_context.axis_context
+    return len(getattr(around, "device_assignment", None) or ()) > 1
+
+
+def lowers_with_devices(primitive: Any) -> None:
+    """Has JAX tell the lowering rules of a primitive for which devices they lower."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_tracer(x: Any) -> bool:

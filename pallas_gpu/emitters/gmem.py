@@ -11,6 +11,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.emitters import addressing, masking, module, smem, sub_byte
+from pallas_gpu.emitters.devices import multimem
+from pallas_gpu.emitters.devices.peers import ALL, Owner
 from pallas_gpu.emitters.elements import dtypes, packed, predication
 from pallas_gpu.emitters.registers import (
     Array,
@@ -41,12 +43,14 @@ class GmemView:
         is not a kernel buffer.
       dtype: element type.
       window: the slice; its dynamic starts are i32 values.
+      owner: whose memory `pointer` is in; None: that of the executing device.
     """
 
     pointer: ir.Value
     buffer_index: int | None
     dtype: np.dtype
     window: Window
+    owner: Owner | None = None
 
     @classmethod
     def whole(
@@ -176,6 +180,7 @@ def load(
     *,
     mask: Array | None = None,
     other: Array | None = None,
+    reduction: str | None = None,
 ) -> RegisterArray:
     """Loads a view into registers.
 
@@ -187,6 +192,8 @@ def load(
       layout: the register layout; None selects the strided default.
       mask: bools in the layout: elements where it is false are not accessed.
       other: what these elements are in the result; None is 0.
+      reduction: by which the elements of all devices are combined, of a view that has
+        all of them as owners. PTX: `multimem.ld_reduce`.
     """
     if layout is None:
         placement = default_placement(view.shape, dtypes.bits(view.dtype))
@@ -206,6 +213,8 @@ def load(
     rest = masking.others(other, placement, slots, view.dtype, memory, type_.shape[0])
     pieces = [
         predication.load(type_, *access)
+        if reduction is None
+        else multimem.load_reduce(type_, access[0], reduction, view.dtype)
         for access in zip(_pointers(view, plan), wanted, rest, strict=True)
     ]
     per_register = placement.vector_length // plan.elements_per_access
@@ -219,8 +228,8 @@ def load(
 def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
     """Stores an array into a view; one thread stores each replicated element.
 
-    PTX: `st.global`, up to 16 bytes per thread if the alignment is known. All threads
-    of the warpgroup issue it.
+    PTX: `st.global`, `multimem.st` to all devices, up to 16 bytes per thread if the
+    alignment is known. All threads of the warpgroup issue it.
 
     Args:
       view: within the bounds of the array, except where the mask is false.
@@ -250,23 +259,34 @@ def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
     pointers = _pointers(view, plan)
     wanted = masking.conditions(layout, _slots(layout, plan), masked)
     with predicated(addressing.thread_bits_clear(copies)):
+        put = multimem.store if view.owner == ALL else predication.store
         for access in zip(pieces, pointers, wanted, strict=True):
-            predication.store(*access)
+            put(*access)
 
 
-def load_scalar(view: GmemView) -> ir.Value:
-    """Loads one element into every thread. PTX: `ld.global`."""
+def load_scalar(view: GmemView, reduction: str | None = None) -> ir.Value:
+    """Loads one element into every thread. PTX: `ld.global`, `multimem.ld_reduce`."""
     smem.require_one_element(view.shape)
+    if reduction is not None:
+        type_ = ir.VectorType.get([1], dtypes.mlir_type(view.dtype))
+        pointer = slice_pointer(view)
+        loaded = multimem.load_reduce(type_, pointer, reduction, view.dtype)
+        return dtypes.extract(loaded, 0)
     if dtypes.is_packed(view.dtype):
         return sub_byte.load(view.pointer, start_bits(view), view.dtype)
     return smem.load_element(slice_pointer(view), view.dtype)
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
-    """Stores one element from the elected thread. PTX: `st.global`."""
+    """Stores one element from the elected thread. PTX: `st.global`, `multimem.st`."""
     smem.require_one_element(view.shape)
     if dtypes.is_packed(view.dtype):
         with predicated(module.current().elected):
             sub_byte.store(view.pointer, start_bits(view), value, view.dtype)
         return
-    smem.store_element(slice_pointer(view), value, view.dtype)
+    pointer = slice_pointer(view)
+    if view.owner == ALL:
+        with predicated(module.current().elected):
+            multimem.store(dtypes.pack([value]), pointer, None)
+        return
+    smem.store_element(pointer, value, view.dtype)

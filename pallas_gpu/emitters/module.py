@@ -132,13 +132,16 @@ class KernelBuilder:
     Attributes:
       spec: how the kernel is launched.
       buffers: the kernel's operands and results, `!llvm.ptr` in GMEM.
+      device_words: where the buffers of other devices are, `!llvm.ptr` in GMEM.
       smem_base: start of the dynamic SMEM, `!llvm.ptr<3>`.
       threads: the ids of the executing thread.
       issuer: the threads that execute the code that is being emitted.
       extended: of each value that is a conversion to a wider float, the narrow one.
+      owned: of pointers to buffers of other devices, the buffer and whose it is.
     """
 
     buffers: list[ir.Value]
+    device_words: ir.Value
     smem_base: ir.Value
     threads: ThreadIds
 
@@ -151,6 +154,7 @@ class KernelBuilder:
         self._finished = False
         self.issuer: Issuer = "warpgroup"
         self.extended: dict[ir.Value, ir.Value] = {}
+        self.owned: dict[ir.Value, tuple[int, Any]] = {}
 
     @classmethod
     def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:
@@ -370,6 +374,8 @@ class KernelBuilder:
         if spec.waits_for_grids:
             # The launcher of the plugin reads it.
             operation.attributes["mosaic_gpu.uses_pdl"] = ir.UnitAttr.get()
+        if spec.multicasts:
+            operation.attributes["mosaic_gpu.multimem_used"] = ir.UnitAttr.get()
         pointer = pointer_type()
         with ir.InsertionPoint(self.module.body):
             llvm.GlobalOp(
@@ -385,12 +391,13 @@ class KernelBuilder:
         with ir.InsertionPoint(block):
             token_type = ir.Type.parse("!gpu.async.token")
             token = builtin.unrealized_conversion_cast([token_type], [token_pointer])
-            self.buffers = []
-            for i in range(spec.num_buffers):
+            loads = []
+            for i in range(num_pointers(spec)):
                 entry = llvm.getelementptr(
                     pointer, buffer_table, [], [i], pointer, None
                 )
-                self.buffers.append(llvm.load(pointer, entry))
+                loads.append(llvm.load(pointer, entry))
+            self._take_pointers(loads)
 
             def extent(value: int) -> ir.Value:
                 return arith.constant(index, value)
@@ -414,6 +421,13 @@ class KernelBuilder:
         # threads, three each; with a cluster also its ids and extents.
         arguments = [index] * (18 if spec.has_cluster else 12)
         self._launch.regions[0].blocks.append(*arguments)
+
+    def _take_pointers(self, loads: list[ir.Value]) -> None:
+        """Keeps the pointers that the host function loads."""
+        buffers = self.spec.num_buffers
+        self.buffers = loads[:buffers]
+        if self.spec.devices > 1:
+            self.device_words = loads[buffers]
 
     def _emit_prologue(self) -> None:
         i32 = ir.IntegerType.get_signless(32)
@@ -465,7 +479,7 @@ class KernelBuilder:
             return
         host = self._launch.operation.block
         loads = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
-        self.buffers = loads[: self.spec.num_buffers]
+        self._take_pointers(loads)
         found = [
             o.operation for o in self.body.operations if o.operation.name == PROLOGUE
         ]
@@ -480,6 +494,11 @@ class KernelBuilder:
         self.threads = ThreadIds(
             thread, lane, warp, warpgroup, (x, y, z), elected, warp_elected
         )
+
+
+def num_pointers(spec: LaunchSpec) -> int:
+    """The number of pointers that XLA passes: the buffers, and those of `peers.py`."""
+    return spec.num_buffers + (2 if spec.devices > 1 else 0)
 
 
 def launch_of(module: ir.Module) -> Any:

@@ -13,7 +13,9 @@ library exports.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -21,6 +23,8 @@ from jaxlib.mlir.dialects import arith, builtin, func, llvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import module, operations
+from pallas_gpu.emitters.devices import peers
+from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.program import order as program_order
 
 TAG = "tensor_map"
@@ -41,6 +45,7 @@ _FLOAT_CODES = {"float16": 5, "float32": 6, "bfloat16": 7}
 _BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
 # TMA reductions distinguish signed from unsigned: min and max differ.
 _SIGNED_CODES = {"int32": 9, "int64": 10}
+_SCALARS = ("buffer_index", "swizzle", "offset_elems", "devices")
 _SWIZZLES = (16, 32, 64, 128)
 # CUDA driver API: CUtensorMapDataType by bytes and of floats, CUtensorMapSwizzle by the
 # span, and CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA.
@@ -65,6 +70,9 @@ class TensorMap:
       nan_fill: whether elements outside are read as NaN, not as zero.
       corners: of a map in im2col mode where the windows start in an image, and where
         they end from its end, outermost first; its box are windows and channels.
+      owner: whose buffer: "" is the executing device's; "peers" makes a descriptor for
+        that of each device, in the order of their ids; "all" is a multimem address.
+      devices: number of devices, if there is an owner.
     """
 
     buffer_index: int
@@ -76,6 +84,8 @@ class TensorMap:
     offset_elems: int = 0
     nan_fill: bool = False
     corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    owner: Literal["", "peers", "all"] = ""
+    devices: int = 1
 
     def __post_init__(self) -> None:
         rank = len(self.sizes)
@@ -117,6 +127,11 @@ class TensorMap:
             )
 
     @property
+    def count(self) -> int:
+        """The number of descriptors."""
+        return self.devices if self.owner == "peers" else 1
+
+    @property
     def element_code(self) -> int:
         """The runtime function's code for the element type."""
         itemsize = np.dtype(self.dtype).itemsize
@@ -127,7 +142,8 @@ class TensorMap:
         """The tag that represents this descriptor in the IR."""
         i64 = ir.IntegerType.get_signless(64)
         entries: dict[str, ir.Attribute] = {"dtype": ir.StringAttr.get(self.dtype)}
-        for name in ("buffer_index", "swizzle", "offset_elems"):
+        entries["owner"] = ir.StringAttr.get(self.owner)
+        for name in _SCALARS:
             entries[name] = ir.IntegerAttr.get(i64, getattr(self, name))
         for name in ("sizes", "strides", "box"):
             entries[name] = ir.DenseI64ArrayAttr.get(getattr(self, name))
@@ -141,24 +157,41 @@ class TensorMap:
     def from_attribute(cls, attribute: ir.Attribute) -> TensorMap:
         """The descriptor that a tag represents."""
         entries = ir.DictAttr(attribute)
-        scalars = {
-            name: ir.IntegerAttr(entries[name]).value
-            for name in ("buffer_index", "swizzle", "offset_elems")
-        }
+        scalars = {name: ir.IntegerAttr(entries[name]).value for name in _SCALARS}
         tuples = {
             name: tuple(ir.DenseI64ArrayAttr(entries[name]))
             for name in ("sizes", "strides", "box")
         }
-        dtype = ir.StringAttr(entries["dtype"]).value
+        dtype, owner = (ir.StringAttr(entries[x]).value for x in ("dtype", "owner"))
         nan, corners = "nan_fill" in entries, None
         if "corners" in entries:
             flat = tuple(ir.DenseI64ArrayAttr(entries["corners"]))
             corners = flat[: len(flat) // 2], flat[len(flat) // 2 :]
-        return cls(dtype=dtype, nan_fill=nan, corners=corners, **scalars, **tuples)  # type: ignore[arg-type]
+        return cls(
+            dtype=dtype,
+            owner=owner,
+            nan_fill=nan,
+            corners=corners,
+            **scalars,  # type: ignore[arg-type]
+            **tuples,  # type: ignore[arg-type]
+        )
 
 
-def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
+def owned_by(owner: peers.Owner | None) -> dict[str, Any]:
+    """The fields of a tensor map for an owner of the buffer."""
+    if owner is None:
+        return {}
+    devices = module.current().spec.devices
+    return {"owner": "all" if owner == peers.ALL else "peers", "devices": devices}
+
+
+def tensor_map_pointer(
+    tensor_map: TensorMap, owner: peers.Owner | None = None
+) -> ir.Value:
     """Emits the tagged operation that represents the descriptor's address.
+
+    Args:
+      owner: of the described buffer.
 
     Returns:
       `!llvm.ptr`, the operand of `cp.async.bulk.tensor`.
@@ -167,7 +200,13 @@ def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
     buffer = module.current().buffers[tensor_map.buffer_index]
     op = builtin.UnrealizedConversionCastOp([pointer], [buffer])
     op.operation.attributes[TAG] = tensor_map.to_attribute()
-    return op.results[0]
+    address = op.results[0]
+    if owner is None or owner == peers.ALL:
+        return address
+    if isinstance(owner, int):
+        return _byte_offset(address, owner * DESCRIPTOR_BYTES)
+    size = dtypes.constant(DESCRIPTOR_BYTES, np.dtype(np.int32))
+    return operations.offset(address, arith.muli(owner, size))
 
 
 def find_tensor_maps(buffers: Sequence[ir.Value]) -> list[ir.Operation]:
@@ -203,23 +242,28 @@ def lower_tensor_maps(
     slots: dict[TensorMap, list[ir.Operation]] = {}
     for op in tagged:
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
-    if len(slots) > MAX_DESCRIPTORS:
-        raise _too_many(len(slots), name)
+    total = sum(tensor_map.count for tensor_map in slots)
+    if total > MAX_DESCRIPTORS:
+        raise _too_many(total, name)
     with ir.InsertionPoint(launch):
-        array = _emit_host(list(slots), buffers)
+        array = _emit_host(list(slots), buffers, total)
     _declare(kernel, slots)
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
+        first = itertools.accumulate((x.count for x in slots), initial=0)
         addresses = [
-            _byte_offset(base, i * DESCRIPTOR_BYTES) for i in range(len(slots))
+            _byte_offset(base, i * DESCRIPTOR_BYTES)
+            for i, _ in zip(first, slots, strict=False)
         ]
         for address, ops in zip(addresses, slots.values(), strict=True):
             for op in ops:
                 op.results[0].replace_all_uses_with(address)
                 op.erase()
-    _prefetch(body, addresses)
-    return len(slots)
+    pairs = zip(slots, addresses, strict=True)
+    # Which of the peers' descriptors a copy takes is not known here.
+    _prefetch(body, [address for x, address in pairs if x.owner != "peers"])
+    return total
 
 
 def _too_many(count: int, name: str) -> errors.OutOfResources:
@@ -257,17 +301,21 @@ def _prefetch(body: ir.Block, addresses: Sequence[ir.Value]) -> None:
             )
 
 
-def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Value:
+def _emit_host(
+    tensor_maps: list[TensorMap], buffers: list[ir.Value], total: int
+) -> ir.Value:
     pointer = ir.Type.parse("!llvm.ptr")
-    size_bytes = len(tensor_maps) * DESCRIPTOR_BYTES
+    size_bytes = total * DESCRIPTOR_BYTES
     array_type = ir.Type.parse(f"!llvm.array<{size_bytes} x i8>")
     host = llvm.alloca(
         pointer, _i64(1), array_type, alignment=DESCRIPTOR_ALIGNMENT_BYTES
     )
-    for slot, tensor_map in enumerate(tensor_maps):
+    described = [(x, device) for x in tensor_maps for device in range(x.count)]
+    for slot, (tensor_map, device) in enumerate(described):
         itemsize = np.dtype(tensor_map.dtype).itemsize
         base = _byte_offset(
-            buffers[tensor_map.buffer_index], tensor_map.offset_elems * itemsize
+            _host_buffer(tensor_map, buffers, device),
+            tensor_map.offset_elems * itemsize,
         )
         place = _byte_offset(host, slot * DESCRIPTOR_BYTES)
         if tensor_map.corners is not None:
@@ -290,6 +338,25 @@ def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Valu
         if tensor_map.nan_fill:
             _encode_nan_fill(tensor_map, place, base)
     return llvm.load(array_type, host)
+
+
+def _host_buffer(
+    tensor_map: TensorMap, pointers: list[ir.Value], device: int
+) -> ir.Value:
+    """The address of the buffer that a descriptor is of, on the host.
+
+    Args:
+      pointers: the kernel's buffers; behind them, in a kernel of several devices, the
+        words of `peers.py` in the memory of the device and of the host.
+    """
+    index, devices = tensor_map.buffer_index, tensor_map.devices
+    if not tensor_map.owner:
+        return pointers[index]
+    *buffers, _, words = pointers
+    number = peers.word_of(devices, index, device)
+    if tensor_map.owner == "all":
+        number = peers.multimem_word_of(devices, len(buffers), index)
+    return llvm.inttoptr(module.pointer_type(), peers.load_word(words, number))
 
 
 def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> None:

@@ -420,7 +420,9 @@ def descriptor(
             box=tuple(dim.box for dim in plan.dims),
             swizzle=plan.swizzle,
             nan_fill=nan_fill,
-        )
+            **tensor_map.owned_by(gmem.owner),
+        ),
+        gmem.owner,
     )
 
 

@@ -7,6 +7,6 @@ the CPU.
 
 from __future__ import annotations
 
-from pallas_gpu.emulator import gpu, run
+from pallas_gpu.emulator import gpu, mesh, run
 
-__all__ = ["gpu", "run"]
+__all__ = ["gpu", "mesh", "run"]

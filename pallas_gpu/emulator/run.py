@@ -19,8 +19,9 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_devices
+from pallas_gpu.emulator.launches import by_device
 from pallas_gpu.emulator.rendezvous import Rendezvous, running
-from pallas_gpu.entry import call, scope
+from pallas_gpu.entry import call, placement, scope
 from pallas_gpu.entry.interpret import Observed
 
 Operands = Sequence[Sequence[Any]]
@@ -56,24 +57,18 @@ MACHINES: dict[str, Run] = {"gpu": _run_on_gpu}
 
 def _run_code(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray]]:
     """Runs the code that a kernel is lowered to."""
-    if params.devices is not None:
-        raise errors.NotModelledError(
-            f"kernel {params.name}: the code of kernels that access the memory of "
-            "other devices cannot be run on the CPU",
-            expected="a kernel of one device",
-            got=f"one of {params.devices.size}",
-            hint='run its body in the emulator, interpret=True instead of "emitted"',
-            where=params.defined_at,
-        )
-    interpret, (operands,) = params.interpret, arrays
+    interpret = params.interpret
     if not isinstance(interpret, Observed):
-        return [call.emitted_code()(params, operands)]
+        return call.emitted_code()(params, arrays)
 
     def run(schedule: Any, *_: Any) -> tuple[list[np.ndarray], int]:
         once = dataclasses.replace(params, interpret=schedule)
-        return call.emitted_code()(once, operands), 0
+        return [x for own in call.emitted_code()(once, arrays) for x in own], 0
 
-    return [interpret.recorder.launch(params, lambda: run, emitted=True)]
+    results = interpret.recorder.launch(
+        params, lambda: run, emitted=True, devices=len(arrays)
+    )
+    return by_device(results, len(arrays))
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -86,8 +81,8 @@ def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
 def _place_of_results(placed: Sequence[Any]) -> Any:
     """Returns where an eager call's results go, as `jax.jit` would place them.
 
-    That is every device of the committed operands, the first of which decides; or the
-    default device.
+    That is every device of the committed operands, which each of them has whole
+    (`entry/placement.py`) and the first of which decides; or the default device.
     """
     if not placed:
         return None
@@ -175,4 +170,4 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 call.register_eager_emulator(_eager)
 call.register_emulator_lowering(lowering_rule)
-_jax.mlir.register_lowering(call.kernel_p, _cpu_rule, platform="cpu")
+_jax.mlir.register_lowering(call.kernel_p, placement.checked(_cpu_rule), platform="cpu")

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import interpret as interpret_mode
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import placement, scope
 from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import _registry as registry
@@ -30,6 +30,7 @@ from pallas_gpu.program.walk import uses, walk
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
+_jax.lowers_with_devices(kernel_p)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,18 +152,20 @@ class CallParams:
     @property
     def is_observable(self) -> bool:
         """Whether the launch must take place even if none of its results is used."""
-        return _is_observable(self.jaxpr)
+        return is_observable(self.jaxpr)
 
 
-def _is_observable(jaxpr: _jax.Jaxpr) -> bool:
+def is_observable(jaxpr: _jax.Jaxpr) -> bool:
+    """Whether a body must run even if none of its results is used."""
     found = (registry.operation(site.eqn.primitive) for site in walk(jaxpr))
     return any(operation is not None and operation.observable for operation in found)
 
 
 @kernel_p.def_effectful_abstract_eval
-def _kernel_types(*operands, jaxpr, out_avals, **__):
+def _kernel_types(*operands, jaxpr, out_avals, name, **__):
+    placement.require_whole_types(name, operands)
     # JAX keeps an operation with this effect, and does not order it.
-    effects = {_jax.FfiEffect()} if _is_observable(jaxpr) else set()
+    effects = {_jax.FfiEffect()} if is_observable(jaxpr) else set()
     return _jax.results_vary_with(operands, out_avals), effects
 
 
@@ -213,13 +216,24 @@ def register_eager_emulator(run: Callable[..., Any]) -> None:
 
 
 def register_emitted_code(run: Callable[..., Any]) -> None:
-    """Registers what runs the code of a kernel on the CPU, as the emulator its body."""
+    """Registers what runs the code of a kernel on the CPU, as the emulator its body.
+
+    That is `run(params, arrays) -> arrays`, of each device that takes part.
+    """
     _EMITTED_CODE[:] = [run]
 
 
 def emitted_code() -> Callable[..., Any]:
     """Returns what runs the code of a kernel: `run(params, arrays) -> arrays`."""
     return _EMITTED_CODE[0]
+
+
+_GATHERING: list[Callable[..., Any]] = []
+
+
+def register_gathering(rule: Callable[..., Any]) -> None:
+    """Registers the batching rule of kernels over an axis of their devices."""
+    _GATHERING[:] = [rule]
 
 
 def platform_of(args: Sequence[Any]) -> str:
@@ -235,6 +249,7 @@ def platform_of(args: Sequence[Any]) -> str:
 @kernel_p.def_impl
 def _kernel_impl(*args, **params):
     call = CallParams(**params)
+    placement.require_whole_arrays(call.name, args)
     on_device = platform_of(args) in call.mesh.platforms
     if isinstance(call.interpret, types.InterpretParams) or (
         call.interpret is None and not on_device
@@ -244,12 +259,12 @@ def _kernel_impl(*args, **params):
         return results
     if not on_device:
         raise no_device(call)
-    compiled = _jitted(_Identity(call))
+    launch = compiled(call)
     if not _jax.splits_programs():
-        return compiled(*args)
+        return launch(*args)
     # To find a NaN, JAX would call the kernel eagerly, which is this function again.
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-        results = compiled(*args)
+        results = launch(*args)
     _jax.check_special(f"kernel {call.name}", results)
     return results
 
@@ -273,6 +288,11 @@ class _Identity:
         return hash(self._key())
 
 
+def compiled(params: CallParams) -> Callable[..., Any]:
+    """Returns a jitted function of the operands that launches a kernel."""
+    return _jitted(_Identity(params))
+
+
 @functools.lru_cache(maxsize=256)
 def _jitted(identity: _Identity) -> Callable[..., Any]:
     params = identity.call.as_dict()
@@ -283,7 +303,8 @@ def no_device(call: CallParams) -> errors.NoGpuError:
     """Returns the error for a call that requires a device where there is none."""
     device = call.mesh.platforms[0].upper()
     return errors.NoGpuError(
-        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the CPU",
+        f"kernel {call.name}: interpret=False needs a {device}, and JAX runs on the "
+        "CPU",
         expected=f"a {device}",
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="omit interpret to run in the emulator, or use "
@@ -317,7 +338,9 @@ def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:
 
 
 def _batch_kernel(axis_data, args, dims, **params):
-    size = axis_data.size
+    devices, size = params["devices"], axis_data.size
+    if devices is not None and axis_data.name in devices.names:
+        return _GATHERING[0](axis_data, args, dims, **params)
     if size == 0:
         # A grid without CTAs cannot be launched.
         avals = params["out_avals"]

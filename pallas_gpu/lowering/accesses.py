@@ -24,7 +24,11 @@ Line = Callable[[], str | None]
 
 
 def load(
-    view: Any, layout: Placement, optimized: bool | None, where: Line
+    view: Any,
+    layout: Placement,
+    optimized: bool | None,
+    where: Line,
+    reduction: str | None = None,
 ) -> RegisterArray:
     """Loads a part of an array.
 
@@ -33,12 +37,13 @@ def load(
       layout: of the result.
       optimized: True refuses bank conflicts, None warns of them.
       where: returns the line of the load.
+      reduction: by which the arrays of all devices are combined, of a view of them.
 
     Raises:
       LayoutError: it has bank conflicts, and is to have none.
     """
     if isinstance(view, gmem.GmemView):
-        array = gmem.load(view, layout)
+        array = gmem.load(view, layout, reduction=reduction)
     elif by_element(view, layout, "load"):
         slow.through_tiles(view, "load", where)
         return indexed.load_part(view, layout)
@@ -65,10 +70,10 @@ def store(
         slow.access(view, value.layout, "store", where)
 
 
-def load_scalar(view: Any) -> ir.Value:
+def load_scalar(view: Any, reduction: str | None = None) -> ir.Value:
     """Loads one element into every thread."""
     if isinstance(view, gmem.GmemView):
-        return gmem.load_scalar(view)
+        return gmem.load_scalar(view, reduction)
     return smem.load_scalar(view) if is_plain(view) else indexed.load_scalar(view)
 
 

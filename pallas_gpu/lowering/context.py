@@ -19,6 +19,7 @@ from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.emitters import gmem, mbarrier, smem
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
@@ -219,9 +220,14 @@ class RuleContext:
                     handle.pointer, layout, ref.dtype, window, handle.internal
                 )
             case vals.GmemHandle():
-                index = handle.buffer_index
-                pointer = self.builder.buffers[index]
-                return gmem.GmemView(pointer, index, ref.dtype, ref.in_memory())
+                index, pointer = handle.buffer_index, None
+                # A mesh of one device has no memory of others.
+                owner = ref.owner if self.builder.spec.devices > 1 else None
+                if owner is None:
+                    pointer = self.builder.buffers[index]
+                else:
+                    pointer = peers.address(index, owner)
+                return gmem.GmemView(pointer, index, ref.dtype, ref.in_memory(), owner)
         raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
     def operands(self, invals: Sequence[Any], *, numbers: bool = True) -> Any:

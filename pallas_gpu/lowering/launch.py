@@ -3,23 +3,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from jaxlib.mlir.dialects import arith
+
 from pallas_gpu import arch, resources, types
 from pallas_gpu.emitters import gmem, mbarrier, smem
+from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
 from pallas_gpu.emitters.tensor_cores import tmem
-from pallas_gpu.entry import check
+from pallas_gpu.entry import check, expand
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory import fences
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import inference, pressure, workspace
+from pallas_gpu.lowering import contiguous, inference, pressure, undefined, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice.assigned import Assigned
 from pallas_gpu.lowering.choice.authored import Authored
@@ -28,7 +33,7 @@ from pallas_gpu.lowering.inference import collect, listing
 from pallas_gpu.lowering.inference.network import Memory
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.references import I32
-from pallas_gpu.lowering.traits import shares_smem
+from pallas_gpu.lowering.traits import multicasts, shares_smem
 from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.program import indices, text
 from pallas_gpu.program.build import region_of
@@ -47,6 +52,10 @@ class Nvidia:
         # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
         # those that process the finished module.
         self.passes: dict[str, Pass] = {
+            "results": find_undefined,
+            "composites": expand_composites,
+            "fences": fence_smem,
+            "ranges": find_ranges,
             "layouts": infer_layouts,
             "host": lower_host_work,
             "cse": share_subexpressions,
@@ -133,6 +142,8 @@ def _launch_spec(
         num_buffers=len(params.jaxpr.invars)
         + len(params.work_operands)
         + len(params.workspace),
+        multicasts=any(True for _ in multicasts(params.jaxpr)),
+        devices=0 if params.devices is None else params.devices.size,
         arch=target.compute_capability,
         shares_smem=shares_smem(params.jaxpr, math.prod(mesh.cluster)),
         waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
@@ -160,6 +171,34 @@ def threads_of(params: CallParams) -> int:
 
 
 # --- the machine's passes -------------------------------------------------------------
+
+
+def find_undefined(build: Build) -> Build:
+    """Warns of results that the kernel leaves undefined."""
+    undefined.warn(build.params)
+    return build
+
+
+def expand_composites(build: Build) -> Build:
+    """Replaces operations that consist of others.
+
+    Raises:
+      PallasGpuError: what replaces an operation is not supported on the target.
+    """
+    return build.replace(params=expand.expanded(build.params, build.target))
+
+
+def fence_smem(build: Build) -> Build:
+    """Inserts the fences between threads and the copies that overwrite SMEM."""
+    return build.replace(params=fences.with_fences(build.params))
+
+
+def find_ranges(build: Build) -> Build:
+    """States which elements of accesses by elements are adjacent."""
+    params, jaxpr = build.params, contiguous.with_ranges(build.params.jaxpr)
+    if jaxpr is params.jaxpr:
+        return build
+    return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
 
 
 def infer_layouts(build: Build) -> Build:
@@ -295,6 +334,7 @@ def _symbol(name: str) -> str:
 def _prologue(kernel: KernelState) -> None:
     """Emits the positions on the axes, and the initialisation of every barrier."""
     ctx_lib.emit_axes(kernel)
+    _emit_device_axes(kernel)
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
     for slot, (barrier, copies) in kernel.plan.declared.items():
@@ -319,6 +359,20 @@ def _prologue(kernel: KernelState) -> None:
         )
     elif kernel.plan.barriers or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
+
+
+def _emit_device_axes(kernel: KernelState) -> None:
+    """Emits the positions of the device on the axes of its mesh."""
+    devices, builder = kernel.params.devices, kernel.builder
+    if devices is None:
+        return
+    for (name, size), stride in zip(devices.axes, devices.strides, strict=True):
+        index = peers.rank()
+        if stride > 1:
+            index = arith.divui(index, builder.i32(stride))
+        if size * stride < devices.size:
+            index = arith.remui(index, builder.i32(size))
+        kernel.axes[name] = index if size > 1 else builder.i32(0)
 
 
 def _position_around(kernel: KernelState, operand: int) -> Any:

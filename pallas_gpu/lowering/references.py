@@ -15,6 +15,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.emitters import elementwise
 from pallas_gpu.emitters import module as emission
 from pallas_gpu.emitters import registers as regs
+from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes, scalars
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
@@ -31,11 +32,13 @@ class Reference:
       handle: the reference.
       window: the part, in the reference's shape; dynamic starts are i32 values.
       viewed: dtype as which the elements are viewed; None for their own.
+      owner: whose memory it is; None: that of the executing device.
     """
 
     handle: Any
     window: Window
     viewed: Any = None
+    owner: peers.Owner | None = None
 
     @classmethod
     def of(cls, access: Access, read: Callable[[Operand], Any]) -> Reference:
@@ -60,7 +63,11 @@ class Reference:
 
         window = access.window.at([start(x) for x in access.window.starts])
         viewed = None if access.viewed is None else access.viewed[1]
-        return cls(read(access.buffer), window, viewed)
+        owner: peers.Owner | None = None
+        if access.owner is not None:
+            device = access.device
+            owner = peers.ALL if device is None else start(Sum(0, (device,)))
+        return cls(read(access.buffer), window, viewed, owner)
 
     @property
     def dtype(self) -> np.dtype:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready kernels, written on the public names alone."""
 
+from pallas_gpu.ops import collectives as collectives
 from pallas_gpu.ops.flash import blackwell as _blackwell_attention
 from pallas_gpu.ops.flash import decode_kernel as _decode
 from pallas_gpu.ops.flash.attention import attention
@@ -59,6 +60,7 @@ __all__ = [
     "attention",
     "block_scaled_matmul",
     "clear_cache",
+    "collectives",
     "decode_attention",
     "dot_product_attention",
     "layer_norm",
@@ -82,6 +84,7 @@ __all__ = [
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
     _block_scaled.make_kernel.cache_clear()
+    collectives.clear_cache()
     _linear.clear_cache()
     _matmul.clear_cache()
     _ragged_dot.clear_cache()

@@ -116,6 +116,7 @@ def _bind(
             got=f"scope={scope!r}",
             hint="leave scope out: it then includes all who can access the memory",
         )
+    scope = "sys" if is_remote else scope
     return ops.bind(
         PRIMITIVES[who],
         {"ref": operand, **where, "mask": mask, **stored},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -12,6 +13,12 @@ from pallas_gpu.runtime import environment
 from pallas_gpu.runtime.serialize import SerializedModule
 
 CALL_TARGET = "mosaic_gpu_v2"
+# The attributes that the target requires, of a kernel of one device.
+ONE_DEVICE: dict[str, Any] = {
+    "use_custom_barrier": False,
+    "skip_device_barrier": False,
+    "uses_xla_collective_metadata": False,
+}
 
 
 def call(
@@ -19,6 +26,7 @@ def call(
     result_types: Sequence[jax.ShapeDtypeStruct],
     serialized: SerializedModule,
     *,
+    attributes: Mapping[str, Any] | None = None,
     has_side_effect: bool = False,
     input_output_aliases: Mapping[int, int] | None = None,
 ) -> list[jax.Array]:
@@ -32,6 +40,7 @@ def call(
       arrays: operands, in the order of the module's first buffers.
       result_types: shape and dtype of each result.
       serialized: the result of `serialize`.
+      attributes: others of the call than those of a kernel of one device.
       has_side_effect: keep the call even if no result is used.
       input_output_aliases: operand index to result index, for results that reuse the
         buffer of an operand.
@@ -49,9 +58,7 @@ def call(
         *arrays,
         kernel_hash=serialized.hash,
         module=serialized.bytecode,
-        use_custom_barrier=False,
-        skip_device_barrier=False,
-        uses_xla_collective_metadata=False,
+        **(ONE_DEVICE | (attributes or {})),
     )
     return list(results)
 

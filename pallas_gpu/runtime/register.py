@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call
+from pallas_gpu.entry import call, placement
 from pallas_gpu.entry.memory import trial
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.runtime import cupti, custom_call, dumps, serialize
+from pallas_gpu.runtime import cupti, custom_call, devices, dumps, serialize
 from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime import stages as stages  # adds its stages
 from pallas_gpu.runtime.serialize import SerializedModule
@@ -80,7 +80,9 @@ class _Compiled:
 
 
 def _variant(params: call.CallParams, target: arch.GpuTarget) -> Any:
-    return params.mesh, params.batch, params.compiler_params, target.name
+    return (
+        params.mesh, params.batch, params.compiler_params, params.devices, target.name
+    )  # fmt: skip
 
 
 _COMPILED = _Compiled()
@@ -95,7 +97,7 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
     return _COMPILED.lowered(params, target)
 
 
-def _launch(*args: Any, **params: Any) -> list[Any]:
+def _launch(*args: Any, replica_ids: Any = (), **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
     target = compiler.target_of(kernel, attached_target)
     if (attached := _attached()) is not None:
@@ -119,6 +121,7 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         serialized,
+        attributes=devices.attributes(kernel, replica_ids),
         has_side_effect=kernel.is_observable,
         input_output_aliases=in_place,
     )[:n_out]
@@ -136,8 +139,11 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
         # jax.export: an older plugin may read it.
         older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
         params = {**params, "compiler_params": older}
-    return _custom_call_rule(ctx, *args, **params)
+    ids = devices.replica_ids(ctx, call.CallParams(**params))
+    return _custom_call_rule(ctx, *args, replica_ids=ids, **params)
 
 
-_jax.mlir.register_lowering(call.kernel_p, _cuda_rule, platform="cuda")
+_jax.mlir.register_lowering(
+    call.kernel_p, placement.checked(_cuda_rule), platform="cuda"
+)
 trial.register_compiler(compiler.lower)

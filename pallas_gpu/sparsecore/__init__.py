@@ -9,6 +9,15 @@ emulator on any machine, and compiles offline for any chip. It has never run on 
 
 # isort: off
 from pallas_gpu.sparsecore.entry.kernel import kernel as kernel
+from pallas_gpu.sparsecore.pipeline.blocks import (
+    BlockSpec as BlockSpec,
+    Indirect as Indirect,
+)
+from pallas_gpu.sparsecore.pipeline.emit import emit_pipeline as emit_pipeline
+from pallas_gpu.sparsecore.pipeline.partition import (
+    ARBITRARY as ARBITRARY,
+    PARALLEL as PARALLEL,
+)
 from pallas_gpu.sparsecore.primitives.copies import *
 from pallas_gpu.sparsecore.primitives.gathers import *
 from pallas_gpu.sparsecore.primitives.loops import *
@@ -41,4 +50,6 @@ from pallas_gpu.entry.integers import cdiv as cdiv
 from pallas_gpu.primitives.debug import debug_print as debug_print
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds
+
 # isort: on
+from pallas_gpu.sparsecore import emulator as _emulator  # noqa: F401 - runs kernels

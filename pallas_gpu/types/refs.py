@@ -206,7 +206,7 @@ def _by_element(view: RefView) -> Any:
             "elements of a reference without addresses",
             expected="integers, slices of stride 1 and transposes of it",
             got=f"{describe(view)}, indexed or reshaped element by element",
-            hint="read it, and change the value; or go through SMEM",
+            hint=aval.memory_space.by_element,
         )
     return _BY_ELEMENT[0]
 

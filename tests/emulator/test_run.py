@@ -14,7 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.emulator.gpu.machine import schedules
+from pallas_gpu.emulator import schedules
 from tests.support import everywhere
 from tests.support.entry_kernels import f32
 from tests.support.refusal import refused, refused_by

@@ -106,7 +106,9 @@ def _descriptor(view: gmem.GmemView, rows: FourRows) -> ir.Value:
             strides=(rows.sizes[1], 1),
             box=(1, rows.columns),
             swizzle=rows.swizzle,
-        )
+            **tensor_map.owned_by(view.owner),
+        ),
+        view.owner,
     )
 
 

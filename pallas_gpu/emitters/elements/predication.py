@@ -40,10 +40,10 @@ def load(
     held = _words(other, word)
     count = len(held)
     results = [f"${i}" for i in range(count)]
-    loaded = _assembly(
+    loaded = assembly(
         [held[0].type] * count,
         [address, condition, *held],
-        f"@${count + 1} ld.{space}{_suffix(count, word)} {_braced(results)}, "
+        f"@${count + 1} ld.{space}{_suffix(count, word)} {braced(results)}, "
         f"[${count}];",
         [register, "b", *map(str, range(count))],
         _CONSTRAINTS[word],
@@ -65,10 +65,10 @@ def store(value: ir.Value, pointer: ir.Value, condition: ir.Value | None) -> Non
     word = _word_bits(value.type)
     held = _words(value, word)
     sources = [f"${2 + i}" for i in range(len(held))]
-    _assembly(
+    assembly(
         [],
         [address, condition, *held],
-        f"@$1 st.{space}{_suffix(len(held), word)} [$0], {_braced(sources)};",
+        f"@$1 st.{space}{_suffix(len(held), word)} [$0], {braced(sources)};",
         [register, "b", *[_CONSTRAINTS[word]] * len(held)],
         "",
     )
@@ -92,7 +92,7 @@ def _address(pointer: ir.Value) -> tuple[str, str, ir.Value]:
             raise errors.InternalError(f"a predicated access through {other}")
 
 
-def _assembly(
+def assembly(
     results: Sequence[ir.Type],
     operands: Sequence[ir.Value],
     text: str,
@@ -141,5 +141,5 @@ def _suffix(count: int, word: int) -> str:
     return f".b{word}" if count == 1 else f".v{count}.b{word}"
 
 
-def _braced(names: Sequence[str]) -> str:
+def braced(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"

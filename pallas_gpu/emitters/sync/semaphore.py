@@ -8,6 +8,7 @@ and after an acquire extends both to the other threads: causality order is trans
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,50 +16,65 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.emitters import addressing, atomics, mbarrier, module
+from pallas_gpu.emitters.devices import multimem
 from pallas_gpu.emitters.moves import scratch as scratches
 from pallas_gpu.emitters.smem import predicated
 
 _I32 = np.dtype(np.int32)
 
 
-def signal(pointer: ir.Value, inc: ir.Value, memory_scope: str) -> None:
-    """Adds to a semaphore, after the earlier accesses of the issuer's threads.
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """An addition to a semaphore.
 
-    PTX: a barrier of the issuer, then `red.release.{gpu,sys}.global.add.u32`. Since:
-    sm_70.
-
-    Args:
+    Attributes:
       pointer: `!llvm.ptr` of the semaphore.
       inc: i32.
+      multicast: whether the pointer is a multimem address: to those of all devices.
+    """
+
+    pointer: ir.Value
+    inc: ir.Value
+    multicast: bool = False
+
+
+def signal(one: Signal, memory_scope: str) -> None:
+    """Adds to a semaphore, after the earlier accesses of the issuer's threads.
+
+    PTX: a barrier of the issuer, then `red.release.{gpu,sys}.global.add.u32`, or
+    `multimem.red`. Since: sm_70.
+
+    Args:
       memory_scope: "gpu" or "sys".
     """
     mbarrier.synchronize()
     with predicated(module.current().elected):
-        _add(pointer, inc, "release", memory_scope)
+        _add(one, "release", memory_scope)
 
 
-def signal_parallel(signals: Sequence[tuple[ir.Value, ir.Value]]) -> None:
+def signal_parallel(signals: Sequence[Signal]) -> None:
     """Adds to several semaphores, after the earlier accesses of the issuer's threads.
 
     PTX: a barrier of the issuer, `fence.acq_rel.sys`, then
     `red.relaxed.sys.global.add.u32` for each: the one fence before all of them makes
     each a release (PTX ISA, Release and Acquire Patterns). Since: sm_70.
 
-    Args:
-      signals: a pointer and an increment, as of `signal`, for each.
     """
     mbarrier.synchronize()
     with predicated(module.current().elected):
         text = "fence.acq_rel.sys;"
         llvm.inline_asm(None, [], text, "~{memory}", has_side_effects=True)
-        for pointer, inc in signals:
-            _add(pointer, inc, "relaxed", "sys")
+        for one in signals:
+            _add(one, "relaxed", "sys")
 
 
-def _add(pointer: ir.Value, inc: ir.Value, order: str, memory_scope: str) -> None:
+def _add(one: Signal, order: str, memory_scope: str) -> None:
+    if one.multicast:
+        multimem.add(one.pointer, one.inc, order)
+        return
     llvm.inline_asm(
         None,
-        [pointer, inc],
+        [one.pointer, one.inc],
         f"red.{order}.{memory_scope}.global.add.u32 [$0], $1;",
         "l,r,~{memory}",
         has_side_effects=True,

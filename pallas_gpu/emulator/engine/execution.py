@@ -76,6 +76,7 @@ class Execution:
       compared: how many accesses have been compared with earlier ones.
       abandoned: whether a group has ended in a deadlock.
       resident: groups that have started and not ended.
+      kind: what its groups are, for messages.
       default_line: returns the line for errors of an equation that has none.
       shortages: describes groups that have not started for lack of capacity.
     """
@@ -99,6 +100,7 @@ class Execution:
         self.compared = 0
         self.abandoned = False
         self.resident: list[HasThreads] = []
+        self.kind = "CTA"
         self.default_line: Callable[[], str | None] = lambda: None
         self.shortages: Callable[[], Sequence[str]] = lambda: ()
         self._asynchrony = asynchrony
@@ -139,12 +141,12 @@ class Execution:
             )
             if missing:
                 hint = (
-                    "if it polls what another CTA writes, launch no more than fit at "
-                    "once; otherwise " + hint
+                    f"if it polls what another {self.kind} writes, launch no more than "
+                    "fit at once; otherwise " + hint
                 )
             raise errors.LivelockError(
                 f"the kernel still runs after {self._max_steps} steps in which no "
-                "CTA has ended",
+                f"{self.kind} has ended",
                 expected="an end within the step budget",
                 got="\n".join([*missing, positions(threads)]),
                 hint=hint,

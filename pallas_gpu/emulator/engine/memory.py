@@ -46,6 +46,17 @@ class Referent:
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises for a window that cannot be addressed."""
 
+    def read(self, thread: Any, region: Region) -> Any:
+        """Returns the elements of a region of it for an index expression.
+
+        Or a generator, which returns them: reading may take a wait.
+        """
+        return thread.read(region)
+
+    def write(self, thread: Any, region: Region, value: Any) -> Any:
+        """Stores to a region of it for an index expression; or returns a generator."""
+        return thread.write(region, value)
+
     def owned_by(self, owner: int | None) -> Referent:
         """Returns the same allocation of another owner; None: those of all owners."""
         raise errors.InternalError(f"{self.name} has one owner")
@@ -73,7 +84,6 @@ class Memory(Referent):
     )  # fmt: skip
 
     fence = ordering.Fence.SMEM
-    # What to do about elements that are read before anybody has written them.
     unwritten_hint = (
         "write it first, or copy to it and wait for the barrier; the body stores the "
         "block of a result: ref[...] = x"
@@ -100,6 +110,11 @@ class Memory(Referent):
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def hint_if_unwritten(self) -> str:
+        """What to do about elements that are read before anybody has written them."""
+        return self.unwritten_hint
 
     @property
     def identity(self) -> Hashable:
@@ -143,7 +158,7 @@ class Memory(Referent):
             f"{self.name} is read where nothing has been written",
             f"element {list(element)} without a value"
             + (f", the first of {count}" if count > 1 else ""),
-            self.unwritten_hint,
+            self.hint_if_unwritten,
             where,
             self.name,
             element,

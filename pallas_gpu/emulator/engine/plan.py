@@ -38,18 +38,22 @@ from pallas_gpu.program.nodes import Access, Fault, Kind, Op, Region, Value
 _ELEMENTS_PER_STEP = 4096
 
 
-def plan_of(jaxpr: Any) -> Plan:
+def plan_of(jaxpr: Any, machine: str = registry.GPU) -> Plan:
     """Returns the plan of a jaxpr, made once for each jaxpr object.
 
     Several threads may call it at a time.
+
+    Args:
+      jaxpr: the body of a kernel.
+      machine: whose rules run it.
     """
-    return _plan_of_region(region_of(jaxpr))
+    return _plan_of_region(region_of(jaxpr), machine)
 
 
-def _plan_of_region(region: Region) -> Plan:
+def _plan_of_region(region: Region, machine: str) -> Plan:
     plan = _PLANS.get(region)
     if plan is None:
-        plan = _PLANS[region] = _Builder(region).build()
+        plan = _PLANS[region] = _Builder(region, machine).build()
     return plan
 
 
@@ -60,8 +64,8 @@ _PLANS: weakref.WeakKeyDictionary[Region, Plan] = weakref.WeakKeyDictionary()
 
 
 class _Builder:
-    def __init__(self, region: Region):
-        self._region = region
+    def __init__(self, region: Region, machine: str):
+        self._region, self._machine = region, machine
         self._steps: list[Any] = []
         self._work = 0
 
@@ -77,7 +81,7 @@ class _Builder:
 
     def _steps_of(self, op: Op) -> list[Any]:
         """Returns the steps of an operation: one, or one for each result."""
-        rule = registry.rule(op.primitive, registry.RuleKind.EMULATE)
+        rule = registry.rule(op.primitive, registry.RuleKind.EMULATE, self._machine)
         if rule is not None:
             return [self._step(op, rule)]
         row = arithmetic.function(op.equation)
@@ -101,7 +105,7 @@ class _Builder:
         if isinstance(op.operands, Fault):
             return FailStep(op, op.operands.error)
         if op.kind is not Kind.PLAIN:
-            plans = tuple(map(_plan_of_region, op.regions))
+            plans = tuple(_plan_of_region(r, self._machine) for r in op.regions)
             return ControlStep(rule, op, plans, Location(op))
         if not op.equation.effects:
             # The rule of a primitive without effects is a function of its operands.

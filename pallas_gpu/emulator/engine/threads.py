@@ -20,14 +20,6 @@ from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.waits import Wait, some
 
 
-@functools.cache
-def _order_hint(kind: str) -> str:
-    return (
-        f"order the {kind}s with a barrier: arrive after the first access, wait before "
-        "the second"
-    )
-
-
 def names_of(threads: Sequence[Thread]) -> str:
     """Returns the names of threads of one group, for messages."""
     different = sorted(set(threads), key=lambda thread: thread.actor)
@@ -133,6 +125,14 @@ class Thread:
         """The position in the group, for messages."""
         return self.label
 
+    @functools.cached_property
+    def order_hint(self) -> str:
+        """How another thread comes to access what this one has accessed."""
+        return (
+            f"order the {self.kind}s with a barrier: arrive after the first access, "
+            "wait before the second"
+        )
+
     def where(self) -> str | None:
         """Returns the current line of the kernel.
 
@@ -171,6 +171,17 @@ class Thread:
         """Orders all accesses that this thread knows before asynchronous work."""
         ordering.fence(self.clock, kind)
         self.clock[self.actor] += 1
+
+    def must_record(self, memory: Any, writes: bool) -> bool:
+        """Returns whether a later access may conflict with one of this thread."""
+        # Without other threads only asynchronous work can conflict with an access; in
+        # GMEM that is ordered after a load.
+        return (
+            writes
+            or not self.alone
+            or memory.viewer is not None
+            or memory.fence is ordering.Fence.SMEM
+        )
 
     def access(
         self,
@@ -225,20 +236,12 @@ class Thread:
             return None
         actor, time = by or (self.actor, self.clock[self.actor])
         viewer = memory.viewer
-        # Without other threads only asynchronous work can conflict with an access; in
-        # GMEM that is ordered after a load.
-        record = (
-            by is not None
-            or writes
-            or not self.alone
-            or viewer is not None
-            or memory.fence is ordering.Fence.SMEM
-        )
+        record = by is not None or self.must_record(memory, writes)
         if not record and memory.history.is_empty:
             return None
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
-            self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
+            self.location, hint or self.order_hint, viewer, gradual, atomic,
             generic, reach, issue, self.position, self.around,
         )  # fmt: skip
         if value is not None:

@@ -8,7 +8,8 @@ a new file.
 import importlib
 import pkgutil
 
-from pallas_gpu.emulator.engine import control as control
+from pallas_gpu.emulator.engine.operations import control as control
+from pallas_gpu.emulator.engine.operations import references as references
 
 for _module in sorted(
     module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")

@@ -51,6 +51,16 @@ class GlobalArray(Memory):
         self._parts: dict[tuple[int, ...], GlobalArray] = {}
 
     @property
+    def hint_if_unwritten(self) -> str:
+        if self.everywhere is None:
+            return self.unwritten_hint
+        return (
+            "if another device stores it, let that call semaphore_signal(..., "
+            "device_id=...) after the store, and wait for the semaphore before the "
+            f"read; else {self.unwritten_hint}"
+        )
+
+    @property
     def suffix(self) -> str:
         """Distinguishes its device from others in messages."""
         return self.place[0]

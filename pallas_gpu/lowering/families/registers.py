@@ -38,21 +38,27 @@ from pallas_gpu.program.nodes import Access
 @emits(load_p)
 def _load(ctx: RuleContext, *invals: Any) -> Any:
     params, src = ctx.op.params, ctx.operands(invals)["src"]
-    return _read_memory(ctx, src, params["layout"], params["optimized"])
+    return read_memory(ctx, src, params["layout"], params["optimized"])
 
 
-def _read_memory(
-    ctx: RuleContext, ref: Reference, layout: Any = None, optimized: bool | None = None
+def read_memory(
+    ctx: RuleContext,
+    ref: Reference,
+    layout: Any = None,
+    optimized: bool | None = None,
+    reduction: str | None = None,
 ) -> Any:
     """Loads a part of a reference, in a layout if one is specified.
 
-    Bank conflicts are an error if `optimized`; None avoids them where possible.
+    Bank conflicts are an error if `optimized`; None avoids them where possible. A
+    reduction combines the memory of all devices.
     """
     view = ctx.view(ref)
     if tuple(view.shape) == ():
-        return elementwise.scalar(accesses.load_scalar(view), ref.handle.dtype)
+        loaded = accesses.load_scalar(view, reduction)
+        return elementwise.scalar(loaded, ref.handle.dtype)
     placement = ctx.kernel.layouts.loaded(ctx, ref.handle, view, layout)
-    array = accesses.load(view, placement, optimized, lambda: ctx.op.where)
+    array = accesses.load(view, placement, optimized, lambda: ctx.op.where, reduction)
     return array if layout is None else ctx.operand(array, "cast")
 
 
@@ -63,11 +69,11 @@ def _read_memory(
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals, numbers=False)
     optimized = ctx.op.params["optimized"]
-    _write_memory(ctx, operands["dst"], operands["value"], optimized)
+    write_memory(ctx, operands["dst"], operands["value"], optimized)
     return []
 
 
-def _write_memory(
+def write_memory(
     ctx: RuleContext, ref: Reference, value: Any, optimized: bool | None = None
 ) -> None:
     """Stores to a part of a reference, ordered with the warpgroup's accesses."""
@@ -92,7 +98,7 @@ def _note_access(variable: Variable, use: Use) -> None:
 # --- relations ------------------------------------------------------------------------
 
 
-def _relate_read(
+def relate_read(
     node: Node,
     access: Access,
     layout: Any = None,
@@ -121,7 +127,7 @@ def _relate_read(
     )
 
 
-def _relate_write(
+def relate_write(
     node: Node, access: Access, value: Symbol, optimized: bool | None = None
 ) -> None:
     """A store to a part of a reference."""
@@ -151,7 +157,7 @@ def _is_optimized(part: Part, optimized: bool | None) -> bool:
 @relates(load_p)
 def _relate_load(node: Node, *_: Any) -> Symbol:
     params = node.params
-    return _relate_read(
+    return relate_read(
         node, node.operands["src"], params["layout"], params["optimized"]
     )
 
@@ -159,13 +165,13 @@ def _relate_load(node: Node, *_: Any) -> Symbol:
 @relates(store_p)
 def _relate_store(node: Node, *_: Any) -> list[Any]:
     operands = node.operands
-    _relate_write(node, operands["dst"], operands["value"], node.params["optimized"])
+    relate_write(node, operands["dst"], operands["value"], node.params["optimized"])
     return []
 
 
 @relates(_jax.get_p)
 def _relate_get(node: Node, *_: Any) -> Symbol:
-    return _relate_read(node, node.operands["ref"])
+    return relate_read(node, node.operands["ref"])
 
 
 @relates(_jax.swap_p)
@@ -173,21 +179,21 @@ def _relate_swap(node: Node, *_: Any) -> Symbol:
     access, (aval,) = node.operands["ref"], node.op.results
     old = node.defer("splat", aval)
     if node.is_read:
-        old = _relate_read(node, access)
-    _relate_write(node, access, node.operands["value"])
+        old = relate_read(node, access)
+    relate_write(node, access, node.operands["value"])
     return old
 
 
 @relates(_jax.addupdate_p)
 def _relate_addupdate(node: Node, *_: Any) -> list[Any]:
     access, value = node.operands["ref"], node.operands["value"]
-    old = _relate_read(node, access, dtype=value.dtype)
+    old = relate_read(node, access, dtype=value.dtype)
     cycles = table.lookup("add").cost(np.dtype(value.dtype), False)
     aval = jax.ShapeDtypeStruct(access.window.shape, value.dtype)
     total = node.alike(
         [old, value], aval, ["old", "added"], "total", cycles_per_element=cycles
     )
-    _relate_write(node, access, total)
+    relate_write(node, access, total)
     return []
 
 
@@ -232,7 +238,7 @@ def _read(ctx: RuleContext, ref: Reference, other: Any) -> Any:
             return tmem.read(ctx, ref)
     # Where the author chooses, what is combined with a value has its layout.
     layout = None if ctx.kernel.layouts.infers else getattr(other, "layout", None)
-    return _read_memory(ctx, ref, layout)
+    return read_memory(ctx, ref, layout)
 
 
 def _write(ctx: RuleContext, ref: Reference, value: Any) -> None:
@@ -242,7 +248,7 @@ def _write(ctx: RuleContext, ref: Reference, value: Any) -> None:
         case vals.TmemHandle():
             tmem.write(ctx, ref, value)
         case _:
-            _write_memory(ctx, ref, value)
+            write_memory(ctx, ref, value)
 
 
 # --- layout casts ---------------------------------------------------------------------

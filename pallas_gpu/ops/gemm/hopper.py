@@ -140,7 +140,7 @@ def launch(
             lambda: consumer(schedule, mem, wg).visit,
         )
 
-    scratch = _scratch(schedule.problem, schedule.config)
+    scratch = scratch_of(schedule.problem, schedule.config)
     c = schedule.config
     return persistent(
         schedule, visits, CONSUMERS, c.blocks, out_type, scratch, **options
@@ -162,6 +162,7 @@ def persistent(
       schedule: has `tiles`, a `plgpu.TileSchedule`, and `for_each_tile`.
       visits: called with the index of the warpgroup and all references; returns for
         the producer and for a consumer a function that returns what visits a tile.
+        A third function is for another warp of the producer, which runs it once.
       consumers: warpgroups.
       blocks: CTAs, at most.
       out_type, scratch: of the kernel.
@@ -171,13 +172,22 @@ def persistent(
 
     def body(*refs, **memory) -> None:
         wg = lax.axis_index("wg")
-        producer, consumer = visits(wg, *refs, **memory)
+        producer, consumer, *others = visits(wg, *refs, **memory)
+
+        def produce() -> None:
+            schedule.for_each_tile(producer())
+
+        def in_warps(warp: Any) -> None:
+            for i, run in enumerate((produce, *others)):
+                plgpu.when(lax.eq(warp, np.int32(i)))(run)
 
         def consume() -> None:
             schedule.for_each_tile(consumer())
             plgpu.wait_smem_to_gmem(0)
 
-        roles.run(wg, lambda: schedule.for_each_tile(producer()), consume)
+        roles.run(
+            wg, (lambda: plgpu.warp_map(in_warps)) if others else produce, consume
+        )
 
     tiles = schedule.tiles
     return plgpu.kernel(
@@ -194,7 +204,8 @@ def persistent(
     )
 
 
-def _scratch(p: Problem, c: MatmulConfig) -> dict[str, Any]:
+def scratch_of(p: Problem, c: MatmulConfig) -> dict[str, Any]:
+    """Returns declarations of the ring of operands and of the buffers of stores."""
     sides = (c.epilogue_m, c.epilogue_n)
     part = (CONSUMERS, 2, *(reversed(sides) if c.transposed else sides))
     a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)

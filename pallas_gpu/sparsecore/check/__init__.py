@@ -1,26 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check pass over a traced kernel: what is refused before it runs or compiles."""
+"""The check pass over a traced kernel: what is refused before it runs or compiles.
+
+What libtpu refuses, or compiles to code that fails on the device, is refused here with
+the author's line, so that the emulator accepts what the compiler does. A family
+registers the checks of its operations with `registry.checks(..., machine=MACHINE)`;
+they get the operation and the `Kernel`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check.jax_operations import refuse_collective
+from pallas_gpu.entry.check.references import writes
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.nodes import Fault
+from pallas_gpu.program.build import region_of
+from pallas_gpu.program.nodes import Fault, Op
 from pallas_gpu.program.walk import walk
+from pallas_gpu.sparsecore.check import budgets, vectors
+from pallas_gpu.sparsecore.check import copies as copies  # registers its checks
+from pallas_gpu.sparsecore.check import sync as sync  # registers its checks
+from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.types import MACHINE
 
 
-def check(jaxpr: Any, mesh: Any, params: Any, name: str, num_inputs: int) -> None:
+def check(jaxpr: _jax.Jaxpr, kernel: Kernel, num_inputs: int) -> None:
     """Checks every operation of a body, and raises what is wrong with the first."""
+    known: set[Any] = set()
     for site in walk(jaxpr):
-        op = site.op
         try:
-            if isinstance(op.operands, Fault):
-                raise op.operands.error
-            own = registry.check_of(op.primitive, MACHINE)
-            if own is not None:
-                own(op, mesh, params)
+            _check(site.op, kernel, known)
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
+    _refuse_written_inputs(jaxpr, num_inputs)
+    budgets.require(jaxpr, kernel)
+
+
+def _check(op: Op, kernel: Kernel, known: set[Any]) -> None:
+    refuse_collective(op, kernel.mesh)
+    if isinstance(op.operands, Fault):
+        raise op.operands.error
+    for access in op.accesses:
+        ops.require_inside(access.window, registry.called(op.primitive))
+    inner = (value for region in op.regions for value in region.inputs)
+    vectors.require_registers(op, inner, kernel, known)
+    own = registry.check_of(op.primitive, MACHINE)
+    if own is not None:
+        own(op, kernel)
+
+
+def _refuse_written_inputs(jaxpr: _jax.Jaxpr, num_inputs: int) -> None:
+    arrays = region_of(jaxpr).inputs[:num_inputs]
+    for origin, (access, site) in writes(jaxpr).items():
+        if origin in arrays:
+            raise errors.KernelError(
+                f"input {origin.index} of the kernel is written",
+                expected="copies to outputs of the kernel and to scratch memory",
+                got=f"{registry.called(site.op.primitive)} to "
+                f"{types.describe(access.buffer.aval)}, an input",
+                hint="declare a result for it in out_type",
+                where=site.where,
+            )

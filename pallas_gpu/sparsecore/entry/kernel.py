@@ -16,6 +16,7 @@ from pallas_gpu.entry.kernel import check_types, interpretation, scratch_of
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.sparsecore import check
+from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.entry import trace
 from pallas_gpu.sparsecore.primitives.scoped import require_declaration
 from pallas_gpu.sparsecore.types import (
@@ -143,10 +144,10 @@ class _Launch:
         flat = [values.array(x, what) for x in given]
         outs, out_tree = jax.tree.flatten(self.out_type)
         avals = [_jax.ShapedArray(x.shape, x.dtype) for x in (*flat, *outs)]
-        with chips.tracing_for(self.params.target):
+        with chips.tracing_for(self.params.target), scope.locating(self.author):
             chip = chips.current()
             mesh = self.mesh.of_chip(chip)
-            options = dataclasses.replace(self.params, target=chip.name)
+            options: Any = dataclasses.replace(self.params, target=chip.name)
             jaxpr = self._traced(avals, in_tree, out_tree, mesh, options)
         launch = call.CallParams(
             jaxpr=jaxpr,
@@ -170,9 +171,8 @@ class _Launch:
             return jaxpr
         flat_body = _over_flat_refs(self.body, in_tree, out_tree, self.out_type)
         jaxpr = trace.trace_body(flat_body, avals, mesh, self.name)
-        with scope.locating(self.author):
-            n_out = out_tree.num_leaves
-            check.check(jaxpr, mesh, options, self.name, len(avals) - n_out)
+        kernel = Kernel(self.name, mesh, options, chips.current())
+        check.check(jaxpr, kernel, len(avals) - out_tree.num_leaves)
         if len(self.cache) >= _KEPT_TRACES:
             self.cache.pop(next(iter(self.cache)))
         self.cache[key] = seen, jaxpr

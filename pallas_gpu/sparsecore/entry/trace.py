@@ -14,7 +14,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import jax_errors, plain, scope
 from pallas_gpu.program.bodies import line_of_use
 from pallas_gpu.program.rewrite import Retrace
-from pallas_gpu.sparsecore.types import HBM, SparseCoreRef, SubcoreMesh, require_stored
+from pallas_gpu.sparsecore.types import HBM, SparseCoreRef, require_stored
 
 
 def hbm_ref(shape: Sequence[int], dtype: Any) -> SparseCoreRef:
@@ -23,7 +23,7 @@ def hbm_ref(shape: Sequence[int], dtype: Any) -> SparseCoreRef:
 
 
 def trace_body(
-    body: Callable[..., Any], avals: Sequence[Any], mesh: SubcoreMesh, name: str
+    body: Callable[..., Any], avals: Sequence[Any], mesh: Any, name: str
 ) -> _jax.Jaxpr:
     """Traces a body over references to arrays of these types, without consts."""
     with scope.tracing(mesh), scope.locating(body):

@@ -41,7 +41,7 @@ def vector(x: Any, who: str, what: str, dtypes: Any = None) -> jax.Array:
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> jax.Array | None:
-    """Returns a mask as a value, None for none; raises unless it is bools of a shape."""
+    """Returns a mask as a value, or None; raises unless it is bools of a shape."""
     if mask is None:
         return None
     mask = vector(mask, who, "the mask", (jnp.bool_,))

@@ -16,8 +16,8 @@ from pallas_gpu.types import values
 
 __all__ = ["parallel_loop"]
 
-# Operands and parameters are those of a scan over the indices; behind the consts and the
-# carries come the bounds and the step.
+# Operands and parameters are those of a scan over the indices; behind the consts and
+# the carries come the bounds and the step.
 parallel_loop_p = define(
     "parallel_loop",
     "loops",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers of narrow elements: two of 32 bits to one, and back; other types of bits."""
+"""Registers of narrow elements: two to one, and back; bits as another type."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def sort_key_val(
     who = "sort_key_val"
     keys = vector(keys, who, "the keys", WORDS)
     values = vector(values, who, "the values", WORDS)
-    same_shape(values, keys.shape, who, "the values")
+    same_shape(values, keys.shape, who, "the vector of values")
     mask = mask_of(mask, keys.shape, who)
     given = [keys, values] if mask is None else [keys, values, mask]
     return tuple(sort_key_val_p.bind(*given, descending=bool(descending)))

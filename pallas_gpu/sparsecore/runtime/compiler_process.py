@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+_VARIABLE = "LIBTPU_DUMPS"
 # Programs of XLA's own, before and after each kernel.
 _FRAME = ("sc-start", "sc-init", "sc-cleanup")
 _STAMPS = re.compile(r"^\d+-\d+-mosaic-dump-|_\d{10,}")
@@ -29,7 +30,7 @@ class Compiler:
         self._jax = jax
         self._topologies = topologies
         self._shardings: dict[str, Any] = {}
-        self._dumps = Path(os.environ["LIBTPU_DUMPS"])
+        self._dumps = Path(os.environ[_VARIABLE])
 
     def compile(
         self,

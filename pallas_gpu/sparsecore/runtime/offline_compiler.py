@@ -40,6 +40,8 @@ _VARIABLES = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 _DROPPED = ("JAX_", "TPU_", "LIBTPU_", "XLA_FLAGS", "PALLAS_GPU_")
+# Read by `compiler_process`.
+_DUMPS_VARIABLE = "LIBTPU_DUMPS"
 _TRACE = re.compile(r"=== Source Location Trace.*|\n.*\bexternal/.*", re.DOTALL)
 _CACHED_KERNELS = 128
 
@@ -72,10 +74,16 @@ class CompiledKernel:
         (program,) = self.programs
         return program
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The compiler's texts, by the names of the stages that can be kept."""
+        return {"bundles": "\n".join(program.text for program in self.programs)}
+
 
 def is_available() -> bool:
     """True if libtpu is installed."""
-    return importlib.util.find_spec("libtpu") is not None
+    spec = importlib.util.find_spec("libtpu")
+    return spec is not None and spec.origin is not None
 
 
 class TpuWorker(worker.Child):
@@ -92,15 +100,16 @@ class TpuWorker(worker.Child):
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Returns the variables with which libtpu writes its texts to a folder."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
-        env |= _VARIABLES
-        env["LIBTPU_DUMPS"] = str(folder)
         flags = []
         for kind, flag in _DUMPS.items():
             (folder / kind).mkdir()
             flags.append(f"--{flag}={folder / kind}")
-        env["LIBTPU_INIT_ARGS"] = " ".join(flags)
-        return env
+        return {
+            **{k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)},
+            **_VARIABLES,
+            "LIBTPU_INIT_ARGS": " ".join(flags),
+            _DUMPS_VARIABLE: str(folder),
+        }
 
     def config(self) -> None:
         """Raises OfflineUnavailableError if libtpu is not installed."""

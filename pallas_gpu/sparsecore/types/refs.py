@@ -71,7 +71,8 @@ class SparseCoreRef(KernelRef):
                 "indices of a dimension that is not the first one",
                 expected="ref.at[indices], or ref.at[indices, start:stop]",
                 got=f"indices of dimension {named[-1]} of shape {tuple(shape)}",
-                hint="a stream moves whole rows: transpose the array before the call",
+                hint="a copy moves whole rows: transpose the array before the call; "
+                "single elements of VMEM are accessed by plsc.load_gather",
             )
         given = entries[0]
         given = given if isinstance(given, Indices) else Indices(given)

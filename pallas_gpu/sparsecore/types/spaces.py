@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import errors, expect
 from pallas_gpu.arch import tpu
+from pallas_gpu.sparsecore.types.meshes import MACHINE
 from pallas_gpu.sparsecore.types.refs import SparseCoreRef
 from pallas_gpu.types import values
 from pallas_gpu.types.refs import IndexableRef
@@ -37,6 +38,7 @@ class Space(Resource):
     """
 
     unit = "words"
+    by_element = "plsc.load_gather and plsc.store_scatter access single elements"
     on_scalar: ClassVar[bool] = True
     on_vector: ClassVar[bool] = True
     shared: ClassVar[bool] = False
@@ -72,7 +74,15 @@ class Space(Resource):
                 got=self.describe(aval, shape),
                 hint=self.copy_first,
             )
-        if not self.vectors and math.prod(shape) != 1:
+        if self.vectors and not shape:
+            raise errors.MemorySpaceError(
+                f"a scalar is read from {self.name} or written to it",
+                expected="a vector, of the shape of a register",
+                got=self.describe(aval, shape),
+                hint="load the vector and take an element of it, or keep scalars in "
+                "SMEM; plsc.load_gather loads single elements",
+            )
+        if not self.vectors and shape:
             raise errors.ShapeError(
                 f"a vector is read from {self.name} or written to it",
                 expected="one element: an index for each dimension",
@@ -162,6 +172,15 @@ class Scratch(Declaration):
         aval = jax.core.ShapedArray(self.shape, self.dtype)
         return SparseCoreRef(aval, self.memory_space)
 
+    def check_scope(self, mesh: Any) -> None:
+        if mesh.machine != MACHINE:
+            raise errors.MemorySpaceError(
+                f"{self.memory_space.name} of SparseCores in a kernel of a GPU",
+                expected="plgpu.SMEM(shape, dtype)",
+                got=f"plsc.{self.memory_space.name}",
+                hint="pass a mesh of subcores to plsc.kernel for a TPU",
+            )
+
 
 def require_stored(dtype: Any, what: str) -> None:
     """Raises DTypeError unless the memories of a SparseCore hold such elements."""
@@ -207,8 +226,12 @@ class SemaphoreRef(IndexableRef):
         return f"Semaphore<{self.details.value}>{list(self.shape)}"
 
 
+class _OfASubcore(Declaration):
+    memory_space = SEMAPHORES
+
+
 @dataclasses.dataclass(frozen=True)
-class Semaphore(Declaration):
+class Semaphore(_OfASubcore):
     """Declares one semaphore or an array of them: what a `SemaphoreType` returns.
 
     Attributes:
@@ -216,17 +239,12 @@ class Semaphore(Declaration):
       shape: of the array; `()` is a single semaphore.
     """
 
-    memory_space: ClassVar[Any] = SEMAPHORES
     type: SemaphoreType
     shape: tuple[int, ...] = ()
 
     def to_ref(self) -> SemaphoreRef:
         aval = jax.core.ShapedArray(self.shape, jnp.int32)
         return SemaphoreRef(aval, SEMAPHORES, details=self.type)
-
-
-class _OfASubcore(Declaration):
-    memory_space = SEMAPHORES
 
 
 class SemaphoreType(_OfASubcore, enum.Enum):

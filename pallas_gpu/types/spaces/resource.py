@@ -95,6 +95,7 @@ class Resource:
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       has_addresses: whether threads may access any element of it by its address.
+      by_element: what to do instead, where they may not.
       has_unions: whether arrays in it may share their memory.
       access_rank: the dimensions of an array that one operation accesses; None for any.
       declared_by: how a kernel gets a reference to it, for hints.
@@ -106,6 +107,7 @@ class Resource:
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[Any] = None
     has_addresses: ClassVar[bool] = False
+    by_element: ClassVar[str] = "read it, and change the value; or go through SMEM"
     has_unions: ClassVar[bool] = False
     access_rank: ClassVar[int | None] = None
     declared_by: ClassVar[str]

@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from pallas_gpu import arch, errors
 from pallas_gpu.runtime import target_config
-from tests.support.composition.row import VECTOR, Refused, Row, Way, X
+from tests.support.composition.row import SHARDED, VECTOR, Refused, Row, Way, X
 
 
 def shapes(way: Way) -> None:
@@ -30,15 +30,15 @@ def ahead_of_time(way: Way) -> None:
     np.testing.assert_array_equal(compiled(X), 2 * X)
 
 
-def for_a_topology(way: Way) -> None:
+def for_a_topology(way: Way, *axes: str, devices: int = 1) -> None:
     topology = topologies.get_topology_desc(
         platform="cuda",
         topology_name="explicit",
-        topology="1x1x1",
+        topology=f"1x1x{devices}",
         target_config=target_config.target_config(arch.SM_90A),
     )
-    mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("d",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.P())
+    mesh = jax.sharding.Mesh(np.array(topology.devices), ("d",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.P(*axes))
     x = jax.ShapeDtypeStruct(VECTOR.shape, VECTOR.dtype, sharding=sharding)
     compiled = _jitted(way).lower(x).compile()
     assert "mosaic_gpu_v2" in compiled.as_text()
@@ -144,6 +144,15 @@ ROWS = (
     Row(
         "`lower().compile()` for a GPU topology, without a GPU",
         for_a_topology, _JITTED_ONLY, offline=True,
+    ),
+    Row(
+        "that for two GPUs which have the arguments whole",
+        lambda way: for_a_topology(way, devices=2), _JITTED_ONLY, offline=True,
+    ),
+    Row(
+        "that for two GPUs over which the arguments are sharded",
+        lambda way: for_a_topology(way, "d", devices=2),
+        {**_JITTED_ONLY, "jit": SHARDED}, offline=True,
     ),
     Row("`jax.export` on a CPU", export_for_cpu, {"eager": _EXPORT, "jit": _EMULATOR}),
     Row(

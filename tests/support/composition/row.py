@@ -83,6 +83,13 @@ class Refused:
     reason: str
 
 
+SHARDED = Refused(
+    jax.errors.JaxRuntimeError,
+    "is sharded over devices",
+    "XLA would gather the operand on each device; call the kernel in a `shard_map`",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A row of the table.

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+import pallas_gpu as plgpu
 from pallas_gpu.errors import PallasGpuError
 from tests.support import everywhere
 
@@ -59,12 +63,14 @@ class Launch:
       arguments: the arrays.
       expected: the results of the kernel without a mistake.
       tolerance: absolute, of the results.
+      on_devices: as `call`, of a kernel on a mesh, to be run by `emulate_mesh`.
     """
 
     call: Callable[[Any], Callable[..., Any]]
     arguments: Sequence[Any]
     expected: Any
     tolerance: float = 0.0
+    on_devices: Callable[[Any], Callable[..., Any]] | None = None
 
     @classmethod
     def of(
@@ -79,6 +85,51 @@ class Launch:
         """Of `everywhere.kernel`, whose results have the types of `expected`."""
         call = everywhere.kernel(body, expected, *scratch, **options)
         return cls(call, arguments, expected, tolerance)
+
+    @classmethod
+    def on_mesh(
+        cls,
+        mesh: dict[str, int],
+        body: Callable[..., None],
+        arguments: Sequence[Any],
+        expected: Any,
+        *scratch: Any,
+        launches: int = 1,
+        **options: Any,
+    ) -> Launch:
+        """Of a kernel on all devices of a mesh, each with its part of the first axis.
+
+        Args:
+          mesh: the sizes of its axes by name.
+          body, arguments, expected, scratch, options: as of `of`.
+          launches: of which each gets the results of the one before it.
+        """
+        count, spec = math.prod(mesh.values()), jax.P(tuple(mesh))
+        devices = abstract_mesh(**mesh)
+        own = jax.tree.map(lambda x: x[: len(x) // count], expected)
+        make = everywhere.kernel(body, own, *scratch, **options)
+
+        def sharded(interpret: Any) -> Callable[..., Any]:
+            kernel = make(interpret)
+
+            def repeated(*args: Any) -> Any:
+                for _ in range(launches):
+                    args = kernel(*args)
+                    args = args if isinstance(args, list | tuple) else (args,)
+                return args
+
+            return jax.shard_map(repeated, mesh=devices, in_specs=spec, out_specs=spec)
+
+        def call(interpret: Any) -> Callable[..., Any]:
+            return plgpu.emulate_mesh(sharded(interpret))
+
+        return cls(call, arguments, expected, on_devices=sharded)
+
+
+def abstract_mesh(**sizes: int) -> Any:
+    """A mesh without devices, whose axes belong to `jax.shard_map`."""
+    auto = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), auto)
 
 
 class Switches:

@@ -14,10 +14,10 @@ import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import Elements, require_one_value
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster
-from pallas_gpu.emulator.gpu.accesses.elements import Elements
-from pallas_gpu.emulator.gpu.accesses.indexed import elements, require_one_value
+from pallas_gpu.emulator.gpu.accesses.indexed import elements
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.primitives import _registry as registry

@@ -10,12 +10,12 @@ import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import Elements, known
 from pallas_gpu.emulator.engine.ordering import Reach
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.reinterpreted import ReinterpretedArray
 from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
-from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
 from pallas_gpu.emulator.gpu.copies.reductions import flushed
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -127,6 +127,8 @@ def _make(name: str) -> Callable[..., Any]:
         ]
         if found.missing() is not None:
             report(found.origin(wg.where()).error())
+        if scope is None and found.memory.fence is ordering.Fence.GMEM:
+            scope = "gpu"
         reach = wg.reach(scope)
         for region in found.regions():
             cluster.access(wg, region, writes=True, atomic=True, reach=reach)

@@ -7,16 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors
 from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.operations.elements import (
+    Elements,
+    known,
+    require_one_value,
+)
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.emulator.gpu import cluster
-from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 
 _EMULATE = registry.RuleKind.EMULATE
+# How elements are masked, by what an access does.
+_MASKED = {
+    "read": "plgpu.load(ref, index, mask=...)",
+    "written": "plgpu.store(ref, index, x, mask=...)",
+    "updated": "pass mask=...",
+}
 
 
 def elements(
@@ -47,6 +56,7 @@ def elements(
         shape,
         mask,
         verb,
+        _MASKED[verb],
         lenient,
     )
 
@@ -110,28 +120,3 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
             part = np.zeros(found.memory.shape, np.bool_)
             part.reshape(-1)[found.flat[mask[found.active]]] = True
             found.memory.mark_poisoned(region, region.view(part), value.origin)
-
-
-def require_one_value(found: Elements, values: np.ndarray) -> None:
-    """Reports if one store puts different values in one element."""
-    several = found.several()
-    if not several.any():
-        return
-    flat = found.flat[:, 0] * found.region.dtype.itemsize + found.first_byte
-    chosen = np.flatnonzero(several)
-    order = chosen[np.argsort(flat[chosen], kind="stable")]
-    bits = np.ascontiguousarray(values[order]).view(f"V{found.dtype.itemsize}")
-    same = flat[order[1:]] == flat[order[:-1]]
-    for i in np.flatnonzero(same):
-        if bits[i].tobytes() != bits[i + 1].tobytes():
-            at = np.unravel_index(int(found.flat[order[i], 0]), found.memory.shape)
-            error = errors.RaceError(
-                f"{found.memory.name} is written with different values at one element",
-                expected="indices that name each element once, or equal values",
-                got=f"element {[int(x) for x in at]}, stored more than once by one "
-                "access",
-                hint="combine the values before the store, or by an atomic addition, "
-                "or store one of them under a mask",
-            )
-            report(error.about(rule="repeated-index", buffer=found.memory.name))
-            return

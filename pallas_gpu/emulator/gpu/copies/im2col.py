@@ -10,9 +10,9 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.gpu import cluster, tma
-from pallas_gpu.emulator.gpu.accesses.elements import known
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.layouts.gmem.im2col import Windows

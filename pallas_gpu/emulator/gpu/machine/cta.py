@@ -16,11 +16,11 @@ from typing import Any
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.operations.elements import known
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
-from pallas_gpu.emulator.gpu.accesses.elements import known
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.device import Device
 

@@ -16,6 +16,7 @@ from pallas_gpu.emulator.engine.ordering import Earlier
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.launches import execution_of
 
 
 class Machine:
@@ -36,15 +37,7 @@ class Machine:
         devices: types.Devices | int = 1,
         choices: Directed | None = None,
     ):
-        self.execution = Execution(
-            seed=params.seed,
-            asynchrony=params.asynchrony,
-            max_steps=params.max_steps,
-            detect_races=params.detect_races,
-            accept_races=params.like_upstream and not params.detect_races,
-            lenient_reads=params.out_of_bounds_reads == "uninitialized",
-            choices=choices,
-        )
+        self.execution = execution_of(params, choices)
         mesh = None if isinstance(devices, int) else devices
         count = devices if mesh is None else mesh.size
         self.devices = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -13,20 +14,18 @@ import numpy as np
 
 from pallas_gpu import arch, resources, types
 from pallas_gpu.arch.residency import Residency
+from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.engine import evaluate
-from pallas_gpu.emulator.engine.execution import report
+from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
-from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.emulator.recorder import Observer, Run
 from pallas_gpu.entry import call, check, expand
-from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
@@ -36,158 +35,92 @@ from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import uses, walk
 
 
-def run_kernel(
-    params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
-) -> list[np.ndarray]:
-    """Runs a launch on one device; see `run_devices`."""
-    (results,) = run_devices(params, [arrays], choices)
-    return results
-
-
 def run_devices(
     params: call.CallParams,
     arrays: Sequence[Sequence[Any]],
     choices: Directed | None = None,
 ) -> list[list[np.ndarray]]:
-    """Runs a launch on the CPU, on all devices that take part in it.
-
-    Args:
-      params: parameters of the kernel primitive.
-      arrays: the operands of each device, batch axes included.
-      choices: of one run, instead of those of the parameters.
-
-    Returns:
-      For each device, an array for each result.
-
-    Raises:
-      KernelError and its subclasses: a mistake that the run found.
-      OutOfResources: a block exceeds the target's resources.
-      LayoutError: the compiler has no code for the kernel.
-      NotModelledError: the emulator does not model an operation.
-    """
-    interpret = params.interpret
-    if isinstance(interpret, Observed):
-        results = interpret.recorder.launch(
-            params, lambda: _observed(params, arrays), devices=len(arrays)
-        )
-        return _by_device(results, len(arrays))
-    params = _ready(params)
-    if not isinstance(interpret, types.InterpretParams):
-        interpret = types.InterpretParams()
-    if interpret.schedules == 1 or choices is not None:
-        return _by_device(_run_once(params, arrays, interpret, choices), len(arrays))
-    results = schedules.run_all(
-        interpret,
-        lambda schedule: _run_once(params, arrays, schedule),
-        _names_of_results(params, len(arrays)),
-    )
-    return _by_device(results, len(arrays))
+    """Runs a launch on all devices that take part; see `launches.run_devices`."""
+    return launches.run_devices(_Gpu(), params, arrays, choices)
 
 
-def _by_device(results: list[np.ndarray], devices: int) -> list[list[np.ndarray]]:
-    """Returns the results of all devices, one after the other, for each of them."""
-    count = len(results) // devices
-    return [results[i * count : (i + 1) * count] for i in range(devices)]
-
-
-def _names_of_results(params: call.CallParams, devices: int) -> list[str]:
-    names = _names(params)[params.num_inputs :]
-    if devices == 1:
-        return names
-    return [f"{name} of device {i}" for i in range(devices) for name in names]
-
-
-def _ready(params: call.CallParams) -> call.CallParams:
-    """Returns a launch with the fences that the compiler inserts.
-
-    Raises:
-      LayoutError: the compiler has no code for the kernel.
-    """
-    trial.require_code(params, _target(params))
-    return fences.with_fences(params)
-
-
-def _observed(params: call.CallParams, arrays: Sequence[Sequence[Any]]) -> Run:
-    """Returns what runs a launch of a check; see `_ready`."""
-    params = _ready(params)
-
-    def run(
-        schedule: types.InterpretParams, observer: Observer, choices: Directed | None
-    ) -> tuple[list[np.ndarray], int]:
-        plan = observer.plan(_plan(params))
-        machine, launches = _launches(params, arrays, schedule, choices, plan)
-        try:
-            with observer.observing(machine.execution), np.errstate(all="ignore"):
-                machine.run([launch.pool() for launch in launches])
-                if not machine.execution.abandoned:
-                    _finish(launches)
-        finally:
-            machine.dissolve()
-        return _results(launches), sum(launch.ctas for launch in launches)
-
-    return run
-
-
-def _launches(
-    params: call.CallParams,
-    arrays: Sequence[Sequence[Any]],
-    interpret: types.InterpretParams,
-    choices: Directed | None,
-    plan: Plan | None = None,
-) -> tuple[Machine, list[Launch]]:
-    """Returns a machine of devices, and the launch on each of them."""
-    machine = Machine(interpret, _target(params), params.devices or 1, choices)
-    each = zip(machine.devices, arrays, strict=True)
-    return machine, [Launch(params, device, own, plan) for device, own in each]
-
-
-def _finish(launches: Sequence[Launch]) -> None:
-    for launch in launches:
-        launch.finish()
-
-
-def _results(launches: Sequence[Launch]) -> list[np.ndarray]:
-    return [array.data for launch in launches for array in launch.outputs]
+def run_kernel(
+    params: call.CallParams, arrays: Sequence[Any], choices: Directed | None = None
+) -> list[np.ndarray]:
+    """Runs a launch on one device."""
+    (results,) = run_devices(params, [arrays], choices)
+    return results
 
 
 def explore_kernel(
-    params: call.CallParams,
-    arrays: Sequence[Any],
-    *,
-    orders: int | None = None,
-    seconds: float | None = None,
-    keep_going: bool = False,
+    params: call.CallParams, arrays: Sequence[Any], **limits: Any
 ) -> Explored[list[np.ndarray]]:
-    """Runs a launch in each order of its synchronization, up to equivalence.
-
-    Args:
-      params, arrays: as of `run_kernel`.
-      orders, seconds, keep_going: as of `orders.explore`.
-    """
-    return schedules.run_orders(
-        lambda choices: run_kernel(params, arrays, choices),
-        _names_of_results(params, 1),
-        orders=orders,
-        seconds=seconds,
-        keep_going=keep_going,
-    )
+    """Runs a launch in each order; see `launches.explore_kernel`."""
+    return launches.explore_kernel(_Gpu(), params, arrays, **limits)
 
 
-def _run_once(
-    params: call.CallParams,
-    arrays: Sequence[Sequence[Any]],
-    interpret: types.InterpretParams,
-    choices: Directed | None = None,
-) -> list[np.ndarray]:
-    machine, launches = _launches(params, arrays, interpret, choices)
-    try:
-        # Index arithmetic wraps as on the GPU, also where numpy would warn.
-        with np.errstate(all="ignore"):
-            machine.run([launch.pool() for launch in launches])
-        _finish(launches)
-    finally:
-        machine.dissolve()
-    return _results(launches)
+class _Gpu:
+    """A GPU, as the emulator's launches see it."""
+
+    def ready(self, params: call.CallParams) -> call.CallParams:
+        """Returns a launch with the fences that the compiler inserts.
+
+        Raises:
+          LayoutError: the compiler has no code for the kernel.
+        """
+        trial.require_code(params, _target(params))
+        return fences.with_fences(params)
+
+    def plan(self, params: call.CallParams) -> Plan:
+        """Returns the plan of the body."""
+        return _plan(params)
+
+    def names(self, params: call.CallParams) -> list[str]:
+        """Returns the names of the results of a device."""
+        return _names(params)[params.num_inputs :]
+
+    def launch(
+        self,
+        params: call.CallParams,
+        arrays: Sequence[Sequence[Any]],
+        plan: Plan,
+        schedule: types.InterpretParams,
+        choices: Directed | None,
+    ) -> _OnDevices:
+        """Returns the launch on each of the devices."""
+        devices = params.devices or 1
+        machine = Machine(schedule, _target(params), devices, choices)
+        each = zip(machine.devices, arrays, strict=True)
+        return _OnDevices(machine, [Launch(params, d, own, plan) for d, own in each])
+
+
+@dataclasses.dataclass
+class _OnDevices:
+    """A kernel on all devices of a machine."""
+
+    machine: Machine
+    launches: Sequence[Launch]
+
+    @property
+    def execution(self) -> Execution:
+        return self.machine.execution
+
+    def pools(self) -> list[Pool]:
+        return [launch.pool() for launch in self.launches]
+
+    def finish(self) -> None:
+        for launch in self.launches:
+            launch.finish()
+
+    def dissolve(self) -> None:
+        self.machine.dissolve()
+
+    def results(self) -> list[np.ndarray]:
+        return [array.data for launch in self.launches for array in launch.outputs]
+
+    @property
+    def started(self) -> int:
+        return sum(launch.ctas for launch in self.launches)
 
 
 def _plan(params: call.CallParams) -> Plan:

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semaphores: counters that release and acquire what threads know.
-
-All changes of a semaphore are atomic read-modify-write operations, which continue the
-release sequence of the signals before them (PTX ISA, Memory Consistency Model,
-Observation). So who reads it knows what was known to each signal. Who waits for a value
-knows that of the first signals that add up to it and to what waits have subtracted:
-others may have come before, and in another schedule they have not.
+"""Semaphores: signals, waits and reads, of a CTA or of a launch.
 
 An operation at gpu scope orders nothing between devices (PTX ISA, Morally strong
 operations).
@@ -16,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +19,8 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.operations.semaphores import Semaphore
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
-from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
 from pallas_gpu.emulator.gpu.gmem import GlobalArray, MulticastArray, of_each
@@ -46,119 +40,12 @@ _OWN = (
 )
 
 
-class Signal(NamedTuple):
-    """What is left of a signal.
+class ScopedSemaphore(Semaphore):
+    """A semaphore whose signals and waits have a scope."""
 
-    Attributes:
-      inc: what it has added.
-      known: what it has released.
-      reach: whom its scope includes.
-      location: of the operation.
-    """
+    __slots__ = ()
 
-    inc: int
-    known: ordering.Clock
-    reach: ordering.Reach | None = None
-    location: Location | None = None
-
-
-class Semaphore:
-    """One semaphore.
-
-    Attributes:
-      name: the author's, with its index.
-      hint: for who waits forever.
-      place: identifies it in all runs of a launch.
-    """
-
-    __slots__ = (
-        "_across_groups", "_all", "_element", "_known", "_last", "_signals", "hint",
-        "name", "place",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        element: np.ndarray,
-        across_groups: bool,
-        hint: str,
-        place: Hashable,
-    ):
-        self.name = name
-        self.place = place
-        self.hint = hint
-        self._element = element
-        self._across_groups = across_groups
-        # What is left of each signal; what those have released that waits have
-        # subtracted; and what all have.
-        self._signals = [Signal(self.value, {})]
-        self._known: ordering.Clock = {}
-        self._all: ordering.Clock = {}
-        self._last: Location | None = None
-
-    @property
-    def value(self) -> int:
-        """The counter."""
-        return int(self._element[()])
-
-    @property
-    def where(self) -> str | None:
-        """The line of the last signal."""
-        return self._last.where if self._last is not None else None
-
-    def state(self) -> str:
-        """Describes the semaphore, for reports."""
-        signalled = f", last signalled at {self.where}" if self.where else ""
-        return f"{self.name} is {self.value}{signalled}"
-
-    def signal(
-        self,
-        known: ordering.Clock,
-        inc: int,
-        location: Location | None,
-        reach: ordering.Reach,
-    ) -> None:
-        """Adds to it, and releases what a thread knows to whom a scope includes."""
-        self._element[...] += np.int32(inc)
-        self._last = location
-        ordering.join(self._all, known)
-        if inc > 0:
-            self._signals.append(Signal(inc, known, reach, location))
-            return
-        self._known, self._signals = self._first(-inc)
-        ordering.join(self._known, known)
-
-    def wait(self, wg: Warpgroup, value: int, decrement: bool, scope: str) -> Run:
-        """Waits until it has reached a value, and may subtract that.
-
-        Raises:
-          RaceError: a scope does not include the device of a signal, or of the wait.
-        """
-        while self.value < value:
-            yield Wait(
-                lambda: self.value >= value,
-                f"{self.name} to be {value} or more",
-                self.state,
-                across_groups=self._across_groups,
-                hint=self.hint,
-                barrier=self.name,
-            )
-        self._require_strong(wg.reach(scope), value)
-        known, left = self._first(value)
-        ordering.join(wg.clock, known)
-        taken = value if decrement else 0
-        wg.execution.touch(
-            Touch(self.place, Kind.TAKE, delta=-taken, value=self.value, needs=value)
-        )
-        if decrement:
-            self._element[...] -= np.int32(value)
-            self._known, self._signals = known, left
-
-    def acquire(self, wg: Warpgroup) -> None:
-        """Lets a thread know what all signals have released."""
-        ordering.join(wg.clock, self._all)
-
-    def _require_strong(self, reach: ordering.Reach, missing: int) -> None:
+    def require_strong(self, reach: ordering.Reach, missing: int) -> None:
         """Reports the first signal that a wait needs and is not ordered with."""
         for one in self._signals:
             if missing > 0 and one.reach is not None and not reach.includes(one.reach):
@@ -176,21 +63,6 @@ class Semaphore:
                 report(error.about(rule="race-between-ctas", barrier=self.name))
                 return
             missing -= one.inc
-
-    def _first(self, missing: int) -> tuple[ordering.Clock, list[Signal]]:
-        """Returns what the first signals that add up to a value have released.
-
-        And what is left of the signals without that value.
-        """
-        known, left = dict(self._known), []
-        for one in self._signals:
-            taken = min(one.inc, missing)
-            if taken:
-                ordering.join(known, one.known)
-            if taken < one.inc:
-                left.append(one._replace(inc=one.inc - taken))
-            missing -= taken
-        return known, left
 
 
 def _scope_of(reach: ordering.Reach) -> str:
@@ -228,7 +100,7 @@ class SemaphoreArray(Referent):
             # The ellipsis keeps a view of one element.
             key: Any = (*index, ...)
             element = array.data[key]
-            self._semaphores[index] = Semaphore(
+            self._semaphores[index] = ScopedSemaphore(
                 f"{name}{at}{suffix}",
                 element,
                 across_groups,
@@ -425,7 +297,7 @@ def _wait(
 ) -> Run:
     yield TURN
     one, value = _one(wg, operands["semaphore"]), int(operands["value"])
-    yield from one.wait(wg, value, decrement, memory_scope)
+    yield from one.wait(wg, value, decrement, wg.reach(memory_scope))
 
 
 @registry.register(semaphore.semaphore_read_p, _EMULATE)

@@ -60,6 +60,17 @@ class TensorArray(Memory):
         self.admits_poison = True
         self.place = place
 
+    def read(self, thread: Any, region: Region) -> Any:
+        """Loads elements and waits."""
+        value = _load(thread, region)
+        _LOADS.of(thread).awaited(thread)
+        return value
+
+    def write(self, thread: Any, region: Region, value: Any) -> Run:
+        """Stores elements and waits."""
+        _store(thread, region, value)
+        yield from _wait_stores(thread)
+
 
 class Transfers:
     """The loads, or the stores, of one warpgroup.
@@ -166,16 +177,3 @@ def _wait_stores(wg: Warpgroup) -> Run:
             lambda: f"{len(stores.queue)} of them are in flight",
         )
     stores.awaited(wg)
-
-
-def read(wg: Warpgroup, region: Region) -> Any:
-    """Loads elements and waits: an index expression."""
-    value = _load(wg, region)
-    _LOADS.of(wg).awaited(wg)
-    return value
-
-
-def write(wg: Warpgroup, region: Region, value: Any) -> Run:
-    """Stores elements and waits: an index expression."""
-    _store(wg, region, value)
-    yield from _wait_stores(wg)

@@ -49,6 +49,14 @@ class Accumulator(Referent):
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    def read(self, thread: Any, region: Region) -> Run:
+        """Waits for its products, and returns the elements."""
+        return load(thread, region, 0)
+
+    def write(self, thread: Any, region: Region, value: Any) -> Run:
+        """Waits for its products, and replaces the elements."""
+        return store(thread, region, np.asarray(value))
+
 
 class MmaStream(Stream):
     """The products of one warpgroup: each is a group, and they complete in order."""

@@ -8,6 +8,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import elementwise, gmem
+from pallas_gpu.emitters.devices import multimem, peers
 from pallas_gpu.emitters.sync import semaphore
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
@@ -37,19 +38,28 @@ def _relate(node: Node, *_: Any) -> list[Any]:
 
 @emits(semaphore_signal_p)
 def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
-    operands = ctx.operands(invals, numbers=False)
-    pointer = _pointer(ctx, operands["semaphore"])
-    inc = vals.scalar_value(operands["inc"])
-    semaphore.signal(pointer, inc, ctx.eqn.params["memory_scope"])
+    one = _signalled(ctx, ctx.operands(invals, numbers=False))
+    _order_aliases(ctx)
+    semaphore.signal(one, ctx.eqn.params["memory_scope"])
     return []
+
+
+def _signalled(ctx: RuleContext, operands: Any) -> semaphore.Signal:
+    view = ctx.view(operands["semaphore"])
+    inc = vals.scalar_value(operands["inc"])
+    return semaphore.Signal(gmem.slice_pointer(view), inc, view.owner == peers.ALL)
+
+
+def _order_aliases(ctx: RuleContext) -> None:
+    """Orders what the issuer has accessed, or will, with multimem addresses of it."""
+    if ctx.kernel.traits.multicasts and ctx.builder.spec.devices > 1:
+        multimem.fence_alias()
 
 
 @emits(semaphore_signal_parallel_p)
 def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
-    signals = [
-        (_pointer(ctx, operands["semaphore"]), vals.scalar_value(operands["inc"]))
-        for operands in ctx.operands(invals, numbers=False)
-    ]
+    signals = [_signalled(ctx, x) for x in ctx.operands(invals, numbers=False)]
+    _order_aliases(ctx)
     semaphore.signal_parallel(signals)
     return []
 
@@ -63,6 +73,7 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
         ctx.eqn.params["memory_scope"],
         decrement=ctx.eqn.params["decrement"],
     )
+    _order_aliases(ctx)
     return []
 
 

@@ -18,13 +18,6 @@ from pallas_gpu.emulator.engine.ordering import Box
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.layouts.window import Window
 
-# How elements are masked, by what an access does.
-_MASKED = {
-    "read": "plgpu.load(ref, index, mask=...)",
-    "written": "plgpu.store(ref, index, x, mask=...)",
-    "updated": "pass mask=...",
-}
-
 
 class Elements:
     """The elements of a region that an access names.
@@ -37,7 +30,8 @@ class Elements:
       indices: for each axis an integer, or an array of `shape`.
       shape: of the access.
       mask: where an element is accessed; None for everywhere.
-      verb: `read` or `written`, for messages.
+      verb: such as `read`, for messages.
+      masked: how elements are masked, for messages.
       lenient: whether what is out of bounds is silently not accessed.
 
     Attributes:
@@ -59,9 +53,11 @@ class Elements:
         shape: tuple[int, ...],
         mask: Any,
         verb: str,
+        masked: str = "pass mask=...",
         lenient: bool = False,
     ):
         self.region, self.shape, self.dtype = region, shape, np.dtype(dtype)
+        self._masked = masked
         self.active = np.array(
             np.broadcast_to(True if mask is None else np.asarray(mask), shape)
         )
@@ -106,7 +102,7 @@ class Elements:
             f"{axes}",
             got=f"index {found[axis]} in dimension {axis}"
             + (f", for element {list(element)} of the access" if element else ""),
-            hint="check the index, or mask the elements outside: " + _MASKED[verb],
+            hint="check the index, or mask the elements outside: " + self._masked,
         ).about(buffer=self.memory.name, elements=tuple((i, i + 1) for i in found))
 
     def _positions(
@@ -258,3 +254,28 @@ def known(value: Any, where: np.ndarray | None = None) -> Any:
     if used.any():
         report(value.origin.error())
     return value.value
+
+
+def require_one_value(found: Elements, values: np.ndarray) -> None:
+    """Reports if one store puts different values in one element."""
+    several = found.several()
+    if not several.any():
+        return
+    flat = found.flat[:, 0] * found.region.dtype.itemsize + found.first_byte
+    chosen = np.flatnonzero(several)
+    order = chosen[np.argsort(flat[chosen], kind="stable")]
+    bits = np.ascontiguousarray(values[order]).view(f"V{found.dtype.itemsize}")
+    same = flat[order[1:]] == flat[order[:-1]]
+    for i in np.flatnonzero(same):
+        if bits[i].tobytes() != bits[i + 1].tobytes():
+            at = np.unravel_index(int(found.flat[order[i], 0]), found.memory.shape)
+            error = errors.RaceError(
+                f"{found.memory.name} is written with different values at one element",
+                expected="indices that name each element once, or equal values",
+                got=f"element {[int(x) for x in at]}, stored more than once by one "
+                "access",
+                hint="combine the values before the store, or by an atomic addition, "
+                "or store one of them under a mask",
+            )
+            report(error.about(rule="repeated-index", buffer=found.memory.name))
+            return

@@ -21,13 +21,14 @@ from pallas_gpu.primitives import _registry as registry
 _EMULATE = registry.RuleKind.EMULATE
 
 
-def _begin_iteration(thread: Thread, step: ControlStep, number: int) -> None:
+def begin_iteration(thread: Thread, step: ControlStep, number: int) -> None:
+    """Records that a loop of a thread begins an iteration."""
     thread.location = step.location
     thread.around = ((step.location, number), *thread.around[1:])
     thread.execution.tick()
 
 
-def _decided(value: Any) -> Any:
+def decided(value: Any) -> Any:
     """Returns a value that decides what is executed, which must not be poison."""
     if isinstance(value, poison.Poisoned):
         report(value.origin.error())
@@ -45,7 +46,7 @@ def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     steps = range(length)
     stacked: dict[int, list[Any]] = {}
     for i in reversed(steps) if params["reverse"] else steps:
-        _begin_iteration(thread, step, i)
+        begin_iteration(thread, step, i)
         parts = [_pure(lambda x, i=i: x[i], [array]) for array in arrays]
         results = yield from evaluate.run(thread, body, [*consts, *carry, *parts])
         carry, stacked[i] = results[:num_carry], results[num_carry:]
@@ -68,9 +69,9 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
     body_consts = ins[num_cond : num_cond + num_body]
     carry, loop = ins[num_cond + num_body :], object()
     for number in itertools.count():
-        _begin_iteration(thread, step, number)
+        begin_iteration(thread, step, number)
         (more,) = yield from evaluate.run(thread, condition, [*cond_consts, *carry])
-        if not bool(_decided(more)):
+        if not bool(decided(more)):
             break
         # The loop may wait for another thread, of this group or another one.
         thread.iteration = (loop, carry)
@@ -81,6 +82,6 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
 
 @registry.register(lax.cond_p, _EMULATE)
 def _cond(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
-    which = min(max(int(_decided(ins[0])), 0), len(step.plans) - 1)
+    which = min(max(int(decided(ins[0])), 0), len(step.plans) - 1)
     results = yield from evaluate.run(thread, step.plans[which], ins[1:])
     return results

@@ -35,7 +35,7 @@ class DeviceIdType(enum.Enum):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PeerMemRef:
+class PeerMemRef(_jax.Transform):
     """The step of a reference to the same memory of another device.
 
     `remote_ref` makes it, always with a logical id.
@@ -57,7 +57,7 @@ class PeerMemRef:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class MulticastRef:
+class MulticastRef(_jax.Transform):
     """The step of a reference to the same memory of all devices at once.
 
     Attributes:

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of a collective, and whether a kernel reaches their memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The devices along axes of a mesh: those that take part in a collective.
+
+    Attributes:
+      axes: name of an axis of the `jax.shard_map`, or a tuple of names.
+      size: number of devices.
+    """
+
+    axes: Any
+    size: int
+
+    @classmethod
+    def along(cls, axis_name: Any) -> Group:
+        """Returns the devices along an axis, or along several."""
+        axes = tuple(axis_name) if expect.is_sequence(axis_name) else axis_name
+        names = axes if isinstance(axes, tuple) else (axes,)
+        return cls(axes, math.prod(lax.axis_size(name) for name in names))
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The names of the axes."""
+        return self.axes if isinstance(self.axes, tuple) else (self.axes,)
+
+    def me(self) -> Any:
+        """Returns the position of the executing device, in a kernel or outside."""
+        position: Any = np.int32(0)
+        for name in self.names:
+            size = np.int32(lax.axis_size(name))
+            position = lax.axis_index(name) + position * size
+        return position
+
+    def after(self, me: Any, distance: int) -> Any:
+        """Returns the position of the device at a distance, also a negative one."""
+        return self.at(me, np.int32(distance % self.size))
+
+    def at(self, me: Any, distance: Any) -> Any:
+        """Returns the position of the device at a distance that may be traced."""
+        return lax.rem(me + distance, np.int32(self.size))
+
+    def device(self, position: Any) -> dict[Any, Any]:
+        """Returns the `device_id` of a position."""
+        return {self.axes: position}
+
+    def peer(self, ref: Any, position: Any) -> Any:
+        """Returns a reference to the memory of the device at a position."""
+        return plgpu.remote_ref(ref, self.device(position))
+
+    def meet(self, done: Any, me: Any, cta: Any, ctas: int) -> None:
+        """Ends a kernel: returns when all CTAs of all other devices have come here.
+
+        Each CTA says so to the other devices; the first one waits for theirs, and the
+        kernel ends after it. Then what the others store here has been stored, and what
+        they read here has been read. The semaphore is zero again.
+        """
+        plgpu.semaphore_signal_parallel(
+            *[
+                plgpu.SemaphoreSignal(done, device_id=self.device(self.after(me, i)))
+                for i in range(1, self.size)
+            ]
+        )
+        first = lax.eq(cta, np.int32(0))
+        plgpu.when(first)(lambda: plgpu.semaphore_wait(done, ctas * (self.size - 1)))
+
+
+def unreachable(axis_name: Any) -> str | None:
+    """Returns why a kernel cannot reach the memory of all devices along an axis.
+
+    PTX: none. Since: sm_90. Issued by the host, in a function of `jax.shard_map`.
+
+    Args:
+      axis_name: name of an axis of the mesh, or a tuple of names.
+
+    Returns:
+      The reason for which `ops.collectives` calls a collective of `jax.lax`; None if a
+      kernel reaches the devices.
+    """
+    axes = axis_name if expect.is_sequence(axis_name) else (axis_name,)
+    if Group.along(axis_name).size == 1:
+        return "there is one device"
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(axes) <= set(mesh.manual_axes):
+        return "the axis is not one of jax.shard_map"
+    if set(mesh.axis_names) != set(mesh.manual_axes):
+        return "jax.shard_map leaves axes of its mesh to the compiler"
+    if jax.process_count() > 1:
+        return "the devices are those of several processes"
+    return None
+
+
+def takes_kernel(what: str, axis_name: Any, method: str | None) -> bool:
+    """Returns whether a kernel does it, and not the collective of `jax.lax`.
+
+    Raises:
+      UnsupportedError: the method needs a kernel, which cannot reach the devices.
+    """
+    if method == "lax":
+        return False
+    reason = unreachable(axis_name)
+    if reason is None or method is None:
+        return reason is None
+    raise errors.UnsupportedError(
+        f"{what}: a kernel cannot reach the devices along {axis_name!r}",
+        expected="a jax.shard_map over all axes of a mesh of several devices of one "
+        "process",
+        got=reason,
+        hint='omit method, or method="lax": the collective of jax.lax',
+    )
+
+
+def varying(x: Any, group: Group) -> Any:
+    """Converts an array to vary over the axes of a group, as its results do.
+
+    The derivative of the conversion is the sum over the devices.
+    """
+    known = jax.typeof(x).manual_axis_type.varying
+    missing = tuple(name for name in group.names if name not in known)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not missing or not set(missing) <= set(mesh.manual_axes):
+        return x
+    return lax.pcast(x, missing, to="varying")

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of all collectives: read parts of arrays, combine, store them at devices.
+
+An array is a number of rows of parts of equal length, (rows, parts, length); a result
+has the same form. CTAs divide the tiles of the parts among them. For each tile a device
+reads from some devices, combines what it has read, and stores it at some devices:
+
+    gather      reads its own array       stores at all devices
+    shift       reads its own array       stores at one other device
+    exchange    reads its own parts       stores each at its device
+    scatter     reads its part at all     stores at itself
+    reduce      reads all at all          stores at itself, in one step
+    allreduce   reads its part at all     stores at all devices
+
+Tiles pass through registers, in vectors of 16 bytes. The launch begins on all devices
+before any of them reads or stores elsewhere; at the end they meet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.collectives.devices import Group
+
+THREADS = 128
+_VECTOR_BYTES = 16
+# Vectors that a thread has under way; eight of each of two devices are 64 registers.
+_UNROLLED = 8
+
+Kind = Literal["gather", "shift", "exchange", "scatter", "reduce", "allreduce"]
+_REDUCTIONS = {
+    "add": lax.add,
+    "min": lax.min,
+    "max": lax.max,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+REDUCTIONS = tuple(_REDUCTIONS)
+
+
+def reduction(name: str) -> Any:
+    """Returns the function of two arrays that a reduction applies."""
+    return _REDUCTIONS[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One collective; hashable, static.
+
+    Attributes:
+      kind: see above.
+      group: the devices.
+      rows, length: sizes of the arrays: (rows, parts, length).
+      dtype: of the elements.
+      reduction: how elements are combined.
+      distance: of the device that `shift` stores at.
+      blocks: CTAs, at most.
+    """
+
+    kind: Kind
+    group: Group
+    rows: int
+    length: int
+    dtype: jnp.dtype
+    reduction: str = "add"
+    distance: int = 1
+    blocks: int = 132
+
+    @property
+    def parts_in(self) -> int:
+        """Parts of a row of the operand."""
+        whole = self.kind in ("gather", "shift", "reduce")
+        return 1 if whole else self.group.size
+
+    @property
+    def parts_out(self) -> int:
+        """Parts of a row of the result."""
+        whole = self.kind in ("shift", "scatter", "reduce")
+        return 1 if whole else self.group.size
+
+    @property
+    def sources(self) -> int:
+        """Devices that each tile is read from."""
+        own = self.kind in ("gather", "shift", "exchange")
+        return 1 if own else self.group.size
+
+    @property
+    def tile(self) -> int:
+        """Elements of a tile, which divides `length`."""
+        least = quantum(self.dtype)
+        count = self.length // least
+        most = max(1, _UNROLLED // max(1, self.sources // 2))
+        return least * max(i for i in range(1, most + 1) if count % i == 0)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that a device reads."""
+        parts = self.group.size if self.kind == "exchange" else 1
+        return self.rows * parts * (self.length // self.tile)
+
+
+def quantum(dtype: Any) -> int:
+    """Returns the elements of a tile of one vector a thread."""
+    return THREADS * _VECTOR_BYTES // jnp.dtype(dtype).itemsize
+
+
+@functools.lru_cache(maxsize=256)
+def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the kernel: a function of the operand."""
+    ctas = min(e.blocks, e.tiles)
+
+    def body(x: Any, out: Any) -> None:
+        done = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
+        me = e.group.me()
+
+        @plgpu.nd_loop((e.tiles,), collective_axes="cta")
+        def _(info: Any) -> None:
+            _move(e, me, x, out, *_position(e, info.index[0]))
+
+        e.group.meet(done, me, lax.axis_index("cta"), ctas)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((e.rows, e.parts_out, e.length), e.dtype),
+        grid=(ctas,),
+        grid_names=("cta",),
+        kernel_name=f"collective_{e.kind}",
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
+
+
+def _position(e: Exchange, tile: Any) -> tuple[Any, Any, Any]:
+    """Returns row, window and distance of the device of a tile."""
+    distance: Any = np.int32(0)
+    if e.kind == "exchange":
+        # Neighbouring CTAs store at different devices, so that no link waits.
+        n = np.int32(e.group.size)
+        distance, tile = lax.rem(tile, n), lax.div(tile, n)
+    per_part = np.int32(e.length // e.tile)
+    row, at = lax.div(tile, per_part), lax.rem(tile, per_part)
+    return row, plgpu.ds(at * e.tile, e.tile), distance
+
+
+def _move(
+    e: Exchange, me: Any, x: Any, out: Any, row: Any, window: Any, distance: Any
+) -> None:
+    """Reads, combines and stores a tile."""
+    group = e.group
+    layout = plgpu.Layout.WG_STRIDED(
+        (e.tile,), vec_size=_VECTOR_BYTES // e.dtype.itemsize
+    )
+    load = functools.partial(plgpu.load, layout=layout)
+    if e.kind == "exchange":
+        there = group.at(me, distance)
+        group.peer(out, there).at[row, me, window].set(load(x.at[row, there, window]))
+        return
+    if e.kind == "shift":
+        there = group.after(me, e.distance)
+        group.peer(out, there).at[row, 0, window].set(load(x.at[row, 0, window]))
+        return
+    if e.kind == "gather":
+        value = load(x.at[row, 0, window])
+    else:
+        part = 0 if e.kind == "reduce" else me
+        # In the same order on all devices: their results are equal.
+        value = _combine(
+            e, [load(group.peer(x, i).at[row, part, window]) for i in range(group.size)]
+        )
+    if e.parts_out == 1:
+        out.at[row, 0, window].set(value)
+        return
+    for i in range(group.size):
+        group.peer(out, group.after(me, i)).at[row, me, window].set(value)
+
+
+def _combine(e: Exchange, values: list[Any]) -> Any:
+    """Combines elements, sums of narrow floats in float32."""
+    wide = jnp.issubdtype(e.dtype, jnp.floating) and e.dtype.itemsize < 4
+    if wide and e.reduction == "add":
+        values = [x.astype(jnp.float32) for x in values]
+    return functools.reduce(reduction(e.reduction), values).astype(e.dtype)
+
+
+def run(e: Exchange, x: jax.Array, compiler_params: Any, interpret: Any) -> jax.Array:
+    """Runs the kernel on an array of (rows, parts, length), of any length.
+
+    Lengths that are not multiples of a tile are filled up, by a copy.
+    """
+    least = quantum(e.dtype)
+    length = math.ceil(e.length / least) * least
+    if length == e.length:
+        return make_kernel(e, compiler_params, interpret)(x)
+    padded = jnp.pad(x, ((0, 0), (0, 0), (0, length - e.length)))
+    whole = dataclasses.replace(e, length=length)
+    return make_kernel(whole, compiler_params, interpret)(padded)[..., : e.length]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of copies: pairs of memories, rows that indices name, offsets in HBM."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import errors
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Access, Op
+from pallas_gpu.sparsecore.check.kernel import Kernel
+from pallas_gpu.sparsecore.primitives.copies import copy_start_p, copy_wait_p
+from pallas_gpu.sparsecore.types import (
+    HBM,
+    MACHINE,
+    SMEM,
+    VMEM,
+    VMEM_SHARED,
+    WORD_BYTES,
+)
+
+# Source and destination of copies that libtpu 0.0.48 compiles, by who issues them.
+_OF_VECTOR = {
+    HBM: (HBM, VMEM, VMEM_SHARED),
+    VMEM: (HBM, VMEM_SHARED),
+    VMEM_SHARED: (HBM, VMEM, VMEM_SHARED, SMEM),
+    SMEM: (),
+}
+_OF_SCALAR = {
+    HBM: (HBM, VMEM_SHARED, SMEM),
+    VMEM_SHARED: (HBM, VMEM_SHARED, SMEM),
+    SMEM: (HBM, SMEM),
+}
+# Offsets in HBM: the code that libtpu generates ends in an error interrupt at others.
+HBM_ALIGNMENT_BYTES = 32
+# Elements of a row of a tile under compact tiling.
+COMPACT_ROW = 128
+
+
+_OTHER = {"src": "dst", "dst": "src"}
+
+
+@registry.checks(copy_start_p, copy_wait_p, machine=MACHINE)
+def _check_copy(op: Op, kernel: Kernel) -> None:
+    src, dst = op.operands["src"], op.operands["dst"]
+    indexed = op.params["indexed"]
+    _require_pair(src, dst, kernel)
+    if indexed is not None:
+        _check_rows(op, kernel)
+    for access in (src, dst):
+        if access.space is HBM:
+            _require_aligned(access)
+
+
+def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
+    pairs: dict[Any, Any] = _OF_VECTOR if kernel.is_vector else _OF_SCALAR
+    possible = pairs.get(src.space, ())
+    if dst.space in possible:
+        return
+    names = ", ".join(space.name for space in possible)
+    raise errors.MemorySpaceError(
+        f"{kernel.subcore} cannot copy from {src.space.name} to {dst.space.name}",
+        expected=f"a destination in {names}" if names else "another source",
+        got=_shown(src) + " to " + _shown(dst),
+        hint=_around(src, dst),
+    )
+
+
+def _around(src: Access, dst: Access) -> str:
+    if (src.space, dst.space) == (VMEM, VMEM):
+        return "copy vectors in a loop: y_vmem[part] = x_vmem[part]"
+    if dst.space is SMEM:
+        return "a vector subcore fills its SMEM from VMEM_SHARED, or by stores"
+    if src.space is SMEM:
+        return "read the scalars, and store them in vectors of VMEM"
+    return "copy by way of a memory that both sides reach"
+
+
+def _shown(access: Access) -> str:
+    shape = list(access.window.shape)
+    return f"{access.space.name} {jnp.dtype(access.dtype).name}{shape}"
+
+
+def _check_rows(op: Op, kernel: Kernel) -> None:
+    """Checks a copy of rows that indices name."""
+    indexed = op.params["indexed"]
+    table, other = op.operands[indexed], op.operands[_OTHER[indexed]]
+    if table.space not in (HBM, VMEM_SHARED) or other.space is not VMEM:
+        raise errors.MemorySpaceError(
+            "indices of rows between memories that streams do not connect",
+            expected="rows in HBM or VMEM_SHARED, and the other side in VMEM",
+            got=f"rows of {_shown(table)}, the other side {_shown(other)}",
+            hint="indices select rows of the larger array: gather from it to VMEM, "
+            "scatter to it from VMEM",
+        )
+    indices = op.operands["indices"]
+    if isinstance(indices, Access) and indices.space is not VMEM:
+        raise errors.MemorySpaceError(
+            "indices of rows are in the wrong memory",
+            expected="a reference in VMEM, or a vector",
+            got=_shown(indices),
+            hint="copy them to VMEM first: plsc.sync_copy(rows_ref, rows_vmem)",
+        )
+    if op.params.get("add") and table.space is HBM and indexed == "dst":
+        raise errors.UnsupportedError(
+            "rows are added to HBM",
+            expected="rows added to VMEM_SHARED, or gathered to VMEM",
+            got=f"add=True to {_shown(table)}",
+            hint="add in VMEM_SHARED, wait for all subcores with plsc.subcore_barrier, "
+            "and copy the sums to HBM",
+        )
+    if not table.window.sizes or table.window.axes[:1] != (0,):
+        raise errors.UnsupportedError(
+            "indices of a dimension that is not the first one",
+            expected="rows of the first dimension of the array",
+            got=f"a part of an array of shape {list(table.window.array_shape)}",
+            hint="index before the dimensions are selected, or reshape the array",
+        )
+    _require_row(table, kernel)
+
+
+def _require_row(table: Access, kernel: Kernel) -> None:
+    """Raises for a row that no stream moves under the kernel's tiling."""
+    dtype, row = jnp.dtype(table.dtype), table.window.shape[1:]
+    if kernel.params.tiling == "sparsecore":
+        return
+    words_only = dtype.itemsize != WORD_BYTES
+    if not words_only and (not row or row[-1] % COMPACT_ROW == 0):
+        return
+    raise errors.LayoutError(
+        "rows that a stream cannot move under compact tiling",
+        expected="32-bit elements, and a last dimension that is a multiple of "
+        f"{COMPACT_ROW}",
+        got=f"rows of {dtype.name}{list(row)}",
+        hint='plsc.CompilerParams(tiling="sparsecore"), for which XLA copies the array '
+        "at each call; or pad the rows, and store narrow elements as int32",
+    )
+
+
+def _require_aligned(access: Access) -> None:
+    """Raises for an offset in HBM that is known not to be a multiple of 32 bytes."""
+    window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
+    if not window.starts:
+        return
+    start = window.starts[-1]
+    if not isinstance(start, int):
+        return  # the emulator looks at those that are known at run time
+    if start * itemsize % HBM_ALIGNMENT_BYTES == 0:
+        return
+    step = HBM_ALIGNMENT_BYTES // math.gcd(HBM_ALIGNMENT_BYTES, itemsize)
+    raise errors.LayoutError(
+        f"an offset in HBM is not a multiple of {HBM_ALIGNMENT_BYTES} bytes",
+        expected=f"a multiple of {step} elements of {jnp.dtype(access.dtype).name}",
+        got=f"{start} in the last dimension of shape {list(window.array_shape)}",
+        hint="copy from the multiple before it, and take the part in VMEM",
+    )

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checks know of the kernel around an operation."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pallas_gpu.arch import tpu
+from pallas_gpu.sparsecore.types import CompilerParams
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel that is checked.
+
+    Attributes:
+      name: its name.
+      mesh: its mesh, with the sizes of the chip.
+      params: the compiler parameters.
+      chip: the chip that it is traced for.
+    """
+
+    name: str
+    mesh: Any
+    params: CompilerParams
+    chip: tpu.TpuTarget
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether vector subcores run it."""
+        return self.mesh.is_vector
+
+    @property
+    def subcore(self) -> str:
+        """What runs it, in messages."""
+        return f"a {'vector' if self.is_vector else 'scalar'} subcore"

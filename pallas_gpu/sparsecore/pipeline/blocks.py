@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which block of an array a step of a pipeline accesses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import errors, expect
+from pallas_gpu.entry import scope
+from pallas_gpu.sparsecore.types import Space
+from pallas_gpu.types import values
+from pallas_gpu.types.block_spec import Blocked, is_squeezed
+from pallas_gpu.types.indexing import ds
+
+_SIZE = expect.integer(1, unit="elements")
+
+
+@expect.arguments(block_size=_SIZE)
+@dataclasses.dataclass(frozen=True)
+class Indirect:
+    """A block dimension of `block_size` rows that indices name.
+
+    The index map returns for it a reference to int32 indices in VMEM, of shape
+    `(block_size,)`, a vector, or `plsc.Indices`. It is the first dimension: the block
+    of an argument is gathered, that of a result scattered.
+    """
+
+    block_size: int
+
+
+def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
+    if not expect.is_sequence(value):
+        hint = "write (64, 128)"
+        raise expect.wrong_type(
+            what, "a sequence", "one entry a dimension", value, hint
+        )
+    return tuple(_block_size(entry, dim) for dim, entry in enumerate(value))
+
+
+def _block_size(entry: Any, dim: int) -> Any:
+    size = expect.index(entry)
+    if is_squeezed(entry) or isinstance(entry, Blocked | Indirect):
+        return entry
+    if size is not None and size >= 1:
+        return size
+    raise errors.ArgumentError(
+        "BlockSpec: a block size is not a positive integer",
+        expected="a positive int, None, Blocked or Indirect",
+        got=f"{expect.shown(entry)} for dimension {dim}",
+        hint="None squeezes a dimension of size one",
+    )
+
+
+@expect.arguments(
+    block_shape=expect.optional(_block_shape),
+    memory_space=expect.optional(expect.instance(Space, written="plsc.VMEM")),
+)
+@dataclasses.dataclass(frozen=True)
+class BlockSpec:
+    """Which block of an array a step of a pipeline accesses.
+
+    Attributes:
+      block_shape: one entry a dimension: an integer, `None` (size one, squeezed),
+        `Blocked` or `Indirect`. The array consists of whole blocks. None: the body gets
+        the array itself.
+      index_map: from grid indices to the block's index, one integer a dimension. None:
+        always the first block.
+      memory_space: where the block is copied to; None: VMEM, on scalar subcores SMEM.
+        HBM: the body gets the array itself.
+
+    Raises:
+      ArgumentError, ArgumentTypeError: an invalid value, a block size that is not
+        positive.
+    """
+
+    block_shape: Sequence[Any] | None = None
+    index_map: Callable[..., Any] | None = None
+    memory_space: Space | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the body gets the array itself."""
+        space = self.memory_space
+        return self.block_shape is None or (space is not None and space.name == "HBM")
+
+    @property
+    def entries(self) -> tuple[Any, ...]:
+        """The entries of `block_shape`."""
+        return tuple(self.block_shape or ())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a block, without squeezed dimensions."""
+        kept = (entry for entry in self.entries if not is_squeezed(entry))
+        return tuple(_size(entry) for entry in kept)
+
+    @property
+    def is_indirect(self) -> bool:
+        """Whether indices name the rows of a block."""
+        return any(isinstance(entry, Indirect) for entry in self.entries)
+
+    def check(self, shape: Sequence[int], what: str) -> None:
+        """Raises ShapeError unless an array consists of whole blocks."""
+        if self.is_whole:
+            return
+        sizes = [_size(entry) for entry in self.entries]
+        rows = zip(self.entries, sizes, shape, strict=False)
+        if len(sizes) == len(shape) and not any(
+            n % size for entry, size, n in rows if not isinstance(entry, Indirect)
+        ):
+            return
+        raise errors.ShapeError(
+            f"emit_pipeline: {what} does not consist of whole blocks",
+            expected=f"multiples of {tuple(sizes)}",
+            got=f"shape {tuple(shape)}",
+            hint="pad the array before the call, or choose other blocks",
+        )
+
+    def index(self, indices: Sequence[Any], what: str) -> tuple[Any, ...]:
+        """Returns what the index map returns for a position of the grid.
+
+        Raises:
+          ArgumentError, ArgumentTypeError: the map has the wrong results.
+        """
+        rank = len(self.entries)
+        if self.index_map is None:
+            return (0,) * rank
+        found = self.index_map(*indices)
+        found = found if isinstance(found, tuple | list) else (found,)
+        if len(found) != rank:
+            raise errors.ArgumentError(
+                f"BlockSpec of {what}: the index map returns the wrong number of "
+                "indices",
+                expected=f"{rank}, one per dimension of the array",
+                got=f"{len(found)}",
+                hint="return an index for squeezed dimensions too",
+                where=scope.location(self.index_map),
+            )
+        name = f"BlockSpec of {what}: an index of the index map"
+        with scope.locating(self.index_map):
+            return tuple(
+                i if isinstance(entry, Indirect) else values.index(i, name)
+                for i, entry in zip(found, self.entries, strict=True)
+            )
+
+    def part(self, ref: Any, index: Sequence[Any]) -> Any:
+        """Returns the block with an index as a part of the array."""
+        return ref.at[tuple(map(_selected, self.entries, index))]
+
+
+def _size(entry: Any) -> int:
+    return 1 if is_squeezed(entry) else int(getattr(entry, "block_size", entry))
+
+
+def _selected(entry: Any, index: Any) -> Any:
+    if is_squeezed(entry) or isinstance(entry, Indirect):
+        return index
+    size = _size(entry)
+    return ds(index * size, size)
+
+
+def differ(one: Sequence[Any], other: Sequence[Any]) -> Any:
+    """Returns whether two blocks are different ones: a bool, or a scalar."""
+    either: Any = False
+    for a, b in zip(one, other, strict=True):
+        if a is b or (isinstance(a, int) and isinstance(b, int) and a == b):
+            continue
+        either = either | (jnp.asarray(a) != jnp.asarray(b))
+    return either

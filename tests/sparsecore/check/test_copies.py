@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies that libtpu refuses, or that fail on the device, are refused when traced."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_gpu import errors
+from pallas_gpu import sparsecore as plsc
+from tests.support.refusal import refused_by
+from tests.support.sparsecore.tracing import array, scalars, trace, vectors
+
+VMEM = plsc.VMEM((128,), jnp.float32)
+SHARED = plsc.VMEM_SHARED((128,), jnp.float32)
+TABLE = {"inputs": (array(512, 128), array(64, dtype=jnp.int32))}
+ROWS = {
+    "out_type": array(64, 128),
+    "scratch_types": [
+        plsc.VMEM((64,), jnp.int32),
+        plsc.VMEM((64, 128), jnp.float32),
+        plsc.VMEM_SHARED((64, 128), jnp.float32),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "mesh, possible",
+    [
+        (
+            vectors(),
+            "HBM-HBM HBM-VMEM HBM-VMEM_SHARED VMEM-HBM VMEM-VMEM_SHARED "
+            "VMEM_SHARED-HBM VMEM_SHARED-VMEM VMEM_SHARED-VMEM_SHARED VMEM_SHARED-SMEM",
+        ),
+        (
+            scalars(),
+            "HBM-HBM HBM-VMEM_SHARED HBM-SMEM VMEM_SHARED-HBM VMEM_SHARED-VMEM_SHARED "
+            "VMEM_SHARED-SMEM SMEM-HBM SMEM-SMEM",
+        ),
+    ],
+)
+def test_pairs_of_memories_that_can_copy(mesh, possible):
+    """SPARSECORE 4.1, seen in compiles by libtpu 0.0.48.1."""
+    names = ["HBM", "VMEM_SHARED", "SMEM", *["VMEM"] * mesh.is_vector]
+    spaces = [name for name in names if name != "HBM"]
+    found = set()
+    for src, dst in itertools.product(names, names):
+
+        def body(x, o, *scratch, src=src, dst=dst):
+            of = dict(zip(spaces, scratch[: len(spaces)], strict=True), HBM=x)
+            to = dict(zip(spaces, scratch[len(spaces) :], strict=True), HBM=o)
+            plsc.sync_copy(of[src], to[dst])
+
+        declared = [getattr(plsc, s)((128,), jnp.float32) for s in spaces * 2]
+        try:
+            trace(body, inputs=(array(128),), out_type=array(128), mesh=mesh,
+                  scratch_types=declared)  # fmt: skip
+        except errors.MemorySpaceError:
+            continue
+        found.add(f"{src}-{dst}")
+    assert found == set(possible.split())
+
+
+@refused_by(trace, scratch_types=[VMEM, VMEM])
+def test_from_vmem_to_vmem(x, o, first, second):
+    plsc.sync_copy(first, second)  # HERE
+
+
+@refused_by(trace, scratch_types=[plsc.VMEM((100,), jnp.float32)])
+def test_an_offset_in_hbm_that_is_not_a_multiple_of_32_bytes(x, o, part):
+    plsc.sync_copy(x.at[100:200], part)  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM])
+def test_outside_of_the_array(x, o, part):
+    plsc.sync_copy(x.at[plsc.ds(960, 128)], part)  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM])
+def test_an_input_is_the_destination(x, o, part):
+    plsc.sync_copy(part, x.at[:128])  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM, plsc.SemaphoreType.REGULAR])
+def test_a_semaphore_of_another_type(x, o, part, sem):
+    plsc.async_copy(x.at[:128], part, sem)  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM, plsc.SemaphoreType.DMA((2,))])
+def test_several_semaphores(x, o, part, sems):
+    plsc.async_copy(x.at[:128], part, sems)  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM])
+def test_other_shapes(x, o, part):
+    plsc.sync_copy(x, part)  # HERE
+
+
+@refused_by(trace, scratch_types=[VMEM, SHARED])
+def test_adding_without_indices(x, o, part, shared):
+    plsc.sync_copy(part, shared, add=True)  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_adding_to_hbm(table, rows, o, index, part, shared):
+    plsc.sync_copy(part, o.at[index], add=True)  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_indices_in_hbm(table, rows, o, index, part, shared):
+    plsc.sync_copy(table.at[rows], part)  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_indices_of_vmem(table, rows, o, index, part, shared):
+    plsc.sync_copy(part.at[index], shared)  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_indices_on_both_sides(table, rows, o, index, part, shared):
+    plsc.sync_copy(table.at[index], o.at[index])  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_indices_of_the_second_dimension(table, rows, o, index, part, shared):
+    plsc.sync_copy(table.at[:, index], part)  # HERE
+
+
+@refused_by(trace, **TABLE, **ROWS)
+def test_a_part_of_rows_that_indices_name(table, rows, o, index, part, shared):
+    plsc.sync_copy(table.at[index].at[:, :128], part)  # HERE
+
+
+@refused_by(
+    trace,
+    inputs=(array(512, 128), array(64)),
+    out_type=array(64, 128),
+    scratch_types=[plsc.VMEM((64,), jnp.float32), plsc.VMEM((64, 128), jnp.float32)],
+)
+def test_indices_that_are_floats(table, rows, o, index, part):
+    plsc.sync_copy(table.at[index], part)  # HERE
+
+
+NARROW = {
+    "inputs": (array(512, 64),),
+    "out_type": array(64, 64),
+    "scratch_types": [plsc.VMEM((64,), jnp.int32), plsc.VMEM((64, 64), jnp.float32)],
+}
+
+
+@refused_by(trace, **NARROW)
+def test_narrow_rows_under_compact_tiling(table, o, index, part):
+    plsc.sync_copy(table.at[index], part)  # HERE
+
+
+def test_rows_of_any_width_under_the_tiling_of_sparsecores():
+    def body(table, o, index, part):
+        plsc.sync_copy(table.at[index], part)
+
+    trace(body, **NARROW, compiler_params=plsc.CompilerParams(tiling="sparsecore"))
