@@ -23,19 +23,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAliasType, Union, get_args, get_origin
 
-import jax
-
 from pallas_gpu import errors
 
 type Rule = Callable[[Any, str], Any]
 
 _LOCATE: list[Callable[[], str | None]] = []
 _EXPLAIN: list[Callable[[Any, str], None]] = []
+_NAME: list[Callable[[Any], str | None]] = []
 
 
 def locate_with(where: Callable[[], str | None]) -> None:
     """Registers the function that returns the user's line that is running."""
     _LOCATE[:] = [where]
+
+
+def name_with(kind: Callable[[Any], str | None]) -> None:
+    """Registers a function that returns what authors call an array, None for others."""
+    _NAME[:] = [kind]
 
 
 def explain_with(refuse: Callable[[Any, str], None]) -> None:
@@ -197,7 +201,8 @@ def shown(value: Any) -> str:
     kind = type(value).__name__
     try:
         if not isinstance(value, type) and hasattr(value, "shape"):
-            return f"{_kind(value)} {value.dtype}{list(value.shape)}"
+            called = next((k for f in _NAME if (k := f(value))), kind)
+            return f"{called} {value.dtype}{list(value.shape)}"
     except Exception:
         pass
     try:
@@ -205,13 +210,6 @@ def shown(value: Any) -> str:
     except Exception:
         return f"a {kind}"
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _kind(value: Any) -> str:
-    """Returns what an author calls an array; JAX's classes have other names."""
-    if isinstance(value, jax.core.Tracer):
-        return "reference" if hasattr(value.aval, "inner_aval") else "traced array"
-    return "array" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def wrong_type(
