@@ -150,8 +150,7 @@ def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
     """MLIR lowering of the kernel primitive to a callback into the emulator.
 
     Raises:
-      UnsupportedError: the function is exported: callbacks cannot be serialized; or
-        devices access each other's memory and are not in their order.
+      UnsupportedError: the function is exported: callbacks cannot be serialized.
     """
     if _jax.is_export(ctx):
         raise errors.UnsupportedError(
@@ -161,7 +160,6 @@ def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
             hint='jax.export.export(f, platforms=["cuda"]), which needs no GPU',
             where=scope.called_at(),
         )
-    placement.replica_ids(ctx, call.CallParams(**params))
     return _lower_callback(ctx, *args, **params)
 
 

@@ -3,26 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pallas_gpu import _jax, errors
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.traits import multicasts
 from pallas_gpu.program.build import region_of
 
 
-def attributes(params: CallParams, replica_ids: Sequence[int]) -> dict[str, Any]:
-    """Returns the attributes of the custom call that a kernel of one device lacks.
-
-    Args:
-      replica_ids: the devices of the mesh; empty if they are not known.
-    """
+def attributes(params: CallParams) -> dict[str, Any]:
+    """Returns the attributes of the custom call that a kernel of one device lacks."""
     if params.devices is None or params.devices.size == 1:
         return {}
     found = {
         "skip_device_barrier": params.compiler_params.skip_device_barrier,
         "uses_xla_collective_metadata": True,
-        "xla_replica_ids": _listed(replica_ids),
+        # `entry/placement.py` refuses meshes of other devices, or in another order.
+        "xla_replica_ids": _listed(range(params.devices.size)),
     }
     symmetric = _symmetric(params)
     if any(symmetric):
@@ -53,3 +51,28 @@ def _symmetric(params: CallParams) -> list[bool]:
     # Scratch of the kernel is behind operands and results.
     scratch = not found <= set(inputs)
     return [*own[:n_in], *[scratch] * n_work, *own[n_in:], *[scratch] * added]
+
+
+def require_one_process(ctx: Any, params: CallParams) -> None:
+    """Raises UnsupportedError for devices of processes that the kernel does not expect.
+
+    Args:
+      ctx: that of JAX's lowering rule.
+    """
+    mesh = _jax.mesh_of_lowering(ctx)
+    if params.devices is not None and mesh is not None:
+        check_processes(mesh.devices.flat, params)
+
+
+def check_processes(devices: Iterable[Any], params: CallParams) -> None:
+    """As `require_one_process`, of the devices of a mesh."""
+    processes = {device.process_index for device in devices}
+    if len(processes) > 1 and not params.compiler_params.is_multi_process:
+        raise errors.UnsupportedError(
+            f"kernel {params.name}: devices of several processes are in the mesh",
+            expected="devices of one process",
+            got=f"{len(processes)} processes",
+            hint="pass CompilerParams(is_multi_process=True) if XLA can map the memory "
+            "of the other processes' devices, or use the collectives of jax.lax",
+            where=params.defined_at,
+        )

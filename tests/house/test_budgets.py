@@ -18,15 +18,15 @@ BUDGETS = {
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14450,
-    "entry": 6750,
+    "entry": 6800,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
     "lowering": 11100,
     "emitters": 14850,
-    "mosaic": 5180,
+    "mosaic": 5390,
     # With ops/collectives: 2,000 lines.
-    "ops": 19150,
+    "ops": 19250,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 9050,

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a kernel runs: operands that are sharded, and the order of devices.
+"""Operands and meshes of devices that a kernel cannot be launched with.
 
-An operand that is sharded over devices outside `jax.shard_map` is an error: every
-device launches a kernel on whole operands, and XLA would gather them first, without a
-word. Shardings are known in eager calls and for meshes whose axes are explicit; under
+Operands that are sharded over devices outside `jax.shard_map` are an error.
+
+Every device launches a kernel on whole operands: XLA would gather them first, without
+a word. Shardings are known in eager calls and for meshes whose axes are explicit; under
 `jax.jit` with automatic axes XLA's partitioner says what it has chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -53,10 +54,36 @@ def require_whole_types(name: str, avals: Sequence[Any]) -> None:
             require_whole(name, found, scope.called_at)
 
 
+def require_order(
+    name: str, devices: Iterable[Any], where: Callable[[], str | None]
+) -> None:
+    """Refuses a mesh that does not have all devices in row-major order.
+
+    Raises:
+      UnsupportedError: the ids of its devices are not 0, 1, 2 …
+    """
+    ids = tuple(device.id for device in devices)
+    if ids != tuple(range(len(ids))):
+        raise errors.UnsupportedError(
+            f"kernel {name}: the mesh does not have all devices in row-major order",
+            expected=f"devices 0 to {len(ids) - 1}, the last axis varying fastest",
+            got=f"devices {ids}",
+            hint="jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)",
+            where=where(),
+        )
+
+
 def checked(rule: Any) -> Any:
-    """Returns a lowering rule of the kernel primitive that refuses sharded operands."""
+    """Returns a lowering rule of the kernel primitive that refuses sharded operands.
+
+    And meshes whose positions are not the ids of all devices, where a kernel accesses
+    the memory of others.
+    """
 
     def with_check(ctx: Any, *args: Any, **params: Any) -> Any:
+        mesh = _jax.mesh_of_lowering(ctx)
+        if params["devices"] is not None and mesh is not None:
+            require_order(params["name"], mesh.devices.flat, scope.called_at)
         if args and _jax.is_partitioned(ctx) and not _jax.is_export(ctx):
             where, name = scope.called_at(), params["name"]
             args = _jax.mlir.lower_fun(
@@ -89,53 +116,3 @@ def _identity(name: str, where: str | None) -> Any:
     whole = custom_partitioning(same)
     whole.def_partition(partition, sharding_rule=rule)
     return whole
-
-
-# --- devices that access each other's memory ------------------------------------------
-
-
-def replica_ids(ctx: Any, params: Any) -> tuple[int, ...]:
-    """Returns the devices of the mesh around a kernel that JAX lowers.
-
-    Empty for an `AbstractMesh`.
-
-    Args:
-      ctx: that of JAX's lowering rule.
-
-    Raises:
-      UnsupportedError: as `ids_in_order`.
-    """
-    mesh = _jax.mesh_of_lowering(ctx)
-    if mesh is None or params.devices is None:
-        return ()
-    return ids_in_order(list(mesh.devices.flat), params)
-
-
-def ids_in_order(devices: Sequence[jax.Device], params: Any) -> tuple[int, ...]:
-    """Returns the ids of the devices of a mesh, in row-major order.
-
-    Raises:
-      UnsupportedError: they are not those of all devices in their order, or several
-        processes have them and the kernel does not say so.
-    """
-    ids = tuple(device.id for device in devices)
-    if ids != tuple(range(len(ids))):
-        raise errors.UnsupportedError(
-            f"kernel {params.name}: the mesh does not have all devices in row-major "
-            "order",
-            expected=f"devices 0 to {len(ids) - 1}, the last axis varying fastest",
-            got=f"devices {ids}",
-            hint="jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)",
-            where=params.defined_at,
-        )
-    processes = {device.process_index for device in devices}
-    if len(processes) > 1 and not params.compiler_params.is_multi_process:
-        raise errors.UnsupportedError(
-            f"kernel {params.name}: devices of several processes are in the mesh",
-            expected="devices of one process",
-            got=f"{len(processes)} processes",
-            hint="pass CompilerParams(is_multi_process=True) if XLA can map the memory "
-            "of the other processes' devices, or use the collectives of jax.lax",
-            where=params.defined_at,
-        )
-    return ids
