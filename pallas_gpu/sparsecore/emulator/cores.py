@@ -58,12 +58,14 @@ class Device:
       execution: the run.
       zeros: whether fresh memory contains zeros instead of poison.
       cores: the cores.
+      pending: the copies in flight, of all cores.
     """
 
     def __init__(self, execution: Execution, zeros: bool):
         self.execution = execution
         self.zeros = zeros
         self.cores: list[Core] = []
+        self.pending: dict[Any, None] = {}
 
 
 class Core(Group):

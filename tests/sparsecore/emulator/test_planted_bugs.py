@@ -27,7 +27,7 @@ SHARED = plsc.VMEM_SHARED((16, 128), jnp.float32)
 one = functools.partial(emulate, subcores=1)
 SCHEDULES = [
     {"seed": seed, "asynchrony": mode}
-    for seed in range(4)
+    for seed in range(2)
     for mode in ("random", "late", "eager")
 ]
 BUGS: dict[str, Callable[..., Any]] = {}
@@ -220,7 +220,7 @@ def test_a_word_is_read_while_another_subcore_adds_to_it(x, o, v, counter):
 
 @planted(emulate, [X], X[:128], SHARED, scalar=True, cores=2)
 def test_scalar_subcores_of_two_cores_write_the_same_elements(x, o, shared):
-    plsc.sync_copy(x.at[plsc.ds(0, 128)], shared.at[0])
+    plsc.sync_copy(x.at[plsc.ds(lax.axis_index("c") * 128, 128)], shared.at[0])
     plsc.sync_copy(shared.at[0], o)  # HERE
 
 

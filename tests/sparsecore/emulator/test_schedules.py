@@ -75,6 +75,25 @@ def test_rows_are_scattered_with_equal_values_for_a_row_that_is_named_twice():
     check(body, [values, rows, zeros], expected, INDICES, MATRIX, subcores=1)
 
 
+def test_all_subcores_of_all_cores_may_store_the_same_values():
+    def body(x, o, v):
+        plsc.sync_copy(x.at[plsc.ds(0, 16)], v)
+        plsc.sync_copy(v, o)
+
+    check(body, [X], X[:16], MATRIX, cores=2)
+
+
+def test_subcores_may_scatter_equal_rows_to_one_place():
+    rows = np.arange(16, dtype=np.int32)[::-1].copy()
+
+    def body(x, r, o, i, v, sem):
+        plsc.sync_copy(r, i)
+        plsc.sync_copy(x.at[plsc.ds(0, 16)], v)
+        plsc.async_copy(v, o.at[i], sem).wait()
+
+    check(body, [X, rows], X[:16][::-1], INDICES, MATRIX, SEM, subcores=3)
+
+
 def test_streams_of_all_subcores_add_to_shared_memory():
     rows = RNG.integers(0, 32, 256).astype(np.int32)
     expected = np.zeros((32, 128), np.float32)

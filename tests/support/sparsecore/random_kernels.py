@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random correct kernels for SparseCores: steps of copies, sums and barriers.
 
-Each step says what subcores do and what NumPy does. A subcore has two arrays of 16 rows
+Each step says what subcores do and what NumPy does. A subcore has two arrays of 8 rows
 and its own row numbers; those of a core share one more array.
 """
 
@@ -19,9 +19,9 @@ from jax import lax
 from pallas_gpu import sparsecore as plsc
 from tests.support.sparsecore.kernels import lanes, part
 
-SUBCORES, ROWS, WIDTH = 4, 16, 128
+SUBCORES, ROWS, WIDTH = 4, 8, 128
 # Rows of the argument; and of the shared array, which each row number names too.
-ALL, SHARED = 64, 32
+ALL, SHARED = 32, 16
 
 
 @dataclasses.dataclass
