@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.arch.tpu import Feature
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.values import (
@@ -54,7 +54,11 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     dtype = np.dtype(out.dtype)
     kind = elementwise.kind_of(args[-1].dtype)
     is_narrow = kind != "b" and args[-1].dtype.itemsize < WORD_BYTES
-    if not is_narrow or name not in (_OF_FLOAT32 if kind == "f" else _OF_WORDS):
+    is_scalar = all(x.is_scalar for x in args)
+    if is_scalar:
+        _require_scalar(name, ctx, args[-1].dtype)
+    wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
+    if not is_narrow or (name not in wide_only and not is_scalar):
         return _emitted(name, ctx, args, dtype)
     lanes = ctx.kernel.target.lanes
     if name in _OF_BITS:
@@ -70,6 +74,27 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
         parts = [arith.subi(x, constant(more, x.type)) for x in made.parts]
         made = made.with_parts(parts)
     return conversions.astype(made, dtype, lanes)
+
+
+def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
+    """Raises UnsupportedError for scalars that a subcore does not compute with."""
+    kind = elementwise.kind_of(dtype)
+    if kind == "f" and dtype != F32:
+        raise errors.UnsupportedError(
+            f"{name} of a {dtype.name} scalar",
+            expected="float32 scalars, or vectors",
+            got=dtype.name,
+            hint="keep the scalar as float32",
+        )
+    # libtpu ends its process at a division on a scalar subcore.
+    unknown = name not in SCALAR_FLOATS or name == "div"
+    if kind == "f" and unknown and not ctx.kernel.is_vector:
+        raise errors.UnsupportedError(
+            f"{name} of floats on a scalar subcore",
+            expected="add, sub, mul, max, min, floor, abs and comparisons of floats",
+            got=name,
+            hint="compute it in a kernel with a plsc.VectorSubcoreMesh",
+        )
 
 
 def _emitted(name: str, ctx: Any, args: Any, dtype: np.dtype) -> Array:
