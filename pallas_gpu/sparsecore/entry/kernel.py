@@ -53,7 +53,7 @@ _PARAMS = expect.optional(
     scratch_types=expect.anything,
 )
 def kernel(
-    body: Callable[..., None] | Sequence[Callable[..., None]] = _MISSING,
+    body: Any = _MISSING,
     out_type: Any = (),
     *,
     mesh: Any,
