@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
@@ -15,6 +16,8 @@ from pallas_gpu.arch import tpu
 from pallas_gpu.sparsecore.check.budgets import words
 from pallas_gpu.sparsecore.types import chips
 
+# What the operations take.
+ArrayLike = jax.Array | np.ndarray
 CORE, SUBCORE = "core", "subcore"
 BOTH = (CORE, SUBCORE)
 # Offsets in HBM are multiples of 32 bytes, and tiles have 8 rows.
