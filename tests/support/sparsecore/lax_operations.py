@@ -192,3 +192,48 @@ def expected(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     with jax.disable_jit(False):
         vmapped = jax.vmap(lambda x, y: function(x, y), axis_name="s")
         return np.asarray(vmapped(x[None], y[None]))[0]
+
+
+# Of scalars: f32 and i32, on scalar subcores, which have no vectors.
+SCALARS = {
+    name: OPERATIONS[name]
+    for name in (
+        *("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "square"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "clamp", "integer_pow", "floor"),
+        *("is_finite", "convert float32", "convert int32"),
+    )
+} | {
+    f"{name} of integers": (OPERATIONS[name][0], "i")
+    for name in (
+        *("div", "rem", "and", "or", "xor", "not", "shift_left"),
+        *("shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
+    )
+}
+
+
+def scalar_kernel_of(chosen: Sequence[str], dtype: Any, target: str) -> Any:
+    """A kernel of two words on a scalar subcore; word i is that of operation i."""
+    n = -(-len(chosen) // 8) * 8
+
+    @plsc.kernel(
+        out_type=jax.ShapeDtypeStruct((n,), dtype),
+        mesh=plsc.ScalarSubcoreMesh(axis_name="c", num_cores=1),
+        scratch_types=[plsc.SMEM((8,), dtype), plsc.SMEM((n,), dtype)],
+        compiler_params=plsc.CompilerParams(target=target),
+    )
+    def scalars(x_ref, out_ref, x_smem, out_smem):
+        plsc.sync_copy(x_ref, x_smem)
+        x, y = x_smem[0], x_smem[1]
+        for i in range(n):
+            out_smem[i] = x
+        for i, name in enumerate(chosen):
+            out_smem[i] = SCALARS[name][0](x, y).astype(dtype)
+        plsc.sync_copy(out_smem, out_ref)
+
+    return scalars
+
+
+def scalar_names(dtype: Any) -> list[str]:
+    """The operations on scalars for a type."""
+    kinds = set(kinds_of(dtype))
+    return [n for n, (_, given) in SCALARS.items() if kinds & set(given)]
