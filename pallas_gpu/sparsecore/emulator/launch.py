@@ -39,7 +39,7 @@ class _SparseCores:
           UnsupportedError: the compiler has no code for an operation: what the
             emulator accepts, it accepts.
         """
-        target = tpu.target(params.compiler_params.target)
+        target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
         trial.require_code(params, target, lambda *_: True)
         return params
 
