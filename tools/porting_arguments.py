@@ -127,6 +127,7 @@ ARGUMENTS: dict[str, Reasons] = {
     "SMEM": _TMEM_ALONE,
     "REGS": {**_TMEM_ALONE, **_SMEM_ALONE},
     "TMEM": _SMEM_ALONE,
+    "semaphore_signal": _new("as of `pl.semaphore_signal`", "device_id_type"),
     "SemaphoreSignal": _default("None, this device; required upstream", "device_id"),
     # Copies and barriers
     "copy_gmem_to_smem": {

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import jax
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
@@ -20,6 +21,16 @@ from pallas_gpu.mosaic.scalars import as_i32
 
 # How `FragmentedArray.load_reduce_untiled` combines what the devices have.
 MultimemReductionOp = Literal["add", "min", "max", "and", "or", "xor"]
+
+
+def supports_cross_device_collectives() -> bool:
+    """Returns whether kernels of this process can access other devices' memory.
+
+    They can on several GPUs of one process, and, in the emulator, on several CPU
+    devices of one process.
+    """
+    devices = jax.devices()
+    return len(devices) > 1 and len(devices) == jax.local_device_count()
 
 
 class GlobalBroadcast:

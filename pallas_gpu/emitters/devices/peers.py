@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.emitters import module, operations
 
 # Whose memory: that of a device, or that of all of them.
-Owner = ir.Value | int | Literal["all"]
+type Owner = ir.Value | int | Literal["all"]
 ALL: Literal["all"] = "all"
 
 _HEADER_WORDS = 4

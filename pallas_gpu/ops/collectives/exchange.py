@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.collectives.devices import Group
+from pallas_gpu.ops.collectives.devices import Group, divided
 
 THREADS = 128
 _VECTOR_BYTES = 16
@@ -145,10 +145,8 @@ def _position(e: Exchange, tile: Any) -> tuple[Any, Any, Any]:
     distance: Any = np.int32(0)
     if e.kind == "exchange":
         # Neighbouring CTAs store at different devices, so that no link waits.
-        n = np.int32(e.group.size)
-        distance, tile = lax.rem(tile, n), lax.div(tile, n)
-    per_part = np.int32(e.length // e.tile)
-    row, at = lax.div(tile, per_part), lax.rem(tile, per_part)
+        tile, distance = divided(tile, e.group.size)
+    row, at = divided(tile, e.length // e.tile)
     return row, plgpu.ds(at * e.tile, e.tile), distance
 
 

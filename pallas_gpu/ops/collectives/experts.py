@@ -20,7 +20,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives.calls import Method
-from pallas_gpu.ops.collectives.devices import Group, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import Group, divided, takes_kernel, varying
 from pallas_gpu.ops.collectives.exchange import THREADS
 from pallas_gpu.ops.rules import Array, Interpret, Positive, vary_alike
 
@@ -283,14 +283,14 @@ def _send(
         @plgpu.when(unit >= rows)
         def _() -> None:
             expert = unit - np.int32(rows)
-            there, local = _divided(expert, call.local)
+            there, local = divided(expert, call.local)
             target = call.group.peer(counts, there)
             target.at[local, me].set(numbers[expert])
 
         @plgpu.when(unit < rows)
         def _() -> None:
-            token, choice = _divided(unit, choices)
-            there, local = _divided(experts[token, choice], call.local)
+            token, choice = divided(unit, choices)
+            there, local = divided(experts[token, choice], call.local)
             slot, weight = slots[token, choice], weights[token, choice]
 
             @plgpu.when(slot >= 0)
@@ -309,10 +309,6 @@ def _send(
     return jax.freeze(ref), received
 
 
-def _divided(value: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
-
-
 def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Array:
     """Reads rows at the devices of the experts, and adds them up."""
     (tokens, choices), width = experts.shape, y.shape[-1]
@@ -322,7 +318,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
 
     def add(me: Any, unit: Any, y: Any, experts: Any, slots: Any, weights: Any,
             out: Any) -> None:  # fmt: skip
-        token, part = _divided(unit, parts)
+        token, part = divided(unit, parts)
         at = plgpu.ds(part * columns, columns)
         total = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
         for choice in range(choices):
@@ -330,7 +326,7 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
             weight = weights[token, choice]
 
             def more(total: Any, expert=expert, slot=slot, weight=weight) -> Any:
-                there, local = _divided(expert, call.local)
+                there, local = divided(expert, call.local)
                 row = call.group.peer(y, there).at[local, me, slot, at]
                 value = plgpu.load(row, layout=layout).astype(jnp.float32)
                 return total + value * weight

@@ -21,7 +21,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.collectives import config
-from pallas_gpu.ops.collectives.devices import Group
+from pallas_gpu.ops.collectives.devices import Group, divided
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
@@ -199,15 +199,16 @@ def _send(arrivals: Arrivals, x: Any, gathered: Any, sent: plgpu.Ring) -> None:
     parts = arrivals.rows * arrivals.parts
     ctas = tiles.clusters(c.blocks) * math.prod(tiles.cluster)
     most = plgpu.cdiv(parts, ctas)
-    for i in range(group.size - 1):
+
+    @plgpu.loop(0, group.size - 1)
+    def _(i: Any) -> None:
         # The device that multiplies these rows as its (i + 1)th ones.
-        there = group.after(group.me(), -(i + 1))
+        there = group.at(group.me(), np.int32(group.size - 1) - i)
         target = group.peer(gathered, there).at[i]
 
         @plgpu.nd_loop((parts,), collective_axes=axes)
-        def _(info: Any, i=i, there=there, target=target) -> None:
-            each = np.int32(arrivals.parts)
-            row, column = lax.div(info.index[0], each), lax.rem(info.index[0], each)
+        def _(info: Any) -> None:
+            row, column = divided(info.index[0], arrivals.parts)
             start = row * c.block_m, column * _PART_COLUMNS
             before = info.local_index + i * most
             _send_part(arrivals, x.at[0], target, sent, start, before)
@@ -225,12 +226,12 @@ def _send_part(
     """Copies a part to another device, piece by piece, and waits until it is there."""
     p, c = arrivals.schedule.problem, arrivals.schedule.config
     rows, columns = _PIECE
-    across = np.int32(plgpu.cdiv(min(p.k, _PART_COLUMNS), columns))
-    count = plgpu.cdiv(c.block_m, rows) * int(across)
+    across = plgpu.cdiv(min(p.k, _PART_COLUMNS), columns)
+    count = plgpu.cdiv(c.block_m, rows) * across
     first = before * count
 
     def place(piece: Any) -> Any:
-        i, j = lax.div(piece, across), lax.rem(piece, across)
+        i, j = divided(piece, across)
         return start[0] + i * rows, start[1] + j * columns
 
     def window(piece: Any) -> Any:

@@ -147,24 +147,13 @@ class _Consumer(hopper.Consumer):
 
     def _send(self, product: Any, batch: Any, row: Any, column: Any) -> None:
         """Starts the copies of a tile to the device at a distance."""
-        others = self.group.size - 1
+        there = self.group.at(self.group.me(), batch + np.int32(1))
+        target = self.group.peer(self.received, there)
         for part, store, place in self._parts:
-            buffer = store.fill(part)
-            buffer[...] = product[place].astype(buffer.dtype)
-            plgpu.commit_smem()
             (_, *window), is_inside = self.window(part, batch, row, column)
-            for i in range(others):
-                # TMA needs a device whose distance is known.
-                there = self.group.after(self.group.me(), i + 1)
-                goes = lax.eq(batch, np.int32(i))
-                if is_inside is not None:
-                    goes = lax.bitwise_and(goes, is_inside)
-                plgpu.copy_smem_to_gmem(
-                    buffer,
-                    self.group.peer(self.received, there).at[(i, *window)],
-                    goes,
-                    commit_group=i == others - 1,
-                )
+            store.store(
+                part, product[place], target.at[(batch, *window)], predicate=is_inside
+            )
 
     def _add(self, product: Any, row: Any, column: Any) -> None:
         """Adds what the other devices have stored, and stores the sum."""

@@ -80,7 +80,8 @@ def remote_ref(
             got="a result of multicast_ref",
             hint="pass the reference that multicast_ref was given",
         )
-    peer = types.PeerMemRef(logical_id(device_id, device_id_type, who))
+    found = logical_id(device_id, device_id_type, who)
+    peer = types.PeerMemRef(found, DeviceIdType.LOGICAL)
     return types.RefView(view.ref, (peer, *steps))
 
 

@@ -143,6 +143,7 @@ def packed(sources: Sequence[ir.Value], dtype: np.dtype, form: str) -> ir.Value:
         list(sources),
         list(range(len(sources))),
         ir.Attribute.parse(f"#tpu.pack_format<{form}>"),
+        unsigned_integers=True if dtype.kind == "u" else None,
     )
 
 

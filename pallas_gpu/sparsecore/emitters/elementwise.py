@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,36 @@ def _exp2(x: ir.Value) -> ir.Value:
 
 def _erfc(x: ir.Value) -> ir.Value:
     return arith.subf(_one(x), mlir_math.erf(x))
+
+
+# A quotient of polynomials in x * x, times x, for |x| < 4: the coefficients of Eigen's
+# implementation for float32, that of the highest power first.
+_ERF_ABOVE = (
+    -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06,
+    -5.69250639462346e-05, -7.34990630326855e-04, -2.95459980854025e-03,
+    -1.60960333262415e-02,
+)  # fmt: skip
+_ERF_BELOW = (
+    -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03,
+    -7.37332916720468e-03, -1.42647390514189e-02,
+)  # fmt: skip
+
+
+def _erf(x: ir.Value) -> ir.Value:
+    """The error function on chips without an instruction."""
+    inside = _clamp(arith.maximumf, arith.minimumf)(
+        constant(-4, x.type), x, constant(4, x.type)
+    )
+    square = arith.mulf(inside, inside)
+    above, below = (_polynomial(square, c) for c in (_ERF_ABOVE, _ERF_BELOW))
+    return arith.divf(arith.mulf(inside, above), below)
+
+
+def _polynomial(x: ir.Value, coefficients: Sequence[float]) -> ir.Value:
+    total = constant(coefficients[0], x.type)
+    for coefficient in coefficients[1:]:
+        total = arith.addf(arith.mulf(total, x), constant(coefficient, x.type))
+    return total
 
 
 def _sinh(x: ir.Value) -> ir.Value:
@@ -310,6 +340,12 @@ ROWS: dict[str, dict[str, Emit]] = {
     "copy": _all(lambda x: x, "fiub"),
     "copy_p": _all(lambda x: x, "fiub"),
     "optimization_barrier": _all(lambda x: x, "fiub"),
+}
+
+
+WITHOUT_ERF: dict[str, Emit] = {
+    "erf": _erf,
+    "erfc": lambda x: arith.subf(_one(x), _erf(x)),
 }
 
 

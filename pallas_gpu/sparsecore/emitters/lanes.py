@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith
 from jaxlib.mosaic.python import tpu
 
 from pallas_gpu.sparsecore.emitters import elementwise
@@ -96,25 +95,28 @@ def mask_reduce(kind: str, mask: ir.Value, elements: int) -> ir.Value:
     )
 
 
-def count(mask: Array) -> ir.Value:
-    """Returns the number of true elements, an i32 scalar."""
+def count(mask: Array, lanes: int) -> ir.Value:
+    """Returns the number of true elements, an i32 scalar.
+
+    Args:
+      lanes: elements of 32 bits in a register.
+    """
     total = None
     for part in mask.parts:
-        lanes = mask_reduce("sum", part, elements_of(part))
-        number = extract(lanes, 0)
+        number = extract(mask_reduce("sum", part, lanes), 0)
         total = number if total is None else arith.addi(total, number)
     assert total is not None
     return total
 
 
-def first(mask: Array) -> ir.Value:
+def first(mask: Array, lanes: int) -> ir.Value:
     """Returns the position of the first true element; the size if there is none."""
     found = constant(mask.size, ir.IntegerType.get_signless(32))
     at = mask.size
     for part in reversed(mask.parts):
         elements = elements_of(part)
         at -= elements
-        lane = extract(mask_reduce("find_first_set", part, elements), 0)
+        lane = extract(mask_reduce("find_first_set", part, lanes), 0)
         missing = arith.cmpi(
             arith.CmpIPredicate.eq, lane, constant(elements, lane.type)
         )
@@ -131,7 +133,7 @@ def argument(kind: str, x: Array) -> ir.Value:
         lanes = broadcast(best, elements_of(part))
         name = elementwise.kind_of(x.dtype)
         masks.append(elementwise.compare("eq", name, part, lanes))
-    return first(x.with_parts(masks, BOOL))
+    return first(x.with_parts(masks, BOOL), elements_of(x.parts[0]))
 
 
 def sort(
@@ -177,17 +179,6 @@ def reverse(part: ir.Value) -> ir.Value:
     lanes = iota(elements_of(part))
     last = constant(elements_of(part) - 1, lanes.type)
     return permute(part, arith.subi(last, lanes))
-
-
-def numbers(x: Array, emit: Callable[[int], ir.Value]) -> Sequence[ir.Value]:
-    """Returns a register for the position of each part's first element."""
-    elements = elements_of(x.parts[0])
-    return [emit(i * elements) for i in range(len(x.parts))]
-
-
-def with_lane(part: ir.Value, value: ir.Value, lane: int) -> ir.Value:
-    """Returns a register with another scalar in a lane."""
-    return vector.insert(value, part, [], [lane])
 
 
 def is_scannable(dtype: np.dtype) -> bool:

@@ -26,7 +26,7 @@ from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
 from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
 from pallas_gpu.sparsecore.lowering import SPARSECORE
-from pallas_gpu.sparsecore.types import HBM, MACHINE
+from pallas_gpu.sparsecore.types import HBM, MACHINE, SubcoreMeshes
 
 
 class _SparseCores:
@@ -130,12 +130,11 @@ class Launch:
         for index in range(count):
             core = Core(device, index)
             at = {core_axis: index}
-            if not rest:
+            if not rest or isinstance(mesh, SubcoreMeshes):
                 core.add(at, None)
-                continue
-            ((axis, subcores),) = rest
-            for subcore in range(subcores):
-                core.add(at | {axis: subcore}, subcore)
+            for axis, subcores in rest:
+                for subcore in range(subcores):
+                    core.add(at | {axis: subcore}, subcore)
         return device.cores
 
     def pools(self) -> list[Pool]:

@@ -17,7 +17,7 @@ from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.sparsecore import check
 from pallas_gpu.sparsecore.check.kernel import Kernel
-from pallas_gpu.sparsecore.entry import trace
+from pallas_gpu.sparsecore.entry import kinds, trace
 from pallas_gpu.sparsecore.primitives.scoped import require_declaration
 from pallas_gpu.sparsecore.types import (
     CompilerParams,
@@ -30,20 +30,33 @@ from pallas_gpu.types import values
 _MISSING: Any = object()
 # Traces that a kernel keeps, one for each combination of argument types.
 _KEPT_TRACES = 64
-_MESH = expect.instance(
+_A_MESH = expect.instance(
     VectorSubcoreMesh, ScalarSubcoreMesh, written="plsc.VectorSubcoreMesh(...)"
 )
+
+
+def _mesh(value: Any, what: str) -> Any:
+    if not expect.is_sequence(value):
+        return _A_MESH(value, what)
+    return tuple(_A_MESH(mesh, what) for mesh in value)
+
+
 _PARAMS = expect.optional(
     expect.instance(CompilerParams, written="plsc.CompilerParams(...)")
 )
 
 
-@expect.arguments(mesh=_MESH, compiler_params=_PARAMS, scratch_types=expect.anything)
+@expect.arguments(
+    body=expect.anything,
+    mesh=_mesh,
+    compiler_params=_PARAMS,
+    scratch_types=expect.anything,
+)
 def kernel(
-    body: Callable[..., None] = _MISSING,
+    body: Any = _MISSING,
     out_type: Any = (),
     *,
-    mesh: VectorSubcoreMesh | ScalarSubcoreMesh,
+    mesh: Any,
     scratch_types: Any = (),
     compiler_params: CompilerParams | None = None,
     interpret: bool | types.InterpretParams | None = None,
@@ -63,10 +76,12 @@ def kernel(
 
     Args:
       body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. If omitted,
-        `kernel` returns a decorator.
+        `kernel` returns a decorator. A list of two: a body for each of two meshes,
+        which run at the same time, with the same references.
       out_type: pytree of `jax.ShapeDtypeStruct` for the results. In the emulator,
         elements that the kernel does not store are an error.
-      mesh: `VectorSubcoreMesh` or `ScalarSubcoreMesh`.
+      mesh: `VectorSubcoreMesh` or `ScalarSubcoreMesh`, or a list of one of each, of
+        the same cores.
       scratch_types: sequence of declarations for positional scratch references, or a
         dict for keyword ones.
       compiler_params: see `CompilerParams`.
@@ -94,6 +109,9 @@ def kernel(
     if body is _MISSING:
         options = {k: v for k, v in locals().items() if k != "body"}
         return functools.partial(kernel, **options)
+    if expect.is_sequence(body) or expect.is_sequence(mesh):
+        body, mesh = kinds.together(body, mesh)
+    expect.function(body, "kernel: body")
     name = str(name or getattr(body, "__name__", "kernel"))
     params = compiler_params or CompilerParams()
     with scope.locating(body):
@@ -171,8 +189,9 @@ class _Launch:
             return jaxpr
         flat_body = _over_flat_refs(self.body, in_tree, out_tree, self.out_type)
         jaxpr = trace.trace_body(flat_body, avals, mesh, self.name)
-        kernel = Kernel(self.name, mesh, options, chips.current())
-        check.check(jaxpr, kernel, len(avals) - out_tree.num_leaves)
+        for own, its_mesh in kinds.of_each_kind(jaxpr, mesh):
+            kernel = Kernel(self.name, its_mesh, options, chips.current())
+            check.check(own, kernel, len(avals) - out_tree.num_leaves)
         if len(self.cache) >= _KEPT_TRACES:
             self.cache.pop(next(iter(self.cache)))
         self.cache[key] = seen, jaxpr

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Launch:
 
     target: str | None
     interpret: Any
-    tiling: str = "compact"
+    tiling: Literal["compact", "sparsecore"] = "compact"
 
     @property
     def chip(self) -> tpu.TpuTarget:
@@ -65,7 +65,9 @@ class Launch:
         that of SparseCores XLA copies the table at each call.
         """
         whole = jnp.dtype(dtype).itemsize == 4 and width % 128 == 0
-        return dataclasses.replace(self, tiling="compact" if whole else "sparsecore")
+        tiling: Literal["compact", "sparsecore"]
+        tiling = "compact" if whole else "sparsecore"
+        return dataclasses.replace(self, tiling=tiling)
 
     def row_words(self, width: int, dtype: Any) -> int:
         """Returns the words of one of many rows in VMEM."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.arch.tpu import Feature
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.values import (
     BOOL,
     F32,
+    WORD_BYTES,
     Array,
     broadcast,
     constant,
@@ -36,9 +37,68 @@ SCALAR_FLOATS = frozenset(
 )
 
 
+# What libtpu computes of words alone: narrow elements are widened and narrowed.
+_OF_FLOAT32 = frozenset(["rem", "tan", "atan", "asin", "acos", "atan2", "round"])
+_OF_WORDS = frozenset(
+    [
+        *("div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic"),
+        *("population_count", "clz"),
+    ]
+)
+# These see the bits of signed integers, too.
+_OF_BITS = frozenset(["shift_right_logical", "population_count", "clz"])
+
+
 def _emit(name: str, ctx: Any, *args: Array) -> Array:
     out = ctx.out_aval
-    shape, dtype = tuple(out.shape), np.dtype(out.dtype)
+    dtype = np.dtype(out.dtype)
+    kind = elementwise.kind_of(args[-1].dtype)
+    is_narrow = kind != "b" and args[-1].dtype.itemsize < WORD_BYTES
+    is_scalar = all(x.is_scalar for x in args)
+    if is_scalar:
+        _require_scalar(name, ctx, args[-1].dtype)
+    wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
+    if not is_narrow or (name not in wide_only and not is_scalar):
+        return _emitted(name, ctx, args, dtype)
+    lanes = ctx.kernel.target.lanes
+    if name in _OF_BITS:
+        # Of the same width, without a sign.
+        args = tuple(
+            x.with_parts(x.parts, np.dtype(f"u{x.dtype.itemsize}")) for x in args
+        )
+    wide = [conversions.widened(x, lanes) for x in args]
+    made = _emitted(name, ctx, wide, wide[-1].dtype)
+    if name == "clz":
+        # The zeros in front of the narrow element do not count.
+        more = 8 * (WORD_BYTES - dtype.itemsize)
+        parts = [arith.subi(x, constant(more, x.type)) for x in made.parts]
+        made = made.with_parts(parts)
+    return conversions.astype(made, dtype, lanes)
+
+
+def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
+    """Raises UnsupportedError for scalars that a subcore does not compute with."""
+    kind = elementwise.kind_of(dtype)
+    if kind == "f" and dtype != F32:
+        raise errors.UnsupportedError(
+            f"{name} of a {dtype.name} scalar",
+            expected="float32 scalars, or vectors",
+            got=dtype.name,
+            hint="keep the scalar as float32",
+        )
+    # libtpu ends its process at a division on a scalar subcore.
+    unknown = name not in SCALAR_FLOATS or name == "div"
+    if kind == "f" and unknown and not ctx.kernel.is_vector:
+        raise errors.UnsupportedError(
+            f"{name} of floats on a scalar subcore",
+            expected="add, sub, mul, max, min, floor, abs and comparisons of floats",
+            got=name,
+            hint="compute it in a kernel with a plsc.VectorSubcoreMesh",
+        )
+
+
+def _emitted(name: str, ctx: Any, args: Any, dtype: np.dtype) -> Array:
+    shape = tuple(ctx.out_aval.shape)
     kind = elementwise.kind_of(args[-1].dtype)
     emit: Any = elementwise.ROWS[name][kind]
     params = ctx.eqn.params
@@ -48,6 +108,8 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     if name == "round":
         known = ctx.kernel.target.has(Feature.ROUND_TO_EVEN)
         emit = functools.partial(emit, has_instruction=known)
+    if name in ("erf", "erfc") and not ctx.kernel.target.has(Feature.ERF):
+        emit = elementwise.WITHOUT_ERF[name]
     same = alike(ctx, args, shape)
     if same[0].is_scalar and kind == "f" and name not in SCALAR_FLOATS:
         parts = [_in_register(ctx, emit, [x.value for x in same])]

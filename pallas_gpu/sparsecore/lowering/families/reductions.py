@@ -107,6 +107,11 @@ for _name in ("argmax", "argmin"):
     emits(_name)(_argument(_name))
 
 
+def _count(ctx: Any, mask: Array) -> Any:
+    width = ctx.kernel.target.lanes
+    return lanes.count(conversions.mask_of(mask, width, width), width)
+
+
 @emits("reduce_or")
 def _any(ctx: Any, x: Array) -> Array:
     if x.is_scalar:
@@ -114,7 +119,7 @@ def _any(ctx: Any, x: Array) -> Array:
     made = _across_rows(ctx, x, arith.ori)
     if made is not None:
         return made
-    number = lanes.count(x)
+    number = _count(ctx, x)
     zero = constant(0, number.type)
     some = arith.cmpi(arith.CmpIPredicate.ne, number, zero)
     return Array((), x.dtype, (some,))
@@ -127,7 +132,7 @@ def _all(ctx: Any, x: Array) -> Array:
     made = _across_rows(ctx, x, arith.andi)
     if made is not None:
         return made
-    number = lanes.count(x)
+    number = _count(ctx, x)
     every = arith.cmpi(arith.CmpIPredicate.eq, number, constant(x.size, number.type))
     return Array((), x.dtype, (every,))
 

@@ -12,13 +12,14 @@ from pallas_gpu.sparsecore.emitters.values import (
     BOOL,
     I32,
     Array,
+    broadcast,
     elements_of,
     several_registers,
 )
 from pallas_gpu.sparsecore.lowering.state import emits
 from pallas_gpu.sparsecore.primitives import packing, scans
 
-_MASK_KINDS = {"population_count": "sum", "ffs": "find_first_set"}
+_KINDS = {"population_count": "sum", "ffs": "find_first_set"}
 
 
 def _mask(ctx: Any, mask: Array | None, x: Array) -> Any:
@@ -45,14 +46,18 @@ def _scan_count(ctx: Any, x: Array, mask: Array) -> list[Array]:
 
 @emits(scans.mask_reduce_p)
 def _mask_reduce(ctx: Any, x: Array) -> list[Array]:
-    kind, reduce = ctx.op.params["kind"], ctx.op.params["reduce"]
-    shape = (x.size // reduce,)
-    part = x.value
-    elements = min(elements_of(part), ctx.kernel.target.lanes)
-    if shape[0] % elements:
+    width = ctx.kernel.target.lanes
+    shape = (x.size // ctx.op.params["reduce"],)
+    mask = conversions.mask_of(x, width, width)
+    if shape[0] % width:
         raise several_registers(x)
-    made = lanes.mask_reduce(_MASK_KINDS[kind], part, elements)
-    return [Array(shape, I32, (made,) * (shape[0] // elements))]
+    if len(mask.parts) == 1:
+        made = lanes.mask_reduce(_KINDS[ctx.op.params["kind"]], mask.value, width)
+    elif ctx.op.params["kind"] == "ffs":
+        made = broadcast(lanes.first(mask, width), width)
+    else:
+        made = broadcast(lanes.count(mask, width), width)
+    return [Array(shape, I32, (made,) * (shape[0] // width))]
 
 
 @emits(scans.sort_key_val_p)

@@ -49,15 +49,13 @@ def _broadcast(ctx: Any, x: Array, *_: Any) -> Array:
         if math.prod(shape) == 1:
             return x.reshaped(shape)
         return filled(ctx, x, shape, _register(ctx, x.dtype))
-    # Leading axes repeat the registers; others would move lanes.
-    dimensions = ctx.eqn.params["broadcast_dimensions"]
-    kept = [n for n in x.shape if n != 1]
-    if list(shape[len(shape) - len(kept) :]) != kept or (
-        dimensions and dimensions[-1] != len(shape) - 1
-    ):
+    # New axes in front repeat the registers; others would move lanes.
+    at = ctx.eqn.params["broadcast_dimensions"]
+    own = [a for a, n in zip(at, x.shape, strict=True) if n != 1]
+    repeated = [a for a, n in enumerate(shape) if n != 1 and a not in own]
+    if any(a > own[0] for a in repeated):
         raise _unsupported(ctx, "new leading dimensions", ctx.out_aval)
-    count = math.prod(shape) // x.size
-    return Array(shape, x.dtype, x.parts * count)
+    return Array(shape, x.dtype, x.parts * (math.prod(shape) // x.size))
 
 
 @emits("reshape")
@@ -97,8 +95,19 @@ def _iota(ctx: Any) -> Array:
 
 @emits("concatenate")
 def _concatenate(ctx: Any, *xs: Array) -> Array:
-    out, dimension = ctx.out_aval, ctx.eqn.params["dimension"]
-    shape = tuple(out.shape)
+    return _joined(ctx, ctx.eqn.params["dimension"], xs)
+
+
+@emits("stack")
+def _stack(ctx: Any, *xs: Array) -> Array:
+    axis = ctx.eqn.params["axis"] % len(ctx.out_aval.shape)
+    rows = [x.reshaped((*x.shape[:axis], 1, *x.shape[axis:])) for x in xs]
+    return _joined(ctx, axis, rows)
+
+
+def _joined(ctx: Any, dimension: int, xs: Sequence[Array]) -> Array:
+    """Returns values one after the other in a dimension: whole registers."""
+    shape = tuple(ctx.out_aval.shape)
     elements = _register(ctx, xs[0].dtype)
     # Elements of one row of each operand, in row-major order.
     rows = [math.prod(x.shape[dimension:]) for x in xs]
@@ -140,8 +149,12 @@ def _sliced(ctx: Any, x: Array, starts: Sequence[int], sizes: Sequence[int]) -> 
         return x.reshaped(sizes)
     elements = elements_of(x.parts[0])
     if math.prod(sizes) == 1:
-        lane = extract(x.parts[first // elements], first % elements)
-        return Array(tuple(sizes), x.dtype, (lane,))
+        # A lane of narrow integers ends libtpu on v5p.
+        wide = conversions.widened(x, ctx.kernel.target.lanes)
+        elements = elements_of(wide.parts[0])
+        lane = extract(wide.parts[first // elements], first % elements)
+        scalar = Array(tuple(sizes), wide.dtype, (lane,))
+        return conversions.astype(scalar, x.dtype, elements)
     flat = np.arange(x.size).reshape(x.shape)
     where = tuple(slice(a, a + n) for a, n in zip(starts, sizes, strict=True))
     chosen = flat[where].reshape(-1)
