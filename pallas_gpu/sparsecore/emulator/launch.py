@@ -66,6 +66,9 @@ class _SparseCores:
         return Launch(params, own, plan, schedule, execution)
 
 
+SPARSECORES = _SparseCores()
+
+
 def _results(params: call.CallParams) -> range:
     return range(params.num_inputs, len(params.jaxpr.invars))
 
@@ -201,14 +204,14 @@ def _run(
             got="emitted=True",
             hint="omit emitted",
         )
-    return launches.run_devices(_SparseCores(), params, arrays)
+    return launches.run_devices(SPARSECORES, params, arrays)
 
 
 def explore_kernel(
     params: call.CallParams, arrays: Sequence[Any], **limits: Any
 ) -> Any:
     """Runs a launch in each order; see `launches.explore_kernel`."""
-    return launches.explore_kernel(_SparseCores(), params, arrays, **limits)
+    return launches.explore_kernel(SPARSECORES, params, arrays, **limits)
 
 
 # The compiler of the same machine is asked first; see `ready`.
