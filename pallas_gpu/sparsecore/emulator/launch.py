@@ -39,7 +39,7 @@ class _SparseCores:
           UnsupportedError: the compiler has no code for an operation: what the
             emulator accepts, it accepts.
         """
-        target = tpu.target(params.compiler_params.target)
+        target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
         trial.require_code(params, target, lambda *_: True)
         return params
 
@@ -64,6 +64,9 @@ class _SparseCores:
         """Returns the launch, on one device."""
         execution, (own,) = launches.execution_of(schedule, choices), arrays
         return Launch(params, own, plan, schedule, execution)
+
+
+SPARSECORES = _SparseCores()
 
 
 def _results(params: call.CallParams) -> range:
@@ -201,14 +204,14 @@ def _run(
             got="emitted=True",
             hint="omit emitted",
         )
-    return launches.run_devices(_SparseCores(), params, arrays)
+    return launches.run_devices(SPARSECORES, params, arrays)
 
 
 def explore_kernel(
     params: call.CallParams, arrays: Sequence[Any], **limits: Any
 ) -> Any:
     """Runs a launch in each order; see `launches.explore_kernel`."""
-    return launches.explore_kernel(_SparseCores(), params, arrays, **limits)
+    return launches.explore_kernel(SPARSECORES, params, arrays, **limits)
 
 
 # The compiler of the same machine is asked first; see `ready`.

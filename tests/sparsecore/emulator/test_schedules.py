@@ -231,6 +231,30 @@ def test_positions_in_one_histogram_are_added_lane_by_lane():
     check(body, [keys], expected, *scratch, subcores=1)
 
 
+def test_parallel_loops_that_follow_each_other_use_the_same_memory():
+    def body(x, o, v, total):
+        plsc.sync_copy(x.at[0], v)
+
+        @plsc.loop(0, 3)
+        def _(_):
+            @plsc.parallel_loop(0, 128, step=lanes())
+            def _(j):
+                v[part(j)] = v[part(j)] + 1
+
+            @plsc.parallel_loop(0, 128, step=lanes(), carry=jnp.float32(0))
+            def last(j, carry):
+                return jnp.maximum(carry, jnp.max(v[part(j)]))
+
+            total[...] = jnp.full(lanes(), last)
+
+        plsc.sync_copy(v, o)
+
+    def scratch():
+        return plsc.VMEM((lanes(),), jnp.float32)
+
+    check(body, [X], X[0] + 3, ROW, scratch(), subcores=1, chips=["tpu7x"])
+
+
 def test_scalar_subcores_copy_between_hbm_and_shared_memory():
     def body(x, o, shared, words):
         c = lax.axis_index("c")
