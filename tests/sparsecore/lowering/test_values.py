@@ -103,6 +103,19 @@ def test_a_scalar_subcore_has_no_such_operation(operation):
         _logged(body, M, scalar=True)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int16, jnp.bfloat16])
+def test_smem_has_words(dtype):
+    def body(x_ref, o_ref, m):
+        plsc.sync_copy(x_ref, m)
+        m[1] = m[0]
+        plsc.sync_copy(m, o_ref)
+
+    x = np.zeros(32, dtype)
+    scratch = plsc.SMEM((32,), dtype)
+    with pytest.raises(errors.UnsupportedError, match="in SMEM"):
+        emitted.lowered(kernel(body, x, scratch, scalar=True), x)
+
+
 def test_an_argument_that_is_a_scalar_is_refused():
     def body(x_ref, y_ref, o_ref, v):
         plsc.sync_copy(x_ref, v)

@@ -19,11 +19,11 @@ from pallas_gpu.sparsecore.emitters.values import (
     Array,
     broadcast,
     constant,
-    element_type,
     elements_of,
     extract,
     i32,
     known,
+    scalar_type,
 )
 from pallas_gpu.sparsecore.lowering.families.elementwise import filled
 from pallas_gpu.sparsecore.lowering.state import emits
@@ -74,7 +74,7 @@ def _iota(ctx: Any) -> Array:
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     dimension = params["dimension"]
     if math.prod(shape) == 1:
-        return Array(shape, dtype, (constant(0, element_type(dtype)),))
+        return Array(shape, dtype, (constant(0, scalar_type(dtype)),))
     elements = ctx.kernel.target.lanes
     inner = math.prod(shape[dimension + 1 :])
     parts = []
