@@ -162,7 +162,8 @@ def test_copies_overlap_with_the_work_on_another_buffer():
         store(15, 1).wait()
 
     buffers = plsc.VMEM((2, 128), jnp.float32)
-    check(body, [X], X * 2, buffers, SEM((2,)), SEM((2,)))
+    x = X[:64]
+    check(body, [x], x * 2, buffers, SEM((2,)), SEM((2,)), subcores=4)
 
 
 def test_subcores_of_two_cores_pass_a_row_along_by_signals():
@@ -204,9 +205,9 @@ def test_subcores_take_work_from_a_counter():
             plsc.sync_copy(v, o.at[j])
             return take()
 
-        lax.while_loop(lambda j: j < 256, step, take())
+        lax.while_loop(lambda j: j < 64, step, take())
 
-    check(body, [X], X, ROW, counter)
+    check(body, [X[:64]], X[:64], ROW, counter, subcores=4)
 
 
 def test_positions_in_one_histogram_are_added_lane_by_lane():
