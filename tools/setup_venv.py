@@ -212,7 +212,8 @@ def set_up(args: argparse.Namespace) -> None:
     venv, constraints = args.venv.absolute(), args.constraints.absolute()
     extras = [name for name in args.extras.split(",") if name]
     if not args.system_site and has_gpu() and "cuda13" not in extras:
-        extras.append("cuda13")
+        # With libtpu installed, JAX looks for a TPU before it looks for a GPU.
+        extras = [*(name for name in extras if name != "tpu"), "cuda13"]
     key = setup_key(constraints, extras, args.system_site)
     stamp = read_stamp(venv)
     works = python_runs(venv / "bin" / "python")

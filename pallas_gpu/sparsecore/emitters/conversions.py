@@ -27,7 +27,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     word_of,
 )
 
-_INTEGER = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
+_INTEGER: dict[int, np.dtype] = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
 
 
 def astype(x: Array, dtype: np.dtype, lanes: int) -> Array:

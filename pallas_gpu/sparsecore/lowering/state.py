@@ -63,7 +63,8 @@ class SparseCoreState:
     @property
     def is_vector(self) -> bool:
         """Whether vector subcores run the kernel."""
-        return self.params.mesh.is_vector
+        mesh: Any = self.params.mesh
+        return mesh.is_vector
 
     def position(self, name: Any) -> Array:
         """Returns the subcore's position on an axis."""

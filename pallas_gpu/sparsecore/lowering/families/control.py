@@ -86,7 +86,8 @@ class Border:
 
     def unpack(self, parts: Sequence[ir.Value]) -> list[Any]:
         """Returns MLIR's values as those of the program."""
-        rest, found = list(parts), []
+        rest = list(parts)
+        found: list[Any] = []
         for x in self.examples:
             if isinstance(x, Handle):
                 found.append(x)

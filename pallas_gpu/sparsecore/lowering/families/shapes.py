@@ -174,9 +174,10 @@ def _dynamic_slice(ctx: Any, x: Array, *starts: Array) -> Array:
     sizes = ctx.eqn.params["slice_sizes"]
     numbers = [known(s.value) for s in starts]
     limits = [n - size for n, size in zip(x.shape, sizes, strict=True)]
-    if all(n is not None for n in numbers):
-        given = [min(max(n, 0), most) for n, most in zip(numbers, limits, strict=True)]
-        return _sliced(ctx, x, given, sizes)
+    given = [n for n in numbers if n is not None]
+    if len(given) == len(numbers):
+        inside = [min(max(n, 0), most) for n, most in zip(given, limits, strict=True)]
+        return _sliced(ctx, x, inside, sizes)
     if math.prod(sizes) != 1 or len(x.shape) != 1 or not lanes.is_scannable(x.dtype):
         raise _unsupported(ctx, "one element of a vector", ctx.out_aval)
     at = _clamped(starts[0].value, limits[0])
