@@ -16,6 +16,8 @@ from pallas_gpu import _jax, compiler, expect
 from pallas_gpu.arch import tpu
 from pallas_gpu.entry import call, scope
 from pallas_gpu.program.bodies import equations
+from pallas_gpu.runtime.register import observe
+from pallas_gpu.sparsecore.runtime import stages as stages  # adds its stages
 from pallas_gpu.sparsecore.runtime.bundles import BundleProgram, Code
 from pallas_gpu.sparsecore.types import MACHINE, chips
 from pallas_gpu.types import values
@@ -123,9 +125,9 @@ def _is_ours(eqn: _jax.JaxprEqn) -> bool:
 def _compiled(params: call.CallParams) -> KernelReport:
     options: Any = params.compiler_params
     target = tpu.target(options.target)
-    build = compiler.lower(params, target)
+    build = compiler.lower(params, target, observe)
     mlir = str(build.module)
-    build = compiler.run(build, after=compiler.LOWERED)
+    build = compiler.run(build, after=compiler.LOWERED, observe=observe)
     avals = [var.aval for var in params.jaxpr.invars]
     return KernelReport(
         name=params.name,

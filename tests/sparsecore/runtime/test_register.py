@@ -128,5 +128,14 @@ def test_xla_copies_a_table_to_another_tiling(tiling, width, dtype, copies):
     assert any(kind.startswith("stream.indirect") for kind in kinds), kinds
 
 
+@needs_libtpu
+def test_module_and_bundles_are_kept_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLAS_GPU_KEEP", "mlir,bundles")
+    monkeypatch.setenv("PALLAS_GPU_DUMP_DIR", str(tmp_path))
+    plsc.compile(double, X)
+    assert "tpu.enqueue_dma" in (tmp_path / "double.0.mlir").read_text()
+    assert "stream.strided.gather" in (tmp_path / "double.0.bundles").read_text()
+
+
 def test_without_kernels_there_are_no_reports():
     assert plsc.compile(jnp.sin, X) == []
