@@ -193,12 +193,14 @@ def kernel_of(chosen: Sequence[str], dtype: Any, target: str) -> Callable[..., A
     return operations
 
 
-def expected(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What JAX computes."""
-    function = OPERATIONS[name][0]
-    with jax.disable_jit(False):
-        vmapped = jax.vmap(lambda x, y: function(x, y), axis_name="s")
-        return np.asarray(vmapped(x[None], y[None]))[0]
+def expected(chosen: Sequence[str], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """What JAX computes for each operation."""
+
+    def all_of(x: Any, y: Any) -> list[Any]:
+        return [OPERATIONS[name][0](x, y) for name in chosen]
+
+    results = jax.jit(jax.vmap(all_of, axis_name="s"))(x[None], y[None])
+    return [np.asarray(row)[0] for row in results]
 
 
 # Of scalars: f32 and i32, on scalar subcores, which have no vectors.
