@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import resources
+from pallas_gpu import errors, resources
 from pallas_gpu.arch import tpu
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.machine import Pass, register_machine
@@ -68,7 +68,20 @@ class SparseCore:
         )
 
     def launch(self, params: CallParams, target: tpu.TpuTarget, plan: Plan) -> Module:
-        """Returns the kernel's module, without a body."""
+        """Returns the kernel's module, without a body.
+
+        Raises:
+          ShapeError: an argument or a result has no dimension.
+        """
+        for var in params.jaxpr.invars:
+            if not var.aval.shape:
+                raise errors.ShapeError(
+                    f"kernel {params.name}: an argument or result is a scalar",
+                    expected="arrays with one dimension or more",
+                    got=f"{np.dtype(var.aval.dtype).name}[]",
+                    hint="reshape it to (1,), or pad it to 8 words, which a copy of "
+                    "32 bytes is",
+                )
         return Module(
             params.name,
             params.mesh.grid,

@@ -13,6 +13,7 @@ from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
     ALIGNMENT,
     SUBCORE,
+    ArrayLike,
     Launch,
     padded,
     require_rows,
@@ -22,8 +23,8 @@ from pallas_gpu.sparsecore.ops.embedding import MISSING, embedding_lookup
 
 
 def dispatch(
-    x: jax.Array,
-    experts: jax.Array,
+    x: ArrayLike,
+    experts: ArrayLike,
     num_experts: int,
     capacity: int,
     *,

@@ -16,6 +16,7 @@ from pallas_gpu.sparsecore.ops._rows import (
     ALIGNMENT,
     CORE,
     SUBCORE,
+    ArrayLike,
     Launch,
     padded,
     require_matrix,
@@ -32,8 +33,8 @@ _ZEROS = 128
 
 
 def segment_sum(
-    data: jax.Array,
-    segments: jax.Array,
+    data: ArrayLike,
+    segments: ArrayLike,
     num_segments: int,
     *,
     target: str | None = None,

@@ -18,15 +18,16 @@ from pallas_gpu.sparsecore.runtime import stages
 def _launch(*args: Any, **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
     # A kernel is traced for a chip.
-    target = tpu.target(kernel.compiler_params.target)
+    options: Any = kernel.compiler_params
+    target = tpu.target(options.target)
     build = compiler.run(Build(kernel, target), until="serialize", observe=observe)
-    options = kernel.compiler_params
     return jax.ffi.ffi_call(
         "tpu_custom_call",
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kernel.out_avals],
         custom_call_api_version=1,
         has_side_effect=kernel.is_observable or options.has_side_effects,
         legacy_backend_config=stages.custom_call(build).config,
+        input_output_aliases=dict(kernel.aliases),
     )(*args)
 
 

@@ -108,7 +108,8 @@ def _is_ours(eqn: _jax.JaxprEqn) -> bool:
 
 
 def _compiled(params: call.CallParams) -> KernelReport:
-    target = tpu.target(params.compiler_params.target)
+    options: Any = params.compiler_params
+    target = tpu.target(options.target)
     build = compiler.lower(params, target)
     mlir = str(build.module)
     build = compiler.run(build, after=compiler.LOWERED)

@@ -38,7 +38,9 @@ SCALAR_FLOATS = frozenset(
 
 
 # What libtpu computes of words alone: narrow elements are widened and narrowed.
-_OF_FLOAT32 = frozenset(["rem", "tan", "atan", "asin", "acos", "atan2", "round"])
+_OF_FLOAT32 = frozenset(
+    ["rem", "sin", "cos", "tan", "atan", "asin", "acos", "atan2", "round"]
+)
 _OF_WORDS = frozenset(
     [
         *("div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic"),
@@ -79,13 +81,6 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
 def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
     """Raises UnsupportedError for scalars that a subcore does not compute with."""
     kind = elementwise.kind_of(dtype)
-    if kind == "f" and dtype != F32:
-        raise errors.UnsupportedError(
-            f"{name} of a {dtype.name} scalar",
-            expected="float32 scalars, or vectors",
-            got=dtype.name,
-            hint="keep the scalar as float32",
-        )
     # libtpu ends its process at a division on a scalar subcore.
     unknown = name not in SCALAR_FLOATS or name == "div"
     if kind == "f" and unknown and not ctx.kernel.is_vector:
@@ -138,8 +133,13 @@ def filled(ctx: Any, x: Array, shape: tuple[int, ...], elements: int) -> Array:
         if x.dtype == BOOL:
             return conversions.mask_of(x, elements, ctx.kernel.target.lanes)
         return x
-    count = int(np.prod(shape)) // elements
-    return Array(shape, x.dtype, (broadcast(x.value, elements),) * count)
+    lanes = ctx.kernel.target.lanes
+    register = broadcast(x.value, elements if x.dtype == BOOL else lanes)
+    if x.dtype.itemsize < WORD_BYTES and x.dtype != BOOL:
+        parts = [register] * (elements // lanes)
+        register = conversions.packed(parts, x.dtype, "compressed")
+    count = int(np.prod(shape)) // elements_of(register)
+    return Array(shape, x.dtype, (register,) * count)
 
 
 def _rule(name: str) -> Any:

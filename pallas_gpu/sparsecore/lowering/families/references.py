@@ -28,11 +28,15 @@ def _elements(ctx: Any, part: memory.Part) -> int:
       UnsupportedError: narrow elements that are not next to each other in memory.
     """
     dtype, params = part.handle.dtype, ctx.kernel.params.compiler_params
-    if (
-        dtype.itemsize < 4
-        and params.tiling == "compact"
-        and part.handle.space == "vmem"
-    ):
+    if dtype.itemsize < 4 and part.handle.space == "smem":
+        raise errors.UnsupportedError(
+            f"a scalar of {dtype.name} in SMEM",
+            expected="elements of 32 bits",
+            got=f"{dtype.name}{list(part.handle.shape)}",
+            hint="declare SMEM of int32 or float32, and convert the array before the "
+            "call",
+        )
+    if dtype.itemsize < 4 and params.tiling == "compact":
         raise errors.UnsupportedError(
             f"vectors of {dtype.name} in VMEM under the compact tiling",
             expected="elements of 32 bits, or tiling='sparsecore'",
