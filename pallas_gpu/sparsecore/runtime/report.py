@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from pallas_gpu.sparsecore.runtime.bundles import BundleProgram, Code
 from pallas_gpu.sparsecore.types import MACHINE, chips
 from pallas_gpu.types import values
 
+# What XLA emits to change a tiling; a bitcast costs nothing.
+_COPY = re.compile(r"= \S+ (copy|fusion|transpose)\(")
+
 __all__ = ["KernelReport", "compile"]
 
 
@@ -32,6 +36,7 @@ class KernelReport:
       jaxpr: the traced body.
       mlir: the module that libtpu compiles.
       bundles: its instruction bundles.
+      hlo: XLA's module around it: under another tiling it copies operands.
       hbm_bytes: bytes of its operands and results.
     """
 
@@ -40,12 +45,18 @@ class KernelReport:
     jaxpr: str = dataclasses.field(repr=False)
     mlir: str = dataclasses.field(repr=False)
     bundles: BundleProgram = dataclasses.field(repr=False)
+    hlo: str = dataclasses.field(repr=False)
     hbm_bytes: int
 
     @property
     def code(self) -> Code:
         """The code of the subcores that run the body."""
         return self.bundles.vector or self.bundles.scalar
+
+    @property
+    def copies_operands(self) -> bool:
+        """Whether XLA copies operands or results, to another tiling, at each call."""
+        return _COPY.search(self.hlo) is not None
 
     @property
     def hbm_seconds(self) -> float:
@@ -71,6 +82,8 @@ class KernelReport:
             f"  operands and results: {self.hbm_bytes} B, "
             f"{self.hbm_seconds * 1e6:.2f} us at the bandwidth of HBM"
         )
+        if self.copies_operands:
+            rows.append("  XLA copies operands or results to the kernel's tiling")
         return "\n".join(rows)
 
 
@@ -120,5 +133,6 @@ def _compiled(params: call.CallParams) -> KernelReport:
         jaxpr=str(params.jaxpr),
         mlir=mlir,
         bundles=build.compiled.program,
+        hlo=build.compiled.hlo,
         hbm_bytes=sum(a.size * np.dtype(a.dtype).itemsize for a in avals),
     )

@@ -85,5 +85,48 @@ def test_a_report_has_streams_loops_and_a_bound(chip):
     assert "module @double" in report.mlir
 
 
+def _gather(table, rows, tiling):
+    count, width = rows.shape[0] // 16, table.shape[1]
+
+    @plsc.kernel(
+        out_type=jax.ShapeDtypeStruct((rows.shape[0], width), table.dtype),
+        mesh=plsc.VectorSubcoreMesh(
+            core_axis_name="c", subcore_axis_name="s", num_cores=1
+        ),
+        scratch_types=[
+            plsc.VMEM((count,), jnp.int32),
+            plsc.VMEM((count, width), table.dtype),
+        ],
+        compiler_params=plsc.CompilerParams(tiling=tiling),
+    )
+    def gather(table_ref, rows_ref, o_ref, rows_vmem, found):
+        mine = plsc.ds(jax.lax.axis_index("s") * count, count)
+        plsc.sync_copy(rows_ref.at[mine], rows_vmem)
+        plsc.sync_copy(table_ref.at[rows_vmem], found)
+        plsc.sync_copy(found, o_ref.at[mine])
+
+    return gather(table, rows)
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("tiling", "width", "dtype", "copies"),
+    [
+        ("compact", 128, jnp.float32, False),
+        ("compact", 256, jnp.float32, False),
+        ("sparsecore", 128, jnp.float32, False),
+        ("sparsecore", 64, jnp.float32, True),
+        ("sparsecore", 128, jnp.bfloat16, True),
+    ],
+)
+def test_xla_copies_a_table_to_another_tiling(tiling, width, dtype, copies):
+    table, rows = np.zeros((1024, width), dtype), np.zeros(512, np.int32)
+    (report,) = plsc.compile(lambda t, r: _gather(t, r, tiling), table, rows)
+    assert report.copies_operands == copies
+    assert ("XLA copies" in str(report)) == copies
+    kinds = [stream.kind for stream in report.code.streams]
+    assert any(kind.startswith("stream.indirect") for kind in kinds), kinds
+
+
 def test_without_kernels_there_are_no_reports():
     assert plsc.compile(jnp.sin, X) == []
