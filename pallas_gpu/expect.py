@@ -118,7 +118,9 @@ def _checked(
 
     @functools.wraps(fn)
     def checked(*args: Any, **named: Any) -> Any:
-        prefix, given = who(*args, **named), (args, named)
+        # The object of a constructor has no fields yet.
+        first = 1 if fn.__name__ == "__init__" else 0
+        prefix, given = who(*args, **named), (args[first:], named)
         try:
             args = tuple(
                 check(ordered[i] if i < len(ordered) else rest, value, prefix)

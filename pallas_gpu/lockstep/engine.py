@@ -102,9 +102,7 @@ class Strand:
         """Who this is, for reports."""
         first, last = self.warps[0], self.warps[-1]
         warps = f"warp {first}" if first == last else f"warps {first}-{last}"
-        device = self.cta.cluster.launch.device
-        of = "" if device is None else f" of device {device}"
-        return f"CTA {self.cta.number}{of} {warps}"
+        return f"{self.cta.name} {warps}"
 
     def active(self) -> np.ndarray:
         """[lanes] bool: who runs the operation."""

@@ -16,13 +16,15 @@ BUDGETS = {
     "arch": 545,
     "bridge": 2720,
     "composites": 2400,
-    "emulator": 13440,
-    "entry": 6620,
+    # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
+    "emulator": 14450,
+    "entry": 6800,
     "layouts": 10230,
-    "lockstep": 8500,
+    # Emitted code of several devices, multimem.
+    "lockstep": 8950,
     "lowering": 11100,
     "emitters": 14850,
-    "mosaic": 5180,
+    "mosaic": 5390,
     "ops": 16840,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,

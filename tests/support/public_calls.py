@@ -96,7 +96,18 @@ BLACKWELL_SCRATCH = {
 def kernel(
     body: Callable[[Env], None], *, blackwell: bool = False
 ) -> Callable[..., Any]:
-    """Returns a kernel whose body gets an `Env`."""
+    """Returns a kernel whose body gets an `Env`, on two devices along an axis `d`."""
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    return jax.shard_map(
+        _kernel(body, blackwell),
+        mesh=mesh,
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+
+
+def _kernel(body: Callable[[Env], None], blackwell: bool) -> Callable[..., Any]:
     if blackwell:
         return plgpu.kernel(
             lambda x, o, **refs: body(Env(x=x, o=o, i=lax.axis_index("g"), **refs)),
