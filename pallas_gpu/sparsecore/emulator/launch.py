@@ -105,7 +105,7 @@ class Launch:
         execution.kind = "core"
         execution.default_line = lambda: _last_line(params)
         self._params, self._plan = params, plan
-        self._zeros = schedule.uninitialized_memory == "zero"
+        self._device = Device(execution, schedule)
         self._partial = schedule.partial_results or schedule.like_upstream
         self._refs = [
             Array(_name(params, i), np.asarray(x), None, HBM, i, read_only=True)
@@ -121,13 +121,15 @@ class Launch:
         self._cores = self._make_cores()
 
     def _result(self, i: int, aval: Any) -> Array:
-        data, written = fresh_elements(aval.shape, np.dtype(aval.dtype), self._zeros)
+        data, written = fresh_elements(
+            aval.shape, np.dtype(aval.dtype), self._device.zeros
+        )
         array = Array(_name(self._params, i), data, written, HBM, i)
         array.admits_poison = self._partial and written is not None
         return array
 
     def _make_cores(self) -> list[Core]:
-        device = Device(self.execution, self._zeros)
+        device = self._device
         mesh = self._params.mesh
         (core_axis, count), *rest = mesh.axes
         for index in range(count):
@@ -151,7 +153,8 @@ class Launch:
 
     def finish(self) -> None:
         """Reports late signals, and elements of results that nobody has stored."""
-        for thread in (thread for core in self._cores for thread in core.threads):
+        left = self._device.like_upstream
+        for thread in (t for core in self._cores for t in core.threads if not left):
             assert isinstance(thread, Subcore)
             for found in thread.own.values():
                 if isinstance(found, SemaphoreArray):
