@@ -126,6 +126,15 @@ class Epilogue:
             return tile
         return tile + residual.astype(jnp.float32)
 
+    def of_arrays(self, product: jax.Array, dtype: Any, *others: jax.Array) -> Any:
+        """Returns the result of an array of JAX and the operands, in order."""
+        if self.is_identity:
+            return product.astype(dtype)
+        named = dict(zip(self.operands, others, strict=True))
+        if self.bias:
+            named["bias"] = named["bias"][: product.shape[-1]].astype(jnp.float32)
+        return self.apply(product, **named).astype(dtype)
+
 
 PLAIN = Epilogue()
 

@@ -38,6 +38,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
@@ -47,7 +48,7 @@ _PAD = 4
 _ROWS = 32
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def make_kernel(
     p: Problem, config: SplitMatmulConfig, compiler_params: Any, interpret: Any
 ) -> Any:
