@@ -184,7 +184,13 @@ def simple_matmul(m: int, n: int, k: int, depth: int) -> Callable[..., Any]:
 
 
 def threaded_matmul(
-    m: int, n: int, k: int, tile: tuple[int, int, int], depth: int, strip: int
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int, int],
+    depth: int,
+    strip: int,
+    persistent: bool,
 ) -> Callable[..., Any]:
     """The same with two compute warpgroups a block, which share the block of B.
 
@@ -192,55 +198,68 @@ def threaded_matmul(
       m, n, k: sizes of the product.
       tile: rows, columns and depth of a block's step.
       depth: steps in flight.
-      strip: columns of blocks that a row of blocks spans before the next row starts, so
-        that concurrent blocks share what they read from L2.
+      strip, persistent: order of the tiles, and whether a block has several: see
+        `CompilerParams`.
     """
     plgpu = pallas_gpu
     tile_m, tile_n, tile_k = tile
     rows = tile_m // 2
 
-    def product(a: Any, b: Any, o: Any, acc: Any) -> None:
+    def product(a: Any, b: Any, o: Any, acc: Any, *parts: Any) -> None:
         mine = plgpu.ds(lax.axis_index("wg") * rows, rows)
         plgpu.wgmma(acc, a.at[mine], b)
         plgpu.wgmma_wait(1)
 
-        @plgpu.when(plgpu.program_id(3) == plgpu.num_programs(3) - 1)
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
         def _() -> None:
-            o[mine] = acc[...].astype(o.dtype)
+            if not persistent:
+                o[mine] = acc[...].astype(o.dtype)
+                return
+            own = parts[0].at[lax.axis_index("wg")]
+            store = plgpu.TileStore(own, rows * tile_n // PART**2)
+            store.store_all(acc[...], o.at[mine])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    def spec(shape: Any, index_map: Any, delay: int = 0) -> Any:
+    def spec(shape: Any, index_map: Any, **options: Any) -> Any:
         swizzled = min(shape[1], 64)
-        return plgpu.BlockSpec(
-            shape, index_map, delay_release=delay,
-            transforms=[
-                plgpu.TilingTransform((8, swizzled)),
-                plgpu.SwizzleTransform(2 * swizzled),
-            ],
-        )  # fmt: skip
+        transforms = (
+            plgpu.TilingTransform((8, swizzled)),
+            plgpu.SwizzleTransform(2 * swizzled),
+        )
+        options = {"transforms": transforms} | options
+        return plgpu.BlockSpec(shape, index_map, **options)
 
+    # A persistent block stores parts of its tile, and keeps a fourth step in flight.
+    in_parts: dict[str, Any] = {"memory_space": plgpu.GMEM, "transforms": ()}
+    tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+    parts = plgpu.SMEM((2, 2, PART, PART), jnp.bfloat16, transforms=tiles)
     return plgpu.pallas_call(
         product, jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        grid=(n // tile_n // strip, m // tile_m, strip, k // tile_k),
+        grid=(m // tile_m, n // tile_n, k // tile_k),
         in_specs=[
-            spec((tile_m, tile_k), lambda s, i, j, ki: (i, ki), 1),
-            spec((tile_k, tile_n), lambda s, i, j, ki: (ki, s * strip + j), 1),
+            spec((tile_m, tile_k), lambda i, j, ki: (i, ki), delay_release=1),
+            spec((tile_k, tile_n), lambda i, j, ki: (ki, j), delay_release=1),
         ],
-        out_specs=spec((tile_m, tile_n), lambda s, i, j, ki: (i, s * strip + j)),
-        scratch_shapes=[plgpu.ACC((rows, tile_n))],
+        out_specs=spec(
+            (tile_m, tile_n), lambda i, j, ki: (i, j), **in_parts if persistent else {}
+        ),
+        scratch_shapes=[plgpu.ACC((rows, tile_n)), *[parts] * persistent],
         num_threads=2, thread_name="wg",
         compiler_params=plgpu.CompilerParams(
-            dimension_semantics=("parallel",) * 3 + ("arbitrary",),
-            max_concurrent_steps=depth,
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            max_concurrent_steps=depth, strip=strip, persistent=persistent,
         ),
     )  # fmt: skip
 
 
-# Tile, steps in flight and width of a strip of `threaded_matmul`.
+# Tile, steps in flight, width of a strip, and whether `threaded_matmul` is persistent.
 THREADED = [
-    ((256, 128, 64), 3, 8),
-    ((256, 128, 64), 3, 16),
-    ((256, 128, 32), 6, 8),
-    ((128, 256, 64), 3, 8),
+    ((256, 128, 64), 3, 8, False),
+    ((256, 128, 32), 6, 8, False),
+    ((128, 256, 64), 3, 8, False),
+    ((256, 128, 64), 4, 8, True),
+    ((128, 256, 64), 4, 4, True),
+    ((128, 256, 64), 4, 8, True),
 ]
 
 
@@ -299,10 +318,12 @@ def products(m: int, n: int, k: int) -> dict[str, Callable[..., Any]]:
         )
     name = "pallas_gpu.pallas_call, one warpgroup, 128x128x64, 2 steps"
     candidates[name] = jax.jit(simple_matmul(m, n, k, 2))
-    for tile, depth, strip in THREADED:
+    for tile, depth, strip, persistent in THREADED:
         shape = "x".join(map(str, tile))
         name = f"pallas_gpu.pallas_call, {shape}, {depth} steps, strips of {strip}"
-        candidates[name] = jax.jit(threaded_matmul(m, n, k, tile, depth, strip))
+        name += ", persistent" if persistent else ""
+        call = threaded_matmul(m, n, k, tile, depth, strip, persistent)
+        candidates[name] = jax.jit(call)
     return candidates
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+from jax._src import array as _array
 from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
@@ -65,6 +66,8 @@ Effect = jex_core.Effect
 FfiEffect = _ffi.FfiEffect
 ReadEffect = _state_types.ReadEffect
 ShapedArray = jax.core.ShapedArray
+# The class of arrays that are not traced.
+ArrayImpl = _array.ArrayImpl
 DropVar = _core.DropVar
 
 # Removes JAX's and this package's frames from tracebacks of errors.
@@ -247,6 +250,11 @@ def register_view(cls: type) -> None:
         cls, ["ref", "transforms"], []
     )
     _state_types._registry[cls] = _state_types._registry[TransformedRef]
+
+
+def is_eager() -> bool:
+    """True where operations on arrays run at once, and nothing is being traced."""
+    return _core.trace_ctx.is_top_level()
 
 
 def splits_programs() -> bool:

@@ -4,10 +4,14 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The stages up to `rules` are the same for every machine, except for
-`layouts`; it and the others are passes that the target's machine implements or omits
-(`lowering.machine`). NVIDIA's are:
+verifies afterwards. `options`, `plan` and `rules` are the same for every machine; the
+others are passes that the target's machine implements or omits (`lowering.machine`).
+NVIDIA's are:
 
+    results    warnings of what is left undefined            (lowering.undefined)
+    composites operations that consist of others             (entry.expand)
+    fences     fences between threads and copies in SMEM     (entry.memory.fences)
+    ranges     accesses whose elements are adjacent          (lowering.contiguous)
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
     host       tagged operations -> TMA descriptors          (emitters.program)
     cse        common subexpressions, dead code              (emitters.program)
@@ -30,18 +34,8 @@ from typing import Any
 
 from pallas_gpu import arch, errors
 from pallas_gpu.emitters import module as emission
-from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.entry.memory import fences
-from pallas_gpu.lowering import (
-    context,
-    contiguous,
-    launch,
-    machine,
-    scratch,
-    unchecked,
-    undefined,
-)
+from pallas_gpu.lowering import context, launch, machine, scratch, unchecked
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.program import text as program_text
 from pallas_gpu.program.build import region_of
@@ -82,7 +76,8 @@ def read_options(build: Build) -> Build:
     """Resolves the options that environment variables set, and drops checks."""
     params = build.params
     for name, variable in _SWITCHES.items():
-        if os.environ.get(variable, "0") == "1":
+        known = hasattr(params.compiler_params, name)
+        if known and os.environ.get(variable, "0") == "1":
             given: dict[str, Any] = {name: True}
             options = dataclasses.replace(params.compiler_params, **given)
             params = dataclasses.replace(params, compiler_params=options)
@@ -90,34 +85,6 @@ def read_options(build: Build) -> Build:
         jaxpr = unchecked.without_checks(params.jaxpr)
         params = dataclasses.replace(params, jaxpr=jaxpr)
     return build.replace(params=params)
-
-
-def find_undefined(build: Build) -> Build:
-    """Warns of results that the kernel leaves undefined."""
-    undefined.warn(build.params)
-    return build
-
-
-def expand_composites(build: Build) -> Build:
-    """Replaces operations that consist of others.
-
-    Raises:
-      PallasGpuError: what replaces an operation is not supported on the target.
-    """
-    return build.replace(params=expand.expanded(build.params, build.target))
-
-
-def fence_smem(build: Build) -> Build:
-    """Inserts the fences between threads and the copies that overwrite SMEM."""
-    return build.replace(params=fences.with_fences(build.params))
-
-
-def find_ranges(build: Build) -> Build:
-    """States which elements of accesses by elements are adjacent."""
-    params, jaxpr = build.params, contiguous.with_ranges(build.params.jaxpr)
-    if jaxpr is params.jaxpr:
-        return build
-    return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
 
 
 def plan_memory(build: Build) -> Build:
@@ -187,14 +154,14 @@ STAGES: tuple[Stage, ...] = (
             "program": _program_text,
         },
     ),
-    Stage("results", find_undefined),
+    Stage("results", machine_pass("results")),
     Stage(
         "composites",
-        expand_composites,
+        machine_pass("composites"),
         {"composites": lambda b: str(b.params.jaxpr)},
     ),
-    Stage("fences", fence_smem),
-    Stage("ranges", find_ranges),
+    Stage("fences", machine_pass("fences")),
+    Stage("ranges", machine_pass("ranges")),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
     Stage(
         "layouts",
@@ -210,9 +177,8 @@ STAGES: tuple[Stage, ...] = (
         "compile",
         machine_pass("compile"),
         {
-            "ptx": lambda b: b.compiled.ptx,
-            "ptxas": lambda b: b.compiled.ptxas,
-            "sass": lambda b: b.compiled.sass or "",
+            name: lambda b, name=name: b.compiled.texts.get(name)
+            for name in ("ptx", "ptxas", "sass", "bundles")
         },
         verify=False,
     ),

@@ -84,7 +84,7 @@ ARGUMENTS: dict[str, Reasons] = {
     },
     "CompilerParams": {
         **_new("waits are spans of a profiled kernel, too", "profile_waits"),
-        **_not_taken("no kernels over several devices yet", "skip_device_barrier"),
+        **_new("for arrays in symmetric memory", "is_multi_process"),
         **_new("compiles for another GPU than the attached one", "target"),
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),
         **_new("keeps source lines in PTX and SASS", "line_info"),
@@ -127,6 +127,7 @@ ARGUMENTS: dict[str, Reasons] = {
     "SMEM": _TMEM_ALONE,
     "REGS": {**_TMEM_ALONE, **_SMEM_ALONE},
     "TMEM": _SMEM_ALONE,
+    "semaphore_signal": _new("as of `pl.semaphore_signal`", "device_id_type"),
     "SemaphoreSignal": _default("None, this device; required upstream", "device_id"),
     # Copies and barriers
     "copy_gmem_to_smem": {

@@ -7,7 +7,7 @@ The tests compare them with jax 0.11.
 
 from __future__ import annotations
 
-from tools.porting_names import DEVICES, SAME, Row, differs, no, other
+from tools.porting_names import SAME, Row, differs, no, other
 
 _DIALECT = no("the dialect of another compiler: bodies of both semantics emit MLIR")
 MOSAIC: dict[str, Row] = {
@@ -91,8 +91,10 @@ MOSAIC: dict[str, Row] = {
         "`plgpu.as_torch_kernel(as_gpu_kernel(...))`: on torch's current stream; "
         "also of CPU tensors; without `prof_spec`; see [torch.md](torch.md)"
     ),
-    "is_nvshmem_available": DEVICES,
-    "MultimemReductionOp": DEVICES,
+    "is_nvshmem_available": no(
+        "XLA tells kernels the addresses of other devices' memory"
+    ),
+    "MultimemReductionOp": SAME,
     "DialectBarrierRef": other("`mosaic.BarrierRef`", "for both semantics"),
     **dict.fromkeys(
         ("dialect", "infer_layout", "lower_mgpu_dialect", "to_layout_attr"), _DIALECT

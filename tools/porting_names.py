@@ -61,11 +61,7 @@ def no(reason: str) -> Row:
     return Row(Status.NO, note=reason)
 
 
-DEVICES = later("kernels over several devices")
-SEMAPHORES = differs(
-    "on one device: `device_id` comes later; the emulator reports a semaphore that is "
-    "not zero at the end"
-)
+SEMAPHORES = differs("the emulator reports a semaphore that is not zero at the end")
 ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
@@ -217,10 +213,14 @@ PLGPU: dict[str, Row] = {
     # Several devices and launches
     **dict.fromkeys(
         (
-            "PeerMemRef", "multicast_ref", "multimem_load_reduce", "multimem_store",
-            "remote_ref", "semaphore_signal_multicast",
+            "multicast_ref", "multimem_load_reduce", "multimem_store",
+            "semaphore_signal_multicast",
         ),
-        DEVICES,
+        SAME,
+    ),
+    "PeerMemRef": differs("`remote_ref` makes it, always of a logical id"),
+    "remote_ref": differs(
+        "TMA reaches a device of any id: one that changes in a loop, too"
     ),
     **dict.fromkeys(
         (
@@ -322,7 +322,7 @@ PL: dict[str, Row] = {
     **dict.fromkeys(
         ("semaphore_read", "semaphore_signal", "semaphore_wait"), SEMAPHORES
     ),
-    "DeviceIdType": DEVICES,
+    "DeviceIdType": SAME,
     "semaphore": no(
         "a class of element types, of which upstream makes no array either; declare a "
         "`plgpu.SemaphoreType`"

@@ -27,6 +27,7 @@ class Feature(enum.Enum):
     TCGEN05 = "tcgen05"
     TCGEN05_INT8 = "tcgen05 products of 8-bit integers"
     TMEM = "tensor memory"
+    MULTIMEM_FLOAT8 = "multimem reductions of float8"
     CLUSTER_LAUNCH_CONTROL = "cluster launch control"
 
 
@@ -138,6 +139,7 @@ _HOPPER = frozenset(
 _BLACKWELL = (_HOPPER - {Feature.WGMMA}) | {
     Feature.TCGEN05,
     Feature.TMEM,
+    Feature.MULTIMEM_FLOAT8,
     Feature.CLUSTER_LAUNCH_CONTROL,
 }
 

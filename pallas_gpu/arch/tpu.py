@@ -17,7 +17,8 @@ from pallas_gpu import errors, expect
 class Feature(enum.Enum):
     """Features of a SparseCore that an operation may require."""
 
-    ROUND_TO_EVEN = "rounding to the nearest even integer"
+    ROUND_TO_EVEN = "an instruction that rounds to even"
+    ERF = "an instruction for the error function"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +112,7 @@ V6E = TpuTarget(
     pool_words=1_048_576,
     hbm_bytes_per_second=1.64e12,
     branch_delay=2,
+    features=frozenset({Feature.ERF}),
 )
 TPU7X = TpuTarget(
     name="tpu7x",
@@ -121,7 +123,7 @@ TPU7X = TpuTarget(
     pool_words=2_097_152,
     hbm_bytes_per_second=7.40e12,
     branch_delay=4,
-    features=frozenset({Feature.ROUND_TO_EVEN}),
+    features=frozenset(Feature),
 )
 TARGETS: dict[str, TpuTarget] = {t.name: t for t in (V5P, V6E, TPU7X)}
 DEFAULT_TARGET = TPU7X

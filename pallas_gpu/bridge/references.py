@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, types
 from pallas_gpu.bridge.rules import Evaluation, rule
 from pallas_gpu.primitives import atomics
+from pallas_gpu.primitives.devices.peers import multicast_ref, remote_ref
 from pallas_gpu.primitives.registers import load, store
 
 
@@ -36,6 +37,11 @@ def view(ref: Any, steps: Sequence[Any]) -> types.RefView:
                 part = part.reshape(step.shape)
             case _jax.BitcastTransform():
                 part = part.bitcast(step.dtype)
+            case _ if type(step).__name__ == "PeerMemRef":
+                kind = types.DeviceIdType[step.device_id_type.name]
+                part = remote_ref(part, step.device_id, kind)
+            case _ if type(step).__name__ == "MulticastRef":
+                part = multicast_ref(part, step.collective_axes)
             case _:
                 part = types.RefView(part.ref, (*part.transforms, step))
     return part

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.bridge import scratch
 from pallas_gpu.bridge.references import view
 from pallas_gpu.bridge.rules import Evaluation, rule
@@ -32,7 +32,13 @@ def _signal(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]
             hint="leave it out: a GPU has no cores in this sense",
         )
     memory_scope = eqn.params.get("memory_scope", semaphore.SYSTEM)
-    semaphore.semaphore_signal(ref, inc, device_id=device_id, memory_scope=memory_scope)
+    semaphore.semaphore_signal(
+        ref,
+        inc,
+        device_id=device_id,
+        device_id_type=types.DeviceIdType[eqn.params["device_id_type"].name],
+        memory_scope=memory_scope,
+    )
     return []
 
 

@@ -26,7 +26,8 @@ class LaunchSpec:
       block: threads per axis, x first; None: all along x.
       smem_bytes: dynamic SMEM per block.
       num_buffers: number of operands and results of the kernel.
-      devices: number of devices whose memory the kernel accesses; 1: its own alone.
+      devices: number of devices of which the kernel accesses the memory of others; 0:
+        it accesses its own device's alone.
       multicasts: whether it accesses the memory of all of them at once.
       arch: compute capability, e.g. (9, 0).
       shares_smem: whether threads access the SMEM of other blocks of the cluster.
@@ -40,7 +41,7 @@ class LaunchSpec:
     threads: int = WARPGROUP_THREADS
     smem_bytes: int = 0
     num_buffers: int = 0
-    devices: int = 1
+    devices: int = 0
     multicasts: bool = False
     arch: tuple[int, int] = (9, 0)
     shares_smem: bool = False

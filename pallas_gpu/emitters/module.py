@@ -137,6 +137,7 @@ class KernelBuilder:
       threads: the ids of the executing thread.
       issuer: the threads that execute the code that is being emitted.
       extended: of each value that is a conversion to a wider float, the narrow one.
+      owned: of pointers to buffers of other devices, the buffer and whose it is.
     """
 
     buffers: list[ir.Value]
@@ -153,6 +154,7 @@ class KernelBuilder:
         self._finished = False
         self.issuer: Issuer = "warpgroup"
         self.extended: dict[ir.Value, ir.Value] = {}
+        self.owned: dict[ir.Value, tuple[int, Any]] = {}
 
     @classmethod
     def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:

@@ -356,7 +356,7 @@ def _host_buffer(
     number = peers.word_of(devices, index, device)
     if tensor_map.owner == "all":
         number = peers.multimem_word_of(devices, len(buffers), index)
-    return peers.as_pointer(peers.load_word(words, number))
+    return llvm.inttoptr(module.pointer_type(), peers.load_word(words, number))
 
 
 def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> None:

@@ -117,9 +117,13 @@ def run_devices(
       LayoutError: the compiler has no code for the kernel.
       NotModelledError: the emulator does not model an operation.
     """
-    results = _run(hardware, params, arrays, choices)
-    count = len(results) // len(arrays)
-    return [results[i * count : (i + 1) * count] for i in range(len(arrays))]
+    return by_device(_run(hardware, params, arrays, choices), len(arrays))
+
+
+def by_device(results: list[np.ndarray], devices: int) -> list[list[np.ndarray]]:
+    """Returns the results of one device after the other, for each of them."""
+    count = len(results) // devices
+    return [results[i * count : (i + 1) * count] for i in range(devices)]
 
 
 def _run(

@@ -131,7 +131,7 @@ def _without_varying(closed: Any, axes: Sequence[tuple[Any, int]]) -> Any:
             return _without_varying(value, axes)
         if isinstance(value, _jax.Jaxpr) and not value.constvars:
             return _without_varying(_jax.ClosedJaxpr(value, ()), axes).jaxpr
-        return tuple(map(inner, value)) if isinstance(value, tuple) else value
+        return tuple(map(inner, value)) if type(value) is tuple else value
 
     def step(eqn: Any, args: list[Any]) -> Sequence[Any]:
         match eqn.primitive.name:

@@ -19,6 +19,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu import inline
 from pallas_gpu.emulator.gpu.machine.launch import run_devices
+from pallas_gpu.emulator.launches import by_device
 from pallas_gpu.emulator.rendezvous import Rendezvous, running
 from pallas_gpu.entry import call, placement, scope
 from pallas_gpu.entry.interpret import Observed
@@ -56,24 +57,18 @@ MACHINES: dict[str, Run] = {"gpu": _run_on_gpu}
 
 def _run_code(params: call.CallParams, arrays: Operands) -> list[list[np.ndarray]]:
     """Runs the code that a kernel is lowered to."""
-    if params.devices is not None:
-        raise errors.NotModelledError(
-            f"kernel {params.name}: the code of kernels that access the memory of "
-            "other devices cannot be run on the CPU",
-            expected="a kernel of one device",
-            got=f"one of {params.devices.size}",
-            hint='run its body in the emulator, interpret=True instead of "emitted"',
-            where=params.defined_at,
-        )
-    interpret, (operands,) = params.interpret, arrays
+    interpret = params.interpret
     if not isinstance(interpret, Observed):
-        return [call.emitted_code()(params, operands)]
+        return call.emitted_code()(params, arrays)
 
     def run(schedule: Any, *_: Any) -> tuple[list[np.ndarray], int]:
         once = dataclasses.replace(params, interpret=schedule)
-        return call.emitted_code()(once, operands), 0
+        return [x for own in call.emitted_code()(once, arrays) for x in own], 0
 
-    return [interpret.recorder.launch(params, lambda: run, emitted=True)]
+    results = interpret.recorder.launch(
+        params, lambda: run, emitted=True, devices=len(arrays)
+    )
+    return by_device(results, len(arrays))
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:

@@ -216,7 +216,10 @@ def register_eager_emulator(run: Callable[..., Any]) -> None:
 
 
 def register_emitted_code(run: Callable[..., Any]) -> None:
-    """Registers what runs the code of a kernel on the CPU, as the emulator its body."""
+    """Registers what runs the code of a kernel on the CPU, as the emulator its body.
+
+    That is `run(params, arrays) -> arrays`, of each device that takes part.
+    """
     _EMITTED_CODE[:] = [run]
 
 
@@ -256,12 +259,12 @@ def _kernel_impl(*args, **params):
         return results
     if not on_device:
         raise no_device(call)
-    compiled = _jitted(_Identity(call))
+    launch = compiled(call)
     if not _jax.splits_programs():
-        return compiled(*args)
+        return launch(*args)
     # To find a NaN, JAX would call the kernel eagerly, which is this function again.
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
-        results = compiled(*args)
+        results = launch(*args)
     _jax.check_special(f"kernel {call.name}", results)
     return results
 
@@ -283,6 +286,11 @@ class _Identity:
 
     def __hash__(self):
         return hash(self._key())
+
+
+def compiled(params: CallParams) -> Callable[..., Any]:
+    """Returns a jitted function of the operands that launches a kernel."""
+    return _jitted(_Identity(params))
 
 
 @functools.lru_cache(maxsize=256)

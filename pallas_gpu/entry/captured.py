@@ -77,7 +77,7 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
         function = getattr(function, "__call__", None)  # noqa: B004 - to look into it
     if isinstance(function, types.MethodType):
         code = getattr(function.__func__, "__code__", None)
-        names = frozenset(() if code is None else _names(code))
+        names = {} if code is None else _names_of(_Same(code))
         # An object may refer to its own methods.
         if id(function.__self__) not in seen:
             seen.add(id(function.__self__))
@@ -90,16 +90,19 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
     if str(function.__module__).partition(".")[0] in _FIXED:
         return
     code = function.__code__
-    names = frozenset(_names(code))
-    yield _Same(code)
+    same = _Same(code)
+    names = _names_of(same)
+    yield same
     yield _value((function.__defaults__, function.__kwdefaults__), names, seen)
     for cell in function.__closure__ or ():
         try:
             yield _value(cell.cell_contents, names, seen)
         except ValueError:  # not assigned yet
             yield None
-    for name in sorted(names & function.__globals__.keys()):
-        yield name, _value(function.__globals__[name], names, seen)
+    variables = function.__globals__
+    for name in names:
+        if name in variables:
+            yield name, _value(variables[name], names, seen)
 
 
 def _wrapped(function: Any, seen: set[int]) -> Iterator[Any]:
@@ -107,6 +110,12 @@ def _wrapped(function: Any, seen: set[int]) -> Iterator[Any]:
     inner = getattr(function, "__wrapped__", None)
     if inner is not None:
         yield from _function(inner, seen)
+
+
+@functools.lru_cache(maxsize=1024)
+def _names_of(code: _Same) -> dict[str, None]:
+    """Returns the names of `_names`, in order."""
+    return dict.fromkeys(sorted(_names(code.value)))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -143,5 +152,5 @@ def _value(value: Any, names: Any, seen: set[int], depth: int = 0) -> Any:
     if depth >= _DEPTH:
         return _Same(value)
     return _Same(value), tuple(
-        (name, inner(attributes[name])) for name in sorted(names & attributes.keys())
+        (name, inner(attributes[name])) for name in names if name in attributes
     )

@@ -22,6 +22,7 @@ from pallas_gpu.entry import (
     mutable,
     over_arrays,
     profiling,
+    repeated,
     scope,
     trace,
     warp,
@@ -31,8 +32,6 @@ from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
 
 _MISSING: Any = object()
-# Traces that a kernel keeps, one for each combination of argument types.
-_KEPT_TRACES = 64
 
 
 def interpretation(value: Any) -> Any:
@@ -177,6 +176,7 @@ def kernel(
         launched = types.Mesh(**axes) if mesh is None else mesh
         launched = dataclasses.replace(launched, kernel_name=name)
         full = _with_scratch(body, scratch, launched, f"kernel {name}")
+    kept = repeated.Kept((body,), interpret)
     launch = functools.partial(
         launch_body,
         mesh=launched,
@@ -184,14 +184,13 @@ def kernel(
         compiler_params=params,
         interpret=interpret,
         debug=debug,
-        functions=(body,),
-        cache={},
+        kept=kept,
     )
 
     def call_with(*args: Any) -> Any:
         return launch(full, args, outputs)
 
-    return over_arrays.OverArrays(call_with, body)
+    return over_arrays.OverArrays(call_with, body, kept)
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
@@ -286,14 +285,13 @@ def launch_body(
     compiler_params: types.CompilerParams,
     interpret: Any,
     debug: bool,
-    functions: tuple[Callable[..., Any], ...],
-    cache: dict[Any, Any],
+    kept: repeated.Kept,
     aliases: Sequence[tuple[int, int]] = (),
     check: Callable[[_jax.Jaxpr, Sequence[Any]], None] = lambda *_: None,
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive.
 
-    `cache` keeps the trace for the types, as long as `functions`, those of the author
+    `kept` keeps the trace for the types, as long as its functions, those of the author
     that the body calls, capture the same values. `aliases` are pairs (argument, result)
     of leaves that are one array, of which the body gets one reference. `check` gets
     each trace, and its references to the results.
@@ -304,7 +302,7 @@ def launch_body(
     sources = [x if mutable.is_mutable(x) else None for x in given]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, f"kernel {name}: a result") for x in out_leaves]
-    seen = captured.captured(functions)
+    seen = kept.captured()
     written = any(x is not None for x in sources) or captured.has_mutable(seen)
     if out_avals and not written and not any(aval.size for aval in out_avals):
         # Nothing to compute: a launch would only write results without elements.
@@ -315,7 +313,7 @@ def launch_body(
     interpret = call.resolve_interpret(interpret)
     like_upstream = getattr(interpret, "like_upstream", False)
     key = (tuple(in_avals), in_tree, same, like_upstream, _jax.trace_context())
-    before, traced, needed = cache.get(key, (None, None, None))
+    before, traced, needed = kept.traces.get(key, (None, None, None))
     if traced is None or before != seen:
         traced, needed = _trace_for_target(
             lambda: trace.trace_body(
@@ -329,9 +327,7 @@ def launch_body(
         own = _for_target(compiler_params, needed)
         _require_resources(traced, mesh, own, name, body)
         if not traced.captured:
-            if len(cache) >= _KEPT_TRACES:
-                cache.pop(next(iter(cache)))
-            cache[key] = seen, traced, needed
+            kept.add_trace(key, (seen, traced, needed))
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
     compiler_params = _for_target(compiler_params, needed)
@@ -355,6 +351,8 @@ def launch_body(
         enclosing=traced.enclosing,
         devices=traced.devices,
     )
+    if not (written or traced.captured or compiler_params.profile_space):
+        kept.add_launch(args, params, seen, out_tree)
     operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
     results = profiling.bind(params, operands)
     mutable.update([(ref, results[j]) for j, ref in updated.items()], name)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import repeated, scope
 
 # Arguments of launches elsewhere, with what to write instead.
 LAUNCH = {
@@ -37,7 +37,12 @@ class OverArrays:
     __iter__ = None
     __contains__ = None
 
-    def __init__(self, function: Callable[..., Any], body: Callable[..., Any]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        body: Callable[..., Any],
+        kept: repeated.Kept | None = None,
+    ):
         functools.update_wrapper(self, body)
         if not hasattr(body, "__name__"):
             inner = body
@@ -47,6 +52,7 @@ class OverArrays:
             self.__name__ = self.__qualname__ = name
         self.__signature__ = inspect.signature(function)
         self._function = function
+        self._kept = kept
 
     def __reduce__(self) -> str:
         """Pickles by name, and copies to itself, as a function does."""
@@ -57,6 +63,9 @@ class OverArrays:
         try:
             if named:
                 raise self._by_name(named)
+            launch = None if self._kept is None else self._kept.launch(args)
+            if launch is not None:
+                return launch()
             return self._function(*args)
         except errors.PallasGpuError as error:
             error.with_location(scope.called_at())

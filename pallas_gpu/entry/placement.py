@@ -8,7 +8,7 @@ a word. Shardings are known in eager calls and for meshes whose axes are explici
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,10 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.entry import scope
 
 
-def require_whole(name: str, shardings: Sequence[Any], where: str | None) -> None:
-    """Refuses operands of which a device has a part alone.
+def require_whole(
+    name: str, shardings: Sequence[Any], where: Callable[[], str | None]
+) -> None:
+    """Refuses operands of which a device has a part alone; `where` is the call's line.
 
     Raises:
       UnsupportedError: an operand is sharded.
@@ -32,14 +34,14 @@ def require_whole(name: str, shardings: Sequence[Any], where: str | None) -> Non
                 got=getattr(sharding, "spec", sharding),
                 hint="call it in jax.shard_map, in which each device launches the "
                 "kernel on its own part",
-                where=where,
+                where=where(),
             )
 
 
 def require_whole_arrays(name: str, arrays: Sequence[Any]) -> None:
     """Refuses sharded arrays of an eager call."""
     found = [x.sharding if isinstance(x, jax.Array) else None for x in arrays]
-    require_whole(name, found, scope.called_at())
+    require_whole(name, found, scope.called_at)
 
 
 def require_whole_types(name: str, avals: Sequence[Any]) -> None:
@@ -47,7 +49,7 @@ def require_whole_types(name: str, avals: Sequence[Any]) -> None:
     for aval in avals:
         if any(part is not None for part in aval.sharding.spec):
             found = [aval.sharding for aval in avals]
-            require_whole(name, found, scope.called_at())
+            require_whole(name, found, scope.called_at)
 
 
 def checked(rule: Any) -> Any:
@@ -72,7 +74,7 @@ def _identity(name: str, where: str | None) -> Any:
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         found = tuple(x.sharding for x in operands)
-        require_whole(name, found, where)
+        require_whole(name, found, lambda: where)
         return mesh, same, [x.sharding for x in results], found
 
     def rule(mesh: Any, operands: Any, results: Any) -> str:

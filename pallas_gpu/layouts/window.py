@@ -121,7 +121,8 @@ axes=(2, 1), multiples=(2, 8, 0))
         return (
             self.sizes == self.array_shape
             and self.axes == tuple(range(rank))
-            and self.starts == (0,) * rank
+            and not self.dynamic
+            and not any(self.starts)
         )
 
     @property

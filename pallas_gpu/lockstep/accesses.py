@@ -171,7 +171,7 @@ def _getelementptr(program: Program, op: ir.Operation) -> Step:
 def _addrspacecast(program: Program, op: ir.Operation) -> Step:
     spaces = _address_space(op.operands[0].type), _address_space(op.results[0].type)
     # GMEM is in the generic address space at its own addresses.
-    if spaces not in ((3, 7), (0, 1)):
+    if spaces not in ((3, 7), (0, 1), (1, 0)):
         raise NotModelled(f"llvm.addrspacecast {spaces}")
     (source,), (out,) = program.inputs(op), program.outputs(op)
 

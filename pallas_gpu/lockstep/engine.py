@@ -102,7 +102,9 @@ class Strand:
         """Who this is, for reports."""
         first, last = self.warps[0], self.warps[-1]
         warps = f"warp {first}" if first == last else f"warps {first}-{last}"
-        return f"CTA {self.cta.number} {warps}"
+        device = self.cta.cluster.launch.device
+        of = "" if device is None else f" of device {device}"
+        return f"CTA {self.cta.number}{of} {warps}"
 
     def active(self) -> np.ndarray:
         """[lanes] bool: who runs the operation."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch: what the host function passes, and the blocks that run together."""
+"""A launch: what the host functions pass, and the blocks that run together."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pallas_gpu.lockstep import (  # noqa: F401, the units register themselves
     accesses,
     elements,
     memrefs,
+    multimem,
     predication,
     printing,
     registers,
@@ -59,6 +60,8 @@ from pallas_gpu.lockstep.tensor_cores import (  # noqa: F401, the units register
 )
 
 WARPGROUP_WARPS = 4
+# Multimem addresses have numbers of buffers above this one.
+_MULTIMEM = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +79,46 @@ class Shape:
         return math.prod(self.block)
 
 
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """An array in GMEM.
+
+    Attributes:
+      data: its bytes.
+      name: what to call it in reports.
+      number: among those of its device, from 1; 0 for what is not the kernel's.
+      is_input: whether no kernel writes it.
+    """
+
+    data: np.ndarray
+    name: str
+    number: int
+    is_input: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A launch on one device, ready to run.
+
+    Attributes:
+      launch: the launch.
+      program: the kernel's body.
+      shape: how it is launched.
+      arguments: values by slot that the kernel gets.
+    """
+
+    launch: Launch
+    program: Program
+    shape: Shape
+    arguments: dict[int, np.ndarray]
+
+
 class Launch:
-    """One launch of a kernel.
+    """One launch of a kernel on a device.
 
     Attributes:
       descriptors: tensor maps by address.
+      device: its number; None for the only one.
       scheduler: of the running clusters.
       is_early: whether the grids before it may still run.
       ticks: what clocks show.
@@ -88,15 +126,15 @@ class Launch:
 
     def __init__(
         self,
-        buffers: Sequence[np.ndarray],
-        inputs: int,
+        buffers: Sequence[Buffer],
         descriptors: dict[int, Any],
         is_early: bool,
         seed: int = 0,
+        device: int | None = None,
     ) -> None:
         self._seed = seed
-        self._arrays = buffers
-        self._inputs = inputs
+        self._buffers = buffers
+        self.device = device
         self._memories: dict[int, Memory] = {}
         self.descriptors = descriptors
         self.scheduler = Scheduler()
@@ -108,42 +146,53 @@ class Launch:
     def buffer(self, number: int) -> Memory:
         """The memory of a buffer, counted from 1."""
         if number not in self._memories:
+            if number > _MULTIMEM:
+                raise NotModelled("this access through a multimem address")
             raise PtxError(f"an access to GMEM through no buffer's pointer ({number})")
         return self._memories[number]
 
-    def run(
-        self, program: Program, shape: Shape, arguments: dict[int, np.ndarray]
-    ) -> None:
+    def everywhere(self, number: int) -> list[Memory]:
+        """The memory of each device for a multimem address's buffer."""
+        if number <= _MULTIMEM:
+            raise PtxError("a multimem access through the address of one device")
+        return [
+            self._memories[i]
+            for i, buffer in enumerate(self._buffers, start=1)
+            if buffer.number == number - _MULTIMEM
+        ]
+
+    def run(self, parts: Sequence[Part]) -> None:
         """Runs the clusters of the grid, one after the other if none waits for others.
 
         Args:
-          arguments: values by slot that the kernel gets.
+          parts: on all devices, of which this is the first.
         """
-        before = [x.copy() for x in self._arrays]
+        before = [x.data.copy() for x in self._buffers]
         together = WARPGROUP_WARPS
         with np.errstate(all="ignore"):
             try:
-                self._all(program, shape, arguments, together)
+                self._all(parts, together)
             except SplitWarps:
                 # Warps go ways of their own: again, with a strand for each.
-                for array, old in zip(self._arrays, before, strict=True):
-                    array[...] = old
-                self._all(program, shape, arguments, 1)
+                for buffer, old in zip(self._buffers, before, strict=True):
+                    buffer.data[...] = old
+                self._all(parts, 1)
 
-    def _all(self, program: Program, shape: Shape, arguments, together: int) -> None:
+    def _all(self, parts: Sequence[Part], together: int) -> None:
+        shape = parts[0].shape
         counts = [g // c for g, c in zip(shape.grid, shape.cluster, strict=True)]
         # x is the fastest, of clusters and of blocks in a cluster.
         places = [
             tuple(i * c for i, c in zip((x, y, z), shape.cluster, strict=True))
             for z, y, x in np.ndindex(*counts[::-1])
         ]
-        if program.polls:
-            self._resident(program, shape, arguments, places, together)
+        if parts[0].program.polls or len(parts) > 1:
+            self._resident(parts, places, together)
             return
         self._pending = places
         while self._pending:
             first = self._pending.pop(0)
-            self._resident(program, shape, arguments, [first], together)
+            self._resident(parts, [first], together)
 
     def cancel(self) -> tuple[int, ...] | None:
         """Takes a cluster that has not started out of the launch, if there is one.
@@ -154,45 +203,51 @@ class Launch:
             return None
         return self._pending.pop(0)
 
-    def _resident(self, program, shape: Shape, arguments, places, together: int):
+    def _resident(self, parts: Sequence[Part], places, together: int):
         """Runs clusters at the same time, those whose first blocks are given."""
         self.scheduler = Scheduler(seed=self._seed + sum(places[0]))
+        shape = parts[0].shape
         warps = shape.threads // LANES
         each = int(np.prod(shape.cluster)) * warps
-        clocks = Clocks(each * len(places))
+        clocks = Clocks(each * len(places) * len(parts))
+        launched = [(part, first) for part in parts for first in places]
         clusters = [
-            Cluster(self, shape, first, clocks, i * each)
-            for i, first in enumerate(places)
+            (part, Cluster(part.launch, shape, first, clocks, i * each))
+            for i, (part, first) in enumerate(launched)
         ]
-        for i, array in enumerate(self._arrays):
-            name = f"buffer {i}"
-            watched = clocks if i >= self._inputs or self.is_early else None
-            memory = self._memories[i + 1] = Memory(array, name, watched, proxy=1)
+        for i, buffer in enumerate(self._buffers):
+            watched = None if buffer.is_input and not self.is_early else clocks
+            memory = Memory(buffer.data, buffer.name, watched, proxy=1)
+            self._memories[i + 1] = memory
             if self.is_early:
                 memory.written_by(clocks.agent(griddepcontrol.EARLIER))
-        ctas = [cta for cluster in clusters for cta in cluster.ctas]
+        for part in parts[1:]:
+            part.launch._memories = self._memories
+            part.launch.scheduler = self.scheduler
+        ctas = [(part, cta) for part, cluster in clusters for cta in cluster.ctas]
         running: list[tuple[Strand, Any]] = []
         try:
-            self._execute(running, ctas, program, arguments, warps, together)
+            self._execute(running, ctas, warps, together)
         finally:
             # In cycles their memory would stay until Python's collector finds them.
             for strand, _ in running:
                 strand.env.clear()
-            for cta in ctas:
+            for _, cta in ctas:
                 vars(cta).clear()
 
-    def _execute(self, running, ctas, program, arguments, warps, together) -> None:
-        for cta in ctas:
+    def _execute(self, running, ctas, warps, together) -> None:
+        for part, cta in ctas:
+            program = part.program
             for start in range(0, warps, together):
                 strand = Strand(cta, range(start, start + together), program.size)
-                for slot, value in (program.constants | arguments).items():
+                for slot, value in (program.constants | part.arguments).items():
                     strand.env[slot] = value
                 running.append((strand, _run(strand, program)))
         self.scheduler.run(running)
         for strand, _ in running:
             if strand.wgmma is not None and (strand.wgmma.open or strand.wgmma.groups):
                 raise PtxError(f"{strand.name} ends without waiting for its wgmma")
-        for cta in ctas:
+        for _, cta in ctas:
             tma.finish(cta)
             tcgen05.finish(cta)
             tmem.finish(cta)
@@ -276,22 +331,44 @@ _HOST_SHIFT = 56  # host memory: the number of an allocation, and a byte in it
 
 
 class Host:
-    """The host function of a module, run with integers for values."""
+    """The host function of a module, run with integers for values.
+
+    Args:
+      buffers: of all devices.
+      own: the numbers of those that the function gets, counted from 0.
+      seed: decides the order in which copies complete.
+      device: the number of the device; None for the only one.
+      words: what its host tells the function of all devices, behind the buffers.
+    """
 
     def __init__(
-        self, buffers: Sequence[np.ndarray], inputs: int, seed: int = 0
+        self,
+        buffers: Sequence[Buffer],
+        own: Sequence[int],
+        seed: int = 0,
+        device: int | None = None,
+        words: Sequence[int] = (),
     ) -> None:
         self._buffers = buffers
-        self._inputs = inputs
+        self._own = own
         self._seed = seed
+        self._device = device
+        self._words = words
+        self._parts: list[Part] = []
         self._values: dict[ir.Value, Any] = {}
         self._memory: dict[int, int] = {}
         self._descriptors: dict[int, tma.TensorMap] = {}
         self._allocations = 1
         self._is_early = False
 
-    def run(self, module: ir.Module) -> None:
-        """Runs the function that has a body."""
+    def run(self, module: ir.Module, programs: list[Program]) -> list[Part]:
+        """Runs the function that has a body; returns its launches, which have not run.
+
+        Args:
+          module: the module.
+          programs: those of the launches, added by the first device's function.
+        """
+        self._programs = programs
         self._is_early = "mosaic_gpu.uses_pdl" in module.operation.attributes
         (function,) = (
             op
@@ -300,12 +377,20 @@ class Host:
         )
         block = function.regions[0].blocks[0]
         table = 1 << _HOST_SHIFT
-        for i in range(len(self._buffers)):
-            self._memory[table + 8 * i] = (i + 1) << accesses.BUFFER_SHIFT
+        pointers = [address_of(i) for i in self._own]
+        if self._words:
+            self._allocations += 1
+            words = self._allocations << _HOST_SHIFT
+            pointers.append(words)
+            for i, word in enumerate(self._words):
+                self._memory[words + 8 * i] = word
+        for i, pointer in enumerate(pointers):
+            self._memory[table + 8 * i] = pointer
         self._values[block.arguments[0]] = 0
         self._values[block.arguments[1]] = table
         for op in block.operations:
             self._step(op.operation)
+        return self._parts
 
     def _step(self, op: ir.Operation) -> None:
         inputs = [self._values[x] for x in op.operands]
@@ -331,7 +416,7 @@ class Host:
             case "arith.constant":
                 constant = values.constant(op.attributes["value"], op.results[0].type)
                 return constant[0].item() if constant.shape == (1,) else None
-            case "builtin.unrealized_conversion_cast":
+            case "builtin.unrealized_conversion_cast" | "llvm.inttoptr":
                 return inputs[0]
             case "arith.cmpi" if ir.IntegerAttr(op.attributes["predicate"]).value == 1:
                 return inputs[0] != inputs[1]
@@ -417,8 +502,9 @@ class Host:
             cluster, more = tuple(more[:3]), more[3:]
         (smem_bytes,) = more or [0]
         shape = Shape(grid, cluster, block, smem_bytes)
-        body = op.regions[0].blocks[0]
-        program = Program(body)
+        if len(self._parts) == len(self._programs):
+            self._programs.append(Program(op.regions[0].blocks[0]))
+        program = self._programs[len(self._parts)]
         # Values of the host that the kernel uses: pointers, and the array of tensor
         # maps, whose address stands for it.
         known = {
@@ -427,12 +513,22 @@ class Host:
         }
         launch = Launch(
             self._buffers,
-            self._inputs,
             self._descriptors,
             self._is_early,
             self._seed,
+            self._device,
         )
-        launch.run(program, shape, known)
+        self._parts.append(Part(launch, program, shape, known))
+
+
+def address_of(buffer: int) -> int:
+    """The address of a buffer in GMEM, counted from 0."""
+    return (buffer + 1) << accesses.BUFFER_SHIFT
+
+
+def multimem_address_of(number: int) -> int:
+    """The multimem address of the buffers of a number."""
+    return (_MULTIMEM + number) << accesses.BUFFER_SHIFT
 
 
 def _of_the_host(value: ir.Value, number: Any) -> np.ndarray:

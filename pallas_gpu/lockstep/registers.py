@@ -213,7 +213,7 @@ def _inline_asm(program: Program, op: ir.Operation) -> Step:
         if step is not None:
             return step
     for unit in ASSEMBLY:
-        if unit.prefix in text:
+        if unit.begins(text):
             return unit.factory(program, op, text)
     raise NotModelled(f"llvm.inline_asm {text[:60]}")
 
@@ -240,13 +240,18 @@ class AssemblyUnit:
     """How a hardware unit runs inline PTX of its own.
 
     Attributes:
-      prefix: what its texts contain.
+      prefix: how an instruction of its texts begins.
       factory: makes the step from program, operation and text.
     """
 
     def __init__(self, prefix: str, factory: Any) -> None:
         self.prefix = prefix
         self.factory = factory
+        self._begins = re.compile(rf"(?<!\w\.){re.escape(prefix)}")
+
+    def begins(self, text: str) -> bool:
+        """True for a text with such an instruction."""
+        return self._begins.search(text) is not None
 
 
 # Filled by the files of the units.

@@ -17,12 +17,14 @@ from pallas_gpu import compiler
 from pallas_gpu.entry import assumed_target, call
 
 
-def run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+def run(
+    params: call.CallParams, arrays: Sequence[Sequence[Any]]
+) -> list[list[np.ndarray]]:
     """Lowers a kernel for its target, runs the module and returns the results.
 
     Args:
       params: of the kernel primitive.
-      arrays: operands, batch axes included.
+      arrays: the operands of each device, batch axes included.
 
     Raises:
       NotModelledError: it has an operation that the machine does not execute.
@@ -34,28 +36,37 @@ def run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
     options = dataclasses.replace(params.compiler_params, line_info=True)
     target = assumed_target.target_of(options.target)
     build = compiler.lower(dataclasses.replace(params, compiler_params=options), target)
-    return run_module(params, build.module, arrays, getattr(interpret, "seed", 0))
+    return _run(params, build.module, arrays, getattr(interpret, "seed", 0))
 
 
 def run_module(
-    params: call.CallParams, module: Any, arrays: Sequence[Any], seed: int = 0
+    params: call.CallParams, module: Any, arrays: Sequence[Any]
 ) -> list[np.ndarray]:
-    """Runs the module of a kernel; returns its results."""
+    """Runs the module of a kernel of one device; returns its results."""
+    (results,) = _run(params, module, [arrays], 0)
+    return results
+
+
+def _run(
+    params: call.CallParams, module: Any, arrays: Sequence[Sequence[Any]], seed: int
+) -> list[list[np.ndarray]]:
     from pallas_gpu.lockstep import machine  # thirty files that few programs need
 
-    operands = [np.asarray(x) for x in arrays]
+    operands = [[np.asarray(x) for x in own] for own in arrays]
     # What the launch adds: operands of given contents, and results that the kernel
     # writes in place, which are anything at first.
     filled = [np.full(a.shape, x, a.dtype) for a, x in params.work_operands]
     n_out = len(params.out_avals)
-    initial = {j: operands[i] for i, j in params.aliases}
-    initial |= {
+    added = {
         n_out + i: filled[i] if i < len(filled) else _anything(aval)
         for i, aval in enumerate(params.work_results)
     }
+    initial = [{j: own[i] for i, j in params.aliases} | added for own in operands]
     results = [*params.out_avals, *params.work_results]
-    done = machine.run_module(module, [*operands, *filled], results, initial, seed)
-    return done[:n_out]
+    done = machine.run_on_devices(
+        module, [[*own, *filled] for own in operands], results, initial, seed
+    )
+    return [own[:n_out] for own in done]
 
 
 def _anything(aval: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
@@ -17,12 +18,13 @@ from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.module import KernelBuilder, LaunchSpec
 from pallas_gpu.emitters.program import passes
 from pallas_gpu.emitters.tensor_cores import tmem
-from pallas_gpu.entry import check
+from pallas_gpu.entry import check, expand
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory import fences
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import inference, pressure, workspace
+from pallas_gpu.lowering import contiguous, inference, pressure, undefined, workspace
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice.assigned import Assigned
 from pallas_gpu.lowering.choice.authored import Authored
@@ -50,6 +52,10 @@ class Nvidia:
         # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
         # those that process the finished module.
         self.passes: dict[str, Pass] = {
+            "results": find_undefined,
+            "composites": expand_composites,
+            "fences": fence_smem,
+            "ranges": find_ranges,
             "layouts": infer_layouts,
             "host": lower_host_work,
             "cse": share_subexpressions,
@@ -137,7 +143,7 @@ def _launch_spec(
         + len(params.work_operands)
         + len(params.workspace),
         multicasts=any(True for _ in multicasts(params.jaxpr)),
-        devices=1 if params.devices is None else params.devices.size,
+        devices=0 if params.devices is None else params.devices.size,
         arch=target.compute_capability,
         shares_smem=shares_smem(params.jaxpr, math.prod(mesh.cluster)),
         waits_for_grids=uses(params.jaxpr, griddepcontrol.wait_p),
@@ -165,6 +171,34 @@ def threads_of(params: CallParams) -> int:
 
 
 # --- the machine's passes -------------------------------------------------------------
+
+
+def find_undefined(build: Build) -> Build:
+    """Warns of results that the kernel leaves undefined."""
+    undefined.warn(build.params)
+    return build
+
+
+def expand_composites(build: Build) -> Build:
+    """Replaces operations that consist of others.
+
+    Raises:
+      PallasGpuError: what replaces an operation is not supported on the target.
+    """
+    return build.replace(params=expand.expanded(build.params, build.target))
+
+
+def fence_smem(build: Build) -> Build:
+    """Inserts the fences between threads and the copies that overwrite SMEM."""
+    return build.replace(params=fences.with_fences(build.params))
+
+
+def find_ranges(build: Build) -> Build:
+    """States which elements of accesses by elements are adjacent."""
+    params, jaxpr = build.params, contiguous.with_ranges(build.params.jaxpr)
+    if jaxpr is params.jaxpr:
+        return build
+    return build.replace(params=dataclasses.replace(params, jaxpr=jaxpr))
 
 
 def infer_layouts(build: Build) -> Build:

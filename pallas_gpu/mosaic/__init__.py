@@ -20,6 +20,7 @@ _inline.handles_by(lambda: importlib.import_module("pallas_gpu.mosaic.inlined"))
 _FILES: dict[str, tuple[str, ...]] = {
     "barriers": ("BarrierRef", "CollectiveBarrierRef", "SemaphoreRef"),
     "clusters": ("get_cluster_ref", "query_cluster_cancel", "try_cluster_cancel"),
+    "devices": ("MultimemReductionOp", "supports_cross_device_collectives"),
     "elements": ("bitwidth", "bytewidth"),
     "fragmented_array": (
         *("FragmentedArray", "Rounding", "concatenate"),

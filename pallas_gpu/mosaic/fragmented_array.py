@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import elementwise, registers
+from pallas_gpu.emitters import elementwise, gmem, registers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.moves import reductions, relayout
 from pallas_gpu.emitters.moves.scratch import SmemScratch
@@ -25,6 +25,7 @@ from pallas_gpu.layouts import LinearLayout, TiledLayout, WGSplatLayout, WGStrid
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.mosaic import elements, layouts, memrefs, transfers
+from pallas_gpu.mosaic.devices import MultimemReductionOp, MultimemRef
 from pallas_gpu.mosaic.held import from_register
 from pallas_gpu.mosaic.layouts import FragmentedLayout
 from pallas_gpu.mosaic.memref_shapes import parse_indices
@@ -411,9 +412,28 @@ class FragmentedArray(Operators):
         tiled = transfers.tiled(ref, swizzle, tiling_rank, is_signed)
         return cls.of(tiled.load(layout, optimized=optimized), layout)
 
+    @classmethod
+    def load_reduce_untiled(
+        cls,
+        ref: MultimemRef,
+        layout: FragmentedLayout,
+        reduction: MultimemReductionOp,
+        swizzle: int = 16,
+        is_signed: bool | None = None,
+    ) -> FragmentedArray:
+        """Loads an array of all devices, and combines what they have.
+
+        PTX: `multimem.ld_reduce`. Since: sm_90.
+        """
+        layout, view = layouts.resolve(layout), memrefs.view_of(ref.ref, is_signed)
+        assert isinstance(view, gmem.GmemView) and swizzle == 16
+        # One device has nothing to combine.
+        several = None if view.owner is None else reduction
+        return cls.of(gmem.load(view, layout, reduction=several), layout)
+
     def store_untiled(
         self,
-        ref: ir.Value,
+        ref: ir.Value | MultimemRef,
         *,
         swizzle: int = 16,
         optimized: bool = True,
@@ -422,8 +442,9 @@ class FragmentedArray(Operators):
         """Stores the array to a reference to GMEM or SMEM that is not tiled.
 
         Arguments are as of `load_untiled`; `atomic` is the operation that combines
-        elements with those in memory.
+        elements with those in memory. A `MultimemRef` is that of all devices.
         """
+        ref = ref.ref if isinstance(ref, MultimemRef) else ref
         array = self.array()
         strided = isinstance(self.layout, WGStridedLayout | WGSplatLayout)
         view = transfers.swizzled(memrefs.view_of(ref, self.is_signed), swizzle)

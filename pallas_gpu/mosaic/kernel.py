@@ -20,7 +20,7 @@ from pallas_gpu import errors, expect, types
 from pallas_gpu.bridge.torch import TorchFunction, as_torch_kernel
 from pallas_gpu.emitters.module import WARPGROUP_THREADS
 from pallas_gpu.entry import kernel as entry
-from pallas_gpu.entry import over_arrays
+from pallas_gpu.entry import over_arrays, repeated
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.mosaic.launch_context import LaunchContext
 from pallas_gpu.mosaic.scratch import (
@@ -249,7 +249,11 @@ class _Launch:
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     scratch: Scratch
     params: types.CompilerParams
-    cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def kept(self) -> repeated.Kept:
+        """What is kept of its calls."""
+        return repeated.Kept((self.body,))
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Launches it; returns the results, then what was updated."""
@@ -269,8 +273,7 @@ class _Launch:
             compiler_params=self.params,
             interpret=None,
             debug=False,
-            functions=(self.body,),
-            cache=self.cache,
+            kept=self.kept,
             aliases=[(first + i, results + i) for i in range(len(self.updated))],
         )
         return list(found)

@@ -15,12 +15,14 @@ from pallas_gpu import errors
 from pallas_gpu.emitters import cluster, elected, elementwise, mbarrier, module, tma
 from pallas_gpu.emitters.copies import chunks, cp_async, prefetch, rows
 from pallas_gpu.emitters.debug.profiler import Recorder
+from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
-from pallas_gpu.mosaic import copies, memrefs
+from pallas_gpu.mosaic import copies, devices, memrefs
 from pallas_gpu.mosaic.barriers import group_along, scoped
+from pallas_gpu.mosaic.devices import GLOBAL_BROADCAST as GLOBAL_BROADCAST
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.transforms import Rounding as Rounding
 from pallas_gpu.types import AsyncCopyImplementation, CopyPartition, OOBFillMode
@@ -31,13 +33,6 @@ from pallas_gpu.types.profiling.threads import ThreadSubset
 # How a store combines with the contents of GMEM: a name of `REDUCTIONS`.
 TMAReductionOp = str
 type Dimensions = Sequence[gpu.Dimension] | gpu.Dimension | None
-
-
-class GlobalBroadcast:
-    """The array of every device."""
-
-
-GLOBAL_BROADCAST = GlobalBroadcast()
 
 
 class _Elected:
@@ -142,7 +137,8 @@ class LaunchContext:
             value, a slice, or `ds(start, size)`; a `FragmentedArray` of row numbers for
             the first one. Starts of tiled dimensions are multiples of the tile.
           gmem_transform: how SMEM has the slice: one transform, or a tuple of them.
-          gmem_peer_id: None: arrays of other devices are not supported.
+          gmem_peer_id: the logical id of the device whose array it is, or
+            `GLOBAL_BROADCAST` for a store to all of them; None: this device.
           barrier: of a load: it counts the bytes.
           swizzle: that of SMEM: 32, 64 or 128 bytes, the last dimension there.
           arrive: whether a load arrives on the barrier with its bytes, or a store ends
@@ -163,10 +159,9 @@ class LaunchContext:
             map describes the copy.
           ArgumentError: arguments that exclude each other.
         """
-        if gmem_peer_id is not None:
-            raise _no_devices("gmem_peer_id")
         is_load = isinstance(memrefs.view_of(dst_ref), SmemView)
         gmem_ref, smem_ref = (src_ref, dst_ref) if is_load else (dst_ref, src_ref)
+        gmem_ref = _of_peer(gmem_ref, gmem_peer_id)
         uses_tma = implementation is AsyncCopyImplementation.TMA
         whole = predicate is _ELECTED
         _check(is_load, uses_tma, whole, barrier, collective, leader_tracked,
@@ -213,8 +208,7 @@ class LaunchContext:
           LayoutError: no tensor map describes the slice.
         """
         del swizzle
-        if gmem_peer_id is not None:
-            raise _no_devices("gmem_peer_id")
+        gmem_ref = _of_peer(gmem_ref, gmem_peer_id)
         part = copies.sliced(gmem_ref, gmem_slice, gmem_transform)
         group = None if collective is None else self._group(collective)
         if isinstance(leader_tracked, CopyPartition.PARTITIONED) and group is not None:
@@ -257,28 +251,48 @@ class LaunchContext:
     # --- several devices --------------------------------------------------------------
 
     def device_id(self, on_host: bool = False) -> ir.Value:
-        """Refuses: kernels over several devices are not supported yet."""
-        raise _no_devices("device_id")
+        """Returns the logical id of the executing device, an i32.
+
+        Raises:
+          UnsupportedError: the kernel reaches no other devices, or code for the host.
+        """
+        devices.require_device_code("device_id", on_host)
+        return peers.rank()
 
     def to_remote(self, ref: ir.Value, peer: Any, on_host: bool = False) -> ir.Value:
-        """Refuses: kernels over several devices are not supported yet."""
-        raise _no_devices("to_remote")
+        """Returns the memref of the same part of an array on another device.
 
-    def to_remote_multicast(self, ref: ir.Value, on_host: bool = False) -> Any:
-        """Refuses: kernels over several devices are not supported yet."""
-        raise _no_devices("to_remote_multicast")
+        Args:
+          ref: memref in GMEM, of a parameter of the kernel.
+          peer: the logical id of the device, an integer or an i32.
+          on_host: False.
+
+        Raises:
+          MemorySpaceError: other devices do not have the array.
+          UnsupportedError: as `device_id`.
+        """
+        devices.require_device_code("to_remote", on_host)
+        return devices.reference(ref, peer, "to_remote")
+
+    def to_remote_multicast(
+        self, ref: ir.Value, on_host: bool = False
+    ) -> devices.MultimemRef:
+        """Returns a reference to the same part of an array on all devices at once.
+
+        Raises:
+          MemorySpaceError, UnsupportedError: as `to_remote`.
+        """
+        devices.require_device_code("to_remote_multicast", on_host)
+        all_of = devices.reference(ref, GLOBAL_BROADCAST, "to_remote_multicast")
+        return devices.MultimemRef(all_of)
 
 
 # --- checks ---------------------------------------------------------------------------
 
 
-def _no_devices(what: str) -> errors.UnsupportedError:
-    return errors.UnsupportedError(
-        f"{what}: kernels over several devices are not supported yet",
-        expected="arrays of one device",
-        got=what,
-        hint="communicate between kernels, by jax.lax.ppermute and the like",
-    )
+def _of_peer(ref: ir.Value, peer: Any) -> ir.Value:
+    """Returns the memref in GMEM of a copy, in the memory of a device."""
+    return ref if peer is None else devices.reference(ref, peer, "gmem_peer_id")
 
 
 def _check(

@@ -250,7 +250,13 @@ def view_of(ref: ir.Value, is_signed: bool | None = None) -> SmemView | GmemView
         bits = dtypes.stored_bits(dtype)
         layout = SmemLayout.of(window.array_shape, bits, None, NO_SWIZZLE)
         return SmemView(part.pointer, layout, dtype, window)
-    buffers = module.current().buffers
+    kernel = module.current()
+    if part.pointer in kernel.owned:
+        return GmemView(
+            part.pointer, kernel.owned[part.pointer][0], dtype, window,
+            kernel.owned[part.pointer][1],
+        )  # fmt: skip
+    buffers = kernel.buffers
     index = buffers.index(part.pointer) if part.pointer in buffers else None
     return GmemView(part.pointer, index, dtype, window)
 

@@ -34,8 +34,9 @@ class Compute:
       outputs: the outputs with buffers.
       warpgroups: number of compute warpgroups.
       axis: name of the thread axis.
-      last: whether the kernel ends with the pipeline. Then the copies of the results
-        have to have read their buffers, not more: a next kernel sees them.
+      last: whether nothing in the kernel reads the results. Then their copies have to
+        have read the buffers, not more: a next kernel sees them.
+      again: whether the pipeline runs again, with the same buffers.
       leader: index of the first one.
     """
 
@@ -46,12 +47,18 @@ class Compute:
     warpgroups: int
     axis: str
     last: bool = False
+    again: bool = False
     leader: int = 0
 
     @property
     def _shared(self) -> bool:
         """Whether several warpgroups write the same outputs."""
         return self.warpgroups > 1 and bool(self.outputs.streams)
+
+    @property
+    def _reused(self) -> bool:
+        """Whether a next pipeline may use the same buffers."""
+        return self.again or not self.last
 
     def declarations(self) -> dict[str, Any]:
         """Returns the declarations of the outputs' buffers and barriers."""
@@ -64,7 +71,7 @@ class Compute:
                     num_arrivals=self.warpgroups, num_barriers=slots
                 )
             found["done"] = types.Barrier(num_arrivals=self.warpgroups)
-            if not self.last:
+            if self._reused:
                 found["stored"] = types.Barrier()
         return found
 
@@ -223,11 +230,10 @@ class Compute:
         def _():
             mbarrier.barrier_wait(written["done"])
             self._store_last(written)
-            if not self.last:
+            if self._reused:
                 mbarrier.barrier_arrive(written["stored"])
 
-        if not self.last:
-            # A next pipeline may use the same buffers.
+        if self._reused:
             mbarrier.barrier_wait(written["stored"])
 
     def _store_last(self, written: dict[str, Any]) -> None:

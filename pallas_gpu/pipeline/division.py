@@ -53,6 +53,7 @@ class Division:
         manual_produced: bool = False,
         manual_consumed: bool = False,
         last: bool = False,
+        again: bool = False,
     ) -> Division:
         """Returns the division of `compute_wgs` warpgroups and a memory warpgroup.
 
@@ -69,7 +70,7 @@ class Division:
         memory_wg = compute_wgs if memory_wg is None else memory_wg
         leader = 1 if memory_wg == 0 else 0
         compute = Compute(
-            body, streams, producer, outputs, compute_wgs, axis, last, leader
+            body, streams, producer, outputs, compute_wgs, axis, last, again, leader
         )
         return cls(producer, compute, memory_registers, memory_wg)
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.pipeline.loops import grid_sizes
+from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.pipeline.loops import grid_sizes, nd_loop, planar_snake, unravel
 from pallas_gpu.types.mesh import NUMBERED_AXIS
 
 # JAX's names of axes whose steps run one after another.
 _SEQUENTIAL = ("arbitrary", "sequential")
 # Registers per thread of the memory warpgroup, which computes addresses only.
 _MEMORY_REGISTERS = 40
+# The axis of a launch whose CTAs take positions in an order of their own.
+_TILES = f"{NUMBERED_AXIS}tiles"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +32,17 @@ class Grid:
       sizes: of all axes; that of a sequential axis may be a traced scalar.
       sequential: the axes that are loops in each CTA. The others are axes of the
         launch.
+      strip: width of the strips in which positions on the last two parallel axes follow
+        each other; None: in row-major order.
+      ctas: number of CTAs that share the positions; None: each has one.
+      tile: of a CTA with several, the number of the position at hand.
     """
 
     sizes: tuple[Any, ...]
     sequential: tuple[int, ...]
+    strip: int | None = None
+    ctas: int | None = None
+    tile: Any = None
 
     @classmethod
     def of(cls, sizes: Any, params: types.CompilerParams, name: str) -> Grid:
@@ -43,7 +54,11 @@ class Grid:
           UnsupportedError: the size of a parallel axis is not static.
         """
         sizes = grid_sizes(sizes, f"pallas_call {name}: grid")
-        grid = cls(sizes, _sequential_axes(params, sizes, name))
+        sequential = _sequential_axes(params, sizes, name)
+        ctas = int(params.persistent) or None
+        if params.persistent is True:
+            ctas = arch.target(params.target or arch.DEFAULT_TARGET.name).sm_count
+        grid = cls(sizes, sequential, params.strip, ctas)
         for a in grid.parallel:
             if not isinstance(sizes[a], int):
                 raise errors.UnsupportedError(
@@ -55,7 +70,28 @@ class Grid:
                     "such a size may be traced",
                     where=_jax.where_now(),
                 )
+        grid._require_use_of(params, name)
         return grid
+
+    def _require_use_of(self, params: types.CompilerParams, name: str) -> None:
+        """Refuses parameters that have no effect on the grid."""
+        lacking = None
+        if params.persistent and not self.sequential:
+            lacking = (
+                "persistent",
+                "an 'arbitrary' axis: its copies run ahead of a tile",
+            )
+        elif params.strip and len(self.parallel) < 2:
+            lacking = "strip", "two parallel axes or more"
+        if lacking is not None:
+            raise errors.ArgumentError(
+                f"pallas_call {name}: {lacking[0]} has no effect on this grid",
+                expected=lacking[1],
+                got=f"grid={self.sizes}, "
+                f"dimension_semantics={params.dimension_semantics}",
+                hint=f"leave {lacking[0]} out",
+                where=_jax.where_now(),
+            )
 
     @property
     def parallel(self) -> list[int]:
@@ -79,21 +115,69 @@ class Grid:
 
     def mesh(self, name: str, threads: Threads | None) -> types.Mesh:
         """Returns the launch; an empty grid is traced as one of one position."""
+        sizes = [max(self.sizes[a], 1) for a in self.parallel]
+        names = [_axis_name(a) for a in self.parallel]
+        if self._linear:
+            sizes, names = [min(self.count, self.ctas or self.count)], [_TILES]
         return types.Mesh(
-            grid=tuple(max(self.sizes[a], 1) for a in self.parallel),
-            grid_names=tuple(_axis_name(a) for a in self.parallel),
+            grid=tuple(sizes),
+            grid_names=tuple(names),
             num_threads=None if threads is None else threads.launched(self),
             thread_name=None if threads is None else threads.name,
             kernel_name=name,
         )
 
+    @property
+    def _linear(self) -> bool:
+        """Whether the launch has one axis, of tiles in an order of their own."""
+        return self.strip is not None or self.ctas is not None
+
+    @property
+    def count(self) -> int:
+        """Number of positions on the parallel axes; 1 where there is none."""
+        return math.prod(max(self.sizes[a], 1) for a in self.parallel)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a CTA has several positions on the parallel axes."""
+        return self.ctas is not None and self.count > self.ctas
+
+    @property
+    def first(self) -> Grid:
+        """The grid at the first position of this CTA."""
+        tile = lax.axis_index(_TILES) if self._linear else None
+        return dataclasses.replace(self, tile=tile)
+
+    def for_each(self, visit: Callable[[Grid], None]) -> None:
+        """Calls `visit` with the grid at each position of this CTA."""
+        if not self.repeats:
+            visit(self.first)
+            return
+
+        @nd_loop((self.count,), collective_axes=_TILES)
+        def _(info: Any) -> None:
+            visit(dataclasses.replace(self, tile=info.index[0]))
+
     def position(self, *steps: Any) -> list[Any]:
         """Returns the position at a step of the sequential axes."""
         following = iter(steps)
+        parallel = iter(self._parallel_position())
         return [
-            next(following) if a in self.sequential else lax.axis_index(_axis_name(a))
+            next(following) if a in self.sequential else next(parallel)
             for a in range(len(self.sizes))
         ]
+
+    def _parallel_position(self) -> Sequence[Any]:
+        if self.tile is None:
+            return [lax.axis_index(_axis_name(a)) for a in self.parallel]
+        sizes = [max(self.sizes[a], 1) for a in self.parallel]
+        if self.strip is None:
+            return unravel(self.tile, sizes)
+        *batch, rows, columns = sizes
+        plane = np.int32(rows * columns)
+        within = lax.rem(self.tile, plane) if batch else self.tile
+        outer = unravel(lax.div(self.tile, plane), batch) if batch else ()
+        return (*outer, *planar_snake(within, (rows, columns), 1, self.strip))
 
 
 @dataclasses.dataclass(frozen=True)

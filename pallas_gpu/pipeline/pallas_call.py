@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import mutable, over_arrays, scope
+from pallas_gpu.entry import mutable, over_arrays, repeated, scope
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.program import Program
@@ -165,6 +165,7 @@ def pallas_call(
         memory=params.block_memory_space,
         name=name,
     )
+    kept = repeated.Kept((kernel, *call_specs.index_maps(spec)), interpret)
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
@@ -172,12 +173,11 @@ def pallas_call(
         compiler_params=params,
         interpret=interpret,
         debug=debug,
-        functions=(kernel, *call_specs.index_maps(spec)),
-        cache={},
+        kept=kept,
     )
     aliases = dict(input_output_aliases or {})
     call = _Call(program, launch, spec, out_shape, aliases, name)
-    return over_arrays.OverArrays(lambda *args: call(*args), kernel)
+    return over_arrays.OverArrays(lambda *args: call(*args), kernel, kept)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,13 +64,22 @@ class Program:
         if self.grid.sequential:
             check_depth(self._who, self.depth, (*self.in_specs, *self.out_specs))
         names = self._names(in_tree, out_tree)
-        with scope.locating(self.kernel):
-            streams = self._streams(refs, names, in_tree, out_tree)
-        prefetched, names = refs[: self.prefetched], names[len(refs) :]
-        if self.threads is None:
-            self._in_one_warpgroup(streams, prefetched, names)
-        else:
-            self._in_several(streams, prefetched, names, self.threads)
+
+        def at(grid: Grid) -> tuple[Program, Streams]:
+            program = dataclasses.replace(self, grid=grid)
+            with scope.locating(self.kernel):
+                return program, program._streams(refs, names, in_tree, out_tree)
+
+        prefetched, scratch_names = refs[: self.prefetched], names[len(refs) :]
+        if self.threads is not None:
+            self._in_several(at, prefetched, scratch_names, self.threads)
+            return
+
+        def tile(grid: Grid) -> None:
+            program, streams = at(grid)
+            program._in_one_warpgroup(streams, prefetched, scratch_names)
+
+        self.grid.for_each(tile)
 
     def _in_one_warpgroup(
         self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
@@ -110,7 +118,7 @@ class Program:
 
     def _in_several(
         self,
-        streams: Streams,
+        at: Callable[[Grid], tuple[Program, Streams]],
         prefetched: Sequence[Any],
         names: Sequence[str],
         threads: Threads,
@@ -119,11 +127,27 @@ class Program:
         scratch = self.scratch
 
         def with_shared(*shared: Any) -> None:
-            def step(indices: Sequence[Any], *operands: Any) -> Any:
-                *blocks, own = operands
-                positional, named = scratch.arguments(shared, own)
-                self._call(indices, (*prefetched, *blocks, *positional), named)
-                return own
+            def division(grid: Grid) -> Division:
+                program, streams = at(grid)
+
+                def step(indices: Sequence[Any], *operands: Any) -> Any:
+                    *blocks, own = operands
+                    positional, named = scratch.arguments(shared, own)
+                    refs = (*prefetched, *blocks, *positional)
+                    program._call(indices, refs, named)
+                    return own
+
+                return Division.of(
+                    Body(step, self._who, has_carry=True),
+                    streams,
+                    grid.steps,
+                    self.depth,
+                    compute_wgs=threads.count,
+                    axis=threads.name,
+                    memory_registers=threads.memory_registers(grid),
+                    last=True,
+                    again=grid.repeats,
+                )
 
             def context(pipeline: Callable[..., Any]) -> None:
                 def with_own(*own: Any) -> None:
@@ -131,20 +155,14 @@ class Program:
 
                 scratch.own(with_own, names)
 
-            division = Division.of(
-                Body(step, self._who, has_carry=True),
-                streams,
-                self.grid.steps,
-                self.depth,
-                compute_wgs=threads.count,
-                axis=threads.name,
-                memory_registers=threads.memory_registers(self.grid),
-                last=True,
-            )
-            declarations = division.declarations()
-            buffers = jax.tree.leaves(division.names())
-            run = functools.partial(division.run, context=context)
-            scoped(run, (declarations,), {}, threads.name, buffers)
+            def run(memory: Any) -> None:
+                self.grid.for_each(
+                    lambda grid: division(grid).run(memory, context=context)
+                )
+
+            first = division(self.grid.first)
+            buffers = jax.tree.leaves(first.names())
+            scoped(run, (first.declarations(),), {}, threads.name, buffers)
 
         scratch.shared(with_shared, names, threads.name)
 

@@ -39,6 +39,8 @@ inline_mgpu_p = registry.define(
     ],
     reads=("operand",),
     writes=("operand",),
+    remote=("operand",),
+    multicast=("operand",),
     proxies=("generic", "async"),
     releases=True,
     opaque=True,

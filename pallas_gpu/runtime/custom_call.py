@@ -58,7 +58,7 @@ def call(
         *arrays,
         kernel_hash=serialized.hash,
         module=serialized.bytecode,
-        **(ONE_DEVICE | (attributes or {})),
+        **{**ONE_DEVICE, **(attributes or {})},
     )
     return list(results)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from pallas_gpu import _jax, errors
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.traits import multicasts
@@ -65,13 +67,22 @@ def replica_ids(ctx: Any, params: CallParams) -> tuple[int, ...]:
       ctx: that of JAX's lowering rule.
 
     Raises:
-      UnsupportedError: their order is not that of the mesh, or several processes have
-        them and the kernel does not say so.
+      UnsupportedError: as `ids_in_order`.
     """
     mesh = _jax.mesh_of_lowering(ctx)
     if mesh is None or params.devices is None:
         return ()
-    ids = tuple(device.id for device in mesh.devices.flat)
+    return ids_in_order(list(mesh.devices.flat), params)
+
+
+def ids_in_order(devices: Sequence[jax.Device], params: CallParams) -> tuple[int, ...]:
+    """Returns the ids of the devices of a mesh, in row-major order.
+
+    Raises:
+      UnsupportedError: they are not those of all devices in their order, or several
+        processes have them and the kernel does not say so.
+    """
+    ids = tuple(device.id for device in devices)
     if ids != tuple(range(len(ids))):
         raise errors.UnsupportedError(
             f"kernel {params.name}: the mesh does not have all devices in row-major "
@@ -81,7 +92,7 @@ def replica_ids(ctx: Any, params: CallParams) -> tuple[int, ...]:
             hint="jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)",
             where=params.defined_at,
         )
-    processes = {device.process_index for device in mesh.devices.flat}
+    processes = {device.process_index for device in devices}
     if len(processes) > 1 and not params.compiler_params.is_multi_process:
         raise errors.UnsupportedError(
             f"kernel {params.name}: devices of several processes are in the mesh",

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +63,11 @@ class CompiledModule:
     ptxas: str
     resources: Resources
     note: str | None = None
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """The compiler's texts, by the names of the stages that can be kept."""
+        return {"ptx": self.ptx, "ptxas": self.ptxas, "sass": self.sass or ""}
 
 
 def compile_module(

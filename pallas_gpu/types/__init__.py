@@ -39,7 +39,7 @@ from pallas_gpu.types.copies.reductions import (
     signed_reduction,
 )
 from pallas_gpu.types.cost import CostEstimate
-from pallas_gpu.types.devices import (
+from pallas_gpu.types.spaces.devices import (
     DeviceIdType,
     Devices,
     MulticastRef,

@@ -81,6 +81,14 @@ def _target(value: Any, what: str) -> str:
     return arch.target(expect.string(value, what)).name
 
 
+def _ctas(value: Any, what: str) -> bool | int:
+    """Accepts False, True, and a number of CTAs."""
+    rule = expect.integer(
+        1, unit="CTAs", hint="pass True for one on each SM, or leave it out"
+    )
+    return value if isinstance(value, bool) else rule(value, what)
+
+
 @expect.arguments(
     None,
     "warps and stages are not parameters of the compiler: pass num_threads=..., a "
@@ -89,6 +97,8 @@ def _target(value: Any, what: str) -> str:
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),
     block_memory_space=expect.optional(memory_space),
+    persistent=_ctas,
+    strip=expect.optional(expect.integer(1, unit="tiles")),
     reduction_scratch_bytes=expect.optional(
         expect.integer(
             0,
@@ -115,6 +125,14 @@ class CompilerParams:
         changes along "arbitrary" axes; copies run up to this many steps ahead.
       block_memory_space: `pallas_call` only: memory of blocks whose `BlockSpec` names
         none. GMEM: the body accesses them there, as in Triton. None: SMEM.
+      persistent: `pallas_call` only: launch this many CTAs, with True one for each SM;
+        CTA i of n has the positions i, i + n, i + 2n … of the parallel axes, one after
+        another. With `num_threads` the copies for the next position start while the
+        body still works on the one before. Scratch in registers starts anew at each
+        position, that in SMEM is as the last one has left it.
+      strip: `pallas_call` only: order of positions on the last two parallel axes: by
+        strips of this many columns, row by row, as `planar_snake` has them, so that
+        CTAs that run at the same time share rows and columns in L2. None: row-major.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses,
         and the proxy fences before copies that overwrite SMEM.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
@@ -148,6 +166,8 @@ class CompilerParams:
     dimension_semantics: Sequence[str] | None = None
     max_concurrent_steps: int = 1
     block_memory_space: MemorySpace | None = None
+    persistent: bool | int = False
+    strip: int | None = None
     unsafe_no_auto_barriers: bool = False
     reduction_scratch_bytes: int | None = None
     lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup

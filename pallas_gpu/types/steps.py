@@ -18,7 +18,7 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.gmem.im2col import Windows
 from pallas_gpu.layouts.window import Sum, Window
-from pallas_gpu.types.devices import Owner
+from pallas_gpu.types.spaces.devices import Owner
 
 STATIC_SIZE_HINT = (
     "write `plgpu.ds(8 * i, 8)` for the range from 8 * i to 8 * (i + 1); if its size "

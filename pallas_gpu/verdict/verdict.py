@@ -61,6 +61,7 @@ class KernelCoverage:
       missed: the lines of the others.
       emitted: whether the code that it is lowered to was run instead of its equations:
         as asked for, or because nothing else says what its inline code does.
+      groups: what its CTAs are called, in the text.
     """
 
     name: str
@@ -75,6 +76,7 @@ class KernelCoverage:
     executed: int
     missed: tuple[MissedLine, ...]
     emitted: bool = False
+    groups: str = "CTAs"
 
     @classmethod
     def of(cls, kernel: Kernel) -> KernelCoverage:
@@ -99,11 +101,13 @@ class KernelCoverage:
                 for where, names in lines.items()
             ),
             kernel.emitted,
+            getattr(kernel.params.mesh, "groups", "CTAs"),
         )
 
     def to_dict(self) -> Json:
         """Returns the coverage as JSON has it."""
         whole = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del whole["groups"]
         at = self.defined_at
         return whole | {
             "defined_at": {"file": at.file, "line": at.line, "function": at.function},
@@ -126,7 +130,7 @@ class KernelCoverage:
         if self.emitted:
             return f"{launches}; the code that it is lowered to was executed"
         text = (
-            f"{launches}, {self.ctas} CTAs; {self.executed} of "
+            f"{launches}, {self.ctas} {self.groups}; {self.executed} of "
             f"{self.equations} equations executed; {self.accesses_compared} accesses "
             "compared"
         )

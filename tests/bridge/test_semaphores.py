@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
@@ -52,7 +54,29 @@ def test_a_delay(x_ref, o_ref):
     o_ref[...] = x_ref[...]
 
 
+def test_a_semaphore_and_the_memory_of_another_device():
+    def body(x_ref, o_ref, sem):
+        other = 1 - lax.axis_index("x")
+        upstream.remote_ref(o_ref, other)[...] = x_ref[...]
+        pl.semaphore_signal(sem, device_id=other)
+        pl.semaphore_wait(sem)
+
+    whole = pl.BlockSpec(memory_space=upstream.GMEM)
+    scratch = [upstream.SemaphoreType.REGULAR]
+    options = {"in_specs": [whole], "out_specs": whole, "scratch_shapes": scratch}
+    mesh = jax.sharding.AbstractMesh((2,), ("x",), (jax.sharding.AxisType.Auto,))
+    f = jax.shard_map(
+        lambda x: call(body, x, **options),
+        mesh=mesh,
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+    lowered = jax.jit(f).trace(X).lower(lowering_platforms=("cuda",))
+    assert "uses_xla_collective_metadata = true" in lowered.as_text()
+
+
 @refused_by(call, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])
-def test_other_devices_come_later(x_ref, o_ref, sem):
+def test_other_devices_are_in_a_shard_map(x_ref, o_ref, sem):
     pl.semaphore_signal(sem, device_id=jnp.int32(1))
     o_ref[...] = x_ref[...]

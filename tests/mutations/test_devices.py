@@ -7,11 +7,13 @@ import collections
 
 import pytest
 
+import pallas_gpu as plgpu
 from tests.mutations import test_mutants
-from tests.mutations.test_mutants import check_report, ids, run
+from tests.mutations.test_mutants import check_report, ids, is_right, run
 from tests.support import tiers
 from tests.support.mutations.devices import SUBJECTS
 from tests.support.mutations.mutant import Switches
+from tests.support.semantics import BOTH, under
 
 KINDS = {
     *("waits", "peers", "offsets", "signals", "counts", "commits", "two writers"),
@@ -36,6 +38,14 @@ def test_a_correct_kernel_raises_no_alarm(subject, variant):
     launch = subject.make(Switches(variant))
     schedules = SCHEDULES if tiers.runs_everything() else SCHEDULES[:5]
     assert all(run(launch, **schedule) for schedule in schedules)
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("subject", SUBJECTS, ids=ids)
+def test_a_correct_kernel_is_correct_as_emitted(subject, semantics):
+    launch = subject.make(Switches())
+    run = plgpu.emulate_mesh(under(semantics, launch.on_devices("emitted")))
+    assert is_right(launch, run(*launch.arguments))
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=ids)

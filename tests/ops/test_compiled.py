@@ -444,7 +444,62 @@ ROWS = {
     "rows, 20000": rows(20000, F32),
     "linear_cross_entropy": cross_entropy(),
 }
-TABLE = {**GEMM, **FLASH, **OTHERS, **ROWS}
+
+
+def collective(function, devices, *args, specs=((("d",),), ("d",)), **options):
+    """A call of the devices of a `jax.shard_map`."""
+    ins, out = specs
+    mesh = jax.sharding.AbstractMesh(
+        (devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    call = jax.shard_map(
+        lambda *args: function(*args, "d", **options),
+        mesh=mesh, in_specs=tuple(jax.P(*x) for x in ins), out_specs=jax.P(*out),
+    )  # fmt: skip
+    return Row(call, args)
+
+
+def exchanged(x, axis, **options):
+    return ops.collectives.all_to_all(x, axis, 0, 0, **options)
+
+
+COLLECTIVES = {
+    f"{name}, {devices} devices, {dtype.__name__}": collective(
+        function, devices, of(devices * devices * 65536, dtype=dtype), method=method
+    )
+    for (i, devices), (j, (name, function, method)) in itertools.product(
+        enumerate((2, 4, 8, 16)),
+        enumerate((
+            ("all_gather", ops.collectives.all_gather, "kernel"),
+            ("reduce_scatter", ops.collectives.reduce_scatter, "kernel"),
+            ("all_reduce, one shot", ops.collectives.all_reduce, "one_shot"),
+            ("all_reduce, two shots", ops.collectives.all_reduce, "two_shot"),
+            ("all_to_all", exchanged, "kernel"),
+            ("rotate", ops.collectives.rotate, None),
+        )),
+    )
+    for dtype in [(BF16, F32, jnp.int8)[(i + j) % 3]]
+}  # fmt: skip
+OVER_ROWS, OVER_COLUMNS = ("d",), (None, "d")
+COLLECTIVE_PRODUCTS = {
+    f"{function.__name__}, {devices} devices, {n} columns": collective(
+        function, devices, *args, specs=specs, method="kernel"
+    )
+    for devices, n in ((2, 4096), (4, 3584), (8, 1024))
+    for function, args, specs in (
+        (
+            ops.collectives.all_gather_matmul,
+            (of(devices * 1024, 4096), of(4096, devices * n)),
+            ((OVER_ROWS, OVER_COLUMNS), OVER_COLUMNS),
+        ),
+        (
+            ops.collectives.matmul_reduce_scatter,
+            (of(devices * 1024, devices * n), of(devices * n, 4096)),
+            ((OVER_COLUMNS, OVER_ROWS), OVER_ROWS),
+        ),
+    )
+}
+TABLE = {**GEMM, **FLASH, **OTHERS, **ROWS, **COLLECTIVES, **COLLECTIVE_PRODUCTS}
 
 
 @pytest.mark.offline

@@ -163,11 +163,11 @@ def test_results_whose_block_changes_are_stored_when_all_have_written():
 
 
 @pytest.mark.offline
-@pytest.mark.parametrize(("tile", "depth", "strip"), pipelines.THREADED[::3])
-def test_products_stay_asynchronous_and_nothing_spills(tile, depth, strip):
+@pytest.mark.parametrize("row", pipelines.THREADED[::3])
+def test_products_stay_asynchronous_and_nothing_spills(row):
     """The loop over k waits for a buffer and for the product before, no more."""
     m, n, k = 4096, 8192, 4096
-    call = pipelines.threaded_matmul(m, n, k, tile, depth, strip)
+    call = pipelines.threaded_matmul(m, n, k, *row)
     a, b = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, k), (k, n)))
     (report,) = plgpu.offline.compile(call, a, b)
     # ptxas remarks where it has to wait for a product by itself.

@@ -10,6 +10,7 @@ import pytest
 import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.public_calls import top
+from tests.support.refusal import refused
 
 TILES = 3
 
@@ -52,6 +53,29 @@ def test_a_part_is_converted_and_turned_and_need_not_be_copied():
     tiling = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
     smem = plgpu.SMEM((2, 16, 64), jnp.float16, transforms=tiling)
     everywhere.check(everywhere.kernel(body, expected, smem), (x,), expected)
+
+
+@pytest.mark.parametrize("shape", [(16, 128), (8, 192), (24, 64)])
+def test_a_tile_is_stored_part_by_part(shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+    def body(x, o, smem):
+        parts = shape[0] // 8 * (shape[1] // 64)
+        plgpu.TileStore(smem, parts).store_all(x[...] * 2, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    smem = plgpu.SMEM((2, 8, 64), jnp.float32)
+    everywhere.check(everywhere.kernel(body, x, smem), (x,), x * 2)
+
+
+@pytest.mark.parametrize(("shape", "parts"), [((16, 96), 3), ((16, 128), 2)])
+@refused
+def test_a_tile_that_is_not_divided_into_the_parts(shape, parts):
+    def body(o, smem):
+        plgpu.TileStore(smem, parts).store_all(jnp.zeros(shape, jnp.float32), o)
+
+    smem = plgpu.SMEM((2, 8, 64), jnp.float32)
+    everywhere.kernel(body, np.zeros(shape, np.float32), smem)(None)()
 
 
 GOOD = {"TileStore": top(buffers=plgpu.SMEM((2, 8, 64), jnp.float32), parts=2)}

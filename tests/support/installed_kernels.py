@@ -45,8 +45,8 @@ def ported(name, old="", new=""):
     siblings = {other: ported(other) for other in _SIBLING.findall(text)}
     module = types.ModuleType(f"ported_{name}")
     sys.modules[module.__name__] = module  # its dataclasses look it up
+    vars(module).update(siblings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # those for Triton
         exec(compile(_SIBLING.sub("", text), spec.origin, "exec"), vars(module))
-    vars(module).update(siblings)
     return module

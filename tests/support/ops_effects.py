@@ -25,12 +25,17 @@ _ROWS, _LINEAR = ("rows/test_rows.py",), ("narrow/test_linear.py",)
 _SCALED, _BLOCKS = ("narrow/test_scaled.py",), ("narrow/test_block_scaled.py",)
 _DECODE, _FEW = ("flash/test_decode.py",), ("gemm/test_few.py",)
 _RAGGED = "moe/test_ragged_dot.py", "moe/test_gather.py", "moe/test_narrow.py"
+_COLLECTIVES = (
+    *("collectives/test_calls.py", "collectives/test_products.py"),
+    *("collectives/test_experts.py", "collectives/test_ring_attention.py"),
+)
 _MATMUL = (
     *("gemm/test_matmul.py", "gemm/test_matmul_any.py"),
     *("gemm/test_matmul_epilogue.py", "gemm/test_matmul_blackwell.py"),
 )
 # By function or class: the files of tests/ops that see its parameters' effects.
 FILES = {
+    "collectives": _COLLECTIVES,
     "matmul": _MATMUL,
     "MatmulConfig": _MATMUL,
     "BlackwellMatmulConfig": _MATMUL,

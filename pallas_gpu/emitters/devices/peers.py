@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.emitters import module, operations
 
 # Whose memory: that of a device, or that of all of them.
-Owner = ir.Value | int | Literal["all"]
+type Owner = ir.Value | int | Literal["all"]
 ALL: Literal["all"] = "all"
 
 _HEADER_WORDS = 4
@@ -46,15 +46,16 @@ def load_word(words: ir.Value, number: int, device: ir.Value | None = None) -> i
     return llvm.load(ir.IntegerType.get_signless(64), place, invariant=True)
 
 
-def as_pointer(address: ir.Value) -> ir.Value:
-    """An address, i64, as `!llvm.ptr`."""
-    return llvm.inttoptr(module.pointer_type(), address)
+def _as_pointer(address: ir.Value) -> ir.Value:
+    """An address in GMEM, i64, as `!llvm.ptr`, which LLVM knows to be in GMEM."""
+    in_gmem = llvm.inttoptr(module.pointer_type(1), address)
+    return llvm.addrspacecast(module.pointer_type(), in_gmem)
 
 
 def rank() -> ir.Value:
     """i32: the logical id of the executing device. PTX: `ld.global`."""
     kernel = module.current()
-    if kernel.spec.devices == 1:
+    if kernel.spec.devices <= 1:
         return kernel.i32(0)
 
     def emit() -> ir.Value:
@@ -71,8 +72,11 @@ def address(buffer: int, owner: Owner) -> ir.Value:
     match owner:
         case "all":
             number = multimem_word_of(devices, kernel.spec.num_buffers, buffer)
-            return as_pointer(load_word(words, number))
+            word = load_word(words, number)
         case int():
-            return as_pointer(load_word(words, word_of(devices, buffer, owner)))
+            word = load_word(words, word_of(devices, buffer, owner))
         case _:
-            return as_pointer(load_word(words, word_of(devices, buffer), owner))
+            word = load_word(words, word_of(devices, buffer), owner)
+    pointer = _as_pointer(word)
+    kernel.owned[pointer] = buffer, owner
+    return pointer

@@ -249,8 +249,10 @@ class Access:
 
     @property
     def where(self) -> str | None:
-        """The kernel's line."""
-        return self.location.where if self.location is not None else None
+        """The kernel's line; that around an operation of the package's own."""
+        locations = (self.location, *(location for location, _ in self.around))
+        lines = (x.where for x in locations if x is not None)
+        return next(filter(None, lines), None)
 
     def place(self) -> findings.Place:
         """Returns where it is made."""

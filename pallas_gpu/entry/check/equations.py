@@ -24,6 +24,7 @@ from pallas_gpu.entry.check.index_arithmetic import check_indices
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import cluster, inline
+from pallas_gpu.primitives.devices.multimem import multimem_load_reduce_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.tensor_cores.tcgen05 import tcgen05_mma_p
 from pallas_gpu.primitives.warp import warp_map_p
@@ -163,6 +164,8 @@ def _needs(op: Op) -> Iterator[tuple[arch.Feature, str]]:
         yield operation.feature, operation.name
     if op.primitive is tcgen05_mma_p and _has_bytes(op):
         yield arch.Feature.TCGEN05_INT8, "a tcgen05_mma of 8-bit integers"
+    if op.primitive is multimem_load_reduce_p and op.results[0].dtype.itemsize == 1:
+        yield arch.Feature.MULTIMEM_FLOAT8, "a multimem_load_reduce of float8"
     if op.params.get("leader_tracked") is not None:
         yield arch.Feature.TCGEN05, "a copy with leader_tracked"
     if op.primitive is run_scoped_p:

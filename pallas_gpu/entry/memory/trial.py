@@ -22,7 +22,7 @@ from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.program.nodes import Op
 from pallas_gpu.program.walk import uses, walk
 
-Lower = Callable[[CallParams, arch.GpuTarget], Any]
+Lower = Callable[[CallParams, Any], Any]
 
 # With so much scratch every operation has code: a round in which each thread passes on
 # 16 bytes.
@@ -45,22 +45,31 @@ def register_compiler(lower: Lower) -> None:
     _LOWER[:] = [lower]
 
 
-def require_code(params: CallParams, target: arch.GpuTarget) -> None:
+def require_code(
+    params: CallParams, target: Any, in_doubt: Callable[..., bool] | None = None
+) -> None:
     """Raises the compiler's error for a kernel that it may refuse, and does.
 
     The arrays leave too little SMEM for what the code exchanges, or no layouts satisfy
     all operations.
+
+    Args:
+      params: the parameters of the kernel.
+      target: for which it is compiled.
+      in_doubt: of the parameters and the target, whether it may be refused; default:
+        where that depends on layouts.
     """
+    in_doubt = in_doubt or _in_doubt
     found = _TRIED.setdefault(params.jaxpr, {})
     key = params.mesh, params.compiler_params, params.batch, params.aliases, target.name
     if key not in found:
-        found[key] = _tried(params, target) if _in_doubt(params, target) else None
+        found[key] = _tried(params, target) if in_doubt(params, target) else None
     error = found[key]
     if error is not None:
         raise error
 
 
-def _tried(params: CallParams, target: arch.GpuTarget) -> errors.PallasGpuError | None:
+def _tried(params: CallParams, target: Any) -> errors.PallasGpuError | None:
     try:
         _LOWER[0](params, target)
     except errors.PallasGpuError as error:

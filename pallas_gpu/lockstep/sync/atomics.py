@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from pallas_gpu.lockstep.accesses import (
     shared_of_cluster,
 )
 from pallas_gpu.lockstep.assembly import parse
-from pallas_gpu.lockstep.engine import LANES
+from pallas_gpu.lockstep.engine import LANES, Wait
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
@@ -163,7 +164,15 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         if out is not None:
             strand.env[out] = result
 
-    return guarded
+    def read(strand: Any) -> Iterator[Wait]:
+        guarded(strand)
+        # A loop around it may poll: the others run meanwhile.
+        yield Wait(lambda: True, lambda: "nothing")
+
+    if not (returns and order in ("acquire", "acq_rel") and space == "global"):
+        return guarded
+    program.polls = True
+    return read
 
 
 def _synchronise(
@@ -171,21 +180,33 @@ def _synchronise(
 ) -> None:
     """PTX ISA, Memory Consistency Model: morally strong, release, acquire."""
     cta = strand.cta
-    user = scope, cta
-    others = memory.scopes.setdefault(offset, [])
-    for other_scope, other in others:
-        for narrow in (scope, other_scope):
-            if (narrow == "cta" and cta is not other) or (
-                narrow == "cluster" and cta.cluster is not other.cluster
-            ):
-                raise PtxError("atomic operations whose scopes exclude each other")
-    if user not in others:
-        others.append(user)
+    require_scope(memory, offset, scope, cta)
     row = int(strand.row_of_lane[lane])
     if order in ("release", "acq_rel"):
         memory.release(offset, cta.clocks.released(row, lane % LANES))
     if order in ("acquire", "acq_rel"):
         cta.clocks.acquire(np.array([row]), memory.released.get(offset))
+
+
+def require_scope(memory: Any, offset: int, scope: str, cta: Any) -> None:
+    """Raises unless the scopes of all operations on a word include their threads."""
+    user = scope, cta
+    others = memory.scopes.setdefault(offset, [])
+    for other_scope, other in others:
+        pairs = {
+            "cta": (cta, other),
+            "cluster": (cta.cluster, other.cluster),
+            "gpu": (cta.cluster.launch, other.cluster.launch),
+        }
+        for narrow in {scope, other_scope} & pairs.keys():
+            one, two = pairs[narrow]
+            if one is not two:
+                raise PtxError(
+                    "atomic operations whose scopes exclude each other: "
+                    f"{scope} and {other_scope}"
+                )
+    if user not in others:
+        others.append(user)
 
 
 def values_forced(strand: Any, number: int) -> np.ndarray:

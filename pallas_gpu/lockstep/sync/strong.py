@@ -24,6 +24,7 @@ from pallas_gpu.lockstep.memory import Memory
 from pallas_gpu.lockstep.not_modelled import NotModelled
 from pallas_gpu.lockstep.program import Program, Step
 from pallas_gpu.lockstep.registers import ASSEMBLY, AssemblyUnit
+from pallas_gpu.lockstep.sync.atomics import require_scope
 
 _ACCESS = re.compile(
     r"(ld|red|atom)\.(relaxed|acquire|release|acq_rel)\.(gpu|sys)\.global"
@@ -79,7 +80,7 @@ class _Thread:
         return word if word.dtype == bool else word.view(_KINDS[kind[0]])
 
     def _access(self, form: re.Match[str], operands: Any) -> None:
-        name, order, _, operation, _ = form.groups()
+        name, order, scope, operation, _ = form.groups()
         place = operands[0] if name == "red" else operands[1]
         number, offset = divmod(int(self.registers[place[1:-1]]), 1 << BUFFER_SHIFT)
         if offset % 4:
@@ -87,6 +88,7 @@ class _Thread:
         memory = self.strand.cta.cluster.launch.buffer(number)
         if memory.clocks is None:
             raise PtxError(f"a strong operation on {memory.name}, an input")
+        require_scope(memory, offset, scope, self.strand.cta)
         places = np.arange(offset, offset + 4)[None]
         word = memory.data[offset : offset + 4].view(np.uint32)
         before = word[0]
@@ -188,6 +190,6 @@ ASSEMBLY[:0] = [
     AssemblyUnit(prefix, _text)
     for prefix in (
         *("ld.acquire.", "ld.relaxed.", "fence.acq_rel."),
-        "red.relaxed.sys.",
+        "red.relaxed.sys.global.add.u32 [",
     )
 ]

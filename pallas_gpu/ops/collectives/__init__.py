@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over several devices, as kernels that reach into each other's memory."""
 
+from pallas_gpu.ops.collectives import exchange as _exchange
+from pallas_gpu.ops.collectives import gathered_product as _gathered
+from pallas_gpu.ops.collectives import scattered_product as _scattered
 from pallas_gpu.ops.collectives.calls import (
     all_gather,
     all_reduce,
@@ -9,18 +12,35 @@ from pallas_gpu.ops.collectives.calls import (
     rotate,
 )
 from pallas_gpu.ops.collectives.devices import unreachable
+from pallas_gpu.ops.collectives.experts import Dispatched, combine, dispatch
 from pallas_gpu.ops.collectives.products import (
     all_gather_matmul,
     matmul_reduce_scatter,
 )
+from pallas_gpu.ops.collectives.ring_attention import merge, ring_attention
 
 __all__ = [
+    "Dispatched",
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
     "all_to_all",
+    "combine",
+    "dispatch",
     "matmul_reduce_scatter",
+    "merge",
     "reduce_scatter",
+    "ring_attention",
     "rotate",
     "unreachable",
 ]
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    for module in (_exchange, _gathered, _scattered):
+        module.make_kernel.cache_clear()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -360,7 +360,9 @@ def _combined(call: Call, x: jax.Array) -> jax.Array:
     n = call.group.size
     method = call.method
     if method is None:
-        method = "one_shot" if x.nbytes <= _ONE_SHOT_BYTES else "two_shot"
+        # Of two devices, both methods send an array over each link.
+        few = n == 2 or x.nbytes <= _ONE_SHOT_BYTES
+        method = "one_shot" if few else "two_shot"
     if method == "one_shot":
         return call.run("reduce", x.reshape(1, 1, -1)).reshape(x.shape)
     # The parts are equal, and multiples of a tile.

@@ -80,6 +80,11 @@ class Group:
         plgpu.when(first)(lambda: plgpu.semaphore_wait(done, ctas * (self.size - 1)))
 
 
+def divided(value: Any, by: int) -> tuple[Any, Any]:
+    """Returns quotient and remainder of an i32 scalar that is not negative."""
+    return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
+
+
 def unreachable(axis_name: Any) -> str | None:
     """Returns why a kernel cannot reach the memory of all devices along an axis.
 

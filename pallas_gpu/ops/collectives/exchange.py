@@ -29,7 +29,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.collectives.devices import Group
+from pallas_gpu.ops.collectives.devices import Group, divided
 
 THREADS = 128
 _VECTOR_BYTES = 16
@@ -142,16 +142,12 @@ def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
 
 def _position(e: Exchange, tile: Any) -> tuple[Any, Any, Any]:
     """Returns row, window and distance of the device of a tile."""
-    per_part = np.int32(e.length // e.tile)
     distance: Any = np.int32(0)
-    part, at = lax.div(tile, per_part), lax.rem(tile, per_part)
     if e.kind == "exchange":
-        # All devices store at their neighbour first: each receives from one at a time.
-        distance, part = (
-            lax.div(part, np.int32(e.rows)),
-            lax.rem(part, np.int32(e.rows)),
-        )
-    return part, plgpu.ds(at * e.tile, e.tile), distance
+        # Neighbouring CTAs store at different devices, so that no link waits.
+        tile, distance = divided(tile, e.group.size)
+    row, at = divided(tile, e.length // e.tile)
+    return row, plgpu.ds(at * e.tile, e.tile), distance
 
 
 def _move(

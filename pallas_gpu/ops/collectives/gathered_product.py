@@ -21,7 +21,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.collectives import config
-from pallas_gpu.ops.collectives.devices import Group
+from pallas_gpu.ops.collectives.devices import Group, divided
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
@@ -29,6 +29,8 @@ from pallas_gpu.ops.gemm.problem import Problem
 # A piece that TMA copies at once, through two buffers: rows and columns.
 _PIECE = 64, 64
 _BUFFERS = 2
+# Tiles that are waited for ahead of the producer.
+_AHEAD = 2
 # Columns of a part, which has the rows of a tile: one CTA sends it, and signals once.
 _PART_COLUMNS = 512
 
@@ -49,15 +51,20 @@ def make_kernel(
             None,
             plgpu.Barrier(num_barriers=_BUFFERS),
         ),
+        # Tiles whose rows have arrived, which the producer does not wait for itself.
+        "there": plgpu.Ring(
+            (), *[plgpu.Barrier(num_barriers=_AHEAD) for _ in ("empty", "full")]
+        ),
     }
 
-    def visits(wg, x, w, out, gathered, *, sent, **memory):
+    def visits(wg, x, w, out, gathered, *, sent, there, **memory):
         arrivals = Arrivals.of(schedule, group)
         mem = hopper.Memory(a=x, b=w, out=out, **memory)
         return (
-            lambda: functools.partial(_produce, arrivals, mem, gathered),
+            lambda: functools.partial(_produce, schedule, mem, gathered, there),
             lambda: _Consumer(schedule, mem, wg, group).visit,
             lambda: _send(arrivals, x, gathered, sent),
+            lambda: arrivals.watch(there),
         )
 
     kernel = hopper.persistent(
@@ -116,13 +123,26 @@ class Arrivals:
         """Parts of the rows of a tile."""
         return plgpu.cdiv(self.schedule.problem.k, _PART_COLUMNS)
 
-    def wait(self, other: Any, row: Any) -> None:
-        """Waits for the rows of a tile."""
-        at = lax.div(row, np.int32(self.schedule.config.block_m))
-        # Tiles outside of the result need no rows.
-        at = lax.min(at, np.int32(self.rows - 1))
-        plgpu.semaphore_wait(self.arrived.at[other, at], self.parts, decrement=False)
-        plgpu.semaphore_signal(self.seen, memory_scope="gpu")
+    def watch(self, there: plgpu.Ring) -> None:
+        """Waits for the rows of this CTA's tiles, one after the other."""
+        schedule = self.schedule
+
+        def visit(batch, row, column, first_step) -> None:
+            del column
+            slot = there.fill(lax.div(first_step, np.int32(schedule.steps)))
+
+            @plgpu.when(lax.gt(batch, np.int32(0)))
+            def _() -> None:
+                at = lax.div(row, np.int32(schedule.config.block_m))
+                # Tiles of a cluster may lie outside of the result.
+                at = lax.min(at, np.int32(self.rows - 1))
+                arrived = self.arrived.at[batch - 1, at]
+                plgpu.semaphore_wait(arrived, self.parts, decrement=False)
+                plgpu.semaphore_signal(self.seen, memory_scope="gpu")
+
+            plgpu.barrier_arrive(slot.full)
+
+        schedule.for_each_tile(visit)
 
     def reset(self) -> None:
         """Makes all semaphores zero again, when nobody waits for them any more."""
@@ -141,10 +161,12 @@ class Arrivals:
             )
 
 
-def _produce(arrivals, mem, gathered, batch, row, column, first_step) -> None:
+def _produce(schedule, mem, gathered, there, batch, row, column, first_step) -> None:
     """Copies the operands of a tile of the rows of one device."""
-    produce = functools.partial(hopper.produce, arrivals.schedule)
+    produce = functools.partial(hopper.produce, schedule)
     others = dataclasses.replace(mem, a=gathered)
+    step = lax.div(first_step, np.int32(schedule.steps))
+    there.take(step)
 
     @plgpu.when(lax.eq(batch, np.int32(0)))
     def _() -> None:
@@ -152,9 +174,9 @@ def _produce(arrivals, mem, gathered, batch, row, column, first_step) -> None:
 
     @plgpu.when(lax.gt(batch, np.int32(0)))
     def _() -> None:
-        other = lax.sub(batch, np.int32(1))
-        arrivals.wait(other, row)
-        produce(others, other, row, column, first_step)
+        produce(others, batch - 1, row, column, first_step)
+
+    there.release(step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,15 +199,16 @@ def _send(arrivals: Arrivals, x: Any, gathered: Any, sent: plgpu.Ring) -> None:
     parts = arrivals.rows * arrivals.parts
     ctas = tiles.clusters(c.blocks) * math.prod(tiles.cluster)
     most = plgpu.cdiv(parts, ctas)
-    for i in range(group.size - 1):
+
+    @plgpu.loop(0, group.size - 1)
+    def _(i: Any) -> None:
         # The device that multiplies these rows as its (i + 1)th ones.
-        there = group.after(group.me(), -(i + 1))
+        there = group.at(group.me(), np.int32(group.size - 1) - i)
         target = group.peer(gathered, there).at[i]
 
         @plgpu.nd_loop((parts,), collective_axes=axes)
-        def _(info: Any, i=i, there=there, target=target) -> None:
-            each = np.int32(arrivals.parts)
-            row, column = lax.div(info.index[0], each), lax.rem(info.index[0], each)
+        def _(info: Any) -> None:
+            row, column = divided(info.index[0], arrivals.parts)
             start = row * c.block_m, column * _PART_COLUMNS
             before = info.local_index + i * most
             _send_part(arrivals, x.at[0], target, sent, start, before)
@@ -203,12 +226,12 @@ def _send_part(
     """Copies a part to another device, piece by piece, and waits until it is there."""
     p, c = arrivals.schedule.problem, arrivals.schedule.config
     rows, columns = _PIECE
-    across = np.int32(plgpu.cdiv(min(p.k, _PART_COLUMNS), columns))
-    count = plgpu.cdiv(c.block_m, rows) * int(across)
+    across = plgpu.cdiv(min(p.k, _PART_COLUMNS), columns)
+    count = plgpu.cdiv(c.block_m, rows) * across
     first = before * count
 
     def place(piece: Any) -> Any:
-        i, j = lax.div(piece, across), lax.rem(piece, across)
+        i, j = divided(piece, across)
         return start[0] + i * rows, start[1] + j * columns
 
     def window(piece: Any) -> Any:

@@ -88,31 +88,55 @@ class _Consumer(hopper.Consumer):
     received: Any
     arrived: Any
 
-    def store(self, products, batch, row, column) -> None:
-        """Stores a tile at its device."""
+    def visit(self, batch, row, column, first_step) -> None:
+        """Computes a tile and stores it at its device."""
+        c = self.schedule.config
+        acc = plgpu.ACC((c.tile_m, c.tile_n), jnp.float32)
+        accumulate = functools.partial(self.accumulate, first_step)
+        (product,) = plgpu.run_scoped(accumulate, acc)
+        step = lax.div(first_step, np.int32(self.schedule.steps))
+        tiles = self.schedule.tiles
+        clusters = np.int32(tiles.clusters(c.blocks))
+        at = step * clusters + lax.axis_index(tiles.axis)
+        # The copies of the tile before have arrived while this one was computed.
+        plgpu.when(step > 0)(lambda: self._signal(at - clusters))
         own = lax.eq(batch, np.int32(self.group.size - 1))
-        semaphore = self.arrived.at[self._tile(row, column), self.wg]
+        row = row + self.wg * c.tile_m
 
         @plgpu.when(lax.bitwise_not(own))
         def _() -> None:
-            self._send(products[0], batch, row, column)
-            plgpu.wait_smem_to_gmem(0)
-            there = self.group.at(self.group.me(), batch + np.int32(1))
-            plgpu.semaphore_signal(semaphore, device_id=self.group.device(there))
+            self._send(product, batch, row, column)
+            plgpu.when(at + clusters >= tiles.count)(lambda: self._signal(at))
 
         @plgpu.when(own)
         def _() -> None:
-            # All devices compute the tiles outside of the result, if there are any.
-            plgpu.semaphore_wait(semaphore, self.group.size - 1)
-            self._add(products[0], row, column)
+            plgpu.semaphore_wait(self._semaphore(at), self.group.size - 1)
+            self._add(product, row, column)
 
-    def _tile(self, row: Any, column: Any) -> Any:
-        """Returns the index of a tile among those of one result."""
-        c, tiles = self.schedule.config, self.schedule.tiles
-        # Rows are those of the consumer, of which a tile has several.
-        i = lax.div(row, np.int32(c.block_m))
-        j = lax.div(column, np.int32(c.tile_n))
-        return i * np.int32(tiles.plane[1] * tiles.cluster[1]) + j
+    def _signal(self, at: Any) -> None:
+        """Tells the device that the tile at a position is for that it has arrived."""
+        batch = lax.div(at, np.int32(self._plane))
+
+        @plgpu.when(lax.lt(batch, np.int32(self.group.size - 1)))
+        def _() -> None:
+            plgpu.wait_smem_to_gmem(0)
+            there = self.group.at(self.group.me(), batch + np.int32(1))
+            plgpu.semaphore_signal(
+                self._semaphore(at), device_id=self.group.device(there)
+            )
+
+    def _semaphore(self, at: Any) -> Any:
+        """Returns the semaphore of this warpgroup's rows of the tile at a position."""
+        tiles = self.schedule.tiles
+        tile = lax.rem(at, np.int32(self._plane))
+        if math.prod(tiles.cluster) > 1:
+            tile = tile * np.int32(math.prod(tiles.cluster))
+            tile = tile + lax.axis_index(tiles.cluster_axis)
+        return self.arrived.at[tile, self.wg]
+
+    @property
+    def _plane(self) -> int:
+        return math.prod(self.schedule.tiles.plane)
 
     @property
     def _parts(self) -> Any:
@@ -123,24 +147,13 @@ class _Consumer(hopper.Consumer):
 
     def _send(self, product: Any, batch: Any, row: Any, column: Any) -> None:
         """Starts the copies of a tile to the device at a distance."""
-        others = self.group.size - 1
+        there = self.group.at(self.group.me(), batch + np.int32(1))
+        target = self.group.peer(self.received, there)
         for part, store, place in self._parts:
-            buffer = store.fill(part)
-            buffer[...] = product[place].astype(buffer.dtype)
-            plgpu.commit_smem()
             (_, *window), is_inside = self.window(part, batch, row, column)
-            for i in range(others):
-                # TMA needs a device whose distance is known.
-                there = self.group.after(self.group.me(), i + 1)
-                goes = lax.eq(batch, np.int32(i))
-                if is_inside is not None:
-                    goes = lax.bitwise_and(goes, is_inside)
-                plgpu.copy_smem_to_gmem(
-                    buffer,
-                    self.group.peer(self.received, there).at[(i, *window)],
-                    goes,
-                    commit_group=i == others - 1,
-                )
+            store.store(
+                part, product[place], target.at[(batch, *window)], predicate=is_inside
+            )
 
     def _add(self, product: Any, row: Any, column: Any) -> None:
         """Adds what the other devices have stored, and stores the sum."""
@@ -160,6 +173,4 @@ class _Consumer(hopper.Consumer):
                 total = with_others(total)
             else:
                 total = lax.cond(is_inside, with_others, lambda x: x, total)
-            store.store(
-                part, total, self.mem.out.at[(0, *window)], predicate=is_inside
-            )
+            store.store(part, total, self.mem.out.at[(0, *window)], predicate=is_inside)

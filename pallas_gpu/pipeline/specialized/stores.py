@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
-from pallas_gpu import expect, types
+from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import tma
 
 
@@ -92,3 +93,31 @@ class TileStore:
         written[...] = value.astype(self.buffers.dtype)
         tma.commit_smem()
         tma.copy_smem_to_gmem(buffer, target, predicate, cache_hint=cache_hint)
+
+    @expect.arguments()
+    def store_all(self, tile: Any, target: types.Ref) -> None:
+        """Stores a tile, part by part: row by row of parts of the buffers' shape.
+
+        PTX: as of `copy_smem_to_gmem`. Since: sm_90. Issued as `store`.
+
+        Args:
+          tile: array of two dimensions, of `parts` parts.
+          target: the tile in GMEM.
+
+        Raises:
+          ShapeError: the tile is not divided into `parts` parts.
+        """
+        rows, columns = part = tuple(self.buffers.shape[1:])
+        count = tuple(n // p for n, p in zip(tile.shape, part, strict=False))
+        whole = tuple(n * p for n, p in zip(count, part, strict=True))
+        if whole != tuple(tile.shape) or math.prod(count) != self.parts:
+            raise errors.ShapeError(
+                "TileStore.store_all: the tile is not divided into the parts",
+                expected=f"{self.parts} part(s) of {part}",
+                got=f"a tile of {tuple(tile.shape)}",
+                hint="pass the number of parts to TileStore",
+            )
+        for i in range(self.parts):
+            top, left = i // count[1] * rows, i % count[1] * columns
+            at = slice(top, top + rows), slice(left, left + columns)
+            self.store(i, tile[at], target.at[at])

@@ -138,7 +138,8 @@ def _require_gmem(ref: Any, who: str) -> None:
 def _require_words(view: types.RefView, who: str) -> None:
     """Raises ShapeError unless the elements can fill words."""
     together = WORD_BITS // types.itemsize_bits(view.dtype)
-    if together > 1 and (not view.shape or view.shape[-1] % together):
+    longer = [size for size in view.shape if size > 1]
+    if together > 1 and (not longer or longer[-1] % together):
         raise errors.ShapeError(
             f"{who}: the elements do not fill words of {WORD_BITS} bits",
             expected=f"a last dimension that is a multiple of {together}",

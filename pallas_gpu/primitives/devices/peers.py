@@ -12,7 +12,7 @@ import jax
 from pallas_gpu import errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.types import values
-from pallas_gpu.types.devices import DeviceIdType
+from pallas_gpu.types.spaces.devices import DeviceIdType
 
 __all__ = ["multicast_ref", "remote_ref"]
 
@@ -41,7 +41,8 @@ def remote_ref(
     PTX: none; the address is that of the other device's array, on which ld.global,
     st.global, red, atom and the copies of TMA act. Since: sm_90.
 
-    What a device stores there is visible to the other one after a signal that it waits
+    Issued by a warpgroup, or inside `warp_map` by a warp; what accesses the reference
+    is complete as an access to the device's own memory is. What a device stores there is visible to the other one after a signal that it waits
     for: `semaphore_signal(..., device_id=...)`, after `wait_smem_to_gmem` for copies.
     All devices start the kernel before any of them accesses another one's memory,
     unless `CompilerParams(skip_device_barrier=True)`; a kernel ends when its own device
@@ -52,9 +53,8 @@ def remote_ref(
       device_id: the device: a dict from names of axes of the `jax.shard_map` around the
         call, or tuples of them, to positions, the executing device's own on the other
         axes; a tuple of positions, one for each axis; on a mesh of one axis also the
-        position alone. Positions are integers or integer scalars. TMA needs the device
-        on the host: it has to be computed from `lax.axis_index` of such axes, and
-        constants. It may be the executing device.
+        position alone. Positions are integers or integer scalars, uniform in the
+        warpgroup or warp. It may be the executing device.
       device_id_type: `MESH` (default), or `LOGICAL`: `device_id` is the position in the
         mesh in row-major order, one integer or scalar.
 
@@ -80,7 +80,8 @@ def remote_ref(
             got="a result of multicast_ref",
             hint="pass the reference that multicast_ref was given",
         )
-    peer = types.PeerMemRef(logical_id(device_id, device_id_type, who))
+    found = logical_id(device_id, device_id_type, who)
+    peer = types.PeerMemRef(found, DeviceIdType.LOGICAL)
     return types.RefView(view.ref, (peer, *steps))
 
 
@@ -96,6 +97,9 @@ def multicast_ref(
 
     PTX: none; the address is a multimem address (NVLink SHARP). Since: sm_90, and
     devices that are connected by an NVSwitch with multicast.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; what accesses the reference
+    is complete as an access to the device's own memory is.
 
     Args:
       ref: GMEM reference or a part of one, or a semaphore.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values: every one is a scalar or has the shape of a register."""
+"""Values: every one is a scalar, or fills registers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,20 +16,11 @@ from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.types import WORD_BYTES
 
 
-def register_shapes(dtype: Any, chip: tpu.TpuTarget) -> list[tuple[int, ...]]:
-    """Returns the shapes of registers with elements of a type; none for 64 bits.
-
-    A mask has an element for each one of a register that it masks.
-    """
-    dtype, lanes = jnp.dtype(dtype), chip.lanes
-    if dtype == jnp.bool_:
-        return [(lanes,), (2 * lanes,), (4 * lanes,)]
-    if dtype.itemsize > WORD_BYTES:
-        return []
-    packed = WORD_BYTES // dtype.itemsize
-    if packed == 1:
-        return [(lanes,)]
-    return [(packed * lanes,), (packed, lanes), (lanes, packed)]
+def register_size(dtype: Any, chip: tpu.TpuTarget) -> int:
+    """Returns how many elements of a type a register has; of bools, those of words."""
+    dtype = jnp.dtype(dtype)
+    width = WORD_BYTES if dtype == jnp.bool_ else dtype.itemsize
+    return chip.lanes * WORD_BYTES // width
 
 
 def require_registers(
@@ -61,7 +53,7 @@ def _require(shape: tuple[int, ...], dtype: Any, op: Op, kernel: Kernel) -> None
             got=got,
             hint="convert it to 32 bits",
         )
-    if not shape:
+    if math.prod(shape) == 1:
         return
     if not kernel.is_vector:
         raise errors.UnsupportedError(
@@ -70,11 +62,11 @@ def _require(shape: tuple[int, ...], dtype: Any, op: Op, kernel: Kernel) -> None
             got=got,
             hint="compute with vectors in a kernel with a plsc.VectorSubcoreMesh",
         )
-    shapes = register_shapes(dtype, kernel.chip)
-    if shape not in shapes:
+    size = register_size(dtype, kernel.chip)
+    if math.prod(shape) % size:
         raise errors.ShapeError(
-            f"a value does not have the shape of a register of {kernel.chip.name}",
-            expected=" or ".join(str(list(s)) for s in shapes) + f" for {dtype.name}",
+            f"a value does not fill registers of {kernel.chip.name}",
+            expected=f"a multiple of {size} elements of {dtype.name}, or one",
             got=got,
             hint="loop over parts: x_vmem[plsc.ds(i, lanes)] with lanes = "
             "plsc.get_sparse_core_info().num_lanes",

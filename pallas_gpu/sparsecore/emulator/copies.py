@@ -10,6 +10,7 @@ with the rows that they name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import report
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.operations.elements import known
@@ -24,7 +26,7 @@ from pallas_gpu.emulator.engine.poison import Origin
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.sparsecore.emulator.cores import Subcore
-from pallas_gpu.sparsecore.emulator.memory import HBM_BYTES
+from pallas_gpu.sparsecore.emulator.memory import HBM_BYTES, Array
 from pallas_gpu.sparsecore.emulator.semaphores import CopySemaphore
 from pallas_gpu.sparsecore.primitives import copies
 from pallas_gpu.sparsecore.types import HBM, MACHINE, SMEM, VMEM
@@ -50,6 +52,7 @@ class Copy:
       pieces: the positions of the rows of each piece that is left; None for all rows.
       semaphore, amount: where it adds how much when it is complete.
       location: its line.
+      done: whether it is complete.
     """
 
     src: Region
@@ -62,6 +65,7 @@ class Copy:
     amount: int
     location: Any
     pieces: list[np.ndarray | None] = dataclasses.field(default_factory=list)
+    done: bool = False
 
     @property
     def table(self) -> Region:
@@ -84,8 +88,30 @@ class Copy:
             self._move(self.pieces.pop())
         if self.pieces:
             return False
-        self.semaphore.signal({}, self.amount, self.location)
+        if not self.done:
+            self.done = True
+            self.semaphore.signal({}, self.amount, self.location)
         return True
+
+    def leaves_unchanged(self, pending: dict[Copy, None], box: ordering.Box) -> bool:
+        """True if it writes what a part of its destination contains.
+
+        Copies in flight complete first: they have no order with this one.
+        """
+        if self.add or self.src.missing() is not None:
+            return False
+        for copy in [other for other in pending if other is not self]:
+            while not copy.advance():
+                pass
+        memory = self.dst.memory
+        at = tuple(slice(low, high) for low, high in box)
+        if memory.written is not None and not memory.written[at].all():
+            return False
+        before = memory.data[at].tobytes()
+        after = Array("", memory.data.copy(), None, memory.space, None)
+        there = dataclasses.replace(self, dst=Region(after, self.dst.place))
+        there._move(None)
+        return after.data[at].tobytes() == before
 
     def _move(self, piece: np.ndarray | None) -> None:
         src: Any = ... if piece is None else piece
@@ -158,7 +184,17 @@ def _start(thread: Subcore, operands: dict[str, Any], **params: Any) -> None:
     released = thread.release() | {actor: 1}
     what = f"the copy from {copy.src.memory.name} to {copy.dst.memory.name}"
     copy.semaphore.issue(released, copy.amount, what, thread.location)
+    pending = _pending(thread)
+    pending[copy] = None
     thread.group.in_flight.submit(copy)
+
+
+def _pending(thread: Subcore) -> dict[Copy, None]:
+    """Returns the copies in flight of all cores, without those that are complete."""
+    pending: dict[Copy, None] = thread.core.device.pending
+    for copy in [copy for copy in pending if copy.done]:
+        del pending[copy]
+    return pending
 
 
 def _pieces(thread: Subcore, copy: Copy) -> list[np.ndarray | None]:
@@ -274,12 +310,14 @@ def _require_one_value(copy: Copy, rows: np.ndarray, at: np.ndarray) -> None:
 def _record(thread: Subcore, copy: Copy, actor: int) -> None:
     """Records all accesses of a copy as its own."""
     src, dst = copy.src.memory.name, copy.dst.memory.name
+    pending = thread.core.device.pending
+    unchanged = functools.partial(copy.leaves_unchanged, pending)
 
     def access(region: Region, writes: bool, atomic: bool = False) -> None:
         what = f"the copy from {src}" if writes else f"the copy to {dst}"
         thread.access(
             region, writes=writes, what=what, by=(actor, 1), hint=_WAIT,
-            generic=True, atomic=atomic,
+            generic=True, atomic=atomic, unchanged=unchanged if writes else None,
         )  # fmt: skip
 
     parts: dict[str, list[Region]] = {"src": [copy.src], "dst": [copy.dst]}

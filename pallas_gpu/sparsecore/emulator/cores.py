@@ -15,6 +15,7 @@ from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.sparsecore.types import SEMAPHORES, SMEM
 
 
 class Allocated(Protocol):
@@ -44,6 +45,11 @@ class Declared:
         """Whether all subcores of a core have one."""
         return getattr(self.aval.memory_space, "shared", False)
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other subcores can access what one has."""
+        return self.aval.memory_space in (SMEM, SEMAPHORES)
+
 
 class Device:
     """The SparseCores of one run.
@@ -52,12 +58,14 @@ class Device:
       execution: the run.
       zeros: whether fresh memory contains zeros instead of poison.
       cores: the cores.
+      pending: the copies in flight, of all cores.
     """
 
     def __init__(self, execution: Execution, zeros: bool):
         self.execution = execution
         self.zeros = zeros
         self.cores: list[Core] = []
+        self.pending: dict[Any, None] = {}
 
 
 class Core(Group):
@@ -100,11 +108,15 @@ class Core(Group):
         return f" of core {self.index}" if len(self.device.cores) > 1 else ""
 
     def dissolve(self) -> None:
+        """Keeps what others may still reach until the launch has ended."""
+
+    def release(self) -> None:
         """Drops what refers to the core; see `Group.dissolve`."""
         self.state.clear()
         self.shared.clear()
-        for subcore in self.subcores:
-            subcore.own.clear()
+        for thread in self.threads:
+            assert isinstance(thread, Subcore)
+            thread.own.clear()
         self.subcores.clear()
         super().dissolve()
 
@@ -131,8 +143,8 @@ class Subcore(Thread):
         own = {} if index is None else {"subcore": index}
         self.position = {"core": core.index} | own
 
-    @property
-    def name(self) -> str:
+    @functools.cached_property
+    def name(self) -> str:  # type: ignore[override]
         """The position, for messages."""
         own = "the scalar subcore" if self.index is None else f"subcore {self.index}"
         return own + self.core.suffix
@@ -156,8 +168,8 @@ class Subcore(Thread):
                 "access elements of its own, or use plsc.loop"
             )
         return (
-            "call plsc.subcore_barrier() between the two accesses; subcores of several "
-            "cores signal and wait for a semaphore"
+            "call plsc.subcore_barrier() between the two accesses, behind the wait for "
+            "a copy; between cores, signal and wait for a semaphore"
         )
 
     def allocated(self, declared: Declared) -> Any:
@@ -168,9 +180,17 @@ class Subcore(Thread):
             found = owned[declared.place] = declared.make(declared, self)
         return found
 
-    def free(self, declared: Declared) -> None:
-        """Frees what is its own; memory that others share exists until they end."""
-        self.own.pop(declared.place, None)
+    def free(self, declared: Declared, lasts: bool) -> None:
+        """Frees what a declaration has allocated.
+
+        Memory that others share exists until they end.
+
+        Args:
+          declared: the declaration.
+          lasts: whether what others can reach exists as long as the kernel.
+        """
+        if not (lasts and declared.is_reachable):
+            self.own.pop(declared.place, None)
 
     def of_other(self, found: Any, core: Any, subcore: Any) -> Any:
         """Returns what another subcore has for the same declaration.
@@ -196,6 +216,12 @@ class Subcore(Thread):
             got=f"core {at[0]}, subcore {at[1]}",
             hint="compute them modulo the sizes of the axes",
         )
+
+    def _advice(self, old: ordering.Access) -> str:
+        """Returns what to do about an access that conflicts with one of this thread."""
+        return old.hint if old.position is self.position else self.order_hint
+
+    _advice_to_read = _advice
 
     def must_record(self, memory: Any, writes: bool) -> bool:
         """Returns whether a later access may conflict with one of this thread.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
+from pallas_gpu.arch import tpu
 from pallas_gpu.emulator import launches, run
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
@@ -17,11 +18,14 @@ from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.entry import call
+from pallas_gpu.entry.memory import trial
 from pallas_gpu.program import indices
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.walk import walk
-from pallas_gpu.sparsecore.emulator.cores import Core, Device
+from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
+from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
+from pallas_gpu.sparsecore.lowering import SPARSECORE
 from pallas_gpu.sparsecore.types import HBM, MACHINE
 
 
@@ -29,7 +33,14 @@ class _SparseCores:
     """The SparseCores of a chip, as the emulator's launches see them."""
 
     def ready(self, params: call.CallParams) -> call.CallParams:
-        """Returns the parameters as they are."""
+        """Returns the parameters as they are.
+
+        Raises:
+          UnsupportedError: the compiler has no code for an operation: what the
+            emulator accepts, it accepts.
+        """
+        target = tpu.target(params.compiler_params.target)
+        trial.require_code(params, target, lambda *_: True)
         return params
 
     def plan(self, params: call.CallParams) -> Plan:
@@ -137,7 +148,12 @@ class Launch:
         return [Pool(iter(self._cores), count, count, "cores", "all cores run at once")]
 
     def finish(self) -> None:
-        """Reports elements of results that nobody has stored."""
+        """Reports late signals, and elements of results that nobody has stored."""
+        for thread in (thread for core in self._cores for thread in core.threads):
+            assert isinstance(thread, Subcore)
+            for found in thread.own.values():
+                if isinstance(found, SemaphoreArray):
+                    found.require_zero()
         for array in self._refs[self._params.num_inputs :]:
             if array.written is None or array.admits_poison or array.written.all():
                 continue
@@ -158,7 +174,7 @@ class Launch:
     def dissolve(self) -> None:
         """Drops what refers to its owner."""
         for core in self._cores:
-            core.dissolve()
+            core.release()
         self._cores = []
 
     def results(self) -> list[np.ndarray]:
@@ -196,4 +212,6 @@ def explore_kernel(
     return launches.explore_kernel(_SparseCores(), params, arrays, **limits)
 
 
+# The compiler of the same machine is asked first; see `ready`.
+assert SPARSECORE.name == MACHINE
 run.MACHINES[MACHINE] = _run

@@ -50,9 +50,7 @@ def _masked_scan(
         "select the other lanes with jnp.where, or pass a mask whose lane 0 is true",
         thread.where(),
     )
-    if isinstance(result, Poisoned):
-        return [Poisoned(result.value, result.mask | before, result.origin)]
-    return [Poisoned(result, before, origin)]
+    return [_without(result, before, origin)]
 
 
 def _neutral(kind: str, dtype: Any) -> Any:
@@ -91,14 +89,32 @@ def _mask_reduce(
 
 @registry.register(scans.sort_key_val_p, _EMULATE, MACHINE)
 def _sort_key_val(
-    _: Subcore, operands: list[Any], descending: bool, **__: Any
+    thread: Subcore, operands: list[Any], descending: bool, **_: Any
 ) -> list[Any]:
     keys, values, *masks = operands
     mask = np.asarray(known(masks[0])) if masks else None
     keys = np.asarray(known(keys, mask))
     order = _order(keys, mask, descending)
     moved = _evaluated(lambda x: np.asarray(x)[order], values)
-    return [keys[order], moved, *([] if mask is None else [mask[order]])]
+    if mask is None or mask.all():
+        return [keys[order], moved, *([] if mask is None else [mask])]
+    after = ~mask[order]
+    origin = Origin(
+        "sort_key_val: a lane that the mask excludes is used",
+        f"lane {int(mask.sum())} of the result: those behind the valid ones are in no "
+        "defined order",
+        "select the valid lanes with jnp.where and the mask that sort_key_val returns",
+        thread.where(),
+    )
+    results = [_without(keys[order], after, origin), _without(moved, after, origin)]
+    return [*results, ~after]
+
+
+def _without(value: Any, mask: np.ndarray, origin: Origin) -> Poisoned:
+    """Returns a value whose lanes in a mask have none."""
+    if isinstance(value, Poisoned):
+        return Poisoned(value.value, value.mask | mask, value.origin)
+    return Poisoned(value, mask, origin)
 
 
 def _order(keys: np.ndarray, mask: np.ndarray | None, descending: bool) -> np.ndarray:

@@ -41,14 +41,17 @@ def _run_scoped(thread: Subcore, step: ControlStep, ins: list[Any]) -> Run:
     ]
     refs = [thread.allocated(each) for each in declared]
     (body,) = step.plans
+    # Without others around it, it is the scope of the kernel's scratch memory.
+    outermost = len(thread.around) == 1
     results = yield from evaluate.run(thread, body, [*ins, *refs])
     thread.location = step.location
+    found = [ref for ref in refs if isinstance(ref, SemaphoreArray)]
+    for array in found:
+        array.require_zero()
     for each, ref in zip(declared, refs, strict=True):
-        if isinstance(ref, SemaphoreArray):
-            ref.require_zero()
-        elif ref.space is not VMEM_SHARED:
+        if isinstance(ref, Array) and ref.space is not VMEM_SHARED:
             _require_unused(thread, ref)
-        thread.free(each)
+        thread.free(each, lasts=outermost)
     return results
 
 

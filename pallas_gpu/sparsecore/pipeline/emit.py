@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import control, scope
 from pallas_gpu.pipeline.loops import unravel
 from pallas_gpu.sparsecore.pipeline.blocks import BlockSpec, differ

@@ -8,8 +8,8 @@ import dataclasses
 import json
 from typing import Any, Literal
 
-Tiling = Literal["compact", "sparse_core"]
-_TILINGS = {"compact": "TILING_COMPACT", "sparse_core": "TILING_SPARSE_CORE"}
+Tiling = Literal["compact", "sparsecore"]
+_TILINGS = {"compact": "TILING_COMPACT", "sparsecore": "TILING_SPARSE_CORE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,8 @@ def config_text(
     cores: int,
     tiling: Tiling = "compact",
     layout_passes: bool = False,
-    opt_level: int = 3,
+    opt_level: str = "O3",
+    skip_device_barrier: bool = False,
 ) -> str:
     """Returns the configuration of a call.
 
@@ -44,7 +45,8 @@ def config_text(
       tiling: of arrays in HBM and VMEM.
       layout_passes: whether libtpu infers the layouts of vectors, which then may have
         other sizes than registers, but cannot be scanned, reduced or sorted.
-      opt_level: of LLVM. Only at 3 every libtpu pipelines loops; 0 aborts libtpu.
+      opt_level: of LLVM. Only at O3 every libtpu pipelines loops; O0 aborts libtpu.
+      skip_device_barrier: whether XLA may omit the barrier around the call.
     """
     call: dict[str, Any] = {
         "body": base64.b64encode(bytecode).decode(),
@@ -52,11 +54,13 @@ def config_text(
     }
     if layout_passes:
         call["needs_layout_passes"] = True
+    if skip_device_barrier:
+        call["skip_device_barrier"] = True
     config = {
         "custom_call_config": call,
         "sparse_core_config": {
             "tiling": _TILINGS[tiling],
-            "comp_env": {"backend_opt_level": f"O{opt_level}"},
+            "comp_env": {"backend_opt_level": opt_level},
         },
         "device_type": "DEVICE_TYPE_SPARSECORE",
         "megachip_parallelism_config": {"cores": [str(i) for i in range(cores)]},

@@ -74,6 +74,11 @@ class CompiledKernel:
         (program,) = self.programs
         return program
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The compiler's texts, by the names of the stages that can be kept."""
+        return {"bundles": "\n".join(program.text for program in self.programs)}
+
 
 def is_available() -> bool:
     """True if libtpu is installed."""

@@ -5,20 +5,12 @@ from __future__ import annotations
 
 import io
 
-from jax.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import errors
+from pallas_gpu.sparsecore.emitters.context import context
 
 _STRIP_LOCATIONS = "strip-debuginfo"
-
-
-def context() -> ir.Context:
-    """Returns a context with the dialects that libtpu takes."""
-    made = jax_mlir.make_ir_context()
-    tpu.register_dialect(made)
-    return made
 
 
 def parse(text: str) -> ir.Module:
@@ -50,20 +42,20 @@ def serialize(
       keep_locations: keep file and line.
       version: of the stable form; None is the newest one.
     """
-    context = module.context
+    used = module.context
     target = "" if version is None else f" target-version={version}"
     steps = [] if keep_locations else [_STRIP_LOCATIONS]
     steps.append(f"mosaic-serde{{serialize=true{target}}}")
-    with context, ir.Location.unknown():
+    with used, ir.Location.unknown():
         copy = module.operation.clone(ip=False)
-        before = context.allow_unregistered_dialects
+        before = used.allow_unregistered_dialects
         # The dialect of the stable form is not registered.
-        context.allow_unregistered_dialects = True
+        used.allow_unregistered_dialects = True
         try:
             pipeline = f"builtin.module({','.join(steps)})"
             passmanager.PassManager.parse(pipeline).run(copy)
             buffer = io.BytesIO()
             copy.write_bytecode(buffer, desired_version=0)
         finally:
-            context.allow_unregistered_dialects = before
+            used.allow_unregistered_dialects = before
     return buffer.getvalue()

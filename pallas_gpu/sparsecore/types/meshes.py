@@ -21,11 +21,13 @@ class SubcoreMesh:
     Attributes:
       machine: whose rules run its kernels.
       platforms: JAX's names of where it runs.
+      groups: what runs at once and shares memory, in the plural.
       is_vector: whether vector subcores run the body, otherwise scalar ones.
     """
 
     machine: ClassVar[str] = MACHINE
     platforms: ClassVar[tuple[str, ...]] = ("tpu",)
+    groups: ClassVar[str] = "cores"
     is_vector: ClassVar[bool]
     num_cores: int | None
 

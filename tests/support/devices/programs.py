@@ -149,6 +149,58 @@ def ranks(x, o, *_):
     o[...] = here[...] * 0 + me().astype(F32) + 10.0 * count()
 
 
+def by_warps(x, o, tile, bar, sem):
+    """A warp copies and signals, another one waits."""
+    plgpu.copy_gmem_to_smem(x, tile, bar)
+    plgpu.barrier_wait(bar)
+
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 1)
+        def _():
+            plgpu.copy_smem_to_gmem(tile, plgpu.remote_ref(o, neighbour()))
+            plgpu.wait_smem_to_gmem(0)
+            plgpu.semaphore_signal(sem, device_id=neighbour())
+
+        @plgpu.when(warp == 2)
+        def _():
+            plgpu.semaphore_wait(sem)
+
+
+def through_a_pipeline(x, o, sem):
+    """The blocks of a pipeline come from the next device."""
+
+    def double(_, a, b):
+        b[...] = 2 * a[...]
+
+    spec = plgpu.BlockSpec((8, COLUMNS), lambda i: (i, 0))
+    pipeline = plgpu.emit_pipeline(
+        double, grid=(2,), in_specs=[spec], out_specs=[spec], max_concurrent_steps=2
+    )
+    pipeline(plgpu.remote_ref(x, neighbour()), o)
+    meet(sem)
+
+
+def reshaped(x, o, sem):
+    """A view of the next device's array."""
+    o[...] = plgpu.remote_ref(x, neighbour()).T.reshape(SHAPE)[...]
+    meet(sem)
+
+
+def in_branches(x, o, sem):
+    """Each device computes another one's id."""
+
+    @plgpu.when(me() > 0)
+    def _():
+        plgpu.remote_ref(o, me() - 1)[...] = x[...]
+
+    @plgpu.when(me() == 0)
+    def _():
+        plgpu.remote_ref(o, count() - 1)[...] = x[...]
+
+    meet(sem)
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """A kernel and its reference.
@@ -170,6 +222,10 @@ def _shifted(xs: np.ndarray) -> np.ndarray:
     return np.roll(xs, 1, axis=0)
 
 
+def _fetched(xs: np.ndarray) -> np.ndarray:
+    return np.roll(xs, -1, axis=0)
+
+
 def _everything(xs: np.ndarray) -> np.ndarray:
     return np.stack([xs] * len(xs))
 
@@ -177,7 +233,7 @@ def _everything(xs: np.ndarray) -> np.ndarray:
 COPY = (TILE, plgpu.Barrier())
 PROGRAMS = {
     "put": Program(put, (REGULAR,), _shifted),
-    "get": Program(get, (REGULAR,), lambda xs: np.roll(xs, -1, axis=0)),
+    "get": Program(get, (REGULAR,), _fetched),
     "put_indexed": Program(put_indexed, (REGULAR,), lambda xs: _shifted(xs)[:, ::-1]),
     "pull_tiles": Program(pull_tiles, (*COPY, REGULAR), _everything, True),
     "push_tiles": Program(push_tiles, (*COPY, REGULAR), _everything, True),
@@ -190,15 +246,23 @@ PROGRAMS = {
     "copy_by_threads": Program(
         copy_by_threads,
         (*COPY, REGULAR),
-        lambda xs: np.concatenate(
-            [np.roll(xs, -1, axis=0)[..., 1:65], xs[..., 64:]], axis=-1
-        ),
+        lambda xs: np.concatenate([_fetched(xs)[..., 1:65], xs[..., 64:]], axis=-1),
     ),
     "through_scratch": Program(
         through_scratch,
         (plgpu.GMEM(SHAPE, F32), REGULAR, REGULAR),
-        lambda xs: np.roll(xs, -1, axis=0),
+        _fetched,
     ),
+    "by_warps": Program(by_warps, (*COPY, REGULAR), _shifted),
+    "through_a_pipeline": Program(
+        through_a_pipeline, (REGULAR,), lambda xs: 2 * _fetched(xs)
+    ),
+    "reshaped": Program(
+        reshaped,
+        (REGULAR,),
+        lambda xs: _fetched(xs).transpose(0, 2, 1).reshape(xs.shape),
+    ),
+    "in_branches": Program(in_branches, (REGULAR,), _fetched),
     "ranks": Program(
         ranks,
         (),

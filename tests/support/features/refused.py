@@ -146,16 +146,11 @@ REFUSED = (
 
 # The rules of upstream's launch context, primitives and scratch kinds that have no row:
 # the tensor core, inline code and the profiler have rules of their own.
-_DEVICES = "kernels over several devices: docs/porting.md"
 OBSOLETE = {
     "transforms: classes to apply to a copy": "copies are planned as a whole",
     "primitives: rules for printing and discharge": "bodies are traced over references",
     "launch: grid divisible by the cluster": "a grid counts clusters, so all divide it",
     "context: an object for inline code": "inline code: docs/porting.md",
-    "descriptors: GLOBAL_BROADCAST": _DEVICES,
-    "descriptors: memory of a peer": _DEVICES,
-    "context: device_id, to_remote, to_remote_multicast": _DEVICES,
-    "primitives: semaphore_signal_multicast, multimem": _DEVICES,
 }
 # With those of the rows; a rule that comes or goes changes the number.
-RULES = 99
+RULES = 95

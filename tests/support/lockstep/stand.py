@@ -10,7 +10,7 @@ from pallas_gpu.lockstep.launch import WARPGROUP_WARPS, Cluster, Launch, Shape
 def cluster(ctas: int = 1, warpgroups: int = 1, smem_bytes: int = 4096) -> Cluster:
     """A cluster whose blocks run nothing."""
     shape = Shape((ctas, 1, 1), (ctas, 1, 1), (128 * warpgroups, 1, 1), smem_bytes)
-    return Cluster(Launch([], 0, {}, is_early=False), shape, (0, 0, 0))
+    return Cluster(Launch([], {}, is_early=False), shape, (0, 0, 0))
 
 
 def strands(of: Cluster, warps: int = WARPGROUP_WARPS) -> list[Strand]:

@@ -63,12 +63,14 @@ class Launch:
       arguments: the arrays.
       expected: the results of the kernel without a mistake.
       tolerance: absolute, of the results.
+      on_devices: as `call`, of a kernel on a mesh, to be run by `emulate_mesh`.
     """
 
     call: Callable[[Any], Callable[..., Any]]
     arguments: Sequence[Any]
     expected: Any
     tolerance: float = 0.0
+    on_devices: Callable[[Any], Callable[..., Any]] | None = None
 
     @classmethod
     def of(
@@ -107,7 +109,7 @@ class Launch:
         own = jax.tree.map(lambda x: x[: len(x) // count], expected)
         make = everywhere.kernel(body, own, *scratch, **options)
 
-        def call(interpret: Any) -> Callable[..., Any]:
+        def sharded(interpret: Any) -> Callable[..., Any]:
             kernel = make(interpret)
 
             def repeated(*args: Any) -> Any:
@@ -116,10 +118,12 @@ class Launch:
                     args = args if isinstance(args, list | tuple) else (args,)
                 return args
 
-            f = jax.shard_map(repeated, mesh=devices, in_specs=spec, out_specs=spec)
-            return plgpu.emulate_mesh(f)
+            return jax.shard_map(repeated, mesh=devices, in_specs=spec, out_specs=spec)
 
-        return cls(call, arguments, expected)
+        def call(interpret: Any) -> Callable[..., Any]:
+            return plgpu.emulate_mesh(sharded(interpret))
+
+        return cls(call, arguments, expected, on_devices=sharded)
 
 
 def abstract_mesh(**sizes: int) -> Any:

@@ -10,6 +10,23 @@ import jax
 import numpy as np
 
 from pallas_gpu import sparsecore as plsc
+from pallas_gpu.sparsecore.runtime import offline_compiler
+from tests.support import executions, tiers
+from tests.support.sparsecore import emitted, interpreter
+from tests.support.sparsecore.modules import CHIPS
+
+# Of the module's interpreter: copies at once, as late as waits allow, and between.
+_ORDERS = 3
+
+
+def lanes() -> int:
+    """The elements of a register of 32 bits, of the chip that is traced for."""
+    return plsc.get_sparse_core_info().num_lanes
+
+
+def part(i: Any) -> Any:
+    """The elements of a register from a position on."""
+    return plsc.ds(i, lanes())
 
 
 def kernel(
@@ -72,17 +89,50 @@ def check(
     *scratch: Any,
     schedules: int = 6,
     rtol: float = 0.0,
+    interpret: bool = True,
+    chips: Sequence[str] = CHIPS,
     **options: Any,
 ) -> None:
-    """Runs a body under several schedules, and compares with what NumPy computes."""
-    got = emulate(body, args, expected, *scratch, schedules=schedules, **options)
-    _compare(got, expected, rtol)
+    """Runs a body everywhere, and compares with what NumPy computes.
+
+    That is the emulator under several schedules; its module, interpreted; and on the
+    way to it the compilation for each chip, where libtpu is installed: what the
+    emulator accepts, libtpu compiles.
+
+    Args:
+      body: of the kernel.
+      args: its arguments.
+      expected: its results, as NumPy computes them.
+      scratch: its scratch_types.
+      schedules: of the emulator; the tiers that do not run everything have fewer.
+      rtol: relative tolerance.
+      interpret: False where the module is not to be interpreted.
+      chips: for which it is compiled.
+      options: others of `kernel`.
+    """
+    if not tiers.runs_everything():
+        schedules = min(schedules, 4)
+    function = kernel(body, expected, *scratch, schedules=schedules, **options)
+    _compare(function(*args), expected, rtol)
+    function = kernel(body, expected, *scratch, **options)
+    build = emitted.lowered(function, *args)
+    for seed in range(_ORDERS if interpret else 0):
+        made = interpreter.execute(build.module, *args, seed=seed)
+        _compare(made, jax.tree.leaves(expected), rtol)
+    if not offline_compiler.is_available():
+        return
+    chosen = [tiers.one_of(executions.test_name(), chips)]
+    for chip in chips if tiers.runs_everything() else chosen:
+        function = kernel(body, expected, *scratch, target=chip, **options)
+        emitted.finished(emitted.lowered(function, *args, target=chip))
 
 
 def _compare(got: Any, expected: Any, rtol: float) -> None:
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True)
     for a, b in pairs:
         a, b = np.asarray(a), np.asarray(b)
+        if a.dtype.kind == "i" and b.dtype.kind == "u":
+            a = a.view(b.dtype)  # of a module, whose integers have no sign
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         np.testing.assert_allclose(

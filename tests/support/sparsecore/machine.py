@@ -42,6 +42,14 @@ class View:
     def part(self, array: np.ndarray) -> View:
         return dataclasses.replace(self, array=array)
 
+    def anew(self) -> View:
+        """A whole array like that of the part, without contents."""
+        root = self.root
+        array = np.zeros_like(root)
+        if "semaphore" not in self.space:
+            array[...] = poison(root.shape, root.dtype)
+        return View(array, array, self.space, self.key)
+
     def moved_to(self, root: np.ndarray) -> View:
         """The same part of another array of the same shape."""
         at = address(self.array) - address(self.root)
@@ -112,6 +120,7 @@ class Machine:
         self.grid = arguments[:rank]
         self.operands = arrays
         self.memory: dict[Any, View] = {}
+        self.released: set[Any] = set()
         self.log: list[tuple[tuple[int, int], str, list[Any]]] = []
         cores = range(self.bounds[0])
         subcores = range(self.bounds[1] if rank > 1 else 1)
@@ -123,22 +132,30 @@ class Machine:
         if space_of(value.type) == "vmem_shared":
             where = core
         name = (where, _name(value))
-        if name not in self.memory:
+        if name not in self.memory or name in self.released:
             self.memory[name] = fresh(value.type, _name(value))
+            self.released.discard(name)
         return self.memory[name]
 
     def release(self, value: Any, core: int, subcore: int) -> None:
-        """Ends the life of what a region has allocated: its contents are lost."""
-        view = self.memory.pop(((core, subcore), _name(value)), None)
-        if view is not None and view.space == "semaphore_mem" and view.array.any():
+        """Ends the life of what a region has allocated.
+
+        Others may still access it: its contents are lost when it is allocated again.
+        """
+        name = ((core, subcore), _name(value))
+        self.released.add(name)
+        view = self.memory[name]
+        if view.space == "semaphore_mem" and view.array.any():
             raise ModuleError(f"a semaphore is {view.array} at the end of its region")
 
     def of_other(self, view: View, core: int, subcore: int) -> View:
         """The same part of another subcore's memory."""
-        found = self.memory.get(((core, subcore), view.key))
-        if found is None:
-            raise ModuleError(f"subcore {(core, subcore)} has no such memory")
-        return view.moved_to(found.root)
+        if not any((s.core, s.subcore) == (core, subcore) for s in self.subcores):
+            raise ModuleError(f"there is no subcore {(core, subcore)}")
+        name = ((core, subcore), view.key)
+        if name not in self.memory:  # it has not entered its region yet
+            self.memory[name] = view.anew()
+        return view.moved_to(self.memory[name].root)
 
     def start(self, copy: Copy) -> None:
         self.flying.append(copy)

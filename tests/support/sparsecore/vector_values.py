@@ -383,6 +383,10 @@ def _pack(op: Any, args: list[Any]) -> list[Any]:
     return [np.concatenate(narrow)]
 
 
+def _flag(op: Any, name: str) -> bool:
+    return name in op.attributes and ir.BoolAttr(op.attributes[name]).value
+
+
 def _narrow(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return x.astype(dtype)
 
@@ -397,6 +401,8 @@ def _unpack(op: Any, args: list[Any]) -> list[Any]:
         part = x.reshape(n, parts)[:, index]
     else:
         part = x.reshape(parts, n)[index]
+    if _flag(op, "unsigned_integers"):
+        part = _unsigned(part)
     return [part.astype(dtype_of(t))]
 
 
@@ -434,15 +440,15 @@ def _sort(op: Any, args: list[Any]) -> list[Any]:
     keys, values, mask = (*args, None)[:3]
     mask = np.ones(len(keys), bool) if mask is None else mask
     comparable = keys if keys.dtype == np.float32 else _unsigned(keys)
-    descending = "descending" in op.attributes and ir.BoolAttr(
-        op.attributes["descending"]
-    )
+    descending = _flag(op, "descending")
     valid = [i for i in range(len(keys)) if mask[i]]
-    valid.sort(
-        key=lambda i: comparable[i], reverse=bool(descending and descending.value)
-    )
+    valid.sort(key=lambda i: comparable[i], reverse=descending)
     order = [*valid, *(i for i in range(len(keys)) if not mask[i])]
-    return [mask[order], keys[order], values[order]]
+    # What is in the lanes behind them is not known.
+    found = [keys[order], values[order]]
+    for x in found:
+        x[len(valid) :] = poison((len(x) - len(valid),), x.dtype)
+    return [mask[order], *found]
 
 
 @_value("tpu.scan_count")

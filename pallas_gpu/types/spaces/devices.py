@@ -46,9 +46,7 @@ class PeerMemRef(_jax.Transform):
     """
 
     device_id: Any
-    device_id_type: DeviceIdType = dataclasses.field(
-        default=DeviceIdType.LOGICAL, metadata={"static": True}
-    )
+    device_id_type: DeviceIdType = dataclasses.field(metadata={"static": True})
 
     def transform_type(self, aval: Any) -> Any:
         """Returns the type of the reference, which stays the same."""

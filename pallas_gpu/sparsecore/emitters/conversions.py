@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions between element types, also of other widths, and of bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+from jaxlib.mosaic.python import tpu
+
+from pallas_gpu import errors
+from pallas_gpu.sparsecore.emitters.values import (
+    BF16,
+    BOOL,
+    F32,
+    I32,
+    WORD_BYTES,
+    Array,
+    constant,
+    element_type,
+    elements_of,
+    is_float,
+    vector_type,
+)
+
+_INTEGER = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
+
+
+def astype(x: Array, dtype: np.dtype, lanes: int) -> Array:
+    """Returns a value with its elements converted.
+
+    Args:
+      lanes: elements of 32 bits in a register.
+    """
+    if x.dtype == dtype:
+        return x
+    if x.dtype == BOOL:
+        return astype(_numbers(x, dtype, lanes), dtype, lanes)
+    if dtype == BOOL:
+        return x.with_parts([_differs_from_zero(p, x.dtype) for p in x.parts], BOOL)
+    if (
+        x.dtype.kind in "iu"
+        and dtype.kind in "iu"
+        and x.dtype.itemsize == dtype.itemsize
+    ):
+        return x.with_parts(x.parts, dtype)
+    x = widened(x, lanes)
+    word = F32 if is_float(dtype) else I32 if dtype != np.uint32 else dtype
+    x = x.with_parts([_converted(p, x.dtype, word) for p in x.parts], word)
+    if dtype.itemsize == WORD_BYTES:
+        return x.with_parts(x.parts, dtype)
+    return narrowed(x, dtype, lanes)
+
+
+def _numbers(mask: Array, dtype: np.dtype, lanes: int) -> Array:
+    """Returns bools as 1 and 0, of a type that a register has as many elements of."""
+    if mask.is_scalar:
+        wide = F32 if is_float(dtype) else I32
+    else:
+        width = WORD_BYTES * lanes // elements_of(mask.parts[0])
+        wide = dtype
+        if dtype.itemsize != width:
+            wide = _INTEGER[width]
+    parts = []
+    for part in mask.parts:
+        t = element_type(wide)
+        if not mask.is_scalar:
+            t = vector_type(elements_of(part), wide)
+        parts.append(arith.select(part, constant(1, t), constant(0, t)))
+    return mask.with_parts(parts, wide)
+
+
+def _differs_from_zero(part: ir.Value, dtype: np.dtype) -> ir.Value:
+    zero = constant(0, part.type)
+    if is_float(dtype):
+        return arith.cmpf(arith.CmpFPredicate.UNE, part, zero)
+    return arith.cmpi(arith.CmpIPredicate.ne, part, zero)
+
+
+def _converted(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
+    """Converts elements of 32 bits."""
+    if is_float(before) == is_float(after):
+        return part
+    t: ir.Type = element_type(after)
+    if isinstance(part.type, ir.VectorType):
+        t = vector_type(elements_of(part), after)
+    if is_float(after):
+        return (arith.uitofp if before.kind == "u" else arith.sitofp)(t, part)
+    return (arith.fptoui if after.kind == "u" else arith.fptosi)(t, part)
+
+
+# --- other widths ---------------------------------------------------------------------
+
+
+def widened(x: Array, lanes: int) -> Array:
+    """Returns a value with elements of 32 bits: floats, signed or unsigned integers."""
+    if x.dtype.itemsize == WORD_BYTES:
+        return x
+    wide = (
+        F32
+        if is_float(x.dtype)
+        else np.dtype(np.uint32 if x.dtype.kind == "u" else I32)
+    )
+    if x.is_scalar:
+        t = element_type(wide)
+        extend = arith.extui if x.dtype.kind == "u" else arith.extsi
+        part = arith.extf(t, x.value) if is_float(x.dtype) else extend(t, x.value)
+        return x.with_parts([part], wide)
+    parts = [
+        unpacked(part, i, wide, lanes, "compressed", x.dtype.kind == "u")
+        for part in x.parts
+        for i in range(WORD_BYTES // x.dtype.itemsize)
+    ]
+    return x.with_parts(parts, wide)
+
+
+def narrowed(x: Array, dtype: np.dtype, lanes: int) -> Array:
+    """Returns a value of 32-bit elements as elements of fewer bits."""
+    if x.is_scalar:
+        t = element_type(dtype)
+        emit = arith.truncf if is_float(dtype) else arith.trunci
+        return x.with_parts([emit(t, x.value)], dtype)
+    count = WORD_BYTES // dtype.itemsize
+    if len(x.parts) % count:
+        raise errors.ShapeError(
+            "elements that do not fill a register of their type",
+            expected=f"a multiple of {lanes * count} elements of {dtype.name}",
+            got=f"{dtype.name}{list(x.shape)}",
+            hint=f"convert {count} registers of 32-bit elements at a time",
+        )
+    groups = [x.parts[i : i + count] for i in range(0, len(x.parts), count)]
+    return x.with_parts([packed(group, dtype, "compressed") for group in groups], dtype)
+
+
+def packed(sources: Sequence[ir.Value], dtype: np.dtype, form: str) -> ir.Value:
+    """Returns registers of wider elements in one, which has as many elements as all."""
+    count = sum(elements_of(part) for part in sources)
+    return tpu.pack_subelements(
+        vector_type(count, dtype),
+        list(sources),
+        list(range(len(sources))),
+        ir.Attribute.parse(f"#tpu.pack_format<{form}>"),
+        unsigned_integers=True if dtype.kind == "u" else None,
+    )
+
+
+def unpacked(
+    source: ir.Value, i: int, wide: np.dtype, lanes: int, form: str, unsigned: bool
+) -> ir.Value:
+    """Returns the i-th part of a register's elements, as wider elements.
+
+    Args:
+      lanes: the number of these elements.
+    """
+    return tpu.unpack_subelements(
+        vector_type(lanes, wide),
+        source,
+        i,
+        ir.Attribute.parse(f"#tpu.pack_format<{form}>"),
+        unsigned_integers=True if unsigned else None,
+    )
+
+
+# --- masks ----------------------------------------------------------------------------
+
+
+def mask_of(mask: Array, elements: int, lanes: int) -> Array:
+    """Returns bools in registers of as many elements as those they are used with."""
+    if mask.is_scalar or elements_of(mask.parts[0]) == elements:
+        return mask
+    dtype = _INTEGER[WORD_BYTES * lanes // elements]
+    return astype(astype(mask, dtype, lanes), BOOL, lanes)
+
+
+# --- bits -----------------------------------------------------------------------------
+
+
+def bitcast(x: Array, dtype: np.dtype, shape: Sequence[int]) -> Array:
+    """Returns the bits as elements of another type."""
+    same = element_type(x.dtype) == element_type(dtype)
+    parts = x.parts if same else [_bitcast(part, x.dtype, dtype) for part in x.parts]
+    return Array(tuple(shape), dtype, tuple(parts))
+
+
+def _bitcast(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
+    if not isinstance(part.type, ir.VectorType):
+        return arith.bitcast(element_type(after), part)
+    count = elements_of(part) * before.itemsize // after.itemsize
+    return tpu.bitcast(vector_type(count, after), part)
+
+
+def is_native(dtype: np.dtype) -> bool:
+    """Whether registers hold such elements."""
+    return dtype in (BF16, F32) or (dtype.kind in "iu" and dtype.itemsize <= WORD_BYTES)
+
+
+def register_elements(dtype: np.dtype, lanes: int) -> int:
+    """Returns how many elements of a type a register holds; of bools those of words."""
+    width = WORD_BYTES if dtype == BOOL else dtype.itemsize
+    return lanes * WORD_BYTES // width
+
+
+def registers_of(shape: Sequence[int], dtype: np.dtype, lanes: int) -> int:
+    """Returns how many registers a value takes; 0 for a scalar."""
+    size = math.prod(shape)
+    return 0 if size == 1 else size // register_elements(dtype, lanes)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of arrays in memory, loads and stores, copies and their waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref
+from jaxlib.mosaic.python import tpu
+
+from pallas_gpu import errors
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.sparsecore.emitters.values import (
+    Array,
+    Handle,
+    element_type,
+    i32,
+    index,
+    memref_type,
+    vector_type,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array in memory; starts are numbers or i32 values."""
+
+    handle: Handle
+    window: Window
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.window.shape
+
+
+def element_of(handle: Handle) -> ir.Type:
+    """Returns the type of an array's elements."""
+    return ir.MemRefType(handle.memref.type).element_type
+
+
+def view(part: Part) -> ir.Value:
+    """Returns a part as an array of its own: slice, then squeeze."""
+    handle, window = part.handle, part.window
+    if window.is_transposed:
+        raise errors.UnsupportedError(
+            "a copy of a transposed reference",
+            expected="the axes in the array's order",
+            got=f"axes {list(window.axes)}",
+            hint="transpose the array before the call",
+        )
+    found, element = handle.memref, element_of(handle)
+    if not (
+        window.sizes == window.array_shape
+        and window.starts == (0,) * len(window.starts)
+    ):
+        t = memref_type(window.sizes, element, handle.space)
+        found = tpu.memref_slice(t, found, [i32(x) for x in window.starts], [])
+    if window.squeezed:
+        t = memref_type(window.shape, element, handle.space)
+        found = tpu.memref_squeeze(t, found)
+    return found
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+def _positions(part: Part, elements: int) -> Iterator[list[ir.Value]]:
+    """Yields the indices of the first element of each register of a part.
+
+    The last axis of the array is one of the part, and holds whole registers.
+    """
+    window = part.window
+    rank = len(window.sizes)
+    counts = [*window.sizes[:-1], window.sizes[-1] // elements]
+    steps = [1] * (rank - 1) + [elements]
+    for at in itertools.product(*(range(n) for n in counts)):
+        yield [
+            index(_plus(start, i * step))
+            for start, i, step in zip(window.starts, at, steps, strict=True)
+        ]
+
+
+def _plus(start: Any, offset: int) -> Any:
+    if isinstance(start, int):
+        return start + offset
+    return start if not offset else arith.addi(start, i32(offset))
+
+
+def _require_rows(part: Part, elements: int) -> None:
+    window = part.window
+    last = len(window.sizes) - 1
+    if window.is_transposed or last not in window.axes or window.sizes[-1] % elements:
+        raise errors.ShapeError(
+            "a part of VMEM that is not rows of whole registers",
+            expected=f"a multiple of {elements} elements of the last dimension",
+            got=f"{list(window.shape)} of {list(window.array_shape)}",
+            hint="load a register at a time, or use plsc.load_gather",
+        )
+
+
+def load(part: Part, elements: int) -> Array:
+    """Loads a part: a scalar from SMEM, or registers from VMEM.
+
+    Args:
+      elements: of a register.
+    """
+    handle, window = part.handle, part.window
+    if math.prod(window.shape) == 1:
+        loaded = memref.load(handle.memref, [index(i) for i in window.starts])
+        return Array(window.shape, handle.dtype, (loaded,))
+    _require_rows(part, elements)
+    t = vector_type(elements, handle.dtype)
+    parts = [tpu.vector_load(t, handle.memref, at) for at in _positions(part, elements)]
+    return Array(window.shape, handle.dtype, tuple(parts))
+
+
+def store(part: Part, value: Array, elements: int, *, add: bool = False) -> None:
+    """Stores a value to a part, or adds it."""
+    handle, window = part.handle, part.window
+    if math.prod(window.shape) == 1:
+        _store_scalar(part, value.value, add=add)
+        return
+    _require_rows(part, elements)
+    for x, at in zip(value.parts, _positions(part, elements), strict=True):
+        tpu.vector_store(x, handle.memref, at, add=add)
+
+
+def _store_scalar(part: Part, value: ir.Value, *, add: bool) -> None:
+    handle, at = part.handle, [index(i) for i in part.window.starts]
+    if add:
+        before = memref.load(handle.memref, at)
+        is_float = isinstance(value.type, ir.FloatType)
+        value = (arith.addf if is_float else arith.addi)(before, value)
+    memref.store(value, handle.memref, at)
+
+
+def load_indexed(
+    handle: Handle, indices: Sequence[ir.Value], mask: Any = None
+) -> ir.Value:
+    """Loads an element for each lane."""
+    elements = ir.VectorType(indices[0].type).shape[0]
+    t = vector_type(elements, handle.dtype)
+    return tpu.vector_load_idx(t, handle.memref, list(indices), mask=mask)
+
+
+def store_indexed(
+    handle: Handle,
+    indices: Sequence[ir.Value],
+    value: ir.Value,
+    *,
+    mask: Any = None,
+    add: bool = False,
+) -> None:
+    """Stores an element of each lane, or adds it, the lowest lane first."""
+    tpu.vector_store_idx(value, handle.memref, list(indices), mask=mask, add=add)
+
+
+def load_expanded(part: Part, mask: ir.Value) -> ir.Value:
+    """Loads adjacent elements to the lanes of a mask."""
+    t = vector_type(ir.VectorType(mask.type).shape[0], part.handle.dtype)
+    at = [index(i) for i in part.window.starts]
+    return tpu.vector_load(t, part.handle.memref, at, mask=mask)
+
+
+def store_compressed(
+    part: Part, value: ir.Value, mask: ir.Value, *, add: bool = False
+) -> None:
+    """Stores the lanes of a mask to adjacent elements, or adds them."""
+    at = [index(i) for i in part.window.starts]
+    tpu.vector_store(value, part.handle.memref, at, mask=mask, add=add)
+
+
+# --- allocation -----------------------------------------------------------------------
+
+
+def allocate(shape: Sequence[int], dtype: Any, space: str) -> Handle:
+    """Returns an array that lives as long as the enclosing region."""
+    made = memref.alloca(memref_type(shape, element_type(dtype), space), [], [])
+    return Handle(made, tuple(shape), dtype, space)
+
+
+def semaphores(shape: Sequence[int], kind: str) -> Handle:
+    """Returns semaphores, `dma_semaphore` or `semaphore`, of the enclosing region."""
+    t = memref_type(shape, ir.Type.parse(f"!tpu.{kind}"), "semaphore_mem")
+    return Handle(tpu.sem_alloc(t), tuple(shape), None, "semaphore_mem")
+
+
+# --- copies ---------------------------------------------------------------------------
+
+
+def start_copy(src: Part, dst: Part, semaphore: Part, priority: int = 0) -> None:
+    """Starts a copy, which adds its size to the semaphore."""
+    tpu.enqueue_dma(
+        view(src), view(dst), target_semaphore=view(semaphore), priority=priority
+    )
+
+
+def wait_copy(src: Part, dst: Part, semaphore: Part) -> None:
+    """Waits for a copy."""
+    tpu.wait_dma2(view(semaphore), view(src), view(dst))
+
+
+def start_indirect(
+    src: Part,
+    dst: Part,
+    indices: ir.Value,
+    semaphore: Part,
+    *,
+    ignored: int | None,
+    add: bool,
+) -> None:
+    """Starts a copy of the rows that indices name, a reference or a register."""
+    tpu.enqueue_indirect_dma(
+        view(src),
+        view(dst),
+        indices,
+        view(semaphore),
+        offset_filter=None if ignored is None else i32(ignored),
+        add=add,
+    )
+
+
+def wait_indirect(src: Part, dst: Part, semaphore: Part) -> None:
+    """Waits for a copy of rows."""
+    tpu.wait_indirect_dma(view(semaphore), view(src), view(dst))

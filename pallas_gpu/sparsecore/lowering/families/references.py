@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes of references, scopes, and gathers within VMEM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mosaic.python import tpu
+
+from pallas_gpu import _jax, errors, resources
+from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.sparsecore.emitters import conversions, memory
+from pallas_gpu.sparsecore.emitters.values import Array, Handle, elements_of
+from pallas_gpu.sparsecore.lowering.families.control import Border
+from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.primitives import gathers
+from pallas_gpu.sparsecore.types import SEMAPHORES, VMEM_SHARED, SemaphoreType
+
+_SEMAPHORES = {SemaphoreType.DMA: "dma_semaphore", SemaphoreType.REGULAR: "semaphore"}
+
+
+def _elements(ctx: Any, part: memory.Part) -> int:
+    return conversions.register_elements(part.handle.dtype, ctx.kernel.target.lanes)
+
+
+# --- whole registers and scalars ------------------------------------------------------
+
+
+@emits(_jax.get_p)
+def _get(ctx: Any, *invals: Any) -> Array:
+    part = operands(ctx, invals)["ref"]
+    return memory.load(part, _elements(ctx, part))
+
+
+@emits(_jax.swap_p)
+def _swap(ctx: Any, *invals: Any) -> Array | None:
+    given = operands(ctx, invals)
+    part, value = given["ref"], given["value"]
+    elements = _elements(ctx, part)
+    before = memory.load(part, elements) if ctx.result_is_read else None
+    memory.store(part, value, elements)
+    return before
+
+
+@emits(_jax.addupdate_p)
+def _addupdate(ctx: Any, *invals: Any) -> list[Any]:
+    given = operands(ctx, invals)
+    part = given["ref"]
+    memory.store(part, given["value"], _elements(ctx, part), add=True)
+    return []
+
+
+# --- positions of each lane -----------------------------------------------------------
+
+
+def _whole(part: memory.Part) -> Handle:
+    """Returns the array that the indices of lanes refer to: a slice is its own."""
+    handle = part.handle
+    view = memory.view(part)
+    return Handle(view, part.shape, handle.dtype, handle.space)
+
+
+def _register(mask: Any, elements: int, ctx: Any) -> Any:
+    if mask is None:
+        return None
+    return conversions.mask_of(mask, elements, ctx.kernel.target.lanes).value
+
+
+@emits(gathers.load_gather_p)
+def _load_gather(ctx: Any, *invals: Any) -> Array:
+    given = operands(ctx, invals)
+    indices, handle = given["indices"], _whole(given["ref"])
+    mask = given["mask"]
+    elements = elements_of(indices[0].parts[0])
+    masks = [None] * len(indices[0].parts)
+    if mask is not None:
+        wide = conversions.mask_of(mask, elements, ctx.kernel.target.lanes)
+        masks = list(wide.parts)
+    parts = [
+        memory.load_indexed(handle, row, mask=m)
+        for *row, m in zip(*(i.parts for i in indices), masks, strict=True)
+    ]
+    return Array(indices[0].shape, handle.dtype, tuple(parts))
+
+
+@emits(gathers.store_scatter_p)
+def _store_scatter(ctx: Any, *invals: Any) -> list[Any]:
+    given = operands(ctx, invals)
+    indices, handle, value = given["indices"], _whole(given["ref"]), given["value"]
+    mask, elements = given["mask"], elements_of(indices[0].parts[0])
+    masks = [None] * len(value.parts)
+    if mask is not None:
+        wide = conversions.mask_of(mask, elements, ctx.kernel.target.lanes)
+        masks = list(wide.parts)
+    add = ctx.op.params["add"]
+    for x, m, *row in zip(value.parts, masks, *(i.parts for i in indices), strict=True):
+        memory.store_indexed(handle, row, x, mask=m, add=add)
+    return []
+
+
+@emits(gathers.load_expanded_p)
+def _load_expanded(ctx: Any, *invals: Any) -> Array:
+    given = operands(ctx, invals)
+    part = given["ref"]
+    mask = _register(given["mask"], _elements(ctx, part), ctx)
+    loaded = memory.load_expanded(part, mask)
+    return Array(given["mask"].shape, part.handle.dtype, (loaded,))
+
+
+@emits(gathers.store_compressed_p)
+def _store_compressed(ctx: Any, *invals: Any) -> list[Any]:
+    given = operands(ctx, invals)
+    part = given["ref"]
+    mask = _register(given["mask"], _elements(ctx, part), ctx)
+    add = ctx.op.params["add"]
+    memory.store_compressed(part, given["value"].value, mask, add=add)
+    return []
+
+
+# --- scopes ---------------------------------------------------------------------------
+
+
+@emits(run_scoped_p)
+def _run_scoped(ctx: Any, *captured: Any) -> list[Any]:
+    border = Border.of_results(ctx)
+    region = tpu.RegionOp(border.types)
+    with ir.InsertionPoint(region.body):
+        refs = [_declared(ctx, var) for var in resources.scope_refs(ctx.eqn)]
+        results = ctx.run(0, [*captured, *refs])
+        tpu.yield_(border.pack(results))
+    return border.unpack(list(region.results))
+
+
+def _declared(ctx: Any, var: Any) -> Handle:
+    aval, kernel = var.aval, ctx.kernel
+    space = aval.memory_space
+    if space is VMEM_SHARED:
+        return kernel.module.scratch[kernel.plan.shared.index(var)]
+    if space is SEMAPHORES:
+        return memory.semaphores(aval.shape, _SEMAPHORES[aval.type])
+    if space.name not in ("VMEM", "SMEM"):
+        raise errors.InternalError(f"{space.name} in a scope")
+    return memory.allocate(aval.shape, np.dtype(aval.dtype), space.name.lower())

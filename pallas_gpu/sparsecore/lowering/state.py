@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a kernel while its operations are lowered, and what rules get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.arch import tpu
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.layouts.window import Sum
+from pallas_gpu.lowering.rules import find_primitive
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.program.nodes import Access, Constant, Op, Value
+from pallas_gpu.sparsecore.emitters import elementwise
+from pallas_gpu.sparsecore.emitters.memory import Part
+from pallas_gpu.sparsecore.emitters.module import Module
+from pallas_gpu.sparsecore.emitters.values import (
+    I32,
+    Array,
+    constant,
+    element_type,
+    i32,
+    known,
+)
+from pallas_gpu.sparsecore.types import MACHINE
+
+_add = elementwise.ROWS["add"]["i"]
+
+
+@dataclasses.dataclass
+class SparseCoreState:
+    """The state of a kernel while it is lowered.
+
+    Attributes:
+      params: parameters of the call.
+      target: the chip.
+      module: the open module.
+      plan: the memory that the module's function has as arguments.
+      where: returns the line of the operation that is lowered.
+      path: the operations around it.
+    """
+
+    params: CallParams
+    target: tpu.TpuTarget
+    module: Module
+    plan: Any
+    where: Callable[[], str | None] = lambda: None
+    path: tuple[Any, ...] = ()
+
+    keeps_lines = False
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        """The rule of each primitive."""
+        return registry.rules(registry.RuleKind.EMIT, MACHINE)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether vector subcores run the kernel."""
+        return self.params.mesh.is_vector
+
+    def position(self, name: Any) -> Array:
+        """Returns the subcore's position on an axis."""
+        names = [axis for axis, _ in self.params.mesh.axes]
+        return Array((), I32, (self.module.positions[names.index(name)],))
+
+    def finished(self, ctx: Any, results: Sequence[Any]) -> Sequence[Any]:
+        """Returns the results of a rule."""
+        return results
+
+    def constant(self, value: Any, dtype: Any) -> Array:
+        """Returns a scalar that is known in advance."""
+        dtype = np.dtype(dtype)
+        return Array((), dtype, (constant(value, element_type(dtype)),))
+
+    def no_rule(self, op: Op) -> errors.PallasGpuError:
+        """Returns the error for a primitive without a rule."""
+        return errors.UnsupportedError(
+            f"{op.name} is not supported on SparseCores",
+            hint="see docs/sparsecore.md for what is supported",
+            where=op.where,
+        )
+
+
+def emits(primitive: Any) -> Callable[[Callable], Callable]:
+    """Returns a decorator that registers the rule which emits a primitive.
+
+    Args:
+      primitive: a primitive, or the name of a primitive of JAX.
+    """
+    found = find_primitive(primitive)
+    return registry.register(found, registry.RuleKind.EMIT, MACHINE)
+
+
+def operands(ctx: Any, invals: Sequence[Any]) -> Any:
+    """Returns the operands of an operation by name; references are `Part`s."""
+    env: dict[Any, Any] = dict(zip(ctx.op.inputs, invals, strict=True))
+
+    def read(x: Any) -> Any:
+        if isinstance(x, Constant) and x not in env:
+            return ctx.kernel.constant(x.value.item(), x.dtype)
+        return env[x]
+
+    def start(x: Any) -> Any:
+        if isinstance(x, int):
+            return x
+        terms = x.terms if isinstance(x, Sum) else (x,)
+        total: Any = x.constant if isinstance(x, Sum) else 0
+        for term in terms:
+            total = _plus(total, read(term).value)
+        return total
+
+    def of(x: Any) -> Any:
+        if not isinstance(x, Access):
+            return read(x)
+        if x.viewed is not None:
+            raise errors.UnsupportedError(
+                "a reference that is viewed as another shape or type",
+                expected="references as declared, and slices of them",
+                got=f"a view as {x.viewed}",
+                hint="declare the array in that shape, or bitcast what is loaded",
+            )
+        window = x.window.at([start(s) for s in x.window.starts])
+        return Part(read(x.buffer), window)
+
+    is_operand = Access | Value | Constant
+    return jax.tree.map(
+        of, ctx.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
+    )
+
+
+def _plus(a: Any, b: Any) -> Any:
+    """Adds two starts; constants stay numbers."""
+    left, right = known(a), known(b)
+    if left is not None and right is not None:
+        return left + right
+    if left == 0:
+        return b
+    if right == 0:
+        return a
+    return _add(i32(a), i32(b))

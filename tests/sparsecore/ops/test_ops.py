@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ready kernels: in the emulator, as emitted modules, as libtpu compiles them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gpu import sparsecore as plsc
+from pallas_gpu.arch import tpu
+from pallas_gpu.sparsecore import ops
+from tests.support import tiers
+from tests.support.refusal import refused
+from tests.support.sparsecore import emitted, whole
+from tests.support.sparsecore.modules import CHIPS, needs_libtpu
+from tests.support.sparsecore.op_cases import CASES
+
+
+def _arguments(name):
+    return CASES[name].args(np.random.default_rng(len(name)))
+
+
+def _require_equal(name, got, arguments):
+    expected = CASES[name].expected(*arguments)
+    for x, y in zip(jax.tree.leaves(got), expected, strict=True):
+        x = np.asarray(x)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_array_equal(x.astype(np.float64), y.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_numpy_in_every_schedule(name):
+    arguments = _arguments(name)
+    schedules = 20 if tiers.runs_everything() else 1
+    interpret = plsc.InterpretParams(schedules=schedules)
+    _require_equal(name, CASES[name].call(*arguments, interpret=interpret), arguments)
+
+
+# With the operations of all kernels among them.
+_QUICK = ("embedding_lookup with missing rows", "embedding_bag", "dispatch", "top_k")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_emitted_module_computes_the_same(name):
+    if not tiers.runs_everything() and name not in _QUICK:
+        pytest.skip("its operations are those of the others")
+    arguments = _arguments(name)
+    for chip in CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]:
+        got = whole.interpreted(CASES[name].call, *arguments, target=chip, seed=1)
+        _require_equal(name, got, arguments)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", CASES)
+def test_libtpu_makes_the_streams_that_were_written(name):
+    for chip in CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]:
+        found = set()
+        for build in whole.builds(CASES[name].call, *_arguments(name), target=chip):
+            streams = emitted.finished(build).program.vector.streams
+            found |= {s.kind for s in streams if "indirect" in s.kind}
+        assert found == set(CASES[name].streams)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.large])
+def test_a_vector_takes_a_bundle(name):
+    (build,) = whole.builds(CASES[name].call, *CASES[name].large(), target="tpu7x")
+    loops = emitted.finished(build).program.vector.loops
+    found = [loop.bundles_per_vector for loop in loops if loop.loads >= 8]
+    assert found and max(found) <= 1.25
+
+
+def test_the_derivative_of_a_lookup_adds_rows():
+    rng = np.random.default_rng(0)
+    table = rng.integers(-9, 9, (40, 16)).astype(np.float32)
+    rows = rng.integers(0, 40, 100).astype(np.int32)
+    weights = rng.integers(-9, 9, (100, 16)).astype(np.float32)
+
+    def loss(table):
+        return jnp.sum(ops.embedding_lookup(table, rows) * weights)
+
+    expected = np.zeros((40, 16), np.float32)
+    np.add.at(expected, rows, weights)
+    np.testing.assert_array_equal(jax.grad(loss)(table), expected)
+
+
+def test_sums_that_do_not_fit_are_made_part_after_part(monkeypatch):
+    small = dataclasses.replace(tpu.TPU7X, pool_words=16 * 4096)
+    monkeypatch.setitem(tpu.TARGETS, "tpu7x", small)
+    data = np.arange(200 * 32, dtype=np.int32).reshape(200, 32)
+    segments = np.arange(200, dtype=np.int32) * 7
+    sums = ops.segment_sum(data, segments, 1400, target="tpu7x")
+    expected = np.zeros((1400, 32), np.int32)
+    expected[segments] = data
+    np.testing.assert_array_equal(sums, expected)
+    (launch,) = whole.launches(
+        lambda *x: ops.segment_sum(*x, 1400), data, segments, target="tpu7x"
+    )
+    assert "length=2" in str(launch.jaxpr)
+
+
+def test_under_jit_and_vmap():
+    table = np.arange(80 * 8, dtype=np.float32).reshape(80, 8)
+    rows = np.arange(48, dtype=np.int32).reshape(3, 16)
+    found = jax.jit(jax.vmap(ops.embedding_lookup, in_axes=(None, 0)))(table, rows)
+    np.testing.assert_array_equal(found, table[rows])
+
+
+def test_nothing_to_look_up():
+    none = np.zeros(0, np.int32)
+    assert ops.embedding_lookup(jnp.ones((4, 8)), none).shape == (0, 8)
+
+
+MISTAKES = {
+    "rows of a matrix": lambda: ops.embedding_lookup(
+        np.ones((4, 8), np.float32), np.zeros((2, 2), np.int32)
+    ),
+    "a table of vectors": lambda: ops.embedding_lookup(
+        np.ones(4, np.float32), np.zeros(2, np.int32)
+    ),
+    "rows that do not fit": lambda: ops.embedding_lookup(
+        np.ones((4, 100_000), np.float32), np.zeros(2, np.int32)
+    ),
+    "sums of bf16": lambda: ops.segment_sum(
+        jnp.ones((4, 8), jnp.bfloat16), np.zeros(4, np.int32), 3
+    ),
+    "keys and values": lambda: ops.sort(
+        np.ones((4, 8), np.float32), np.ones((4, 9), np.float32)
+    ),
+    "more than there are": lambda: ops.top_k(np.ones((4, 8), np.float32), 9),
+    "a block of 100": lambda: ops.deduplicate(np.zeros(4, np.int32), block=100),
+    "too many bins": lambda: ops.histogram(np.zeros(4, np.int32), 1_000_000),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@refused
+def test_mistakes(mistake):
+    MISTAKES[mistake]()

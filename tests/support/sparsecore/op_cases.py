@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ready kernels for SparseCores: calls, what NumPy computes, their streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu.sparsecore import ops
+
+GATHER, SCATTER = "stream.indirect.gather", "stream.indirect.scatter"
+_ADD = "stream.indirect.scatter.add"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+      call: the operation, of the arguments and options.
+      args: makes arguments.
+      expected: what NumPy computes of them, a list of arrays.
+      streams: the kinds of its indirect streams.
+      large: makes arguments for which its loops are as fast as they get.
+      rtol: of floats that are added in any order.
+    """
+
+    call: Callable[..., Any]
+    args: Callable[[np.random.Generator], list[Any]]
+    expected: Callable[..., list[np.ndarray]]
+    streams: tuple[str, ...] = ()
+    large: Callable[[], list[Any]] | None = None
+    rtol: float = 0.0
+
+
+def _lookup(dtype: Any, width: int, *, missing: bool = False) -> Case:
+    def args(rng: np.random.Generator) -> list[Any]:
+        rows = rng.integers(-1 if missing else 0, 60, 100).astype(np.int32)
+        table = rng.integers(-99, 99, (60, width))
+        return [jnp.asarray(table, dtype), rows]
+
+    def expected(table: Any, rows: Any) -> list[np.ndarray]:
+        found = np.asarray(table)[rows]
+        return [np.where((rows < 0)[:, None], np.zeros_like(found), found)]
+
+    def call(table: Any, rows: Any, **options: Any) -> Any:
+        return ops.embedding_lookup(table, rows, missing=missing, **options)
+
+    return Case(call, args, expected, (GATHER,))
+
+
+def _sums(width: int, dtype: Any, count: int = 50) -> Case:
+    def args(rng: np.random.Generator) -> list[Any]:
+        data = rng.integers(-9, 9, (300, width)).astype(dtype)
+        return [data, rng.integers(-1, count + 2, 300).astype(np.int32)]
+
+    def expected(data: Any, segments: Any) -> list[np.ndarray]:
+        sums, known = np.zeros((count, width), dtype), segments < count
+        known &= segments >= 0
+        np.add.at(sums, segments[known], data[known])
+        return [sums]
+
+    def call(data: Any, segments: Any, **options: Any) -> Any:
+        return ops.segment_sum(data, segments, count, **options)
+
+    return Case(
+        call,
+        args,
+        expected,
+        (f"{_ADD}.{'f32' if dtype == np.float32 else 's32'}",),
+        lambda: [np.zeros((32768, width), dtype), np.zeros(32768, np.int32)],
+    )
+
+
+def _bag_args(rng: np.random.Generator) -> list[Any]:
+    offsets = np.sort([0, *rng.integers(0, 333, 20), 333])
+    return [
+        rng.integers(-9, 9, (100, 64)).astype(np.float32),
+        rng.integers(0, 100, 333).astype(np.int32),
+        offsets.astype(np.int32),
+    ]
+
+
+def _bags(table: Any, rows: Any, offsets: Any) -> list[np.ndarray]:
+    bags = itertools.pairwise(offsets)
+    return [np.stack([table[rows[a:b]].sum(0) for a, b in bags])]
+
+
+def _counts(x: Any) -> list[np.ndarray]:
+    return [np.bincount(x[(x >= 0) & (x < 64)], minlength=64).astype(np.int32)]
+
+
+def _different(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    numbers = rng.permutation(rows * columns) - columns
+    return numbers.reshape(rows, columns)
+
+
+def _sorted(keys: Any, values: Any) -> list[np.ndarray]:
+    order = np.argsort(keys, 1)[:, ::-1]
+    return [np.take_along_axis(x, order, 1) for x in (keys, values)]
+
+
+def _largest(k: int) -> Case:
+    def expected(x: Any) -> list[np.ndarray]:
+        order = np.argsort(x, 1)[:, ::-1][:, :k].astype(np.int32)
+        return [np.take_along_axis(x, order, 1), order]
+
+    return Case(
+        lambda x, **options: ops.top_k(x, k, **options),
+        lambda rng: [_different(rng, 9, 60).astype(np.float32)],
+        expected,
+    )
+
+
+def _deduplicated(rows: Any) -> list[np.ndarray]:
+    unique, inverse, counts = [], [], []
+    for block in np.split(
+        np.concatenate([rows, rows[-1:].repeat(-len(rows) % 256)]), 4
+    ):
+        found, places = np.unique(block, return_inverse=True)
+        unique.append(np.pad(found, (0, 64 - len(found)), constant_values=-1))
+        inverse.append(places)
+        counts.append(len(found))
+    where = np.concatenate(inverse)[: len(rows)]
+    return [np.int32(x) for x in (np.stack(unique), where, counts)]
+
+
+def _dispatched(x: Any, experts: Any) -> list[np.ndarray]:
+    rows = np.zeros((8, 20, x.shape[1]), x.dtype)
+    places, counts = np.full(len(experts), -1, np.int32), np.zeros(8, int)
+    for token, expert in enumerate(experts):
+        if 0 <= expert < 8 and counts[expert] < 20:
+            rows[expert, counts[expert]] = x[token]
+            places[token] = expert * 20 + counts[expert]
+        if 0 <= expert < 8:
+            counts[expert] += 1
+    return [rows, places]
+
+
+CASES: dict[str, Case] = {
+    "embedding_lookup": _lookup(jnp.float32, 128),
+    "embedding_lookup of 64": _lookup(jnp.float32, 64),
+    "embedding_lookup of bf16": _lookup(jnp.bfloat16, 100),
+    "embedding_lookup with missing rows": _lookup(jnp.bfloat16, 64, missing=True),
+    "segment_sum": _sums(128, np.float32),
+    "segment_sum of 32": _sums(32, np.int32),
+    "embedding_bag": Case(
+        ops.embedding_bag,
+        _bag_args,
+        _bags,
+        (GATHER, f"{_ADD}.f32"),
+        lambda: [
+            np.zeros((100, 64), np.float32),
+            np.zeros(32768, np.int32),
+            np.zeros(21, np.int32),
+        ],
+    ),
+    "histogram": Case(
+        lambda x, **options: ops.histogram(x, 64, **options),
+        lambda rng: [rng.integers(-3, 70, 1000).astype(np.int32)],
+        _counts,
+        (f"{_ADD}.s32",),
+    ),
+    "sort": Case(
+        ops.sort,
+        lambda rng: [_different(rng, 9, 40).astype(np.int32)],
+        lambda keys: [np.sort(keys, 1)],
+        large=lambda: [np.zeros((64, 1024), np.int32)],
+    ),
+    "sort with values": Case(
+        lambda *x, **options: ops.sort(*x, descending=True, **options),
+        lambda rng: [
+            _different(rng, 9, 64).astype(np.float32),
+            rng.integers(0, 99, (9, 64)).astype(np.int32),
+        ],
+        _sorted,
+        large=lambda: [
+            np.zeros((64, 1024), np.float32),
+            np.zeros((64, 1024), np.int32),
+        ],
+    ),
+    "top_k": _largest(5),
+    "top_k of more than a register": _largest(40),
+    "deduplicate": Case(
+        lambda rows, **options: ops.deduplicate(rows, block=64, **options),
+        lambda rng: [rng.integers(0, 30, 250).astype(np.int32)],
+        _deduplicated,
+    ),
+    "dispatch": Case(
+        lambda *x, **options: ops.dispatch(*x, 8, 20, **options),
+        lambda rng: [
+            rng.integers(-9, 9, (220, 32)).astype(np.float32),
+            rng.integers(-1, 9, 220).astype(np.int32),
+        ],
+        _dispatched,
+        (SCATTER, GATHER),
+    ),
+}
