@@ -28,7 +28,7 @@ from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import CLUSTERS, tiles
+from pallas_gpu.ops.tiles import CLUSTERS, operands_of, tiles
 
 # Registers per thread of producer and consumers, by the number of consumers:
 # (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
@@ -214,15 +214,9 @@ def scratch_of(
     """
     sides = part or (c.epilogue_m, c.epilogue_n)
     stored = (c.consumers, 2, *(reversed(sides) if c.transposed else sides))
-    a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)
-    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
-    a, b = (
-        tiles((c.stages, *tile), dtype)
-        for tile, dtype in zip((a_tile, b_tile), p.types, strict=True)
-    )
     scratch = {
         "operands": plgpu.Ring.of(
-            [a, b, *[b] * p.epilogue.gated],
+            operands_of(p, c, c.block_m),
             copies=copies,
             consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),

@@ -29,7 +29,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.moe.config import CONSUMERS
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.tiles import operands_of, tiles
 
 _PRODUCER = CONSUMERS
 # Rows and columns of zeros that a warpgroup stores at once.
@@ -80,8 +80,6 @@ class Problem(GroupedProblem):
 def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
-    shape = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
-    matrices = [tiles((c.stages, *shape), p.dtype)] * (1 + p.epilogue.gated)
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
@@ -94,8 +92,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
         interpret=interpret,
         scratch_types={
             "operands": plgpu.Ring.of(
-                [tiles((c.stages, c.block_m, c.tile_k), p.dtype), *matrices],
-                consumers=CONSUMERS,
+                operands_of(p, c, c.block_m), consumers=CONSUMERS
             ),
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),

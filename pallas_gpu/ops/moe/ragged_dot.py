@@ -310,11 +310,6 @@ def _present(rows: Any) -> list[Any]:
     return [] if rows is None else [rows]
 
 
-def _product_forward(options, lhs, rhs, sizes, offset, rows):
-    saved = lhs, rhs, sizes, offset, rows
-    return _product(options, *saved), saved
-
-
 def _product_backward(options: _Options, saved, d_out):
     lhs, rhs, *groups, rows = saved
     d_out = d_out.astype(lhs.dtype)
@@ -327,11 +322,6 @@ def _product_backward(options: _Options, saved, d_out):
     pair = (d_out, lhs) if options.transposed else (lhs, d_out)
     d_rhs = _contract(options, rhs.shape[0], *pair, *groups, rows)
     return d_lhs, d_rhs, None, None, None
-
-
-def _fused_forward(options, lhs, matrices, sizes, offset, rows):
-    saved = lhs, matrices, sizes, offset, rows
-    return _fused(options, *saved), saved
 
 
 def _fused_backward(options: _Options, saved, d_out):
@@ -352,11 +342,6 @@ def _fused_backward(options: _Options, saved, d_out):
     return *backward(list(d_products)), None, None, None
 
 
-def _contract_forward(options, matrices, x, y, sizes, offset, rows):
-    saved = x, y, sizes, offset, rows
-    return _contract(options, matrices, *saved), saved
-
-
 def _contract_backward(options: _Options, matrices: int, saved, d_out):
     x, y, *groups, rows = saved
     d_out = d_out.astype(x.dtype)
@@ -374,6 +359,8 @@ def _scattered(d_rows: jax.Array, rows: Any, array: jax.Array) -> jax.Array:
     return zeros.at[rows].add(d_rows.astype(jnp.float32)).astype(array.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
-_fused.defvjp(_fused_forward, _fused_backward)
-_contract.defvjp(_contract_forward, _contract_backward)
+_product.defvjp(lambda o, *saved: (_product(o, *saved), saved), _product_backward)
+_fused.defvjp(lambda o, *saved: (_fused(o, *saved), saved), _fused_backward)
+_contract.defvjp(
+    lambda o, n, *saved: (_contract(o, n, *saved), saved), _contract_backward
+)
