@@ -59,11 +59,15 @@ def require_order(
 ) -> None:
     """Refuses a mesh that does not have all devices in row-major order.
 
+    Of several processes, which may be refused later, ids have gaps.
+
     Raises:
       UnsupportedError: the ids of its devices are not 0, 1, 2 …
     """
+    devices = tuple(devices)
     ids = tuple(device.id for device in devices)
-    if ids != tuple(range(len(ids))):
+    several = len({getattr(device, "process_index", 0) for device in devices}) > 1
+    if ids != tuple(sorted(ids) if several else range(len(ids))):
         raise errors.UnsupportedError(
             f"kernel {name}: the mesh does not have all devices in row-major order",
             expected=f"devices 0 to {len(ids) - 1}, the last axis varying fastest",

@@ -14,8 +14,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import offline
-from pallas_gpu.entry import placement
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory import placement
 from pallas_gpu.runtime.devices import check_processes
 from tests.support.devices import programs
 from tests.support.refusal import refused
