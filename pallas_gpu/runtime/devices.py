@@ -19,7 +19,7 @@ def attributes(params: CallParams) -> dict[str, Any]:
     found = {
         "skip_device_barrier": params.compiler_params.skip_device_barrier,
         "uses_xla_collective_metadata": True,
-        # `entry/memory/placement.py` refuses meshes of other devices, or in another order.
+        # `entry/memory/placement.py` refuses other meshes, and other orders.
         "xla_replica_ids": _listed(range(params.devices.size)),
     }
     symmetric = _symmetric(params)
