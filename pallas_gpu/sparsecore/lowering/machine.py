@@ -15,6 +15,7 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.machine import Pass, register_machine
 from pallas_gpu.sparsecore.emitters.module import ArrayType, Module
 from pallas_gpu.sparsecore.emitters.values import Handle
+from pallas_gpu.sparsecore.lowering import kinds
 from pallas_gpu.sparsecore.lowering.state import SparseCoreState
 from pallas_gpu.sparsecore.types import MACHINE, VMEM_SHARED
 
@@ -46,7 +47,10 @@ class SparseCore:
 
     def __init__(self) -> None:
         # `runtime/` adds those that process the finished module.
-        self.passes: dict[str, Pass] = {}
+        self.passes: dict[str, Pass] = {
+            "composites": kinds.of_vector_subcores,
+            "host": kinds.with_scalar_subcores,
+        }
 
     def plan(self, params: CallParams, target: tpu.TpuTarget) -> Plan:
         """Lists what the kernel allocates; the check pass has compared the budgets."""

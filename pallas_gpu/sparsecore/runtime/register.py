@@ -27,6 +27,7 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         custom_call_api_version=1,
         has_side_effect=kernel.is_observable or options.has_side_effects,
         legacy_backend_config=stages.custom_call(build).config,
+        input_output_aliases=dict(kernel.aliases),
     )(*args)
 
 
