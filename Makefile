@@ -89,7 +89,7 @@ types: setup  ## mypy
 	$(RUN) mypy
 
 golden: setup  ## rewrite the texts that tests expect; ARGS=tests/types for some
-	$(RUN) pytest -q --golden $(or $(ARGS),$(shell grep -rl support.refusal --include 'test_*.py' tests))
+	$(RUN) pytest -q --golden $(or $(ARGS),$(shell grep -rlE 'support.refusal|golden.compare' --include 'test_*.py' tests))
 
 coverage-table: setup  ## regenerate docs/coverage.md from the registry of primitives
 	$(RUN) tools.coverage_table

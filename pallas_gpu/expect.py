@@ -29,11 +29,17 @@ type Rule = Callable[[Any, str], Any]
 
 _LOCATE: list[Callable[[], str | None]] = []
 _EXPLAIN: list[Callable[[Any, str], None]] = []
+_NAME: list[Callable[[Any], str | None]] = []
 
 
 def locate_with(where: Callable[[], str | None]) -> None:
     """Registers the function that returns the user's line that is running."""
     _LOCATE[:] = [where]
+
+
+def name_with(kind: Callable[[Any], str | None]) -> None:
+    """Registers a function that returns what authors call an array, None for others."""
+    _NAME[:] = [kind]
 
 
 def explain_with(refuse: Callable[[Any, str], None]) -> None:
@@ -197,7 +203,8 @@ def shown(value: Any) -> str:
     kind = type(value).__name__
     try:
         if not isinstance(value, type) and hasattr(value, "shape"):
-            return f"{kind} {value.dtype}{list(value.shape)}"
+            called = next((k for f in _NAME if (k := f(value))), kind)
+            return f"{called} {value.dtype}{list(value.shape)}"
     except Exception:
         pass
     try:

@@ -2,30 +2,21 @@
 """Ready kernels, written on the public names alone."""
 
 from pallas_gpu.ops import collectives as collectives
-from pallas_gpu.ops.flash import blackwell as _blackwell_attention
-from pallas_gpu.ops.flash import decode_kernel as _decode
+from pallas_gpu.ops import rules as _rules
 from pallas_gpu.ops.flash.attention import attention
-from pallas_gpu.ops.flash.backward import hopper as _hopper_attention_backward
-from pallas_gpu.ops.flash.backward import queries as _hopper_attention_queries
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
-from pallas_gpu.ops.flash.forward import hopper as _hopper_attention
 from pallas_gpu.ops.flash.standard import dot_product_attention
-from pallas_gpu.ops.gemm import matmul as _matmul
 from pallas_gpu.ops.gemm.matmul import (
     BlackwellMatmulConfig,
     MatmulConfig,
     SplitMatmulConfig,
     matmul,
 )
-from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
-from pallas_gpu.ops.narrow import block_scaled_blackwell as _block_scaled
-from pallas_gpu.ops.narrow import linear as _linear
-from pallas_gpu.ops.narrow import scaled as _scaled
 from pallas_gpu.ops.narrow.block_scaled import (
     BlockScaledMatmulConfig,
     block_scaled_matmul,
@@ -83,17 +74,8 @@ __all__ = [
 
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
-    _block_scaled.make_kernel.cache_clear()
+    _rules.clear_cache()
     collectives.clear_cache()
-    _linear.clear_cache()
-    _matmul.clear_cache()
-    _ragged_dot.clear_cache()
-    _scaled.clear_cache()
-    _hopper_attention.make_kernel.cache_clear()
-    _hopper_attention_backward.make_kernel.cache_clear()
-    _hopper_attention_queries.make_kernel.cache_clear()
-    _blackwell_attention.make_kernel.cache_clear()
-    _decode.make_kernel.cache_clear()
 
 
 def __dir__() -> list[str]:

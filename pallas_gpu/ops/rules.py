@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
@@ -23,6 +25,99 @@ def as_dtype(value: Any) -> jnp.dtype | None:
         return jnp.dtype(value)
     except (TypeError, ValueError):
         return None
+
+
+def result_type(
+    who: str,
+    dtype: Any,
+    allowed: Sequence[jnp.dtype],
+    hint: str = "convert the result",
+    *,
+    expected: str | None = None,
+    what: str = "the result",
+) -> jnp.dtype:
+    """Returns an element type.
+
+    Raises:
+      DTypeError: it is not one of those allowed.
+    """
+    found = as_dtype(dtype)
+    if found in allowed:
+        return found  # type: ignore[return-value]
+    raise errors.DTypeError(
+        f"{who}: {what} cannot have this type",
+        expected=expected or ", ".join(x.name for x in allowed),
+        got=expect.shown(dtype),
+        hint=hint,
+    )
+
+
+def no_product(who: str, expected: str, a: Any, b: Any, hint: str) -> Exception:
+    """Returns the error that the shapes of two operands do not match."""
+    return errors.ShapeError(
+        f"{who}: the shapes do not form a product",
+        expected=expected,
+        got=f"{tuple(a.shape)} and {tuple(b.shape)}",
+        hint=hint,
+    )
+
+
+def check_bias(who: str, bias: Any, n: int) -> None:
+    """Raises ShapeError unless a bias has a value for each column."""
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise errors.ShapeError(
+            f"{who}: the bias does not match the columns",
+            expected=f"({n},)",
+            got=tuple(bias.shape),
+            hint="it is added to each row of the result",
+        )
+
+
+def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
+    """Appends zeros along an axis up to a size."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths) if widths[axis][1] else x
+
+
+def aligned(x: jax.Array, multiple: int = 1) -> jax.Array:
+    """Appends zeros to rows, up to a multiple and to one of 16 bytes, for TMA."""
+    kind = jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo
+    step = math.lcm(multiple, 128 // kind(x.dtype).bits)
+    return padded(x, plgpu.align_to(x.shape[-1], step))
+
+
+def without_derivative(run: Any, who: str, rounding: str) -> Any:
+    """Returns a function of arrays that refuses to be differentiated."""
+    call = jax.custom_jvp(lambda *operands: run(*operands))
+
+    @call.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        del primals, tangents
+        raise errors.UnsupportedError(
+            f"{who}: there is no derivative",
+            expected="a call that is not differentiated",
+            got="jax.grad, jax.jvp or jax.vjp of it",
+            hint=f"wrap the {rounding} and the product in a jax.custom_vjp",
+        )
+
+    return call
+
+
+_kernels: list[Any] = []
+
+
+def cached(make_kernel: Any) -> Any:
+    """Keeps what a function of static arguments returns: traced kernels."""
+    kept = functools.lru_cache(maxsize=256)(make_kernel)
+    _kernels.append(kept)
+    return kept
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    for kept in _kernels:
+        kept.cache_clear()
 
 
 def array(value: Any, what: str) -> jax.Array:

@@ -28,3 +28,20 @@ def tiles(shape: tuple[int, ...], dtype: Any, columns: int | None = None) -> Any
     return plgpu.SMEM(
         shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
     )
+
+
+def operands_of(p: Any, c: Any, rows: int) -> list[Any]:
+    """Declares the buffers of a ring of A, B and the gate of a product.
+
+    Args:
+      p: the problem.
+      c: its configuration: stages, columns and depth of a tile.
+      rows: of a tile.
+    """
+    a_tile = (c.tile_k, rows) if p.transpose_a else (rows, c.tile_k)
+    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
+    a, b = (
+        tiles((c.stages, *tile), dtype)
+        for tile, dtype in zip((a_tile, b_tile), p.types, strict=True)
+    )
+    return [a, b, *[b] * p.epilogue.gated]

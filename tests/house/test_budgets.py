@@ -25,16 +25,15 @@ BUDGETS = {
     "lowering": 11100,
     "emitters": 14850,
     "mosaic": 5390,
-    "ops": 16840,
+    "ops": 19150,
+    # With ops/collectives: 2,000 lines.
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 9050,
     "program": 2600,
     "runtime": 2680,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
-    "sparsecore": 10650,
-    # With a child process that any machine's compiler runs in.
-    # Grows slice by slice.
+    "sparsecore": 10700,
     "testing": 3210,
     "timeline": 775,
     "types": 6010,

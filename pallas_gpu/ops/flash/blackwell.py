@@ -46,6 +46,7 @@ from pallas_gpu.ops.flash.config import (
 from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
 from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 _TARGET = arch.SM_100A.name
@@ -72,7 +73,7 @@ def forward(
     return make_kernel(p, compiler_params, interpret)(x.q, x.k, x.v), None
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: Problem[BlackwellAttentionConfig], compiler_params: Any, interpret: Any
 ) -> Any:

@@ -19,6 +19,7 @@ from pallas_gpu.ops.flash.decode_work import Lane, Piece, Problem, Share
 from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.folded import divide, minus, plus, times
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -40,7 +41,7 @@ _LOADED_REGISTERS = {2: 64, 3: 48, 5: 24}
 _REGISTERS = {5: (136, 40, 80)}
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of the operands that there are, in the order of `_names`."""
     c = p.config

@@ -30,7 +30,7 @@ import functools
 import math
 import types
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import Positive, Strip
+from pallas_gpu.ops.rules import Positive, Strip, cached
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -54,9 +54,32 @@ _ACCUMULATORS = 2
 _BLOCK_M = 128
 
 
+class Pairs:
+    """What configurations of blocks that may share a tile have in common."""
+
+    collective: bool
+    blocks: int
+
+    @property
+    def ctas(self) -> int:
+        """Blocks that share a tile."""
+        return 2 if self.collective else 1
+
+    def require_blocks(self) -> None:
+        """Raises ArgumentError unless there is a block, or a pair."""
+        if self.blocks < self.ctas:
+            name = type(self).__name__
+            raise errors.ArgumentError(
+                f"{name}: there are no blocks",
+                expected=f"{self.ctas} or more blocks",
+                got=f"blocks={self.blocks}",
+                hint=f"start from {name}()",
+            )
+
+
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
-class BlackwellMatmulConfig:
+class BlackwellMatmulConfig(Pairs):
     """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
 
     Attributes:
@@ -106,18 +129,7 @@ class BlackwellMatmulConfig:
                 got=f"epilogue_n={part}",
                 hint="None suits most tiles",
             )
-        if self.blocks < self.ctas:
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: there are no blocks",
-                expected=f"{self.ctas} or more blocks",
-                got=f"blocks={self.blocks}",
-                hint="start from BlackwellMatmulConfig()",
-            )
-
-    @property
-    def ctas(self) -> int:
-        """Blocks that share a tile."""
-        return 2 if self.collective else 1
+        self.require_blocks()
 
     @property
     def step(self) -> tuple[int, int, int]:
@@ -131,21 +143,6 @@ class BlackwellMatmulConfig:
         return math.gcd(self.tile_n, 128 // jnp.dtype(out_dtype).itemsize)
 
 
-class Order(Protocol):
-    """What a schedule reads of a configuration, see `BlackwellMatmulConfig`."""
-
-    @property
-    def ctas(self) -> int: ...
-    @property
-    def minor(self) -> Literal["m", "n"]: ...
-    @property
-    def strip(self) -> int: ...
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def dynamic(self) -> bool: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Which tiles a block computes, and in which order.
@@ -153,7 +150,7 @@ class Schedule:
     Attributes:
       m, n, k: sizes; the last tiles may reach over the edge.
       step: a tile, and the depth of a step.
-      config: blocks of a tile, and the order of tiles.
+      config: blocks of a tile, and the order of tiles, see `BlackwellMatmulConfig`.
       accumulators: in TMEM.
       part_n: columns that the epilogue stores at once.
       shared_n: columns that both accumulators have: the last ones of the first, which
@@ -164,7 +161,7 @@ class Schedule:
     n: int
     k: int
     step: tuple[int, int, int]
-    config: Order
+    config: Any
     accumulators: int
     part_n: int
     shared_n: int = 0
@@ -328,7 +325,7 @@ class Schedule:
         return jnp.logical_and(row < self.m, column < self.n)
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     m, n, k, dtype, out_dtype, config: BlackwellMatmulConfig, compiler_params, interpret
 ):

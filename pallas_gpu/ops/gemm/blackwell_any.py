@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -14,9 +13,10 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm import blackwell
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import cached
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def make_kernel(
     p: Problem, config: BlackwellMatmulConfig, compiler_params, interpret
 ) -> Any:
@@ -46,15 +46,9 @@ def make_kernel(
         return jax.vmap(kernel, axes)(a, b)[:, : p.m, : p.n]
 
     def run(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
-        named: dict[str, Any] = dict(zip(p.epilogue.operands, others, strict=True))
-        product = products(a, b)
-        if p.epilogue.is_identity:
-            return product
-        if "gate" in named:
-            named["gate"] = products(a, named["gate"])
-        if "bias" in named:
-            named["bias"] = named["bias"][: p.n].astype(jnp.float32)
-        return p.epilogue.apply(product, **named).astype(p.out_dtype)
+        if p.epilogue.gated:
+            others = (products(a, others[0]), *others[1:])
+        return p.epilogue.of_arrays(products(a, b), p.out_dtype, *others)
 
     return run
 

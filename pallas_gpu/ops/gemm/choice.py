@@ -136,9 +136,3 @@ def make_kernel(
     """Returns the kernel of a configuration."""
     family: Any = FAMILIES[type(config)]
     return family.make_kernel(problem, config, compiler_params, interpret)
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels."""
-    for family in FAMILIES.values():
-        family.make_kernel.cache_clear()

@@ -8,8 +8,36 @@ from typing import Literal
 
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
+from pallas_gpu.ops.tiles import CLUSTERS
 
 CONSUMERS = 2
+
+
+class Tiling:
+    """Sizes that follow from those of a consumer's tile, and from the cluster."""
+
+    tile_m: int
+    tile_n: int
+    consumers: int = CONSUMERS
+    cluster: Literal["n", "m"] | None = None
+    transposed: bool = False
+    parts: int = 1
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return self.consumers * self.tile_m
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return 1 if self.cluster is None else 2
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of a cluster's tile."""
+        along_m, along_n = CLUSTERS[self.cluster]
+        return self.block_m * along_m, self.tile_n * along_n
 
 
 @expect.arguments(
@@ -18,7 +46,7 @@ CONSUMERS = 2
     )
 )
 @dataclasses.dataclass(frozen=True)
-class MatmulConfig:
+class MatmulConfig(Tiling):
     """Tile sizes and schedule of `matmul` on Hopper.
 
     Attributes:
@@ -73,21 +101,3 @@ class MatmulConfig:
                 got=self.blocks,
                 hint="use one per SM",
             )
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block's tile."""
-        return CONSUMERS * self.tile_m
-
-    @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster."""
-        return 1 if self.cluster is None else 2
-
-    @property
-    def cluster_tile(self) -> tuple[int, int]:
-        """Rows and columns of a cluster's tile."""
-        m, n = self.block_m, self.tile_n
-        if self.cluster == "m":
-            return m * self.cluster_size, n
-        return m, n * self.cluster_size

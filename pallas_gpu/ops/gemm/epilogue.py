@@ -126,6 +126,15 @@ class Epilogue:
             return tile
         return tile + residual.astype(jnp.float32)
 
+    def of_arrays(self, product: jax.Array, dtype: Any, *others: jax.Array) -> Any:
+        """Returns the result of an array of JAX and the operands, in order."""
+        if self.is_identity:
+            return product.astype(dtype)
+        named = dict(zip(self.operands, others, strict=True))
+        if self.bias:
+            named["bias"] = named["bias"][: product.shape[-1]].astype(jnp.float32)
+        return self.apply(product, **named).astype(dtype)
+
 
 PLAIN = Epilogue()
 
@@ -136,18 +145,13 @@ def load_columns(
     """Returns `width` values for the columns of a tile, as float32 in registers.
 
     Args:
-      ref: (N,) reference in GMEM or SMEM; `padded_columns` makes every tile whole.
+      ref: (N,) reference in GMEM or SMEM, with zeros up to a whole tile.
       start: the first column.
       width: the number of columns.
       layout: the layout of the accumulator without its rows.
     """
     values = plgpu.load(ref.at[plgpu.ds(start, width)], layout=layout, optimized=False)
     return values.astype(jnp.float32)
-
-
-def padded_columns(bias: jax.Array, width: int) -> jax.Array:
-    """Appends zeros to (N,): every tile of up to `width` columns is whole."""
-    return jnp.pad(bias, (0, width))
 
 
 def check_activation(activation: Any, who: str) -> None:

@@ -38,7 +38,8 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.tiles import operands_of
 
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
 # that a warp stores at once, are then in different banks.
@@ -47,7 +48,7 @@ _PAD = 4
 _ROWS = 32
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def make_kernel(
     p: Problem, config: SplitMatmulConfig, compiler_params: Any, interpret: Any
 ) -> Any:
@@ -55,11 +56,8 @@ def make_kernel(
     c = config
     _check_depth(p, c)
     schedule = _Schedule(p, c)
-    a_tile = (c.tile_k, c.tile_m) if p.transpose_a else (c.tile_m, c.tile_k)
-    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
     factors = 2 if p.epilogue.gated else 1
-    b_tiles = tiles((c.stages, *b_tile), p.dtype)
-    ring = [tiles((c.stages, *a_tile), p.dtype), *[b_tiles] * factors]
+    ring = operands_of(p, c, c.tile_m)
     scratch: dict[str, Any] = {
         "memory": _memory(schedule, ring),
         "full": plgpu.Barrier(num_arrivals=1 + factors, num_barriers=c.stages),
@@ -104,9 +102,9 @@ def _memory(schedule: _Schedule, ring: list[Any]) -> Any:
     columns, factors = c.own_n + _PAD, 2 if p.epilogue.gated else 1
     if schedule.sends:
         sent = c.warpgroups, c.split, factors, schedule.share, columns
-        return [ring, plgpu.SMEM(sent, _sum_dtype(p))]
+        return [ring, plgpu.SMEM(sent, p.accumulator)]
     stored = c.warpgroups, factors, schedule.part, columns
-    sums = plgpu.SMEM(stored, _sum_dtype(p))
+    sums = plgpu.SMEM(stored, p.accumulator)
     return plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums]
 
 
@@ -120,11 +118,6 @@ def _check_depth(p: Problem, c: SplitMatmulConfig) -> None:
         got=f"split={c.split}, clusters={c.clusters}",
         hint="omit config",
     )
-
-
-def _sum_dtype(p: Problem) -> Any:
-    # Integers are summed as integers.
-    return jnp.int32 if p.dtype == jnp.int8 else jnp.float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,7 +244,7 @@ class _Consumer:
     def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its columns of a tile."""
         c, p = self.schedule.config, self.schedule.problem
-        acc = plgpu.ACC((c.own_n, c.tile_m), _sum_dtype(p))
+        acc = plgpu.ACC((c.own_n, c.tile_m), p.accumulator)
         products = plgpu.run_scoped(
             functools.partial(self.accumulate, first_step),
             *([acc, acc] if p.epilogue.gated else [acc]),

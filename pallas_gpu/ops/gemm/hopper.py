@@ -24,10 +24,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.tiles import CLUSTERS, tiles
+from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.tiles import CLUSTERS, operands_of, tiles
 
 # Registers per thread of producer and consumers, by the number of consumers:
 # (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
@@ -35,25 +36,16 @@ _REGISTERS = {2: (40, 232), 3: (24, 160)}
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
 
     of_kernel = p if config.parts == 1 else _divided(p, config)
-
-    def memory(a, b, *refs, **scratch) -> Memory:
-        *others, out = refs
-        named = dict(zip(of_kernel.epilogue.operands, others, strict=True))
-        if config.transposed:
-            a, b = b, a
-        return Memory(a=a, b=b, out=out, **named, **scratch)
-
     if config.transposed or config.parts > 1:
         _require_no_gate(p)
     kernel = launch(
         Schedule(of_kernel.transposed if config.transposed else of_kernel, config),
         TransposedConsumer if config.transposed else Consumer,
-        memory,
         jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype),
         kernel_name="matmul",
         compiler_params=compiler_params,
@@ -65,12 +57,7 @@ def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) ->
     def added(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
         products = kernel(a, b).reshape(p.batch, config.parts, p.m, p.n)
         total = products.sum(axis=1, dtype=products.dtype)
-        if not p.epilogue.is_identity:
-            named = dict(zip(p.epilogue.operands, others, strict=True))
-            if "bias" in named:
-                named["bias"] = named["bias"][: p.n].astype(jnp.float32)
-            total = p.epilogue.apply(total, **named)
-        return total.astype(p.out_dtype)
+        return p.epilogue.of_arrays(total, p.out_dtype, *others)
 
     return added
 
@@ -86,11 +73,10 @@ def _divided(p: Problem, c: MatmulConfig) -> Problem:
             got=f"parts={c.parts}",
             hint="omit config",
         )
-    is_integer = p.dtype == jnp.int8
     return dataclasses.replace(
         p,
         batch=p.batch * c.parts,
-        out_dtype=jnp.dtype(jnp.int32 if is_integer else jnp.float32),
+        out_dtype=jnp.dtype(p.accumulator),
         epilogue=PLAIN,
         residual_dtype=None,
     )
@@ -120,30 +106,43 @@ def _require_no_gate(p: Problem) -> None:
 
 
 def launch(
-    schedule: Schedule, consumer: Any, memory: Any, out_type: Any, **options: Any
+    schedule: Schedule,
+    consumer: Any,
+    out_type: Any,
+    *,
+    memory: Any = None,
+    scratch: Any = None,
+    **options: Any,
 ) -> Any:
     """Returns a kernel of products, whose tiles a consumer finishes.
 
     Args:
       schedule: the tiles.
-      consumer: `Consumer`, or a class of its own `store`.
-      memory: returns a `Memory` from the references of the operands and results and,
-        by name, of the scratch.
+      consumer: `Consumer`, or a class with methods of its own.
       out_type: of the results.
+      memory: returns a `Memory` from the references of the operands and results and,
+        by name, of the scratch; default: of the problem's operands and one result.
+      scratch: declarations; default: `scratch_of` the problem.
       **options: name and parameters, for `plgpu.kernel`.
     """
+    p, c = schedule.problem, schedule.config
+
+    def named(a: Any, b: Any, *refs: Any, **scratch: Any) -> Memory:
+        *others, out = refs
+        names = dict(zip(p.operands, others, strict=True))
+        a, b = (b, a) if c.transposed else (a, b)
+        return Memory(a=a, b=b, out=out, **names, **scratch)
 
     def visits(wg: Any, *refs: Any, **scratch: Any) -> Any:
-        mem = memory(*refs, **scratch)
+        mem = (memory or named)(*refs, **scratch)
         return (
-            lambda: functools.partial(produce, schedule, mem),
+            lambda: functools.partial(schedule.produce, mem),
             lambda: consumer(schedule, mem, wg).visit,
         )
 
-    scratch = scratch_of(schedule.problem, schedule.config)
-    c = schedule.config
+    scratch = scratch or scratch_of(p, c)
     return persistent(
-        schedule, visits, CONSUMERS, c.blocks, out_type, scratch, **options
+        schedule, visits, c.consumers, c.blocks, out_type, scratch, **options
     )
 
 
@@ -204,24 +203,29 @@ def persistent(
     )
 
 
-def scratch_of(p: Problem, c: MatmulConfig) -> dict[str, Any]:
-    """Returns declarations of the ring of operands and of the buffers of stores."""
-    sides = (c.epilogue_m, c.epilogue_n)
-    part = (CONSUMERS, 2, *(reversed(sides) if c.transposed else sides))
-    a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)
-    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
-    operands = [a_tile, b_tile, *[b_tile] * p.epilogue.gated]
+def scratch_of(
+    p: Problem, c: Any, part: tuple[int, int] | None = None, copies: int | None = None
+) -> dict[str, Any]:
+    """Returns declarations of the ring of operands and of the buffers of stores.
+
+    Args:
+      part: that is stored at once; default: as the configuration says.
+      copies: that fill a slot of the ring; default: one for each operand.
+    """
+    sides = part or (c.epilogue_m, c.epilogue_n)
+    stored = (c.consumers, 2, *(reversed(sides) if c.transposed else sides))
     scratch = {
         "operands": plgpu.Ring.of(
-            [tiles((c.stages, *tile), p.dtype) for tile in operands],
-            consumers=CONSUMERS,
+            operands_of(p, c, c.block_m),
+            copies=copies,
+            consumers=c.consumers,
             collective_axes="pair" if c.cluster else (),
         ),
-        "out_smem": tiles(part, p.out_dtype),
+        "out_smem": tiles(stored, p.out_dtype),
     }
     if p.epilogue.residual:
-        scratch["residual_smem"] = tiles(part, p.residual_dtype)
-        scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * CONSUMERS)
+        scratch["residual_smem"] = tiles(stored, p.residual_dtype)
+        scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * c.consumers)
     return scratch
 
 
@@ -275,6 +279,62 @@ class Schedule:
             conditions.append(column < p.n)
         return functools.reduce(lax.bitwise_and, conditions) if conditions else None
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """Rows and columns of a consumer's tile that are stored at once."""
+        return self.config.epilogue_m, self.config.epilogue_n
+
+    def k_block(self, first_step: Any, step: Any) -> Any:
+        """The part of K of a tile's step, given the steps before the tile."""
+        del first_step
+        return step
+
+    def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
+        """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
+
+    def produce(self, mem: Any, batch, row, column, first_step) -> None:
+        """Copies the operands of a tile, step by step."""
+        p, c = self.problem, self.config
+        parts = np.int32(c.parts)
+        share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
+        factors = [(mem.a, p.shared_a, share_a), (mem.b, p.shared_b, share_b)]
+        if mem.gate is not None:
+            factors.append((mem.gate, p.shared_b, share_b))
+        rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+        start = 0
+        if c.parts > 1:
+            batch, part = lax.div(batch, parts), lax.rem(batch, parts)
+            start = part * self.steps
+
+        @plgpu.loop(0, self.steps)
+        def _(ki):
+            slot = mem.operands.fill(first_step + ki)
+            block = self.k_block(first_step, start + ki)
+            depth = plgpu.ds(block * c.tile_k, c.tile_k)
+            of_a = (depth, rows) if p.transpose_a else (rows, depth)
+            of_b = (columns, depth) if p.transpose_b else (depth, columns)
+
+            def copy(source, buffer, axes=()):
+                # Tiles of a cluster may lie outside as a whole.
+                plgpu.copy_gmem_to_smem(
+                    source, buffer, slot.full, collective_axes=axes, oob_mode=_ZEROS
+                )
+
+            for (source, shared, axes), window, buffer in zip(
+                factors, (of_a, of_b, of_b), slot.buffers, strict=False
+            ):
+                index = _of_rank(source, 0 if shared else batch, window)
+                copy(source.at[index], buffer, axes)
+            self.copy_scales(mem, slot, block, rows, copy)
+
+
+produce = Schedule.produce
+
+
+def _of_rank(ref: Any, batch: Any, window: tuple[Any, Any]) -> tuple[Any, ...]:
+    """Returns the index of a window in one of several matrices, or in the only one."""
+    return window if ref.ndim == 2 else (batch, *window)
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -290,39 +350,16 @@ class Memory:
     residual: Any = None
     residual_smem: Any = None
     residual_full: Any = None
-
-
-def produce(schedule: Schedule, mem: Memory, batch, row, column, first_step) -> None:
-    """Copies the operands of a tile, step by step."""
-    p, c = schedule.problem, schedule.config
-    parts = np.int32(c.parts)
-    share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
-    factors = [(mem.a, p.shared_a, share_a), (mem.b, p.shared_b, share_b)]
-    if mem.gate is not None:
-        factors.append((mem.gate, p.shared_b, share_b))
-    rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
-    start = 0
-    if c.parts > 1:
-        batch, part = lax.div(batch, parts), lax.rem(batch, parts)
-        start = part * schedule.steps
-
-    @plgpu.loop(0, schedule.steps)
-    def _(ki):
-        slot = mem.operands.fill(first_step + ki)
-        depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
-        of_a = (depth, rows) if p.transpose_a else (rows, depth)
-        of_b = (columns, depth) if p.transpose_b else (depth, columns)
-        for (source, shared, axes), window, buffer in zip(
-            factors, (of_a, of_b, of_b), slot.buffers, strict=False
-        ):
-            plgpu.copy_gmem_to_smem(
-                source.at[(0 if shared else batch, *window)],
-                buffer,
-                slot.full,
-                collective_axes=axes,
-                # Tiles of a cluster may lie outside as a whole.
-                oob_mode=_ZEROS,
-            )
+    a_scale: Any = None
+    b_scale: Any = None
+    a_blocks: Any = None
+    b_blocks: Any = None
+    row_scale: Any = None
+    column_scale: Any = None
+    scale_smem: Any = None
+    masks: Any = None
+    group_scale: Any = None
+    scale: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,24 +372,25 @@ class Consumer:
 
     def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its rows of a tile."""
-        c, p = self.schedule.config, self.schedule.problem
-        row = row + self.wg * c.tile_m
+        row = row + self.wg * self.schedule.config.tile_m
         for part in range(min(2, len(self.parts))):
             self.prefetch_residual(part, batch, row, column)
-        # Integers are summed as integers.
-        dtype = jnp.int32 if p.dtype == jnp.int8 else jnp.float32
-        acc = plgpu.ACC((c.tile_m, c.tile_n), dtype)
-        products = plgpu.run_scoped(
+        self.store(self.products(first_step), batch, row, column)
+
+    def products(self, first_step) -> list[Any]:
+        """Returns its rows of the products."""
+        c, p = self.schedule.config, self.schedule.problem
+        acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
+        return plgpu.run_scoped(
             functools.partial(self.accumulate, first_step),
             *[acc] * (1 + p.epilogue.gated),
         )
-        self.store(products, batch, row, column)
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""
         p, c = self.schedule.problem, self.schedule.config
         if p.turns_a:
-            return [self.accumulate_turned(first_step, *accumulators)]
+            return self.accumulate_converted(first_step, *accumulators)
         own_rows = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
         def multiply(_, slot):
@@ -365,56 +403,62 @@ class Consumer:
             accumulators, self.schedule.steps, multiply, first=first_step
         )
 
-    def accumulate_turned(self, first_step, acc) -> Any:
+    def accumulate_converted(self, first_step, acc) -> list[Any]:
         """Returns the product where the tensor core cannot read A as it is stored.
 
-        It is transposed on the way to registers. The next step's rows are loaded while
+        It is converted on the way to registers. The next step's rows are loaded while
         the tensor core multiplies; only then may instructions write its operand, else
         ptxas serialises them.
         """
-        ring, c = self.mem.operands, self.schedule.config
-        own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
-
-        def load(step):
-            a, _ = ring.take(step).buffers
-            rows = a.at[:, own].T
-            return plgpu.load(rows, layout=plgpu.Layout.WGMMA_32BIT, optimized=False)
+        ring, last = self.mem.operands, first_step + self.schedule.steps - 1
 
         def multiply(step, rows):
-            _, b = ring.slot(step).buffers
-            plgpu.wgmma(acc, rows, b.T)
+            plgpu.wgmma(acc, rows, ring.slot(step).buffers[1].T)
 
-        last = first_step + self.schedule.steps - 1
+        first = self.convert(first_step, self.load(first_step))
 
-        @plgpu.loop(first_step, last, init_carry=as_tf32(load(first_step)))
+        @plgpu.loop(first_step, last, init_carry=first)
         def final(step, rows):
             multiply(step, rows)
-            following = lax.optimization_barrier(load(step + 1))
+            following = lax.optimization_barrier(self.load(step + 1))
             plgpu.wgmma_wait(0)
             ring.release(step)
-            return as_tf32(lax.optimization_barrier(following))
+            return self.convert(step + 1, following)
 
         multiply(last, final)
         product = acc[...]
         ring.release(last)
-        return product
+        return [product]
+
+    def load(self, step: Any) -> Any:
+        """Loads its rows of A, here transposed, beside a product."""
+        own = plgpu.ds(
+            self.wg * self.schedule.config.tile_m, self.schedule.config.tile_m
+        )
+        rows = self.mem.operands.take(step).buffers[0].at[:, own].T
+        return plgpu.load(rows, layout=plgpu.Layout.WGMMA_32BIT, optimized=False)
+
+    def convert(self, step: Any, loaded: Any) -> Any:
+        """Returns what the tensor core multiplies, when it has no product under way."""
+        del step
+        return as_tf32(loaded)
 
     @property
     def parts(self) -> list[tuple[int, int]]:
         """Where the parts of a tile begin that are stored at once."""
-        c = self.schedule.config
+        c, (rows, columns) = self.schedule.config, self.schedule.part
         return [
             (i, j)
-            for i in range(0, c.tile_m, c.epilogue_m)
-            for j in range(0, c.tile_n, c.epilogue_n)
+            for i in range(0, c.tile_m, rows)
+            for j in range(0, c.tile_n, columns)
         ]
 
     def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
         """Returns the index of a part in the result, and whether it begins inside."""
-        c, (i, j) = self.schedule.config, self.parts[part]
-        rows = plgpu.ds(row + i, c.epilogue_m)
-        columns = plgpu.ds(column + j, c.epilogue_n)
-        return (batch, rows, columns), self.schedule.is_inside(row + i, column + j)
+        (rows, columns), (i, j) = self.schedule.part, self.parts[part]
+        window = plgpu.ds(row + i, rows), plgpu.ds(column + j, columns)
+        index = _of_rank(self.mem.out, batch, window)
+        return index, self.schedule.is_inside(row + i, column + j)
 
     def prefetch_residual(self, part: int, batch, row, column) -> None:
         """Starts the copy of the residual of a part, whose buffer has been read."""
@@ -446,31 +490,38 @@ class Consumer:
 
     def store(self, products, batch, row, column) -> None:
         """Stores a tile part by part; the copies overlap with what comes after."""
-        c, mem = self.schedule.config, self.mem
-        epilogue = self.schedule.problem.epilogue
+        (rows, columns), mem = self.schedule.part, self.mem
         store = plgpu.TileStore(mem.out_smem.at[self.wg], len(self.parts))
+        finish = self.finisher(row, column)
         for part, (i, j) in enumerate(self.parts):
-            tiles = [x[i : i + c.epilogue_m, j : j + c.epilogue_n] for x in products]
-            bias = None
-            if mem.bias is not None:
-                bias = self.load_bias(row + i, column + j)
-            if not epilogue.is_identity:
-                product, gate = tiles if epilogue.gated else (tiles[0], None)
-                residual = self.load_residual(part)
-                tiles = [
-                    epilogue.apply(product, bias=bias, gate=gate, residual=residual)
-                ]
+            tiles = [x[i : i + rows, j : j + columns] for x in products]
+            value = finish(part, *tiles)
             index, is_inside = self.window(part, batch, row, column)
             store.store(
                 part,
-                tiles[0],
+                value,
                 mem.out.at[index],
                 predicate=is_inside,
-                transposed=c.transposed,
+                transposed=self.schedule.config.transposed,
             )
             if part + 2 < len(self.parts):
                 # All threads have read its buffer before `commit_smem`.
                 self.prefetch_residual(part + 2, batch, row, column)
+
+    def finisher(self, row: Any, column: Any) -> Any:
+        """Returns the epilogue of a tile: `finish(part, product, *gate)`."""
+        epilogue = self.schedule.problem.epilogue
+
+        def finish(part: int, product: Any, gate: Any = None) -> Any:
+            (i, j), bias = self.parts[part], None
+            if self.mem.bias is not None:
+                bias = self.load_bias(row + i, column + j)
+            if epilogue.is_identity:
+                return product
+            residual = self.load_residual(part)
+            return epilogue.apply(product, bias=bias, gate=gate, residual=residual)
+
+        return finish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -479,8 +530,8 @@ class TransposedConsumer(Consumer):
 
     def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
         """Returns the index of a part in the result, and whether it begins inside."""
-        (batch, rows, columns), is_inside = super().window(part, batch, row, column)
-        return (batch, columns, rows), is_inside
+        (*batch, rows, columns), is_inside = super().window(part, batch, row, column)
+        return (*batch, columns, rows), is_inside
 
     def stored(self, part: Any) -> Any:
         """Returns the reference to a part in SMEM as the accumulator has it."""

@@ -11,14 +11,21 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.gemm import blackwell, choice
+from pallas_gpu.ops.gemm import choice
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
-from pallas_gpu.ops.rules import Array, Interpret, as_dtype, vary_alike
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    as_dtype,
+    no_product,
+    result_type,
+    vary_alike,
+)
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
@@ -137,28 +144,20 @@ def matmul(
     return out.reshape(*batch, -1, problem.n)
 
 
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    choice.clear_cache()
-    blackwell.make_kernel.cache_clear()
-
-
 def _out_dtype(dtype: Any, operands: Any, epilogue: Epilogue) -> jnp.dtype:
     is_integer = operands == jnp.int8
     if dtype is None:
         is_sum = is_integer and epilogue.is_identity
         dtype = jnp.int32 if is_sum else jnp.float32 if is_integer else operands
     found = as_dtype(dtype)
-    if found is not None:
-        if jnp.issubdtype(found, jnp.floating):
-            return found
-        if is_integer and epilogue.is_identity and found == jnp.int32:
-            return found
-    raise errors.DTypeError(
-        "matmul: the result cannot have this type",
+    is_float = found is not None and jnp.issubdtype(found, jnp.floating)
+    is_sum = is_integer and epilogue.is_identity
+    return result_type(
+        "matmul",
+        dtype,
+        [found] * is_float + [jnp.dtype(jnp.int32)] * is_sum,  # type: ignore[arg-type]
+        "omit out_dtype, and convert the result",
         expected="a floating-point type, or int32 for int8 without an epilogue",
-        got=expect.shown(dtype),
-        hint="omit out_dtype, and convert the result",
     )
 
 
@@ -193,14 +192,14 @@ def _check_shapes(
     """Returns the leading dimensions of the result."""
     shapes = tuple(a.shape), tuple(b.shape)
     if min(map(len, shapes)) < 2 or min(map(min, shapes)) < 1:
-        raise _no_product(shapes, transpose_a, transpose_b)
+        raise _no_product(a, b, transpose_a, transpose_b)
     (*batch_a, m, k), (*batch_b, depth, n) = shapes
     if transpose_a:
         m, k = k, m
     if transpose_b:
         depth, n = n, depth
     if k != depth or (batch_a and batch_b and batch_a != batch_b):
-        raise _no_product(shapes, transpose_a, transpose_b)
+        raise _no_product(a, b, transpose_a, transpose_b)
     batch = tuple(batch_a or batch_b)
     wanted = {
         "gate": (gate, shapes[1]),
@@ -226,15 +225,14 @@ def _check_shapes(
     return batch
 
 
-def _no_product(
-    shapes: tuple[Any, Any], transpose_a: bool, transpose_b: bool
-) -> errors.ShapeError:
+def _no_product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Exception:
     rows = "(..., K, M)" if transpose_a else "(..., M, K)"
     columns = "(..., N, K)" if transpose_b else "(..., K, N)"
-    return errors.ShapeError(
-        "matmul: the shapes do not form a product",
-        expected=f"{rows} and {columns} without empty dimensions, leading ones equal "
-        "or of one operand alone",
-        got=f"{shapes[0]} and {shapes[1]}",
-        hint="see transpose_a and transpose_b; use jax.vmap for other batches",
+    return no_product(
+        "matmul",
+        f"{rows} and {columns} without empty dimensions, leading ones equal or of one "
+        "operand alone",
+        a,
+        b,
+        "see transpose_a and transpose_b; use jax.vmap for other batches",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -35,6 +36,11 @@ class Problem:
       transpose_a, transpose_b: whether A is stored as (K, M), B and gate as (N, K).
       epilogue: what becomes of a tile before it is stored.
       residual_dtype: of the array that the epilogue adds; None without one.
+      right: type of B, if it is another one than that of A.
+      scales: names of the operands with scales, which precede those of the epilogue.
+      scale_dtype: of scales that the tensor core multiplies by.
+      group: elements of K that share a scale; None if all do.
+      promoted: whether sums of the tensor core are added in float32 for each step.
     """
 
     m: int
@@ -49,6 +55,26 @@ class Problem:
     transpose_b: bool = False
     epilogue: Epilogue = PLAIN
     residual_dtype: jnp.dtype | None = None
+    right: jnp.dtype | None = None
+    scales: tuple[str, ...] = ()
+    scale_dtype: jnp.dtype | None = None
+    group: int | None = None
+    promoted: bool = False
+
+    @property
+    def types(self) -> tuple[jnp.dtype, jnp.dtype]:
+        """The types of A and B."""
+        return self.dtype, self.dtype if self.right is None else self.right
+
+    @property
+    def accumulator(self) -> Any:
+        """The type of the tensor core's sums: integers are added as integers."""
+        return jnp.int32 if set(self.types) == {jnp.dtype(jnp.int8)} else jnp.float32
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of a kernel's operands after A and B, in order."""
+        return self.scales + self.epilogue.operands
 
     @property
     def out_shape(self) -> tuple[int, int, int]:
@@ -58,8 +84,11 @@ class Problem:
     @property
     def transposed(self) -> Problem:
         """The problem whose result is the transposed one: B^T A^T."""
+        left, right = self.types
         return dataclasses.replace(
             self,
+            dtype=right,
+            right=None if left == right else left,
             m=self.n,
             n=self.m,
             shared_a=self.shared_b,

@@ -14,8 +14,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import choice
-from pallas_gpu.ops.gemm.epilogue import PLAIN, padded_columns
+from pallas_gpu.ops.gemm.epilogue import PLAIN
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import aligned, padded
 
 _TMA_BYTES = 16
 # No tile of a cluster has more columns.
@@ -53,15 +54,15 @@ class Call:
         multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
         p = dataclasses.replace(p, n=plgpu.align_to(n, multiple))
         if (residual := others.get("residual")) is not None:
-            others["residual"] = _padded(residual, multiple)
+            others["residual"] = padded(residual, p.n)
         if (gate := others.get("gate")) is not None:
-            others["gate"] = _addressable(gate)
+            others["gate"] = aligned(gate)
         config = given or choice.choose(p, params)
         if (bias := others.get("bias")) is not None and n % choice.columns(config):
-            others["bias"] = padded_columns(bias, _COLUMNS)
+            others["bias"] = jnp.pad(bias, (0, _COLUMNS))
         f = choice.make_kernel(p, config, params, self.interpret)
         extra = [others[name] for name in p.epilogue.operands]
-        out = f(_addressable(a), _addressable(b), *extra)
+        out = f(aligned(a), aligned(b), *extra)
         return out if p.n == n else out[:, :, :n]
 
     def other(self, a: jax.Array, b: jax.Array, **changes: Any) -> jax.Array:
@@ -76,16 +77,6 @@ def _turned(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.float32:
         x = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
     return x.swapaxes(1, 2)
-
-
-def _addressable(x: jax.Array) -> jax.Array:
-    """Appends zeros to rows that TMA cannot address."""
-    return _padded(x, _TMA_BYTES // x.dtype.itemsize)
-
-
-def _padded(x: jax.Array, multiple: int) -> jax.Array:
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, ((0, 0), (0, 0), (0, missing))) if missing else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -116,12 +107,9 @@ def _forward(call: Call, a, b, gate, bias, residual):
     return _apply(call, *products, bias, residual), (saved, products)
 
 
-def _apply(call: Call, raw: Any, gate: Any, bias: Any, residual: Any) -> Any:
-    raw, gate, bias = (
-        None if x is None else x.astype(jnp.float32) for x in (raw, gate, bias)
-    )
-    tile = call.problem.epilogue.apply(raw, gate=gate, bias=bias, residual=residual)
-    return tile.astype(call.problem.out_dtype)
+def _apply(call: Call, raw: Any, *others: Any) -> Any:
+    given = (x for x in others if x is not None)
+    return call.problem.epilogue.of_arrays(raw, call.problem.out_dtype, *given)
 
 
 def _backward(call: Call, kept, d_out):
@@ -138,58 +126,48 @@ def _backward(call: Call, kept, d_out):
             for x in (a, b, gate)
         ]
         return *none, d_bias, d_residual
-    d_b = _for_b(call, a, b, d_product)
-    d_gate = None if gate is None else _for_b(call, a, gate, d_gated)
-    d_a = _for_a(call, a, b, d_product)
+    # B and the gate are A of the transposed product.
+    turned = p.transposed
+    d_b, d_gate = (
+        None if d is None else _derivative(call, turned, a, d).astype(b.dtype)
+        for d in (d_product, d_gated)
+    )
+    d_a = _derivative(call, p, b, d_product)
     if gate is not None:
-        d_a = (d_a + _for_a(call, a, gate, d_gated)).astype(a.dtype)
+        d_a = d_a + _derivative(call, p, gate, d_gated)
     return d_a.astype(a.dtype), d_b, d_gate, d_bias, d_residual
 
 
 product.defvjp(_forward, _backward)
 
 
-def _for_a(call: Call, a, b, d_out):
-    """Returns dC B^T, or its transpose: B dC^T."""
-    p = call.problem
+def _derivative(call: Call, p: Problem, b: jax.Array, d_out: jax.Array) -> jax.Array:
+    """Returns that with respect to A, dC B^T, or its transpose, B dC^T.
+
+    Args:
+      p: the problem of the call or the transposed one, whose B is the call's A, and
+        whose dC is stored transposed.
+      b: that of the problem.
+    """
+    turned = p is not call.problem
     is_sum = p.shared_a and p.batch > 1
-    wide = is_sum or p.epilogue.gated
-    options = _plain(jnp.dtype(jnp.float32) if wide else a.dtype)
+    wide = is_sum or (p.epilogue.gated and not turned)
+    factors, sizes, shared = (d_out, b), (p.m, p.k), (False, p.shared_b)
+    transposed = turned, not p.transpose_b
     if p.transpose_a:
-        options |= {"m": p.k, "n": p.m, "k": p.n, "shared_a": p.shared_b}
-        options |= {"transpose_a": p.transpose_b, "transpose_b": True}
-        d_a = call.other(b, d_out, **options)
-    else:
-        options |= {"m": p.m, "n": p.k, "k": p.n, "shared_b": p.shared_b}
-        options |= {"transpose_b": not p.transpose_b}
-        d_a = call.other(d_out, b, **options)
+        factors, sizes, shared = factors[::-1], sizes[::-1], shared[::-1]
+        transposed = p.transpose_b, not turned
+    d_a = call.other(
+        *factors,
+        m=sizes[0],
+        n=sizes[1],
+        k=p.n,
+        shared_a=shared[0],
+        shared_b=shared[1],
+        transpose_a=transposed[0],
+        transpose_b=transposed[1],
+        out_dtype=jnp.dtype(jnp.float32 if wide else b.dtype),
+        epilogue=PLAIN,
+        residual_dtype=None,
+    )
     return d_a.sum(axis=0, keepdims=True) if is_sum else d_a
-
-
-def _for_b(call: Call, a, b, d_out):
-    """Returns A^T dC, or its transpose: dC^T A."""
-    p = call.problem
-    is_sum = p.shared_b and p.batch > 1
-    options = _plain(jnp.dtype(jnp.float32) if is_sum else b.dtype)
-    if p.transpose_b:
-        options |= {"m": p.n, "n": p.k, "k": p.m, "shared_b": p.shared_a}
-        options |= {"transpose_a": True, "transpose_b": p.transpose_a}
-        d_b = call.other(d_out, a, **options)
-    else:
-        options |= {"m": p.k, "n": p.n, "k": p.m, "shared_a": p.shared_a}
-        options |= {"transpose_a": not p.transpose_a}
-        d_b = call.other(a, d_out, **options)
-    return d_b.sum(axis=0, keepdims=True).astype(b.dtype) if is_sum else d_b
-
-
-def _plain(out_dtype: jnp.dtype) -> dict[str, Any]:
-    """Returns the fields of a product without an epilogue, nothing transposed."""
-    return {
-        "epilogue": PLAIN,
-        "residual_dtype": None,
-        "out_dtype": out_dtype,
-        "shared_a": False,
-        "shared_b": False,
-        "transpose_a": False,
-        "transpose_b": False,
-    }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.rules import no_product, result_type
 
 _PRECISIONS = (
     *(None, "default", "fastest", "high", "highest"),
@@ -75,12 +75,8 @@ def require_product(name: str, lhs: Any, rhs: Any, transposed: bool) -> None:
     )
     if not fits:
         matrices = "(groups, N, K)" if transposed else "(groups, K, N)"
-        raise errors.ShapeError(
-            f"{name}: the shapes do not form a product",
-            expected=f"(M, K) and {matrices}",
-            got=f"{tuple(lhs.shape)} and {tuple(rhs.shape)}",
-            hint="use jax.vmap for a batch",
-        )
+        wanted, hint = f"(M, K) and {matrices}", "use jax.vmap for a batch"
+        raise no_product(name, wanted, lhs, rhs, hint)
 
 
 def rows(name: str, rows: Any) -> jax.Array | None:
@@ -214,16 +210,12 @@ def types(
             )
     if preferred is None:
         return jnp.dtype(jnp.bfloat16 if lhs.dtype in _NARROW else lhs.dtype)
-    is_array = hasattr(preferred, "shape") and not isinstance(preferred, jnp.dtype)
-    with contextlib.suppress(TypeError, ValueError):
-        found = None if is_array else jnp.dtype(preferred)
-        if found in (jnp.float16, jnp.bfloat16, jnp.float32):
-            return found
-    raise errors.DTypeError(
-        f"{name}: the result cannot have this type",
+    return result_type(
+        name,
+        preferred,
+        tuple(map(jnp.dtype, (*_WIDE, jnp.float32))),
+        "omit preferred_element_type, and convert the result",
         expected="float16, bfloat16 or float32",
-        got=expect.shown(preferred),
-        hint="omit preferred_element_type, and convert the result",
     )
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm.config import CONSUMERS as CONSUMERS
+from pallas_gpu.ops.gemm.config import Tiling
 from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
 
-CONSUMERS = 2
 # Groups whose sums one warp computes, without scratch.
 _FEW_GROUPS = 32
 # Registers per thread of the producer and of a consumer, by whether all threads of the
@@ -18,7 +19,7 @@ REGISTERS = {False: (40, 232), True: (72, 216)}
 
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
-class RaggedDotConfig:
+class RaggedDotConfig(Tiling):
     """Tile sizes and schedule of `ragged_dot` on Hopper.
 
     Attributes:
@@ -85,8 +86,3 @@ class RaggedDotConfig:
             epilogue_n=64 if is_small else 32,
             strip=strip,
         )
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block's tile."""
-        return CONSUMERS * self.tile_m

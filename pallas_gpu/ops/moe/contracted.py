@@ -27,8 +27,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
-from pallas_gpu.ops.moe.groups import Groups, Rows, table
+from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS
+from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 # Rows of a tile in SMEM: the fewest that a copy to there has.
@@ -38,26 +39,8 @@ _WIDTH = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """Sizes and types, and which tiles a block computes in which order.
-
-    Attributes:
-      rows: of both operands.
-      m, n: columns of the operands, and sizes of each group's result.
-      matrices: results: those of that many groups from the first one on.
-      gathered: whether the rows of the first operand are those that an array of indices
-        names.
-    """
-
-    rows: int
-    m: int
-    n: int
-    groups: int
-    matrices: int
-    dtype: Any
-    out_dtype: Any
-    gathered: bool
-    config: RaggedDotConfig
+class Problem(GroupedProblem):
+    """Products over the rows of each group, K of all, and the order of the tiles."""
 
     @property
     def plane(self) -> tuple[int, int]:
@@ -94,7 +77,7 @@ class Problem:
         return min(self.config.blocks, self.matrices * math.prod(self.plane))
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
@@ -149,7 +132,7 @@ def _body(
     def groups() -> Groups:
         p = problem
         own = tables.at[wg]
-        return Groups.of(sizes, offset, p.matrices, p.rows, p.config.tile_k, own)
+        return Groups.of(sizes, offset, p.matrices, p.k, p.config.tile_k, own)
 
     def produce() -> None:
         _produce(problem, groups(), Rows(a, *indices), b, rings)

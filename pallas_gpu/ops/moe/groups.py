@@ -16,6 +16,24 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.gemm.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedProblem(Problem):
+    """Products of the rows of each group.
+
+    Attributes:
+      groups: number of groups of rows.
+      matrices: groups that have a matrix, or a result.
+      gathered: whether the rows of A are those that an array of indices names.
+      config: a `RaggedDotConfig`.
+    """
+
+    groups: int = 0
+    matrices: int = 0
+    gathered: bool = False
+    config: Any = None
 
 
 def table(groups: int, warpgroups: int) -> Any:

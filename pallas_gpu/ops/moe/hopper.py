@@ -26,10 +26,10 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.gemm.epilogue import Epilogue
-from pallas_gpu.ops.moe.config import CONSUMERS, RaggedDotConfig
-from pallas_gpu.ops.moe.groups import Groups, Rows, table
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.moe.config import CONSUMERS
+from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
+from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.tiles import operands_of, tiles
 
 _PRODUCER = CONSUMERS
 # Rows and columns of zeros that a warpgroup stores at once.
@@ -39,29 +39,8 @@ _EIGHT = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
-    """Sizes and types, and which tiles a block computes in which order.
-
-    Attributes:
-      matrices: groups that have one.
-      transposed: whether the matrices are (groups, n, k).
-      gathered: whether the rows are those that an array of indices names.
-      scaled: whether each row, and each column of a matrix, has a factor.
-      epilogue: of a tile; of its operands there may be a gate.
-    """
-
-    m: int
-    n: int
-    k: int
-    groups: int
-    matrices: int
-    dtype: Any
-    out_dtype: Any
-    transposed: bool
-    gathered: bool
-    scaled: bool
-    epilogue: Epilogue
-    config: RaggedDotConfig
+class Problem(GroupedProblem):
+    """Rows of each group times its matrix, and the order of the tiles."""
 
     @property
     def columns(self) -> int:
@@ -97,12 +76,10 @@ class Problem:
         return group, row, lax.div(within, height)
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
-    shape = (c.tile_n, c.tile_k) if p.transposed else (c.tile_k, c.tile_n)
-    matrices = [tiles((c.stages, *shape), p.dtype)] * (1 + p.epilogue.gated)
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
@@ -115,8 +92,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
         interpret=interpret,
         scratch_types={
             "operands": plgpu.Ring.of(
-                [tiles((c.stages, c.block_m, c.tile_k), p.dtype), *matrices],
-                consumers=CONSUMERS,
+                operands_of(p, c, c.block_m), consumers=CONSUMERS
             ),
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),
@@ -215,7 +191,7 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
         slot = ring.fill(first_step + ki)
         left, *right = slot.buffers
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-        part = (columns, depth) if problem.transposed else (depth, columns)
+        part = (columns, depth) if problem.transpose_b else (depth, columns)
         copy_rows(depth, left, slot.full)
         for matrices, buffer in zip(b, right, strict=True):
             source = matrices.at[tile.matrix, *part]
@@ -231,7 +207,7 @@ def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None
         def multiply(_, slot):
             left, *matrices = slot.buffers
             for acc, right in zip(accumulators, matrices, strict=True):
-                if problem.transposed:
+                if problem.transpose_b:
                     right = plgpu.transpose_ref(right, (1, 0))
                 plgpu.wgmma(acc, left.at[own_rows], right)
 

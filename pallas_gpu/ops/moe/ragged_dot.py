@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from pallas_gpu.ops.gemm.epilogue import (
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, aligned, vary_alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,12 +210,6 @@ def ragged_dot_general(
     return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
 
 
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    hopper.make_kernel.cache_clear()
-    contracted.make_kernel.cache_clear()
-
-
 # --- the two products, each a derivative of the other ---------------------------------
 
 
@@ -258,8 +251,8 @@ def _launch(
     if 0 in (m, n, k, number):
         return jnp.zeros((m, n), options.out_dtype)
     config = _config(options, sizes, gated=len(matrices) > 1, narrow=bool(scales))
-    lhs = _padded(lhs, 1 if rows is None else config.tile_k)
-    matrices = [_padded(x) for x in matrices]
+    lhs = aligned(lhs, 1 if rows is None else config.tile_k)
+    matrices = [aligned(x) for x in matrices]
     problem = hopper.Problem(
         m,
         n=matrices[0].shape[width],
@@ -268,9 +261,9 @@ def _launch(
         matrices=number,
         dtype=jnp.dtype(lhs.dtype),
         out_dtype=options.out_dtype,
-        transposed=options.transposed,
+        transpose_b=options.transposed,
         gathered=rows is not None,
-        scaled=bool(scales),
+        scales=("rows", "columns") if scales else (),
         epilogue=options.epilogue,
         config=config,
     )
@@ -296,11 +289,12 @@ def _contract(options: _Options, matrices: int, x, y, sizes, offset, rows) -> ja
     if 0 in (height, m, n, matrices):
         return jnp.zeros((matrices, m, n), options.out_dtype)
     config = _config(options, sizes, contracted=True)
-    x, y = _padded(x, 1 if rows is None else config.block_m), _padded(y)
+    x, y = aligned(x, 1 if rows is None else config.block_m), aligned(y)
     problem = contracted.Problem(
-        height,
         m=x.shape[1],
         n=y.shape[1],
+        k=height,
+        transpose_a=True,
         groups=sizes.shape[0],
         matrices=matrices,
         dtype=jnp.dtype(x.dtype),
@@ -316,11 +310,6 @@ def _present(rows: Any) -> list[Any]:
     return [] if rows is None else [rows]
 
 
-def _product_forward(options, lhs, rhs, sizes, offset, rows):
-    saved = lhs, rhs, sizes, offset, rows
-    return _product(options, *saved), saved
-
-
 def _product_backward(options: _Options, saved, d_out):
     lhs, rhs, *groups, rows = saved
     d_out = d_out.astype(lhs.dtype)
@@ -333,11 +322,6 @@ def _product_backward(options: _Options, saved, d_out):
     pair = (d_out, lhs) if options.transposed else (lhs, d_out)
     d_rhs = _contract(options, rhs.shape[0], *pair, *groups, rows)
     return d_lhs, d_rhs, None, None, None
-
-
-def _fused_forward(options, lhs, matrices, sizes, offset, rows):
-    saved = lhs, matrices, sizes, offset, rows
-    return _fused(options, *saved), saved
 
 
 def _fused_backward(options: _Options, saved, d_out):
@@ -358,11 +342,6 @@ def _fused_backward(options: _Options, saved, d_out):
     return *backward(list(d_products)), None, None, None
 
 
-def _contract_forward(options, matrices, x, y, sizes, offset, rows):
-    saved = x, y, sizes, offset, rows
-    return _contract(options, matrices, *saved), saved
-
-
 def _contract_backward(options: _Options, matrices: int, saved, d_out):
     x, y, *groups, rows = saved
     d_out = d_out.astype(x.dtype)
@@ -380,15 +359,8 @@ def _scattered(d_rows: jax.Array, rows: Any, array: jax.Array) -> jax.Array:
     return zeros.at[rows].add(d_rows.astype(jnp.float32)).astype(array.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
-_fused.defvjp(_fused_forward, _fused_backward)
-_contract.defvjp(_contract_forward, _contract_backward)
-
-
-def _padded(x: jax.Array, step: int = 1) -> jax.Array:
-    """Pads the last dimension to multiples of 16 bytes, as TMA requires, and of `step`.
-
-    Copies of gathered rows do not reach beyond the rows: the tiles divide them.
-    """
-    missing = -x.shape[-1] % math.lcm(step, 16 // x.dtype.itemsize)
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+_product.defvjp(lambda o, *saved: (_product(o, *saved), saved), _product_backward)
+_fused.defvjp(lambda o, *saved: (_fused(o, *saved), saved), _fused_backward)
+_contract.defvjp(
+    lambda o, n, *saved: (_contract(o, n, *saved), saved), _contract_backward
+)

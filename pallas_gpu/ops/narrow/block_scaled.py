@@ -11,13 +11,17 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import block_scaled_blackwell as blackwell
-from pallas_gpu.ops.narrow.block_scaled_blackwell import (
-    BlockScaledMatmulConfig,
-    Problem,
-    Shapes,
+from pallas_gpu.ops.narrow.block_scaled_blackwell import BlockScaledMatmulConfig, Shapes
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    no_product,
+    result_type,
+    without_derivative,
 )
-from pallas_gpu.ops.rules import Array, Interpret, as_dtype
 
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
@@ -26,8 +30,6 @@ _FLOAT8 = E4M3, jnp.dtype(jnp.float8_e5m2)
 # By bits of an element: the types of scales, and the elements of a block.
 ADMITTED = {8: ((E8M0, 32),), 4: ((E8M0, 32), (E8M0, 16), (E4M3, 16))}
 _RESULTS = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
-# TMA: rows are multiples of 16 bytes.
-_ROW_BITS = 128
 
 
 @expect.arguments()
@@ -81,7 +83,7 @@ def block_scaled_matmul(
       >>> y = block_scaled_matmul(a, b, a_scales, b_scales, jnp.bfloat16)
     """
     (m, n, k), batch = _sizes(lhs, rhs)
-    out = _out_dtype(preferred_element_type)
+    out = result_type(_WHO, preferred_element_type, _RESULTS)
     block = _block(lhs, rhs, lhs_scales, rhs_scales)
     _check_target(compiler_params)
     _check_factor(scale)
@@ -90,11 +92,12 @@ def block_scaled_matmul(
         n,
         k,
         jnp.dtype(lhs.dtype),
-        jnp.dtype(rhs.dtype),
-        jnp.dtype(lhs_scales.dtype),
         out,
-        block,
-        scale is not None,
+        transpose_b=True,
+        right=jnp.dtype(rhs.dtype),
+        scales=("lhs", "rhs") if scale is None else ("lhs", "rhs", "factor"),
+        scale_dtype=jnp.dtype(lhs_scales.dtype),
+        group=block,
     )
     config = config or BlockScaledMatmulConfig()
     Shapes(problem, config).check()
@@ -103,23 +106,7 @@ def block_scaled_matmul(
         return jnp.zeros((*batch, m, n), out)
     run = functools.partial(_run, problem, config, compiler_params, interpret)
     operands = lhs, rhs, lhs_scales, rhs_scales
-    return _without_derivative(run, *operands, *factor)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _without_derivative(run, *operands):
-    return run(*operands)
-
-
-@_without_derivative.defjvp
-def _refuse(run, primals, tangents):
-    del run, primals, tangents
-    raise errors.UnsupportedError(
-        f"{_WHO}: there is no derivative",
-        expected="a call that is not differentiated",
-        got="jax.grad, jax.jvp or jax.vjp of it",
-        hint="wrap the rounding and the product in a jax.custom_vjp",
-    )
+    return without_derivative(run, _WHO, "rounding")(*operands, *factor)
 
 
 def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
@@ -134,19 +121,12 @@ def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array
             blackwell.tiled_scales(x, size, columns)
             for x, size in zip((a_scales, b_scales), rows, strict=True)
         )
-        return kernel(*map(_aligned, (a, b)), *held, *factor)
+        return kernel(aligned(a), aligned(b), *held, *factor)
 
     if operands[0].ndim == 2:
         return product(*operands)
     axes = (0, 0, 0, 0, *[None] * (len(operands) - 4))
     return jax.vmap(product, axes)(*operands)
-
-
-def _aligned(x: jax.Array) -> jax.Array:
-    """Pads the rows to what TMA copies; K of the kernel's loop stays the same."""
-    step = _ROW_BITS // jnp.finfo(x.dtype).bits
-    rest = plgpu.align_to(x.shape[1], step) - x.shape[1]
-    return jnp.pad(x, ((0, 0), (0, rest))) if rest else x
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -161,12 +141,8 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
         or shapes[0][-1] != shapes[1][-1]
         or (shapes[0][:-2] != shapes[1][:-2])
     ):
-        raise errors.ShapeError(
-            f"{_WHO}: the shapes do not form a product",
-            expected="(M, K) and (N, K), or (batch, M, K) and (batch, N, K)",
-            got=f"{shapes[0]} and {shapes[1]}",
-            hint="K is the last dimension of both",
-        )
+        wanted = "(M, K) and (N, K), or (batch, M, K) and (batch, N, K)"
+        raise no_product(_WHO, wanted, lhs, rhs, "K is the last dimension of both")
     return (shapes[0][-2], shapes[1][-2], shapes[0][-1]), shapes[0][:-2]
 
 
@@ -235,15 +211,3 @@ def _check_factor(scale: Any) -> None:
             got=expect.shown(scale),
             hint="jnp.float32(x)",
         )
-
-
-def _out_dtype(dtype: Any) -> jnp.dtype:
-    found = as_dtype(dtype)
-    if found in _RESULTS:
-        return found  # type: ignore[return-value]
-    raise errors.DTypeError(
-        f"{_WHO}: the result cannot have this type",
-        expected=", ".join(x.name for x in _RESULTS),
-        got=expect.shown(dtype),
-        hint="convert the result",
-    )

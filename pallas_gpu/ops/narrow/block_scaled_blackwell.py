@@ -10,7 +10,6 @@ Copies and products of a thread are in order, so that TMEM has one set of scales
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, Literal
 
 import jax
@@ -20,7 +19,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import blackwell
-from pallas_gpu.ops.rules import Positive, Strip
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import Positive, Strip, cached
 from pallas_gpu.ops.tiles import tiles
 
 # Rows of A of a block; scales lie in tiles of so many rows by four scales.
@@ -39,7 +39,7 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
-class BlockScaledMatmulConfig:
+class BlockScaledMatmulConfig(blackwell.Pairs):
     """Tile sizes and schedule of `block_scaled_matmul`; a block has 128 rows.
 
     Attributes:
@@ -79,40 +79,7 @@ class BlockScaledMatmulConfig:
                 got=f"tile_n={self.tile_n}, tile_k={k}",
                 hint="start from BlockScaledMatmulConfig()",
             )
-        if self.blocks < self.ctas:
-            raise errors.ArgumentError(
-                "BlockScaledMatmulConfig: there are no blocks",
-                expected=f"{self.ctas} or more blocks",
-                got=f"blocks={self.blocks}",
-                hint="start from BlockScaledMatmulConfig()",
-            )
-
-    @property
-    def ctas(self) -> int:
-        """Blocks that share a tile."""
-        return 2 if self.collective else 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What a kernel computes.
-
-    Attributes:
-      m, n, k: sizes.
-      a, b, scale, out: element types; a and b have as many bits.
-      block: elements along K that share a scale.
-      factored: whether the result is multiplied by a factor.
-    """
-
-    m: int
-    n: int
-    k: int
-    a: jnp.dtype
-    b: jnp.dtype
-    scale: jnp.dtype
-    out: jnp.dtype
-    block: int
-    factored: bool
+        self.require_blocks()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +92,13 @@ class Shapes:
     @property
     def bits(self) -> int:
         """Of an element of A or B."""
-        return jnp.finfo(self.p.a).bits
+        return jnp.finfo(self.p.dtype).bits
+
+    @property
+    def block(self) -> int:
+        """Elements along K that share a scale."""
+        assert self.p.group is not None
+        return self.p.group
 
     @property
     def tile_k(self) -> int:
@@ -140,7 +113,7 @@ class Shapes:
     @property
     def groups(self) -> int:
         """Tiles of scales along K in a step."""
-        return self.tile_k // (self.p.block * GROUP)
+        return self.tile_k // (self.block * GROUP)
 
     @property
     def across(self) -> int:
@@ -150,7 +123,7 @@ class Shapes:
     @property
     def part_n(self) -> int:
         """Columns that the epilogue stores at once."""
-        return _PART_BYTES // self.p.out.itemsize
+        return _PART_BYTES // self.p.out_dtype.itemsize
 
     @property
     def accumulators(self) -> int:
@@ -202,16 +175,16 @@ class Shapes:
         Raises:
           ArgumentError: the scales of a step do not fill whole tiles.
         """
-        if self.tile_k % (self.p.block * GROUP):
+        if self.tile_k % (self.block * GROUP):
             raise errors.ArgumentError(
                 "block_scaled_matmul: tile_k is not a multiple of four blocks",
-                expected=f"a multiple of {self.p.block * GROUP}",
+                expected=f"a multiple of {self.block * GROUP}",
                 got=f"tile_k={self.tile_k}",
                 hint="omit tile_k",
             )
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: Problem, config: BlockScaledMatmulConfig, compiler_params, interpret
 ):
@@ -228,7 +201,7 @@ def make_kernel(
         shape = rows * ROWS, groups * GROUP
         layout = plgpu.layouts.TmemLayout.scales()
         collective = config.collective
-        return plgpu.TMEM(shape, p.scale, layout=layout, collective=collective)
+        return plgpu.TMEM(shape, p.scale_dtype, layout=layout, collective=collective)
 
     def windows(rows, columns):
         # Of tiles of scales: `columns` starts at a multiple of whole ones.
@@ -263,12 +236,12 @@ def make_kernel(
     return blackwell.launch(
         shapes.schedule,
         [
-            plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
-            tiles((stages, ROWS, shapes.tile_k), p.a),
-            plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
-            tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
+            plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale_dtype),
+            tiles((stages, ROWS, shapes.tile_k), p.dtype),
+            plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale_dtype),
+            tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.types[1]),
         ],
-        p.out,
+        p.out_dtype,
         windows,
         multiply,
         shares=[half, half, half, both],

@@ -18,10 +18,19 @@ from pallas_gpu.ops import turns
 from pallas_gpu.ops.gemm import epilogue
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue
 from pallas_gpu.ops.gemm.matmul import matmul
-from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
-from pallas_gpu.ops.narrow.mixed_few import LinearFewConfig, Problem
-from pallas_gpu.ops.narrow.mixed_many import LinearManyConfig
-from pallas_gpu.ops.rules import Array, Interpret, as_dtype, vary_alike
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.narrow import mixed, mixed_few, mixed_many, widen
+from pallas_gpu.ops.narrow.mixed import LinearFewConfig, LinearManyConfig
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    check_bias,
+    no_product,
+    padded,
+    result_type,
+    vary_alike,
+)
 
 type Config = LinearFewConfig | LinearManyConfig
 
@@ -113,7 +122,13 @@ def linear(
         group=group,
         epilogue=Epilogue(activation=activation, bias=bias is not None),
         transpose_w=transpose_w,
-        out=_out_dtype(x.dtype if out_dtype is None else out_dtype),
+        out=result_type(
+            "linear",
+            x.dtype if out_dtype is None else out_dtype,
+            (*_TOKENS, jnp.dtype(jnp.float32)),
+            "omit out_dtype, and convert the result",
+            expected="bfloat16, float16 or float32",
+        ),
         config=config,
         compiler_params=compiler_params,
         interpret=interpret,
@@ -122,12 +137,6 @@ def linear(
         return _reference(call, x, w, w_scale, bias)
     operands = vary_alike((x.reshape(-1, k), w, w_scale, bias))
     return _linear(call, *operands).reshape(*x.shape[:-1], n)
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    mixed_few.make_kernel.cache_clear()
-    mixed_many.make_kernel.cache_clear()
 
 
 def _wide(x: Any, w: Any, w_scale: Any, config: Any, **others: Any) -> jax.Array:
@@ -165,14 +174,14 @@ def _linear(call: _Call, x, w, w_scale, bias):
     right = w if call.transpose_w else w.T
     step = _ROW_BITS // widen.bits(w.dtype)
     k = plgpu.align_to(call.k, step)
-    x, right = (_padded(a, 1, k) for a in (x, right))
-    problem = Problem(
-        tokens=x.shape[0],
-        n=call.n,
-        k=k,
-        x=jnp.dtype(x.dtype),
-        w=jnp.dtype(w.dtype),
-        out=call.out,
+    x, right = (padded(a, k) for a in (x, right))
+    problem = mixed.problem(
+        x.shape[0],
+        call.n,
+        k,
+        jnp.dtype(x.dtype),
+        jnp.dtype(w.dtype),
+        call.out,
         group=call.group,
         scaled=w_scale is not None and call.group is None,
         epilogue=call.epilogue,
@@ -186,11 +195,11 @@ def _linear(call: _Call, x, w, w_scale, bias):
     columns = family.columns(problem, config)
     if w_scale is not None and call.group is not None:
         # TMA addresses rows of scales of groups; the others are read in whole tiles.
-        scale = _padded(w_scale.astype(jnp.float32), 1, plgpu.align_to(call.n, 4))
+        scale = aligned(w_scale.astype(jnp.float32))
         given["group_scale"] = scale
     for name in ("scale", "bias"):
         if name in problem.operands:
-            given[name] = _padded(given[name], 0, columns)
+            given[name] = padded(given[name], columns)
     operands = [given[name] for name in problem.operands]
     if (
         isinstance(config, LinearFewConfig)
@@ -199,10 +208,6 @@ def _linear(call: _Call, x, w, w_scale, bias):
     ):
         x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
-
-
-def _forward(call: _Call, x, w, w_scale, bias):
-    return _linear(call, x, w, w_scale, bias), (x, w, w_scale, bias)
 
 
 def _backward(call: _Call, saved, g):
@@ -218,7 +223,7 @@ def _backward(call: _Call, saved, g):
     return dx, dw, d_scale, d_bias
 
 
-_linear.defvjp(_forward, _backward)
+_linear.defvjp(lambda call, *saved: (_linear(call, *saved), saved), _backward)
 
 
 def _reference(call: _Call, x, w, w_scale, bias):
@@ -234,31 +239,30 @@ def _reference(call: _Call, x, w, w_scale, bias):
     return call.epilogue.apply(product, bias=bias).astype(call.out)
 
 
-def _padded(a: Any, axis: int, size: int) -> Any:
-    """Appends zeros along an axis up to a size."""
-    widths = [(0, 0)] * a.ndim
-    widths[axis] = (0, size - a.shape[axis])
-    return jnp.pad(a, widths) if widths[axis][1] else a
-
-
 def default_config(p: Problem) -> Config:
     """Returns the configuration that is expected to take the least time."""
-    if p.tokens <= (_FEW if widen.bits(p.w) == 8 else _FEW // 2):
-        for config in _few(p, plgpu.align_to(p.tokens, 16)):
+    if p.m <= (_FEW if widen.bits(p.right) == 8 else _FEW // 2):
+        for config in _few(p, plgpu.align_to(p.m, 16)):
             if mixed_few.fits(p, config):
                 return config
 
     def cost(tokens: int) -> int:
-        tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.tokens, tokens)
+        tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.m, tokens)
         # Beside the product of a step there is the conversion of its weights.
         return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
 
     tokens = min((256, 128, 64), key=cost)
     c = LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
-    if tokens == 256 and p.group == 32 and widen.bits(p.w) == 8 and p.out.itemsize == 4:
+    if (
+        tokens == 256
+        and p.group == 32
+        and widen.bits(p.right) == 8
+        and p.out_dtype.itemsize == 4
+    ):
         # Two groups of scales a step and results of 4 bytes leave no room for a fourth.
         c = dataclasses.replace(c, stages=3)
-    blocks = turns.blocks(mixed_many.Schedule(p, c).tiles.plane, c.cluster_size)
+    plane = mixed_many.Schedule(p.transposed, c).tiles.plane
+    blocks = turns.blocks(plane, c.cluster_size)
     return dataclasses.replace(c, blocks=max(blocks, 2))
 
 
@@ -271,7 +275,7 @@ def _few(p: Problem, tokens: int) -> Iterator[LinearFewConfig]:
     )
     if tiles >= 2 * _SMS and tokens == 16:
         # Weights of 4 bits are converted as fast as three buffers are filled.
-        for stages in (4, 3, 2) if widen.bits(p.w) == 8 else (3, 2):
+        for stages in (4, 3, 2) if widen.bits(p.right) == 8 else (3, 2):
             yield dataclasses.replace(resident, stages=stages)
     elif tiles >= 2 * _SMS:
         yield dataclasses.replace(c, rows=128, stages=2, warpgroups=2, blocks=_SMS)
@@ -304,12 +308,9 @@ def _check(x: Any, w: Any, bias: Any, transpose_w: bool) -> tuple[int, int]:
     deep, wide = (1, 0) if transpose_w else (0, 1)
     fits = len(x.shape) >= 1 and len(w.shape) == 2 and x.shape[-1] == w.shape[deep]
     if not fits:
-        raise errors.ShapeError(
-            "linear: the shapes do not form a product",
-            expected=f"(..., K) and {'(N, K)' if transpose_w else '(K, N)'}",
-            got=f"{tuple(x.shape)} and {tuple(w.shape)}",
-            hint="transpose_w=True is for weights (N, K)",
-        )
+        wanted = f"(..., K) and {'(N, K)' if transpose_w else '(K, N)'}"
+        hint = "transpose_w=True is for weights (N, K)"
+        raise no_product("linear", wanted, x, w, hint)
     if jnp.dtype(x.dtype) not in _TOKENS:
         raise errors.DTypeError(
             "linear: narrow weights are not supported beside this type",
@@ -318,13 +319,7 @@ def _check(x: Any, w: Any, bias: Any, transpose_w: bool) -> tuple[int, int]:
             hint="convert x, or use ops.scaled_matmul for two narrow operands",
         )
     n = w.shape[wide]
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise errors.ShapeError(
-            "linear: the bias does not match the columns",
-            expected=f"({n},)",
-            got=tuple(bias.shape),
-            hint="it is added to each row of the result",
-        )
+    check_bias("linear", bias, n)
     if bias is not None:
         _check_floats("bias", bias)
     return w.shape[deep], n
@@ -360,16 +355,4 @@ def _group(w_scale: Any, k: int, n: int) -> int | None:
         got=shape,
         hint="(N,), or (K / group, N) with groups of 32, 64 or 128; ops.quantize "
         "returns them so",
-    )
-
-
-def _out_dtype(dtype: Any) -> jnp.dtype:
-    found = as_dtype(dtype)
-    if found in (*_TOKENS, jnp.dtype(jnp.float32)):
-        return found  # type: ignore[return-value]
-    raise errors.DTypeError(
-        "linear: the result cannot have this type",
-        expected="bfloat16, float16 or float32",
-        got=expect.shown(dtype),
-        hint="omit out_dtype, and convert the result",
     )

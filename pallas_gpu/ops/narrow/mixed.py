@@ -10,78 +10,82 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm.config import Tiling
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Epilogue
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import widen
 
+# Bytes of a row of a tile of weights: those of the widest swizzle.
+DEPTH_BYTES = 128
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """What a kernel computes.
 
-    Attributes:
+def problem(
+    tokens: int,
+    n: int,
+    k: int,
+    x: jnp.dtype,
+    w: jnp.dtype,
+    out: jnp.dtype,
+    group: int | None = None,
+    scaled: bool = False,
+    epilogue: Epilogue = PLAIN,
+) -> Problem:
+    """Returns the product of tokens and weights (N, K).
+
+    Args:
       tokens, n, k: sizes.
       x, w, out: element types.
       group: elements of K that share a scale, or None.
       scaled: whether columns have scales.
       epilogue: activation, and whether there is a bias.
     """
+    given = {
+        "masks": widen.is_integer(w),
+        "group_scale": group is not None,
+        "scale": scaled,
+    }
+    return Problem(
+        m=tokens,
+        n=n,
+        k=k,
+        dtype=x,
+        out_dtype=out,
+        transpose_b=True,
+        epilogue=epilogue,
+        right=w,
+        scales=tuple(name for name, present in given.items() if present),
+        group=group,
+    )
 
-    tokens: int
-    n: int
-    k: int
-    x: jnp.dtype
-    w: jnp.dtype
-    out: jnp.dtype
-    group: int | None = None
-    scaled: bool = False
-    epilogue: Epilogue = PLAIN
 
-    @property
-    def depth_bytes(self) -> int:
-        """Bytes of a row of a tile of weights: those of the widest swizzle."""
-        return 128
+def groups(p: Problem, columns: int) -> int:
+    """Groups that have elements in so many columns of weights, from a group's."""
+    assert p.group is not None
+    return max(columns // p.group, 1)
 
-    @property
-    def depth(self) -> int:
-        """Elements of K of a tile of weights."""
-        return self.depth_bytes * 8 // widen.bits(self.w)
 
-    @property
-    def operands(self) -> list[str]:
-        """The names of a kernel's arguments after x and w, in order."""
-        given = {
-            "masks": widen.is_integer(self.w),
-            "group_scale": self.group is not None,
-            "scale": self.scaled,
-            "bias": self.epilogue.bias,
-        }
-        return [name for name, present in given.items() if present]
+def converter(w: Any, x: Any, masks: Any) -> widen.Converter:
+    """The conversion of weights to the type of x, with a reference to its masks."""
+    return widen.Converter(
+        w, x, None if masks is None else [masks[i] for i in range(3)]
+    )
 
-    def units(self, columns: int) -> int:
-        """Units (see `widen.py`) of so many columns of weights."""
-        size = widen.unit_type(self.w).itemsize
-        return columns * widen.bits(self.w) // 8 // size
 
-    def groups(self, columns: int) -> int:
-        """Groups that have elements in so many columns of weights, from a group's."""
-        assert self.group is not None
-        return max(columns // self.group, 1)
+def finisher(p: Problem, mem: Any, columns: Any) -> Any:
+    """Returns the function of sums of some columns: (columns, tokens) of the result."""
+    refs = ((mem.scale, lax.mul), (mem.bias, lax.add))
+    vectors = [
+        (ref[columns].astype(jnp.float32), combine)
+        for ref, combine in refs
+        if ref is not None
+    ]
 
-    def converter(self, masks: Any) -> widen.Converter:
-        """The conversion of weights, with a reference to its masks."""
-        values = None if masks is None else [masks[i] for i in range(3)]
-        return widen.Converter(self.w, self.x, values)
+    def finish(sums: Any) -> Any:
+        for vector, combine in vectors:
+            sums = combine(sums, lax.broadcast_in_dim(vector, sums.shape, (0,)))
+        return p.epilogue.function()(sums).astype(p.out_dtype)
 
-    def load(self, ref: Any, columns: Any) -> Any:
-        """Loads a value for each of some columns of the result; None if absent."""
-        return None if ref is None else ref[columns].astype(jnp.float32)
-
-    def finish(self, sums: Any, scale: Any, bias: Any) -> Any:
-        """Returns the result, of sums and vectors of a part (columns, tokens)."""
-        for vector, combine in ((scale, lax.mul), (bias, lax.add)):
-            if vector is not None:
-                sums = combine(sums, lax.broadcast_in_dim(vector, sums.shape, (0,)))
-        return self.epilogue.function()(sums).astype(self.out)
+    return finish
 
 
 @expect.arguments(
@@ -155,7 +159,7 @@ class LinearFewConfig:
     blocks=expect.integer(2),
 )
 @dataclasses.dataclass(frozen=True)
-class LinearManyConfig:
+class LinearManyConfig(Tiling):
     """Tile sizes and schedule of `linear` for many tokens and narrow weights.
 
     Attributes:
@@ -177,7 +181,22 @@ class LinearManyConfig:
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
 
+    # Weights become the left operand of a transposed product.
+    transposed = True
+    tile_m = epilogue_m = epilogue_n = 64
+    minor = "m"
+
     @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster."""
-        return 2 if self.paired else 1
+    def tile_n(self) -> int:  # type: ignore[override]
+        """Tokens of a tile."""
+        return self.tokens
+
+    @property
+    def tile_k(self) -> int:
+        """Depth of one step."""
+        return self.depth
+
+    @property
+    def cluster(self) -> Any:  # type: ignore[override]
+        """The dimension along which two blocks form a cluster."""
+        return "m" if self.paired else None

@@ -28,8 +28,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.narrow import widen
-from pallas_gpu.ops.narrow.mixed import LinearFewConfig, Problem
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.narrow import mixed, widen
+from pallas_gpu.ops.narrow.mixed import LinearFewConfig
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 _ZEROS = plgpu.OOBFillMode.ZEROS
@@ -42,6 +44,11 @@ _OTHER_BYTES = 2048
 _ROWS = 64
 # Tokens of a step, at most, that a warpgroup orders.
 _MOST_ORDERED = 16
+
+
+def _depth(p: Problem) -> int:
+    """Elements of K of a tile of weights."""
+    return mixed.DEPTH_BYTES * 8 // widen.bits(p.right)
 
 
 def columns(p: Problem, config: LinearFewConfig) -> int:
@@ -79,7 +86,7 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps along K."""
-        return plgpu.cdiv(self.p.k, self.p.depth)
+        return plgpu.cdiv(self.p.k, _depth(self.p))
 
     @property
     def each(self) -> int:
@@ -117,27 +124,27 @@ def orders_tokens(p: Problem, config: LinearFewConfig) -> bool:
     their own takes less time: 14.5 in place of 16.2 microseconds for N = K = 8192 on an
     H200, both kernels together.
     """
-    streamed = widen.bits(p.w) == 8 and config.tokens <= _MOST_ORDERED
-    return widen.is_integer(p.w) and (config.resident or streamed)
+    streamed = widen.bits(p.right) == 8 and config.tokens <= _MOST_ORDERED
+    return widen.is_integer(p.right) and (config.resident or streamed)
 
 
 def fits(p: Problem, config: LinearFewConfig) -> bool:
     """Whether a block has enough SMEM."""
     c, s = config, Schedule(p, config)
     buffers = c.warpgroups * c.stages
-    tile = c.tokens * p.depth * p.x.itemsize
+    tile = c.tokens * _depth(p) * p.dtype.itemsize
     total = (s.chunks if c.resident else buffers) * tile
-    total += buffers * _ROWS * p.depth_bytes
+    total += buffers * _ROWS * mixed.DEPTH_BYTES
     if p.group is not None:
-        total += buffers * p.groups(p.depth) * _ROWS * 4
+        total += buffers * mixed.groups(p, _depth(p)) * _ROWS * 4
     if s.parts > 1:
         total += s.passes * c.warpgroups * _ROWS * c.tokens * 4
     else:
-        total += c.warpgroups * _ROWS * c.tokens * p.out.itemsize
+        total += c.warpgroups * _ROWS * c.tokens * p.out_dtype.itemsize
     return total + _OTHER_BYTES <= arch.SM_90A.smem_bytes_per_block
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret):
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
@@ -146,12 +153,12 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
     elements.
     """
     c, s, wgs = config, Schedule(p, config), config.warpgroups
-    packed = tiles((wgs, c.stages, _ROWS, p.depth), p.w)
-    words = tiles((wgs, c.stages, _ROWS, p.depth_bytes // 4), jnp.dtype(jnp.uint32))
+    packed = tiles((wgs, c.stages, _ROWS, _depth(p)), p.right)
+    words = tiles((wgs, c.stages, _ROWS, mixed.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     chunks = s.chunks if c.resident else wgs * c.stages
-    tokens = tiles((chunks, c.tokens, p.depth), p.x)
-    by_words = widen.is_integer(p.w)
-    out_smem = tiles((wgs, c.tokens, s.own), p.out)
+    tokens = tiles((chunks, c.tokens, _depth(p)), p.dtype)
+    by_words = widen.is_integer(p.right)
+    out_smem = tiles((wgs, c.tokens, s.own), p.out_dtype)
     grouped = p.group is not None
     scratch = {
         "w_smem": plgpu.RefUnion(packed, words) if by_words else packed,
@@ -166,7 +173,7 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
         scratch["x_full"] = plgpu.Barrier(num_barriers=s.chunks)
         scratch["x_ready"] = plgpu.Barrier(num_arrivals=wgs)
     if grouped:
-        shape = (wgs, c.stages, p.groups(p.depth), _ROWS)
+        shape = (wgs, c.stages, mixed.groups(p, _depth(p)), _ROWS)
         scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
     if s.parts == 1:
         scratch["out_smem"] = out_smem
@@ -194,8 +201,8 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((p.tokens, p.n), p.out),
-        grid=(s.workers, plgpu.cdiv(p.tokens, c.tokens)),
+        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        grid=(s.workers, plgpu.cdiv(p.m, c.tokens)),
         grid_names=("worker", "token_tile"),
         cluster=(c.splits,),
         cluster_names=("split",),
@@ -331,7 +338,7 @@ class _Worker:
         """Returns the product of a part of K of a tile."""
         c, s, count = self.c, self.s, self.count
 
-        converter = self.p.converter(self.masks)
+        converter = self.converter()
 
         def slot(k):
             return lax.rem(turn * count + k, np.int32(c.stages))
@@ -341,7 +348,7 @@ class _Worker:
             plgpu.barrier_wait(self.full.at[at])
             loaded = self.load(slot(k))
             if orders_tokens(self.p, c) and not c.resident:
-                widen.reorder_tokens(self.x_smem.at[at], self.p.w)
+                widen.reorder_tokens(self.x_smem.at[at], self.p.right)
                 plgpu.commit_smem()
             return loaded
 
@@ -401,10 +408,10 @@ class _Worker:
 
         @plgpu.loop(0, chunks)
         def _(chunk):
-            start = (lax.axis_index("split") * chunks + chunk) * p.depth
+            start = (lax.axis_index("split") * chunks + chunk) * _depth(p)
             plgpu.copy_gmem_to_smem(
                 self.x.at[
-                    plgpu.ds(self.token, self.c.tokens), plgpu.ds(start, p.depth)
+                    plgpu.ds(self.token, self.c.tokens), plgpu.ds(start, _depth(p))
                 ],
                 self.x_smem.at[chunk],
                 self.x_full.at[chunk],
@@ -421,7 +428,7 @@ class _Worker:
             chunk = self.wg + i * wgs
             plgpu.barrier_wait(self.x_full.at[chunk])
             if self.words is not None:
-                widen.reorder_tokens(self.x_smem.at[chunk], self.p.w)
+                widen.reorder_tokens(self.x_smem.at[chunk], self.p.right)
 
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.x_ready)
@@ -431,8 +438,8 @@ class _Worker:
         """Starts to load the weights of the i-th step, and their scales."""
         p = self.p
         turn, k = lax.div(i, self.count), lax.rem(i, self.count)
-        start = (self.rank * self.s.each + k) * p.depth
-        rows, depth = plgpu.ds(self.row(turn), _ROWS), plgpu.ds(start, p.depth)
+        start = (self.rank * self.s.each + k) * _depth(p)
+        rows, depth = plgpu.ds(self.row(turn), _ROWS), plgpu.ds(start, _depth(p))
         at = self.wg, slot
         copies: list[tuple[Any, Any, str | None]] = [
             (self.w.at[rows, depth], self.w_smem.at[at], "evict_first")
@@ -457,20 +464,24 @@ class _Worker:
 
     # --- weights ----------------------------------------------------------------------
 
+    def converter(self) -> widen.Converter:
+        """The conversion of weights."""
+        return mixed.converter(self.p.right, self.p.dtype, self.masks)
+
     def part(self, half: int) -> Any:
         """The columns of half a step."""
-        size = self.p.depth // 2
+        size = _depth(self.p) // 2
         return plgpu.ds(half * size, size)
 
     def load(self, slot) -> Any:
         """Loads a step's weights as they are."""
         if self.words is None:
             return self.w_smem[self.wg, slot]
-        return self.p.converter(self.masks).load_words(self.words.at[self.wg, slot])
+        return self.converter().load_words(self.words.at[self.wg, slot])
 
     def finish(self, slot, half: int, loaded) -> Any:
         """Returns weights of the type of x, multiplied by scales of groups."""
-        wide = self.p.converter(self.masks).finish(loaded)
+        wide = self.converter().finish(loaded)
         if self.p.group is None:
             return wide
         groups = self.scale_smem.shape[2]
@@ -507,9 +518,9 @@ class _Worker:
         own = total.shape[0]
         row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)
-        vectors = (p.load(ref, rows) for ref in (self.scale, self.bias))
+        finish = mixed.finisher(p, self, rows)
         buffer = self.out_smem.at[self.wg]
-        buffer.T[...] = p.finish(total, *vectors)
+        buffer.T[...] = finish(total)
         plgpu.commit_smem()
         target = self.out.at[plgpu.ds(self.token, c.tokens), rows]
         some = row < p.n if p.n % _ROWS else None

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many tokens times weights of 8 or 4 bits: persistent, warp-specialised, clustered.
 
-The product is computed transposed, as in `mixed_few.py`: weights become the tensor
-core's left operand in registers, tokens are its right one in SMEM. A producer fills a
-ring of SMEM buffers; each of two consumers loads its rows of the next step's weights
-while the tensor core multiplies those of the step before, and converts them then or
-after. The blocks of a cluster need the same tokens: each loads one half and multicasts
-it to both.
+The product is `gemm/hopper.py`'s, computed transposed, as in `mixed_few.py`: weights
+become the tensor core's left operand in registers, tokens are its right one in SMEM.
+Each of two consumers loads its rows of the next step's weights while the tensor core
+multiplies those of the step before, and converts them then or after. The blocks of a
+cluster need the same tokens: each loads one half and multicasts it to both.
 """
 
 from __future__ import annotations
@@ -21,97 +20,76 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.gemm.hopper import persistent
-from pallas_gpu.ops.narrow import widen
-from pallas_gpu.ops.narrow.mixed import LinearManyConfig, Problem
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.narrow import mixed, widen
+from pallas_gpu.ops.narrow.mixed import LinearManyConfig
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
-
-_CONSUMERS = 2
-# Rows of weights of a consumer and of a block; tokens that are stored at once.
-_ROWS = 64
-_TILE = _CONSUMERS * _ROWS
-_PART = 64
-_ZEROS = plgpu.OOBFillMode.ZEROS
 
 
 def columns(p: Problem, config: LinearManyConfig) -> int:
     """Columns of all tiles: those of the result, and more."""
-    return Schedule(p, config).tiles.extent[0]
+    return Schedule(p.transposed, config).tiles.extent[0]
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Which tiles a cluster computes, and in which order."""
+class Schedule(hopper.Schedule):
+    """Which tiles a cluster computes, of the transposed problem."""
 
-    p: Problem
-    c: LinearManyConfig
+    def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
+        """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
+        p, depth = self.problem, self.config.depth
+        if p.group is not None:
+            group = lax.div(block * depth, np.int32(p.group))
+            groups = plgpu.ds(group, mixed.groups(p, depth))
+            copy(mem.group_scale.at[groups, rows], slot.buffers[2])
 
-    @property
-    def tiles(self) -> plgpu.TileSchedule:
-        """The tiles, of weights and of tokens, and their order."""
-        p, c = self.p, self.c
-        return plgpu.TileSchedule(
-            (p.n, p.tokens),
-            (_TILE, c.tokens),
-            cluster=(c.cluster_size, 1),
-            strip=c.strip,
-        )
-
-    @property
-    def steps(self) -> int:
-        """Steps along K of one tile."""
-        return plgpu.cdiv(self.p.k, self.c.depth)
-
-    def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(first row of weights, first token, steps before)`."""
-
-        def at(_, ni, ti, number):
-            visit(ni * _TILE, ti * self.c.tokens, number * self.steps)
-
-        self.tiles.for_each(at)
+    def is_inside(self, row: Any, column: Any) -> Any:
+        """Returns whether a part begins within the result."""
+        return jnp.logical_and(row < self.problem.m, column < self.problem.n)
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret):
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
-    c, schedule = config, Schedule(p, config)
-    packed = tiles((c.stages, _TILE, c.depth), p.w)
-    unit = widen.unit_type(p.w)
-    units = tiles((c.stages, _TILE, p.units(c.depth)), unit)
-    weights = packed if unit == p.w else plgpu.RefUnion(packed, units)
-    buffers = {"w": weights, "x": tiles((c.stages, c.tokens, c.depth), p.x)}
+    c, (x_type, w_type) = config, p.types
+    packed = tiles((c.stages, c.block_m, c.depth), w_type)
+    unit = widen.unit_type(w_type)
+    units = tiles((c.stages, c.block_m, widen.units(w_type, c.depth)), unit)
+    buffers = [
+        packed if unit == w_type else plgpu.RefUnion(packed, units),
+        tiles((c.stages, c.tokens, c.depth), x_type),
+    ]
     if p.group is not None:
-        shape = (c.stages, p.groups(c.depth), _TILE)
-        buffers["scale"] = plgpu.SMEM(shape, jnp.float32)
+        shape = (c.stages, mixed.groups(p, c.depth), c.block_m)
+        buffers = [plgpu.SMEM(shape, jnp.float32), *buffers]
+    part = c.epilogue_n, c.epilogue_m
     scratch = {
-        "out_smem": tiles((_CONSUMERS, 2, _PART, _ROWS), p.out),
+        "out_smem": tiles((c.consumers, 2, *part), p.out_dtype),
         "ring": plgpu.Ring.of(
             buffers,
-            consumers=_CONSUMERS,
+            consumers=c.consumers,
             collective_axes="pair" if c.paired else (),
         ),
     }
 
-    def visits(wg, x, w, *refs, out_smem, ring):
+    def memory(x, w, *refs, out_smem, ring) -> hopper.Memory:
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        weights = ring.buffers["w"]
-        packed, units = (weights, weights) if unit == p.w else weights
-        buffers = {**ring.buffers, "w": packed, "units": units}
-        ring = dataclasses.replace(ring, buffers=buffers)
-        block = _Block(schedule, x, w, out, out_smem, ring, **named)
-        return lambda: block.produce, lambda: functools.partial(block.consume, wg)
+        *scale, weights, tokens = ring.buffers
+        packed, units = (weights, weights) if unit == w_type else weights
+        operands = dataclasses.replace(ring, buffers=[packed, tokens, *scale, units])
+        return hopper.Memory(w, x, out, operands, out_smem, **named)
 
-    return persistent(
-        schedule,
-        visits,
-        _CONSUMERS,
-        c.blocks,
-        jax.ShapeDtypeStruct((p.tokens, p.n), p.out),
-        scratch,
+    return hopper.launch(
+        Schedule(p.transposed, c),
+        _Consumer,
+        jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        memory=memory,
+        scratch=scratch,
         kernel_name="linear_many",
         compiler_params=compiler_params,
         interpret=interpret,
@@ -119,115 +97,66 @@ def make_kernel(p: Problem, config: LinearManyConfig, compiler_params, interpret
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
-    """One block: its references, and what its warpgroups do."""
+class _Consumer(hopper.TransposedConsumer):
+    """What one consumer warpgroup does.
 
-    schedule: Schedule
-    x: Any
-    w: Any
-    out: Any
-    out_smem: Any
-    ring: plgpu.Ring
-    masks: Any = None
-    group_scale: Any = None
-    scale: Any = None
-    bias: Any = None
+    Attributes:
+      converter: of weights, in a tile.
+    """
+
+    converter: Any = None
 
     @property
-    def c(self) -> LinearManyConfig:
-        return self.schedule.c
+    def ahead(self) -> bool:
+        """Whether weights are converted beside the product before.
 
-    @property
-    def p(self) -> Problem:
-        return self.schedule.p
+        Those of 8 bits with scales of groups are; for those of 4 an H200 takes 4 to 13%
+        more time so.
+        """
+        p = self.schedule.problem
+        return p.group is not None and widen.bits(p.dtype) == 8
 
-    def produce(self, row, token, first) -> None:
-        """Loads the steps of a tile."""
-        p, c = self.p, self.c
-        rows, tokens = plgpu.ds(row, _TILE), plgpu.ds(token, c.tokens)
+    def scales_at(self, step: Any) -> Any:
+        """The scales of its rows of a step."""
+        rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
+        return self.mem.operands.slot(step).buffers[2].at[:, rows]
 
-        @plgpu.loop(0, self.schedule.steps)
-        def _(ki):
-            slot = self.ring.fill(first + ki)
-            depth = plgpu.ds(ki * c.depth, c.depth)
+    def visit(self, batch, row, column, first_step) -> None:
+        """Computes and stores its rows of a tile."""
+        products = self.products(first_step)
+        # Not before them: a register.
+        row = row + self.wg * self.schedule.config.tile_m
+        self.store(products, batch, row, column)
 
-            def copy(source, name, share=()):
-                plgpu.copy_gmem_to_smem(
-                    source,
-                    slot.buffers[name],
-                    slot.full,
-                    collective_axes=share,
-                    oob_mode=_ZEROS,
-                )
+    def accumulate(self, first_step, *accumulators) -> list[Any]:
+        """Returns the product of its rows of weights with tokens."""
+        w, x = self.schedule.problem.types
+        converter = mixed.converter(w, x, self.mem.masks)
+        own = dataclasses.replace(self, converter=converter)
+        return own.accumulate_converted(first_step, *accumulators)
 
-            copy(self.w.at[rows, depth], "w")
-            copy(self.x.at[tokens, depth], "x", ("pair",) if c.paired else ())
-            if p.group is not None:
-                group = lax.div(ki * c.depth, np.int32(p.group))
-                groups = plgpu.ds(group, p.groups(c.depth))
-                copy(self.group_scale.at[groups, rows], "scale")
+    def load(self, step: Any) -> Any:
+        """Loads its rows of weights beside a product."""
+        rows = plgpu.ds(self.wg * self.schedule.config.tile_m, 64)
+        *_, units = self.mem.operands.take(step).buffers
+        loaded = self.converter.load(units.at[rows])
+        if not self.ahead:
+            return loaded
+        # Only the product with the scales writes the tensor core's operand.
+        exact = self.converter.finish(loaded)
+        return exact, widen.factors(self.scales_at(step), exact.dtype)
 
-    def consume(self, wg, row, token, first) -> None:
-        """Computes and stores a consumer's rows of a tile."""
-        last = first + self.schedule.steps - 1
-        p, rows = self.p, plgpu.ds(wg * _ROWS, _ROWS)
-        converter = p.converter(self.masks)
-        # Those of 8 bits with scales of groups are converted beside the product before;
-        # for those of 4 an H200 takes 4 to 13% more time so.
-        ahead = p.group is not None and widen.bits(p.w) == 8
+    def convert(self, step: Any, loaded: Any) -> Any:
+        """Returns what the tensor core multiplies, when it has no product under way."""
+        if self.ahead:
+            return widen.multiplied(*loaded)
+        wide = self.converter.finish(loaded)
+        if self.schedule.problem.group is None:
+            return wide
+        return widen.scaled(wide, self.scales_at(step))
 
-        def load(step):
-            buffers = self.ring.take(step).buffers
-            loaded = converter.load(buffers["units"].at[rows])
-            if not ahead:
-                return loaded
-            # Only the product with the scales writes the tensor core's operand.
-            exact = converter.finish(loaded)
-            scales = buffers["scale"].at[:, rows]
-            return exact, widen.factors(scales, exact.dtype)
-
-        def finish(step, loaded):
-            if ahead:
-                return widen.multiplied(*loaded)
-            wide = converter.finish(loaded)
-            if p.group is None:
-                return wide
-            scales = self.ring.slot(step).buffers["scale"]
-            return widen.scaled(wide, scales.at[:, rows])
-
-        def multiply(acc, step, wide):
-            plgpu.wgmma(acc, wide, self.ring.slot(step).buffers["x"].T)
-
-        def accumulate(acc):
-            @plgpu.loop(first, last, init_carry=finish(first, load(first)))
-            def final(step, wide):
-                multiply(acc, step, wide)
-                # This happens while the product is under way, not after it.
-                following = lax.optimization_barrier(load(step + 1))
-                plgpu.wgmma_wait(0)
-                self.ring.release(step)
-                return finish(step + 1, following)
-
-            multiply(acc, last, final)
-            total = acc[...]
-            self.ring.release(last)
-            return total
-
-        total = plgpu.run_scoped(accumulate, plgpu.ACC((_ROWS, self.c.tokens)))
-        self.store(wg, total, row + wg * _ROWS, token)
-
-    def store(self, wg, total, row, token) -> None:
-        """Scales the sums (rows, tokens) and stores them part by part."""
-        p, c = self.p, self.c
-        columns = plgpu.ds(row, _ROWS)
-        vectors = [p.load(ref, columns) for ref in (self.scale, self.bias)]
-        store = plgpu.TileStore(self.out_smem.at[wg], c.tokens // _PART)
-        for i in range(store.parts):
-            part, start = total[:, i * _PART : (i + 1) * _PART], token + i * _PART
-            store.store(
-                i,
-                functools.partial(p.finish, part, *vectors),
-                self.out.at[plgpu.ds(start, _PART), columns],
-                predicate=jnp.logical_and(row < p.n, start < p.tokens),
-                transposed=True,
-            )
+    def finisher(self, row: Any, column: Any) -> Any:
+        """Returns what scales the sums of a part when its buffer is free."""
+        columns = plgpu.ds(row, self.schedule.config.tile_m)
+        finish = mixed.finisher(self.schedule.problem, self.mem, columns)
+        return lambda _, sums: functools.partial(finish, sums)

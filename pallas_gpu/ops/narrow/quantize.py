@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import Array, as_dtype
+from pallas_gpu.ops.rules import Array, result_type
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -53,7 +53,9 @@ def quantize(
             got=expect.shown(w),
             hint="use jax.vmap for a batch of matrices",
         )
-    target = _target(dtype)
+    target = result_type(
+        "quantize", dtype, _DTYPES, "jnp.int8 loses the least", what="values"
+    )
     wide = jnp.asarray(w, jnp.float32)
     wide = wide if axis % 2 == 0 else wide.T
     depth, others = wide.shape
@@ -70,15 +72,3 @@ def quantize(
     values = values.reshape(groups * size, others)[:depth]
     values = values if axis % 2 == 0 else values.T
     return values, scale.reshape(others) if group is None else scale
-
-
-def _target(dtype: Any) -> jnp.dtype:
-    found = as_dtype(dtype)
-    if found in _DTYPES:
-        return found  # type: ignore[return-value]
-    raise errors.DTypeError(
-        "quantize: values cannot have this type",
-        expected=", ".join(d.name for d in _DTYPES),
-        got=expect.shown(dtype),
-        hint="jnp.int8 loses the least",
-    )

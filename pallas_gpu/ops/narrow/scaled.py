@@ -13,16 +13,25 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import turns
+from pallas_gpu.ops.gemm.epilogue import Epilogue
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow import scaled_hopper
-from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
-from pallas_gpu.ops.rules import Array, Interpret, as_dtype
+from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, ScaledMatmulConfig
+from pallas_gpu.ops.rules import (
+    Array,
+    Interpret,
+    aligned,
+    check_bias,
+    no_product,
+    padded,
+    result_type,
+    without_derivative,
+)
 
 _FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
 _INT8 = (jnp.dtype(jnp.int8),)
 _RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + _FLOAT8
 _INT32 = jnp.dtype(jnp.int32)
-# TMA: rows are multiples of 16 bytes.
-_ROW_BYTES = 16
 _SMS = arch.SM_90A.sm_count
 
 # The shapes of scales, by what has one.
@@ -104,14 +113,21 @@ def scaled_matmul(
             got="promote=False",
             hint="blocks differ along K, so each has sums of its own",
         )
+    given = {
+        "a_blocks": blocked,
+        "b_blocks": blocked,
+        "a_scale": a_kind == "tensor",
+        "b_scale": b_kind == "tensor",
+        "row_scale": a_kind == "rows",
+        "column_scale": b_kind == "columns",
+    }
     problem = Problem(
-        m, n, k, jnp.dtype(a.dtype), jnp.dtype(b.dtype), out,
-        a_scaled=a_kind == "tensor",
-        b_scaled=b_kind == "tensor",
-        rows=a_kind == "rows",
-        columns=b_kind == "columns",
-        blocked=blocked,
-        biased=bias is not None,
+        m, n, k, jnp.dtype(a.dtype), out,
+        transpose_b=True,
+        epilogue=Epilogue(bias=bias is not None),
+        right=jnp.dtype(b.dtype),
+        scales=tuple(name for name, present in given.items() if present),
+        group=BLOCK if blocked else None,
         promoted=blocked or (bool(promote) and not integers),
     )  # fmt: skip
     config = _config(config, problem)
@@ -121,44 +137,16 @@ def scaled_matmul(
         filled = jnp.zeros((m, n), jnp.float32)
         return (filled if bias is None else filled + bias).astype(out)
     run = functools.partial(_run, problem, config, compiler_params, interpret)
-    return _without_derivative(run, a, right, *operands)
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    scaled_hopper.make_kernel.cache_clear()
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _without_derivative(run, *operands):
-    return run(*operands)
-
-
-@_without_derivative.defjvp
-def _refuse(run, primals, tangents):
-    del run, primals, tangents
-    raise errors.UnsupportedError(
-        "scaled_matmul: there is no derivative",
-        expected="a call that is not differentiated",
-        got="jax.grad, jax.jvp or jax.vjp of it",
-        hint="wrap the rounding to 8 bits and the product in a jax.custom_vjp",
+    return without_derivative(run, "scaled_matmul", "rounding to 8 bits")(
+        a, right, *operands
     )
 
 
 def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
-    k = plgpu.align_to(problem.k, _ROW_BYTES)
-    if k != problem.k:
-        a, b = (_padded(x, k, axis=1) for x in (a, b))
-        problem = dataclasses.replace(problem, k=k)
+    a, b = aligned(a), aligned(b)
+    problem = dataclasses.replace(problem, k=a.shape[1])
     kernel = scaled_hopper.make_kernel(problem, config, compiler_params, interpret)
     return kernel(a, b, *operands)
-
-
-def _padded(x: Any, size: int, axis: int = 0) -> Any:
-    """Appends zeros along an axis up to a size."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, widths) if widths[axis][1] else x
 
 
 def _operands(
@@ -167,36 +155,22 @@ def _operands(
     """Returns the arrays of `Problem.operands`."""
     rows, columns = scaled_hopper.Schedule(p, config).tiles.extent
     k_blocks, n_blocks = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
-    found: dict[str, Any] = {}
-    if p.a_scaled:
-        found["a_scale"] = a_scale.reshape(1)
-    if p.b_scaled:
-        found["b_scale"] = b_scale.reshape(1)
-    if p.rows:
-        found["row_scale"] = _padded(a_scale.reshape(p.m), rows)
-    if p.columns:
-        found["column_scale"] = _padded(b_scale.reshape(p.n), columns)
-    if p.biased:
-        found["bias"] = _padded(bias, columns)
-    if p.blocked:
-        of_a = p.a_scaled or p.rows or a_scale is None
-        of_b = p.b_scaled or p.columns or b_scale is None
-        aligned = plgpu.align_to(p.m, _ROW_BYTES // 4)
-        found["a_blocks"] = (
-            jnp.ones((k_blocks, aligned), jnp.float32)
-            if of_a
-            else _padded(a_scale.T, aligned, axis=1)
-        )
-        found["b_blocks"] = (
-            jnp.ones((k_blocks, n_blocks), jnp.float32)
-            if of_b
-            else (b_scale.T if transpose_b else b_scale)
-        )
-    return [found[name].astype(_stored(name, bias)) for name in p.operands]
-
-
-def _stored(name: str, bias: Any) -> Any:
-    return bias.dtype if name == "bias" else jnp.float32
+    a_blocks = jnp.ones((k_blocks, plgpu.align_to(p.m, 4)), jnp.float32)
+    b_blocks = jnp.ones((k_blocks, n_blocks), jnp.float32)
+    if a_scale is not None and not {"a_scale", "row_scale"} & set(p.scales):
+        a_blocks = aligned(a_scale.T)
+    if b_scale is not None and not {"b_scale", "column_scale"} & set(p.scales):
+        b_blocks = b_scale.T if transpose_b else b_scale
+    found = {
+        "a_blocks": lambda: a_blocks,
+        "b_blocks": lambda: b_blocks,
+        "a_scale": lambda: a_scale.reshape(1),
+        "b_scale": lambda: b_scale.reshape(1),
+        "row_scale": lambda: padded(a_scale.reshape(p.m), rows),
+        "column_scale": lambda: padded(b_scale.reshape(p.n), columns),
+        "bias": lambda: padded(bias, columns),
+    }
+    return [found[name]() for name in p.operands]
 
 
 def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig:
@@ -207,7 +181,7 @@ def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig
     """
     if config is None:
         return default_config(p)
-    if p.blocked and config.tile_n != BLOCK:
+    if p.group is not None and config.tile_n != BLOCK:
         raise errors.ArgumentError(
             "scaled_matmul: the tiles do not match the blocks of scales",
             expected=f"tile_n={BLOCK}",
@@ -224,7 +198,7 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
     shapes = [(64, 128, 3), (64, 128, 2), (64, 64, 2)]
     if not p.promoted:
         shapes = [(128, 128, 2), (64, 128, 2), (64, 64, 2)]
-    if p.blocked:
+    if p.group is not None:
         shapes.pop()
 
     def cost(shape: tuple[int, int, int]) -> int:
@@ -251,12 +225,9 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
 def _check_operands(a: Any, b: Any, transpose_b: bool) -> tuple[tuple[int, int], int]:
     deep, wide = (1, 0) if transpose_b else (0, 1)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[deep]:
-        raise errors.ShapeError(
-            "scaled_matmul: the shapes do not form a product",
-            expected=f"(M, K) and {'(N, K)' if transpose_b else '(K, N)'}",
-            got=f"{tuple(a.shape)} and {tuple(b.shape)}",
-            hint="use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)",
-        )
+        wanted = f"(M, K) and {'(N, K)' if transpose_b else '(K, N)'}"
+        hint = "use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)"
+        raise no_product("scaled_matmul", wanted, a, b, hint)
     types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
     if not any(all(t in kind for t in types) for kind in (_FLOAT8, _INT8)):
         raise errors.DTypeError(
@@ -274,18 +245,13 @@ def _out_dtype(dtype: Any, a: Any, others: tuple[Any, ...]) -> jnp.dtype:
     Raises:
       DTypeError: the result cannot have it.
     """
-    found = as_dtype(dtype)
-    if found in _RESULTS:
-        return found  # type: ignore[return-value]
     plain = jnp.dtype(a.dtype) in _INT8 and all(x is None for x in others)
-    if found == _INT32 and plain:
-        return _INT32
-    raise errors.DTypeError(
-        "scaled_matmul: the result cannot have this type",
+    return result_type(
+        "scaled_matmul",
+        dtype,
+        (*_RESULTS, *[_INT32] * plain),
         expected=", ".join(x.name for x in _RESULTS)
         + "; int32 for int8 operands without scales and bias",
-        got=expect.shown(dtype),
-        hint="convert the result",
     )
 
 
@@ -331,15 +297,9 @@ def _kind(name: str, scale: Any, kinds: _Kinds) -> str | None:
 
 
 def _check_bias(bias: Any, n: int) -> None:
+    check_bias("scaled_matmul", bias, n)
     if bias is None:
         return
-    if tuple(bias.shape) != (n,):
-        raise errors.ShapeError(
-            "scaled_matmul: the bias does not match the columns",
-            expected=f"({n},)",
-            got=tuple(bias.shape),
-            hint="it is added to each row of the result",
-        )
     if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize < 2:
         raise errors.DTypeError(
             "scaled_matmul: the bias cannot have this type",

@@ -52,6 +52,11 @@ def unit_type(dtype: Any) -> jnp.dtype:
     return jnp.dtype(_UNITS.get(jnp.dtype(dtype), dtype))
 
 
+def units(dtype: Any, columns: int) -> int:
+    """Units of so many columns of weights."""
+    return columns * bits(dtype) // 8 // unit_type(dtype).itemsize
+
+
 def is_split(stored: Any, dtype: Any) -> bool:
     """Whether 8 bits are to fit bfloat16's 7 bits of mantissa.
 

@@ -9,7 +9,6 @@ a tile to its maximum, the sum of its exponentials, and the logit of the row's l
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import cached
 
 # A consumer's tile and its exponentials fit in the registers.
 CONFIG = MatmulConfig(tile_m=64, tile_n=128, stages=5, cluster=None)
@@ -100,8 +100,8 @@ def _call(
     return hopper.launch(
         hopper.Schedule(p, CONFIG),
         consumer,
-        memory,
         out_type,
+        memory=memory,
         kernel_name=name,
         compiler_params=compiler_params,
         interpret=interpret,
@@ -112,7 +112,7 @@ def padded_rows(m: int) -> int:
     return plgpu.cdiv(m, CONFIG.block_m) * CONFIG.block_m
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """Returns a function of x, w and labels.
 
@@ -126,7 +126,7 @@ def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     return _call(p, _Statistics, out, name, compiler_params, interpret)
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def derivative(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """Returns a function of x, w, labels and three factors of each row.
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
-from pallas_gpu.ops.gemm.epilogue import PLAIN
 from pallas_gpu.ops.moe import contracted, hopper
 from pallas_gpu.ops.moe.groups import Groups
 from tests.support import ragged
@@ -37,10 +36,6 @@ def _places(sizes, strip, columns=3):
         matrices=len(sizes),
         dtype=jnp.float16,
         out_dtype=jnp.float16,
-        transposed=False,
-        gathered=False,
-        scaled=False,
-        epilogue=PLAIN,
         config=config,
     )
     tiles = [-(-size // config.block_m) for size in sizes]
@@ -59,9 +54,8 @@ def _places(sizes, strip, columns=3):
 )
 def test_strips_leave_a_strip_for_each_block(m, n, groups, strip, blocks):
     dtypes = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)
-    p = contracted.Problem(
-        8192, m, n, groups, groups, *dtypes, False, RaggedDotConfig()
-    )
+    given = {"groups": groups, "matrices": groups, "config": RaggedDotConfig()}
+    p = contracted.Problem(m, n, 8192, *dtypes, **given)
     assert (p.strip, p.blocks) == (strip, blocks)
 
 

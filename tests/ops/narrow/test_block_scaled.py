@@ -14,7 +14,8 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.ops import BlockScaledMatmulConfig, block_scaled_matmul, quantize_blocks
 from pallas_gpu.ops.gemm.blackwell import Schedule
-from pallas_gpu.ops.narrow.block_scaled_blackwell import Problem, Shapes
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.narrow.block_scaled_blackwell import Shapes
 from tests.support import emulated, host
 from tests.support.semantics import BOTH, Lane, Warpgroup
 
@@ -97,7 +98,7 @@ def shapes(types=MXF8, **changes):
     """Those of a tile of 256 columns."""
     *dtypes, block = types
     a, b, scale, out = (jnp.dtype(x) for x in (*dtypes, jnp.float32))
-    problem = Problem(256, 512, 1024, a, b, scale, out, block, False)
+    problem = Problem(256, 512, 1024, a, out, right=b, scale_dtype=scale, group=block)
     return Shapes(problem, config(tile_n=256, **changes))
 
 

@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
 from pallas_gpu.ops.narrow.linear import default_config
-from pallas_gpu.ops.narrow.mixed import Problem
+from pallas_gpu.ops.narrow.mixed import problem
 from tests.support import emulated, host
 from tests.support.narrow_products import scales
 from tests.support.semantics import BOTH, Warpgroup
@@ -319,14 +319,14 @@ def test_the_default_fits_with_small_groups(w_type, out):
 )
 def test_the_default_has_no_more_blocks_than_save_a_turn(tokens, n, blocks):
     types = map(jnp.dtype, (BF16, "int8", BF16))
-    assert default_config(Problem(tokens, n, 4096, *types)).blocks == blocks
+    assert default_config(problem(tokens, n, 4096, *types)).blocks == blocks
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 64])
 def test_few_tokens_have_a_kernel_of_their_own(tokens):
     types = map(jnp.dtype, (BF16, "int8", BF16))
     assert isinstance(
-        default_config(Problem(tokens, 4096, 4096, *types)), LinearFewConfig
+        default_config(problem(tokens, 4096, 4096, *types)), LinearFewConfig
     )
 
 

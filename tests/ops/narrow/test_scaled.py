@@ -13,8 +13,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
+from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.narrow.scaled import default_config
-from pallas_gpu.ops.narrow.scaled_hopper import Problem
 from tests.support import emulated, host
 from tests.support.narrow_products import scales
 from tests.support.semantics import Warpgroup
@@ -144,7 +144,7 @@ def test_rows_that_tma_cannot_address(shape):
     [(8192, 128), (2304, 108), (64, 1)],
 )
 def test_the_default_has_no_more_blocks_than_save_a_turn(size, blocks):
-    types = map(jnp.dtype, (E4M3, E4M3, jnp.bfloat16))
+    types = map(jnp.dtype, (E4M3, jnp.bfloat16))
     p = Problem(size, size, 64, *types)
     assert default_config(p).blocks == blocks
 

@@ -27,6 +27,7 @@ from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 # TMA addresses rows of multiples of 16 bytes.
@@ -55,7 +56,7 @@ def derivative(
     return found[..., : p.kv_len]
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of the problem's inputs.
 

@@ -31,10 +31,11 @@ from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.folded import plus, times
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of the problem's inputs and of a reference of dQ, float32.
 

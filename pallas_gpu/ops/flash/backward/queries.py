@@ -30,12 +30,13 @@ from pallas_gpu.ops.flash.backward.scored import LAYOUT, Scored
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.folded import minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 BLOCK_Q, BLOCK_KV = CONSUMERS * ROWS, 64
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
     # Wide rows of Q and dO leave room for one block of K and V.
     stages = 1 if p.wide else 2

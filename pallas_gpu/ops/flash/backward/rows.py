@@ -15,12 +15,13 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.folded import minus, split, times
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 _ROW = plgpu.Layout.WGMMA_ROW
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: BackwardProblem, has_dlse: bool, compiler_params: Any, interpret: Any
 ) -> Any:

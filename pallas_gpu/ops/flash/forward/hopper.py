@@ -38,6 +38,7 @@ from pallas_gpu.ops.flash.operands import padded
 from pallas_gpu.ops.flash.problem import Operands, Problem, packed_tiles, schedule
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
+from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -73,7 +74,7 @@ def forward(
     return out, others[0] if others else None
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: Problem[AttentionConfig],
     inputs: tuple[str, ...],
