@@ -328,6 +328,7 @@ class Schedule:
             self.copy_scales(mem, slot, block, rows, copy)
 
 
+# For kernels that visit tiles in an order of their own.
 produce = Schedule.produce
 
 
