@@ -384,7 +384,7 @@ class Consumer:
         acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
         return plgpu.run_scoped(
             functools.partial(self.accumulate, first_step),
-            *[acc] * (1 + p.epilogue.gated),
+            *[acc] * p.factors,
         )
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:
