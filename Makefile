@@ -11,6 +11,7 @@ VENV ?= $(if $(SYSTEM_SITE),.venv-system,$(if $(filter 0.11.2,$(JAX)),.venv,.ven
 WORKERS ?= 2
 ARGS ?=
 
+comma := ,
 BIN := $(VENV)/bin
 # A module run by `python -m` works in an environment that only links its maker's
 # packages, where bin/ has no scripts.
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-torch smoke check check-tests static tiers tiers-choose format format-check lint types \
-	composition-table coverage-table golden layout-drawings porting-table rules-table map clean clean-all
+	composition-table coverage-table golden layout-drawings porting-table rules-table sparsecore-table map clean clean-all
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
@@ -34,6 +35,7 @@ setup:  ## make the environment and install into it (does nothing when up to dat
 		sh tools/find_python.sh)" && \
 	"$$python" tools/setup_venv.py --venv '$(VENV)' \
 		--constraints 'tools/constraints-$(JAX).txt' \
+		$(if $(filter 0.11.2,$(JAX)),--extras dev$(comma)offline$(comma)tpu) \
 		$(if $(SYSTEM_SITE),--system-site) $(if $(PYTHON),--python-was-named)
 
 demo: setup  ## first light: emulator, offline compiler, and a GPU if there is one
@@ -87,13 +89,16 @@ types: setup  ## mypy
 	$(RUN) mypy
 
 golden: setup  ## rewrite the texts that tests expect; ARGS=tests/types for some
-	$(RUN) pytest -q --golden $(or $(ARGS),$(shell grep -rl support.refusal --include 'test_*.py' tests))
+	$(RUN) pytest -q --golden $(or $(ARGS),$(shell grep -rlE 'support.refusal|golden.compare' --include 'test_*.py' tests))
 
 coverage-table: setup  ## regenerate docs/coverage.md from the registry of primitives
 	$(RUN) tools.coverage_table
 
 porting-table: setup  ## regenerate docs/porting.md from tools/porting_names.py
 	$(RUN) tools.porting_table
+
+sparsecore-table: setup  ## regenerate docs/sparsecore_operations.md from compiles by libtpu
+	JAX_PLATFORMS=cpu $(RUN) tools.sparsecore_table
 
 composition-table: setup  ## regenerate docs/composition.md from the tests' programs
 	$(RUN) tools.composition_table

@@ -276,6 +276,19 @@ def check_special(name: str, arrays: Sequence[jax.Array]) -> None:
         ) from None
 
 
+@contextlib.contextmanager
+def around(eqn: JaxprEqn) -> Iterator[None]:
+    """Sets the mesh of the `jax.shard_map` that an equation is traced in."""
+    found = [x.aval.sharding.mesh for x in (*eqn.invars, *eqn.outvars)]
+    mesh = next((mesh for mesh in found if mesh.manual_axes), None)
+    if mesh is None:
+        yield
+        return
+    sizes = [(name, mesh.shape[name]) for name in mesh.manual_axes]
+    with jax.sharding.use_abstract_mesh(mesh), _core.extend_axis_env_nd(sizes):
+        yield
+
+
 def mesh_of_lowering(ctx: Any) -> jax.sharding.Mesh | None:
     """Returns the mesh of the `jax.shard_map` that a lowering rule is called in.
 

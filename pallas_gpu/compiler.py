@@ -141,6 +141,10 @@ def module_text(build: Build) -> str:
     return str(build.module)
 
 
+def _compiled_text(name: str, build: Build) -> str | None:
+    return build.compiled.texts.get(name)
+
+
 def _program_text(build: Build) -> str:
     return program_text.text(region_of(build.params.jaxpr), build.params.name)
 
@@ -177,7 +181,7 @@ STAGES: tuple[Stage, ...] = (
         "compile",
         machine_pass("compile"),
         {
-            name: lambda b, name=name: b.compiled.texts.get(name)
+            name: functools.partial(_compiled_text, name)
             for name in ("ptx", "ptxas", "sass", "bundles")
         },
         verify=False,

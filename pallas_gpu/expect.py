@@ -29,11 +29,17 @@ type Rule = Callable[[Any, str], Any]
 
 _LOCATE: list[Callable[[], str | None]] = []
 _EXPLAIN: list[Callable[[Any, str], None]] = []
+_NAME: list[Callable[[Any], str | None]] = []
 
 
 def locate_with(where: Callable[[], str | None]) -> None:
     """Registers the function that returns the user's line that is running."""
     _LOCATE[:] = [where]
+
+
+def name_with(kind: Callable[[Any], str | None]) -> None:
+    """Registers a function that returns what authors call an array, None for others."""
+    _NAME[:] = [kind]
 
 
 def explain_with(refuse: Callable[[Any, str], None]) -> None:
@@ -118,7 +124,9 @@ def _checked(
 
     @functools.wraps(fn)
     def checked(*args: Any, **named: Any) -> Any:
-        prefix, given = who(*args, **named), (args, named)
+        # The object of a constructor has no fields yet.
+        first = 1 if fn.__name__ == "__init__" else 0
+        prefix, given = who(*args, **named), (args[first:], named)
         try:
             args = tuple(
                 check(ordered[i] if i < len(ordered) else rest, value, prefix)
@@ -195,7 +203,8 @@ def shown(value: Any) -> str:
     kind = type(value).__name__
     try:
         if not isinstance(value, type) and hasattr(value, "shape"):
-            return f"{kind} {value.dtype}{list(value.shape)}"
+            called = next((k for f in _NAME if (k := f(value))), kind)
+            return f"{called} {value.dtype}{list(value.shape)}"
     except Exception:
         pass
     try:

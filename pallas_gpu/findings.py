@@ -159,7 +159,7 @@ class Place:
       file, line, function: in the kernel's source; None where it is unknown.
       who: the thread or the work, in words.
       position: of the thread: `device`, `cta` (its position by axis), `warpgroup` and
-        `warp`, as far as they are known.
+        `warp`, as far as they are known; or `core` and `subcore`.
       loops: for each loop around it, innermost first, its line and the number of the
         iteration, from 0.
     """

@@ -34,7 +34,6 @@ from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
-from pallas_gpu.primitives.profiler import profile_start_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.program.walk import Site, walk
@@ -135,7 +134,6 @@ class Plan:
       warpgroup_stack: the SMEM arrays of one warpgroup, from the start of its part.
       warp_stack: likewise those of one warp.
       warps: number of warps of a block.
-      profiler_bytes: SMEM in which a profiled kernel records its events.
     """
 
     stacks: Mapping[types.MemorySpace, Stack]
@@ -150,7 +148,6 @@ class Plan:
     warpgroup_stack: Stack = Stack(types.SMEM)
     warp_stack: Stack = Stack(types.SMEM)
     warps: int = 0
-    profiler_bytes: int = 0
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -197,15 +194,10 @@ class Plan:
         return self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
 
     @property
-    def profiler_offset_bytes(self) -> int:
-        """The offset of the events of a profiled kernel, 8-byte aligned."""
-        word = _TMEM_ADDRESS_BYTES if self.tmem_columns else 0
-        return self.tmem_address_offset_bytes + word
-
-    @property
     def _scratch_floor_bytes(self) -> int:
         """The end of what precedes the scratch."""
-        return self.profiler_offset_bytes + self.profiler_bytes
+        word = _TMEM_ADDRESS_BYTES if self.tmem_columns else 0
+        return self.tmem_address_offset_bytes + word
 
     @property
     def scratch_offset_bytes(self) -> int:
@@ -404,8 +396,7 @@ def plan(
     barriers = _barriers(found, warps)
     own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
     pairs = _has_collective_tmem(found)
-    events = _profiler_bytes(jaxpr, warpgroups)
-    result = Plan(stacks, 0, *barriers, 0, 0, 0, pairs, *own, warps, events)
+    result = Plan(stacks, 0, *barriers, 0, 0, 0, pairs, *own, warps)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -427,11 +418,6 @@ def plan(
         scratch_limit_bytes=(room if asked is None else each) * warpgroups,
         scratch_free_bytes=room * warpgroups,
     )
-
-
-def _profiler_bytes(jaxpr: _jax.Jaxpr, warpgroups: int) -> int:
-    starts = (x.op for x in walk(jaxpr) if x.op.primitive is profile_start_p)
-    return sum(op.params["recording"].smem_bytes(warpgroups) for op in starts)
 
 
 def _has_collective_tmem(found: Sequence[Site]) -> bool:
@@ -468,9 +454,6 @@ def table(result: Plan) -> str:
     if result.tmem_columns:
         rows.append(("address of TMEM", f"{result.tmem_address_offset_bytes:,}",
                      f"{_TMEM_ADDRESS_BYTES:,}"))  # fmt: skip
-    if result.profiler_bytes:
-        rows.append(("profiled events", f"{result.profiler_offset_bytes:,}",
-                     f"{result.profiler_bytes:,}"))  # fmt: skip
     if result.scratch_bytes:
         rows.append(("scratch", f"{result.scratch_offset_bytes:,}",
                      f"{result.scratch_bytes:,}"))  # fmt: skip

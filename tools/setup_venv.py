@@ -157,10 +157,11 @@ def install_from_index(venv: Path, constraints: Path, extras: list[str]) -> str:
         reason = f"no CUDA wheels for {platform.system()} on {platform.machine()}"
     result = pip_install(venv, constraints, extras)
     if result.returncode != 0:
-        # The CUDA wheels are large and not available everywhere: continue without.
-        required = [extra for extra in extras if extra not in ("offline", "cuda13")]
+        # Compilers' wheels are large and not available everywhere: continue without.
+        compilers = ("offline", "cuda13", "tpu")
+        required = [extra for extra in extras if extra not in compilers]
         if required != extras:
-            reason = "the CUDA wheels could not be installed"
+            reason = "the compilers' wheels could not be installed"
             result = pip_install(venv, constraints, required)
     if result.returncode != 0:
         raise SetupError(
@@ -211,7 +212,8 @@ def set_up(args: argparse.Namespace) -> None:
     venv, constraints = args.venv.absolute(), args.constraints.absolute()
     extras = [name for name in args.extras.split(",") if name]
     if not args.system_site and has_gpu() and "cuda13" not in extras:
-        extras.append("cuda13")
+        # With libtpu installed, JAX looks for a TPU before it looks for a GPU.
+        extras = [*(name for name in extras if name != "tpu"), "cuda13"]
     key = setup_key(constraints, extras, args.system_site)
     stamp = read_stamp(venv)
     works = python_runs(venv / "bin" / "python")

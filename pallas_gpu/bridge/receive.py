@@ -129,7 +129,8 @@ def _expand(eqn: _jax.JaxprEqn) -> Any:
     if not _is_ours(eqn.params):
         return None
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    return jax.make_jaxpr(functools.partial(run, **eqn.params))(*avals)
+    with _jax.around(eqn):
+        return jax.make_jaxpr(functools.partial(run, **eqn.params))(*avals)
 
 
 def _when_used() -> None:

@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.emitters import addressing, indexed, mbarrier, module
+from pallas_gpu.emitters import addressing, elected, indexed, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.registers import Array
@@ -164,9 +164,8 @@ def arrive(
     if elected is None and blocks.count > 1:
         # One instruction of several lanes has one fence, which precedes them all.
         rank_of_lane, arrives = _lane_ranks(blocks)
-        with predicated(arrives):
-            remote = addressing.map_shared(pointer, rank_of_lane)
-            emit_arrive_remote(remote, memory_scope, count)
+        remote = addressing.map_shared(pointer, rank_of_lane)
+        emit_arrive_remote(remote, memory_scope, count, arrives)
         ranks = ()
     if not ranks and not others:
         return
@@ -197,23 +196,21 @@ def _lane_ranks(blocks: Group) -> tuple[ir.Value, ir.Value]:
 
 
 def emit_arrive_remote(
-    remote: ir.Value, memory_scope: MemoryScope = "cluster", count: int = 1
+    remote: ir.Value,
+    memory_scope: MemoryScope = "cluster",
+    count: int = 1,
+    by: ir.Value | None = None,
 ) -> None:
     """Emits only the instruction, for code that only the elected thread executes.
 
     Args:
       remote: `!llvm.ptr<7>` of the mbarrier, a result of `map_shared`.
       memory_scope, count: see `arrive`.
+      by: i1, the predicate of the threads that arrive; None is all.
     """
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), remote)
-    llvm.inline_asm(
-        None,
-        [address],
-        f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0]"
-        f"{mbarrier.counted(count)};",
-        "r,~{memory}",
-        has_side_effects=True,
-    )
+    text = f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0]"
+    elected.instruction(text + mbarrier.counted(count), [address], "r", by)
 
 
 def wait(

@@ -329,7 +329,8 @@ class KernelBuilder:
     def sync_before_exit(self, *, is_relaxed: bool = False) -> None:
         """Blocks the exit of a CTA until all CTAs of its cluster have finished.
 
-        PTX: that of `sync_cluster`; none without a cluster. Since: sm_90. All threads
+        PTX: that of `sync_cluster`; none without a cluster, or where that ends the body
+        already. Since: sm_90. All threads
         of the block issue it last: a block must not exit while others copy into its
         SMEM or arrive on its mbarriers.
 
@@ -337,7 +338,15 @@ class KernelBuilder:
           is_relaxed: each block has waited for what others send to it. The arrival is
             relaxed then: with release semantics it waits for the stores to GMEM, too.
         """
-        if self.spec.has_cluster:
+        if not self.spec.has_cluster:
+            return
+        # Inline code leaves loads of variables behind it, the phases of its barriers.
+        last = [
+            op.operation.name
+            for op in self.body.operations
+            if not (op.operation.name == "memref.load" and len(op.operands) == 1)
+        ][-2:]
+        if last != ["nvvm.cluster.arrive", "nvvm.cluster.wait"]:
             self.sync_cluster(is_relaxed=is_relaxed)
 
     def sync_cluster(self, *, is_relaxed: bool = False) -> None:

@@ -21,6 +21,7 @@ from pallas_gpu import _jax, errors, expect
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.run import run
 from pallas_gpu.entry import call, scope
+from pallas_gpu.program.rewrite import Retrace
 
 __all__ = ["emulate_mesh"]
 
@@ -30,13 +31,13 @@ def emulate_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs `fn` with all devices of its mesh in this process.
 
     `fn` calls a `jax.shard_map` over a `jax.sharding.AbstractMesh` (or a mesh of
-    devices, which are not used). JAX needs one CPU device only. Kernels run in the
+    devices, which are not used) with axes of type `Auto`. JAX needs one CPU device. Kernels run in the
     emulator, those whose devices access each other's memory as one machine; errors are
     raised as they are, without JAX's words around them. Everything else in the body
     runs as under `jax.vmap` over each axis of the mesh, collectives included.
 
     Args:
-      fn: a function of arrays; the `jax.shard_map` is outside of loops and branches.
+      fn: a function of arrays.
 
     Returns:
       A function of the same arguments and results, which cannot be traced.
@@ -55,40 +56,40 @@ def emulate_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
         traced = jax.make_jaxpr(fn, return_shape=True)
         closed, shapes = traced(*args, **kwargs)
         leaves = jax.tree.leaves((args, kwargs))
-        results = _evaluate(closed, leaves, _outside)
+        results = _Outside().run(closed, leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return on_mesh
 
 
-# Evaluates an equation, given its operands.
-_Step = Callable[[Any, list[Any]], Sequence[Any]]
+class _Outside(Retrace):
+    """Evaluates what is around a `jax.shard_map`, and that on all devices."""
+
+    def is_replaced(self, eqn: Any) -> bool:
+        return eqn.primitive.name == "shard_map"
+
+    def results(self, eqn: Any, operands: list[Any]) -> list[Any] | None:
+        return _on_all(eqn, operands) if self.is_replaced(eqn) else None
 
 
-def _evaluate(closed: Any, args: Sequence[Any], step: _Step) -> list[Any]:
-    """Evaluates a closed jaxpr, one equation after the other."""
-    jaxpr = closed.jaxpr
-    ins, known = (*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *args)
-    env = dict(zip(ins, known, strict=True))
+class _Inside(Retrace):
+    """Evaluates the body of a `jax.shard_map` under `jax.vmap`.
 
-    def values(variables: Sequence[Any]) -> list[Any]:
-        return [x.val if isinstance(x, _jax.Literal) else env[x] for x in variables]
+    That knows by itself which axes of the mesh a value varies over, and JAX converts
+    types that say so in a mesh only. So all is traced again without them.
+    """
 
-    for eqn in jaxpr.eqns:
-        outs = step(eqn, values(eqn.invars))
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return values(jaxpr.outvars)
+    def is_replaced(self, eqn: Any) -> bool:
+        return True
 
-
-def _outside(eqn: Any, args: list[Any]) -> Sequence[Any]:
-    """Evaluates an equation around a `jax.shard_map`, or that."""
-    match eqn.primitive.name:
-        case "shard_map":
-            return _on_all(eqn, args)
-        case "jit":
-            return _evaluate(eqn.params["jaxpr"], args, _outside)
-        case _:
-            return _jax.bind_again(eqn, args)
+    def results(self, eqn: Any, operands: list[Any]) -> list[Any] | None:
+        match eqn.primitive.name:
+            case "pvary":
+                return operands
+            case "psum_invariant":
+                return [jax.lax.psum(x, eqn.params["axes"]) for x in operands]
+            case _:
+                return None
 
 
 def _on_all(eqn: Any, args: Sequence[Any]) -> list[Any]:
@@ -105,12 +106,8 @@ def _on_all(eqn: Any, args: Sequence[Any]) -> list[Any]:
             where=scope.called_at(),
         )
 
-    inner = params["jaxpr"]
-    axes = list(zip(names, sizes, strict=True))
-    plain = _without_varying(_jax.ClosedJaxpr(inner, ()), axes)
-
     def body(*own: Any) -> list[Any]:
-        return _jax.eval_jaxpr(plain.jaxpr, plain.consts, *own)
+        return _Inside().run(params["jaxpr"], own)
 
     for name, size in zip(names[::-1], sizes[::-1], strict=True):
         body = jax.vmap(body, axis_name=name, axis_size=size)
@@ -118,39 +115,6 @@ def _on_all(eqn: Any, args: Sequence[Any]) -> list[Any]:
     outs = body(*[_split(x, spec, names, sizes) for x, spec in parts])
     joined = zip(outs, params["out_specs"], strict=True)
     return [_join(x, spec, names, sizes) for x, spec in joined]
-
-
-def _without_varying(closed: Any, axes: Sequence[tuple[Any, int]]) -> Any:
-    """Returns a jaxpr whose types do not say which axes of the mesh values vary over.
-
-    `jax.vmap` knows that by itself, and JAX converts such types in a mesh only.
-    """
-
-    def inner(value: Any) -> Any:
-        if isinstance(value, _jax.ClosedJaxpr):
-            return _without_varying(value, axes)
-        if isinstance(value, _jax.Jaxpr) and not value.constvars:
-            return _without_varying(_jax.ClosedJaxpr(value, ()), axes).jaxpr
-        return tuple(map(inner, value)) if type(value) is tuple else value
-
-    def step(eqn: Any, args: list[Any]) -> Sequence[Any]:
-        match eqn.primitive.name:
-            case "pvary":
-                return args
-            case "psum_invariant":
-                return [jax.lax.psum(x, eqn.params["axes"]) for x in args]
-            case _ if eqn.primitive is not call.kernel_p:
-                params = {name: inner(value) for name, value in eqn.params.items()}
-                eqn = eqn.replace(params=params)
-        with _jax.at_line_of(eqn):
-            return _jax.bind_again(eqn, args)
-
-    def evaluate(*args: Any) -> list[Any]:
-        return _evaluate(closed, args, step)
-
-    types = (x.aval for x in closed.jaxpr.invars)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types]
-    return jax.make_jaxpr(evaluate, axis_env=axes)(*shapes)
 
 
 def _axes_of(spec: Any, ndim: int) -> list[tuple[Any, ...]]:

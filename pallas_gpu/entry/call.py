@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import interpret as interpret_mode
-from pallas_gpu.entry import placement, scope
+from pallas_gpu.entry import scope
+from pallas_gpu.entry.memory import placement
 from pallas_gpu.entry.memory.instances import for_instances
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import _registry as registry

@@ -266,9 +266,9 @@ _ROWS = (
         TypeError,
         "Python formats a value that is known only when the kernel runs",
         "a Python number in f-strings and str.format",
-        "{0}",
+        "a traced array",
         'print it when the kernel runs: plgpu.debug_print("{{}}", x)',
-        text=r"(.*Tracer\.__format__.*)",
+        text=r".*Tracer\.__format__.*",
     ),
     _needed(
         jax.errors.ConcretizationTypeError,

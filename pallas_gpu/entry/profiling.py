@@ -4,7 +4,7 @@
 A body is rewritten only where it is profiled, after it is traced: marks surround the
 operations in each `jax.named_scope` that its author opened, and those that wait. A
 scope without operations leaves no span, and neighbours of one name are one span. All
-else follows from the marks: SMEM in the plan, what the emulator records, the code.
+else follows from the marks: what the emulator records, and the code.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, resources, timeline, types
-from pallas_gpu.entry import assumed_target, call, expand, trace
+from pallas_gpu import _jax, timeline, types
+from pallas_gpu.entry import call, trace
 from pallas_gpu.entry.interpret import Observed
 from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.program.marks import marked
@@ -36,8 +36,7 @@ class Request:
 
     Attributes:
       deliver: gets the record of each launch.
-      space: spans of a trace, recorded in SMEM; None: up to 512, in SMEM if it has room
-        and as many CTAs fit an SM as without.
+      space: spans of a trace; None: up to 512.
       scope: who has a trace; None: warps in a kernel that uses `warp_map`.
       waits: whether waits are spans.
     """
@@ -118,24 +117,8 @@ def _recording(params: call.CallParams, request: Request) -> types.Recording:
         scope = types.TraceScope.WARP if in_warps else types.TraceScope.WARPGROUP
     if request.space is not None:
         return types.Recording(request.space, scope)
-    options, mesh = params.compiler_params, params.mesh
-    target = assumed_target.target_of(options.target)
-    plan = resources.plan(
-        expand.expanded_body(params.jaxpr, mesh, target, options.lowering_semantics),
-        target,
-        params.name,
-        options.reduction_scratch_bytes,
-        mesh.warpgroups,
+    traces = params.mesh.blocks * types.Recording(1, scope).traces(
+        params.mesh.warpgroups
     )
-    traces = mesh.blocks * types.Recording(1, scope).traces(mesh.warpgroups)
-    recording = types.Recording(
-        max(_LEAST_SPANS, min(_SPANS, _MOST_BYTES // (traces * SPAN_BYTES))), scope
-    )
-    events = recording.smem_bytes(mesh.warpgroups)
-    profiled = dataclasses.replace(plan, profiler_bytes=events)
-    in_smem = (
-        events <= plan.scratch_free_bytes - plan.scratch_room_bytes
-        and resources.residency(profiled, target, mesh)
-        == resources.residency(plan, target, mesh)
-    )
-    return dataclasses.replace(recording, in_smem=in_smem)
+    room = _MOST_BYTES // (traces * SPAN_BYTES)
+    return types.Recording(max(_LEAST_SPANS, min(_SPANS, room)), scope)

@@ -89,6 +89,6 @@ def _require_accumulator(leaf: Any) -> None:
         raise errors.ArgumentTypeError(
             "run_state: a leaf is not an accumulator",
             expected="plgpu.ACC.init(array), or plgpu.ACC(shape, dtype)",
-            got=type(leaf).__name__,
+            got=expect.shown(leaf),
             hint="carry plain values through lax.fori_loop instead",
         )

@@ -48,6 +48,11 @@ class Clocks:
             self.known = np.concatenate([self.known, np.zeros_like(self.known)], axis=1)
         return number
 
+    def agents_of(self, ctas: Sequence[str]) -> list[int]:
+        """The numbers of the asynchronous agents of some CTAs, by name."""
+        named = {key: n for key, n in self._agents.items() if isinstance(key, tuple)}
+        return [n for key, n in named.items() if key[1] in ctas]
+
     def meet(self, rows: Sequence[int] | np.ndarray, *, together: bool) -> np.ndarray:
         """The lanes of each warp meet; gives what they know then.
 

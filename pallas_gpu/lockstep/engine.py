@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +57,8 @@ class Poll(Wait):
     """What a strand asks again and again, instead of waiting for it."""
 
 
+# What a strand runs.
+Body = Generator[Wait, None, None]
 # After how many turns in which nobody does anything but poll a run ends.
 _POLLS = 10_000
 
@@ -102,9 +104,7 @@ class Strand:
         """Who this is, for reports."""
         first, last = self.warps[0], self.warps[-1]
         warps = f"warp {first}" if first == last else f"warps {first}-{last}"
-        device = self.cta.cluster.launch.device
-        of = "" if device is None else f" of device {device}"
-        return f"CTA {self.cta.number}{of} {warps}"
+        return f"{self.cta.name} {warps}"
 
     def active(self) -> np.ndarray:
         """[lanes] bool: who runs the operation."""
@@ -169,7 +169,7 @@ class Scheduler:
         self.in_flight: list[Work] = []
         self._random = random.Random(seed)
 
-    def run(self, strands: Sequence[tuple[Strand, Iterator[Wait]]]) -> None:
+    def run(self, strands: Sequence[tuple[Strand, Body]]) -> None:
         """Runs all strands to their ends.
 
         Raises:
@@ -195,7 +195,7 @@ class Scheduler:
                 continue
             polls += 1
             if waiting and (not polled or polls > _POLLS):
-                raise DeadlockError(_report(waiting))
+                raise _deadlock(waiting, bodies)
 
     def _complete_one(self) -> bool:
         """Completes some work; copies are in no order among each other."""
@@ -206,10 +206,25 @@ class Scheduler:
         return True
 
 
-def _report(waiting: dict[Strand, Wait | None]) -> str:
-    lines = [
-        f"  {strand.name} waits for {wait.what()}"
-        for strand, wait in waiting.items()
-        if wait is not None
-    ]
-    return "deadlock\n" + "\n".join(lines)
+def _deadlock(
+    waiting: dict[Strand, Wait | None], bodies: dict[Strand, Body]
+) -> DeadlockError:
+    lines: list[str] = []
+    wheres: list[str | None] = []
+    for strand, wait in waiting.items():
+        if wait is not None:
+            where = _line_of(bodies[strand])
+            wheres.append(where)
+            at = f"\n    at {where}" if where else ""
+            lines.append(f"  {strand.name} waits for {wait.what()}{at}")
+    error = DeadlockError("deadlock\n" + "\n".join(lines))
+    error.with_location(next(filter(None, wheres), None))
+    return error
+
+
+def _line_of(body: Body) -> str | None:
+    """Returns the line at which a strand waits: blocks add theirs to an error."""
+    error = DeadlockError("")
+    with contextlib.suppress(PtxError):
+        body.throw(error)
+    return error.where

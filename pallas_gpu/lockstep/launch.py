@@ -86,12 +86,14 @@ class Buffer:
     Attributes:
       data: its bytes.
       name: what to call it in reports.
+      device: the number of its device.
       number: among those of its device, from 1; 0 for what is not the kernel's.
       is_input: whether no kernel writes it.
     """
 
     data: np.ndarray
     name: str
+    device: int
     number: int
     is_input: bool
 
@@ -228,12 +230,22 @@ class Launch:
         running: list[tuple[Strand, Any]] = []
         try:
             self._execute(running, ctas, warps, together)
+            if len(parts) > 1:
+                self._end(clocks, ctas)
         finally:
             # In cycles their memory would stay until Python's collector finds them.
             for strand, _ in running:
                 strand.env.clear()
             for _, cta in ctas:
                 vars(cta).clear()
+
+    def _end(self, clocks: Clocks, ctas: Sequence[tuple[Part, Cta]]) -> None:
+        """Checks what other devices may still access."""
+        for memory, buffer in zip(self._memories.values(), self._buffers, strict=True):
+            own = [x for part, x in ctas if part.launch.device == buffer.device]
+            others = [x.name for part, x in ctas if x not in own]
+            rows = [x.first_row + np.arange(x.threads // LANES) for x in own]
+            memory.check_end(np.concatenate(rows), clocks.agents_of(others))
 
     def _execute(self, running, ctas, warps, together) -> None:
         for part, cta in ctas:
@@ -292,7 +304,11 @@ class Cluster:
 
 
 class Cta:
-    """A block of threads and its SMEM, which holds anything at first."""
+    """A block of threads and its SMEM, which holds anything at first.
+
+    Attributes:
+      name: what no other block has, of any device; for reports.
+    """
 
     def __init__(
         self, cluster: Cluster, shape: Shape, position: tuple[int, ...], rank: int
@@ -302,7 +318,8 @@ class Cta:
         self.clocks = cluster.clocks
         x, y, z = position
         number = x + shape.grid[0] * (y + shape.grid[1] * z)
-        self.number = number
+        device = cluster.launch.device
+        self.name = f"CTA {number}" + ("" if device is None else f" of device {device}")
         self.rank = rank
         self.position = position
         self.threads = shape.threads
@@ -311,7 +328,7 @@ class Cta:
         self.first_row = cluster.first_row + rank * shape.threads // LANES
         self.registers = control.registers(self)
         poison = np.full(shape.smem_bytes, 0xA5, np.uint8)
-        self.smem = Memory(poison, f"the SMEM of CTA {number}", self.clocks)
+        self.smem = Memory(poison, f"the SMEM of {self.name}", self.clocks)
         self.mbarriers: dict[int, mbarrier.Mbarrier] = {}
         self.barriers: dict[int, Barrier] = {}
         self.bulk: dict[int, tma.BulkGroups] = {}

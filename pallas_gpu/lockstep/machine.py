@@ -68,7 +68,7 @@ def run_on_devices(
         suffix = f" of device {device}" if devices > 1 else ""
         for i, array in enumerate(each):
             name = f"buffer {i}{suffix}"
-            buffers.append(Buffer(_bytes(array), name, i + 1, i < inputs))
+            buffers.append(Buffer(_bytes(array), name, device, i + 1, i < inputs))
     with module.context:
         _run(module, buffers, devices, seed)
     datas = iter(buffers)
@@ -91,7 +91,7 @@ def _run(module: ir.Module, buffers: list[Buffer], devices: int, seed: int) -> N
         for d, each in enumerate(words):
             own[d].append(len(buffers))
             data = np.array(each, np.int64).view(np.uint8)
-            buffers.append(Buffer(data, f"the metadata of device {d}", 0, True))
+            buffers.append(Buffer(data, f"the metadata of device {d}", d, 0, True))
         hosts = [Host(buffers, own[d], seed + d, d, words[d]) for d in range(devices)]
         launches = [host.run(module, programs) for host in hosts]
     for parts in zip(*launches, strict=True):

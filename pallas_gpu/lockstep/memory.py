@@ -9,6 +9,7 @@ loaded from SMEM it overwrites after one of the reader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -206,6 +207,30 @@ class Memory:
         if table is None:
             table = self._reads[agent] = np.zeros(self.data.size, np.int32)
         return table
+
+    def check_end(self, own: np.ndarray, agents: Sequence[int]) -> None:
+        """The kernel has ended on the device that has the memory.
+
+        Other devices have accessed it before, as that device's warps know.
+
+        Args:
+          own: the rows of these warps.
+          agents: the asynchronous agents of other devices.
+        """
+        if self.clocks is None:
+            return
+        known = self.clocks.known[own].max(axis=0)
+        others = np.setdiff1d(np.arange(len(self.clocks.epoch)), own)
+        others = np.concatenate([others, np.array(agents, others.dtype)])
+        writer = self._writer >> 5
+        late = np.isin(writer, others) & (self._written > known[writer])
+        for agent in {*others} & self._reads.keys():
+            late |= self._reads[agent] >> 5 > known[agent]
+        if late.any():
+            raise RaceError(
+                f"bytes of {self.name} may be accessed by another device after the "
+                "kernel has ended on its own"
+            )
 
     # --- the async proxy --------------------------------------------------------------
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from pallas_gpu import _jax
 from pallas_gpu.emitters.elements import table
 from pallas_gpu.lowering.inference import Assignment, relations
 from pallas_gpu.lowering.inference.collect import Node, Step, Symbol
 from pallas_gpu.primitives import registers, tma
-from pallas_gpu.program.nodes import Constant, Kind
+from pallas_gpu.program.nodes import Kind
 
 _LOADS = (_jax.get_p, registers.load_p)
 _STORES = (_jax.swap_p, registers.store_p)
@@ -32,7 +31,6 @@ _STREAMING = frozenset(
     | {p.name for p in (*_LOADS, *_STORES, *_COPIES)}
     | {"broadcast_in_dim", "iota", "copy", "stop_gradient", "name"}
 )
-_ELEMENTWISE = frozenset(row.name for row in table.ROWS) | {"broadcast_in_dim"}
 _KINDS = (Kind.FOR, Kind.IF, Kind.SCOPE)
 _MAY_STAY = ("reshape", "squeeze", "layout_cast")
 # Measured on an H200 with the kernels on rows of docs/performance.md: what ptxas needs
@@ -101,7 +99,7 @@ def _most_registers(layouts: Assignment) -> int | None:
         carried = sum(_registers(x, layouts) for x in step.operands) if crossing else 0
         if carried > _CARRIED or not (step.is_end or _is_known(step, layouts)):
             return None
-    first, last = _lives(steps, _repeats(steps, layouts))
+    first, last = _lives(steps)
     arrays = [
         (first[x], end, n) for x, end in last.items() if (n := _registers(x, layouts))
     ]
@@ -116,38 +114,14 @@ def _most_registers(layouts: Assignment) -> int | None:
     return max(found)
 
 
-def _repeats(steps: Sequence[Step], layouts: Assignment) -> dict[Symbol, Symbol]:
-    """Results of elementwise operations that an earlier one has: CSE makes them one."""
-    made: dict[Any, Symbol] = {}
-    found: dict[Symbol, Symbol] = {}
-    for step in steps:
-        node = step.node
-        if step.is_end or node.op.name not in _ELEMENTWISE or len(step.results) != 1:
-            continue
-        (x,) = step.results
-        operands = tuple(
-            o.value.tobytes() if isinstance(o, Constant) else found.get(y, y)
-            for y, o in zip(step.operands, node.op.operands, strict=True)
-        )
-        layout = None if x.port is None else layouts.layout(x.port)
-        key = node.op.name, step.inside, operands, layout, *node.params.items()
-        if (first := made.setdefault(key, x)) is not x:
-            found[x] = first
-    return found
-
-
-def _lives(
-    steps: Sequence[Step], repeats: dict[Symbol, Symbol]
-) -> tuple[dict[Symbol, int], dict[Symbol, int]]:
+def _lives(steps: Sequence[Step]) -> tuple[dict[Symbol, int], dict[Symbol, int]]:
     """Where values are defined and used last, as positions of steps."""
     ends = {step.node: at for at, step in enumerate(steps) if step.is_end}
     first: dict[Symbol, int] = {}
     inside: dict[Symbol, int] = {}
     last: dict[Symbol, int] = {}
     for at, step in enumerate(steps):
-        if any(x in repeats for x in step.results):
-            continue
-        for x in (repeats.get(x, x) for x in step.operands):
+        for x in step.operands:
             if x in first:
                 # The end of the loop in which the value is used, but not defined.
                 around = step.inside[inside[x] :]

@@ -18,7 +18,6 @@ from jaxlib.mlir.dialects import arith, gpu, memref
 
 from pallas_gpu import errors
 from pallas_gpu.emitters import addressing, cluster, elected, mbarrier, module
-from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.emitters.sync import semaphore
 from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.scalars import (
@@ -363,12 +362,12 @@ class CollectiveBarrierRef:
         chosen = arith.andi(few, reaches)
         if predicate is not None:
             chosen = arith.andi(predicate, chosen)
-        # Addresses of other ranks do not exist, and may be computed before the branch.
+        # Addresses of other ranks do not exist.
         block = arith.select(reaches, block, cluster.rank())
-        with predicated(chosen):
-            # As upstream's: what is published is of this block. A release in the scope
-            # of the cluster costs a fence at GPU scope (`cluster.arrive`).
-            cluster.emit_arrive_remote(addressing.map_shared(pointer, block), "cta")
+        # As upstream's: what is published is of this block. A release in the scope of
+        # the cluster costs a fence at GPU scope (`cluster.arrive`).
+        remote = addressing.map_shared(pointer, block)
+        cluster.emit_arrive_remote(remote, "cta", by=chosen)
 
     def wait(self, orders_tensor_core: bool = False) -> None:
         """Waits for the next phase."""

@@ -296,18 +296,26 @@ def window_of(part: Part) -> Window:
             front += 1
             continue
         places.append(order.index(stride))
-    window = Window.whole((*(1,) * front, *array))
     axes = [front + p if p >= 0 else -1 - p for p in places]
-    wanted: list[int | None] = [None] * len(window.array_shape)
+    wanted: list[int | None] = [None] * (front + len(array))
     for axis, n in zip(axes, part.shape, strict=True):
         wanted[axis] = n
     starts = _starts(part, order, front, array)
     for axis, size in enumerate(wanted[front:]):
         if size is None and array[axis] == 1:
             starts[front + axis] = 0
-    cut = window.slice(
-        starts, wanted, [scalars.divisor(s) for s in starts], add=add_index
-    )
+    return _window((*(1,) * front, *array), starts, wanted, axes)
+
+
+def _window(
+    shape: Sequence[int],
+    starts: Sequence[Index],
+    sizes: Sequence[int | None],
+    axes: Sequence[int],
+) -> Window:
+    """The part of an array with a size along some axes, which come in an order."""
+    multiples = [scalars.divisor(s) for s in starts]
+    cut = Window.whole(shape).slice(starts, sizes, multiples, add=add_index)
     return cut.transpose([cut.axes.index(axis) for axis in axes])
 
 
@@ -374,13 +382,12 @@ def tiled_view_of(
         swizzle or NO_SWIZZLE,
     )
     starts = [*(window.starts[a] for a in outer), *starts]
-    part = SmemView(plain.pointer, layout, plain.dtype, Window.whole(layout.shape))
     leading = window.axes[:lead]
     kept = [window.sizes[a] if a in leading else None for a in outer]
-    part = part.slice(starts, [*kept, *sizes], [scalars.divisor(s) for s in starts])
-    in_order = [a for a in outer if a in leading]
-    places = [in_order.index(a) for a in leading]
-    return part.transpose([*places, *(lead + order.index(i) for i in range(tiled))])
+    axes = [outer.index(a) for a in leading]
+    axes += [len(outer) + order.index(i) for i in range(tiled)]
+    part = _window(layout.shape, starts, [*kept, *sizes], axes)
+    return SmemView(plain.pointer, layout, plain.dtype, part)
 
 
 def checked_rank(rank: int, tiling_rank: int | None) -> int:

@@ -168,7 +168,7 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
         raise errors.ArgumentTypeError(
             f"{who}: {what} is not a reference",
             expected="a reference (an argument or scratch of the kernel)",
-            got=f"{type(ref).__name__}",
+            got=expect.shown(ref),
             hint="pass the reference itself, or a part of it with .at[...]",
         )
     return aval

@@ -83,6 +83,8 @@ class Operation:
         the async proxy.
       releases: whether it signals to others that its issuer is done with what it has
         accessed. Of an operation with a parameter `sem`, that says so.
+      waits: whether its issuer goes on when others have done something; a profile has
+        it as a span.
       feature: the feature that the target must have.
       observable: whether the user may see it without any result of the kernel: it
         prints, or ends the program.
@@ -103,6 +105,7 @@ class Operation:
     asynchronous: bool = False
     proxies: tuple[Proxy, ...] = ()
     releases: bool = False
+    waits: bool = False
     feature: arch.Feature | None = None
     observable: bool = False
     opaque: bool = False
@@ -180,8 +183,8 @@ def define(
       results: for an operation with several results, maps the types of the operands,
         one by one, to the list of the results' types.
       **properties: the other fields of `Operation`: called, by_warp, reads, writes,
-        clipped, remote, multicast, atomic, asynchronous, proxies, releases, feature,
-        observable, opaque, machine.
+        clipped, remote, multicast, atomic, asynchronous, proxies, releases, waits,
+        feature, observable, opaque, machine.
 
     Raises:
       InternalError: the name is defined twice, or the properties contradict each other.

@@ -29,7 +29,7 @@ async_store_smem_p = registry.define(
 )
 
 cluster_sync_p = registry.define(
-    "cluster_sync", "cluster", releases=True, by_warp=False
+    "cluster_sync", "cluster", releases=True, waits=True, by_warp=False
 )
 
 # The element types of each operation: PTX ISA, red.async. A sum of signed integers is

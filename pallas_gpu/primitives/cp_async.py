@@ -34,7 +34,7 @@ store_by_threads_p = registry.define(
     clipped=("dst",),
     remote=("dst",),
 )
-wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async")
+wait_gmem_to_smem_p = registry.define("wait_gmem_to_smem", "cp_async", waits=True)
 
 
 def load(

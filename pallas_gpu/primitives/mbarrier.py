@@ -23,7 +23,9 @@ __all__ = [
 barrier_arrive_p = registry.define(
     "barrier_arrive", "mbarrier", releases=True, writes=("barrier",), atomic=True
 )
-barrier_wait_p = registry.define("barrier_wait", "mbarrier", reads=("barrier",))
+barrier_wait_p = registry.define(
+    "barrier_wait", "mbarrier", reads=("barrier",), waits=True
+)
 barrier_test_p = registry.define(
     "barrier_test",
     "mbarrier",

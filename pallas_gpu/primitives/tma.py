@@ -48,7 +48,7 @@ copy_smem_to_gmem_p = registry.define(
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
-wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma")
+wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma", waits=True)
 commit_group_p = registry.define("commit_smem_to_gmem_group", "tma")
 commit_smem_p = registry.define("commit_smem", "tma")
 # Not public: `entry.memory.fences` inserts it.

@@ -142,12 +142,13 @@ class _Builder:
     def _op(self, eqn: Any, ins: tuple[Operand, ...]) -> tuple[Operand, ...]:
         if (same := simple.same(eqn, ins)) is not None:
             return (same,)
-        key = simple.key(eqn, ins)
+        kind = _KINDS.get(eqn.primitive.name, Kind.PLAIN)
+        operation = registry.operation(eqn.primitive)
+        is_pure = kind is Kind.PLAIN and operation is None
+        key = simple.key(eqn, ins) if is_pure else None
         if key in self._known:
             return self._known[key]
         results = tuple(self._value(v.aval) for v in eqn.outvars)
-        kind = _KINDS.get(eqn.primitive.name, Kind.PLAIN)
-        operation = registry.operation(eqn.primitive)
         operands: Any = ins
         try:
             if kind is Kind.PLAIN:

@@ -17,18 +17,6 @@ from pallas_gpu.program.rewrite import Rewrite
 from pallas_gpu.program.walk import Site, walk
 from pallas_gpu.types.profiling import trace
 
-# The operations that wait. One for a barrier or a semaphore has its name.
-_WAITS = (
-    "barrier_wait",
-    "cluster_sync",
-    "griddepcontrol_wait",
-    "semaphore_wait",
-    "wait_gmem_to_smem",
-    "wait_load_tmem",
-    "wait_smem_to_gmem",
-    "wgmma_wait",
-)
-
 
 @kept
 def marked(
@@ -146,7 +134,8 @@ def _waits(jaxpr: _jax.Jaxpr) -> Iterator[tuple[int, str]]:
         for value, name in zip(site.op.made, site.op.params["names"], strict=True)
     }
     for site in sites:
-        if site.op.name in _WAITS and registry.operation(site.op.primitive):
+        operation = registry.operation(site.op.primitive)
+        if operation is not None and operation.waits:
             names = found.setdefault(id(site.eqn), [])
             name = _waits_for(site, known)
             if name not in names:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic of indices that a program does not have: unused, repeated, or trivial.
+"""What a program does not compute: what it has already, and trivial or unused indices.
 
-JAX's loops, and code that indexes by hand, compute what is known or computed already.
-Each operation that a program has is checked, analysed, assigned a layout and emitted,
-before LLVM removes it.
+JAX's loops, and code that indexes by hand, compute what is known or computed already;
+functions that share no code compute the same elements. Each operation that a program
+has is checked, analysed, assigned a layout and emitted, before LLVM removes it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _UNIT = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 _COMMUTES = ("add", "mul")
 _ARITHMETIC = ("max", "min", "rem", "neg", "select_n", "convert_element_type")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+# Whoever writes it wants what depends on it to be computed again.
+_APART = "optimization_barrier"
 _SCALAR = frozenset({*_UNIT, *_ARITHMETIC, *_COMPARISONS, "axis_index"})
 
 
@@ -34,14 +36,22 @@ def needed(jaxpr: _jax.Jaxpr) -> list[_jax.JaxprEqn]:
 
 
 def key(eqn: _jax.JaxprEqn, ins: Sequence[Operand]) -> Any:
-    """Returns what integers of one value have in common; None for other operations."""
-    if not _is_scalar(eqn):
+    """Returns what operations of one value have in common; None for other operations.
+
+    Args:
+      eqn: an operation that accesses no memory.
+      ins: its operands.
+    """
+    if eqn.primitive.name == _APART or (eqn.effects and not _is_scalar(eqn)):
         return None
     # The bytes: 0.0 and -0.0 are equal.
-    numbers = (
-        (x.dtype, x.value.tobytes()) if isinstance(x, Constant) else x for x in ins
+    operands = (
+        x
+        if isinstance(x, Value)
+        else (x.dtype, x.value.tobytes() if x.shape == () else id(x.value))
+        for x in ins
     )
-    return eqn.primitive, *eqn.params.items(), *numbers
+    return eqn.primitive, *eqn.params.items(), *operands
 
 
 def same(eqn: _jax.JaxprEqn, ins: Sequence[Operand]) -> Value | None:

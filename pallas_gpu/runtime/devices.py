@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-import jax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.entry.call import CallParams
@@ -14,18 +12,15 @@ from pallas_gpu.lowering.traits import multicasts
 from pallas_gpu.program.build import region_of
 
 
-def attributes(params: CallParams, replica_ids: Sequence[int]) -> dict[str, Any]:
-    """Returns the attributes of the custom call that a kernel of one device lacks.
-
-    Args:
-      replica_ids: the devices of the mesh; empty if they are not known.
-    """
+def attributes(params: CallParams) -> dict[str, Any]:
+    """Returns the attributes of the custom call that a kernel of one device lacks."""
     if params.devices is None or params.devices.size == 1:
         return {}
     found = {
         "skip_device_barrier": params.compiler_params.skip_device_barrier,
         "uses_xla_collective_metadata": True,
-        "xla_replica_ids": _listed(replica_ids),
+        # `entry/placement.py` refuses meshes of other devices, or in another order.
+        "xla_replica_ids": _listed(range(params.devices.size)),
     }
     symmetric = _symmetric(params)
     if any(symmetric):
@@ -58,40 +53,19 @@ def _symmetric(params: CallParams) -> list[bool]:
     return [*own[:n_in], *[scratch] * n_work, *own[n_in:], *[scratch] * added]
 
 
-def replica_ids(ctx: Any, params: CallParams) -> tuple[int, ...]:
-    """Returns the devices of the mesh around a kernel that JAX lowers.
-
-    Empty for an `AbstractMesh`.
+def require_one_process(ctx: Any, params: CallParams) -> None:
+    """Raises UnsupportedError for devices of processes that the kernel does not expect.
 
     Args:
       ctx: that of JAX's lowering rule.
-
-    Raises:
-      UnsupportedError: as `ids_in_order`.
     """
     mesh = _jax.mesh_of_lowering(ctx)
-    if mesh is None or params.devices is None:
-        return ()
-    return ids_in_order(list(mesh.devices.flat), params)
+    if params.devices is not None and mesh is not None:
+        check_processes(mesh.devices.flat, params)
 
 
-def ids_in_order(devices: Sequence[jax.Device], params: CallParams) -> tuple[int, ...]:
-    """Returns the ids of the devices of a mesh, in row-major order.
-
-    Raises:
-      UnsupportedError: they are not those of all devices in their order, or several
-        processes have them and the kernel does not say so.
-    """
-    ids = tuple(device.id for device in devices)
-    if ids != tuple(range(len(ids))):
-        raise errors.UnsupportedError(
-            f"kernel {params.name}: the mesh does not have all devices in row-major "
-            "order",
-            expected=f"devices 0 to {len(ids) - 1}, the last axis varying fastest",
-            got=f"devices {ids}",
-            hint="jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)",
-            where=params.defined_at,
-        )
+def check_processes(devices: Iterable[Any], params: CallParams) -> None:
+    """As `require_one_process`, of the devices of a mesh."""
     processes = {device.process_index for device in devices}
     if len(processes) > 1 and not params.compiler_params.is_multi_process:
         raise errors.UnsupportedError(
@@ -102,4 +76,3 @@ def ids_in_order(devices: Sequence[jax.Device], params: CallParams) -> tuple[int
             "of the other processes' devices, or use the collectives of jax.lax",
             where=params.defined_at,
         )
-    return ids

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call, placement
-from pallas_gpu.entry.memory import trial
+from pallas_gpu.entry import call
+from pallas_gpu.entry.memory import placement, trial
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import cupti, custom_call, devices, dumps, serialize
 from pallas_gpu.runtime import offline_compiler as offline
@@ -97,7 +97,7 @@ def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
     return _COMPILED.lowered(params, target)
 
 
-def _launch(*args: Any, replica_ids: Any = (), **params: Any) -> list[Any]:
+def _launch(*args: Any, **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
     target = compiler.target_of(kernel, attached_target)
     if (attached := _attached()) is not None:
@@ -121,7 +121,7 @@ def _launch(*args: Any, replica_ids: Any = (), **params: Any) -> list[Any]:
         [*args, *filled],
         [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         serialized,
-        attributes=devices.attributes(kernel, replica_ids),
+        attributes=devices.attributes(kernel),
         has_side_effect=kernel.is_observable,
         input_output_aliases=in_place,
     )[:n_out]
@@ -139,8 +139,8 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
         # jax.export: an older plugin may read it.
         older = options.replace(ir_version=serialize.FORWARD_COMPATIBLE)
         params = {**params, "compiler_params": older}
-    ids = devices.replica_ids(ctx, call.CallParams(**params))
-    return _custom_call_rule(ctx, *args, replica_ids=ids, **params)
+    devices.require_one_process(ctx, call.CallParams(**params))
+    return _custom_call_rule(ctx, *args, **params)
 
 
 _jax.mlir.register_lowering(

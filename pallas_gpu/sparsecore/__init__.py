@@ -51,5 +51,11 @@ from pallas_gpu.primitives.debug import debug_print as debug_print
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds
 
+from pallas_gpu.sparsecore.runtime.report import (
+    KernelReport as KernelReport,
+    compile as compile,
+)
+
 # isort: on
 from pallas_gpu.sparsecore import emulator as _emulator  # noqa: F401 - runs kernels
+from pallas_gpu.sparsecore.runtime import register as _register  # noqa: F401 - TPUs

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import expect, timeline, types
+from pallas_gpu import _jax, errors, expect, timeline, types
 from pallas_gpu.entry import profiling
 from pallas_gpu.testing import calling
 
@@ -39,10 +39,9 @@ def profile(
 
     Args:
       f: a function that calls kernels, jitted or not.
-      space: number of spans for which a warpgroup has room in SMEM, 16 bytes each.
-        None: 512, or fewer in a kernel of more than some thousand CTAs; in SMEM if
-        there is room and as many CTAs fit an SM as without, else in GMEM. What finds no
-        room is dropped, and counted.
+      space: number of spans for which a warpgroup has room, 16 bytes each. None: 512,
+        or fewer in a kernel of more than some thousand CTAs. What finds no room is
+        dropped, and counted.
       trace_scope: who records: `TraceScope.WARPGROUP`, or each warp on its own. None:
         warps in kernels that use `warp_map`.
       waits: whether waits are recorded.
@@ -51,7 +50,7 @@ def profile(
       A function of the arguments of `f`, which returns a `Profile`.
 
     Raises:
-      OutOfResources: in the call: SMEM has no room for `space` spans.
+      UnsupportedError: the call is traced, as in a function that is jitted.
 
     Example:
       >>> print(plgpu.testing.profile(product)(a, b))
@@ -67,6 +66,15 @@ def profile(
             jax.block_until_ready(results)
             # The records of launches come by callbacks.
             jax.effects_barrier()
+        traced = filter(_jax.is_tracer, jax.tree.leaves((args, kwargs, results)))
+        if not records and (value := next(traced, None)) is not None:
+            raise errors.UnsupportedError(
+                "profile: the call is traced, as by jax.jit: kernels run after it",
+                expected="arrays",
+                got=expect.shown(value),
+                hint="profile the jitted function: profile(jax.jit(f))(*args)",
+                where=_jax.where_now(),
+            )
         return timeline.Profile(list(records), results)
 
     return profiled

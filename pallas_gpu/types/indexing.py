@@ -291,7 +291,7 @@ def _from_ds(entry: Any) -> Any:
     stride = _stride(entry.stride)
     size = expect.index(entry.size)
     if size is None:
-        _refuse_dynamic_size(f"a size of type {type(entry.size).__name__}")
+        _refuse_dynamic_size(expect.shown(entry.size))
     if size < 1:
         raise errors.ShapeError(
             "a slice of a reference is empty",

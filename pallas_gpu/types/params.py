@@ -145,7 +145,7 @@ class CompilerParams:
       debug_checks: compile the kernel's `debug_check`s (also
         PALLAS_GPU_DEBUG_CHECKS=1). The emulator always makes them.
       profile_space: number of spans, each a `jax.named_scope` that is entered, that a
-        warpgroup or a warp records in SMEM, 16 bytes each; later ones are dropped and
+        warpgroup or a warp records, 16 bytes each; later ones are dropped and
         counted. 0: none, and no code for them.
       profile_dir: the folder that gets a file of each call, `<time>-trace.json`.
       profile_trace_scope: who records: `TraceScope.WARPGROUP` or `TraceScope.WARP`.

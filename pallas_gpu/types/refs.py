@@ -464,7 +464,7 @@ def describe(ref: Any) -> str:
     """Returns memory space, dtype and shape of a reference for error messages."""
     aval = base_aval(ref)
     if aval is None:
-        return f"{type(ref).__name__}, not a reference"
+        return f"{expect.shown(ref)}, not a reference"
     if not isinstance(aval.memory_space, Resource):
         return f"{aval}, not a reference of a kernel"
     if isinstance(ref, RefView) and ref.dtype != aval.dtype:

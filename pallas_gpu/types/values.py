@@ -16,9 +16,19 @@ import numpy as np
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types.elements import COMPLEX_PARTS, is_complex
 
-expect.locate_with(_jax.where_now)
-
 _INT32 = np.iinfo(np.int32)
+
+
+def _called(value: Any) -> str | None:
+    """Returns what an author calls an array: JAX's classes have names of their own."""
+    if _jax.is_tracer(value):
+        is_reference = isinstance(value.aval, _jax.AbstractRef)
+        return "reference" if is_reference else "traced array"
+    return "array" if isinstance(value, jax.Array) else None
+
+
+expect.locate_with(_jax.where_now)
+expect.name_with(_called)
 
 
 def abstract(value: Any) -> Any:

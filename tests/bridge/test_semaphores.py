@@ -74,6 +74,8 @@ def test_a_semaphore_and_the_memory_of_another_device():
     )
     lowered = jax.jit(f).trace(X).lower(lowering_platforms=("cuda",))
     assert "uses_xla_collective_metadata = true" in lowered.as_text()
+    (report,) = plgpu.offline.lower(f, X)
+    assert report.program.count("of device %") == 2
 
 
 @refused_by(call, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])

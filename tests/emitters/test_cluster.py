@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from jaxlib.mlir.dialects import arith
@@ -116,6 +118,9 @@ def test_a_remote_arrival_is_released_to_the_cluster(compile_kernel):
     # One instruction, in a lane for each block: its fence is expensive.
     assert ptx.count("mapa.shared::cluster") == 1
     assert ptx.count("mbarrier.arrive.release.cluster.shared::cluster.b64") == 1
+    # Its lanes do not branch: a branch takes what is uniform in a loop out of uniform
+    # registers.
+    assert re.search(r"@%p\d+ mbarrier\.arrive\.", ptx)
     assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
 
 

@@ -35,6 +35,26 @@ def test_a_cluster_adds_its_extents(build):
     assert "nvvm.barrier" not in text
 
 
+@pytest.mark.parametrize(
+    ("end", "meetings"),
+    [
+        (lambda kb: None, 1),
+        (lambda kb: kb.sync_cluster(), 1),
+        # Others may still arrive on this block's barriers, or see no access of it.
+        (lambda kb: (kb.sync_cluster(), mbarrier.warpgroup_barrier()), 2),
+        (lambda kb: kb.sync_cluster(is_relaxed=True), 2),
+    ],
+    ids=["no meeting", "a meeting", "and more", "relaxed"],
+)
+def test_a_cluster_meets_once_at_its_end(build, end, meetings):
+    def body(kb):
+        end(kb)
+        kb.sync_before_exit()
+
+    text = str(build(body, grid=(4, 1, 1), cluster=(2, 1, 1)))
+    assert text.count("nvvm.cluster.wait") == meetings
+
+
 def test_without_a_cluster_the_block_meets_after_init(build):
     text = str(build(lambda kb: kb.sync_after_init()))
     assert "nvvm.fence.mbarrier.init" in text

@@ -14,13 +14,12 @@ from pallas_gpu.types import Recording, SpanNames, TraceScope
 
 
 @pytest.mark.parametrize("scope", TraceScope)
-@pytest.mark.parametrize("in_smem", [True, False])
-def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
-    recording = Recording(8, scope, in_smem)
+def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope):
+    recording = Recording(8, scope)
     names = SpanNames()
 
     def body(kb, _):
-        recorder = Recorder(recording, 16, kb.buffers[0], kb.i32(0), names)
+        recorder = Recorder(recording, kb.buffers[0], kb.i32(0), names)
         recorder.begin("all")
         index = ir.IndexType.get()
         loop = scf.ForOp(*(arith.constant(index, n) for n in (0, 3, 1)))
@@ -38,8 +37,7 @@ def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
         recorder.stop()
 
     traces = np.zeros((1, recording.traces(2), recording.words), np.uint32)
-    smem_bytes = 16 + recording.smem_bytes(2)
-    (words,) = run_kernel(body, [], [traces], threads=256, smem_bytes=smem_bytes)
+    (words,) = run_kernel(body, [], [traces], threads=256)
     described = Described("k", names.known(), recording, (1,), None, True)
     found = Profile([Record(described, words)])
     lanes = recording.traces(2)
@@ -53,10 +51,10 @@ def test_spans_begin_and_end_in_loops_and_branches(run_kernel, scope, in_smem):
 def test_two_marks_are_no_common_subexpression(build):
     def body(kb, _):
         recording = Recording(2, TraceScope.WARPGROUP)
-        recorder = Recorder(recording, 0, kb.buffers[0], kb.i32(0), SpanNames())
+        recorder = Recorder(recording, kb.buffers[0], kb.i32(0), SpanNames())
         recorder.begin("one")
         recorder.begin("one")
 
     traces = np.zeros((1, 1, 20), np.uint32)
-    text = str(build(body, [], [traces], smem_bytes=32))
+    text = str(build(body, [], [traces]))
     assert text.count("%clock;") == 2

@@ -10,13 +10,14 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support import tiers
 from tests.support.devices import programs
+from tests.support.devices.rendezvous import shift
 from tests.support.mutations.mutant import abstract_mesh
 from tests.support.refusal import refused
 
 P = jax.P
 X = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
-REGULAR = plgpu.SemaphoreType.REGULAR
 
 
 def on_mesh(f, mesh, spec=None, out=None, **options):
@@ -26,27 +27,13 @@ def on_mesh(f, mesh, spec=None, out=None, **options):
     return plgpu.emulate_mesh(sharded)
 
 
-def shift(rows=1):
-    def body(x, o, sem):
-        right = programs.neighbour()
-        plgpu.remote_ref(o, {"x": right})[...] = x[...]
-        plgpu.semaphore_signal(sem, device_id={"x": right})
-        plgpu.semaphore_wait(sem)
-
-    out = jax.ShapeDtypeStruct((rows, 128), jnp.float32)
-    return plgpu.kernel(body, out_type=out, scratch_types=[REGULAR])
-
-
-SCHEDULES = {"seed": 7, "schedules": 20}
-
-
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_programs_of_several_devices(name, devices):
-    """In twenty schedules each."""
+    """In twenty schedules each, in the default tier in four."""
     program, xs = programs.PROGRAMS[name], programs.operands(devices)
     lane = plgpu.LoweringSemantics.Lane
-    interpret = plgpu.InterpretParams(**SCHEDULES)
+    interpret = plgpu.InterpretParams(schedules=20 if tiers.runs_everything() else 4)
     mesh = abstract_mesh(x=devices)
     f = programs.sharded(program, mesh, lane, interpret=interpret)
     np.testing.assert_array_equal(plgpu.emulate_mesh(f)(xs), program.expected(xs))

@@ -16,21 +16,24 @@ BUDGETS = {
     "arch": 545,
     "bridge": 2720,
     "composites": 2400,
-    "emulator": 13440,
-    "entry": 6620,
+    # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
+    "emulator": 14450,
+    "entry": 6800,
     "layouts": 10230,
-    "lockstep": 8500,
+    # Emitted code of several devices, multimem.
+    "lockstep": 8950,
     "lowering": 11100,
     "emitters": 14850,
-    "mosaic": 5180,
-    "ops": 16840,
+    "mosaic": 5390,
+    "ops": 19150,
+    # With ops/collectives: 2,000 lines.
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 9050,
     "program": 2600,
     "runtime": 2680,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
-    "sparsecore": 2450,
+    "sparsecore": 10700,
     # With a child process that any machine's compiler runs in.
     # Grows slice by slice.
     "testing": 3210,

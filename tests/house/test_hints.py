@@ -8,10 +8,12 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu import sparsecore as plsc
 from tests.support.recipes import RECIPES
 from tools.source_tree import ROOT, syntax_tree
 
@@ -20,7 +22,7 @@ _INTERNAL = re.compile(
     r"\bjaxpr\b|KernelBuilder|\bMLIR\b|\w+_p\b"
     r"|pallas_gpu\.(?!ops\b|offline\b|errors\b|arch\b|layouts\b)\w+"
 )
-_FIELD = re.compile(r"\b(CompilerParams|InterpretParams|\w+Config)\((\w+)=")
+_FIELD = re.compile(r"\b(plsc\.)?(CompilerParams|InterpretParams|\w+Config)\((\w+)=")
 
 
 def hints(source: str) -> Iterator[tuple[int, str]]:
@@ -61,8 +63,11 @@ def complaints(source: str, recipes: str) -> list[str]:
         for code in re.findall(r"`([^`]+)`", text):
             if not re.fullmatch(r"[\w.]+", code) and not stands_in(code, recipes):
                 found.append(f"{line}: no recipe executes {code}")
-        for owner, field in _FIELD.findall(text):
-            if not has_parameter(owner, field):
+        for name in re.findall(r"\bplsc\.(\w+)", text):
+            if not hasattr(plsc, name):
+                found.append(f"{line}: plsc.{name} does not exist")
+        for machine, owner, field in _FIELD.findall(text):
+            if not has_parameter(plsc if machine else plgpu, owner, field):
                 found.append(f"{line}: {owner} has no {field}")
     return found
 
@@ -80,8 +85,8 @@ def stands_in(code: str, recipes: str) -> bool:
     return re.sub(r"\s", "", code) in recipes or code == "import pallas_gpu as plgpu"
 
 
-def has_parameter(owner: str, field: str) -> bool:
-    kind = getattr(plgpu, owner, None)
+def has_parameter(package: Any, owner: str, field: str) -> bool:
+    kind = getattr(package, owner, None)
     return kind is None or field in {f.name for f in dataclasses.fields(kind)}
 
 

@@ -128,8 +128,9 @@ def test_both_packages_compile_one_source(case):
     ptx = sides.upstream(arch.target(target)).ptx(theirs, *operands)
     # Upstream halves products of 256 columns.
     assert 0 < count(products, report.ptx) <= count(products, ptx)
-    copies = "cp.async.bulk.tensor"
+    copies, meetings = "cp.async.bulk.tensor", "barrier.cluster.wait"
     assert count(copies, report.ptx) == count(copies, ptx) > 0
+    assert count(meetings, report.ptx) == count(meetings, ptx)
 
 
 def count(name, ptx):

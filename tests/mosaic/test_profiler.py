@@ -144,7 +144,7 @@ def test_a_profiled_kernel_compiles_offline(tmp_path, target):
     spec = mgpu.ProfilerSpec(3 + 4 * 8, str(tmp_path))
     (code,) = plgpu.offline.compile(launched(prof_spec=spec), X, target=target)
     # Each region begins and ends.
-    assert code.ptx.count("%clock;") >= 6 and "st.shared.v2.b32 " in code.ptx
+    assert code.ptx.count("%clock;") >= 6 and "st.global.v2.b32 " in code.ptx
     assert code.resources.stack_bytes == 0
     (code,) = plgpu.offline.compile(launched(), X, target=target)
     assert "%clock;" not in code.ptx

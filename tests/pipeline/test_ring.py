@@ -190,10 +190,11 @@ def test_no_buffers():
     plgpu.Ring.of(())
 
 
+@pytest.mark.parametrize("step", [1.5, -1])
 @refused
-def test_a_step_that_is_not_an_integer():
+def test_a_step_that_is_not_a_number_of_one(step):
     def body(x, o, ring):
-        ring.take(1.5)  # HERE
+        ring.take(step)  # HERE
 
     jax.eval_shape(everywhere.kernel(body, X, plgpu.Ring.of(rows()))(), X)
 

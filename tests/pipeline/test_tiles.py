@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -91,6 +92,19 @@ def test_sizes_that_are_not_two():
 @refused
 def test_no_consumers():
     plgpu.Roles(0)
+
+
+@refused
+def test_a_block_of_fewer_warpgroups_than_roles():
+    def body(o):
+        plgpu.Roles(2).run(lax.axis_index("wg"), nothing, nothing)  # HERE
+
+    out = np.zeros((128,), np.float32)
+    jax.eval_shape(everywhere.kernel(body, out, threads={"wg": 2})())
+
+
+def nothing():
+    pass
 
 
 EACH_TILE = "test_each_tile_is_visited_once_by_one_cta"

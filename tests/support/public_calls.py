@@ -96,7 +96,18 @@ BLACKWELL_SCRATCH = {
 def kernel(
     body: Callable[[Env], None], *, blackwell: bool = False
 ) -> Callable[..., Any]:
-    """Returns a kernel whose body gets an `Env`."""
+    """Returns a kernel whose body gets an `Env`, on two devices along an axis `d`."""
+    mesh = jax.sharding.AbstractMesh((2,), ("d",), (jax.sharding.AxisType.Auto,))
+    return jax.shard_map(
+        _kernel(body, blackwell),
+        mesh=mesh,
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+        check_vma=False,
+    )
+
+
+def _kernel(body: Callable[[Env], None], blackwell: bool) -> Callable[..., Any]:
     if blackwell:
         return plgpu.kernel(
             lambda x, o, **refs: body(Env(x=x, o=o, i=lax.axis_index("g"), **refs)),
@@ -172,6 +183,8 @@ _bytes = np.zeros((32, 32), jnp.int8)
 _floats8 = np.zeros((32, 32), jnp.float8_e4m3fn)
 _scales8 = np.ones((32, 1), jnp.float8_e8m0fnu)
 _heads = np.zeros((1, 128, 1, 64), F16)
+_choices = np.zeros((256, 1), np.int32)
+_attended = np.zeros((1, 2, 1, 4), F32), np.zeros((1, 1, 2), F32)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
 _size = {"block_size": 8}
@@ -384,6 +397,31 @@ OTHERS: dict[str, Good | Callable[[Env], dict[str, Any]]] = {
     ),
     "ops.top_k": top(x=_halves, k=2),
     "ops.row_kernel": top(reduce=[], apply=nothing),
+    # Along no axis there is one device, with or without a `jax.shard_map`.
+    **{
+        f"ops.collectives.{name}": top(x=_halves, axis_name=())
+        for name in ("all_gather", "reduce_scatter", "all_reduce", "rotate")
+    },
+    "ops.collectives.all_to_all": top(
+        x=_halves, axis_name=(), split_axis=0, concat_axis=0
+    ),
+    **{
+        f"ops.collectives.{name}": top(x=_halves, w=_halves, axis_name=())
+        for name in ("all_gather_matmul", "matmul_reduce_scatter")
+    },
+    "ops.collectives.dispatch": top(
+        x=_halves, experts=_choices, axis_name=(), num_experts=1
+    ),
+    "ops.collectives.combine": top(
+        y=_halves[None, None],
+        experts=_choices,
+        slots=_choices,
+        weights=_choices.astype(F32),
+        axis_name=(),
+    ),
+    "ops.collectives.ring_attention": top(q=_heads, k=_heads, v=_heads, axis_name=()),
+    "ops.collectives.merge": top(a=_attended, b=_attended),
+    "ops.collectives.unreachable": top(axis_name=()),
     "ops.Reduction": top(initial=0.0, step=nothing),
     "ops.decode_attention": top(q=_heads[:, 0], k=_heads, v=_heads),
     "ops.DecodeConfig": top(),

@@ -36,6 +36,7 @@ NOT_CALLED = {
     "testing.TunedConfig.of": "made by autotune",
     "testing.TuningReport": "made by autotune",
     "testing.TuningReport.from_json": "made by autotune",
+    "ops.collectives.Dispatched": "made by ops.collectives.dispatch",
     "offline.Resources": "made by offline.compile",
     "arch.GpuTarget": "hardware; arch.TARGETS contains them",
     "layouts.Drawing": "made by draw",

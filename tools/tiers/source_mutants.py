@@ -104,6 +104,14 @@ def sites(path: str) -> list[Site]:
     return [found[line] for line in sorted(found)]
 
 
+def exists(mutant: str) -> bool:
+    """Whether the function of a mutant's name is still there."""
+    path, _, rest = mutant.partition(" ")
+    function = rest.partition(":")[0]
+    names = (name for _, name in _functions(_tree(path)))
+    return (ROOT / path).exists() and function in names
+
+
 def every(step: int, first: int = 0) -> list[Site]:
     """Each n-th mutant of all, counted through the files in order."""
     return [site for path in files() for site in sites(path)][first::step]

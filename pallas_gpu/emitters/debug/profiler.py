@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a profiled kernel: recorded in SMEM, and stored to GMEM at its end."""
+"""Events of a profiled kernel, which are stored to GMEM as they happen."""
 
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import types
 from pallas_gpu.emitters import module, operations
 from pallas_gpu.emitters.smem import predicated
 from pallas_gpu.types.profiling import trace
 
-_LANES = 32
-_MARK = "{{ .reg .b32 now; mov.u32 now, %clock; @$2 st.{}.v2.b32 [$0], {{$1, now}}; }}"
+_MARK = "{ .reg .b32 now; mov.u32 now, %clock; @$2 st.global.v2.b32 [$0], {$1, now}; }"
 
 
 class Recorder:
@@ -29,7 +28,6 @@ class Recorder:
 
     Args:
       recording: how the traces are recorded.
-      offset_bytes: of their SMEM in that of the CTA, a multiple of 8.
       traces: `!llvm.ptr`, the words of the traces of all CTAs in GMEM.
       cta: i32, the number of the CTA in the launch.
       names: of the spans; those that begin here are added.
@@ -38,7 +36,6 @@ class Recorder:
     def __init__(
         self,
         recording: types.Recording,
-        offset_bytes: int,
         traces: ir.Value,
         cta: ir.Value,
         names: types.SpanNames,
@@ -59,12 +56,7 @@ class Recorder:
         self._row = operations.offset(
             traces, arith.muli(arith.extui(i64, row), distance)
         )
-        self._stored = operations.offset(self._row, 4 * trace.HEADER_WORDS)
-        self._events = self._stored
-        if recording.in_smem:
-            each = kernel.i32(trace.EVENT_BYTES * recording.events)
-            start = kernel.smem_pointer(offset_bytes)
-            self._events = operations.offset(start, arith.muli(number, each))
+        self._events = operations.offset(self._row, 4 * trace.HEADER_WORDS)
         self._count = llvm.alloca(module.pointer_type(), kernel.i32(1), i32)
         llvm.store(kernel.i32(0), self._count)
         with predicated(self._elected):
@@ -81,13 +73,13 @@ class Recorder:
     def mark(self, tag: int) -> None:
         """Records an event, or only counts it if there is no room.
 
-        PTX: `mov.u32` of `%clock`, `st.shared.v2.b32` or `st.global.v2.b32`.
+        PTX: `mov.u32` of `%clock`, `st.global.v2.b32`.
 
         Args:
           tag: see `types.profiling.trace`.
         """
         kernel = module.current()
-        i32 = ir.IntegerType.get_signless(32)
+        i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
         count = llvm.load(i32, self._count)
         has_room = arith.cmpi(
             arith.CmpIPredicate.ult, count, kernel.i32(self._recording.events)
@@ -95,54 +87,28 @@ class Recorder:
         offset = arith.muli(count, kernel.i32(trace.EVENT_BYTES))
         signed = tag - 2**32 if tag >= 2**31 else tag
         address = operations.offset(self._events, offset)
-        bits, space = (32, "shared") if self._recording.in_smem else (64, "global")
         llvm.inline_asm(
             None,
             [
-                llvm.ptrtoint(ir.IntegerType.get_signless(bits), address),
+                llvm.ptrtoint(i64, address),
                 kernel.i32(signed),
                 arith.andi(has_room, self._elected),
             ],
-            _MARK.format(space),
-            "r,r,b,~{memory}" if bits == 32 else "l,r,b,~{memory}",
+            _MARK,
+            "l,r,b,~{memory}",
             has_side_effects=True,
         )
         llvm.store(arith.addi(count, kernel.i32(1)), self._count)
 
     def stop(self) -> None:
-        """Stores the traces to GMEM. All warps issue it, behind their last event."""
+        """Stores what the host needs besides. Behind the last event of each warp."""
         kernel = module.current()
-        i32, i64 = (ir.IntegerType.get_signless(n) for n in (32, 64))
-        events = self._recording.events
-        count = llvm.load(i32, self._count)
+        count = llvm.load(ir.IntegerType.get_signless(32), self._count)
         with predicated(self._elected):
             self._store_clocks(trace.LAST_TIME, trace.LAST_CLOCK)
             self._store(_special("smid", 32), trace.SM)
             self._store(count, trace.COUNT)
             self._store(kernel.i32(trace.CYCLES), trace.UNIT)
-        if not self._recording.in_smem:
-            return
-        stored = arith.minui(count, kernel.i32(events))
-        records: ir.Value | None = None
-        if not self._is_warp:
-            equal = arith.CmpIPredicate.eq
-            records = arith.cmpi(equal, kernel.threads.warp, kernel.i32(0))
-        index = ir.IndexType.get()
-        bounds = [arith.constant(index, n) for n in (0, events, _LANES)]
-        with predicated(records):
-            # The lanes store what one of them has recorded.
-            nvvm.bar_warp_sync(kernel.i32(-1))
-            loop = scf.ForOp(*bounds)
-            with ir.InsertionPoint(loop.body):
-                first = arith.index_cast(i32, loop.induction_variable)
-                event = arith.addi(first, kernel.threads.lane)
-                less = arith.CmpIPredicate.ult
-                with predicated(arith.cmpi(less, event, stored)):
-                    offset = arith.muli(event, kernel.i32(trace.EVENT_BYTES))
-                    source = operations.offset(self._events, offset)
-                    event_words = llvm.load(i64, source)
-                    llvm.store(event_words, operations.offset(self._stored, offset))
-                scf.yield_([])
 
     def _store_clocks(self, time: int, clock: int) -> None:
         self._store(_special("globaltimer", 64), time)

@@ -57,7 +57,7 @@ class Referent:
         """Stores to a region of it for an index expression; or returns a generator."""
         return thread.write(region, value)
 
-    def owned_by(self, owner: int | None) -> Referent:
+    def owned_by(self, owner: int | None) -> Any:
         """Returns the same allocation of another owner; None: those of all owners."""
         raise errors.InternalError(f"{self.name} has one owner")
 

@@ -100,7 +100,7 @@ class GlobalArray(Memory):
             return [self]
         return [one for part in self._parts.values() for one in part.parts()]
 
-    def owned_by(self, owner: int | None) -> Referent:
+    def owned_by(self, owner: int | None) -> Any:
         if owner is None:
             devices = range(len(self._others()))
             return MulticastArray(self.name, [self.owned_by(i) for i in devices])
@@ -165,7 +165,7 @@ class MulticastArray(Referent):
 
     __slots__ = ("each",)
 
-    def __init__(self, name: str, each: Sequence[Referent]):
+    def __init__(self, name: str, each: Sequence[Any]):
         super().__init__(name)
         self.each = each
 

@@ -94,7 +94,7 @@ class _Store(_Copy):
         """Reads the SMEM."""
         if self._data is None:
             self._data = self.cta.smem.data[self.smem]
-            agent = self.cta.clocks.agent(("bulk", self.cta.number, self.thread))
+            agent = self.cta.clocks.agent(("bulk", self.cta.name, self.thread))
             self.cta.smem.end_read(self.smem, agent, self._epoch)
 
     def complete(self) -> None:

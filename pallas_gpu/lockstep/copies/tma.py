@@ -403,9 +403,7 @@ class _StoreWork:
             return
         self._data = self._smem.data[self._places]
         clocks = self._issue.strand.cta.clocks
-        agent = clocks.agent(
-            ("bulk", self._issue.strand.cta.number, self._issue.thread)
-        )
+        agent = clocks.agent(("bulk", self._issue.strand.cta.name, self._issue.thread))
         self._smem.end_read(self._places.reshape(-1), agent, self.epoch)
 
     def complete(self) -> None:
@@ -456,7 +454,7 @@ def _wait_group(program: Program, op: ir.Operation) -> Step:
                 continue
             done = groups.wait(pending, read_only)
             clocks = strand.cta.clocks
-            agent = clocks.agent(("bulk", strand.cta.number, thread))
+            agent = clocks.agent(("bulk", strand.cta.name, thread))
             clocks.learn(int(strand.row_of_lane[lane]), agent, done)
 
     return wait
@@ -465,9 +463,7 @@ def _wait_group(program: Program, op: ir.Operation) -> Step:
 def finish(cta: Any) -> None:
     """A block ends: copies must be done with its SMEM; those to GMEM get there."""
     if cta.smem.busy:
-        raise PtxError(
-            f"CTA {cta.number} ends while asynchronous operations use its SMEM"
-        )
+        raise PtxError(f"{cta.name} ends while asynchronous operations use its SMEM")
     for groups in cta.bulk.values():
         groups.wait(0, read_only=False)
 

@@ -164,15 +164,19 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         if out is not None:
             strand.env[out] = result
 
-    def read(strand: Any) -> Iterator[Wait]:
-        guarded(strand)
-        # A loop around it may poll: the others run meanwhile.
+    reads = returns and order in ("acquire", "acq_rel") and space == "global"
+    return _polled(program, guarded) if reads else guarded
+
+
+def _polled(program: Program, step: Step) -> Step:
+    """A step that a loop may repeat until others have done something."""
+    program.polls = True
+
+    def poll(strand: Any) -> Iterator[Wait]:
+        step(strand)
         yield Wait(lambda: True, lambda: "nothing")
 
-    if not (returns and order in ("acquire", "acq_rel") and space == "global"):
-        return guarded
-    program.polls = True
-    return read
+    return poll
 
 
 def _synchronise(

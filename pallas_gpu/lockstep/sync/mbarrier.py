@@ -83,7 +83,7 @@ class Mbarrier:
     @property
     def agent_key(self) -> tuple[str, int, int]:
         """Who writes what copies onto this mbarrier bring."""
-        return "mbarrier", self.cta.number, self.address
+        return "mbarrier", self.cta.name, self.address
 
     def passed(self, parity: int) -> bool:
         """`try_wait.parity`: the phase of the parity has completed."""
@@ -101,7 +101,7 @@ class Mbarrier:
 
     def __str__(self) -> str:
         return (
-            f"mbarrier {self.address:#x} of CTA {self.cta.number} "
+            f"mbarrier {self.address:#x} of {self.cta.name} "
             f"(phase {self.phase}, {self.pending} of {self.count} arrivals and "
             f"{self.tx} bytes missing)"
         )

@@ -44,7 +44,7 @@ class Thread:
     """
 
     def __init__(self, cta: Any, number: int) -> None:
-        self.agent = cta.clocks.agent(("tcgen05", cta.number, number))
+        self.agent = cta.clocks.agent(("tcgen05", cta.name, number))
         self.cta = cta
         self.commits = 0
         self.queue: collections.deque[tuple[int, Product | Copy]] = collections.deque()
@@ -209,7 +209,7 @@ def _running(cta: Any, group: int, what: str) -> list[Any]:
     ctas = tmem.ctas_of(cta, group, what)
     for one in ctas:
         if not one.running:
-            raise PtxError(f"{what}: CTA {one.number} of the pair does not run")
+            raise PtxError(f"{what}: {one.name} of the pair does not run")
     return ctas
 
 
@@ -355,7 +355,7 @@ def _commit(program: Program, op: ir.Operation) -> Step:
 def finish(cta: Any) -> None:
     """A block ends: all its products have been committed and completed."""
     if any(thread.queue for thread in cta.tensor_threads.values()):
-        raise PtxError(f"CTA {cta.number} ends without waiting for its tcgen05.mma")
+        raise PtxError(f"{cta.name} ends without waiting for its tcgen05.mma")
 
 
 # --- text -----------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def ctas_of(cta: Any, group: int, what: str) -> list[Any]:
         return [cta]
     ctas, first = cta.cluster.ctas, cta.rank & ~1
     if first + 1 >= len(ctas):
-        raise PtxError(f"{what}: CTA {cta.number} is not one of a pair")
+        raise PtxError(f"{what}: {cta.name} is not one of a pair")
     return ctas[first : first + 2]
 
 
@@ -244,9 +244,9 @@ def finish(cta: Any) -> None:
     if cta.tmem is None:
         return
     if cta.tmem.allocated:
-        raise PtxError(f"CTA {cta.number} ends and has not freed its TMEM")
+        raise PtxError(f"{cta.name} ends and has not freed its TMEM")
     if cta.tmem.in_flight:
-        raise PtxError(f"CTA {cta.number} ends while its TMEM is accessed")
+        raise PtxError(f"{cta.name} ends while its TMEM is accessed")
 
 
 # --- allocation -----------------------------------------------------------------------

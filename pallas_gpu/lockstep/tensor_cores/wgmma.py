@@ -213,7 +213,7 @@ class Groups:
         """Completes all groups but the newest ones."""
         self.fenced = False
         clocks = strand.cta.clocks
-        agent = clocks.agent(("wgmma", strand.cta.number, strand.warps))
+        agent = clocks.agent(("wgmma", strand.cta.name, strand.warps))
         while len(self.groups) > pending:
             self.completed += 1
             for product in self.groups.pop(0):

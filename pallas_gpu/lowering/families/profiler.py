@@ -27,7 +27,6 @@ def _start(ctx: RuleContext, *invals: Any) -> list[Any]:
     index = ctx.operands(invals)["traces"].handle.buffer_index
     kernel.recorder = Recorder(
         ctx.op.params["recording"],
-        kernel.plan.profiler_offset_bytes,
         builder.buffers[index],
         _number(builder),
         ctx.op.params["names"],

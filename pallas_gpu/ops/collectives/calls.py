@@ -15,7 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives import exchange
-from pallas_gpu.ops.collectives.devices import Group, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import AxisName, Group, takes_kernel, varying
 from pallas_gpu.ops.collectives.exchange import REDUCTIONS, Exchange
 from pallas_gpu.ops.rules import Array, Interpret
 
@@ -96,10 +96,10 @@ def _bits(dtype: Any) -> int:
     return info(dtype).bits
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def all_gather(
     x: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     gather_dimension: Dimension = 0,
     method: Method = None,
@@ -140,10 +140,10 @@ def all_gather(
     return _all_gather(call, varying(x, call.group))
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def reduce_scatter(
     x: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     scatter_dimension: Dimension = 0,
     reduction: Reduction = "add",
@@ -183,10 +183,10 @@ def reduce_scatter(
     return _reduced(_reduce_scatter, call, varying(x, call.group))
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def all_reduce(
     x: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     reduction: Reduction = "add",
     method: AllReduceMethod = None,
@@ -222,10 +222,10 @@ def all_reduce(
     return _reduced(_all_reduce, call, varying(x, call.group))
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def all_to_all(
     x: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     split_axis: Dimension,
     concat_axis: Dimension,
     *,
@@ -264,10 +264,10 @@ def all_to_all(
     return _all_to_all(call, split, concat, varying(x, call.group))
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def rotate(
     x: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     distance: Annotated[int, expect.integer()] = 1,
     *,
     method: Method = None,
@@ -315,6 +315,8 @@ def _with_derivative(f: Any, backward: Any, n_static: int = 1) -> Any:
 
 def _gathered(call: Call, x: jax.Array) -> jax.Array:
     if not call.takes_kernel(x.dtype):
+        if call.group.size == 1:
+            return x
         return lax.all_gather(x, call.axis_name, axis=call.dimension, tiled=True)
     n = call.group.size
     moved, shape, back = _in_rows(x, call.dimension)
@@ -324,6 +326,8 @@ def _gathered(call: Call, x: jax.Array) -> jax.Array:
 
 def _scattered(call: Call, x: jax.Array) -> jax.Array:
     if not call.takes_kernel(x.dtype):
+        if call.group.size == 1:
+            return x
         scattered = lax.psum_scatter(
             x, call.axis_name, scatter_dimension=call.dimension, tiled=True
         )
@@ -355,6 +359,8 @@ def _in_rows(x: jax.Array, dimension: int, parts: int = 1) -> Any:
 
 def _combined(call: Call, x: jax.Array) -> jax.Array:
     if not call.takes_kernel(x.dtype):
+        if call.group.size == 1:
+            return x
         total = _LAX_REDUCTIONS[call.reduction](x, call.axis_name)
         return varying(total, call.group)
     n = call.group.size
@@ -374,6 +380,8 @@ def _combined(call: Call, x: jax.Array) -> jax.Array:
 
 def _exchanged(call: Call, split: int, concat: int, x: jax.Array) -> jax.Array:
     if not call.takes_kernel(x.dtype):
+        if call.group.size == 1:
+            return x
         return lax.all_to_all(x, call.axis_name, split, concat, tiled=True)
     n = call.group.size
     shape = *x.shape[:split], n, x.shape[split] // n, *x.shape[split + 1 :]
@@ -387,6 +395,8 @@ def _exchanged(call: Call, split: int, concat: int, x: jax.Array) -> jax.Array:
 def _rotated(call: Call, x: jax.Array) -> jax.Array:
     n = call.group.size
     if not call.takes_kernel(x.dtype):
+        if n == 1:
+            return x
         pairs = [(i, (i + call.distance) % n) for i in range(n)]
         return lax.ppermute(x, call.axis_name, pairs)
     return call.run("shift", x.reshape(1, 1, -1)).reshape(x.shape)
@@ -423,7 +433,8 @@ def _reduced(f: Any, call: Call, x: jax.Array) -> jax.Array:
     if call.reduction == "add":
         return f(call, x)
     scatter = f is _reduce_scatter
-    if not call.takes_kernel(x.dtype) and (bitwise or scatter):
+    few = call.group.size == 1
+    if not few and not call.takes_kernel(x.dtype) and (bitwise or scatter):
         gathered = lax.all_gather(x, call.axis_name, axis=0, tiled=False)
         whole = functools.reduce(exchange.reduction(call.reduction), gathered)
         if not scatter:

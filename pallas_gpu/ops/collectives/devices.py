@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -13,6 +13,16 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+
+
+def _axis_name(value: Any, what: str) -> Any:
+    """Accepts a name, or several, as a tuple."""
+    names = expect.names(value, what)
+    return names[0] if len(names) == 1 else names
+
+
+# An annotation of a parameter, with its rule.
+AxisName = Annotated[Any, _axis_name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +39,25 @@ class Group:
 
     @classmethod
     def along(cls, axis_name: Any) -> Group:
-        """Returns the devices along an axis, or along several."""
-        axes = tuple(axis_name) if expect.is_sequence(axis_name) else axis_name
-        names = axes if isinstance(axes, tuple) else (axes,)
-        return cls(axes, math.prod(lax.axis_size(name) for name in names))
+        """Returns the devices along an axis, or along several.
+
+        Raises:
+          AxisNameError: there is no such axis around the call.
+        """
+        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+        sizes = []
+        for name in names:
+            try:
+                sizes.append(lax.axis_size(name))
+            except (NameError, KeyError):
+                raise errors.AxisNameError(
+                    f"ops.collectives: there is no axis {name!r} around the call",
+                    expected="an axis of the jax.shard_map around it",
+                    got=expect.shown(axis_name),
+                    hint="jax.shard_map(f, mesh=mesh, in_specs=..., out_specs=...)(x), "
+                    "where f calls the collective",
+                ) from None
+        return cls(axis_name, math.prod(sizes))
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -85,7 +110,8 @@ def divided(value: Any, by: int) -> tuple[Any, Any]:
     return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
 
 
-def unreachable(axis_name: Any) -> str | None:
+@expect.arguments()
+def unreachable(axis_name: AxisName) -> str | None:
     """Returns why a kernel cannot reach the memory of all devices along an axis.
 
     PTX: none. Since: sm_90. Issued by the host, in a function of `jax.shard_map`.
@@ -96,8 +122,11 @@ def unreachable(axis_name: Any) -> str | None:
     Returns:
       The reason for which `ops.collectives` calls a collective of `jax.lax`; None if a
       kernel reaches the devices.
+
+    Raises:
+      AxisNameError: there is no such axis around the call.
     """
-    axes = axis_name if expect.is_sequence(axis_name) else (axis_name,)
+    axes = Group.along(axis_name).names
     if Group.along(axis_name).size == 1:
         return "there is one device"
     mesh = jax.sharding.get_abstract_mesh()

@@ -178,7 +178,8 @@ def _move(
     if e.parts_out == 1:
         out.at[row, 0, window].set(value)
         return
-    for i in range(group.size):
+    # The others first: their stores take longer.
+    for i in range(1, group.size + 1):
         group.peer(out, group.after(me, i)).at[row, me, window].set(value)
 
 

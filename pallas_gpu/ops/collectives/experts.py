@@ -20,11 +20,18 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives.calls import Method
-from pallas_gpu.ops.collectives.devices import Group, divided, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import (
+    AxisName,
+    Group,
+    divided,
+    takes_kernel,
+    varying,
+)
 from pallas_gpu.ops.collectives.exchange import THREADS
-from pallas_gpu.ops.rules import Array, Interpret, Positive, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 _CTAS = 132
+_MOST_EXPERTS, _MOST_ROWS = 4096, 1 << 20
 # Elements of a row that a CTA moves at once: eight of a thread.
 _MOST = 8 * THREADS
 
@@ -72,14 +79,16 @@ class _Call:
         return takes_kernel(self.what, self.axis_name, self.method)
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def dispatch(
     x: Array,
     experts: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
-    num_experts: Positive,
-    capacity: Annotated[int | None, expect.optional(expect.integer(1))] = None,
+    num_experts: Annotated[int, expect.integer(1, _MOST_EXPERTS)],
+    capacity: Annotated[
+        int | None, expect.optional(expect.integer(1, _MOST_ROWS))
+    ] = None,
     method: Method = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Interpret = None,
@@ -114,11 +123,11 @@ def dispatch(
       >>> out = combine(y, experts, sent.slots, weights, "d")
     """
     size = Group.along(axis_name).size
+    _check("dispatch", x, experts)
     capacity = x.shape[0] if capacity is None else capacity
     call = _Call(
         "dispatch", axis_name, method, num_experts, capacity, compiler_params, interpret
     )
-    _check(call, x, experts)
     if num_experts % size:
         raise errors.ShapeError(
             "dispatch: experts cannot be divided among the devices",
@@ -133,13 +142,13 @@ def dispatch(
     return Dispatched(rows, received, slots)
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def combine(
     y: Array,
     experts: Array,
     slots: Array,
     weights: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     method: Method = None,
     compiler_params: plgpu.CompilerParams | None = None,
@@ -179,30 +188,31 @@ def combine(
         "combine", axis_name, method, y.shape[0] * size, y.shape[2],
         compiler_params, interpret,
     )  # fmt: skip
-    _check(call, y[0, 0, : experts.shape[0]], experts, slots, weights)
+    _check("combine", y[0, 0], experts, slots, weights)
     operands = vary_alike((varying(y, call.group), experts, slots, weights))
     return _combined(call, *operands)
 
 
-def _check(call: _Call, x: Any, experts: Any, *others: Any) -> None:
-    tokens = x.shape[0] if call.what == "dispatch" else experts.shape[0]
+def _check(what: str, x: Any, experts: Any, *others: Any) -> None:
     same = all(a.shape == experts.shape for a in others)
-    if x.ndim != 2 or experts.ndim != 2 or experts.shape[0] != tokens or not same:
+    tokens = what == "combine" or x.shape[:1] == experts.shape[:1]
+    if x.ndim != 2 or experts.ndim != 2 or not tokens or not same:
         raise errors.ShapeError(
-            f"{call.what}: the shapes do not match",
+            f"{what}: the shapes do not match",
             expected="rows (tokens, H), and (tokens, choices) for experts, slots and "
             "weights",
             got=" and ".join(str(tuple(a.shape)) for a in (x, experts, *others)),
             hint="a token has a row, and a number of choices",
         )
     integers = [experts, *others[:1]]
-    if any(a.dtype != jnp.int32 for a in integers) or not jnp.issubdtype(
-        x.dtype, jnp.floating
+    floats = [x, *others[1:]]
+    if any(a.dtype != jnp.int32 for a in integers) or not all(
+        jnp.issubdtype(a.dtype, jnp.floating) for a in floats
     ):
         raise errors.DTypeError(
-            f"{call.what}: these element types are not supported",
-            expected="floating-point rows, and int32 experts and slots",
-            got=" and ".join(str(a.dtype) for a in (x, *integers)),
+            f"{what}: these element types are not supported",
+            expected="floating-point rows and weights, and int32 experts and slots",
+            got=" and ".join(str(a.dtype) for a in (x, *integers, *floats[1:])),
             hint="convert the operands with astype",
         )
 
@@ -361,19 +371,23 @@ def _run_sent(
 
     def exchanged(of_experts: jax.Array) -> jax.Array:
         of_devices = of_experts.reshape(n, local, *of_experts.shape[1:])
-        received = lax.all_to_all(of_devices, call.axis_name, 0, 0, tiled=True)
-        return jnp.moveaxis(received, 0, 1)
+        return jnp.moveaxis(_exchanged(call, of_devices), 0, 1)
 
     return exchanged(sent), exchanged(numbers)
+
+
+def _exchanged(call: _Call, of_devices: jax.Array) -> jax.Array:
+    if call.group.size == 1:
+        return of_devices
+    return lax.all_to_all(of_devices, call.axis_name, 0, 0, tiled=True)
 
 
 def _run_combined(call: _Call, y, experts, slots, weights) -> jax.Array:
     weights = weights.astype(jnp.float32)
     if call.takes_kernel():
         return _read(call, _padded(y), experts, slots, weights)[:, : y.shape[-1]]
-    returned = lax.all_to_all(
-        jnp.moveaxis(y, 1, 0), call.axis_name, 0, 0, tiled=True
-    ).reshape(call.experts, call.capacity, y.shape[-1])
+    returned = _exchanged(call, jnp.moveaxis(y, 1, 0))
+    returned = returned.reshape(call.experts, call.capacity, y.shape[-1])
     rows = returned[experts, jnp.maximum(slots, 0)].astype(jnp.float32)
     used = jnp.where(slots[..., None] >= 0, rows * weights[..., None], 0)
     return used.sum(axis=1).astype(y.dtype)

@@ -14,7 +14,7 @@ from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.collectives import gathered_product, scattered_product
 from pallas_gpu.ops.collectives.calls import all_gather, reduce_scatter
-from pallas_gpu.ops.collectives.devices import Group, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import AxisName, Group, takes_kernel, varying
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
@@ -58,12 +58,12 @@ class _Call:
 
     def gather(self, x: jax.Array) -> jax.Array:
         """Gathers rows by an operation of its own."""
-        method = "lax" if self.method == "lax" else None
+        method: Any = "lax" if self.method == "lax" else None
         return all_gather(x, self.axis_name, method=method, **self.of_kernels)
 
     def scatter(self, x: jax.Array) -> jax.Array:
         """Adds up and scatters rows by an operation of its own."""
-        method = "lax" if self.method == "lax" else None
+        method: Any = "lax" if self.method == "lax" else None
         return reduce_scatter(x, self.axis_name, method=method, **self.of_kernels)
 
     def product(self, x: jax.Array, w: jax.Array, **options: Any) -> jax.Array:
@@ -93,11 +93,11 @@ class _Call:
         )
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def all_gather_matmul(
     x: Array,
     w: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     method: Method = None,
     config: Config = None,
@@ -138,11 +138,11 @@ def all_gather_matmul(
     return _gathered(call, *_prepared(call, x, w))
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def matmul_reduce_scatter(
     x: Array,
     w: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     method: Method = None,
     config: Config = None,

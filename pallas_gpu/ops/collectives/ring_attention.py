@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,24 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import expect
+from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives.calls import Method, rotate
-from pallas_gpu.ops.collectives.devices import Group, varying
+from pallas_gpu.ops.collectives.devices import AxisName, Group, varying
 from pallas_gpu.ops.flash.attention import attention
-from pallas_gpu.ops.rules import Array, Interpret, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, array, vary_alike
 
 
-@expect.arguments(axis_name=expect.anything)
+@expect.arguments()
 def ring_attention(
     q: Array,
     k: Array,
     v: Array,
-    axis_name: Any,
+    axis_name: AxisName,
     *,
     causal: bool = False,
     sm_scale: float | None = None,
     return_logsumexp: bool = False,
-    method: Method = None,
+    method: Method = "lax",
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Interpret = None,
 ) -> Any:
@@ -49,7 +49,8 @@ def ring_attention(
         have as many rows. The steps whose rows are all behind do nothing.
       sm_scale: see `attention`.
       return_logsumexp: also returns the logarithm of the sums of exponentials.
-      method: of `rotate`.
+      method: of `rotate`. XLA runs the collective of `jax.lax`, "lax", while attention
+        is computed, and a kernel before it.
       compiler_params, interpret: see `kernel`.
 
     Returns:
@@ -61,7 +62,10 @@ def ring_attention(
     """
     group = Group.along(axis_name)
     q, k, v = vary_alike(tuple(varying(x, group) for x in (q, k, v)))
-    of_kernels = {"compiler_params": compiler_params, "interpret": interpret}
+    of_kernels: dict[str, Any] = {
+        "compiler_params": compiler_params,
+        "interpret": interpret,
+    }
 
     def attend(k: Any, v: Any, causal: bool) -> tuple[jax.Array, jax.Array]:
         return attention(
@@ -86,13 +90,27 @@ def ring_attention(
 
     out, logsumexp = attend(k, v, causal)
     carry = k, v, out.astype(jnp.float32), logsumexp
-    steps = np.arange(1, group.size, dtype=np.int32)
-    (_, _, out, logsumexp), _ = lax.scan(step, carry, steps)
+    if group.size > 1:
+        steps = np.arange(1, group.size, dtype=np.int32)
+        carry, _ = lax.scan(step, carry, steps)
+    _, _, out, logsumexp = carry
     out = out.astype(q.dtype)
     return (out, logsumexp) if return_logsumexp else out
 
 
-def merge(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+def _pair(value: Any, what: str) -> Any:
+    if expect.is_sequence(value) and len(value) == 2:
+        return tuple(array(x, what) for x in value)
+    hint = "attention(..., return_logsumexp=True) returns it"
+    raise expect.wrong_type(what, "a pair", "a result and its logsumexp", value, hint)
+
+
+# An annotation of a parameter, with its rule.
+Pair = Annotated[Any, _pair]
+
+
+@expect.arguments()
+def merge(a: Pair, b: Pair) -> tuple[jax.Array, jax.Array]:
     """Combines attention to two sets of rows: results and their logsumexp.
 
     Each result is weighted by its share of the sum of exponentials.
@@ -106,8 +124,20 @@ def merge(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
 
     Returns:
       The pair of both sets together, in float32.
+
+    Raises:
+      ArgumentTypeError: not pairs of arrays.
+      ShapeError: results and logsumexps do not match.
     """
     (x, lse_x), (y, lse_y) = a, b
+    rows = x.ndim == 4 and (x.shape[0], x.shape[2], x.shape[1])
+    if x.shape != y.shape or not rows == lse_x.shape == lse_y.shape:
+        raise errors.ShapeError(
+            "merge: results and logsumexps do not match",
+            expected="(batch, q_len, heads, head_dim) and (batch, heads, q_len), twice",
+            got=" and ".join(str(tuple(z.shape)) for z in (x, lse_x, y, lse_y)),
+            hint="attention(..., return_logsumexp=True) returns them",
+        )
     most = lax.stop_gradient(jnp.maximum(lse_x, lse_y))
     finite = jnp.where(jnp.isfinite(most), most, 0)
     weights = [jnp.exp(lse - finite) for lse in (lse_x, lse_y)]

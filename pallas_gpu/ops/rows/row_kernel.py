@@ -128,6 +128,7 @@ def row_kernel(
       the shape of the first one, or a tuple of them.
 
     Raises:
+      ArgumentTypeError: a function does not take what it is called with.
       ShapeError, DTypeError: when the function is called: arrays that do not match, or
           other types; a step that does not return a number for each row.
       ArgumentError: when the function is called: no array, another carry than that of
@@ -140,6 +141,10 @@ def row_kernel(
       ...     return row.elements[0] / row.spread(top)
       >>> y = ops.row_kernel([ops.Reduction(0.0, largest)], scaled)(x)
     """
+    for i, one in enumerate(reduce):
+        _takes(f"{name}: step of reduction {i}", one.step, "carry, row", i)
+        _takes(f"{name}: finish of reduction {i}", one.finish, "carry, size", 0)
+    _takes(f"{name}: apply", apply, "row", len(reduce))
 
     @expect.arguments(name)
     def kernel(*arrays: Any, columns: Sequence[Any] = ()) -> Any:
@@ -168,6 +173,12 @@ def row_kernel(
         return (out, found) if return_reductions else out
 
     return kernel
+
+
+def _takes(what: str, f: Callable[..., Any], names: str, found: int) -> None:
+    """Checks that a function has parameters for names, and for reductions before it."""
+    given = [*names.split(", "), *(f"found_{i}" for i in range(found))]
+    expect.takes(f, what, given, f"it is called with ({', '.join(given)})")
 
 
 def _check(name: str, arrays: Sequence[Any], shared: Sequence[Any]) -> None:

@@ -22,9 +22,11 @@ from pallas_gpu.types import values
 
 
 def _step(value: Any, what: str) -> Any:
-    """Accepts numbers of steps: Python integers, and scalars, which become i32."""
+    """Accepts numbers of steps: integers from 0 on, and scalars, which become i32."""
     value = values.index(value, what)
-    if isinstance(value, int) or value.dtype == jnp.int32:
+    if isinstance(value, int):
+        return expect.integer(0)(value, what)
+    if value.dtype == jnp.int32:
         return value
     return lax.convert_element_type(value, jnp.int32)
 
@@ -196,7 +198,7 @@ class Ring:
           fresh: scalar bool, whether no slot was used before step 0; default: none was.
 
         Raises:
-          ArgumentTypeError: the step is not an integer.
+          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         waits: Any = True
@@ -224,7 +226,7 @@ class Ring:
           step: number of the step, from 0 on: an integer, or an i32 scalar.
 
         Raises:
-          ArgumentTypeError: the step is not an integer.
+          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         slot = self.slot(step)
         mbarrier.barrier_wait(slot.full)
@@ -244,7 +246,7 @@ class Ring:
           step: number of the step, from 0 on: an integer, or an i32 scalar.
 
         Raises:
-          ArgumentTypeError: the step is not an integer.
+          ArgumentError, ArgumentTypeError: the step is not an integer from 0 on.
         """
         mbarrier.barrier_arrive(self.empty.at[ring_index(step, self.stages)])
 
@@ -283,7 +285,7 @@ class Ring:
           The contents of the accumulators.
 
         Raises:
-          ArgumentTypeError: a number is not an integer.
+          ArgumentError, ArgumentTypeError: a number is not an integer from 0 on.
           KernelError: `multiply` returns a value.
         """
 

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from pallas_gpu import expect
-from pallas_gpu.entry import control
+from pallas_gpu import errors, expect
+from pallas_gpu.entry import control, scope
 from pallas_gpu.primitives.registers import set_max_registers
 
 
@@ -74,7 +74,19 @@ class Roles:
         Args:
           wg: index of the warpgroup.
           produce, consume: without arguments.
+
+        Raises:
+          ArgumentError: a block has fewer warpgroups than `num_threads`.
         """
+        warpgroups = scope.current_mesh("Roles.run").warpgroups
+        if warpgroups < self.num_threads:
+            raise errors.ArgumentError(
+                "Roles.run: a block has too few warpgroups",
+                expected=f"num_threads={self.num_threads}: {self.consumers} that "
+                "compute, and one that copies",
+                got=f"num_threads={warpgroups}",
+                hint="pass num_threads=roles.num_threads to plgpu.kernel",
+            )
         fewer = functools.partial(self._in_role, 0, "decrease", produce)
         more = functools.partial(self._in_role, 1, "increase", consume)
         if self.two_branches:

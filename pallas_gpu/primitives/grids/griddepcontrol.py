@@ -17,7 +17,7 @@ from pallas_gpu.primitives import _registry as registry
 
 __all__ = ["griddepcontrol_launch_dependents", "griddepcontrol_wait"]
 
-wait_p = registry.define("griddepcontrol_wait", "griddepcontrol")
+wait_p = registry.define("griddepcontrol_wait", "griddepcontrol", waits=True)
 launch_dependents_p = registry.define(
     "griddepcontrol_launch_dependents", "griddepcontrol"
 )

@@ -59,6 +59,7 @@ semaphore_wait_p = registry.define(
     reads=("semaphore",),
     writes=("semaphore",),
     atomic=True,
+    waits=True,
 )
 semaphore_read_p = registry.define(
     "semaphore_read",

@@ -44,7 +44,7 @@ async_store_tmem_p = registry.define(
     by_warp=False,
 )
 wait_load_tmem_p = registry.define(
-    "wait_load_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False
+    "wait_load_tmem", "tmem", feature=arch.Feature.TMEM, waits=True, by_warp=False
 )
 commit_tmem_p = registry.define(
     "commit_tmem", "tmem", feature=arch.Feature.TMEM, by_warp=False

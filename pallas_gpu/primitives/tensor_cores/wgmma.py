@@ -30,7 +30,7 @@ wgmma_p = registry.define(
     by_warp=False,
 )
 wgmma_wait_p = registry.define(
-    "wgmma_wait", "wgmma", feature=arch.Feature.WGMMA, by_warp=False
+    "wgmma_wait", "wgmma", feature=arch.Feature.WGMMA, waits=True, by_warp=False
 )
 accumulator_load_p = registry.define(
     "wgmma_accumulator_load",

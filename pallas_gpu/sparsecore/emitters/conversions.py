@@ -24,9 +24,10 @@ from pallas_gpu.sparsecore.emitters.values import (
     elements_of,
     is_float,
     vector_type,
+    word_of,
 )
 
-_INTEGER = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
+_INTEGER: dict[int, np.dtype] = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: I32}
 
 
 def astype(x: Array, dtype: np.dtype, lanes: int) -> Array:
@@ -41,11 +42,9 @@ def astype(x: Array, dtype: np.dtype, lanes: int) -> Array:
         return astype(_numbers(x, dtype, lanes), dtype, lanes)
     if dtype == BOOL:
         return x.with_parts([_differs_from_zero(p, x.dtype) for p in x.parts], BOOL)
-    if (
-        x.dtype.kind in "iu"
-        and dtype.kind in "iu"
-        and x.dtype.itemsize == dtype.itemsize
-    ):
+    is_integer = set(x.dtype.kind + dtype.kind) <= set("iu")
+    in_place = not x.is_scalar or dtype.itemsize == WORD_BYTES
+    if is_integer and in_place and x.dtype.itemsize == dtype.itemsize:
         return x.with_parts(x.parts, dtype)
     x = widened(x, lanes)
     word = F32 if is_float(dtype) else I32 if dtype != np.uint32 else dtype
@@ -58,7 +57,7 @@ def astype(x: Array, dtype: np.dtype, lanes: int) -> Array:
 def _numbers(mask: Array, dtype: np.dtype, lanes: int) -> Array:
     """Returns bools as 1 and 0, of a type that a register has as many elements of."""
     if mask.is_scalar:
-        wide = F32 if is_float(dtype) else I32
+        wide = word_of(dtype)
     else:
         width = WORD_BYTES * lanes // elements_of(mask.parts[0])
         wide = dtype
@@ -99,16 +98,9 @@ def widened(x: Array, lanes: int) -> Array:
     """Returns a value with elements of 32 bits: floats, signed or unsigned integers."""
     if x.dtype.itemsize == WORD_BYTES:
         return x
-    wide = (
-        F32
-        if is_float(x.dtype)
-        else np.dtype(np.uint32 if x.dtype.kind == "u" else I32)
-    )
+    wide = word_of(x.dtype)
     if x.is_scalar:
-        t = element_type(wide)
-        extend = arith.extui if x.dtype.kind == "u" else arith.extsi
-        part = arith.extf(t, x.value) if is_float(x.dtype) else extend(t, x.value)
-        return x.with_parts([part], wide)
+        return x.with_parts(x.parts, wide)
     parts = [
         unpacked(part, i, wide, lanes, "compressed", x.dtype.kind == "u")
         for part in x.parts
@@ -120,9 +112,7 @@ def widened(x: Array, lanes: int) -> Array:
 def narrowed(x: Array, dtype: np.dtype, lanes: int) -> Array:
     """Returns a value of 32-bit elements as elements of fewer bits."""
     if x.is_scalar:
-        t = element_type(dtype)
-        emit = arith.truncf if is_float(dtype) else arith.trunci
-        return x.with_parts([emit(t, x.value)], dtype)
+        return x.with_parts([from_bits(to_bits(x.value, dtype), dtype)], dtype)
     count = WORD_BYTES // dtype.itemsize
     if len(x.parts) % count:
         raise errors.ShapeError(
@@ -133,6 +123,31 @@ def narrowed(x: Array, dtype: np.dtype, lanes: int) -> Array:
         )
     groups = [x.parts[i : i + count] for i in range(0, len(x.parts), count)]
     return x.with_parts([packed(group, dtype, "compressed") for group in groups], dtype)
+
+
+def to_bits(word: ir.Value, dtype: np.dtype) -> ir.Value:
+    """Returns a scalar in a word as an integer of its own width."""
+    t = ir.IntegerType.get_signless(8 * dtype.itemsize)
+    if not is_float(dtype):
+        return arith.trunci(t, word)
+    # To the nearest bfloat16, of two to the even one; a NaN stays one.
+    bits = arith.bitcast(element_type(I32), word)
+    half = constant(16, bits.type)
+    odd = arith.andi(arith.shrui(bits, half), constant(1, bits.type))
+    more = arith.addi(odd, constant(0x7FFF, bits.type))
+    is_nan = arith.cmpf(arith.CmpFPredicate.UNO, word, word)
+    quiet = arith.ori(bits, constant(0x400000, bits.type))
+    rounded = arith.select(is_nan, quiet, arith.addi(bits, more))
+    return arith.trunci(t, arith.shrui(rounded, half))
+
+
+def from_bits(bits: ir.Value, dtype: np.dtype) -> ir.Value:
+    """Returns a scalar in a word, from an integer of its width."""
+    word = element_type(I32)
+    if not is_float(dtype):
+        return (arith.extui if dtype.kind == "u" else arith.extsi)(word, bits)
+    wide = arith.extui(word, bits)
+    return arith.bitcast(element_type(F32), arith.shli(wide, constant(16, word)))
 
 
 def packed(sources: Sequence[ir.Value], dtype: np.dtype, form: str) -> ir.Value:
@@ -187,6 +202,8 @@ def bitcast(x: Array, dtype: np.dtype, shape: Sequence[int]) -> Array:
 
 def _bitcast(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
     if not isinstance(part.type, ir.VectorType):
+        if before.itemsize < WORD_BYTES:
+            return from_bits(to_bits(part, before), after)
         return arith.bitcast(element_type(after), part)
     count = elements_of(part) * before.itemsize // after.itemsize
     return tpu.bitcast(vector_type(count, after), part)

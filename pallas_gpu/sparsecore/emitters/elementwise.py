@@ -183,6 +183,9 @@ def _beside(x: ir.Value) -> ir.Value:
 
 
 def _is_finite(x: ir.Value) -> ir.Value:
+    if not isinstance(x.type, ir.VectorType):
+        # Other forms become a test of the class of floats, which ends libtpu.
+        return _compare_f("eq", arith.subf(x, x), _zero(x))
     return _compare_f("lt", mlir_math.absf(x), constant(math.inf, x.type))
 
 
@@ -248,7 +251,9 @@ def _f(emit: Emit) -> dict[str, Emit]:
 
 
 def _comparison(name: str) -> dict[str, Emit]:
-    row = {kind: functools.partial(compare, name, kind) for kind in "fiu"}
+    row: dict[str, Emit] = {
+        kind: functools.partial(compare, name, kind) for kind in "fiu"
+    }
     if name == "ne":
         row["b"] = arith.xori
     if name == "eq":

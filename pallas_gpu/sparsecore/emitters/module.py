@@ -59,7 +59,7 @@ class Module:
                 for t in (*arrays, *scratch)
             ]
             with ir.InsertionPoint(self.module.body):
-                signature = ([index] * len(grid) + types, [])
+                signature: Any = ([index] * len(grid) + types, [])
                 self._function = func.FuncOp(_symbol(name), signature)
             self._describe(grid, arrays, len(scratch))
             self._block = self._function.add_entry_block()

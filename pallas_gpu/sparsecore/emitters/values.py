@@ -43,6 +43,22 @@ def element_type(dtype: np.dtype) -> ir.Type:
     )
 
 
+def word_of(dtype: np.dtype) -> np.dtype:
+    """Returns the type of 32 bits that the elements of a narrower type widen to."""
+    if dtype == BOOL or dtype.itemsize == WORD_BYTES:
+        return dtype
+    return F32 if is_float(dtype) else U32 if dtype.kind == "u" else I32
+
+
+def scalar_type(dtype: np.dtype) -> ir.Type:
+    """Returns the type of a scalar: narrow ones are in words, as libtpu has no others.
+
+    A narrow integer is extended, and a bfloat16 is the equal float32.
+    """
+    element_type(dtype)
+    return element_type(word_of(dtype))
+
+
 def vector_type(elements: int, dtype: np.dtype) -> ir.Type:
     """Returns the type of a register."""
     return ir.VectorType.get([elements], element_type(dtype))

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.orders.choices import Kind, Touch
@@ -57,13 +57,15 @@ class Device:
     Attributes:
       execution: the run.
       zeros: whether fresh memory contains zeros instead of poison.
+      like_upstream: whether unfinished copies and semaphores are accepted at the end.
       cores: the cores.
       pending: the copies in flight, of all cores.
     """
 
-    def __init__(self, execution: Execution, zeros: bool):
+    def __init__(self, execution: Execution, params: types.InterpretParams):
         self.execution = execution
-        self.zeros = zeros
+        self.zeros = params.uninitialized_memory == "zero"
+        self.like_upstream = params.like_upstream
         self.cores: list[Core] = []
         self.pending: dict[Any, None] = {}
 

@@ -22,7 +22,8 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @registry.register(gathers.load_gather_p, _EMULATE, MACHINE)
 def _load_gather(thread: Subcore, operands: dict[str, Any], **_: Any) -> Any:
-    return _loaded(thread, _at_indices(operands, "read"), "load_gather")
+    found = _at_indices(operands, "read", thread.execution.lenient_reads)
+    return _loaded(thread, found, "load_gather")
 
 
 @registry.register(gathers.store_scatter_p, _EMULATE, MACHINE)
@@ -46,13 +47,15 @@ def _store_compressed(
     _store(thread, found, operands["value"], add)
 
 
-def _at_indices(operands: dict[str, Any], verb: str) -> Elements:
+def _at_indices(operands: dict[str, Any], verb: str, lenient: bool = False) -> Elements:
     """Returns the elements that indices name."""
     region, indices, mask = (operands[k] for k in ("ref", "indices", "mask"))
     shape = np.shape(getattr(indices[0], "value", indices[0]))
     mask = None if mask is None else known(mask)
     chosen = [known(index, mask) for index in indices]
-    return Elements(region, None, region.dtype, chosen, shape, mask, verb)
+    return Elements(
+        region, None, region.dtype, chosen, shape, mask, verb, lenient=lenient
+    )
 
 
 def _of_mask(operands: dict[str, Any], verb: str) -> Elements:

@@ -26,7 +26,7 @@ from pallas_gpu.sparsecore.emulator.cores import Core, Device, Subcore
 from pallas_gpu.sparsecore.emulator.memory import Array
 from pallas_gpu.sparsecore.emulator.semaphores import SemaphoreArray
 from pallas_gpu.sparsecore.lowering import SPARSECORE
-from pallas_gpu.sparsecore.types import HBM, MACHINE
+from pallas_gpu.sparsecore.types import HBM, MACHINE, SubcoreMeshes
 
 
 class _SparseCores:
@@ -39,7 +39,7 @@ class _SparseCores:
           UnsupportedError: the compiler has no code for an operation: what the
             emulator accepts, it accepts.
         """
-        target = tpu.target(params.compiler_params.target)
+        target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
         trial.require_code(params, target, lambda *_: True)
         return params
 
@@ -64,6 +64,9 @@ class _SparseCores:
         """Returns the launch, on one device."""
         execution, (own,) = launches.execution_of(schedule, choices), arrays
         return Launch(params, own, plan, schedule, execution)
+
+
+SPARSECORES = _SparseCores()
 
 
 def _results(params: call.CallParams) -> range:
@@ -102,7 +105,7 @@ class Launch:
         execution.kind = "core"
         execution.default_line = lambda: _last_line(params)
         self._params, self._plan = params, plan
-        self._zeros = schedule.uninitialized_memory == "zero"
+        self._device = Device(execution, schedule)
         self._partial = schedule.partial_results or schedule.like_upstream
         self._refs = [
             Array(_name(params, i), np.asarray(x), None, HBM, i, read_only=True)
@@ -118,24 +121,25 @@ class Launch:
         self._cores = self._make_cores()
 
     def _result(self, i: int, aval: Any) -> Array:
-        data, written = fresh_elements(aval.shape, np.dtype(aval.dtype), self._zeros)
+        data, written = fresh_elements(
+            aval.shape, np.dtype(aval.dtype), self._device.zeros
+        )
         array = Array(_name(self._params, i), data, written, HBM, i)
         array.admits_poison = self._partial and written is not None
         return array
 
     def _make_cores(self) -> list[Core]:
-        device = Device(self.execution, self._zeros)
+        device = self._device
         mesh = self._params.mesh
         (core_axis, count), *rest = mesh.axes
         for index in range(count):
             core = Core(device, index)
             at = {core_axis: index}
-            if not rest:
+            if not rest or isinstance(mesh, SubcoreMeshes):
                 core.add(at, None)
-                continue
-            ((axis, subcores),) = rest
-            for subcore in range(subcores):
-                core.add(at | {axis: subcore}, subcore)
+            for axis, subcores in rest:
+                for subcore in range(subcores):
+                    core.add(at | {axis: subcore}, subcore)
         return device.cores
 
     def pools(self) -> list[Pool]:
@@ -149,7 +153,8 @@ class Launch:
 
     def finish(self) -> None:
         """Reports late signals, and elements of results that nobody has stored."""
-        for thread in (thread for core in self._cores for thread in core.threads):
+        left = self._device.like_upstream
+        for thread in (t for core in self._cores for t in core.threads if not left):
             assert isinstance(thread, Subcore)
             for found in thread.own.values():
                 if isinstance(found, SemaphoreArray):
@@ -202,14 +207,14 @@ def _run(
             got="emitted=True",
             hint="omit emitted",
         )
-    return launches.run_devices(_SparseCores(), params, arrays)
+    return launches.run_devices(SPARSECORES, params, arrays)
 
 
 def explore_kernel(
     params: call.CallParams, arrays: Sequence[Any], **limits: Any
 ) -> Any:
     """Runs a launch in each order; see `launches.explore_kernel`."""
-    return launches.explore_kernel(_SparseCores(), params, arrays, **limits)
+    return launches.explore_kernel(SPARSECORES, params, arrays, **limits)
 
 
 # The compiler of the same machine is asked first; see `ready`.

@@ -69,7 +69,7 @@ def _parallel_loop(thread: Subcore, step: ControlStep, ins: list[Any]) -> Run:
         begin_iteration(thread, step, number)
         thread.actor = iterations.actor(number)
         thread.clock = {**before, thread.actor: iterations.loops}
-        thread.iteration_name = f"iteration {number} of a parallel_loop in "
+        thread.iteration_name = f"iteration {number} of a parallel_loop in {outer[1]}"
         carry = yield from evaluate.run(
             thread, body, [*consts, *carry, np.int32(index)]
         )

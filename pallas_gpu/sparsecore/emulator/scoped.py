@@ -7,7 +7,7 @@ may reach those of another one that has not entered the scope: they exist alread
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,9 @@ def _run_scoped(thread: Subcore, step: ControlStep, ins: list[Any]) -> Run:
     outermost = len(thread.around) == 1
     results = yield from evaluate.run(thread, body, [*ins, *refs])
     thread.location = step.location
-    found = [ref for ref in refs if isinstance(ref, SemaphoreArray)]
-    for array in found:
-        array.require_zero()
-    for each, ref in zip(declared, refs, strict=True):
-        if isinstance(ref, Array) and ref.space is not VMEM_SHARED:
-            _require_unused(thread, ref)
+    if not thread.core.device.like_upstream:
+        _require_finished(thread, refs)
+    for each in declared:
         thread.free(each, lasts=outermost)
     return results
 
@@ -70,6 +67,16 @@ def _make(declared: Declared, subcore: Subcore) -> Allocated:
     dtype = np.dtype(aval.dtype).name
     name = f"{aval.memory_space.name} {dtype}{list(aval.shape)}{of}{suffix}"
     return Array.fresh(name, declared, place, core.device.zeros)
+
+
+def _require_finished(thread: Subcore, refs: Sequence[Any]) -> None:
+    """Reports semaphores that are not zero, and copies that may be under way."""
+    for ref in refs:
+        if isinstance(ref, SemaphoreArray):
+            ref.require_zero()
+    for ref in refs:
+        if isinstance(ref, Array) and ref.space is not VMEM_SHARED:
+            _require_unused(thread, ref)
 
 
 def _require_unused(thread: Subcore, array: Array) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import resources
+from pallas_gpu import errors, resources
 from pallas_gpu.arch import tpu
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering.machine import Pass, register_machine
 from pallas_gpu.sparsecore.emitters.module import ArrayType, Module
 from pallas_gpu.sparsecore.emitters.values import Handle
+from pallas_gpu.sparsecore.lowering import kinds
 from pallas_gpu.sparsecore.lowering.state import SparseCoreState
 from pallas_gpu.sparsecore.types import MACHINE, VMEM_SHARED
 
@@ -46,7 +47,10 @@ class SparseCore:
 
     def __init__(self) -> None:
         # `runtime/` adds those that process the finished module.
-        self.passes: dict[str, Pass] = {}
+        self.passes: dict[str, Pass] = {
+            "composites": kinds.of_vector_subcores,
+            "host": kinds.with_scalar_subcores,
+        }
 
     def plan(self, params: CallParams, target: tpu.TpuTarget) -> Plan:
         """Lists what the kernel allocates; the check pass has compared the budgets."""
@@ -64,7 +68,20 @@ class SparseCore:
         )
 
     def launch(self, params: CallParams, target: tpu.TpuTarget, plan: Plan) -> Module:
-        """Returns the kernel's module, without a body."""
+        """Returns the kernel's module, without a body.
+
+        Raises:
+          ShapeError: an argument or a result has no dimension.
+        """
+        for var in params.jaxpr.invars:
+            if not var.aval.shape:
+                raise errors.ShapeError(
+                    f"kernel {params.name}: an argument or result is a scalar",
+                    expected="arrays with one dimension or more",
+                    got=f"{np.dtype(var.aval.dtype).name}[]",
+                    hint="reshape it to (1,), or pad it to 8 words, which a copy of "
+                    "32 bytes is",
+                )
         return Module(
             params.name,
             params.mesh.grid,

@@ -24,9 +24,9 @@ from pallas_gpu.sparsecore.emitters.values import (
     I32,
     Array,
     constant,
-    element_type,
     i32,
     known,
+    scalar_type,
 )
 from pallas_gpu.sparsecore.types import MACHINE
 
@@ -63,7 +63,8 @@ class SparseCoreState:
     @property
     def is_vector(self) -> bool:
         """Whether vector subcores run the kernel."""
-        return self.params.mesh.is_vector
+        mesh: Any = self.params.mesh
+        return mesh.is_vector
 
     def position(self, name: Any) -> Array:
         """Returns the subcore's position on an axis."""
@@ -77,7 +78,7 @@ class SparseCoreState:
     def constant(self, value: Any, dtype: Any) -> Array:
         """Returns a scalar that is known in advance."""
         dtype = np.dtype(dtype)
-        return Array((), dtype, (constant(value, element_type(dtype)),))
+        return Array((), dtype, (constant(value, scalar_type(dtype)),))
 
     def no_rule(self, op: Op) -> errors.PallasGpuError:
         """Returns the error for a primitive without a rule."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
@@ -15,12 +16,15 @@ from pallas_gpu.arch import tpu
 from pallas_gpu.sparsecore.check.budgets import words
 from pallas_gpu.sparsecore.types import chips
 
+# What the operations take.
+ArrayLike = jax.Array | np.ndarray
 CORE, SUBCORE = "core", "subcore"
 BOTH = (CORE, SUBCORE)
 # Offsets in HBM are multiples of 32 bytes, and tiles have 8 rows.
 ALIGNMENT = 8
-# A block of more rows hides nothing more.
+# A block of more rows hides nothing more, and one of few blocks has nothing to hide.
 _MOST_ROWS = 128
+_BLOCKS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Launch:
 
     target: str | None
     interpret: Any
-    tiling: str = "compact"
+    tiling: Literal["compact", "sparsecore"] = "compact"
 
     @property
     def chip(self) -> tpu.TpuTarget:
@@ -65,7 +69,9 @@ class Launch:
         that of SparseCores XLA copies the table at each call.
         """
         whole = jnp.dtype(dtype).itemsize == 4 and width % 128 == 0
-        return dataclasses.replace(self, tiling="compact" if whole else "sparsecore")
+        tiling: Literal["compact", "sparsecore"]
+        tiling = "compact" if whole else "sparsecore"
+        return dataclasses.replace(self, tiling=tiling)
 
     def row_words(self, width: int, dtype: Any) -> int:
         """Returns the words of one of many rows in VMEM."""
@@ -82,14 +88,15 @@ class Launch:
         Args:
           width, dtype: of a row.
           share: the blocks that have VMEM together.
-          needed: the rows of a subcore: a block has no more.
+          needed: the rows of a subcore, of which several blocks are made.
 
         Raises:
           UnsupportedError: 8 rows do not fit.
         """
         fit = self.chip.vmem_words // share // self.row_words(width, dtype)
         unit = max(ALIGNMENT, self.chip.lanes)
-        rows = min(_MOST_ROWS, fit // unit * unit, rounded(needed, unit))
+        of_subcore = rounded(-(-needed // _BLOCKS), unit)
+        rows = min(_MOST_ROWS, fit // unit * unit, of_subcore)
         if rows:
             return rows
         raise errors.UnsupportedError(

@@ -14,6 +14,7 @@ from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
     ALIGNMENT,
     BOTH,
+    ArrayLike,
     Launch,
     padded,
     require_rows,
@@ -26,7 +27,7 @@ NONE = -1
 
 
 def deduplicate(
-    rows: jax.Array,
+    rows: ArrayLike,
     *,
     block: int = 512,
     target: str | None = None,

@@ -13,6 +13,7 @@ from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
     ALIGNMENT,
     SUBCORE,
+    ArrayLike,
     Launch,
     padded,
     require_rows,
@@ -22,8 +23,8 @@ from pallas_gpu.sparsecore.ops.embedding import MISSING, embedding_lookup
 
 
 def dispatch(
-    x: jax.Array,
-    experts: jax.Array,
+    x: ArrayLike,
+    experts: ArrayLike,
     num_experts: int,
     capacity: int,
     *,
@@ -89,16 +90,12 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
         _fill(counts, counters, 0, lanes)
         plsc.sync_copy(empty, shared_source.at[part])
 
-        def known(i: Any) -> tuple[Any, Any]:
-            value = expert[plsc.ds(i, lanes)]
-            return value, (value >= 0) & (value < num_experts)
-
         @plsc.loop(0, own, step=lanes)
         def _(i: Any) -> None:
-            value, mask = known(i)
-            plsc.addupdate_scatter(
-                counts, [value], jnp.ones(lanes, jnp.int32), mask=mask
-            )
+            value = expert[plsc.ds(i, lanes)]
+            ones = jnp.ones(lanes, jnp.int32)
+            mask = _within(value, num_experts)
+            plsc.addupdate_scatter(counts, [value], ones, mask=mask)
 
         plsc.sync_copy(counts, shared_counts.at[plsc.ds(subcore * counters, counters)])
         plsc.subcore_barrier()
@@ -114,11 +111,9 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
 
         @plsc.loop(0, own, step=lanes)
         def _(i: Any) -> None:
-            value, mask = known(i)
-            seen, last = plsc.scan_count(value, mask)
-            start = plsc.load_gather(counts, [jnp.where(mask, value, 0)])
-            number = start + seen - 1
-            plsc.store_scatter(counts, [value], start + seen, mask=last)
+            value = expert[plsc.ds(i, lanes)]
+            mask = _within(value, num_experts)
+            number = _number(counts, value, mask)
             fits = mask & (number < capacity)
             at = jnp.where(fits, value * capacity + number, MISSING)
             place[plsc.ds(i, lanes)] = at
@@ -145,6 +140,18 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
     given = padded(experts, subcores * own, MISSING)
     source, places = launch.kernel(body, out, scratch, num_cores=1)(given)
     return source[: num_experts * capacity], places[: experts.size]
+
+
+def _within(value: Any, count: int) -> Any:
+    return (value >= 0) & (value < count)
+
+
+def _number(counts: Any, value: Any, mask: Any) -> Any:
+    """Numbers the tokens of a register, each after those of its expert so far."""
+    seen, last = plsc.scan_count(value, mask)
+    start = plsc.load_gather(counts, [jnp.where(mask, value, 0)])
+    plsc.store_scatter(counts, [value], start + seen, mask=last)
+    return start + seen - 1
 
 
 def _fill(ref: Any, size: int, value: int, lanes: int) -> None:

@@ -14,6 +14,7 @@ from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops import segments
 from pallas_gpu.sparsecore.ops._rows import (
     BOTH,
+    ArrayLike,
     Launch,
     padded,
     require_matrix,
@@ -27,8 +28,8 @@ MISSING = -1
 
 
 def embedding_lookup(
-    table: jax.Array,
-    rows: jax.Array,
+    table: ArrayLike,
+    rows: ArrayLike,
     *,
     missing: bool = False,
     target: str | None = None,
@@ -113,9 +114,9 @@ _lookup.defvjp(_lookup_forward, _lookup_backward)
 
 
 def embedding_bag(
-    table: jax.Array,
-    rows: jax.Array,
-    offsets: jax.Array,
+    table: ArrayLike,
+    rows: ArrayLike,
+    offsets: ArrayLike,
     *,
     target: str | None = None,
     interpret: Any = None,

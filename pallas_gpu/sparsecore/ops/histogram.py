@@ -15,6 +15,7 @@ from pallas_gpu.sparsecore.ops._rows import (
     BOTH,
     CORE,
     SUBCORE,
+    ArrayLike,
     Launch,
     padded,
     require_rows,
@@ -26,7 +27,7 @@ _MOST = 1024
 
 
 def histogram(
-    x: jax.Array,
+    x: ArrayLike,
     bins: int,
     *,
     target: str | None = None,

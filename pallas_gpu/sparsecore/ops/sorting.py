@@ -15,6 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
     BOTH,
+    ArrayLike,
     Launch,
     padded,
     require_matrix,
@@ -27,8 +28,8 @@ _ROWS = 8
 
 
 def sort(
-    keys: jax.Array,
-    values: jax.Array | None = None,
+    keys: ArrayLike,
+    values: ArrayLike | None = None,
     *,
     descending: bool = False,
     target: str | None = None,
@@ -162,7 +163,7 @@ def _apart(distance: int) -> Callable[[Any], tuple[Any, Any]]:
 
 
 def top_k(
-    x: jax.Array, k: int, *, target: str | None = None, interpret: Any = None
+    x: ArrayLike, k: int, *, target: str | None = None, interpret: Any = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest elements of each row, the largest first, and their columns.
 

@@ -20,9 +20,16 @@ __all__ = ["AsyncCopyDescriptor", "async_copy", "make_async_copy", "sync_copy"]
 
 _READS, _WRITES = ("src", "indices"), ("dst", "semaphore")
 copy_start_p = define(
-    "copy_start", "copies", reads=_READS, writes=_WRITES, asynchronous=True
+    "copy_start",
+    "copies",
+    called="a copy",
+    reads=_READS,
+    writes=_WRITES,
+    asynchronous=True,
 )
-copy_wait_p = define("copy_wait", "copies", reads=_READS, writes=_WRITES)
+copy_wait_p = define(
+    "copy_wait", "copies", called="a wait", reads=_READS, writes=_WRITES
+)
 
 
 @dataclasses.dataclass(frozen=True)

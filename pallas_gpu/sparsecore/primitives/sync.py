@@ -28,7 +28,12 @@ semaphore_signal_p = define(
     "semaphore_signal", "sync", writes=_SEMAPHORE, atomic=True, releases=True
 )
 semaphore_wait_p = define(
-    "semaphore_wait", "sync", reads=_SEMAPHORE, writes=_SEMAPHORE, atomic=True
+    "semaphore_wait",
+    "sync",
+    reads=_SEMAPHORE,
+    writes=_SEMAPHORE,
+    atomic=True,
+    waits=True,
 )
 semaphore_read_p = define(
     "semaphore_read",

@@ -12,9 +12,9 @@ _FUNCTION = re.compile(r"^([A-Za-z_][\w.]*):$")
 _LABEL = re.compile(r"^(\.L\w+):$")
 _BUNDLE = re.compile(r"^0x[0-9a-f]+:\s*\{(.*)$")
 _BRANCH = re.compile(r"sbr\.rel\s+(?:@\S+\s+)?(\.LBB\w+)-\S+?(?:, \$(\d+))?$")
-_STREAM = re.compile(r"(stream\.(?:linear|indirect(?:_vreg)?)\.[\w.]+|dma\.[\w.]+)")
+_STREAM = re.compile(r"(stream\.\w+\.[\w.]+|dma\.[\w.]+)")
 # What a stream and a DMA count.
-_UNIT_BYTES = {"stream.linear": 4, "dma": 32}
+_UNIT_BYTES = {"stream.linear": 4, "stream.strided": 4, "dma": 32}
 _IMMEDIATE = re.compile(r"\$0x([0-9a-f]+)")
 _MEMORY = re.compile(r"\[(\w+):")
 # What issues beside scalar code: one load and one store of a vector a bundle.
@@ -40,7 +40,8 @@ class Stream:
     """A copy that a subcore starts.
 
     Attributes:
-      kind: `stream.linear.gather`, `stream.indirect.scatter.add.f32`, `dma.local` ...
+      kind: `stream.linear.gather`, `stream.strided.gather` where tiles are in between,
+        `stream.indirect.scatter.add.f32`, `dma.local` ...
       source: libtpu's name of the memory that is read, e.g. `hbm4b`, `tilespmem`.
       target: that of the memory that is written.
       bytes: its size, if it is constant and not indirect.

@@ -42,7 +42,11 @@ _VARIABLES = {
 _DROPPED = ("JAX_", "TPU_", "LIBTPU_", "XLA_FLAGS", "PALLAS_GPU_")
 # Read by `compiler_process`.
 _DUMPS_VARIABLE = "LIBTPU_DUMPS"
-_TRACE = re.compile(r"=== Source Location Trace.*|\n.*\bexternal/.*", re.DOTALL)
+_TRACE = re.compile(
+    r"=== Source Location Trace.*|\s*Suspected Python Code Location.*|"
+    r"Dumping unoptimized llvm-ir to \S+\n?",
+    re.DOTALL,
+)
 _CACHED_KERNELS = 128
 
 

@@ -24,7 +24,8 @@ def serialize_module(build: Build) -> Build:
 
 def custom_call(build: Build) -> CustomCall:
     """Returns the call that runs a serialized build."""
-    params, options = build.params, build.params.compiler_params
+    params = build.params
+    options: Any = params.compiler_params
     config = config_text(
         build.serialized,
         cores=params.mesh.grid[0],

@@ -9,6 +9,7 @@ from pallas_gpu.sparsecore.types.meshes import (
     MACHINE,
     ScalarSubcoreMesh,
     SubcoreMesh,
+    SubcoreMeshes,
     VectorSubcoreMesh,
 )
 from pallas_gpu.sparsecore.types.params import CompilerParams
@@ -32,7 +33,7 @@ from pallas_gpu.sparsecore.types.spaces import (
 __all__ = [
     "HBM", "MACHINE", "SEMAPHORES", "SMEM", "SPACES", "VMEM", "VMEM_SHARED",
     "WORD_BYTES", "CompilerParams", "Indices", "Indirect", "ScalarSubcoreMesh",
-    "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space", "SparseCoreInfo",
-    "SparseCoreRef", "SubcoreMesh", "VectorSubcoreMesh", "get_sparse_core_info",
-    "require_stored",
+    "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space",
+    "SparseCoreInfo", "SparseCoreRef", "SubcoreMesh", "SubcoreMeshes",
+    "VectorSubcoreMesh", "get_sparse_core_info", "require_stored",
 ]  # fmt: skip

@@ -149,3 +149,40 @@ class VectorSubcoreMesh(SubcoreMesh):
             (self.core_axis_name, self.num_cores or chip.cores),
             (self.subcore_axis_name, self.num_subcores or chip.subcores),
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubcoreMeshes(SubcoreMesh):
+    """Vector subcores and scalar subcores of the same cores, in one program.
+
+    Attributes:
+      vector, scalar: the meshes.
+
+    Raises:
+      ArgumentError: different names, or numbers, of the cores.
+    """
+
+    is_vector: ClassVar[bool] = True
+    vector: VectorSubcoreMesh
+    scalar: ScalarSubcoreMesh
+
+    def __post_init__(self) -> None:
+        cores = [
+            (mesh.core_axis, mesh.num_cores) for mesh in (self.vector, self.scalar)
+        ]
+        if cores[0] != cores[1]:
+            raise errors.ArgumentError(
+                "two meshes of one program have different cores",
+                expected="one name and one number of the cores",
+                got=" and ".join(f"{n!r} of {size or 'all'}" for n, size in cores),
+                hint="name the axis of both alike, and pass num_cores to both",
+            )
+
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        return self.vector.axes
+
+    def of_chip(self, target: tpu.TpuTarget) -> SubcoreMeshes:
+        return SubcoreMeshes(
+            vector=self.vector.of_chip(target), scalar=self.scalar.of_chip(target)
+        )

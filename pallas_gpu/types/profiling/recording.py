@@ -11,7 +11,7 @@ from typing import Any
 
 from pallas_gpu import errors, expect
 from pallas_gpu.types.profiling.threads import ThreadSubset
-from pallas_gpu.types.profiling.trace import EVENT_BYTES, EVENT_WORDS, HEADER_WORDS
+from pallas_gpu.types.profiling.trace import EVENT_WORDS, HEADER_WORDS
 
 _WARPS = 4
 
@@ -54,13 +54,10 @@ class Recording:
     Attributes:
       space: number of spans for which a trace has room.
       scope: who has a trace.
-      in_smem: whether events are recorded in SMEM, and stored to GMEM at the end of the
-        kernel; or at once, in a kernel that leaves no SMEM.
     """
 
     space: int
     scope: TraceScope
-    in_smem: bool = True
 
     @property
     def events(self) -> int:
@@ -75,10 +72,6 @@ class Recording:
     def traces(self, warpgroups: int) -> int:
         """Returns the number of traces of a CTA."""
         return warpgroups * (_WARPS if self.scope is TraceScope.WARP else 1)
-
-    def smem_bytes(self, warpgroups: int) -> int:
-        """Returns the SMEM in which the traces of a CTA are recorded."""
-        return self.traces(warpgroups) * self.events * EVENT_BYTES * self.in_smem
 
 
 def _scope(value: Any, what: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 
 
 class DeviceIdType(enum.Enum):
@@ -33,6 +33,7 @@ class DeviceIdType(enum.Enum):
     LOGICAL = "logical"
 
 
+@expect.arguments(device_id=expect.anything, device_id_type=expect.member(DeviceIdType))
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PeerMemRef(_jax.Transform):
@@ -43,6 +44,9 @@ class PeerMemRef(_jax.Transform):
     Attributes:
       device_id: the logical id, an integer or an int32 scalar.
       device_id_type: LOGICAL.
+
+    Raises:
+      ArgumentTypeError: not a member of `DeviceIdType`.
     """
 
     device_id: Any

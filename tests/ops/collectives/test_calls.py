@@ -240,6 +240,7 @@ REFUSED = {
     "reduction": (TWO, lambda x: collectives.all_reduce(x, "d", reduction="mean")),
     "bits": (TWO, lambda x: collectives.all_reduce(x, "d", reduction="xor")),
     "method": (TWO, lambda x: collectives.all_reduce(x, "d", method="kernel")),
+    "axis": (TWO, lambda x: collectives.all_gather(x, "e")),
     "no array": (TWO, lambda x: collectives.all_gather([x], "d")),
 }  # fmt: skip
 

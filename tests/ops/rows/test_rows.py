@@ -403,10 +403,14 @@ def first(row, *found):
         (lambda c, row: c, lambda row, found: (first(row), found), 1),
         (lambda c, row: c, lambda row, found: None, 1),
         (lambda c, row: c, first, 0),
+        (lambda c: c, first, 1),
+        (lambda c, row: c, lambda row: first(row), 1),
     ],
-    ids=["all", "elements", "no carry", "two results", "no result", "no array"],
+    ids=[
+        *("all", "elements", "no carry", "two results", "no result", "no array"),
+        *("step takes no row", "apply takes no reduction"),
+    ],
 )
 @refused
 def test_functions_of_a_row_kernel_return_what_is_declared(step, apply, arrays):
-    kernel = ops.row_kernel([ops.Reduction(0.0, step)], apply)
-    kernel(*[normal(4, 8)] * arrays)  # HERE
+    ops.row_kernel([ops.Reduction(0.0, step)], apply)(*[normal(4, 8)] * arrays)  # HERE

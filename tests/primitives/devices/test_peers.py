@@ -17,6 +17,7 @@ from pallas_gpu.program import spec
 from pallas_gpu.program.build import region_of
 from pallas_gpu.program.text import text
 from tests.support import golden
+from tests.support.public_calls import Good, top
 from tests.support.refusal import refused_by
 
 F32 = jnp.float32
@@ -92,6 +93,32 @@ def test_a_kernel_that_reaches_no_device_gets_its_position_as_an_operand():
     params = traced(body)
     assert params.devices is None
     assert [axis.name for axis in params.enclosing] == ["y"]
+
+
+GOOD = {
+    "PeerMemRef": top(device_id=1, device_id_type=LOGICAL),
+    "remote_ref": Good(lambda e: {"ref": e.x, "device_id": 1}, lambda ref, e: ref[...]),
+    "multicast_ref": lambda e: {"ref": e.o, "collective_axes": "d"},
+    "multimem_store": lambda e: {
+        "source": e.array,
+        "ref": e.o,
+        "collective_axes": "d",
+    },
+    "multimem_load_reduce": lambda e: {
+        "ref": e.x,
+        "collective_axes": "d",
+        "reduction_op": "add",
+    },
+    "semaphore_signal_multicast": lambda e: {"semaphore": e.q, "collective_axes": "d"},
+}
+EFFECTS = {
+    "remote_ref.device_id_type": "test_devices_are_logical_ids_in_the_program",
+    "semaphore_signal_multicast.value": [1, 2],
+    **dict.fromkeys(
+        ("CompilerParams.is_multi_process", "CompilerParams.skip_device_barrier"),
+        "tests/lowering/families/devices/test_peers.py::test_what_xla_is_told",
+    ),
+}
 
 
 def store(o, *device, **ids):

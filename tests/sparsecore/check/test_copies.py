@@ -11,6 +11,8 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
 from tests.support.refusal import refused_by
+from tests.support.sparsecore import emitted
+from tests.support.sparsecore.modules import CHIPS, needs_libtpu
 from tests.support.sparsecore.tracing import array, scalars, trace, vectors
 
 VMEM = plsc.VMEM((128,), jnp.float32)
@@ -26,41 +28,56 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "mesh, possible",
-    [
-        (
-            vectors(),
-            "HBM-HBM HBM-VMEM HBM-VMEM_SHARED VMEM-HBM VMEM-VMEM_SHARED "
-            "VMEM_SHARED-HBM VMEM_SHARED-VMEM VMEM_SHARED-VMEM_SHARED VMEM_SHARED-SMEM",
-        ),
-        (
-            scalars(),
-            "HBM-HBM HBM-VMEM_SHARED HBM-SMEM VMEM_SHARED-HBM VMEM_SHARED-VMEM_SHARED "
-            "VMEM_SHARED-SMEM SMEM-HBM SMEM-SMEM",
-        ),
-    ],
-)
-def test_pairs_of_memories_that_can_copy(mesh, possible):
-    """SPARSECORE 4.1, seen in compiles by libtpu 0.0.48.1."""
-    names = ["HBM", "VMEM_SHARED", "SMEM", *["VMEM"] * mesh.is_vector]
-    spaces = [name for name in names if name != "HBM"]
-    found = set()
-    for src, dst in itertools.product(names, names):
+PAIRS = [
+    (
+        vectors(),
+        "HBM-HBM HBM-VMEM HBM-VMEM_SHARED VMEM-HBM VMEM-VMEM_SHARED "
+        "VMEM_SHARED-HBM VMEM_SHARED-VMEM VMEM_SHARED-VMEM_SHARED VMEM_SHARED-SMEM",
+    ),
+    (
+        scalars(),
+        "HBM-HBM HBM-VMEM_SHARED HBM-SMEM VMEM_SHARED-HBM VMEM_SHARED-VMEM_SHARED "
+        "VMEM_SHARED-SMEM SMEM-HBM SMEM-SMEM",
+    ),
+]
 
-        def body(x, o, *scratch, src=src, dst=dst):
-            of = dict(zip(spaces, scratch[: len(spaces)], strict=True), HBM=x)
-            to = dict(zip(spaces, scratch[len(spaces) :], strict=True), HBM=o)
+
+def _copies(mesh, pairs):
+    """A kernel that copies between pairs of memories, and its scratch."""
+    names = ["VMEM_SHARED", "SMEM", *["VMEM"] * mesh.is_vector]
+
+    def body(x, o, *scratch):
+        of = dict(zip(names, scratch[: len(names)], strict=True), HBM=x)
+        to = dict(zip(names, scratch[len(names) :], strict=True), HBM=o)
+        for pair in pairs:
+            src, dst = pair.split("-")
             plsc.sync_copy(of[src], to[dst])
 
-        declared = [getattr(plsc, s)((128,), jnp.float32) for s in spaces * 2]
+    return body, [getattr(plsc, name)((128,), jnp.float32) for name in names * 2]
+
+
+@pytest.mark.parametrize("mesh, possible", PAIRS)
+def test_pairs_of_memories_that_can_copy(mesh, possible):
+    names = ["HBM", "VMEM_SHARED", "SMEM", *["VMEM"] * mesh.is_vector]
+    found = set()
+    for src, dst in itertools.product(names, names):
+        body, scratch = _copies(mesh, [f"{src}-{dst}"])
         try:
             trace(body, inputs=(array(128),), out_type=array(128), mesh=mesh,
-                  scratch_types=declared)  # fmt: skip
+                  scratch_types=scratch)  # fmt: skip
         except errors.MemorySpaceError:
             continue
         found.add(f"{src}-{dst}")
     assert found == set(possible.split())
+
+
+@needs_libtpu
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("mesh, possible", PAIRS)
+def test_libtpu_compiles_all_of_them(mesh, possible, chip):
+    body, scratch = _copies(mesh, possible.split())
+    call = plsc.kernel(body, array(128), mesh=mesh, scratch_types=scratch)
+    emitted.compiled(call, array(128), target=chip)
 
 
 @refused_by(trace, scratch_types=[VMEM, VMEM])

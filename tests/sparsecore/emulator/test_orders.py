@@ -86,3 +86,28 @@ def test_the_number_that_is_taken_from_a_counter_may_decide_a_result():
     run = kernel(body, out, vector, plsc.SMEM((1,), jnp.int32), subcores=2)
     found = plgpu.check(run, orders="all")().findings
     assert [f.rule.id for f in found] == ["schedule-dependent"]
+
+
+def test_upstreams_way_accepts_what_is_left_at_the_end():
+    def body(x, o, v, sem, copied):
+        plsc.sync_copy(x.at[0], v)
+        plsc.semaphore_signal(sem)
+        plsc.async_copy(v, o.at[0], copied)
+
+    scratch = ROW, SIGNAL, plsc.SemaphoreType.DMA
+    run = kernel(body, X, *scratch, subcores=1, like_upstream=True)
+    np.testing.assert_array_equal(run(X)[0], X[0])
+
+
+def test_a_gather_outside_of_its_array_may_have_no_value():
+    def body(x, o, v):
+        plsc.sync_copy(x.at[0], v)
+        at = jnp.arange(16) * 10
+        value = plsc.load_gather(v, [at])
+        v[plsc.ds(0, 16)] = jnp.where(at < 128, value, 0)
+        plsc.sync_copy(v, o.at[0])
+        plsc.sync_copy(v, o.at[1])
+
+    run = kernel(body, X, ROW, subcores=1, out_of_bounds_reads="uninitialized")
+    expected = [*range(0, 128, 10), 0, 0, 0]
+    np.testing.assert_array_equal(run(X)[1, :16], expected)

@@ -193,6 +193,37 @@ def test_iterations_of_a_parallel_loop_conflict(x, o, v):
         v[plsc.ds(i + 16, 16)] = v[plsc.ds(i, 16)]  # HERE
 
 
+@planted(one, [X], X[:128], VECTOR)
+def test_loops_in_iterations_of_a_parallel_loop_conflict(x, o, v):
+    plsc.sync_copy(x.at[plsc.ds(0, 128)], v)
+
+    @plsc.parallel_loop(0, 2)
+    def _(i):
+        @plsc.parallel_loop(0, 128, step=16)
+        def _(j):
+            v[plsc.ds(j, 16)] = v[plsc.ds(j, 16)] + 1  # HERE
+
+
+@planted(one, [X], X[:128], VECTOR, plsc.VMEM((2, 128), jnp.float32), SEM((2,)))
+def test_a_copy_of_one_iteration_reads_what_the_next_one_writes(x, o, v, w, sem):
+    plsc.sync_copy(x.at[plsc.ds(0, 128)], v)
+
+    @plsc.parallel_loop(0, 2)
+    def _(i):
+        v[plsc.ds(0, 16)] = jnp.full(16, i * 1.0)  # HERE
+        plsc.async_copy(v, o, sem.at[i]).wait()
+
+
+@planted(one, [X], X[:128], VECTOR)
+def test_lanes_of_two_iterations_are_scattered_to_one_place(x, o, v):
+    plsc.sync_copy(x.at[plsc.ds(0, 128)], v)
+
+    @plsc.parallel_loop(0, 2)
+    def _(i):
+        value = jnp.full(16, i * 1.0)
+        plsc.store_scatter(v, [jnp.arange(16) * 2 + i * 30], value)  # HERE
+
+
 @planted(one, [X], X[:128], VECTOR, plsc.VMEM((128,), jnp.float32))
 def test_memories_that_no_copy_connects(x, o, v, w):
     plsc.sync_copy(x.at[plsc.ds(0, 128)], v)

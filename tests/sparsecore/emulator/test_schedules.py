@@ -7,6 +7,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from pallas_gpu import sparsecore as plsc
@@ -162,7 +163,26 @@ def test_copies_overlap_with_the_work_on_another_buffer():
         store(15, 1).wait()
 
     buffers = plsc.VMEM((2, 128), jnp.float32)
-    check(body, [X], X * 2, buffers, SEM((2,)), SEM((2,)))
+    x = X[:64]
+    check(body, [x], x * 2, buffers, SEM((2,)), SEM((2,)), subcores=4)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_copies_on_one_semaphore_are_complete_after_waits_for_all_of_them(at_once):
+    def body(x, o, v, sem):
+        for i in range(16):
+            plsc.async_copy(x.at[i], v.at[i], sem)
+        if at_once:
+            plsc.make_async_copy(x.at[plsc.ds(0, 16)], v, sem).wait()
+        else:
+            for i in range(16):
+                plsc.make_async_copy(x.at[i], v.at[i], sem).wait()
+        v[0, part(0)] = v[15, part(0)]
+        plsc.sync_copy(v, o)
+
+    expected = X[:16].copy()
+    expected[0, : lanes()] = X[15, : lanes()]
+    check(body, [X], expected, MATRIX, SEM, subcores=1, chips=["tpu7x"])
 
 
 def test_subcores_of_two_cores_pass_a_row_along_by_signals():
@@ -204,9 +224,9 @@ def test_subcores_take_work_from_a_counter():
             plsc.sync_copy(v, o.at[j])
             return take()
 
-        lax.while_loop(lambda j: j < 256, step, take())
+        lax.while_loop(lambda j: j < 64, step, take())
 
-    check(body, [X], X, ROW, counter)
+    check(body, [X[:64]], X[:64], ROW, counter, subcores=4)
 
 
 def test_positions_in_one_histogram_are_added_lane_by_lane():
@@ -229,6 +249,30 @@ def test_positions_in_one_histogram_are_added_lane_by_lane():
     expected = np.bincount(keys, minlength=64).astype(np.int32)
     scratch = plsc.VMEM((2048,), jnp.int32), plsc.VMEM((64,), jnp.int32)
     check(body, [keys], expected, *scratch, subcores=1)
+
+
+def test_parallel_loops_that_follow_each_other_use_the_same_memory():
+    def body(x, o, v, total):
+        plsc.sync_copy(x.at[0], v)
+
+        @plsc.loop(0, 3)
+        def _(_):
+            @plsc.parallel_loop(0, 128, step=lanes())
+            def _(j):
+                v[part(j)] = v[part(j)] + 1
+
+            @plsc.parallel_loop(0, 128, step=lanes(), carry=jnp.float32(0))
+            def last(j, carry):
+                return jnp.maximum(carry, jnp.max(v[part(j)]))
+
+            total[...] = jnp.full(lanes(), last)
+
+        plsc.sync_copy(v, o)
+
+    def scratch():
+        return plsc.VMEM((lanes(),), jnp.float32)
+
+    check(body, [X], X[0] + 3, ROW, scratch(), subcores=1, chips=["tpu7x"])
 
 
 def test_scalar_subcores_copy_between_hbm_and_shared_memory():

@@ -75,6 +75,31 @@ def test_vmap_is_a_loop_over_launches():
     assert kernel_p in inner
 
 
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_an_array_of_new_ref_is_updated_in_place(around):
+    @plsc.kernel(
+        mesh=vectors(num_cores=1, num_subcores=1),
+        scratch_types=[plsc.VMEM((4,), jnp.int32), plsc.VMEM((4, 128), jnp.float32)],
+    )
+    def set_rows(rows, new, table, rows_vmem, new_vmem):
+        plsc.sync_copy(rows, rows_vmem)
+        plsc.sync_copy(new, new_vmem)
+        plsc.sync_copy(new_vmem, table.at[rows_vmem])
+
+    rows = np.array([3, 0, 7, 5], np.int32)
+    new = np.arange(4 * 128, dtype=np.float32).reshape(4, 128)
+    expected = np.ones((8, 128), np.float32)
+    expected[rows] = new
+
+    def updated(table):
+        ref = jax.new_ref(table)
+        set_rows(rows, new, ref)
+        return ref[...]
+
+    found = around(updated)(jnp.ones((8, 128)))
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_numbers_that_a_body_closes_over_are_constants():
     n = jnp.int32(3)
 
@@ -135,6 +160,12 @@ def test_scratch_in_a_kernel_of_a_gpu():
         out_type=array(8),
         scratch_types=[plsc.VMEM((8,), jnp.float32)],
     )(jnp.zeros(8))
+
+
+@refused
+def test_one_array_of_new_ref_as_two_arguments():
+    ref = jax.new_ref(jnp.zeros(8))
+    plsc.kernel(lambda x, y: None, mesh=scalars())(ref, ref)  # HERE
 
 
 @pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="names the platform")

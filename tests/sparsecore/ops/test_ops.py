@@ -74,6 +74,22 @@ def test_a_vector_takes_a_bundle(name):
     assert found and max(found) <= 1.25
 
 
+@needs_libtpu
+@pytest.mark.parametrize("width, copies", [(128, False), (384, False), (64, True)])
+def test_xla_copies_a_table_only_if_its_rows_are_not_whole_tiles(width, copies):
+    table = np.zeros((1000, width), np.float32)
+    rows = np.zeros(512, np.int32)
+    (build,) = whole.builds(ops.embedding_lookup, table, rows, target="tpu7x")
+    assert (f"f32[1000,{width}]" in _copied(emitted.finished(build).hlo)) == copies
+
+
+def _copied(hlo):
+    """The types of what XLA copies."""
+    return [
+        line.split()[2].split("{")[0] for line in hlo.splitlines() if " copy(" in line
+    ]
+
+
 def test_the_derivative_of_a_lookup_adds_rows():
     rng = np.random.default_rng(0)
     table = rng.integers(-9, 9, (40, 16)).astype(np.float32)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_gpu import errors
+from pallas_gpu import errors, ops
 from tests.support.composition.row import (
     CELLS,
     SHARDED,
@@ -172,6 +172,28 @@ def sharded_in_a_program(way: Way) -> None:
     way.run(jax.jit(lambda x: k(jnp.sin(x) + 1)), jax.device_put(X, on(jax.P("d"))))
 
 
+def ready(way: Way) -> None:
+    f = sharded(lambda x: ops.collectives.all_reduce(x, "d"))
+    way.check(f, XS, expected=np.stack([XS.sum(axis=0)] * 2))
+
+
+def ready_in_scan(way: Way) -> None:
+    """Several launches, in each of which the devices meet."""
+
+    def step(x, _):
+        return ops.collectives.rotate(x, "d") + 1, None
+
+    f = sharded(lambda x: lax.scan(step, x, length=3)[0])
+    way.check(f, XS, expected=XS[::-1] + 3)
+
+
+def gradient_of_ready(way: Way) -> None:
+    weights = np.arange(4.0, dtype=np.float32)[:, None]
+    f = sharded(lambda x: ops.collectives.all_gather(x, "d"))
+    g = jax.grad(lambda xs: (f(xs) * weights).sum())
+    way.check(g, XS, expected=np.ones_like(XS) * [[0 + 2], [1 + 3]])
+
+
 # Before a launch shardings are known, and the error is this package's own.
 _KNOWN = dataclasses.replace(SHARDED, error=errors.UnsupportedError)
 _SHARDED = {"eager": _KNOWN, "jit": SHARDED}
@@ -205,6 +227,9 @@ ROWS = (
     Row("`vmap` in a `shard_map`", inside_shard_map, devices=2),
     Row("`pmap`", pmap, devices=2),
     Row("arguments on another device", placed, devices=2),
+    Row("`ops.collectives` in a `shard_map`", ready, devices=2),
+    Row("`ops.collectives` in a `lax.scan`", ready_in_scan, devices=2),
+    Row("`grad` of `ops.collectives`", gradient_of_ready, devices=2),
     Row("arguments that each of two devices has whole", replicated, devices=2),
     Row("arguments sharded over two devices", sharded_operand, _SHARDED, devices=2),
     Row(

@@ -8,6 +8,7 @@ long signals and copies to other devices take. NVLink multicast is not used.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import traceback
 
@@ -81,6 +82,35 @@ def on_two_axes():
         place = np.arange(n).reshape(sizes)
         y = (place % sizes[1]).reshape(n, 1, 1)
         np.testing.assert_array_equal(out, (xs + y)[::-1])
+
+
+def on_an_abstract_mesh():
+    """The devices are those of the operand; also of a program that is exported."""
+    program, xs = programs.PROGRAMS["push_tiles"], programs.operands(jax.device_count())
+    semantics = plgpu.LoweringSemantics.Warpgroup
+    f = jax.jit(programs.sharded(program, mesh().abstract_mesh, semantics))
+    x = placed(mesh(), xs)
+    np.testing.assert_array_equal(f(x), program.expected(xs))
+    exported = jax.export.export(
+        jax.jit(programs.sharded(program, mesh(), semantics)), platforms=["cuda"],
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")],
+    )(x)  # fmt: skip
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(jax.jit(again.call)(x), program.expected(xs))
+
+
+def in_another_order():
+    """A mesh whose devices are in another order than its positions is refused."""
+    reverse = jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("x",))
+    program = programs.PROGRAMS["put"]
+    local = programs.kernel(program, reverse.size, plgpu.LoweringSemantics.Lane)
+    try:
+        over(reverse, lambda x: local(x[0])[None])(
+            placed(reverse, programs.operands(reverse.size))
+        )
+    except plgpu.errors.UnsupportedError:
+        return
+    raise AssertionError("the mesh is accepted")
 
 
 def from_inline_code():
@@ -198,6 +228,8 @@ SHIFTS = {push: 1, pull: -1, by_threads: 1}
 CHECKS = {
     "in a scan": in_a_scan,
     "on two axes": on_two_axes,
+    "on an abstract mesh": on_an_abstract_mesh,
+    "in another order": in_another_order,
     "from inline code": from_inline_code,
     "signals": signals,
     "TMA stores": functools.partial(_tiles, push),
@@ -206,16 +238,19 @@ CHECKS = {
 }
 
 
-def main() -> None:
+def main() -> int:
+    failed = 0
     print(f"{jax.device_count()} x {jax.devices()[0].device_kind}", flush=True)
     for name, check in CHECKS.items():
         try:
             found = check()
             said = "ok" if found is None else f"ok {found[0]:.2f} {found[1]}"
         except Exception as error:
+            failed += 1
             said = "".join(traceback.format_exception(error))[-1200:]
         print(f"{name:20} {said}", flush=True)
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,7 +7,7 @@ who executes them, and `vector_values` for operations on values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from tests.support.sparsecore.machine import (
     Machine,
     ModuleError,
+    Steps,
     Subcore,
     View,
     Waiting,
@@ -30,7 +31,7 @@ __all__ = ["ModuleError", "execute", "run"]
 
 
 @operation("scf.for")
-def _for(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _for(s: Subcore, op: Any, args: list[Any]) -> Steps:
     low, high, step, *carried = args
     body = op.regions[0].blocks[0]
     for i in range(int(low), int(high), int(step)):
@@ -41,7 +42,7 @@ def _for(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 
 
 @operation("scf.if")
-def _if(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _if(s: Subcore, op: Any, args: list[Any]) -> Steps:
     region = op.regions[0 if args[0] else 1]
     if not len(region.blocks):
         return []
@@ -49,7 +50,7 @@ def _if(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 
 
 @operation("scf.while")
-def _while(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _while(s: Subcore, op: Any, args: list[Any]) -> Steps:
     before, after = (region.blocks[0] for region in op.regions)
     while True:
         s.env.update(zip(before.arguments, args, strict=True))
@@ -61,7 +62,7 @@ def _while(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 
 
 @operation("tpu.region", "tpu.trace")
-def _region(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _region(s: Subcore, op: Any, args: list[Any]) -> Steps:
     block = op.regions[0].blocks[0]
     results = yield from s.run(block)
     for inner in block.operations:
@@ -222,7 +223,7 @@ def _require_aligned(view: View, op: Any) -> None:
 
 
 @operation("tpu.enqueue_dma")
-def _enqueue_dma(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _enqueue_dma(s: Subcore, op: Any, args: list[Any]) -> Steps:
     src, dst = s.operand(op, "source"), s.operand(op, "target")
     if src.array.shape != dst.array.shape or src.array.dtype != dst.array.dtype:
         raise ModuleError(f"a copy of different arrays: {op}")
@@ -240,14 +241,14 @@ def _enqueue_dma(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 
 
 @operation("tpu.wait_dma2")
-def _wait_dma(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _wait_dma(s: Subcore, op: Any, args: list[Any]) -> Steps:
     src, dst = s.operand(op, "src"), s.operand(op, "dst")
     yield from s.wait(s.operand(op, "semaphore"), _units(src, dst), f"wait: {op}")
     return []
 
 
 @operation("tpu.enqueue_indirect_dma")
-def _enqueue_indirect(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _enqueue_indirect(s: Subcore, op: Any, args: list[Any]) -> Steps:
     src, dst = s.operand(op, "source"), s.operand(op, "target")
     offsets, ignored = s.operand(op, "offsets"), s.operand(op, "offset_filter")
     gather = dst.space == "vmem"
@@ -285,7 +286,7 @@ def _enqueue_indirect(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]
 
 
 @operation("tpu.wait_indirect_dma")
-def _wait_indirect(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _wait_indirect(s: Subcore, op: Any, args: list[Any]) -> Steps:
     src, dst = s.operand(op, "src"), s.operand(op, "dst")
     rows = dst if dst.space == "vmem" else src
     units = -(-rows.array.nbytes // 4)
@@ -299,19 +300,20 @@ def _wait_indirect(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 def _chosen(s: Subcore, op: Any, core: str, subcore: str) -> tuple[int, int]:
     given = [s.operand(op, name) if name else None for name in (core, subcore)]
     own = (s.core, s.subcore)
-    return tuple(
+    first, second = (
         mine if x is None else int(x) for x, mine in zip(given, own, strict=True)
     )
+    return first, second
 
 
 @operation("tpu.barrier")
-def _barrier(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _barrier(s: Subcore, op: Any, args: list[Any]) -> Steps:
     yield Waiting(None, "barrier")
     return []
 
 
 @operation("tpu.sem_signal")
-def _signal(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _signal(s: Subcore, op: Any, args: list[Any]) -> Steps:
     view = s.operand(op, "semaphore")
     other = _chosen(s, op, "core_id", "subcore_id")
     if other != (s.core, s.subcore):
@@ -322,20 +324,20 @@ def _signal(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
 
 
 @operation("tpu.sem_wait")
-def _sem_wait(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _sem_wait(s: Subcore, op: Any, args: list[Any]) -> Steps:
     view, amount = s.operand(op, "semaphore"), int(s.operand(op, "amount"))
     yield from s.wait(view, amount, f"wait: {op}")
     return []
 
 
 @operation("tpu.sem_read")
-def _sem_read(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _sem_read(s: Subcore, op: Any, args: list[Any]) -> Steps:
     yield Waiting(lambda: True, "")
     return [np.int32(s.operand(op, "semaphore").array)]
 
 
 @operation("tpu.fetch_and_add_sync")
-def _fetch_and_add(s: Subcore, op: Any, args: list[Any]) -> Iterator[Waiting]:
+def _fetch_and_add(s: Subcore, op: Any, args: list[Any]) -> Steps:
     yield Waiting(lambda: True, "")
     # The operand that MLIR calls core_id names a subcore of the core.
     other = (s.core, int(s.operand(op, "core_id")))

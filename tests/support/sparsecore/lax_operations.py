@@ -27,6 +27,13 @@ def _of(name: str, arguments: int = 1) -> Function:
     return function if arguments == 2 else lambda x, _: function(x)
 
 
+def _applied(name: str, to: Any = lambda x: x, second: bool = False) -> Function:
+    function = getattr(lax, name)
+    if second:
+        return lambda x, y: function(x, y & 7)
+    return lambda x, _: function(to(x))
+
+
 def _compared(name: str) -> Function:
     function = getattr(lax, name)
     return lambda x, y: jnp.where(function(x, y), x, y)
@@ -48,7 +55,7 @@ OPERATIONS: dict[str, tuple[Function, str]] = {
     **{n: (_of(f"bitwise_{n}", 2), "i") for n in ("and", "or", "xor")},
     "not": (_of("bitwise_not"), "i"),
     **{
-        n: (lambda x, y, n=n: getattr(lax, n)(x, y & 7), "i")
+        n: (_applied(n, second=True), "i")
         for n in ("shift_left", "shift_right_logical", "shift_right_arithmetic")
     },
     **{n: (_of(n), "i") for n in ("population_count", "clz")},
@@ -63,11 +70,11 @@ OPERATIONS: dict[str, tuple[Function, str]] = {
         )
     },
     **{
-        n: (lambda x, y, n=n: getattr(lax, n)(lax.abs(x) + 1), "f")
+        n: (_applied(n, lambda x: lax.abs(x) + 1), "f")
         for n in ("log", "log1p", "sqrt", "rsqrt", "acosh")
     },
     **{
-        n: (lambda x, y, n=n: getattr(lax, n)(x / (1 + lax.abs(x))), "f")
+        n: (_applied(n, lambda x: x / (1 + lax.abs(x))), "f")
         for n in ("asin", "acos", "atanh")
     },
     "atan2": (_of("atan2", 2), "f"),
@@ -154,9 +161,9 @@ def values(dtype: Any, target: str) -> tuple[np.ndarray, np.ndarray]:
         x[0, :3] = 0.5, 2.5, -1.5
         return tuple(np.asarray(jnp.asarray(x).astype(dtype)))
     low = 0 if jnp.dtype(dtype).kind == "u" else -9
-    x = rng.integers(low, 9, (2, n))
-    x[1] = np.where(x[1] == 0, 4, x[1])
-    return tuple(x.astype(dtype))
+    numbers = rng.integers(low, 9, (2, n))
+    numbers[1] = np.where(numbers[1] == 0, 4, numbers[1])
+    return tuple(numbers.astype(dtype))
 
 
 def kernel_of(chosen: Sequence[str], dtype: Any, target: str) -> Callable[..., Any]:
@@ -186,9 +193,56 @@ def kernel_of(chosen: Sequence[str], dtype: Any, target: str) -> Callable[..., A
     return operations
 
 
-def expected(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """What JAX computes."""
-    function = OPERATIONS[name][0]
-    with jax.disable_jit(False):
-        vmapped = jax.vmap(lambda x, y: function(x, y), axis_name="s")
-        return np.asarray(vmapped(x[None], y[None]))[0]
+def expected(chosen: Sequence[str], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """What JAX computes for each operation."""
+
+    def all_of(x: Any, y: Any) -> list[Any]:
+        return [OPERATIONS[name][0](x, y) for name in chosen]
+
+    results = jax.jit(jax.vmap(all_of, axis_name="s"))(x[None], y[None])
+    return [np.asarray(row)[0] for row in results]
+
+
+# Of scalars: f32 and i32, on scalar subcores, which have no vectors.
+SCALARS = {
+    name: OPERATIONS[name]
+    for name in (
+        *("add", "sub", "mul", "max", "min", "neg", "abs", "sign", "square"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "clamp", "integer_pow", "floor"),
+        *("is_finite", "convert float32", "convert int32"),
+    )
+} | {
+    f"{name} of integers": (OPERATIONS[name][0], "i")
+    for name in (
+        *("div", "rem", "and", "or", "xor", "not", "shift_left"),
+        *("shift_right_logical", "shift_right_arithmetic", "population_count", "clz"),
+    )
+}
+
+
+def scalar_kernel_of(chosen: Sequence[str], dtype: Any, target: str) -> Any:
+    """A kernel of two words on a scalar subcore; word i is that of operation i."""
+    n = -(-len(chosen) // 8) * 8
+
+    @plsc.kernel(
+        out_type=jax.ShapeDtypeStruct((n,), dtype),
+        mesh=plsc.ScalarSubcoreMesh(axis_name="c", num_cores=1),
+        scratch_types=[plsc.SMEM((8,), dtype), plsc.SMEM((n,), dtype)],
+        compiler_params=plsc.CompilerParams(target=target),
+    )
+    def scalars(x_ref, out_ref, x_smem, out_smem):
+        plsc.sync_copy(x_ref, x_smem)
+        x, y = x_smem[0], x_smem[1]
+        for i in range(n):
+            out_smem[i] = x
+        for i, name in enumerate(chosen):
+            out_smem[i] = SCALARS[name][0](x, y).astype(dtype)
+        plsc.sync_copy(out_smem, out_ref)
+
+    return scalars
+
+
+def scalar_names(dtype: Any) -> list[str]:
+    """The operations on scalars for a type."""
+    kinds = set(kinds_of(dtype))
+    return [n for n, (_, given) in SCALARS.items() if kinds & set(given)]

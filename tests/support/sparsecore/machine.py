@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,10 @@ class Waiting:
 
     ready: Callable[[], bool] | None
     what: str
+
+
+# What a subcore's code is while it runs: it yields what it waits for.
+Steps = Generator[Waiting, None, Any]
 
 
 def space_of(t: Any) -> str:
@@ -242,7 +246,7 @@ class Subcore:
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def run(self, block: ir.Block) -> Iterator[Waiting]:
+    def run(self, block: ir.Block) -> Steps:
         """Executes a block; the generator's value is what the block hands on."""
         for op in block.operations:
             name = op.operation.name
@@ -273,7 +277,7 @@ class Subcore:
 
         self.machine.start(Copy(parts, finish))
 
-    def wait(self, semaphore: View, units: int, what: str) -> Iterator[Waiting]:
+    def wait(self, semaphore: View, units: int, what: str) -> Steps:
         yield Waiting(lambda: int(semaphore.array) >= units, what)
         semaphore.array[...] -= units
 

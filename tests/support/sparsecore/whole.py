@@ -37,13 +37,20 @@ def interpreted(
     function: Callable[..., Any], *args: Any, target: str, seed: int = 0
 ) -> list[np.ndarray]:
     """What a function computes if the modules of its kernels are interpreted."""
-    closed = _traced(function, args, target)
 
     def run(params: dict[str, Any], arrays: Sequence[Any]) -> list[np.ndarray]:
         build = compiler.lower(CallParams(**params), tpu.target(target))
         given = [np.asarray(x) for x in arrays]
         return interpreter.execute(build.module, *given, seed=seed)
 
+    return evaluated(function, *args, target=target, run=run)
+
+
+def evaluated(
+    function: Callable[..., Any], *args: Any, target: str, run: Callable[..., Any]
+) -> list[np.ndarray]:
+    """What a function computes if `run(params, arrays)` runs its kernels."""
+    closed = _traced(function, args, target)
     return _evaluated(closed.jaxpr, closed.consts, jax.tree.leaves(args), run)
 
 

@@ -39,7 +39,7 @@ class Machine:
     ):
         self.execution = execution_of(params, choices)
         mesh = None if isinstance(devices, int) else devices
-        count = devices if mesh is None else mesh.size
+        count = devices if isinstance(devices, int) else devices.size
         self.devices = [
             Device(self.execution, params, target, _suffix(i, count, mesh), i)
             for i in range(count)

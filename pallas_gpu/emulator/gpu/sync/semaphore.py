@@ -112,7 +112,7 @@ class SemaphoreArray(Referent):
     def shape(self) -> tuple[int, ...]:
         return self._array.shape
 
-    def owned_by(self, owner: int | None) -> Referent:
+    def owned_by(self, owner: int | None) -> Any:
         theirs = self._array.owned_by(owner)
         if isinstance(theirs, MulticastArray):
             return MulticastArray(self.name, [self._find(x) for x in theirs.each])

@@ -85,4 +85,6 @@ def _read(ctx: RuleContext, *invals: Any) -> Any:
     pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
     needed = semaphore.read_scratch_bytes()
     room = scratch.of_bytes(ctx.kernel, needed, "semaphore_read", "one semaphore")
-    return elementwise.scalar(semaphore.read(pointer, room), I32)
+    value = semaphore.read(pointer, room)
+    _order_aliases(ctx)
+    return elementwise.scalar(value, I32)

@@ -19,6 +19,7 @@ from pallas_gpu.sparsecore.emitters.values import (
     Handle,
     constant,
     i32,
+    scalar_type,
 )
 from pallas_gpu.sparsecore.lowering.state import emits
 from pallas_gpu.sparsecore.primitives import loops
@@ -67,7 +68,7 @@ class Border:
             dtype = I32 if x.dtype == BOOL and not x.is_scalar else x.dtype
             count = conversions.registers_of(x.shape, dtype, self._lanes)
             if not count:
-                found.append(conversions.element_type(dtype))
+                found.append(scalar_type(dtype))
                 continue
             elements = conversions.register_elements(dtype, self._lanes)
             found += [conversions.vector_type(elements, dtype)] * count
@@ -85,7 +86,8 @@ class Border:
 
     def unpack(self, parts: Sequence[ir.Value]) -> list[Any]:
         """Returns MLIR's values as those of the program."""
-        rest, found = list(parts), []
+        rest = list(parts)
+        found: list[Any] = []
         for x in self.examples:
             if isinstance(x, Handle):
                 found.append(x)

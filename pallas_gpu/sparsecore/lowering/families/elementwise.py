@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.arch.tpu import Feature
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.values import (
@@ -38,7 +38,9 @@ SCALAR_FLOATS = frozenset(
 
 
 # What libtpu computes of words alone: narrow elements are widened and narrowed.
-_OF_FLOAT32 = frozenset(["rem", "tan", "atan", "asin", "acos", "atan2", "round"])
+_OF_FLOAT32 = frozenset(
+    ["rem", "sin", "cos", "tan", "atan", "asin", "acos", "atan2", "round"]
+)
 _OF_WORDS = frozenset(
     [
         *("div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic"),
@@ -54,7 +56,11 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     dtype = np.dtype(out.dtype)
     kind = elementwise.kind_of(args[-1].dtype)
     is_narrow = kind != "b" and args[-1].dtype.itemsize < WORD_BYTES
-    if not is_narrow or name not in (_OF_FLOAT32 if kind == "f" else _OF_WORDS):
+    is_scalar = all(x.is_scalar for x in args)
+    if is_scalar:
+        _require_scalar(name, ctx, args[-1].dtype)
+    wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
+    if not is_narrow or (name not in wide_only and not is_scalar):
         return _emitted(name, ctx, args, dtype)
     lanes = ctx.kernel.target.lanes
     if name in _OF_BITS:
@@ -70,6 +76,20 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
         parts = [arith.subi(x, constant(more, x.type)) for x in made.parts]
         made = made.with_parts(parts)
     return conversions.astype(made, dtype, lanes)
+
+
+def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
+    """Raises UnsupportedError for scalars that a subcore does not compute with."""
+    kind = elementwise.kind_of(dtype)
+    # libtpu ends its process at a division on a scalar subcore.
+    unknown = name not in SCALAR_FLOATS or name == "div"
+    if kind == "f" and unknown and not ctx.kernel.is_vector:
+        raise errors.UnsupportedError(
+            f"{name} of floats on a scalar subcore",
+            expected="add, sub, mul, max, min, floor, abs and comparisons of floats",
+            got=name,
+            hint="compute it in a kernel with a plsc.VectorSubcoreMesh",
+        )
 
 
 def _emitted(name: str, ctx: Any, args: Any, dtype: np.dtype) -> Array:
@@ -113,8 +133,13 @@ def filled(ctx: Any, x: Array, shape: tuple[int, ...], elements: int) -> Array:
         if x.dtype == BOOL:
             return conversions.mask_of(x, elements, ctx.kernel.target.lanes)
         return x
-    count = int(np.prod(shape)) // elements
-    return Array(shape, x.dtype, (broadcast(x.value, elements),) * count)
+    lanes = ctx.kernel.target.lanes
+    register = broadcast(x.value, elements if x.dtype == BOOL else lanes)
+    if x.dtype.itemsize < WORD_BYTES and x.dtype != BOOL:
+        parts = [register] * (elements // lanes)
+        register = conversions.packed(parts, x.dtype, "compressed")
+    count = int(np.prod(shape)) // elements_of(register)
+    return Array(shape, x.dtype, (register,) * count)
 
 
 def _rule(name: str) -> Any:

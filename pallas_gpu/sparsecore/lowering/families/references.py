@@ -22,7 +22,30 @@ _SEMAPHORES = {SemaphoreType.DMA: "dma_semaphore", SemaphoreType.REGULAR: "semap
 
 
 def _elements(ctx: Any, part: memory.Part) -> int:
-    return conversions.register_elements(part.handle.dtype, ctx.kernel.target.lanes)
+    """Returns the elements of a register, for an access to memory.
+
+    Raises:
+      UnsupportedError: narrow elements that are not next to each other in memory.
+    """
+    dtype, params = part.handle.dtype, ctx.kernel.params.compiler_params
+    if dtype.itemsize < 4 and part.handle.space == "smem":
+        raise errors.UnsupportedError(
+            f"a scalar of {dtype.name} in SMEM",
+            expected="elements of 32 bits",
+            got=f"{dtype.name}{list(part.handle.shape)}",
+            hint="declare SMEM of int32 or float32, and convert the array before the "
+            "call",
+        )
+    if dtype.itemsize < 4 and params.tiling == "compact":
+        raise errors.UnsupportedError(
+            f"vectors of {dtype.name} in VMEM under the compact tiling",
+            expected="elements of 32 bits, or tiling='sparsecore'",
+            got=f"{dtype.name}{list(part.shape)}, whose neighbours in memory are "
+            "elements of another row",
+            hint="pass plsc.CompilerParams(tiling='sparsecore'), or keep the array as "
+            "int32 and use plsc.bitcast",
+        )
+    return conversions.register_elements(dtype, ctx.kernel.target.lanes)
 
 
 # --- whole registers and scalars ------------------------------------------------------

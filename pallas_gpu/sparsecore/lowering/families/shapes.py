@@ -19,11 +19,11 @@ from pallas_gpu.sparsecore.emitters.values import (
     Array,
     broadcast,
     constant,
-    element_type,
     elements_of,
     extract,
     i32,
     known,
+    scalar_type,
 )
 from pallas_gpu.sparsecore.lowering.families.elementwise import filled
 from pallas_gpu.sparsecore.lowering.state import emits
@@ -74,7 +74,7 @@ def _iota(ctx: Any) -> Array:
     shape, dtype = tuple(out.shape), np.dtype(out.dtype)
     dimension = params["dimension"]
     if math.prod(shape) == 1:
-        return Array(shape, dtype, (constant(0, element_type(dtype)),))
+        return Array(shape, dtype, (constant(0, scalar_type(dtype)),))
     elements = ctx.kernel.target.lanes
     inner = math.prod(shape[dimension + 1 :])
     parts = []
@@ -174,9 +174,10 @@ def _dynamic_slice(ctx: Any, x: Array, *starts: Array) -> Array:
     sizes = ctx.eqn.params["slice_sizes"]
     numbers = [known(s.value) for s in starts]
     limits = [n - size for n, size in zip(x.shape, sizes, strict=True)]
-    if all(n is not None for n in numbers):
-        given = [min(max(n, 0), most) for n, most in zip(numbers, limits, strict=True)]
-        return _sliced(ctx, x, given, sizes)
+    given = [n for n in numbers if n is not None]
+    if len(given) == len(numbers):
+        inside = [min(max(n, 0), most) for n, most in zip(given, limits, strict=True)]
+        return _sliced(ctx, x, inside, sizes)
     if math.prod(sizes) != 1 or len(x.shape) != 1 or not lanes.is_scannable(x.dtype):
         raise _unsupported(ctx, "one element of a vector", ctx.out_aval)
     at = _clamped(starts[0].value, limits[0])

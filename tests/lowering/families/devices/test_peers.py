@@ -14,8 +14,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import offline
+from pallas_gpu.entry import placement
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.runtime.devices import ids_in_order
+from pallas_gpu.runtime.devices import check_processes
 from tests.support.devices import programs
 from tests.support.refusal import refused
 
@@ -175,7 +176,7 @@ def put_to_all(x, o, *_):
 
 LAUNCHES = {
     "no other device": (lambda x, o: o.set(x[...]), {}, ["metadata = false"]),
-    "another device": (put, {}, ["metadata = true", 'xla_replica_ids = ""']),
+    "another device": (put, {}, ["metadata = true", 'xla_replica_ids = "0,1"']),
     "no barrier": (
         put,
         {"skip_device_barrier": True},
@@ -203,25 +204,24 @@ def test_one_device_has_no_others():
     assert "metadata = false" in call_of(over(abstract((1,)), put), X)
 
 
-MESHES = {
-    "another order": [(1, 0), (0, 0)],
-    "some of the devices": [(2, 0), (3, 0)],
-    "several processes": [(0, 0), (1, 1)],
-}
+ORDERS = {"another order": (1, 0), "some of the devices": (2, 3)}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("order", ORDERS)
 @refused
-def test_meshes_that_are_refused(mesh):
-    devices = [SimpleNamespace(id=i, process_index=p) for i, p in MESHES[mesh]]
-    ids_in_order(devices, params_of(over(abstract((2,)), put)))
+def test_orders_of_devices_that_are_refused(order):
+    devices = [SimpleNamespace(id=i) for i in ORDERS[order]]
+    placement.require_order("put", devices, lambda: None)
 
 
-def test_a_mesh_of_all_devices_has_their_ids():
-    devices = [SimpleNamespace(id=i, process_index=i) for i in range(2)]
-    options = plgpu.CompilerParams(is_multi_process=True)
-    function = over(abstract((2,)), put, compiler_params=options)
-    assert ids_in_order(devices, params_of(function)) == (0, 1)
+@refused
+def test_processes_that_the_author_does_not_name():
+    devices = [SimpleNamespace(process_index=i) for i in range(2)]
+    several = plgpu.CompilerParams(is_multi_process=True)
+    check_processes(
+        devices, params_of(over(abstract((2,)), put, compiler_params=several))
+    )
+    check_processes(devices, params_of(over(abstract((2,)), put)))
 
 
 @pytest.mark.parametrize("devices", [1, 3])

@@ -390,9 +390,11 @@ def test_a_signal_through_a_lasting_semaphore_orders_accesses():
     everywhere.check(make, [ROWS], np.stack([ROWS[0], ROWS[0] + 1]))
 
 
-def signals(*increments):
+def signals(*increments, **device):
     """Signals of one semaphore at once."""
-    return lambda e: tuple(plgpu.SemaphoreSignal(e.q, inc=n) for n in increments)
+    return lambda e: tuple(
+        plgpu.SemaphoreSignal(e.q, inc=n, **device) for n in increments
+    )
 
 
 GOOD = {
@@ -405,8 +407,12 @@ GOOD = {
     "delay": lambda e: {"nanos": 100},
 }
 EFFECTS = {
-    "SemaphoreSignal.device_id": see.Refused(0),
-    "semaphore_signal.device_id": see.Refused(0),
+    "SemaphoreSignal.device_id": lambda: see.argument(
+        "semaphore_signal_parallel.signals", signals(1), signals(1, device_id=1)
+    ),
+    "semaphore_signal.device_id": [None, 1],
+    "semaphore_signal.device_id_type": "tests/primitives/devices/test_peers.py::"
+    "test_devices_are_logical_ids_in_the_program",
     "alloc_semaphore.shape": "test_semaphores_outlive",
     "semaphore_signal.inc": [1, 2],
     "semaphore_signal.memory_scope": ["sys", "gpu"],

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands that are sharded over devices outside `jax.shard_map`, which is an error.
+"""Operands and meshes of devices that a kernel cannot be launched with.
+
+Operands that are sharded over devices outside `jax.shard_map` are an error.
 
 Every device launches a kernel on whole operands: XLA would gather them first, without
 a word. Shardings are known in eager calls and for meshes whose axes are explicit; under
@@ -8,7 +10,7 @@ a word. Shardings are known in eager calls and for meshes whose axes are explici
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -52,10 +54,36 @@ def require_whole_types(name: str, avals: Sequence[Any]) -> None:
             require_whole(name, found, scope.called_at)
 
 
+def require_order(
+    name: str, devices: Iterable[Any], where: Callable[[], str | None]
+) -> None:
+    """Refuses a mesh that does not have all devices in row-major order.
+
+    Raises:
+      UnsupportedError: the ids of its devices are not 0, 1, 2 …
+    """
+    ids = tuple(device.id for device in devices)
+    if ids != tuple(range(len(ids))):
+        raise errors.UnsupportedError(
+            f"kernel {name}: the mesh does not have all devices in row-major order",
+            expected=f"devices 0 to {len(ids) - 1}, the last axis varying fastest",
+            got=f"devices {ids}",
+            hint="jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)",
+            where=where(),
+        )
+
+
 def checked(rule: Any) -> Any:
-    """Returns a lowering rule of the kernel primitive that refuses sharded operands."""
+    """Returns a lowering rule of the kernel primitive that refuses sharded operands.
+
+    And meshes whose positions are not the ids of all devices, where a kernel accesses
+    the memory of others.
+    """
 
     def with_check(ctx: Any, *args: Any, **params: Any) -> Any:
+        mesh = _jax.mesh_of_lowering(ctx)
+        if params["devices"] is not None and mesh is not None:
+            require_order(params["name"], mesh.devices.flat, scope.called_at)
         if args and _jax.is_partitioned(ctx) and not _jax.is_export(ctx):
             where, name = scope.called_at(), params["name"]
             args = _jax.mlir.lower_fun(

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines that a subcore logs, checks, and what the author knows of indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mosaic.python import tpu
+
+from pallas_gpu import _jax
+from pallas_gpu.primitives import debug, registers
+from pallas_gpu.sparsecore.emitters.values import Array, known
+from pallas_gpu.sparsecore.lowering.state import emits
+
+
+@emits(debug.debug_print_p)
+def _debug_print(ctx: Any, *values: Array) -> list[Any]:
+    """Logs the text in front of the value, and the value: a log has no format."""
+    line = debug.line_of(ctx.eqn)
+    parts = [part for value in values for part in value.parts]
+    for part in parts or [None]:
+        given = [] if part is None else [part]
+        tpu.log(given, line.texts[0].strip(), formatted=False)
+    return []
+
+
+@emits(_jax.debug_print_p)
+def _jax_debug_print(ctx: Any, *values: Array) -> list[Any]:
+    return _debug_print(ctx, *values)
+
+
+@emits(debug.debug_check_p)
+def _debug_check(ctx: Any, *values: Array) -> list[Any]:
+    # `unchecked` has dropped it, unless the author wants checks in the code.
+    raise ctx.kernel.no_rule(ctx.op)
+
+
+@emits(registers.multiple_of_p)
+def _multiple_of(ctx: Any, x: Array) -> Array:
+    divisor = ctx.eqn.params["divisor"]
+    if known(x.value) is not None:
+        return x
+    return x.with_parts([tpu.assume_multiple(x.value, divisor)])
