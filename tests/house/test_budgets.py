@@ -25,8 +25,8 @@ BUDGETS = {
     "lowering": 11100,
     "emitters": 14850,
     "mosaic": 5390,
-    "ops": 19150,
     # With ops/collectives: 2,000 lines.
+    "ops": 19250,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     "pipeline": 4680,
     "primitives": 9050,
