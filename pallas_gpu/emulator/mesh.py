@@ -31,10 +31,11 @@ def emulate_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs `fn` with all devices of its mesh in this process.
 
     `fn` calls a `jax.shard_map` over a `jax.sharding.AbstractMesh` (or a mesh of
-    devices, which are not used) with axes of type `Auto`. JAX needs one CPU device. Kernels run in the
-    emulator, those whose devices access each other's memory as one machine; errors are
-    raised as they are, without JAX's words around them. Everything else in the body
-    runs as under `jax.vmap` over each axis of the mesh, collectives included.
+    devices, which are not used) with axes of type `Auto`. JAX needs one CPU device.
+    Kernels run in the emulator, those whose devices access each other's memory as one
+    machine; errors are raised as they are, without JAX's words around them. Everything
+    else in the body runs as under `jax.vmap` over each axis of the mesh, collectives
+    included.
 
     Args:
       fn: a function of arrays.

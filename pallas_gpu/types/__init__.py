@@ -39,14 +39,6 @@ from pallas_gpu.types.copies.reductions import (
     signed_reduction,
 )
 from pallas_gpu.types.cost import CostEstimate
-from pallas_gpu.types.spaces.devices import (
-    DeviceIdType,
-    Devices,
-    MulticastRef,
-    Owner,
-    PeerMemRef,
-    split_owner,
-)
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
@@ -80,6 +72,14 @@ from pallas_gpu.types.refs import (
     transpose_ref,
 )
 from pallas_gpu.types.selection import select
+from pallas_gpu.types.spaces.devices import (
+    DeviceIdType,
+    Devices,
+    MulticastRef,
+    Owner,
+    PeerMemRef,
+    split_owner,
+)
 from pallas_gpu.types.spaces.memory_space import MemoryRef, MemorySpace, ScratchType
 from pallas_gpu.types.spaces.nvidia import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.spaces.resource import (

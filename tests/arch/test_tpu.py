@@ -33,6 +33,8 @@ def test_the_vmem_of_all_subcores_fills_the_pool(target):
 
 def test_a_missing_feature_names_the_chips_that_have_it():
     tpu.TPU7X.require(tpu.Feature.ROUND_TO_EVEN, "the step")
-    with pytest.raises(errors.TargetError, match="the step needs an instruction") as info:
+    with pytest.raises(
+        errors.TargetError, match="the step needs an instruction"
+    ) as info:
         tpu.V5P.require(tpu.Feature.ROUND_TO_EVEN, "the step")
     assert info.value.expected == "one of the targets tpu7x"

@@ -34,8 +34,6 @@ BUDGETS = {
     "runtime": 2680,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
     "sparsecore": 10700,
-    # With a child process that any machine's compiler runs in.
-    # Grows slice by slice.
     "testing": 3210,
     "timeline": 775,
     "types": 6010,

@@ -56,11 +56,10 @@ def make_kernel(
     c = config
     _check_depth(p, c)
     schedule = _Schedule(p, c)
-    factors = 2 if p.epilogue.gated else 1
     ring = operands_of(p, c, c.tile_m)
     scratch: dict[str, Any] = {
         "memory": _memory(schedule, ring),
-        "full": plgpu.Barrier(num_arrivals=1 + factors, num_barriers=c.stages),
+        "full": plgpu.Barrier(num_arrivals=1 + p.factors, num_barriers=c.stages),
         "empty": plgpu.Barrier(
             num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
         ),
@@ -70,7 +69,7 @@ def make_kernel(
     # An arrival of a cluster is expensive, so none where the sums are stored once.
     if schedule.sends:
         scratch["written"] = plgpu.Barrier(
-            num_arrivals=c.split * factors, num_barriers=c.warpgroups
+            num_arrivals=c.split * p.factors, num_barriers=c.warpgroups
         )
     many = [] if schedule.is_once else ["read"]
     for name in ("written", *many) if c.split > 1 and not schedule.sends else ():
@@ -99,11 +98,11 @@ def make_kernel(
 def _memory(schedule: _Schedule, ring: list[Any]) -> Any:
     """Returns the ring and the sums, which use the same memory where they can."""
     p, c = schedule.problem, schedule.config
-    columns, factors = c.own_n + _PAD, 2 if p.epilogue.gated else 1
+    columns = c.own_n + _PAD
     if schedule.sends:
-        sent = c.warpgroups, c.split, factors, schedule.share, columns
+        sent = c.warpgroups, c.split, p.factors, schedule.share, columns
         return [ring, plgpu.SMEM(sent, p.accumulator)]
-    stored = c.warpgroups, factors, schedule.part, columns
+    stored = c.warpgroups, p.factors, schedule.part, columns
     sums = plgpu.SMEM(stored, p.accumulator)
     return plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums]
 

@@ -88,10 +88,6 @@ def _blocks(p: Problem, c: SplitMatmulConfig) -> int:
     return _tiles(p, c.tile_m, c.tile_n) * c.split * c.clusters
 
 
-def _factors(p: Problem) -> int:
-    return 2 if p.epilogue.gated else 1
-
-
 def _rows(p: Problem) -> list[int]:
     """Returns the rows of tiles that suit a problem."""
     if p.transpose_a:
@@ -117,7 +113,7 @@ def _config(
     """Returns the configuration of which an SM runs `on_sm` blocks, if there is one."""
     (tile_m, tile_n), parts = tile, split * clusters
     tile_k = 128 // p.dtype.itemsize
-    sums = _factors(p) * tile_n // warpgroups * tile_m // 128
+    sums = p.factors * tile_n // warpgroups * tile_m // 128
     registers = on_sm * (warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
     steps = plgpu.cdiv(p.k, tile_k) // parts
     # The last cluster reads the sums of the others beside its accumulator.
@@ -144,14 +140,14 @@ def _config(
 
 def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     """Returns the SMEM of a block with a number of buffers."""
-    stage = (c.tile_m + _factors(p) * c.tile_n) * c.tile_k * p.dtype.itemsize
+    stage = (c.tile_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
     is_once = c.blocks >= _blocks(p, c)
     rows = c.tile_m if is_once else c.part
-    sums = c.warpgroups * _factors(p) * rows * (c.own_n + _PAD) * 4
+    sums = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
     ring = stages * stage
     if sends(c, is_once=is_once):
         rows = c.split * rows_sent(c)
-        sent = c.warpgroups * _factors(p) * rows * (c.own_n + _PAD) * 4
+        sent = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
         return ring + sent + _BARRIER_BYTES
     return (max(ring, sums) if is_once else ring + sums) + _BARRIER_BYTES
 
@@ -163,8 +159,8 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
     copies from the L2; or all of them wait for the device's memory.
     """
     item, blocks = p.dtype.itemsize, _blocks(p, c)
-    columns, depth = _factors(p) * c.tile_n, c.tile_k * item
-    sums = _factors(p) * c.own_n * c.tile_m // 128
+    columns, depth = p.factors * c.tile_n, c.tile_k * item
+    sums = p.factors * c.own_n * c.tile_m // 128
     registers = (c.warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
     space = smem_bytes(p, c, c.stages) + _RESERVED_BYTES
     most = plgpu.cdiv(min(c.blocks, blocks), _SMS)

@@ -102,11 +102,10 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     m, n = c.cluster_tile
     tiles = p.batch * c.parts * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
     waves = plgpu.cdiv(tiles, _SMS // c.cluster_size)
-    factors = 2 if p.epilogue.gated else 1
     item = p.dtype.itemsize
     # FLOP per microsecond and SM; tf32 has half the rate of 16-bit types.
-    rate = 860e6 / _SMS * 2 / item * min(1.0, c.tile_n * factors / 64)
-    products = 2 * c.block_m * c.tile_n * c.tile_k * factors / rate
+    rate = 860e6 / _SMS * 2 / item * min(1.0, c.tile_n * p.factors / 64)
+    products = 2 * c.block_m * c.tile_n * c.tile_k * p.factors / rate
     if c.tile_m == 64 and c.tile_n * item % 128 and not p.transpose_b:
         # Rows of B are those of a narrower swizzle.
         products *= 1.04
@@ -116,7 +115,7 @@ def cost(p: Problem, c: MatmulConfig) -> float:
         products *= 0.99 if c.tile_n == 256 else 1.02
     shared = 1 if c.cluster is None else 2
     rows = c.block_m / (shared if c.cluster == "n" else 1)
-    columns = c.tile_n * factors / (shared if c.cluster == "m" else 1)
+    columns = c.tile_n * p.factors / (shared if c.cluster == "m" else 1)
     # Bytes per microsecond that an SM receives from the L2; fewer where each block of a
     # cluster loads its own wide rows of B.
     bandwidth = 60e3 if c.cluster == "n" and c.tile_m == 64 else 78e3
@@ -125,8 +124,10 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     copies = (rows + columns) * c.tile_k * item / bandwidth
     # Each instruction reads 64 rows of A, unless they are in registers, and all
     # columns of B.
-    read = CONSUMERS * c.tile_m // 64 * (c.tile_n + (0 if p.turns_a else 64)) * factors
-    filled = c.block_m + c.tile_n * factors
+    read = (
+        CONSUMERS * c.tile_m // 64 * (c.tile_n + (0 if p.turns_a else 64)) * p.factors
+    )
+    filled = c.block_m + c.tile_n * p.factors
     if p.turns_a:
         filled += c.block_m
     accesses = (read + filled) * c.tile_k * item / _SMEM_BYTES_PER_US
@@ -162,8 +163,7 @@ def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig
 
 def _stages(p: Problem, c: MatmulConfig) -> int:
     """Returns the number of buffers that fit in SMEM beside the epilogue's."""
-    factors = 2 if p.epilogue.gated else 1
-    stage = (c.block_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize
+    stage = (c.block_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
     part = CONSUMERS * 2 * c.epilogue_m * c.epilogue_n
     others = part * p.out_dtype.itemsize + _BARRIER_BYTES
     if p.residual_dtype is not None:

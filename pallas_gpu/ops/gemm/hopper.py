@@ -328,6 +328,7 @@ class Schedule:
             self.copy_scales(mem, slot, block, rows, copy)
 
 
+# For kernels that visit tiles in an order of their own.
 produce = Schedule.produce
 
 
@@ -383,7 +384,7 @@ class Consumer:
         acc = plgpu.ACC((c.tile_m, c.tile_n), p.accumulator)
         return plgpu.run_scoped(
             functools.partial(self.accumulate, first_step),
-            *[acc] * (1 + p.epilogue.gated),
+            *[acc] * p.factors,
         )
 
     def accumulate(self, first_step, *accumulators) -> list[Any]:

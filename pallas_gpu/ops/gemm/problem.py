@@ -67,6 +67,11 @@ class Problem:
         return self.dtype, self.dtype if self.right is None else self.right
 
     @property
+    def factors(self) -> int:
+        """Products of a tile: with B, and with the gate."""
+        return 2 if self.epilogue.gated else 1
+
+    @property
     def accumulator(self) -> Any:
         """The type of the tensor core's sums: integers are added as integers."""
         return jnp.int32 if set(self.types) == {jnp.dtype(jnp.int8)} else jnp.float32
@@ -105,14 +110,13 @@ class Problem:
     @property
     def flops(self) -> int:
         """Multiplications and additions."""
-        factors = 2 if self.epilogue.gated else 1
-        return 2 * self.batch * self.m * self.n * self.k * factors
+        return 2 * self.batch * self.m * self.n * self.k * self.factors
 
     @property
     def bytes(self) -> int:
         """Bytes that are read and written at least once."""
         a = self.m * self.k * (1 if self.shared_a else self.batch)
         b = self.n * self.k * (1 if self.shared_b else self.batch)
-        b *= 2 if self.epilogue.gated else 1
+        b *= self.factors
         out = math.prod(self.out_shape) * (2 if self.epilogue.residual else 1)
         return (a + b) * self.dtype.itemsize + out * self.out_dtype.itemsize

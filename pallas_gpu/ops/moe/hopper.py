@@ -103,7 +103,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 def _body(problem, sizes, offset, *refs, operands, out_smem, tables) -> None:
     *indices, a = refs[: 1 + problem.gathered]
     *b, out = refs[1 + problem.gathered :]
-    matrices = 1 + problem.epilogue.gated
+    matrices = problem.factors
     b, scales = b[:matrices], b[matrices:]
     wg, source, ring = lax.axis_index("wg"), Rows(a, *indices), operands
 
@@ -221,7 +221,7 @@ def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None
     @plgpu.when(row < tile.end)
     def _():
         acc = plgpu.ACC((c.tile_m, c.tile_n))
-        parts = plgpu.run_scoped(accumulate, *[acc] * (1 + problem.epilogue.gated))
+        parts = plgpu.run_scoped(accumulate, *[acc] * problem.factors)
         _store(problem, parts, out, out_smem, row, tile.end, tile.column)
 
     @plgpu.when(row >= tile.end)

@@ -155,15 +155,22 @@ def _operands(
     """Returns the arrays of `Problem.operands`."""
     rows, columns = scaled_hopper.Schedule(p, config).tiles.extent
     k_blocks, n_blocks = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
-    a_blocks = jnp.ones((k_blocks, plgpu.align_to(p.m, 4)), jnp.float32)
-    b_blocks = jnp.ones((k_blocks, n_blocks), jnp.float32)
-    if a_scale is not None and not {"a_scale", "row_scale"} & set(p.scales):
-        a_blocks = aligned(a_scale.T)
-    if b_scale is not None and not {"b_scale", "column_scale"} & set(p.scales):
-        b_blocks = b_scale.T if transpose_b else b_scale
+    blocks_of_a = a_scale is not None and not {"a_scale", "row_scale"} & {*p.scales}
+    blocks_of_b = b_scale is not None and not {"b_scale", "column_scale"} & {*p.scales}
+
+    def a_blocks():
+        if blocks_of_a:
+            return aligned(a_scale.T)
+        return jnp.ones((k_blocks, plgpu.align_to(p.m, 4)), jnp.float32)
+
+    def b_blocks():
+        if blocks_of_b:
+            return b_scale.T if transpose_b else b_scale
+        return jnp.ones((k_blocks, n_blocks), jnp.float32)
+
     found = {
-        "a_blocks": lambda: a_blocks,
-        "b_blocks": lambda: b_blocks,
+        "a_blocks": a_blocks,
+        "b_blocks": b_blocks,
         "a_scale": lambda: a_scale.reshape(1),
         "b_scale": lambda: b_scale.reshape(1),
         "row_scale": lambda: padded(a_scale.reshape(p.m), rows),

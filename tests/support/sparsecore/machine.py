@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -257,7 +257,7 @@ class Subcore:
                 results = VALUES[name](op, args)
             elif name in OPERATIONS:
                 results = OPERATIONS[name](self, op, args)
-                if isinstance(results, Iterator):
+                if isinstance(results, Generator):
                     results = yield from results
             else:
                 raise NotImplementedError(name)
