@@ -16,17 +16,16 @@ from pallas_gpu import _jax, arch, errors, expect, resources, types
 from pallas_gpu.entry import (
     assumed_target,
     call,
-    captured,
     check,
     expand,
     mutable,
     over_arrays,
     profiling,
-    repeated,
     scope,
     trace,
     warp,
 )
+from pallas_gpu.entry.caching import captured, repeated
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values

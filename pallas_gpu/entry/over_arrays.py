@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect
-from pallas_gpu.entry import repeated, scope
+from pallas_gpu.entry import scope
+from pallas_gpu.entry.caching import repeated
 
 # Arguments of launches elsewhere, with what to write instead.
 LAUNCH = {

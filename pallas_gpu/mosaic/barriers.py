@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, gpu, memref
 from pallas_gpu import errors
 from pallas_gpu.emitters import addressing, cluster, elected, mbarrier, module
 from pallas_gpu.emitters.sync import semaphore
-from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.memory import memrefs
 from pallas_gpu.mosaic.scalars import (
     ThreadSubset,
     as_i32,

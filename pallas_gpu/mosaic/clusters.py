@@ -9,8 +9,9 @@ from jaxlib.mlir.dialects import gpu
 from pallas_gpu import errors
 from pallas_gpu.emitters import addressing
 from pallas_gpu.emitters.grids import launch_control
-from pallas_gpu.mosaic import elements, memrefs
+from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.barriers import BarrierRef, rank_along
+from pallas_gpu.mosaic.memory import memrefs
 from pallas_gpu.mosaic.scalars import single_thread_predicate, when
 from pallas_gpu.types.profiling.threads import ThreadSubset
 

@@ -27,8 +27,8 @@ from pallas_gpu.layouts.gmem.tma_plan import TmaPlan, fitting_dims, plan_dims
 from pallas_gpu.layouts.gmem.tma_view import MAX_BOX, PhysicalDim, SlicedArray
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import Window, row_major_strides
-from pallas_gpu.mosaic import memrefs
-from pallas_gpu.mosaic.memref_shapes import parse_indices
+from pallas_gpu.mosaic.memory import memrefs
+from pallas_gpu.mosaic.memory.memref_shapes import parse_indices
 from pallas_gpu.mosaic.scalars import as_i32
 from pallas_gpu.mosaic.transforms import MemRefTransform, TileTransform
 from pallas_gpu.types import OOBFillMode

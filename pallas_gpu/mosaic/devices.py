@@ -15,8 +15,8 @@ from pallas_gpu.emitters import module
 from pallas_gpu.emitters.devices import multimem, peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
-from pallas_gpu.mosaic import memrefs
-from pallas_gpu.mosaic.memref_shapes import memref_slice
+from pallas_gpu.mosaic.memory import memrefs
+from pallas_gpu.mosaic.memory.memref_shapes import memref_slice
 from pallas_gpu.mosaic.scalars import as_i32
 
 # How `FragmentedArray.load_reduce_untiled` combines what the devices have.

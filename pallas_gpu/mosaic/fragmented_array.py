@@ -24,11 +24,12 @@ from pallas_gpu.emitters.tensor_cores import wgmma
 from pallas_gpu.layouts import LinearLayout, TiledLayout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.placement import place_registers
-from pallas_gpu.mosaic import elements, layouts, memrefs, transfers
+from pallas_gpu.mosaic import elements, layouts, transfers
 from pallas_gpu.mosaic.devices import MultimemReductionOp, MultimemRef
 from pallas_gpu.mosaic.held import from_register
 from pallas_gpu.mosaic.layouts import FragmentedLayout
-from pallas_gpu.mosaic.memref_shapes import parse_indices
+from pallas_gpu.mosaic.memory import memrefs
+from pallas_gpu.mosaic.memory.memref_shapes import parse_indices
 from pallas_gpu.mosaic.operators import Operators
 from pallas_gpu.mosaic.scalars import debug_print
 

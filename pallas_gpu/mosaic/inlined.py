@@ -16,10 +16,10 @@ from jaxlib.mlir.dialects import memref as memref_dialect
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.emitters.cluster import Group
 from pallas_gpu.emitters.tensor_cores.tmem import TmemView
-from pallas_gpu.mosaic import memrefs
 from pallas_gpu.mosaic.barriers import BarrierRef, CollectiveBarrierRef
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
 from pallas_gpu.mosaic.launch_context import LaunchContext
+from pallas_gpu.mosaic.memory import memrefs
 from pallas_gpu.mosaic.tcgen05 import TMEMRef
 
 # The context of the kernel that is being lowered, and of its recorder or None.

@@ -20,7 +20,8 @@ from pallas_gpu import errors, expect, types
 from pallas_gpu.bridge.torch import TorchFunction, as_torch_kernel
 from pallas_gpu.emitters.module import WARPGROUP_THREADS
 from pallas_gpu.entry import kernel as entry
-from pallas_gpu.entry import over_arrays, repeated
+from pallas_gpu.entry import over_arrays
+from pallas_gpu.entry.caching import repeated
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.mosaic.launch_context import LaunchContext
 from pallas_gpu.mosaic.scratch import (

@@ -20,10 +20,11 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.gmem import GmemView
 from pallas_gpu.emitters.registers import Array
 from pallas_gpu.emitters.smem import SmemView, predicated
-from pallas_gpu.mosaic import copies, devices, memrefs
+from pallas_gpu.mosaic import copies, devices
 from pallas_gpu.mosaic.barriers import group_along, scoped
 from pallas_gpu.mosaic.devices import GLOBAL_BROADCAST as GLOBAL_BROADCAST
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
+from pallas_gpu.mosaic.memory import memrefs
 from pallas_gpu.mosaic.transforms import Rounding as Rounding
 from pallas_gpu.types import AsyncCopyImplementation, CopyPartition, OOBFillMode
 from pallas_gpu.types import LoweringSemantics as LoweringSemantics

@@ -24,10 +24,11 @@ from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.layouts.tmem.layout import COLUMNS, LEAST_COLUMNS, allocated_columns
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import elements, layouts, memrefs
+from pallas_gpu.mosaic import elements, layouts
 from pallas_gpu.mosaic.barriers import BarrierRef
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray
-from pallas_gpu.mosaic.memref_shapes import parse_indices
+from pallas_gpu.mosaic.memory import memrefs
+from pallas_gpu.mosaic.memory.memref_shapes import parse_indices
 from pallas_gpu.mosaic.scalars import as_i32, i32
 
 LAYOUT = layouts.TCGEN05_LAYOUT

@@ -19,7 +19,7 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.layouts.registers.placement import place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
-from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.memory import memrefs
 
 View = SmemView | GmemView
 

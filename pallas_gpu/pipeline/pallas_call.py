@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import mutable, over_arrays, repeated, scope
+from pallas_gpu.entry import mutable, over_arrays, scope
+from pallas_gpu.entry.caching import repeated
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.program import Program

@@ -28,7 +28,8 @@ BUDGETS = {
     # With ops/collectives: 2,000 lines.
     "ops": 19250,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
-    "pipeline": 4680,
+    # Several tiles of a pallas_call in one CTA, and their order.
+    "pipeline": 4840,
     "primitives": 9050,
     "program": 2600,
     "runtime": 2680,

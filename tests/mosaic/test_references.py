@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, memref, vector
 
 from pallas_gpu import mosaic as mgpu
-from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.memory import memrefs
 from tests.support import mosaic_bodies as bodies
 from tests.support.refusal import refused_by
 

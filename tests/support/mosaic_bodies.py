@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.emitters import module
 from pallas_gpu.lockstep.machine import run_module
-from pallas_gpu.mosaic import memrefs
+from pallas_gpu.mosaic.memory import memrefs
 from tests.support import card
 from tests.support.everywhere import has_gpu
 from tests.support.finished import emitted, smem_view

@@ -12,8 +12,9 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.emitters.registers import Deferred
 from pallas_gpu.emitters.tensor_cores import wgmma as emitters
-from pallas_gpu.mosaic import elements, memrefs
+from pallas_gpu.mosaic import elements
 from pallas_gpu.mosaic.fragmented_array import FragmentedArray, optimization_barrier
+from pallas_gpu.mosaic.memory import memrefs
 
 
 class WGMMAAccumulator:

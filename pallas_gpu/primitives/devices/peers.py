@@ -42,8 +42,9 @@ def remote_ref(
     st.global, red, atom and the copies of TMA act. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; what accesses the reference
-    is complete as an access to the device's own memory is. What a device stores there is visible to the other one after a signal that it waits
-    for: `semaphore_signal(..., device_id=...)`, after `wait_smem_to_gmem` for copies.
+    is complete as an access to the device's own memory is. What a device stores there
+    is visible to the other one after a signal that it waits for:
+    `semaphore_signal(..., device_id=...)`, after `wait_smem_to_gmem` for copies.
     All devices start the kernel before any of them accesses another one's memory,
     unless `CompilerParams(skip_device_barrier=True)`; a kernel ends when its own device
     is done, so wait for the others' last accesses before it does.

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import call, captured, mutable, over_arrays, scope
+from pallas_gpu.entry import call, mutable, over_arrays, scope
+from pallas_gpu.entry.caching import captured
 from pallas_gpu.entry.kernel import check_types, interpretation, scratch_of
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, scoped

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, types
-from pallas_gpu.entry import call, captured
+from pallas_gpu.entry import call
+from pallas_gpu.entry.caching import captured
 
 # Of each kind, for different types of arguments: the oldest is dropped.
 _MOST = 64

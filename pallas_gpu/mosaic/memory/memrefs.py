@@ -27,7 +27,7 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elements
-from pallas_gpu.mosaic.memref_shapes import (
+from pallas_gpu.mosaic.memory.memref_shapes import (
     DYNAMIC,
     Index,
     memref_transpose,
