@@ -84,6 +84,11 @@ ARGUMENTS: dict[str, Reasons] = {
     },
     "CompilerParams": {
         **_new("waits are spans of a profiled kernel, too", "profile_waits"),
+        **_new(
+            "tiles of a `pallas_call` that a CTA visits, in this order",
+            "persistent",
+            "strip",
+        ),
         **_new("for arrays in symmetric memory", "is_multi_process"),
         **_new("compiles for another GPU than the attached one", "target"),
         **_new("blocks stay in GMEM, as Triton's do", "block_memory_space"),

@@ -48,7 +48,7 @@ MOSAIC: dict[str, Row] = {
         "more operations keep a layout (`reshape`, slices, reductions of any axes), "
         "padding of layouts included; `to_layout` finds every way between lanes of a "
         "warp; `reduce` takes names, not functions; `astype` rounds to nearest; "
-        "`store_tiled_async`, `load_reduce_untiled` and the generators `transfer_*` "
+        "`store_tiled_async` and the generators `transfer_*` "
         "are not there"
     ),
     "FragmentedLayout": differs(

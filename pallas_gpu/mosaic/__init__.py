@@ -40,11 +40,11 @@ _FILES: dict[str, tuple[str, ...]] = {
         *("WGMMA_TRANSPOSED_LAYOUT", "WGSplatFragLayout"),
         *("WGStridedFragLayout", "tmem_native_layout"),
     ),
-    "memref_shapes": (
+    "memory.memref_shapes": (
         *("memref_fold", "memref_reshape", "memref_slice", "memref_transpose"),
         *("memref_unfold", "memref_unsqueeze", "parse_indices"),
     ),
-    "memrefs": ("memref_ptr", "ptr_as_memref"),
+    "memory.memrefs": ("memref_ptr", "ptr_as_memref"),
     "partition": ("Partition", "Partition1D"),
     "scalars": (
         *("DynamicSlice", "ThreadSubset", "c", "commit_shared", "debug_print", "ds"),

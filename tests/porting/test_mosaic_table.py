@@ -79,7 +79,7 @@ METHODS = [
 
 @every(METHODS)
 def test_a_method_is_there_with_the_same_arguments(theirs, ours, method):
-    missing = {"store_tiled_async", "load_reduce_untiled", "signal_multimem"}
+    missing = {"store_tiled_async", "signal_multimem"}
     if method in missing or method.startswith("transfer_"):
         assert not hasattr(ours, method)
         return

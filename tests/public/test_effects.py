@@ -278,6 +278,8 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
             for steps in (1, 2)
         )
     ),
+    "CompilerParams.persistent": "tests/pipeline/test_persistent.py",
+    "CompilerParams.strip": "tests/pipeline/test_persistent.py",
     "CompilerParams.block_memory_space": "tests/pipeline/test_pallas_call.py::"
     "test_a_block_in_gmem_is_accessed_there",
     **{

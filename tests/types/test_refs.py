@@ -32,7 +32,7 @@ def test_an_update_keeps_what_it_does_not_name():
 def test_values_are_no_references():
     assert base_aval(np.zeros(3)) is None
     assert base_aval("text") is None
-    assert describe(3) == "int, not a reference"
+    assert describe(3) == "3, not a reference"
 
 
 def test_attributes_of_references_and_views():

@@ -49,7 +49,9 @@ CALLS = {
         lambda x, axis: lax.all_to_all(x, axis, 1, 1, tiled=True),
     ),
     "rotate": (
-        lambda x, axis, **options: collectives.rotate(x, axis, -1, **options),
+        lambda x, axis, **options: collectives.rotate(
+            x, axis, distance=-1, **options
+        ),
         lambda x, axis: lax.ppermute(
             x, axis, [(i, i - 1) for i in range(1, lax.axis_size(axis))]
             + [(0, lax.axis_size(axis) - 1)],
