@@ -44,10 +44,14 @@ def test_equals_numpy_in_every_schedule(name):
 _QUICK = ("embedding_lookup with missing rows", "embedding_bag", "dispatch", "top_k")
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_emitted_module_computes_the_same(name):
+def _skip_in_a_tier(name):
     if not tiers.runs_everything() and name not in _QUICK:
         pytest.skip("its operations are those of the others")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_emitted_module_computes_the_same(name):
+    _skip_in_a_tier(name)
     arguments = _arguments(name)
     for chip in CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]:
         got = whole.interpreted(CASES[name].call, *arguments, target=chip, seed=1)
@@ -57,6 +61,7 @@ def test_the_emitted_module_computes_the_same(name):
 @needs_libtpu
 @pytest.mark.parametrize("name", CASES)
 def test_libtpu_makes_the_streams_that_were_written(name):
+    _skip_in_a_tier(name)
     for chip in CHIPS if tiers.runs_everything() else [tiers.one_of(name, CHIPS)]:
         found = set()
         for build in whole.builds(CASES[name].call, *_arguments(name), target=chip):
@@ -68,6 +73,7 @@ def test_libtpu_makes_the_streams_that_were_written(name):
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.large])
 def test_a_vector_takes_a_bundle(name):
+    _skip_in_a_tier(name)
     (build,) = whole.builds(CASES[name].call, *CASES[name].large(), target="tpu7x")
     loops = emitted.finished(build).program.vector.loops
     found = [loop.bundles_per_vector for loop in loops if loop.loads >= 8]
