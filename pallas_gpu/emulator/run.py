@@ -171,4 +171,7 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 call.register_eager_emulator(_eager)
 call.register_emulator_lowering(lowering_rule)
-_jax.mlir.register_lowering(call.kernel_p, placement.checked(_cpu_rule), platform="cpu")
+# Not cached: each call of a kernel of several devices has a rendezvous of its own.
+_jax.mlir.register_lowering(
+    call.kernel_p, placement.checked(_cpu_rule), platform="cpu", cacheable=False
+)

@@ -114,7 +114,12 @@ def refuse_foreign(values: Any, what: str) -> None:
       values: one or several arguments.
       what: the function and the argument, e.g. `"kernel: scratch_types"`.
     """
-    for leaf in jax.tree.leaves(values, is_leaf=is_foreign):
+    try:
+        leaves = jax.tree.leaves(values, is_leaf=is_foreign)
+    except ValueError:
+        # Keys of a dict that JAX cannot sort, names of axes and tuples of them.
+        return
+    for leaf in leaves:
         if is_foreign(leaf):
             kind = leaf if isinstance(leaf, type) else type(leaf)
             ours = _OURS.get(kind.__name__, kind.__name__)

@@ -34,7 +34,7 @@ BUDGETS = {
     "program": 2600,
     "runtime": 2680,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
-    "sparsecore": 10700,
+    "sparsecore": 10770,
     "testing": 3210,
     "timeline": 775,
     "types": 6010,

@@ -209,7 +209,9 @@ def test_a_second_machine_refuses_what_it_has_no_rule_for(abacus):
 
 
 @refused
-def test_a_target_of_no_machine_is_refused():
+def test_a_target_of_no_machine_is_refused(monkeypatch):
+    nvidia = machine._MACHINES["nvidia"]
+    monkeypatch.setattr(machine, "_MACHINES", {"nvidia": nvidia})
     f, args = kernel(sum_of_words)
     offline.lower(f, *args, target=AbacusTarget("abacus3", words=3))
 

@@ -165,14 +165,14 @@ def reduce_scatter(
       x: the device's array.
       axis_name: name of an axis of the mesh, or a tuple of names.
       scatter_dimension: dimension that is divided, a multiple of the number of devices.
-      reduction: "add", "min", "max"; for integers also "and", "or", "xor", by the
-        kernel alone.
+      reduction: "add", "min", "max"; for integers also "and", "or", "xor".
       method, num_blocks, compiler_params, interpret: see `all_gather`.
 
     Raises:
       UnsupportedError: `method="kernel"`, and it cannot reach the devices.
       ShapeError: the dimension is not a multiple of the number of devices.
       ArgumentError: the array has no such dimension.
+      DTypeError: bits of floating-point numbers.
     """
     what = "reduce_scatter"
     call = Call(
@@ -214,6 +214,7 @@ def all_reduce(
 
     Raises:
       UnsupportedError: the method needs a kernel, which cannot reach the devices.
+      DTypeError: bits of floating-point numbers.
     """
     call = Call(
         "all_reduce", axis_name, method, reduction=reduction,
@@ -419,7 +420,6 @@ def _reduced(f: Any, call: Call, x: jax.Array) -> jax.Array:
     """Combines; only sums have a derivative.
 
     Raises:
-      UnsupportedError: only a kernel has this reduction, and none is used.
       DTypeError: bits of floating-point numbers.
     """
     bitwise = call.reduction in ("and", "or", "xor")

@@ -120,7 +120,8 @@ def all_gather_matmul(
       axis_name: name of an axis of the mesh, or a tuple of names.
       method: "kernel", one for both; "separate", a kernel each; "lax", the collective
         of `jax.lax` and a kernel; None chooses.
-      config: of the product, see `MatmulConfig`.
+      config: of the kernel that does both, see `MatmulConfig`, without `transposed` and
+        `parts`; other kernels choose theirs.
       compiler_params, interpret: see `kernel`.
 
     Returns:
@@ -220,27 +221,54 @@ def _problem(call: _Call, m: int, x: jax.Array, w: jax.Array) -> Problem:
     )
 
 
+def _config(call: _Call, p: Problem, choose: Any) -> MatmulConfig:
+    """Returns the configuration of a kernel whose CTAs wait for those of others.
+
+    Raises:
+      ArgumentError: the kernel does not have it.
+    """
+    c = call.config
+    if c is None:
+        c = choose(p)
+        return dataclasses.replace(c, blocks=min(c.blocks, _sm_count()))
+    if c.transposed or c.parts > 1 or c.blocks > _sm_count():
+        raise errors.ArgumentError(
+            f"{call.what}: the configuration is not one of this kernel",
+            expected=f"transposed=False, parts=1, and at most {_sm_count()} blocks, "
+            "which run at the same time",
+            got=f"transposed={c.transposed}, parts={c.parts}, blocks={c.blocks}",
+            hint="leave config out, or pass method='separate'",
+        )
+    return c
+
+
+def _sm_count() -> int:
+    """Returns the SMs of each GPU that is there, or of the default target."""
+    gpus = [d for d in jax.devices() if d.platform == "gpu"]
+    return min((d.core_count for d in gpus), default=arch.SM_90A.sm_count)
+
+
 def _run_gathered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     p = _problem(call, x.shape[0], x, w)
     if not call.is_fused(p, None):
         return call.product(call.gather(x), w)
-    kernel = gathered_product.make_kernel(
-        p, call.config or gathered_product.choose(p), call.group, **call.of_kernels
-    )
+    config = _config(call, p, gathered_product.choose)
+    kernel = gathered_product.make_kernel(p, config, call.group, **call.of_kernels)
     return kernel(x[None], w[None]).reshape(-1, p.n)
 
 
 def _run_scattered(call: _Call, x: jax.Array, w: jax.Array) -> jax.Array:
     n = call.group.size
     p = _problem(call, x.shape[0] // n, x, w)
-    reason = None
-    if p.m % _ROWS or p.n % _COLUMNS:
-        reason = f"a result of {p.m} x {p.n}, not multiples of {_ROWS} and {_COLUMNS}"
+    reason, rows, columns = None, _ROWS, _COLUMNS
+    if call.config is not None:
+        rows, columns = call.config.epilogue_m, call.config.epilogue_n
+    if p.m % rows or p.n % columns:
+        reason = f"a result of {p.m} x {p.n}, not multiples of {rows} and {columns}"
     if not call.is_fused(p, reason):
         return call.scatter(call.product(x, w))
-    kernel = scattered_product.make_kernel(
-        p, call.config or scattered_product.choose(p), call.group, **call.of_kernels
-    )
+    config = _config(call, p, scattered_product.choose)
+    kernel = scattered_product.make_kernel(p, config, call.group, **call.of_kernels)
     return kernel(x.reshape(n, p.m, p.k), w[None])[0]
 
 

@@ -190,7 +190,15 @@ def _positions(device_id: Any, devices: types.Devices, who: str) -> dict[Any, An
     if isinstance(device_id, Mapping):
         found: dict[Any, Any] = {}
         for name, at in device_id.items():
-            found |= _on_axes(name, at, devices, who)
+            more = _on_axes(name, at, devices, who)
+            if twice := sorted(map(str, found.keys() & more.keys())):
+                raise errors.ArgumentError(
+                    f"{who}: device_id names an axis twice",
+                    expected="one position on each axis",
+                    got=", ".join(twice),
+                    hint="name the axis alone, or in one tuple of axes",
+                )
+            found |= more
         return found
     several = tuple(device_id) if expect.is_sequence(device_id) else (device_id,)
     if len(several) != len(devices.names):

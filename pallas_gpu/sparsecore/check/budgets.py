@@ -60,7 +60,12 @@ def _used(region: Region, tiling: str) -> Counter[Space]:
         inner: Counter[Space] = Counter()
         for body in op.regions:
             inner |= _used(body, tiling)
-        most |= own + inner
+        found = own + inner
+        # An argument of the function: those of all scopes are there at once.
+        shared = most[VMEM_SHARED] + found[VMEM_SHARED]
+        most |= found
+        if shared:
+            most[VMEM_SHARED] = shared
     return most
 
 

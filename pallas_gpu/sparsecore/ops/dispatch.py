@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
 from pallas_gpu.sparsecore.ops._rows import (
     ALIGNMENT,
@@ -53,6 +54,13 @@ def dispatch(
       OutOfResources: too many experts or positions.
     """
     experts = require_rows(experts, "dispatch", "experts")
+    if x.shape[0] != experts.size:
+        raise errors.ShapeError(
+            "dispatch: a token does not have one expert",
+            expected=f"{x.shape[0]} experts, one for each row",
+            got=experts.size,
+            hint="call it once for each of several experts of a token",
+        )
     launch = Launch(target, interpret)
     source, places = _numbered(experts, num_experts, capacity, launch)
     rows = embedding_lookup(x, source, missing=True, target=target, interpret=interpret)

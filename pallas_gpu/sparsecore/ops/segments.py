@@ -62,6 +62,13 @@ def segment_sum(
     """
     data = require_matrix(data, "segment_sum", "the data", TYPES)
     segments = require_rows(segments, "segment_sum", "segments")
+    if data.shape[0] != segments.size or num_segments < 1:
+        raise errors.ShapeError(
+            "segment_sum: a row does not have one segment, or there is none",
+            expected=f"{data.shape[0]} segments, and num_segments of 1 or more",
+            got=f"{segments.size} segments, num_segments={num_segments}",
+            hint="pass the segment of each row of the data",
+        )
     return summed(data, None, segments, num_segments, Launch(target, interpret))
 
 

@@ -38,7 +38,9 @@ def sort(
     """Sorts each row, and moves the elements of `values` with it.
 
     Registers are sorted by an instruction, and merged by a bitonic network over them.
-    The order of equal keys is not defined.
+    The order of equal keys is not defined. Where columns are not a power of two of
+    registers, keys that equal the last of all (infinity or the largest integer; the
+    first ones if `descending`) may have the value 0 instead of theirs.
 
     Args:
       keys: (rows, columns) of float32 or int32; 8 rows fit a quarter of VMEM.

@@ -23,10 +23,10 @@ WORDS = (jnp.int32, jnp.uint32, jnp.float32)
 def vector(x: Any, who: str, what: str, dtypes: Any = None) -> jax.Array:
     """Returns a value as a vector; raises unless it has one dimension and a dtype."""
     x = values.array(x, f"{who}: {what}")
-    if x.ndim != 1:
+    if x.ndim != 1 or x.size == 1:
         raise errors.ShapeError(
             f"{who}: {what} is not a vector",
-            expected="one dimension",
+            expected="one dimension of several elements",
             got=f"{x.dtype.name}{list(x.shape)}",
             hint="vectors are registers: plsc.get_sparse_core_info().num_lanes words",
         )

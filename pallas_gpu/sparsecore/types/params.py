@@ -45,7 +45,7 @@ class CompilerParams:
 
     target: str | None = None
     tiling: Literal["compact", "sparsecore"] = "compact"
-    opt_level: Literal["O0", "O1", "O2", "O3"] = "O3"
+    opt_level: Literal["O1", "O2", "O3"] = "O3"
     skip_device_barrier: bool = False
     has_side_effects: bool = False
     debug_checks: bool = False

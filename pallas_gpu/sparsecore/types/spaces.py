@@ -74,7 +74,7 @@ class Space(Resource):
                 got=self.describe(aval, shape),
                 hint=self.copy_first,
             )
-        if self.vectors and not shape:
+        if self.vectors and math.prod(shape) == 1:
             raise errors.MemorySpaceError(
                 f"a scalar is read from {self.name} or written to it",
                 expected="a vector, of the shape of a register",

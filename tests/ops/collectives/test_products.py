@@ -125,6 +125,20 @@ REFUSED = {
     "blackwell": lambda f: f(X, W, "d", method="kernel", **ON_BLACKWELL),
     "method": lambda f: f(X, W, "d", method="ring"),
     "config": lambda f: f(X, W, "d", config=3),
+    "a transposed kernel": lambda f: f(
+        jnp.concatenate([X, X]),
+        W,
+        "d",
+        method="kernel",
+        config=ops.MatmulConfig(**SMALL, transposed=True),
+    ),
+    "parts of wider columns": lambda f: f(
+        jnp.concatenate([X, X]),
+        jnp.concatenate([W, W[:, :32]], 1),
+        "d",
+        method="kernel",
+        config=ops.MatmulConfig(),
+    ),
 }
 
 

@@ -135,6 +135,7 @@ def multicast(o):
 
 USES = {
     "an unknown axis": lambda x, o, t, s: store(o, {"z": 0}),
+    "an axis twice": lambda x, o, t, s: store(o, {("x", "y"): 0, "x": 0}),
     "an unknown axis of several": lambda x, o, t, s: store(o, {("x", "z"): 0}),
     "a position outside": lambda x, o, t, s: store(o, {"x": 2}),
     "a negative position": lambda x, o, t, s: store(o, (0, -1)),

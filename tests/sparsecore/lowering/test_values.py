@@ -49,12 +49,22 @@ def _chosen(x):
     return lax.switch(jnp.argmax(x[:16]) - 14, branches)
 
 
+def _steps_that_are_left(x):
+    return lax.fori_loop(0, 10, lambda i, y: y * 2 - i, x, unroll=4)
+
+
 def _of_scalars(x):
     return x + jnp.exp(x[41]) / (1 + x[43])
 
 
+def _one_of_a_mask(x):
+    return jnp.where((x > 0)[41], x, -x)
+
+
 _BODIES = {f.__name__: f for f in (_whole, _halves, _until_none, _carried_mask)}
-_BODIES |= {f.__name__: f for f in (_chosen, _of_scalars)}
+_BODIES |= {
+    f.__name__: f for f in (_chosen, _of_scalars, _steps_that_are_left, _one_of_a_mask)
+}
 
 
 def _through(function):

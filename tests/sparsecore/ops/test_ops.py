@@ -150,6 +150,12 @@ MISTAKES = {
     "sums of bf16": lambda: ops.segment_sum(
         jnp.ones((4, 8), jnp.bfloat16), np.zeros(4, np.int32), 3
     ),
+    "a segment too few": lambda: ops.segment_sum(
+        np.ones((4, 8), np.float32), np.zeros(3, np.int32), 3
+    ),
+    "an expert too few": lambda: ops.dispatch(
+        np.ones((4, 8), np.float32), np.zeros(3, np.int32), 2, 8
+    ),
     "keys and values": lambda: ops.sort(
         np.ones((4, 8), np.float32), np.ones((4, 9), np.float32)
     ),

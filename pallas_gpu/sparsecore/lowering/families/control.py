@@ -106,20 +106,26 @@ class Border:
 @emits("scan")
 def _scan(ctx: Any, *args: Any) -> list[Any]:
     params = ctx.eqn.params
-    n_consts, _ = _jax.scan_arity(params)
+    n_consts, n_carry = _jax.scan_arity(params)
+    if len(args) != n_consts + n_carry or len(ctx.op.results) != n_carry:
+        # Arrays that a scan goes through, or stacks.
+        raise ctx.kernel.no_rule(ctx.op)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
     length, unroll = params["length"], int(params["unroll"])
 
-    def steps(values: list[Any]) -> list[Any]:
-        for copy in range(unroll):
+    def steps(values: list[Any], copies: range) -> list[Any]:
+        for copy in copies:
             values = ctx.run(0, [*consts, *values], copy)
         return values
 
-    if length == unroll:
-        return steps(carry)
-    bounds = [i32(n) for n in (0, length // unroll, 1)]
-    made, _ = _for(ctx, bounds, carry, lambda _, values: steps(values))
-    return made
+    trips, rest = divmod(length, unroll)
+    if trips == 1:
+        carry = steps(carry, range(unroll))
+    elif trips > 1:
+        bounds = [i32(n) for n in (0, trips, 1)]
+        every = range(unroll)
+        carry, _ = _for(ctx, bounds, carry, lambda _, values: steps(values, every))
+    return steps(carry, range(unroll, unroll + rest))
 
 
 def _for(

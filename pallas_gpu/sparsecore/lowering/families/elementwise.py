@@ -69,7 +69,7 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
             x.with_parts(x.parts, np.dtype(f"u{x.dtype.itemsize}")) for x in args
         )
     wide = [conversions.widened(x, lanes) for x in args]
-    made = _emitted(name, ctx, wide, wide[-1].dtype)
+    made = _emitted(name, ctx, wide, dtype if dtype == BOOL else wide[-1].dtype)
     if name == "clz":
         # The zeros in front of the narrow element do not count.
         more = 8 * (WORD_BYTES - dtype.itemsize)
@@ -83,6 +83,7 @@ def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
     kind = elementwise.kind_of(dtype)
     # libtpu ends its process at a division on a scalar subcore.
     unknown = name not in SCALAR_FLOATS or name == "div"
+    unknown |= name == "integer_pow" and ctx.eqn.params["y"] < 0
     if kind == "f" and unknown and not ctx.kernel.is_vector:
         raise errors.UnsupportedError(
             f"{name} of floats on a scalar subcore",

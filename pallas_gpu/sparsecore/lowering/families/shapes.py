@@ -15,6 +15,7 @@ from pallas_gpu import errors
 from pallas_gpu.sparsecore.emitters import conversions, lanes
 from pallas_gpu.sparsecore.emitters.elementwise import ROWS
 from pallas_gpu.sparsecore.emitters.values import (
+    BOOL,
     I32,
     Array,
     broadcast,
@@ -150,7 +151,11 @@ def _sliced(ctx: Any, x: Array, starts: Sequence[int], sizes: Sequence[int]) -> 
     elements = elements_of(x.parts[0])
     if math.prod(sizes) == 1:
         # A lane of narrow integers ends libtpu on v5p.
-        wide = conversions.widened(x, ctx.kernel.target.lanes)
+        count = ctx.kernel.target.lanes
+        if x.dtype == BOOL:
+            wide = conversions.astype(x, I32, count)
+        else:
+            wide = conversions.widened(x, count)
         elements = elements_of(wide.parts[0])
         lane = extract(wide.parts[first // elements], first % elements)
         scalar = Array(tuple(sizes), wide.dtype, (lane,))
