@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from examples import Case, normal
+from examples import paged_decode
 from examples.chunked_scan import product
-from examples.paged_decode import reference
 
 _TILES = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 # Rows of a product by wgmma.
@@ -90,18 +90,4 @@ def ring_decode(
     )(q, k_pages, v_pages, table, lengths)
 
 
-_BF16 = jnp.bfloat16
-CASES = [
-    Case(
-        ring_decode,
-        reference,
-        (
-            normal(0, 3, 2, 8, 64, dtype=_BF16),
-            normal(1, 12, 2, 32, 64, dtype=_BF16),
-            normal(2, 12, 2, 32, 64, dtype=_BF16),
-            np.array([[3, 1, 0, 0], [5, 7, 9, 11], [2, 0, 0, 0]], np.int32),
-            np.array([40, 128, 1], np.int32),
-        ),
-        2e-2,
-    )
-]
+CASES = [dataclasses.replace(case, function=ring_decode) for case in paged_decode.CASES]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import overload
 
 from pallas_gpu import errors, expect
-from pallas_gpu.arch.target import Target
+from pallas_gpu.arch.target import Featured, Target
 
 
 class Feature(enum.Enum):
@@ -38,7 +38,7 @@ STATIC_SMEM_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class GpuTarget:
+class GpuTarget(Featured):
     """One compilation target and its limits; implements `arch.Target`.
 
     The limits per block and SM are those of the CUDA programming guide's table
@@ -104,27 +104,16 @@ class GpuTarget:
             "TMEM columns": self.tmem_columns,
         }
 
-    def has(self, feature: Feature) -> bool:
-        """True if the target has the feature."""
-        return feature in self.features
+    @property
+    def others(self) -> Iterable[GpuTarget]:
+        """All targets of the machine."""
+        return TARGETS.values()
 
-    def require(self, feature: Feature, who: str) -> None:
-        """Raises TargetError unless the target has the feature.
-
-        Args:
-          feature: the required feature.
-          who: the operation that requires it; the message starts with it.
-        """
-        if self.has(feature):
-            return
-        owners = ", ".join(t.name for t in TARGETS.values() if t.has(feature))
-        raise errors.TargetError(
-            f"{who} needs {feature.value}, which {self.name} does not have",
-            expected=f"one of the targets {owners}",
-            got=f"{self.name} (compute capability "
-            f"{self.compute_capability[0]}.{self.compute_capability[1]})",
-            hint=f"choose another target, or avoid {who}",
-        )
+    @property
+    def described(self) -> str:
+        """The target, for messages."""
+        major, minor = self.compute_capability
+        return f"{self.name} (compute capability {major}.{minor})"
 
 
 _HOPPER = frozenset(

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
+
+from pallas_gpu import errors
 
 
 @runtime_checkable
@@ -36,3 +38,46 @@ class Target(Protocol):
 
     def require(self, feature: Any, who: str) -> None:
         """Raises TargetError unless the target has the feature."""
+
+
+class Featured:
+    """What a target says of its features, by their set.
+
+    Attributes:
+      name: the target's.
+      features: what it has.
+    """
+
+    name: str
+    features: frozenset[Any]
+
+    @property
+    def others(self) -> Iterable[Featured]:
+        """All targets of the machine."""
+        raise NotImplementedError
+
+    @property
+    def described(self) -> str:
+        """The target, for messages."""
+        return self.name
+
+    def has(self, feature: Any) -> bool:
+        """True if the target has the feature."""
+        return feature in self.features
+
+    def require(self, feature: Any, who: str) -> None:
+        """Raises TargetError unless the target has the feature.
+
+        Args:
+          feature: the required feature.
+          who: the operation that requires it; the message starts with it.
+        """
+        if self.has(feature):
+            return
+        owners = ", ".join(t.name for t in self.others if t.has(feature))
+        raise errors.TargetError(
+            f"{who} needs {feature.value}, which {self.name} does not have",
+            expected=f"one of the targets {owners}",
+            got=self.described,
+            hint=f"choose another target, or avoid {who}",
+        )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pallas_gpu import errors, expect
+from pallas_gpu.arch.target import Featured
 
 
 class Feature(enum.Enum):
@@ -22,7 +23,7 @@ class Feature(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class TpuTarget:
+class TpuTarget(Featured):
     """One chip with SparseCores; implements `arch.Target`.
 
     Sizes are in words of 32 bits.
@@ -71,26 +72,10 @@ class TpuTarget:
             "SMEM words of a scalar subcore": self.scalar_smem_words,
         }
 
-    def has(self, feature: Feature) -> bool:
-        """True if the chip has the feature."""
-        return feature in self.features
-
-    def require(self, feature: Feature, who: str) -> None:
-        """Raises TargetError unless the chip has the feature.
-
-        Args:
-          feature: the required feature.
-          who: the operation that requires it; the message starts with it.
-        """
-        if self.has(feature):
-            return
-        owners = ", ".join(t.name for t in TARGETS.values() if t.has(feature))
-        raise errors.TargetError(
-            f"{who} needs {feature.value}, which {self.name} does not have",
-            expected=f"one of the targets {owners}",
-            got=self.name,
-            hint=f"choose another target, or avoid {who}",
-        )
+    @property
+    def others(self) -> Iterable[TpuTarget]:
+        """All targets of the machine."""
+        return TARGETS.values()
 
 
 V5P = TpuTarget(

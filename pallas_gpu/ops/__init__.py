@@ -75,7 +75,6 @@ __all__ = [
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
     _rules.clear_cache()
-    collectives.clear_cache()
 
 
 def __dir__() -> list[str]:

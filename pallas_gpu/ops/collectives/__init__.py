@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over several devices, as kernels that reach into each other's memory."""
 
-from pallas_gpu.ops.collectives import exchange as _exchange
-from pallas_gpu.ops.collectives import gathered_product as _gathered
-from pallas_gpu.ops.collectives import scattered_product as _scattered
 from pallas_gpu.ops.collectives.calls import (
     all_gather,
     all_reduce,
@@ -34,12 +31,6 @@ __all__ = [
     "rotate",
     "unreachable",
 ]
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    for module in (_exchange, _gathered, _scattered):
-        module.make_kernel.cache_clear()
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives import exchange
-from pallas_gpu.ops.collectives.devices import AxisName, Group, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import AxisName, DeviceCall, Group, varying
 from pallas_gpu.ops.collectives.exchange import REDUCTIONS, Exchange
 from pallas_gpu.ops.rules import Array, Interpret
 
@@ -37,40 +37,27 @@ Dimension = Annotated[int, expect.integer()]
 Blocks = Annotated[int | None, expect.optional(expect.integer(1))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What does not depend on the values; hashable.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call(DeviceCall):
+    """A call of a collective of one array.
 
     Attributes:
-      what: name of the public function.
-      axis_name: of the devices.
-      method: as the caller states it.
       dimension: of the operand, that is gathered or scattered.
       reduction: how elements are combined.
       distance: of a rotation.
-      blocks, compiler_params, interpret: of the kernel.
+      blocks: CTAs of the kernel, at most.
     """
 
-    what: str
-    axis_name: Any
-    method: str | None
     dimension: int = 0
     reduction: str = "add"
     distance: int = 1
     blocks: int | None = None
-    compiler_params: plgpu.CompilerParams | None = None
-    interpret: Any = None
-
-    @property
-    def group(self) -> Group:
-        """The devices."""
-        return Group.along(self.axis_name)
 
     def takes_kernel(self, dtype: Any) -> bool:
         """Returns whether a kernel does it."""
         if self.method is None and not _moves(dtype):
             return False
-        return takes_kernel(self.what, self.axis_name, self.method)
+        return self.reaches()
 
     def run(self, kind: Any, x: jax.Array) -> jax.Array:
         """Runs a kernel on an array of (rows, parts, length)."""
@@ -134,8 +121,8 @@ def all_gather(
       >>> jax.shard_map(lambda x: ops.collectives.all_gather(x, "d"), ...)
     """
     call = Call(
-        "all_gather", axis_name, method, _dimension(x, gather_dimension, "all_gather"),
-        blocks=num_blocks, compiler_params=compiler_params, interpret=interpret,
+        "all_gather", axis_name, method, compiler_params, interpret,
+        dimension=_dimension(x, gather_dimension, "all_gather"), blocks=num_blocks,
     )  # fmt: skip
     return _all_gather(call, varying(x, call.group))
 
@@ -176,8 +163,8 @@ def reduce_scatter(
     """
     what = "reduce_scatter"
     call = Call(
-        what, axis_name, method, _dimension(x, scatter_dimension, what), reduction,
-        blocks=num_blocks, compiler_params=compiler_params, interpret=interpret,
+        what, axis_name, method, compiler_params, interpret, reduction=reduction,
+        dimension=_dimension(x, scatter_dimension, what), blocks=num_blocks,
     )  # fmt: skip
     _require_divisible(x, call.dimension, call.group, what)
     return _reduced(_reduce_scatter, call, varying(x, call.group))
@@ -217,8 +204,8 @@ def all_reduce(
       DTypeError: bits of floating-point numbers.
     """
     call = Call(
-        "all_reduce", axis_name, method, reduction=reduction,
-        blocks=num_blocks, compiler_params=compiler_params, interpret=interpret,
+        "all_reduce", axis_name, method, compiler_params, interpret,
+        reduction=reduction, blocks=num_blocks,
     )  # fmt: skip
     return _reduced(_all_reduce, call, varying(x, call.group))
 
@@ -257,8 +244,7 @@ def all_to_all(
     """
     what = "all_to_all"
     call = Call(
-        what, axis_name, method,
-        blocks=num_blocks, compiler_params=compiler_params, interpret=interpret,
+        what, axis_name, method, compiler_params, interpret, blocks=num_blocks
     )  # fmt: skip
     split, concat = (_dimension(x, i, what) for i in (split_axis, concat_axis))
     _require_divisible(x, split, call.group, what)
@@ -294,14 +280,13 @@ def rotate(
       UnsupportedError: `method="kernel"`, and it cannot reach the devices.
     """
     call = Call(
-        "rotate", axis_name, method, distance=distance,
-        blocks=num_blocks, compiler_params=compiler_params, interpret=interpret,
+        "rotate", axis_name, method, compiler_params, interpret,
+        distance=distance, blocks=num_blocks,
     )  # fmt: skip
     return _rotate(call, varying(x, call.group))
 
 
-# --- what the functions do, and their derivatives
-# --------------------------------------
+# --- what the functions do, and their derivatives -------------------------------------
 
 
 def _with_derivative(f: Any, backward: Any, n_static: int = 1) -> Any:
@@ -433,8 +418,8 @@ def _reduced(f: Any, call: Call, x: jax.Array) -> jax.Array:
     if call.reduction == "add":
         return f(call, x)
     scatter = f is _reduce_scatter
-    few = call.group.size == 1
-    if not few and not call.takes_kernel(x.dtype) and (bitwise or scatter):
+    alone = call.group.size == 1
+    if not alone and not call.takes_kernel(x.dtype) and (bitwise or scatter):
         gathered = lax.all_gather(x, call.axis_name, axis=0, tiled=False)
         whole = functools.reduce(exchange.reduction(call.reduction), gathered)
         if not scatter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -105,6 +106,95 @@ class Group:
         plgpu.when(first)(lambda: plgpu.semaphore_wait(done, ctas * (self.size - 1)))
 
 
+@dataclasses.dataclass(frozen=True)
+class DeviceCall:
+    """What does not depend on the values in a call of a collective; hashable.
+
+    Attributes:
+      what: name of the public function.
+      axis_name: of the devices.
+      method: as the caller states it.
+      compiler_params, interpret: of the kernel.
+    """
+
+    what: str
+    axis_name: Any
+    method: str | None
+    compiler_params: plgpu.CompilerParams | None
+    interpret: Any
+
+    @property
+    def group(self) -> Group:
+        """The devices."""
+        return Group.along(self.axis_name)
+
+    @property
+    def of_kernels(self) -> dict[str, Any]:
+        """Parameters of the kernels."""
+        return {"compiler_params": self.compiler_params, "interpret": self.interpret}
+
+    def reaches(self) -> bool:
+        """Returns whether a kernel does it, and not the collective of `jax.lax`.
+
+        Raises:
+          UnsupportedError: the method needs a kernel, which cannot reach the devices.
+        """
+        if self.method == "lax":
+            return False
+        reason = unreachable(self.axis_name)
+        if reason is None or self.method is None:
+            return reason is None
+        raise errors.UnsupportedError(
+            f"{self.what}: a kernel cannot reach the devices along {self.axis_name!r}",
+            expected="a jax.shard_map over all axes of a mesh of several devices of "
+            "one process",
+            got=reason,
+            hint='omit method, or method="lax": the collective of jax.lax',
+        )
+
+
+def launch(
+    group: Group,
+    name: str,
+    body: Callable[..., None],
+    out_type: Any,
+    units: int,
+    ctas: int,
+    **of_kernels: Any,
+) -> Any:
+    """Returns a kernel at whose end the devices meet.
+
+    Args:
+      group: the devices.
+      name: of the kernel.
+      body: `body(me, unit, *refs)` does a unit of the work of the device at `me`.
+      out_type: types of the results.
+      units: number of units of a device.
+      ctas: number of CTAs that share them, at most.
+      of_kernels: compiler parameters and interpretation.
+    """
+    ctas = max(1, min(ctas, units))
+
+    def kernel(*refs: Any) -> None:
+        done = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
+        me = group.me()
+
+        @plgpu.nd_loop((units,), collective_axes="cta")
+        def _(info: Any) -> None:
+            body(me, info.index[0], *refs)
+
+        group.meet(done, me, lax.axis_index("cta"), ctas)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        grid=(ctas,),
+        grid_names=("cta",),
+        kernel_name=name,
+        **of_kernels,
+    )
+
+
 def divided(value: Any, by: int) -> tuple[Any, Any]:
     """Returns quotient and remainder of an i32 scalar that is not negative."""
     return lax.div(value, np.int32(by)), lax.rem(value, np.int32(by))
@@ -137,26 +227,6 @@ def unreachable(axis_name: AxisName) -> str | None:
     if jax.process_count() > 1:
         return "the devices are those of several processes"
     return None
-
-
-def takes_kernel(what: str, axis_name: Any, method: str | None) -> bool:
-    """Returns whether a kernel does it, and not the collective of `jax.lax`.
-
-    Raises:
-      UnsupportedError: the method needs a kernel, which cannot reach the devices.
-    """
-    if method == "lax":
-        return False
-    reason = unreachable(axis_name)
-    if reason is None or method is None:
-        return reason is None
-    raise errors.UnsupportedError(
-        f"{what}: a kernel cannot reach the devices along {axis_name!r}",
-        expected="a jax.shard_map over all axes of a mesh of several devices of one "
-        "process",
-        got=reason,
-        hint='omit method, or method="lax": the collective of jax.lax',
-    )
 
 
 def varying(x: Any, group: Group) -> Any:

@@ -29,7 +29,8 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.collectives.devices import Group, divided
+from pallas_gpu.ops.collectives.devices import Group, divided, launch
+from pallas_gpu.ops.rules import cached
 
 THREADS = 128
 _VECTOR_BYTES = 16
@@ -114,27 +115,20 @@ def quantum(dtype: Any) -> int:
     return THREADS * _VECTOR_BYTES // jnp.dtype(dtype).itemsize
 
 
-@functools.lru_cache(maxsize=256)
+@cached
 def make_kernel(e: Exchange, compiler_params: Any, interpret: Any) -> Any:
     """Returns the kernel: a function of the operand."""
-    ctas = min(e.blocks, e.tiles)
 
-    def body(x: Any, out: Any) -> None:
-        done = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
-        me = e.group.me()
+    def move(me: Any, tile: Any, x: Any, out: Any) -> None:
+        _move(e, me, x, out, *_position(e, tile))
 
-        @plgpu.nd_loop((e.tiles,), collective_axes="cta")
-        def _(info: Any) -> None:
-            _move(e, me, x, out, *_position(e, info.index[0]))
-
-        e.group.meet(done, me, lax.axis_index("cta"), ctas)
-
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((e.rows, e.parts_out, e.length), e.dtype),
-        grid=(ctas,),
-        grid_names=("cta",),
-        kernel_name=f"collective_{e.kind}",
+    return launch(
+        e.group,
+        f"collective_{e.kind}",
+        move,
+        jax.ShapeDtypeStruct((e.rows, e.parts_out, e.length), e.dtype),
+        e.tiles,
+        e.blocks,
         compiler_params=compiler_params,
         interpret=interpret,
     )

@@ -22,9 +22,10 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.collectives.calls import Method
 from pallas_gpu.ops.collectives.devices import (
     AxisName,
+    DeviceCall,
     Group,
     divided,
-    takes_kernel,
+    launch,
     varying,
 )
 from pallas_gpu.ops.collectives.exchange import THREADS
@@ -52,31 +53,17 @@ class Dispatched(NamedTuple):
     slots: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """What does not depend on the values; hashable."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Call(DeviceCall):
+    """A call for so many experts on all devices, with room for `capacity` rows."""
 
-    what: str
-    axis_name: Any
-    method: str | None
     experts: int
     capacity: int
-    compiler_params: plgpu.CompilerParams | None
-    interpret: Any
-
-    @property
-    def group(self) -> Group:
-        """The devices."""
-        return Group.along(self.axis_name)
 
     @property
     def local(self) -> int:
         """Experts of a device."""
         return self.experts // self.group.size
-
-    def takes_kernel(self) -> bool:
-        """Returns whether a kernel does it."""
-        return takes_kernel(self.what, self.axis_name, self.method)
 
 
 @expect.arguments()
@@ -126,8 +113,9 @@ def dispatch(
     _check("dispatch", x, experts)
     capacity = x.shape[0] if capacity is None else capacity
     call = _Call(
-        "dispatch", axis_name, method, num_experts, capacity, compiler_params, interpret
-    )
+        "dispatch", axis_name, method, compiler_params, interpret,
+        experts=num_experts, capacity=capacity,
+    )  # fmt: skip
     if num_experts % size:
         raise errors.ShapeError(
             "dispatch: experts cannot be divided among the devices",
@@ -185,8 +173,8 @@ def combine(
             hint="pass what the experts make of Dispatched.rows",
         )
     call = _Call(
-        "combine", axis_name, method, y.shape[0] * size, y.shape[2],
-        compiler_params, interpret,
+        "combine", axis_name, method, compiler_params, interpret,
+        experts=y.shape[0] * size, capacity=y.shape[2],
     )  # fmt: skip
     _check("combine", y[0, 0], experts, slots, weights)
     operands = vary_alike((varying(y, call.group), experts, slots, weights))
@@ -243,34 +231,6 @@ def _layout(columns: int, dtype: Any) -> Any:
     return plgpu.Layout.WG_STRIDED((columns,), vec_size=vector)
 
 
-def _launch(call: _Call, name: str, body: Any, out: Any, units: int) -> Any:
-    """Returns a kernel of several CTAs; `body(refs, unit)` does a unit of its work.
-
-    The devices meet at its end.
-    """
-    ctas = max(1, min(_CTAS, units))
-
-    def kernel(*refs: Any) -> None:
-        done = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
-        me = call.group.me()
-
-        @plgpu.nd_loop((units,), collective_axes="cta")
-        def _(info: Any) -> None:
-            body(me, info.index[0], *refs)
-
-        call.group.meet(done, me, lax.axis_index("cta"), ctas)
-
-    return plgpu.kernel(
-        kernel,
-        out_type=out,
-        grid=(ctas,),
-        grid_names=("cta",),
-        kernel_name=name,
-        compiler_params=call.compiler_params,
-        interpret=call.interpret,
-    )
-
-
 def _padded(x: jax.Array) -> jax.Array:
     """Returns rows whose length is a number of elements of all threads."""
     missing = -x.shape[-1] % THREADS
@@ -314,8 +274,11 @@ def _send(
 
     ref = jax.new_ref(into)
     counts = jax.ShapeDtypeStruct((call.local, call.group.size), jnp.int32)
-    launch = _launch(call, "dispatch", store, counts, rows + call.experts)
-    received = launch(x, experts, slots, weights, numbers, ref)
+    units = rows + call.experts
+    kernel = launch(
+        call.group, "dispatch", store, counts, units, _CTAS, **call.of_kernels
+    )
+    received = kernel(x, experts, slots, weights, numbers, ref)
     return jax.freeze(ref), received
 
 
@@ -345,9 +308,10 @@ def _read(call: _Call, y: Any, experts: Any, slots: Any, weights: Any) -> jax.Ar
         out.at[token, at].set(total.astype(y.dtype))
 
     out = jax.ShapeDtypeStruct((tokens, width), y.dtype)
-    return _launch(call, "combine", add, out, tokens * parts)(
-        y, experts, slots, weights
+    kernel = launch(
+        call.group, "combine", add, out, tokens * parts, _CTAS, **call.of_kernels
     )
+    return kernel(y, experts, slots, weights)
 
 
 # --- what the functions do, and their derivatives -------------------------------------
@@ -357,7 +321,7 @@ def _run_sent(
     call: _Call, x, experts, slots, weights, numbers, *, fill: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     n, local = call.group.size, call.local
-    if call.takes_kernel():
+    if call.reaches():
         rows = _padded(x)
         shape = local, n, call.capacity, rows.shape[1]
         into = jnp.zeros(shape, x.dtype) if fill else plgpu.empty(shape, x.dtype)
@@ -384,7 +348,7 @@ def _exchanged(call: _Call, of_devices: jax.Array) -> jax.Array:
 
 def _run_combined(call: _Call, y, experts, slots, weights) -> jax.Array:
     weights = weights.astype(jnp.float32)
-    if call.takes_kernel():
+    if call.reaches():
         return _read(call, _padded(y), experts, slots, weights)[:, : y.shape[-1]]
     returned = _exchanged(call, jnp.moveaxis(y, 1, 0))
     returned = returned.reshape(call.experts, call.capacity, y.shape[-1])

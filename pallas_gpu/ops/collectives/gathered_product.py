@@ -25,6 +25,7 @@ from pallas_gpu.ops.collectives.devices import Group, divided
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import cached
 
 # A piece that TMA copies at once, through two buffers: rows and columns.
 _PIECE = 64, 64
@@ -35,7 +36,7 @@ _AHEAD = 2
 _PART_COLUMNS = 512
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: Problem, c: MatmulConfig, group: Group, compiler_params, interpret
 ) -> Any:

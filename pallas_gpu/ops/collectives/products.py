@@ -14,7 +14,7 @@ from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.collectives import gathered_product, scattered_product
 from pallas_gpu.ops.collectives.calls import all_gather, reduce_scatter
-from pallas_gpu.ops.collectives.devices import AxisName, Group, takes_kernel, varying
+from pallas_gpu.ops.collectives.devices import AxisName, DeviceCall, varying
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
@@ -35,26 +35,11 @@ Config = Annotated[
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """What does not depend on the values; hashable."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Call(DeviceCall):
+    """A call of a product; `config` is that of the kernel that does both."""
 
-    what: str
-    axis_name: Any
-    method: str | None
     config: MatmulConfig | None
-    compiler_params: plgpu.CompilerParams | None
-    interpret: Any
-
-    @property
-    def group(self) -> Group:
-        """The devices."""
-        return Group.along(self.axis_name)
-
-    @property
-    def of_kernels(self) -> dict[str, Any]:
-        """Parameters of the kernels."""
-        return {"compiler_params": self.compiler_params, "interpret": self.interpret}
 
     def gather(self, x: jax.Array) -> jax.Array:
         """Gathers rows by an operation of its own."""
@@ -82,7 +67,7 @@ class _Call:
         elif any(x * p.dtype.itemsize % _TMA_BYTES for x in (p.n, p.k)):
             reason = "rows are not multiples of 16 bytes"
         if reason is None:
-            return takes_kernel(self.what, self.axis_name, self.method)
+            return self.reaches()
         if self.method is None:
             return False
         raise errors.UnsupportedError(
@@ -133,8 +118,9 @@ def all_gather_matmul(
       ShapeError, DTypeError: the operands do not match.
     """
     call = _Call(
-        "all_gather_matmul", axis_name, method, config, compiler_params, interpret
-    )
+        "all_gather_matmul", axis_name, method, compiler_params, interpret,
+        config=config,
+    )  # fmt: skip
     _check(call, x, w)
     return _gathered(call, *_prepared(call, x, w))
 
@@ -175,8 +161,9 @@ def matmul_reduce_scatter(
       ShapeError, DTypeError: the operands do not match.
     """
     call = _Call(
-        "matmul_reduce_scatter", axis_name, method, config, compiler_params, interpret
-    )
+        "matmul_reduce_scatter", axis_name, method, compiler_params, interpret,
+        config=config,
+    )  # fmt: skip
     _check(call, x, w)
     if x.shape[0] % call.group.size:
         raise errors.ShapeError(

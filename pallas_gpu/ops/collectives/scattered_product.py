@@ -25,9 +25,10 @@ from pallas_gpu.ops.collectives.devices import Group
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rules import cached
 
 
-@functools.lru_cache(maxsize=64)
+@cached
 def make_kernel(
     p: Problem, c: MatmulConfig, group: Group, compiler_params, interpret
 ) -> Any:
