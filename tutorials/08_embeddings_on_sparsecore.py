@@ -22,12 +22,12 @@ Tutorial 8: embeddings on SparseCore
 
 TPUs have a second kind of core beside the one that multiplies matrices. A
 **SparseCore** moves and adds small pieces of memory that indices name: rows of a table,
-words of a histogram. A v5p has four of them and a tpu7x two; each consists of 16
-**vector subcores**, which run independently. A subcore has
+words of a histogram. A v5p has four of them, and a device of tpu7x two; each consists
+of 16 **vector subcores**, which run independently. A subcore has
 
 * a memory of its own, VMEM, from which it loads vectors of 8 or 16 words;
 * a **stream engine**, which copies while the subcore computes, and which takes a list
-  of indices: one instruction gathers thousands of rows;
+  of indices: one instruction gathers a thousand rows;
 * access to all of HBM, and to VMEM_SHARED, which the 16 subcores of a core share.
 
 `pallas_gpu.sparsecore` has kernels for them, with the names of JAX's `plsc`. They run
@@ -137,7 +137,7 @@ np.testing.assert_array_equal(pipelined(table, rows), table[rows])
 A value in a kernel is a scalar, or has the shape of a register: on tpu7x 16 words. A
 loop over parts of a row loads, computes and stores a register at a time. The iterations
 of a `parallel_loop` do not depend on each other, so the compiler runs them interleaved:
-unrolled, one register a cycle.
+unrolled, a register in each bundle of instructions.
 """
 
 # %%

@@ -13,7 +13,6 @@ from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import errors
 from pallas_gpu.sparsecore.emitters.values import (
-    BF16,
     BOOL,
     F32,
     I32,
@@ -207,11 +206,6 @@ def _bitcast(part: ir.Value, before: np.dtype, after: np.dtype) -> ir.Value:
         return arith.bitcast(element_type(after), part)
     count = elements_of(part) * before.itemsize // after.itemsize
     return tpu.bitcast(vector_type(count, after), part)
-
-
-def is_native(dtype: np.dtype) -> bool:
-    """Whether registers hold such elements."""
-    return dtype in (BF16, F32) or (dtype.kind in "iu" and dtype.itemsize <= WORD_BYTES)
 
 
 def register_elements(dtype: np.dtype, lanes: int) -> int:

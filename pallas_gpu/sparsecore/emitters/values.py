@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -204,6 +204,3 @@ def broadcast(value: ir.Value, elements: int) -> ir.Value:
 def extract(register: ir.Value, lane: int) -> ir.Value:
     """Returns the scalar in a lane."""
     return vector.extract(register, [], [lane])
-
-
-Emitter = Callable[..., ir.Value]

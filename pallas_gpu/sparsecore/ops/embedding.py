@@ -54,7 +54,7 @@ def embedding_lookup(
 
     Raises:
       ShapeError: other shapes or types.
-      UnsupportedError: 8 rows do not fit VMEM.
+      UnsupportedError: 16 rows (8 on v5p and v6e) do not fit VMEM.
     """
     who = "embedding_lookup"
     table = require_matrix(table, who, "the table", _TYPES)
@@ -138,7 +138,8 @@ def embedding_bag(
 
     Raises:
       ShapeError: other shapes or types.
-      UnsupportedError: 8 rows do not fit VMEM, or the indices of a subcore do not.
+      UnsupportedError: 16 rows (8 on v5p and v6e), or the indices of a subcore, do not
+        fit VMEM.
     """
     who = "embedding_bag"
     table = require_matrix(table, who, "the table", segments.TYPES)

@@ -58,7 +58,7 @@ def segment_sum(
 
     Raises:
       ShapeError: other shapes or types.
-      UnsupportedError: 8 rows do not fit VMEM.
+      UnsupportedError: 16 rows (8 on v5p and v6e) do not fit VMEM.
     """
     data = require_matrix(data, "segment_sum", "the data", TYPES)
     segments = require_rows(segments, "segment_sum", "segments")

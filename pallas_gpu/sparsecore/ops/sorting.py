@@ -43,7 +43,8 @@ def sort(
     first ones if `descending`) may have the value 0 instead of theirs.
 
     Args:
-      keys: (rows, columns) of float32 or int32; 8 rows fit a quarter of VMEM.
+      keys: (rows, columns) of float32 or int32; 8 rows fit a quarter of VMEM, an
+        eighth where there are values.
       values: the same shape, float32 or int32; None: keys alone.
       descending: whether the largest key is first.
       target, interpret: the chip, and as of `plsc.kernel`.

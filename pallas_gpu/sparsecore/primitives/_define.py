@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import _jax, errors
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.sparsecore.types import MACHINE
 from pallas_gpu.types import values
@@ -69,11 +69,3 @@ def same_shape(x: Any, shape: tuple[int, ...], who: str, what: str) -> None:
 def array_type(shape: Any, dtype: Any) -> jax.core.ShapedArray:
     """Returns the type of a result."""
     return _jax.ShapedArray(tuple(shape), jnp.dtype(dtype))
-
-
-def static(value: Any, rule: Any, what: str) -> Any:
-    """Returns a static argument as the rule accepts it."""
-    return rule(value, what)
-
-
-positive = expect.integer(1)

@@ -28,7 +28,6 @@ __all__ = [
     "sort_key_val",
 ]
 
-_SCAN, _REDUCE = ("sum", "max", "min"), ("population_count", "ffs")
 
 masked_scan_p = define(
     "masked_scan", "scans", results=lambda x, *_, kind: [array_type(x.shape, x.dtype)]

@@ -32,7 +32,6 @@ def config_text(
     *,
     cores: int,
     tiling: Tiling = "compact",
-    layout_passes: bool = False,
     opt_level: str = "O3",
     skip_device_barrier: bool = False,
 ) -> str:
@@ -43,8 +42,6 @@ def config_text(
       cores: SparseCores that run it: the size of its first axis. libtpu ends the
         process where the chip has fewer.
       tiling: of arrays in HBM and VMEM.
-      layout_passes: whether libtpu infers the layouts of vectors, which then may have
-        other sizes than registers, but cannot be scanned, reduced or sorted.
       opt_level: of LLVM. Only at O3 every libtpu pipelines loops; O0 aborts libtpu.
       skip_device_barrier: whether XLA may omit the barrier around the call.
     """
@@ -52,8 +49,6 @@ def config_text(
         "body": base64.b64encode(bytecode).decode(),
         "serialization_format": 1,
     }
-    if layout_passes:
-        call["needs_layout_passes"] = True
     if skip_device_barrier:
         call["skip_device_barrier"] = True
     config = {

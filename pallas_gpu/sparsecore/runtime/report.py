@@ -62,7 +62,10 @@ class KernelReport:
 
     @property
     def hbm_seconds(self) -> float:
-        """The time in which HBM moves all operands and results once, at best."""
+        """The time in which a chip's HBM moves all operands and results once.
+
+        A bound; loose for a tpu7x, whose devices are halves of a chip.
+        """
         return self.hbm_bytes / tpu.target(self.target).hbm_bytes_per_second
 
     def __str__(self) -> str:

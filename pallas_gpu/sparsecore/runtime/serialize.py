@@ -30,22 +30,18 @@ def parse(text: str) -> ir.Module:
         return module
 
 
-def serialize(
-    module: ir.Module, *, keep_locations: bool = False, version: int | None = None
-) -> bytes:
+def serialize(module: ir.Module, *, version: int | None = None) -> bytes:
     """Returns the module's bytes in libtpu's stable form; the module is not modified.
 
-    Equal modules have equal bytes in every process, unless locations are kept.
+    Equal modules have equal bytes in every process: files and lines are not kept.
 
     Args:
       module: a module with one function per kernel.
-      keep_locations: keep file and line.
       version: of the stable form; None is the newest one.
     """
     used = module.context
     target = "" if version is None else f" target-version={version}"
-    steps = [] if keep_locations else [_STRIP_LOCATIONS]
-    steps.append(f"mosaic-serde{{serialize=true{target}}}")
+    steps = [_STRIP_LOCATIONS, f"mosaic-serde{{serialize=true{target}}}"]
     with used, ir.Location.unknown():
         copy = module.operation.clone(ip=False)
         before = used.allow_unregistered_dialects

@@ -20,7 +20,9 @@ _NO_LAYOUT_PASSES = (
 
 
 @expect.arguments(
-    target=_target, needs_layout_passes=expect.refused(False, _NO_LAYOUT_PASSES)
+    target=_target,
+    debug_checks=expect.refused(False, "the emulator makes the checks of a body"),
+    needs_layout_passes=expect.refused(False, _NO_LAYOUT_PASSES),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -35,7 +37,7 @@ class CompilerParams:
       opt_level: of libtpu's back end; it pipelines loops at O3.
       skip_device_barrier: whether XLA may omit the barrier around the kernel.
       has_side_effects: keeps a launch whose results nobody uses.
-      debug_checks: whether checks of the body are compiled.
+      debug_checks: False; checks of a body are not compiled.
       needs_layout_passes: False; layout passes of the compiler are not supported.
 
     Raises:

@@ -13,6 +13,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.arch.tpu import Feature
 from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.values import (
+    BF16,
     BOOL,
     F32,
     WORD_BYTES,
@@ -195,7 +196,7 @@ def _reduce_precision(ctx: Any, x: Array) -> Array:
     bits = params["exponent_bits"], params["mantissa_bits"]
     if bits == (8, 7) and x.dtype == F32:
         lanes = ctx.kernel.target.lanes
-        narrow = conversions.astype(x, conversions.BF16, lanes)
+        narrow = conversions.astype(x, BF16, lanes)
         return conversions.astype(narrow, F32, lanes)
     if bits == (8, 23) and x.dtype == F32:
         return x
