@@ -12,8 +12,8 @@ from tools.source_tree import ROOT, python_files
 # was set. The package is to shrink: to 93,000 lines.
 BUDGETS = {
     "": 3300,
-    # arch/tpu.py: the chips of the second machine.
-    "arch": 545,
+    # arch/tpu.py: the chips of the second machine; Featured, what both say of features.
+    "arch": 575,
     "bridge": 2720,
     "composites": 2400,
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
