@@ -126,7 +126,7 @@ def _trial(kernel: KernelState) -> Iterator[None]:
     region = scf.ExecuteRegionOp([])
     kernel.trial = region.regions[0].blocks.append()
     try:
-        with ir.InsertionPoint(kernel.trial):
+        with ir.InsertionPoint(kernel.trial), kernel.builder.discarding():
             yield
     finally:
         kernel.state, kernel.smem_top_bytes, kernel.trial = state, top, outer
