@@ -62,10 +62,7 @@ class KernelReport:
 
     @property
     def hbm_seconds(self) -> float:
-        """The time in which a chip's HBM moves all operands and results once.
-
-        A bound; loose for a tpu7x, whose devices are halves of a chip.
-        """
+        """The time in which the HBM of a device moves operands and results once."""
         return self.hbm_bytes / tpu.target(self.target).hbm_bytes_per_second
 
     def __str__(self) -> str:

@@ -51,6 +51,16 @@ def test_an_exported_program_carries_the_module():
         assert word in config
 
 
+@pytest.mark.parametrize(
+    "switch",
+    ["skip_device_barrier", "disable_bounds_checks", "disable_semaphore_checks"],
+)
+def test_switches_of_libtpu_are_in_the_call(switch):
+    params = plsc.CompilerParams(**{switch: True})
+    text = _exported(lambda x: double(x, compiler_params=params)).mlir_module()
+    assert switch in text and switch not in _exported().mlir_module()
+
+
 def test_an_exported_program_survives_its_bytes():
     again = jax.export.deserialize(_exported().serialize())
     assert again.platforms == ("tpu",)
@@ -82,6 +92,8 @@ def test_a_report_has_streams_loops_and_a_bound(chip):
     assert f"kernel double for {chip}" in text
     assert "stream.strided.gather: hbm4b to tilespmem, 4096 B" in text
     assert report.hbm_bytes == 2 * X.nbytes
+    of_device = {"v5p": 2.46e12, "v6e": 1.64e12, "tpu7x": 3.7e12}[chip]
+    assert report.hbm_seconds == pytest.approx(report.hbm_bytes / of_device)
     assert "module @double" in report.mlir
 
 
