@@ -82,7 +82,7 @@ def test_classes_have_the_arguments_of_upstream():
         for argument in _names(getattr(module, name))
         if argument not in _names(getattr(plsc, name))
     }
-    assert missing == _OF_TENSORCORES | {"pipeline_mode"}
+    assert missing == _OF_TENSORCORES
 
 
 def test_upstreams_name_of_the_tiling():

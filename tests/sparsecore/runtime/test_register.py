@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
 from tests.support.sparsecore.modules import CHIPS, needs_libtpu
@@ -149,5 +150,8 @@ def test_module_and_bundles_are_kept_where_the_environment_says(monkeypatch, tmp
     assert "stream.strided.gather" in (tmp_path / "double.0.bundles").read_text()
 
 
-def test_without_kernels_there_are_no_reports():
-    assert plsc.compile(jnp.sin, X) == []
+def test_kernels_are_compiled_for_their_own_machine():
+    with pytest.raises(errors.ArgumentError, match="calls a kernel for sparsecore"):
+        plsc.compile(jnp.sin, X)
+    with pytest.raises(errors.ArgumentError, match="calls kernels for sparsecore"):
+        plgpu.offline.compile(double, X)
