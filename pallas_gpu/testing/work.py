@@ -68,13 +68,12 @@ class Work:
 
     def add(self, other: Work, times: float = 1.0) -> None:
         """Adds other work, several times."""
-        mine: dict[Any, float]
-        more_of: dict[Any, float]
-        for mine, more_of in (
+        pairs: list[tuple[dict[Any, float], dict[Any, float]]] = [
             (self.tensor_flops, other.tensor_flops),
             (self.fills, other.fills),
             (self.executed, other.executed),
-        ):
+        ]
+        for mine, more_of in pairs:
             for key, value in more_of.items():
                 mine[key] = mine.get(key, 0) + times * value
         for name in _NUMBERS:
