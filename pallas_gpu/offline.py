@@ -113,7 +113,7 @@ def compile(
       >>> print(report.resources)
     """
     chosen = arch.target(target)
-    return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
+    return [_compile(params, chosen) for params in kernels_called(fn, args, chosen)]
 
 
 @expect.arguments(args=values.operands)
@@ -136,7 +136,7 @@ def lower(
     """
     chosen = arch.target(target)
     reports = []
-    for params in _kernels(fn, args, chosen):
+    for params in kernels_called(fn, args, chosen):
         lowered = compiler.lower(params, chosen, register.observe)
         reports.append(
             LoweredReport(
@@ -206,9 +206,10 @@ def launches(closed: _jax.ClosedJaxpr | _jax.Jaxpr) -> Iterator[call.CallParams]
             yield from launches(expanded)
 
 
-def _kernels(
+def kernels_called(
     fn: Callable[..., Any], args: Any, target: arch.Target
 ) -> list[call.CallParams]:
+    """Returns the kernels for a target that a function calls, each once."""
     with assumed_target.assuming(target):
         return kernels(fn, args, types.Mesh.machine)
 

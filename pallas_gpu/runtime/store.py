@@ -34,8 +34,9 @@ from pallas_gpu.runtime.worker import ArrayType, CompilerOutput, Worker
 
 FOLDER_VARIABLE = "PALLAS_GPU_COMPILATIONS_DIR"
 LIMIT_BYTES = 256 << 20
-# Raise it when `worker_process`, `worker.split_output` or the file's layout change.
-_FORMAT = 1
+# Raise it when `worker_process`, `worker.split_output`, nvdisasm's arguments or the
+# file's layout change.
+_FORMAT = 2
 # Keys are random: one write of 256 prunes the store, which takes 0.08 s for 10,000
 # entries, of 4 KB on average.
 _PRUNING = "00"
