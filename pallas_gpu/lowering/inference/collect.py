@@ -467,8 +467,8 @@ class Network(networks.Network):
         """Returns what stands for an operand."""
         if not isinstance(operand, Constant):
             return env[operand]
-        number = digest(f"{operand.dtype}{operand.shape}")
-        return Symbol(tuple(operand.shape), operand.dtype, lambda: number)
+        shape, dtype = operand.shape, operand.dtype
+        return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"))
 
 
 def collect(
