@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import FLOAT8, INT8, Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast
+from pallas_gpu.primitives.tensor_cores.dot_general import FLOAT8, INT8, Problem
 from pallas_gpu.primitives.tensor_cores.wgmma import check_storage, wgmma, wgmma_wait
 
 # PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
