@@ -8,7 +8,7 @@ unless its author asks for that.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import errors
@@ -17,6 +17,7 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
@@ -110,6 +111,20 @@ def in_many_rounds(
         f"{-(-wanted_bytes // scratch_bytes)} rounds, each with two barriers",
         f"{scratch_bytes} bytes of scratch for {wanted_bytes}",
         "leave more SMEM free, and reduction_scratch_bytes unset or larger",
+        where,
+    )
+
+
+def instead_of_wgmma(
+    reason: InsteadOfWgmma, operands: Sequence[Any], where: Callable[[], str | None]
+) -> None:
+    """Warns of a product by mma.sync that wgmma could compute."""
+    shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
+    warn(
+        "a product is multiplied by mma.sync, which wgmma could multiply",
+        "each warp loads both operands to registers, and waits for each instruction",
+        f"{shown}; {reason.why}",
+        reason.hint,
         where,
     )
 
