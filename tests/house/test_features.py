@@ -20,7 +20,7 @@ from tools.source_tree import ROOT
 
 # The families without rows: arrays, the tensor core, messages.
 WITHOUT = {
-    *("atomics", "debug", "indexed", "multimem", "positions", "registers"),
+    *("atomics", "debug", "indexed", "lanes", "multimem", "positions", "registers"),
     "scheduling",
     *(
         "profiler",
