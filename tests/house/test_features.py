@@ -21,7 +21,7 @@ from tools.source_tree import ROOT
 # The families without rows: arrays, the tensor core, messages.
 WITHOUT = {
     *("atomics", "debug", "indexed", "lanes", "multimem", "positions", "registers"),
-    "scheduling",
+    *("scheduling", "sorting"),
     *(
         "profiler",
         "mma",
