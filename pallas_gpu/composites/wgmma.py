@@ -154,7 +154,7 @@ def product(
     copies = _copies(a, b, moved)
     is_shared = len(copies) < len(moved)
     tiles = {k: _tiles(_to_store(x, k)) for k, x in copies.items()}
-    given = {}
+    given: dict[str, Any] = {}
     if acc is None:
         given["acc"] = types.ACC((a.shape[0], b.shape[1]), dtype)
     stored = moved or any(_is_stored(x, kernel) for x in (a, b))
