@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
@@ -27,7 +26,15 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Op,
+    Operand,
+    Region,
+    Value,
+    mapped,
+)
 
 
 @dataclasses.dataclass
@@ -250,10 +257,7 @@ class RuleContext:
                 return Reference.of(x, env.__getitem__)
             return index_value(env[x]) if numbers else env[x]
 
-        is_operand = Access | Value | Constant
-        return jax.tree.map(
-            of, self.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
-        )
+        return mapped(of, self.op.operands)
 
 
 # --- the operation loop ---------------------------------------------------------------
@@ -312,18 +316,18 @@ def _location(op: Op, around: ir.Location) -> ir.Location:
     return around
 
 
-def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    """Returns the register state that a body, closed or not, may use.
+def state_keys(ctx: RuleContext, args: Sequence[Any]) -> list[Any]:
+    """Returns the register state that the regions of an operation may use.
 
-    These are the barriers and accumulators among its arguments, and the barriers that
+    These are the barriers and accumulators among its operands, and the barriers that
     its scopes declare: a barrier's phase outlives its scope. An accumulator does not.
     """
-    stateful = vals.BarrierHandle | vals.AccumulatorHandle
+    kernel, stateful = ctx.kernel, vals.BarrierHandle | vals.AccumulatorHandle
     keys = {key for a in args if isinstance(a, stateful) for key in a.keys}
-    in_warp = kernel.builder.issuer == "warp"
-    for scope in resources.scopes(jaxpr):
-        for key, aval in resources.barriers_of(scope, in_warp):
-            keys.update(aval.barrier.parity_keys(kernel.plan.barrier_slots[key]))
+    for scope in resources.scopes(kernel.params.jaxpr):
+        if ctx.op in [site.op for site in scope.enclosing]:
+            for key, aval in resources.barriers_of(scope):
+                keys.update(aval.barrier.parity_keys(kernel.plan.barrier_slots[key]))
     return [key for key in kernel.state if key in keys]
 
 
