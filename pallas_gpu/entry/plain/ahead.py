@@ -27,6 +27,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import control, scope, scoped
 from pallas_gpu.entry.plain import sources, stages
 from pallas_gpu.primitives import _engines, cp_async, mbarrier, registers, rows, tma
+from pallas_gpu.primitives.indices import multiples
 from pallas_gpu.program.build import CALLS
 from pallas_gpu.program.rewrite import Retrace, settled, values_of
 
@@ -326,6 +327,9 @@ class _Loop:
 
 
 def _require_asynchronous(gmem: _engines.Side, smem: _engines.Side) -> None:
+    window = gmem.window
+    known = window.at(window.starts, [*map(multiples.start_divisor, window.starts)])
+    gmem = dataclasses.replace(gmem, window=known)
     try:
         plan = _engines.check_threads(gmem, smem, store=False)
     except errors.LayoutError as error:
@@ -348,7 +352,8 @@ def _declaration(load: stages.Load, slots: int) -> types.ScratchType:
             types.TilingTransform((8, swizzle * 8 // bits)),
             types.SwizzleTransform(swizzle),
         )
-    return types.SMEM((slots, *shape), dtype, transforms=transforms)
+    declared = types.SMEM((slots, *shape), dtype, transforms=transforms)
+    return declared.as_internal()
 
 
 def _reader(known: dict[Any, Any]) -> Callable[[Any], Any]:

@@ -136,8 +136,11 @@ class LoopBody:
                 "its indices name neither a part of the array nor rows of it"
             )
         self._require_unwritten(found.ref)
-        for atom in found.atoms:
-            self._slice(atom)
+        slices = (self._slice(atom) for atom in found.atoms)
+        sliced = [self.equations[i] for i in frozenset[int]().union(*slices)]
+        used = [*found.atoms, *(x for e in sliced for x in e.invars)]
+        if not any(x is self._jaxpr.invars[-1] for x in used):
+            raise RefusedError("each iteration loads the same: load it before the loop")
         return Load(eqn, found, self._written[found.ref], self._is_multiplied(eqn))
 
     def _made(self) -> Iterable[tuple[Any, int]]:

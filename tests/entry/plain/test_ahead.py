@@ -193,6 +193,73 @@ def test_each_warpgroup_has_buffers_of_its_own(nested):
     everywhere.run(body, [X], expected, threads={"wg": 2})
 
 
+def test_one_of_several_warpgroups_may_run_it():
+    def body(x, o):
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            o[...] = summed(5, lambda i: x[plgpu.ds(i * 8, 8), :], num_stages=3)
+
+    everywhere.run(body, [X], tiles(X, 5), threads={"wg": 2})
+
+
+def test_a_warp_may_run_it():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp):
+            def tile(i):
+                return x[plgpu.ds((i * 4 + warp) * 8, 8), :]
+
+            o[plgpu.ds(warp * 8, 8), :] = summed(4, tile, num_stages=3)
+
+    everywhere.run(body, [X], X.reshape(4, 32, 64).sum(0))
+
+
+@pytest.mark.parametrize("columns", [64, 65], ids=["tma", "cp_async"])
+def test_instances_of_vmap_have_copies_of_their_own(columns):
+    def body(x, o):
+        o[...] = summed(3, lambda i: x[plgpu.ds(i * 8, 8), :64], num_stages=3)
+
+    x = np.stack([ODD[:33, :columns], ODD[33:66, :columns]])
+    make = everywhere.kernel(body, ZEROS)
+    expected = np.stack([tiles(part, 3) for part in x])
+    everywhere.check(lambda interpret: jax.vmap(make(interpret)), [x], expected)
+
+
+def test_what_the_kernel_has_written_before_is_copied_by_threads():
+    def body(x, o, twice):
+        twice[...] = x[...] * 2
+        o[...] = summed(5, lambda i: twice[plgpu.ds(i * 8, 8), :], num_stages=3)
+
+    everywhere.run(body, [X], (tiles(2 * X, 5), 2 * X))
+
+
+@gives([X.reshape(-1), ROWS], X.reshape(-1)[ROWS].sum(0))
+def test_elements_are_gathered(x, rows, o):
+    o[...] = summed(6, lambda i: x[rows[i]], (32,), num_stages=3)
+
+
+def test_an_unrolled_loop_has_copies_ahead():
+    def body(x, o):
+        load = lambda i: x[plgpu.ds(i * 8, 8), :]  # noqa: E731
+        o[...] = summed(6, load, num_stages=3, unroll=2)
+
+    everywhere.run(body, [X], tiles(X, 6))
+
+
+def test_a_layout_is_that_of_the_load():
+    def body(x, o):
+        zeros = plgpu.layout_cast(jnp.zeros((64, 64)), plgpu.Layout.WGMMA)
+
+        @plgpu.loop(0, 2, init_carry=zeros, num_stages=2)
+        def total(i, total):
+            part = plgpu.ds(i * 64, 64)
+            return total + plgpu.load(x, part, layout=plgpu.Layout.WGMMA)
+
+        o[...] = total
+
+    everywhere.run(body, [X], X.reshape(2, 64, 64).sum(0))
+
+
 # --- products -------------------------------------------------------------------------
 
 D, KEYS = 64, 256
@@ -239,32 +306,46 @@ def test_sparse_attention_reads_the_blocks_of_a_table(num_stages):
     everywhere.check(attention(num_stages), [BLOCKS, Q, K, V], attended(), atol=0.03)
 
 
-A = RNG.integers(-4, 4, size=(64, 320)).astype(np.float32)
-B = RNG.integers(-4, 4, size=(320, 128)).astype(np.float32)
+def product(num_stages, form="parts", k=64, dtype=jnp.float32):
+    """A product in steps of k, from the last one to the first."""
 
-
-def product(num_stages, by_rows=False):
     def body(a, b, o):
         start = jnp.zeros(o.shape, jnp.float32)
 
-        @plgpu.loop(0, 5, init_carry=start, num_stages=num_stages)
+        @plgpu.loop(0, a.shape[1] // k, init_carry=start, num_stages=num_stages)
         def acc(i, acc):
-            rows = (4 - i) * 64 + jnp.arange(64) if by_rows else None
-            columns = plgpu.ds((4 - i) * 64, 64)
-            left = a[:, columns]
-            right = plgpu.load(b, rows) if by_rows else b[columns, :]
-            return acc + jnp.dot(left, right, preferred_element_type=jnp.float32)
+            first = a.shape[1] - k - i * k
+            part = plgpu.ds(first, k)
+            match form:
+                case "parts":
+                    right = b[part, :]
+                case "rows":
+                    right = plgpu.load(b, first + jnp.arange(k))
+                case "transposed":
+                    right = b[:, part].T
+            return acc + jnp.dot(a[:, part], right, preferred_element_type=jnp.float32)
 
         o[...] = acc
 
-    return everywhere.kernel(body, jax.ShapeDtypeStruct((64, 128), jnp.float32))
+    return everywhere.kernel(body, jax.ShapeDtypeStruct((64, 128), dtype))
+
+
+A = RNG.integers(-4, 4, size=(64, 320)).astype(jnp.bfloat16)
+B = RNG.integers(-4, 4, size=(320, 128)).astype(jnp.bfloat16)
+AB = A.astype(np.float32) @ B.astype(np.float32)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_a_product_adds_parts_at_computed_offsets(num_stages, by_rows):
-    a, b = (x.astype(jnp.bfloat16) for x in (A, B))
-    everywhere.check(product(num_stages, by_rows), [a, b], A @ B)
+@pytest.mark.parametrize("form", ["parts", "rows", "transposed"])
+def test_a_product_adds_parts_at_computed_offsets(num_stages, form):
+    right = B.T.copy() if form == "transposed" else B
+    everywhere.check(product(num_stages, form), [A, right], AB)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.float8_e4m3fn], ids=str)
+def test_products_of_other_types(dtype):
+    a, b = A.astype(dtype), B.astype(dtype)
+    everywhere.check(product(3, k=32), [a, b], AB, atol=1e-3)
 
 
 # --- instructions ---------------------------------------------------------------------
@@ -283,10 +364,11 @@ def gathered(num_stages):
 @pytest.mark.parametrize(
     ("make", "args", "copies"),
     [
-        (attention, [BLOCKS, Q, K, V], {"UTMALDG": 3 * 3, "LDGSTS": 0}),
+        (attention, [BLOCKS, Q, K, V], {"UTMALDG": 3 * 2, "LDGSTS": 0}),
         (gathered, [ROWS, X], {"UTMALDG": 0, "LDGSTS": 3 * 16}),
+        (product, [A, B], {"UTMALDG": 3 * 2, "LDGSTS": 0}),
     ],
-    ids=["tiles", "rows"],
+    ids=["blocks", "rows", "product"],
 )
 def test_the_instructions_of_copies_ahead(make, args, copies, semantics):
     (report,) = plgpu.offline.compile(under(semantics, make(3)()), *args)
@@ -319,6 +401,13 @@ def test_a_load_of_what_the_loop_writes(x, o):
     @plgpu.loop(0, 4, num_stages=2)  # HERE
     def _(i):
         o[...] = o[...] + x[i, 0]
+
+
+@refused_by(emulated, X)
+def test_a_load_of_the_same_in_each_iteration(x, o):
+    @plgpu.loop(0, 4, num_stages=2)  # HERE
+    def _(i):
+        o[i] = x[0, :] + x[8, i]
 
 
 @refused_by(emulated, X)
