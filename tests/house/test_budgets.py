@@ -20,10 +20,13 @@ BUDGETS = {
     "emulator": 14450,
     # entry/plain: loops whose loads are copies ahead.
     "entry": 7800,
+    # plgpu.explain: the model, its findings, their report.
+    "explanation": 1320,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
-    "lowering": 11100,
+    # With notes of what is emitted, which explain reads.
+    "lowering": 11300,
     "emitters": 14850,
     "mosaic": 5390,
     # With ops/collectives: 2,000 lines.
@@ -33,7 +36,8 @@ BUDGETS = {
     "pipeline": 4840,
     "primitives": 9050,
     "program": 2600,
-    "runtime": 2680,
+    # With the loops and spills of machine code.
+    "runtime": 2820,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
     "sparsecore": 10770,
     "testing": 3210,
