@@ -29,7 +29,7 @@ def itself(*indices: Any) -> tuple[Any, ...]:
     return indices
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
     """An array that a loop over a grid accesses block by block.
 
@@ -42,7 +42,7 @@ class Stream:
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
       direct: whether the body accesses the block in GMEM, without a copy by TMA.
-      held: a buffer in SMEM for a `direct` block, which threads copy.
+      held: whether a `direct` block has a buffer in SMEM, which threads copy.
     """
 
     ref: Any
@@ -52,7 +52,7 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
-    held: Any = None
+    held: bool = False
 
     @property
     def buffered(self) -> bool:
@@ -236,8 +236,8 @@ class Stream:
 
         Args:
           indices: a position of the loop.
-          by_threads: whether the threads that compute copy a block that may exceed the
-            array, or that has transforms; see `needs_buffer`.
+          by_threads: whether the threads that compute copy a block to a buffer, if
+            TMA cannot and the body needs one.
 
         Raises:
           LayoutError: nobody can copy such a block.
@@ -252,29 +252,15 @@ class Stream:
         of_tma, of_threads = problems
         if of_tma is None:
             return self
+        # The body may access elements outside of the array, or relies on transforms.
+        needs_buffer = bool(self.spec.transforms) or self._may_exceed
         filled = self.spec.oob_fill_mode is not None
-        if not self._needs_copy or (by_threads and not filled):
-            return dataclasses.replace(self, direct=True)
+        if not needs_buffer or (by_threads and not filled):
+            return dataclasses.replace(self, direct=True, held=needs_buffer)
         if of_threads is not None:
             of_threads.what = f"{self.what}: {of_threads.what}"
             raise of_threads
         return self
-
-    @property
-    def _needs_copy(self) -> bool:
-        return bool(self.spec.transforms) or self._may_exceed
-
-    @property
-    def needs_buffer(self) -> bool:
-        """Whether threads copy the blocks, which TMA cannot and the body needs in SMEM.
-
-        The body may access elements that are outside of the array, or relies on
-        transforms.
-        """
-        in_gmem = self.spec.memory_space is types.GMEM
-        if not self.direct or in_gmem or 0 in self.sizes:
-            return False
-        return self._needs_copy
 
     def in_gmem(self) -> Stream:
         """Returns the stream; the body accesses its blocks where they are.
