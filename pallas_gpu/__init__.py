@@ -42,6 +42,7 @@ from pallas_gpu.entry.scoped import (
     with_scoped as with_scoped,
     get_global as get_global,
 )
+from pallas_gpu.explanation.explain import explain as explain
 from pallas_gpu.pipeline.emit import emit_pipeline as emit_pipeline
 from pallas_gpu.pipeline.pallas_call import pallas_call as pallas_call
 from pallas_gpu.pipeline.specialized.ring import Ring as Ring

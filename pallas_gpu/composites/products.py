@@ -88,13 +88,16 @@ def _product(
     if problem.operand_type is not None:
         a, b = (_converted(x, problem.operand_type) for x in (a, b))
     kernel = composite.kernel
-    if wgmma.multiplies(problem, kernel) and wgmma.is_possible(a, b, kernel):
-        return wgmma.product(a, b, kernel, acc, init)
+    reason = None
+    if wgmma.multiplies(problem, kernel):
+        reason = wgmma.refusal(a, b, kernel)
+        if reason is None:
+            return wgmma.product(a, b, kernel, acc, init)
     if acc is not None:
-        acc[...] = mma.product(a, b, kernel, acc[...])
+        acc[...] = mma.product(a, b, kernel, acc[...], reason)
         return None
     if mma.multiplies(problem):
-        return mma.product(a, b, kernel, init)
+        return mma.product(a, b, kernel, init, reason)
     result = sums.of_matrices(problem, a, b, kernel)
     return result if init is None else init + result
 

@@ -23,6 +23,7 @@ from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import notes
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
@@ -271,12 +272,15 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
     caller = kernel.where
+    noted = notes.current()
     for op in region.ops:
         rule = rules.get(op.primitive)
         if rule is None:
             raise kernel.no_rule(op).with_location(op.where)
         kernel.where = lambda op=op: op.where or caller()
         try:
+            if noted is not None:
+                noted.enter(op)
             with _location(op, around) if keeps_lines else around:
                 ctx = RuleContext(kernel, op, users)
                 results = rule(ctx, *map(read, op.inputs))
@@ -286,6 +290,8 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
         except errors.PallasGpuError as error:
             raise error.with_location(op.where) from None
         env.update(zip(op.results, results, strict=True))
+        if noted is not None:
+            noted.leave()
     kernel.where = caller
     return [read(x) for x in region.results]
 
@@ -300,6 +306,9 @@ def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
 
 
 def _location(op: Op, around: ir.Location) -> ir.Location:
+    noted = notes.current()
+    if noted is not None:
+        return ir.Location.file("operations", noted.number(op), 0)
     for eqn in (op.equation, *reversed(op.calls)):
         place = _jax.file_and_line(eqn)
         if place is not None:

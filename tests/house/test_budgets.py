@@ -19,10 +19,13 @@ BUDGETS = {
     # Devices of a mesh as one machine: rendezvous, multimem, emulate_mesh, reports.
     "emulator": 14450,
     "entry": 6800,
+    # plgpu.explain: the model, its findings, their report.
+    "explanation": 1320,
     "layouts": 10230,
     # Emitted code of several devices, multimem.
     "lockstep": 8950,
-    "lowering": 11100,
+    # With notes of what is emitted, which explain reads.
+    "lowering": 11300,
     "emitters": 14850,
     "mosaic": 5390,
     # With ops/collectives: 2,000 lines.
@@ -32,7 +35,8 @@ BUDGETS = {
     "pipeline": 4540,
     "primitives": 9050,
     "program": 2600,
-    "runtime": 2680,
+    # With the loops and spills of machine code.
+    "runtime": 2820,
     # The second machine: types, primitives, checks, emulator, lowering, kernels.
     "sparsecore": 10770,
     "testing": 3210,
