@@ -17,11 +17,8 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
-<<<<<<< HEAD
-from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
-=======
 from pallas_gpu.lowering import measures, notes
->>>>>>> explain
+from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}

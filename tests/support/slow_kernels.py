@@ -50,7 +50,7 @@ def _array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
 
 
 # A product whose right operand is a value that two warpgroups multiply by: with too
-# little SMEM for a copy each (/repro/speed/silent_mma_sync.py had no copies at all).
+# little SMEM for a copy each.
 def shared_value(x, w, o, room):
     mine = plgpu.ds(jax.lax.axis_index("wg") * 64, 64)
 
