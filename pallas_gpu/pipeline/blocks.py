@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import scope
-from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
     block_index,
     facts_along,
@@ -246,10 +245,7 @@ class Stream:
             return self
         if 0 in self.block_shape:
             return dataclasses.replace(self, direct=True)
-        # In a trace of its own: an index map may read an array.
-        problems: list[Any] = []
-        _jax.trace(lambda: problems.extend(self._problems(indices)), [])
-        of_tma, of_threads = problems
+        of_tma, of_threads = self._problems(indices)
         if of_tma is None:
             return self
         # The body may access elements outside of the array, or relies on transforms.
@@ -297,24 +293,27 @@ class Stream:
 
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""
-        view, smem = self.window(indices), self.buffers(1).to_ref()
-        source = _engines.Side.of(view)
-        whole = Window.whole((1, *self.block_shape))
-        one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
-        aval = types.base_aval(smem)
-        block = _engines.Side(aval, one, aval.dtype)
-        checks: list[Callable[[], Any]] = [
+        found = []
+
+        def copies(buffer: Any) -> None:
+            view = self.window(indices)
+            gmem, smem = _engines.Side.of(view), _engines.Side.of(buffer.at[0])
             # Adjacent bytes without a tensor map may start anywhere at run time.
-            lambda: _engines.check_copy(source, block, allow_line=False),
+            tma = functools.partial(_engines.check_copy, allow_line=False)
             # A store is stricter than a load.
-            lambda: _engines.check_threads(source, block, store=True),
-        ]
-        return [_problem(copy) for copy in checks]
+            threads = functools.partial(_engines.check_threads, store=True)
+            found.extend(_problem(check, gmem, smem) for check in (tma, threads))
+
+        # In a trace of its own: an index map may read an array.
+        _jax.trace(copies, [self.buffers(1).to_ref()])
+        return found
 
 
-def _problem(copy: Callable[[], Any]) -> errors.LayoutError | None:
+def _problem(
+    check: Callable[..., Any], gmem: Any, smem: Any
+) -> errors.LayoutError | None:
     try:
-        copy()
+        check(gmem, smem)
     except errors.LayoutError as error:
         return error
     return None

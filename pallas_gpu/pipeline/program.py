@@ -119,23 +119,20 @@ class Program:
         def position(*steps: Any) -> Sequence[Any]:
             return (*self.grid.position(*steps), *read)
 
-        streams = [
-            Stream(ref, spec, rank, self._what(i), name, position)
-            for i, (ref, spec, name) in enumerate(
-                zip(refs[n:], specs, names[: len(specs)], strict=True)
-            )
-        ]
-        streams = [
-            checked(stream, output=i >= n_in, multicast=False)
-            for i, stream in enumerate(streams)
-        ]
+        streams = []
+        arrays = zip(refs[n:], specs, names[: len(specs)], strict=True)
+        for i, (ref, placed, name) in enumerate(arrays):
+            stream = Stream(ref, placed, rank, self._what(i), name, position)
+            streams.append(checked(stream, output=i >= n_in, multicast=False))
         for i, stream in enumerate(streams):
             everywhere = dataclasses.replace(
                 stream,
                 grid_rank=len(self.grid.sizes),
                 position=lambda *indices: (*indices, *read),
             )
-            self._require_block_indices(everywhere)
+            for axis, size in enumerate(self.grid.sizes):
+                if isinstance(size, int) and size > 1:
+                    everywhere.require_block_indices(axis, size)
             if i >= n_in:
                 self._require_own_block(everywhere)
         first = [jnp.int32(0)] * rank
@@ -204,12 +201,6 @@ class Program:
         if i < n_in:
             kind, index = "argument", self.spec.num_scalar_prefetch + i
         return f"{kind} {index} of {self.who}"
-
-    def _require_block_indices(self, stream: Stream) -> None:
-        """Refuses an index map that multiplies the index of a block by its size."""
-        for a, n in enumerate(self.grid.sizes):
-            if isinstance(n, int) and n > 1:
-                stream.require_block_indices(a, n)
 
     def _require_own_block(self, stream: Stream) -> None:
         """Refuses an output of which several CTAs write the same block."""
