@@ -145,14 +145,14 @@ def network(refs: Any, first: Any, columns: int, lanes: int) -> None:
     size, ends = 2, columns // lanes
     while size <= count:
         exchange(_mirrored(size * lanes, lanes), turned=True)
-        if ends % size >= size // 2 and columns % lanes:
-            # It has been turned: the padding is to be its last lanes again.
-            last = first + ends * lanes
-            store(last, [lax.rev(x, (0,)) for x in load(last)])
         distance = size // 4
         while distance:
             exchange(_apart(distance * lanes), turned=False)
             distance //= 2
+        if ends % size >= size // 2 and columns % lanes:
+            # It has been turned: the padding is to be its last lanes again.
+            last = first + ends * lanes
+            store(last, [lax.rev(x, (0,)) for x in load(last)])
         each()
         size *= 2
 
@@ -220,23 +220,28 @@ def top_k(
     width = rounded(columns, lanes)
 
     def rows(part: Any, keys_out: Any, names_out: Any) -> None:
-        @plsc.loop(0, _ROWS)
-        def _(row: Any) -> None:
-            def merged(i: Any, best: Any) -> Any:
-                new = part[plsc.ds(row * width + i, lanes)]
-                names = i + lax.iota(jnp.int32, lanes)
-                new, names = plsc.sort_key_val(new, names, descending=True)
-                # An ascending and a descending register: the lesser ones of each lane
-                # are the least of all. Padding is not less than any.
-                keep = best[0] <= new
-                return plsc.sort_key_val(
-                    jnp.where(keep, best[0], new), jnp.where(keep, best[1], names)
-                )
+        def merged(i: Any, row: int, best: Any) -> Any:
+            new = part[plsc.ds(row * width + i, lanes)]
+            names = i + lax.iota(jnp.int32, lanes)
+            new, names = plsc.sort_key_val(new, names, descending=True)
+            # An ascending and a descending register: the lesser ones of each lane are
+            # the least of all. Padding is not less than any.
+            keep = best[0] <= new
+            return plsc.sort_key_val(
+                jnp.where(keep, best[0], new), jnp.where(keep, best[1], names)
+            )
 
-            first = part[plsc.ds(row * width, lanes)]
-            best = plsc.sort_key_val(first, lax.iota(jnp.int32, lanes))
-            best = plsc.loop(lanes, width, step=lanes, init_carry=tuple(best))(merged)
-            for ref, value in zip((keys_out, names_out), best, strict=True):
+        def first(row: int) -> Any:
+            key = part[plsc.ds(row * width, lanes)]
+            return plsc.sort_key_val(key, lax.iota(jnp.int32, lanes))
+
+        # A sort waits for the one before it of the same row: rows take turns.
+        @plsc.loop(lanes, width, step=lanes, init_carry=[*map(first, range(_ROWS))])
+        def best(i: Any, bests: Any) -> Any:
+            return [merged(i, row, best) for row, best in enumerate(bests)]
+
+        for row, found in enumerate(best):
+            for ref, value in zip((keys_out, names_out), found, strict=True):
                 ref[plsc.ds(row * lanes, lanes)] = value
 
     flat = _flat(_ordered(x, descending=True), width, _LAST)

@@ -116,7 +116,7 @@ def compile(
 
 
 def _compiled(params: call.CallParams) -> KernelReport:
-    target = tpu.target(params.compiler_params.target)
+    target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
     build = compiler.run(Build(params, target), observe=observe)
     avals = [var.aval for var in params.jaxpr.invars]
     return KernelReport(
