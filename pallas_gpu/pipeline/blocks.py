@@ -293,7 +293,7 @@ class Stream:
 
     def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
         """Returns the reasons why TMA and threads cannot copy a block, None if can."""
-        found = []
+        found: list[errors.LayoutError | None] = []
 
         def copies(buffer: Any) -> None:
             view = self.window(indices)

@@ -64,12 +64,13 @@ class Outputs:
     @functools.cached_property
     def _returns(self) -> bool:
         """Whether what one store writes may be stored again after another one."""
-        return any(self._may_return(stream) for stream in self.moving)
 
-    def _may_return(self, stream: Stream) -> bool:
-        sizes = {a: self.steps.sizes[a] for a in self._axes if a in stream.axes}
-        ignored = set(self._axes[: max(stream.axes)]) - stream.axes
-        return bool(ignored) or not stream.is_disjoint(sizes)
+        def may_return(stream: Stream) -> bool:
+            sizes = {a: self.steps.sizes[a] for a in self._axes if a in stream.axes}
+            ignored = set(self._axes[: max(stream.axes)]) - stream.axes
+            return bool(ignored) or not stream.is_disjoint(sizes)
+
+        return any(map(may_return, self.moving))
 
     @functools.cached_property
     def moving(self) -> list[Stream]:
@@ -77,14 +78,12 @@ class Outputs:
         return [s for s in self.streams if not self._fixed(s)]
 
     def completes(self, stream: Stream, step: Any) -> Any:
-        """Returns whether a step is the last one of a block's visit."""
-        if self._fixed(stream):
-            return True if self.steps.once else step + 1 == self.steps.count
-        return self._completes(stream, step) if self._revisited(stream) else True
-
-    def _completes(self, stream: Stream, step: Any) -> Any:
-        """Whether the next step has another block, or there is none."""
+        """Returns whether the next step has another block, or there is none."""
         steps = self.steps
+        if self._fixed(stream):
+            return True if steps.once else step + 1 == steps.count
+        if not self._revisited(stream):
+            return True
         here = stream.block_index(steps.indices(step))
         following = jnp.minimum(step + 1, steps.count - 1)
         there = stream.block_index(steps.indices(following))
@@ -209,11 +208,12 @@ class Outputs:
         for stream, ref in zip(self.streams, refs, strict=True):
             if self._fixed(stream):
                 continue
-            complete = None
-            if self._revisited(stream):
-                complete = self._completes(stream, step)
+            complete = self.completes(stream, step)
             tma.copy_smem_to_gmem(
-                ref, stream.window(here), predicate=complete, commit_group=False
+                ref,
+                stream.window(here),
+                predicate=None if complete is True else complete,
+                commit_group=False,
             )
         tma.commit_smem_to_gmem_group()
 
@@ -221,7 +221,7 @@ class Outputs:
         """Returns the state after a step."""
         shared = [s for s in self.moving if self._revisited(s)]
         return tuple(
-            count + self._completes(stream, step).astype(jnp.int32)
+            count + self.completes(stream, step).astype(jnp.int32)
             for stream, count in zip(shared, visits, strict=True)
         )
 
