@@ -38,6 +38,8 @@ BUDGETS = {
     # With what a dot_general asks for, which the emulator and the composites read;
     # votes, matches and shuffles of lanes.
     "primitives": 9450,
+    # With what a dot_general asks for, which the emulator and the composites read.
+    # Votes, matches and shuffles of lanes.
     "program": 2600,
     # With the loops and spills of machine code.
     "runtime": 2820,
