@@ -12,6 +12,7 @@ from pallas_gpu.lowering.notes import Access
 from pallas_gpu.lowering.waits import FEW_ITERATIONS, HINT, is_carried
 from pallas_gpu.program.walk import Site
 from pallas_gpu.runtime.stages import loop_around
+from pallas_gpu.testing import cost
 
 _WAITS = {
     "barrier_wait": "mbarrier",
@@ -36,8 +37,10 @@ def loops(model: Model) -> Iterator[SlowFinding]:
         if loop is not None and model.executed.get(site.op):
             inside.setdefault(loop, []).append(site)
     for loop, sites in inside.items():
-        yield _loop(model, loop, sites)
+        if model.iterations(loop) != 1:
+            yield _loop(model, loop, sites)
         yield from _unpipelined(model, loop, sites)
+        yield from _ring(model, loop, sites)
 
 
 def _loop(model: Model, loop: Site, sites: Sequence[Site]) -> SlowFinding:
@@ -75,12 +78,11 @@ def _unpipelined(
     times = max(model.turns[site.op] for site in loads)
     lost = model.waiting(times)
     first = max(loads, key=_bytes)
-    by_tma = first.op in model.depths
     yield SlowFinding(
         BY_ID["unpipelined-loads"],
-        f"each of {iterations:g} iterations waits for {size:,.0f} bytes from GMEM"
-        + (": there is one buffer" if by_tma else ", which threads load"),
-        f"{len(loads)} load{'s' * (len(loads) > 1)} by {_path(first)}",
+        f"each of {iterations:g} iterations waits for {size:,.0f} bytes that threads "
+        "load from GMEM",
+        f"{len(loads)} load{'s' * (len(loads) > 1)} by ld.global",
         HINT,
         model.place(first),
         model.loops(first),
@@ -89,21 +91,54 @@ def _unpipelined(
         facts={
             "iterations": iterations,
             "bytes_per_iteration": size,
-            "path": _path(first),
+            "path": "ld.global",
             "ctas_per_sm": model.resident,
         },
     )
 
 
-def _path(site: Site) -> str:
-    return "ld.global" if len(site.op.accesses) == 1 else site.op.name
+def _ring(model: Model, loop: Site, sites: Sequence[Site]) -> Iterator[SlowFinding]:
+    """Yields that copies to buffers in SMEM take longer than what reads them."""
+    copies = [site for site in sites if site.op in model.depths]
+    iterations = model.iterations(loop) or 0
+    if not copies or model.estimate.bound != "latency" or iterations < FEW_ITERATIONS:
+        return
+    first = max(copies, key=_bytes)
+    slots, size = model.depths[first.op], sum(map(_bytes, copies))
+    cycles = max(model.turns[site.op] for site in copies) * cost.step_cycles(size)
+    steps = model.rounds * cycles / model.hertz
+    times = dict(model.estimate.times)
+    # Of n slots n - 1 are filled while one is read; with one slot they take turns.
+    wanted = max(int(slots) + 1, 3)
+    others = max(times["latency"] - steps, 0.0)
+    now = steps / (slots - 1) if slots >= 2 else steps + others
+    then = steps / (wanted - 1) if slots >= 2 else max(steps / (wanted - 1), others)
+    times["latency"] = max(times["latency"] - (now - then), 0.0)
+    lost = max(model.seconds - cost.combined(times), 0.0)
+    yield SlowFinding(
+        BY_ID["unpipelined-loads" if slots < 2 else "short-ring"],
+        f"a ring of {slots:g} slot{'s' * (slots > 1)}, of {size:,.0f} bytes each, does "
+        "not hide the latency of memory",
+        f"{model.build.plan.smem_bytes:,} of {model.target.smem_bytes_per_block:,} "
+        "bytes of SMEM",
+        f"{wanted} slots: of smaller blocks, where SMEM has no room for them",
+        model.place(first),
+        model.loops(first),
+        lost,
+        lost,
+        is_counted=True,
+        facts={
+            "iterations": iterations,
+            "slots": slots,
+            "bytes_per_iteration": size,
+            "path": first.op.name,
+        },
+    )
 
 
 def _waits_for_load(model: Model, loop: Site, site: Site) -> bool:
     """Whether an operation loads from GMEM what the same iteration uses."""
     op = site.op
-    if op in model.depths:
-        return model.depths[op] < 2
     noted = model.notes.found.get(op, {})
     if not any(
         isinstance(note, Access) and note.memory == "GMEM" and note.kind == "load"

@@ -61,6 +61,7 @@ class Estimate:
       loaded_bytes: copied or loaded from GMEM by all CTAs.
       stored_bytes: copied or stored to GMEM by all CTAs.
       reason: why it does not compile, in one line.
+      times: the seconds of each limit, by the names that `bound` has.
     """
 
     config: Any
@@ -72,6 +73,7 @@ class Estimate:
     loaded_bytes: float = 0.0
     stored_bytes: float = 0.0
     reason: str = ""
+    times: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
 
 
 def estimate(build: Build, config: Any = None) -> Estimate:
@@ -105,18 +107,22 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     hertz = OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
     times |= _card_seconds(params, mean, ctas, target)
-    bound = max(times, key=lambda name: times[name])
-    seconds = sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
     return Estimate(
         config,
-        seconds + LAUNCH_SECONDS,
-        bound,
+        combined(times) + LAUNCH_SECONDS,
+        max(times, key=lambda name: times[name]),
         ctas / resident,
         ctas_per_sm,
         ctas * sum(mean.tensor_flops.values()),
         ctas * mean.loaded_bytes,
         ctas * mean.stored_bytes,
+        times=times,
     )
+
+
+def combined(times: Mapping[str, float]) -> float:
+    """Returns the seconds of a launch from those of its limits."""
+    return sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
 
 
 def _of_launch(cycles: Sequence[float], rounds: int) -> float:
@@ -190,15 +196,24 @@ def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
         step_bytes = sum(buffer.copy_bytes for buffer in ring.values())
         depth = sum(buffer.num_bytes for buffer in ring.values()) / step_bytes
         steps = sum(work.fills.get(number, 0.0) for number in ring) / step_bytes
-        latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
-        if any(buffer.is_shared for buffer in ring.values()):
-            latency += _SHARED_LATENCY_CYCLES
-        cycles = steps * latency
+        is_shared = any(buffer.is_shared for buffer in ring.values())
+        cycles = steps * step_cycles(step_bytes, is_shared)
         if depth < 2:
             alone += cycles
         else:
             overlapped = max(overlapped, cycles / (depth - 1))
     return alone, overlapped
+
+
+def step_cycles(step_bytes: float, is_shared: bool = False) -> float:
+    """Returns the latency of a step of a ring.
+
+    Args:
+      step_bytes: that are copied.
+      is_shared: whether several CTAs get them.
+    """
+    latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
+    return latency + _SHARED_LATENCY_CYCLES * is_shared
 
 
 def _card_seconds(
