@@ -28,13 +28,12 @@ def make_kernel(
             got=p.dtype,
             hint="convert the operands with astype",
         )
-    sizes = (p.m, p.n, p.k)
-    m, n, k = map(plgpu.align_to, sizes, config.step)
+    step = blackwell.Schedule(p, config).step
+    m, n, k = map(plgpu.align_to, (p.m, p.n, p.k), step)
     # An epilogue reads sums that are not rounded.
     rounded = p.out_dtype if p.epilogue.is_identity else jnp.dtype(jnp.float32)
-    kernel = blackwell.make_kernel(
-        m, n, k, p.dtype, rounded, config, compiler_params, interpret
-    )
+    tiled = Problem(m, n, k, p.dtype, rounded)
+    kernel = blackwell.make_kernel(tiled, config, compiler_params, interpret)
 
     def products(a: jax.Array, b: jax.Array) -> jax.Array:
         a = _padded(a, p.transpose_a, (p.m, p.k), (m, k))

@@ -11,9 +11,15 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm.blackwell import (
+    BLOCK_M,
+    SCALE_TILE,
+    SCALES,
+    BlockScaledMatmulConfig,
+    Schedule,
+    make_kernel,
+)
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import block_scaled_blackwell as blackwell
-from pallas_gpu.ops.narrow.block_scaled_blackwell import BlockScaledMatmulConfig, Shapes
 from pallas_gpu.ops.rules import (
     Array,
     Interpret,
@@ -100,7 +106,7 @@ def block_scaled_matmul(
         group=block,
     )
     config = config or BlockScaledMatmulConfig()
-    Shapes(problem, config).check()
+    _check_depth(problem, config)
     factor = () if scale is None else (jnp.reshape(scale, 1),)
     if 0 in (*batch, m, n, k):
         return jnp.zeros((*batch, m, n), out)
@@ -110,15 +116,13 @@ def block_scaled_matmul(
 
 
 def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
-    kernel = blackwell.make_kernel(p, config, compiler_params, interpret)
-    shapes = Shapes(p, config)
-    tiles_m, tiles_n = shapes.schedule.tiles.plane
-    columns = shapes.schedule.steps * shapes.groups * blackwell.GROUP
-    rows = tiles_m * shapes.step[0], tiles_n * config.tile_n
+    kernel = make_kernel(p, config, compiler_params, interpret)
+    schedule = Schedule(p, config)
+    rows, columns = schedule.tiles.extent, schedule.steps * schedule.groups * SCALES
 
     def product(a, b, a_scales, b_scales, *factor):
         held = (
-            blackwell.tiled_scales(x, size, columns)
+            _tiled_scales(x, size, columns)
             for x, size in zip((a_scales, b_scales), rows, strict=True)
         )
         return kernel(aligned(a), aligned(b), *held, *factor)
@@ -127,6 +131,24 @@ def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array
         return product(*operands)
     axes = (0, 0, 0, 0, *[None] * (len(operands) - 4))
     return jax.vmap(product, axes)(*operands)
+
+
+def _tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:
+    """Returns scales as the kernel reads them, padded by ones.
+
+    Args:
+      scales: (any, any): of rows by blocks.
+      rows, columns: what they are padded to: multiples of 128 and 4.
+    """
+    widths = [
+        (0, size - x) for size, x in zip((rows, columns), scales.shape, strict=True)
+    ]
+    one = jnp.ones((), scales.dtype)
+    if any(high for _, high in widths):
+        scales = jnp.pad(scales, widths, constant_values=one)
+    split = scales.reshape(rows // BLOCK_M, 4, 32, columns // SCALES, SCALES)
+    shape = rows // BLOCK_M, columns // SCALES, *SCALE_TILE
+    return split.transpose(0, 3, 2, 1, 4).reshape(shape)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -185,6 +207,19 @@ def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
 
 def _written(admitted: Any) -> str:
     return " or ".join(f"{t.name} for each {block} elements" for t, block in admitted)
+
+
+def _check_depth(p: Problem, config: BlockScaledMatmulConfig) -> None:
+    """Checks that the scales of a step fill whole tiles."""
+    assert p.group is not None
+    multiple, tile_k = p.group * SCALES, Schedule(p, config).tile_k
+    if tile_k % multiple:
+        raise errors.ArgumentError(
+            f"{_WHO}: tile_k is not a multiple of four blocks",
+            expected=f"a multiple of {multiple}",
+            got=f"tile_k={tile_k}",
+            hint="omit tile_k",
+        )
 
 
 def _check_target(compiler_params: plgpu.CompilerParams | None) -> None:
