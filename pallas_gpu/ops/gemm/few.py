@@ -35,7 +35,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
+from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
@@ -156,12 +156,12 @@ class _Schedule:
     @property
     def sends(self) -> bool:
         """Whether sums are sent to the block that adds them."""
-        return sends(self.config, is_once=self.is_once)
+        return self.config.sends(is_once=self.is_once)
 
     @property
     def share(self) -> int:
         """Rows that a block of a cluster adds; where they are sent, at most."""
-        return rows_sent(self.config) if self.sends else self.part // self.config.split
+        return self.config.rows_sent if self.sends else self.part // self.config.split
 
     def depth(self) -> tuple[Any, Any]:
         """Returns this block's first step along K, and the number of its steps."""

@@ -9,7 +9,7 @@ import math
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig, rows_sent, sends
+from pallas_gpu.ops.gemm.config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 
 _TARGET = arch.SM_90A
@@ -145,8 +145,8 @@ def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     rows = c.tile_m if is_once else c.part
     sums = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
     ring = stages * stage
-    if sends(c, is_once=is_once):
-        rows = c.split * rows_sent(c)
+    if c.sends(is_once=is_once):
+        rows = c.split * c.rows_sent
         sent = c.warpgroups * p.factors * rows * (c.own_n + _PAD) * 4
         return ring + sent + _BARRIER_BYTES
     return (max(ring, sums) if is_once else ring + sums) + _BARRIER_BYTES
@@ -179,7 +179,7 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
         copied / _L2_BYTES_PER_US,
     )
     exchange = 0.0
-    if sends(c, is_once=c.blocks >= blocks):
+    if c.sends(is_once=c.blocks >= blocks):
         exchange = 0.4 + 0.4 * math.log2(c.split)
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     elif c.split > 1:

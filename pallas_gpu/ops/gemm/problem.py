@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Epilogue
 
 
@@ -120,3 +121,24 @@ class Problem:
         b *= self.factors
         out = math.prod(self.out_shape) * (2 if self.epilogue.residual else 1)
         return (a + b) * self.dtype.itemsize + out * self.out_dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is static of a call of a product.
+
+    Attributes:
+      problem: the product as the caller states it.
+      config: a configuration, or None.
+      compiler_params, interpret: see `kernel`.
+    """
+
+    problem: Any
+    config: Any = None
+    compiler_params: plgpu.CompilerParams | None = None
+    interpret: Any = None
+
+    def but(self, **changes: Any) -> Call:
+        """Returns a call whose problem differs."""
+        problem = dataclasses.replace(self.problem, **changes)
+        return dataclasses.replace(self, problem=problem)

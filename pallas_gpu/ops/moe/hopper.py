@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.moe.config import CONSUMERS
+from pallas_gpu.ops.gemm.config import CONSUMERS
 from pallas_gpu.ops.moe.groups import GroupedProblem, Groups, Rows, table
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import operands_of, tiles

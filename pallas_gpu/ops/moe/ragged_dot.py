@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.gemm.config import RaggedDotConfig
 from pallas_gpu.ops.gemm.epilogue import (
     PLAIN,
     Activation,
@@ -19,8 +20,7 @@ from pallas_gpu.ops.gemm.epilogue import (
     check_activation,
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
-from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import Array, Interpret, aligned, vary_alike
+from pallas_gpu.ops.rules import Array, Interpret, aligned, check_operands, vary_alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def ragged_dot(
       >>> y = ops.ragged_dot(x, w, jnp.array([100, 0, 28]))
     """
     name = "ragged_dot"
-    checks.require_product(name, lhs, rhs, transposed=False)
+    _check_product(name, lhs, rhs)
     rows = checks.rows(name, rows)
     out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
     sizes = checks.sizes(name, group_sizes, rhs.shape[0], group_offset)
@@ -192,7 +192,7 @@ def ragged_dot_general(
         checks.require_rows(name, lhs, rhs, rows)
         matrices = group_sizes.shape[0] if len(group_sizes.shape) == 1 else 0
     else:
-        checks.require_product(name, lhs, rhs, form.transposed)
+        _check_product(name, lhs, rhs, form.transposed)
         matrices = rhs.shape[0]
     out_dtype = checks.types(
         name, lhs, rhs, precision, preferred_element_type, narrow=form.transposed
@@ -208,6 +208,11 @@ def ragged_dot_general(
         return _narrow(options, lhs, rhs, *sizes, rows, scales)
     checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
     return _product(options, *vary_alike((lhs, rhs, *sizes, rows)))
+
+
+def _check_product(name: str, lhs: Any, rhs: Any, transposed: bool = False) -> None:
+    hint = "use jax.vmap for a batch"
+    check_operands(name, lhs, rhs, transposed, hint, groups="groups, ")
 
 
 # --- the two products, each a derivative of the other ---------------------------------

@@ -24,6 +24,7 @@ from pallas_gpu.ops.rules import (
     Array,
     Interpret,
     aligned,
+    check_narrow,
     no_product,
     result_type,
     without_derivative,
@@ -32,7 +33,6 @@ from pallas_gpu.ops.rules import (
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
 E2M1 = jnp.dtype(jnp.float4_e2m1fn)
-_FLOAT8 = E4M3, jnp.dtype(jnp.float8_e5m2)
 # By bits of an element: the types of scales, and the elements of a block.
 ADMITTED = {8: ((E8M0, 32),), 4: ((E8M0, 32), (E8M0, 16), (E4M3, 16))}
 _RESULTS = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
@@ -170,22 +170,15 @@ def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
 
 def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
     """Returns the elements of a block."""
-    types = [jnp.dtype(x.dtype) for x in (lhs, rhs)]
-    is_float8 = all(t in _FLOAT8 for t in types)
-    if not is_float8 and types != [E2M1, E2M1]:
-        raise errors.DTypeError(
-            f"{_WHO}: these element types are not supported",
-            expected="float8_e4m3fn or float8_e5m2 for each operand, or float4_e2m1fn "
-            "for both",
-            got=f"{types[0].name} and {types[1].name}",
-            hint="quantize the operands with ops.quantize_blocks",
-        )
-    admitted = ADMITTED[8 if is_float8 else 4]
+    hint = "quantize the operands with ops.quantize_blocks"
+    check_narrow(_WHO, lhs, rhs, E2M1, hint)
+    dtype = jnp.dtype(lhs.dtype)
+    admitted = ADMITTED[4 if dtype == E2M1 else 8]
     held = [jnp.dtype(x.dtype) for x in (lhs_scales, rhs_scales)]
     if held[0] != held[1] or held[0] not in {t for t, _ in admitted}:
         raise errors.DTypeError(
             f"{_WHO}: the tensor core does not support these types of scales",
-            expected=_written(admitted) + f" for {types[0].name}, for both operands",
+            expected=_written(admitted) + f" for {dtype.name}, for both operands",
             got=f"{held[0].name} and {held[1].name}",
             hint="scales of float32 are those of ops.scaled_matmul",
         )

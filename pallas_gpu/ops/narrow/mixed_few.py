@@ -28,9 +28,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
+from pallas_gpu.ops.gemm.config import LinearFewConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.narrow import mixed, widen
-from pallas_gpu.ops.narrow.mixed import LinearFewConfig
+from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
@@ -48,7 +48,7 @@ _MOST_ORDERED = 16
 
 def _depth(p: Problem) -> int:
     """Elements of K of a tile of weights."""
-    return mixed.DEPTH_BYTES * 8 // widen.bits(p.right)
+    return widen.DEPTH_BYTES * 8 // widen.bits(p.right)
 
 
 def columns(p: Problem, config: LinearFewConfig) -> int:
@@ -134,9 +134,9 @@ def fits(p: Problem, config: LinearFewConfig) -> bool:
     buffers = c.warpgroups * c.stages
     tile = c.tokens * _depth(p) * p.dtype.itemsize
     total = (s.chunks if c.resident else buffers) * tile
-    total += buffers * _ROWS * mixed.DEPTH_BYTES
+    total += buffers * _ROWS * widen.DEPTH_BYTES
     if p.group is not None:
-        total += buffers * mixed.groups(p, _depth(p)) * _ROWS * 4
+        total += buffers * widen.groups(p, _depth(p)) * _ROWS * 4
     if s.parts > 1:
         total += s.passes * c.warpgroups * _ROWS * c.tokens * 4
     else:
@@ -154,7 +154,7 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
     """
     c, s, wgs = config, Schedule(p, config), config.warpgroups
     packed = tiles((wgs, c.stages, _ROWS, _depth(p)), p.right)
-    words = tiles((wgs, c.stages, _ROWS, mixed.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
+    words = tiles((wgs, c.stages, _ROWS, widen.DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     chunks = s.chunks if c.resident else wgs * c.stages
     tokens = tiles((chunks, c.tokens, _depth(p)), p.dtype)
     by_words = widen.is_integer(p.right)
@@ -173,7 +173,7 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
         scratch["x_full"] = plgpu.Barrier(num_barriers=s.chunks)
         scratch["x_ready"] = plgpu.Barrier(num_arrivals=wgs)
     if grouped:
-        shape = (wgs, c.stages, mixed.groups(p, _depth(p)), _ROWS)
+        shape = (wgs, c.stages, widen.groups(p, _depth(p)), _ROWS)
         scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
     if s.parts == 1:
         scratch["out_smem"] = out_smem
@@ -466,7 +466,7 @@ class _Worker:
 
     def converter(self) -> widen.Converter:
         """The conversion of weights."""
-        return mixed.converter(self.p.right, self.p.dtype, self.masks)
+        return widen.converter(self.p.right, self.p.dtype, self.masks)
 
     def part(self, half: int) -> Any:
         """The columns of half a step."""
@@ -518,7 +518,7 @@ class _Worker:
         own = total.shape[0]
         row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)
-        finish = mixed.finisher(p, self, rows)
+        finish = widen.finisher(p, self, rows)
         buffer = self.out_smem.at[self.wg]
         buffer.T[...] = finish(total)
         plgpu.commit_smem()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,75 +24,12 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import Tiling
+from pallas_gpu.ops.gemm.config import ScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import Strip, cached
+from pallas_gpu.ops.rules import cached
 
-# Warpgroups that multiply.
-_CONSUMERS = 2, 3
-# Elements along K and N that share a scale of a block.
-BLOCK = 128
 _ROWS = 64
-
-
-@expect.arguments()
-@dataclasses.dataclass(frozen=True)
-class ScaledMatmulConfig(Tiling):
-    """Tile sizes and schedule of `scaled_matmul` on Hopper.
-
-    A step along K is 128 elements: one block of scales, one row of the widest swizzle.
-
-    Attributes:
-      tile_m: rows of one consumer's tile.
-      tile_n: columns of a block's tile; 128 where there are scales of blocks.
-      consumers: warpgroups that multiply, 2 or 3; a block has as many tiles of rows.
-      stages: SMEM buffers of the ring.
-      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
-        A, `"m"` the columns of B, None has no clusters.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      zigzag: whether every other tile of a block goes through K backwards: it often
-        needs the same columns of B as the one before, whose last part the L2 still
-        holds. The last bits of a sum then depend on the position of its tile: equal
-        rows of A may have different results.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_m: int = 128
-    tile_n: int = 128
-    consumers: int = 2
-    stages: int = 4
-    cluster: Literal["n", "m"] | None = "n"
-    minor: Literal["n", "m"] = "n"
-    strip: Strip = 8
-    blocks: int = arch.SM_90A.sm_count
-    zigzag: bool = False
-
-    tile_k: ClassVar[int] = BLOCK
-
-    def __post_init__(self):
-        m, n = self.tile_m, self.tile_n
-        supported = m in (64, 128) and 32 <= n <= 256 and n % 32 == 0
-        if not supported or self.consumers not in _CONSUMERS:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: these tiles are not supported",
-                expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
-                "2 or 3 consumers",
-                got=f"tile_m={m}, tile_n={n}, consumers={self.consumers}",
-                hint="start from ScaledMatmulConfig()",
-            )
-        if self.stages < 2 or self.blocks < self.cluster_size:
-            raise errors.ArgumentError(
-                "ScaledMatmulConfig: there are too few stages or blocks",
-                expected=f"2 stages and {self.cluster_size} blocks or more",
-                got=f"stages={self.stages}, blocks={self.blocks}",
-                hint="use 4 stages, and one block per SM",
-            )
 
 
 @cached
