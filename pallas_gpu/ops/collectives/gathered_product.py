@@ -23,7 +23,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.collectives import config
 from pallas_gpu.ops.collectives.devices import Group, divided
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
 
@@ -46,7 +46,7 @@ def make_kernel(
     """
     schedule = hopper.Schedule(p, c)
     scratch = {
-        **hopper.scratch_of(p, c),
+        **hopper.scratch_of(schedule),
         "sent": plgpu.Ring(
             plgpu.SMEM((_BUFFERS, *_PIECE), p.dtype),
             None,
@@ -71,8 +71,6 @@ def make_kernel(
     kernel = hopper.persistent(
         schedule,
         visits,
-        CONSUMERS,
-        c.blocks,
         [
             jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
             jax.ShapeDtypeStruct((group.size - 1, p.m, p.k), p.dtype),
@@ -165,7 +163,7 @@ class Arrivals:
 def _produce(schedule, mem, gathered, there, batch, row, column, first_step) -> None:
     """Copies the operands of a tile of the rows of one device."""
     produce = functools.partial(hopper.produce, schedule)
-    others = dataclasses.replace(mem, a=gathered)
+    others = mem.but(a=gathered)
     step = lax.div(first_step, np.int32(schedule.steps))
     there.take(step)
 

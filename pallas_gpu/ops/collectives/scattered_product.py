@@ -52,13 +52,11 @@ def make_kernel(
     kernel = hopper.persistent(
         schedule,
         visits,
-        CONSUMERS,
-        c.blocks,
         [
             jax.ShapeDtypeStruct((1, p.m, p.n), p.out_dtype),
             jax.ShapeDtypeStruct((group.size - 1, p.m, p.n), p.out_dtype),
         ],
-        hopper.scratch_of(p, c),
+        hopper.scratch_of(schedule),
         kernel_name="matmul_reduce_scatter",
         compiler_params=compiler_params,
         interpret=interpret,

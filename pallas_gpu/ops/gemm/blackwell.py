@@ -66,6 +66,8 @@ class Pairs:
 
     collective: bool
     blocks: int
+    # N is padded by zeros, whatever it is.
+    columns = 1
     # Columns that are stored at once: None, or those of so many bytes.
     epilogue_n: int | None = None
     part_bytes = 128
@@ -310,9 +312,7 @@ class Schedule:
         else:
             self._run_apart(wg, load, multiply, store, first)
 
-        @plgpu.when(wg == _EPILOGUE)
-        def _():
-            plgpu.wait_smem_to_gmem(0)
+        plgpu.when(wg == _EPILOGUE)(lambda: plgpu.wait_smem_to_gmem(0))
 
     def _run_apart(self, wg, load, multiply, store, first) -> None:
         """Each role has its own loop; two of them are warps of a warpgroup."""
@@ -322,21 +322,13 @@ class Schedule:
             def _(info):
                 visit(*self.tile(info))
 
-        @plgpu.when(wg == _ISSUERS)
-        def _():
-            @plgpu.warp_map
-            def _(warp):
-                @plgpu.when(warp == _TMA_WARP)
-                def _():
-                    for_each_tile(load)
+        def in_warps(warp):
+            plgpu.when(warp == _TMA_WARP)(lambda: for_each_tile(load))
+            multiplies = jnp.logical_and(warp == _MMA_WARP, first)
+            plgpu.when(multiplies)(lambda: for_each_tile(multiply))
 
-                @plgpu.when(jnp.logical_and(warp == _MMA_WARP, first))
-                def _():
-                    for_each_tile(multiply)
-
-        @plgpu.when(wg == _EPILOGUE)
-        def _():
-            for_each_tile(store)
+        plgpu.when(wg == _ISSUERS)(lambda: plgpu.warp_map(in_warps))
+        plgpu.when(wg == _EPILOGUE)(lambda: for_each_tile(store))
 
     def _run_together(self, wg, load, multiply, store, first) -> None:
         """The roles are warpgroups: only these learn which tile is next."""
@@ -345,19 +337,11 @@ class Schedule:
         @plgpu.dynamic_scheduling_loop("worker", thread_axis="wg", cluster_axes=cluster)
         def _(info):
             tile = self.tile(info)
-
-            @plgpu.when(jnp.logical_and(wg == _ISSUERS, first))
-            def _():
-                multiply(*tile)
-
-            @plgpu.when(wg == _EPILOGUE)
-            def _():
-                store(*tile)
-
+            multiplies = jnp.logical_and(wg == _ISSUERS, first)
+            plgpu.when(multiplies)(lambda: multiply(*tile))
+            plgpu.when(wg == _EPILOGUE)(lambda: store(*tile))
             # The last warpgroup requests the next tile, which it needs first.
-            @plgpu.when(wg == _LOADER)
-            def _():
-                load(*tile)
+            plgpu.when(wg == _LOADER)(lambda: load(*tile))
 
     def for_each_step(self, number: Any, visit: Any) -> None:
         """Calls `visit(ki, step)` for the steps along K of a tile.

@@ -13,7 +13,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.gemm import blackwell
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import cached
+from pallas_gpu.ops.rules import cached, padded
 
 
 @cached
@@ -55,10 +55,6 @@ def make_kernel(
 def _padded(
     x: jax.Array, transposed: bool, used: tuple[int, int], sizes: tuple[int, int]
 ) -> jax.Array:
-    if transposed:
-        x = x.swapaxes(1, 2)
+    x = x.swapaxes(1, 2) if transposed else x
     x = x[:, : used[0], : used[1]]
-    if used == sizes:
-        return x
-    rows, columns = (size - have for size, have in zip(sizes, used, strict=True))
-    return jnp.pad(x, ((0, 0), (0, rows), (0, columns)))
+    return padded(padded(x, sizes[0], 1), sizes[1])

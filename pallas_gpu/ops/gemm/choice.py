@@ -171,11 +171,3 @@ def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> N
         got=f"{type(config).__name__} and target={given!r}",
         hint="omit config or target",
     )
-
-
-def columns(config: Any) -> int:
-    """Returns of what N has to be a multiple, if no tile is to exceed a bias."""
-    if isinstance(config, BlackwellMatmulConfig):
-        return 1
-    is_transposed = isinstance(config, MatmulConfig) and config.transposed
-    return config.cluster_tile[0 if is_transposed else 1]

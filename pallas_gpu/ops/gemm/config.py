@@ -7,15 +7,11 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.rules import Positive, Stages, Strip, require_tile
 from pallas_gpu.ops.tiles import CLUSTERS
 
 CONSUMERS = 2
-# Rows of a tile whose sums the blocks of a cluster send each other: for more there is
-# no SMEM beside the ring.
-_MOST_SENT = 32
 # Elements along K and N that share a scale of a block.
 BLOCK = 128
 # Groups of rows whose sums one warp computes, without scratch.
@@ -36,6 +32,11 @@ class Tiling:
     def block_m(self) -> int:
         """Rows of a block's tile."""
         return self.consumers * self.tile_m
+
+    @property
+    def columns(self) -> int:
+        """Of what N has to be a multiple, if no tile is to exceed a bias."""
+        return self.cluster_tile[0 if self.transposed else 1]
 
     @property
     def cluster_size(self) -> int:
@@ -114,7 +115,7 @@ class MatmulConfig(Tiling):
 
 @expect.arguments()
 @dataclasses.dataclass(frozen=True)
-class SplitMatmulConfig:
+class SplitMatmulConfig(Tiling):
     """Tile sizes and schedule of `matmul` on Hopper for few rows or few tiles.
 
     Attributes:
@@ -184,9 +185,9 @@ class SplitMatmulConfig:
             )
 
     @property
-    def cluster_tile(self) -> tuple[int, int]:
-        """Rows and columns of a cluster's tile."""
-        return self.tile_m, self.tile_n
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return self.tile_m
 
     @property
     def part(self) -> int:
@@ -197,20 +198,6 @@ class SplitMatmulConfig:
     def own_n(self) -> int:
         """Columns of one warpgroup."""
         return self.tile_n // self.warpgroups
-
-    def sends(self, *, is_once: bool) -> bool:
-        """Whether the blocks of a cluster send their sums to the block that adds them.
-
-        Args:
-          is_once: no block has a second tile.
-        """
-        return self.split > 1 and is_once and self.tile_m <= _MOST_SENT
-
-    @property
-    def rows_sent(self) -> int:
-        """Rows whose sums a block is sent, at most; the last ones may have none."""
-        # An instruction has 8 columns in the registers of a warp.
-        return plgpu.align_to(plgpu.cdiv(self.tile_m, self.split), 8)
 
 
 @expect.arguments()
@@ -329,9 +316,14 @@ class LinearFewConfig:
         return self.rows // 64
 
     @property
+    def along(self) -> int:
+        """Warpgroups of a block that divide K."""
+        return self.warpgroups // self.across
+
+    @property
     def parts(self) -> int:
         """Parts of K."""
-        return self.splits * (self.warpgroups // self.across)
+        return self.splits * self.along
 
 
 @expect.arguments(
@@ -414,6 +406,11 @@ class RaggedDotConfig(Tiling):
     epilogue_n: int = 32
     strip: Strip = 16
     blocks: Positive = arch.SM_90A.sm_count
+
+    @property
+    def epilogue_m(self) -> int:
+        """Rows of a tile that are stored at once."""
+        return self.tile_m
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k

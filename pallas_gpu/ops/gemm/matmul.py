@@ -196,16 +196,22 @@ def _check_shapes(
 ) -> tuple[int, ...]:
     """Returns the leading dimensions of the result."""
     shapes = tuple(a.shape), tuple(b.shape)
-    if min(map(len, shapes)) < 2 or min(map(min, shapes)) < 1:
-        raise _no_product(a, b, transpose_a, transpose_b)
-    (*batch_a, m, k), (*batch_b, depth, n) = shapes
-    if transpose_a:
-        m, k = k, m
-    if transpose_b:
-        depth, n = n, depth
-    if k != depth or (batch_a and batch_b and batch_a != batch_b):
-        raise _no_product(a, b, transpose_a, transpose_b)
-    batch = tuple(batch_a or batch_b)
+    steps = (-1 if transpose_a else 1), (-1 if transpose_b else 1)
+    ends = [x[-2:][::step] for x, step in zip(shapes, steps, strict=True)]
+    batches = [x[:-2] for x in shapes if len(x) > 2]
+    fits = min(map(len, shapes)) >= 2 and min(map(min, shapes)) >= 1
+    if not fits or ends[0][1] != ends[1][0] or len(set(batches)) > 1:
+        rows = "(..., K, M)" if transpose_a else "(..., M, K)"
+        columns = "(..., N, K)" if transpose_b else "(..., K, N)"
+        raise no_product(
+            "matmul",
+            f"{rows} and {columns} without empty dimensions, leading ones equal or of "
+            "one operand alone",
+            a,
+            b,
+            "see transpose_a and transpose_b; use jax.vmap for other batches",
+        )
+    (m, _), (_, n), batch = *ends, batches[0] if batches else ()
     wanted = {
         "gate": (gate, shapes[1]),
         "bias": (bias, (n,)),
@@ -230,19 +236,6 @@ def _check_shapes(
     return batch
 
 
-def _no_product(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> Exception:
-    rows = "(..., K, M)" if transpose_a else "(..., M, K)"
-    columns = "(..., N, K)" if transpose_b else "(..., K, N)"
-    return no_product(
-        "matmul",
-        f"{rows} and {columns} without empty dimensions, leading ones equal or of one "
-        "operand alone",
-        a,
-        b,
-        "see transpose_a and transpose_b; use jax.vmap for other batches",
-    )
-
-
 # --- the product, and its derivatives -------------------------------------------------
 
 
@@ -265,7 +258,7 @@ def _run(call: Call, a: jax.Array, b: jax.Array, **others: jax.Array | None) -> 
     if (gate := others.get("gate")) is not None:
         others["gate"] = aligned(gate)
     config = given or choice.choose(p, params)
-    if (bias := others.get("bias")) is not None and n % choice.columns(config):
+    if (bias := others.get("bias")) is not None and n % config.columns:
         others["bias"] = jnp.pad(bias, (0, _COLUMNS))
     family, _ = choice.FAMILIES[type(config)]
     f = family.make_kernel(p, config, params, call.interpret)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 
@@ -62,6 +62,14 @@ class Problem:
     group: int | None = None
     promoted: bool = False
 
+    def but(self, **changes: Any) -> Self:
+        """Returns a problem that differs."""
+        return dataclasses.replace(self, **changes)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of all products, of so many rows and columns."""
+        return self.batch * plgpu.cdiv(self.m, m) * plgpu.cdiv(self.n, n)
+
     @property
     def types(self) -> tuple[jnp.dtype, jnp.dtype]:
         """The types of A and B."""
@@ -109,11 +117,6 @@ class Problem:
         return self.transpose_a and self.dtype == jnp.float32
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.batch * self.m * self.n * self.k * self.factors
-
-    @property
     def bytes(self) -> int:
         """Bytes that are read and written at least once."""
         a = self.m * self.k * (1 if self.shared_a else self.batch)
@@ -140,5 +143,4 @@ class Call:
 
     def but(self, **changes: Any) -> Call:
         """Returns a call whose problem differs."""
-        problem = dataclasses.replace(self.problem, **changes)
-        return dataclasses.replace(self, problem=problem)
+        return dataclasses.replace(self, problem=self.problem.but(**changes))

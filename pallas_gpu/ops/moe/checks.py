@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -20,21 +19,10 @@ _PRECISIONS = (
 _WIDE = jnp.float16, jnp.bfloat16
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Which product dimension numbers mean.
+def form(name: str, numbers: Any, group_offset: Any) -> tuple[bool, bool]:
+    """Returns whether dimension numbers mean a product over the rows of each group.
 
-    Attributes:
-      contracted: over the rows of each group, or a matrix for each.
-      transposed: whether the matrices are (groups, n, k).
-    """
-
-    contracted: bool = False
-    transposed: bool = False
-
-
-def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form:
-    """Returns the form of a ragged product.
+    And whether the matrices of other products are (groups, n, k).
 
     Raises:
       UnsupportedError: there is no kernel for it.
@@ -49,13 +37,13 @@ def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form
             numbers.rhs_group_dimensions,
         )
     )
-    forms: dict[tuple[tuple[int, ...], ...], Form] = {
-        ((1,), (1,), (), (), (0,), (0,)): Form(),
-        ((1,), (2,), (), (), (0,), (0,)): Form(transposed=True),
-        ((0,), (0,), (), (), (0,), ()): Form(contracted=True),
+    forms: dict[tuple[tuple[int, ...], ...], tuple[bool, bool]] = {
+        ((1,), (1,), (), (), (0,), (0,)): (False, False),
+        ((1,), (2,), (), (), (0,), (0,)): (False, True),
+        ((0,), (0,), (), (), (0,), ()): (True, False),
     }
     chosen = forms.get(found)
-    if chosen is None or (chosen.contracted and group_offset is not None):
+    if chosen is None or (chosen[0] and group_offset is not None):
         raise errors.UnsupportedError(
             f"{name}: these dimension numbers are not supported",
             expected="lhs (M, K) and rhs (groups, K, N) or (groups, N, K), or both "

@@ -216,9 +216,8 @@ def default_config(p: Problem) -> Config:
                 return config
 
     def cost(tokens: int) -> int:
-        tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.m, tokens)
         # Beside the product of a step there is the conversion of its weights.
-        return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
+        return plgpu.cdiv(p.tiles(tokens, 128), _SMS) * (tokens + 64)
 
     tokens = min((256, 128, 64), key=cost)
     c = LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)

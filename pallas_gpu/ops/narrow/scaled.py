@@ -222,9 +222,9 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
     def cost(shape: tuple[int, int, int]) -> int:
         rows, columns, consumers = shape
         rows *= consumers
-        tiles = plgpu.cdiv(p.m, rows) * plgpu.cdiv(p.n, columns)
+        waves = plgpu.cdiv(p.tiles(rows, columns), _SMS)
         # The tensor core's time, and that of loads, which small tiles share less.
-        return plgpu.cdiv(tiles, _SMS) * (rows * columns + 64 * (rows + columns))
+        return waves * (rows * columns + 64 * (rows + columns))
 
     rows, columns, consumers = min(shapes, key=cost)
     config = ScaledMatmulConfig(

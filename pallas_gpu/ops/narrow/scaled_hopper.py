@@ -25,7 +25,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import ScaledMatmulConfig
+from pallas_gpu.ops.gemm.config import BLOCK, ScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import cached
 
@@ -42,7 +42,7 @@ def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpr
     """
     c, schedule = config, Schedule(p, config)
     blocked = p.group is not None
-    scratch = hopper.scratch_of(p, c, schedule.part, copies=2 + blocked)
+    scratch = hopper.scratch_of(schedule, copies=2 + blocked)
     if blocked:
         scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
 
@@ -76,19 +76,6 @@ class Schedule(hopper.Schedule):
         widest = (128 if p.group is None else 64) // p.out_dtype.itemsize
         return _ROWS, math.gcd(self.config.tile_n, widest)
 
-    def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(batch, row, column, steps before it)`, in tiles."""
-
-        def at(batch, mi, ni, number):
-            visit(batch, mi, ni, number * self.steps)
-
-        self.tiles.for_each(at)
-
-    def produce(self, mem: Any, batch, mi, ni, first_step) -> None:
-        """Copies the operands of a tile, step by step."""
-        c = self.config
-        super().produce(mem, batch, mi * c.block_m, ni * c.tile_n, first_step)
-
     def copy_scales(self, mem: Any, slot: Any, block: Any, rows: Any, copy: Any) -> Any:
         """Calls `copy(source, buffer)` for the scales of a part of K, if there are."""
         if self.problem.group is not None:
@@ -115,20 +102,21 @@ class _Consumer(hopper.Consumer):
     @classmethod
     def of(cls, schedule: Schedule, mem: hopper.Memory, wg: Any) -> _Consumer:
         """Loads the factors."""
-        factors = [x[0] for x in (mem.a_scale, mem.b_scale) if x is not None]
+        scales = (mem.get(name) for name in ("a_scale", "b_scale"))
+        factors = [x[0] for x in scales if x is not None]
         return cls(schedule, mem, wg, factors)
 
-    def visit(self, batch, mi, ni, first_step) -> None:
+    def visit(self, batch, row, column, first_step) -> None:
         """Computes and stores its rows of a tile."""
-        p, c = self.schedule.problem, self.schedule.config
-        if p.promoted:
-            products = [jnp.concatenate(self.promoted(ni, first_step))]
+        if self.schedule.problem.promoted:
+            products = [jnp.concatenate(self.promoted(column, first_step))]
         else:
             products = self.products(first_step)
-        row = mi * c.block_m + self.wg * c.tile_m
-        self.store(products, batch, row, ni * c.tile_n)
+        # Not before them: a register.
+        row = row + self.wg * self.schedule.config.tile_m
+        self.store(products, batch, row, column)
 
-    def promoted(self, ni, first_step) -> list[jax.Array]:
+    def promoted(self, column, first_step) -> list[jax.Array]:
         """Returns the consumer's tile in parts of 64 rows, each summed in registers."""
         p, c, mem = self.schedule.problem, self.schedule.config, self.mem
         shape = _ROWS, c.tile_n
@@ -141,8 +129,9 @@ class _Consumer(hopper.Consumer):
             if p.group is not None:
                 block = self.schedule.k_block(first_step, ki)
                 # A cluster's last tile may lie behind the last block.
-                column = jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
-                b_scale = mem.b_blocks[block, column]
+                last = mem.b_blocks.shape[1] - 1
+                found = jnp.minimum(lax.div(column, np.int32(BLOCK)), last)
+                b_scale = mem.b_blocks[block, found]
             mem.operands.take(first_step + ki)
             result = []
             for start, total in zip(starts, sums, strict=True):
@@ -180,11 +169,11 @@ class _Consumer(hopper.Consumer):
             part = part.astype(jnp.float32)
             for factor in self.factors:
                 part = part * factor
-            if mem.row_scale is not None:
+            if "row_scale" in p.scales:
                 part = part * vector(mem.row_scale, row + i, 0)
-            if mem.column_scale is not None:
+            if "column_scale" in p.scales:
                 part = part * vector(mem.column_scale, column + j, 1)
-            if mem.bias is not None:
+            if p.epilogue.bias:
                 part = part + vector(mem.bias, column + j, 1).astype(jnp.float32)
             return part
 

@@ -228,7 +228,7 @@ def converter(w: Any, x: Any, masks: Any) -> Converter:
 
 def finisher(p: Problem, mem: Any, columns: Any) -> Any:
     """Returns the function of sums of some columns: (columns, tokens) of the result."""
-    refs = ((mem.scale, lax.mul), (mem.bias, lax.add))
+    refs = ((mem.get("scale"), lax.mul), (mem.get("bias"), lax.add))
     vectors = [
         (ref[columns].astype(jnp.float32), combine)
         for ref, combine in refs
