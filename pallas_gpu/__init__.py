@@ -42,6 +42,7 @@ from pallas_gpu.entry.scoped import (
     with_scoped as with_scoped,
     get_global as get_global,
 )
+from pallas_gpu.explanation.explain import explain as explain
 from pallas_gpu.pipeline.emit import emit_pipeline as emit_pipeline
 from pallas_gpu.pipeline.pallas_call import pallas_call as pallas_call
 from pallas_gpu.pipeline.specialized.ring import Ring as Ring
@@ -98,6 +99,7 @@ from pallas_gpu.primitives.devices.peers import *
 from pallas_gpu.primitives.grids.griddepcontrol import *
 from pallas_gpu.primitives.grids.launch_control import *
 from pallas_gpu.primitives.inline import *
+from pallas_gpu.primitives.moves.lanes import *
 from pallas_gpu.primitives.mbarrier import *
 from pallas_gpu.primitives.registers import *
 from pallas_gpu.primitives.sync.delay import *

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: checks kernels, or compiles them, without a GPU.
+"""The command line: checks, explains or compiles kernels, without a GPU.
 
     python -m pallas_gpu check module:function --shapes f16[512,256],f16[256,256]
+    python -m pallas_gpu explain module:function --shapes f16[512,256] --json
     python -m pallas_gpu compile module:function --shapes f32[1024] --target sm_100a
 
 The exit status of `check` is 0 for a clean verdict, 1 for findings, 2 if there are none
-and not everything could be judged, 3 if there is no verdict. That of `compile` is 0, or
-as `check` says of the error.
+and not everything could be judged, 3 if there is no verdict. That of `explain` is 0 if
+nothing is slow, 1 if something is, 2 if registers and spills are not known because no
+compiler is installed. That of `compile` is 0. Errors of kernels have the same status in
+both: 1 for a mistake, 2 for what is not supported.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import errors, offline
+from pallas_gpu.explanation.explain import explain
 from pallas_gpu.verdict.check import check
 
 _SHAPE = re.compile(r"\s*(\w+)\[([\d,\s]*)\]\s*")
@@ -92,9 +96,11 @@ def _parser() -> _Parser:
                           help="how long a launch is run in all orders")  # fmt: skip
     checking.add_argument("--emitted", action="store_true",
                           help="check what kernels are lowered to")  # fmt: skip
+    explaining = commands.add_parser("explain", help="say why kernels are slow")
     compiling = commands.add_parser("compile", help="report a kernel's resources")
     for each, run, target in (
         (checking, _check, None),
+        (explaining, _explain, "sm_90a"),
         (compiling, _compile, "sm_90a"),
     ):
         each.add_argument("--target", default=target, help="such as sm_100a")
@@ -124,6 +130,15 @@ def _check(options: argparse.Namespace) -> int:
     if verdict.findings:
         return FINDINGS
     return CLEAN if verdict.clean else NOT_MODELLED
+
+
+def _explain(options: argparse.Namespace) -> int:
+    run = explain(function(options.function), target=options.target)
+    found = run(*options.shapes)
+    print(found.to_json() if options.json else found)
+    if found.slow:
+        return FINDINGS
+    return CLEAN if found.is_complete else NOT_MODELLED
 
 
 def _compile(options: argparse.Namespace) -> int:

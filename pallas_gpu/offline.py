@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, arch, compiler, errors, expect
+from pallas_gpu import _jax, arch, compiler, errors, expect, types
 from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering import launch
 from pallas_gpu.lowering.machine import Build
@@ -113,7 +113,7 @@ def compile(
       >>> print(report.resources)
     """
     chosen = arch.target(target)
-    return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
+    return [_compile(params, chosen) for params in kernels_called(fn, args, chosen)]
 
 
 @expect.arguments(args=values.operands)
@@ -136,7 +136,7 @@ def lower(
     """
     chosen = arch.target(target)
     reports = []
-    for params in _kernels(fn, args, chosen):
+    for params in kernels_called(fn, args, chosen):
         lowered = compiler.lower(params, chosen, register.observe)
         reports.append(
             LoweredReport(
@@ -206,17 +206,33 @@ def launches(closed: _jax.ClosedJaxpr | _jax.Jaxpr) -> Iterator[call.CallParams]
             yield from launches(expanded)
 
 
-def _kernels(
+def kernels_called(
     fn: Callable[..., Any], args: Any, target: arch.Target
 ) -> list[call.CallParams]:
-    with jax.disable_jit(False), assumed_target.assuming(target):
+    """Returns the kernels for a target that a function calls, each once."""
+    with assumed_target.assuming(target):
+        return kernels(fn, args, types.Mesh.machine)
+
+
+def kernels(
+    fn: Callable[..., Any], args: Sequence[Any], machine: str
+) -> list[call.CallParams]:
+    """Returns the kernels for a machine that a function calls, each once.
+
+    Raises:
+      ArgumentError: it calls none.
+    """
+    with jax.disable_jit(False):
         closed = jax.make_jaxpr(functools.partial(scope.call, "offline", fn))(*args)
-    found = list(launches(closed))
+    all_ = list(launches(closed))
+    found = [params for params in all_ if params.mesh.machine == machine]
     if not found:
+        others = ", ".join(dict.fromkeys(params.mesh.machine for params in all_))
         raise errors.ArgumentError(
-            "the function does not call a kernel of pallas_gpu",
-            expected="a function that calls a kernel() or pallas_call()",
-            got=getattr(fn, "__name__", repr(fn)),
+            "the function does not call a kernel of pallas_gpu for this machine",
+            expected=f"a function that calls a kernel for {machine}",
+            got=getattr(fn, "__name__", repr(fn))
+            + (f", which calls kernels for {others}" if others else ""),
         )
     unique: list[call.CallParams] = []
     for params in found:

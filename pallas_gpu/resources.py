@@ -385,26 +385,14 @@ def plan(
       OutOfResources: it does not fit the target; the message lists the allocations.
       ArgumentError: two of its declarations exclude each other.
     """
-    found = scopes(jaxpr)
-    _check_scopes(found)
-    of: dict[Owner, list[Site]] = {"block": [], "warpgroup": [], "warp": []}
-    for site in found:
-        in_warp = site.is_inside(warp_map_p)
-        of[owner(site.eqn, in_warp=in_warp, warpgroups=warpgroups)].append(site)
-    stacks = {space: _highest(of["block"], space) for space in types.MemorySpace}
-    warps = WARPS * warpgroups
-    barriers = _barriers(found, warps)
-    own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
-    pairs = _has_collective_tmem(found)
-    result = Plan(stacks, 0, *barriers, 0, 0, 0, pairs, *own, warps)
-    if stacks[types.TMEM].top > types.TMEM.budget(target):
-        raise _out_of_tmem(stacks[types.TMEM], target, name)
-    _check_accumulators(stacks[types.REGS], target, name)
+    result = _without_scratch(jaxpr, warpgroups)
+    if result.stacks[types.TMEM].top > types.TMEM.budget(target):
+        raise _out_of_tmem(result.stacks[types.TMEM], target, name)
+    _check_accumulators(result.stacks[types.REGS], target, name)
     limit = types.SMEM.budget(target)
     if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
-    room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
-    room -= room % SCRATCH_GRANULE_BYTES
+    room = _room_bytes(result, target, warpgroups)
     least = max((least_scratch_bytes(site.eqn) for site in walk(jaxpr)), default=0)
     if room < least:
         needed = dataclasses.replace(result, scratch_bytes=least * warpgroups)
@@ -418,6 +406,42 @@ def plan(
         scratch_limit_bytes=(room if asked is None else each) * warpgroups,
         scratch_free_bytes=room * warpgroups,
     )
+
+
+def staging_bytes(jaxpr: _jax.Jaxpr, target: arch.GpuTarget, warpgroups: int) -> int:
+    """Returns the SMEM that is left for further arrays of each warpgroup.
+
+    Negative if there is too little for the arrays and the usual scratch.
+    """
+    alignment = types.SMEM.alignment
+    room = _room_bytes(_without_scratch(jaxpr, warpgroups), target, warpgroups)
+    if room < _DEFAULT_SCRATCH_BYTES:
+        return -1
+    # The arrays of the first warpgroup start at the next multiple.
+    left = room - _DEFAULT_SCRATCH_BYTES - _align(alignment, warpgroups) // warpgroups
+    return max(left - left % alignment, 0)
+
+
+def _room_bytes(result: Plan, target: arch.GpuTarget, warpgroups: int) -> int:
+    """Returns the scratch that each warpgroup can have."""
+    left = types.SMEM.budget(target) - result.scratch_offset_bytes
+    room = max(left, 0) // warpgroups
+    return room - room % SCRATCH_GRANULE_BYTES
+
+
+def _without_scratch(jaxpr: _jax.Jaxpr, warpgroups: int) -> Plan:
+    found = scopes(jaxpr)
+    _check_scopes(found)
+    of: dict[Owner, list[Site]] = {"block": [], "warpgroup": [], "warp": []}
+    for site in found:
+        in_warp = site.is_inside(warp_map_p)
+        of[owner(site.eqn, in_warp=in_warp, warpgroups=warpgroups)].append(site)
+    stacks = {space: _highest(of["block"], space) for space in types.MemorySpace}
+    warps = WARPS * warpgroups
+    barriers = _barriers(found, warps)
+    own = (_highest(of["warpgroup"], types.SMEM), _highest(of["warp"], types.SMEM))
+    pairs = _has_collective_tmem(found)
+    return Plan(stacks, 0, *barriers, 0, 0, 0, pairs, *own, warps)
 
 
 def _has_collective_tmem(found: Sequence[Site]) -> bool:

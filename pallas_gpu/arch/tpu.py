@@ -39,7 +39,7 @@ class TpuTarget(Featured):
         together.
       smem_words: SMEM of a vector subcore that a kernel can use.
       scalar_smem_words: SMEM of a scalar subcore that a kernel can use.
-      hbm_bytes_per_second: bandwidth of the chip's HBM; for the cost report alone.
+      hbm_bytes_per_second: bandwidth of the HBM of a device; for the cost report alone.
       branch_delay: bundles behind a branch that it still executes.
       features: the features of the chip.
     """
@@ -106,7 +106,7 @@ TPU7X = TpuTarget(
     lanes=16,
     vmem_words=131_072,
     pool_words=2_097_152,
-    hbm_bytes_per_second=7.40e12,
+    hbm_bytes_per_second=7.40e12 / 2,  # two devices a chip
     branch_delay=4,
     features=frozenset(Feature),
 )

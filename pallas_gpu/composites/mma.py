@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from pallas_gpu import types
 from pallas_gpu.composites.wgmma import Matrix, in_layout
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import Problem
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives.registers import layout_cast, load
 from pallas_gpu.primitives.tensor_cores import mma
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem
 
 # K that is loaded from SMEM at once, in bytes: the width of the widest swizzle, so that
 # parts of tiled arrays consist of whole tiles.
@@ -30,7 +30,13 @@ def multiplies(problem: Problem) -> bool:
     return wanted in mma.TYPES and types.itemsize_bits(wanted) >= 8
 
 
-def product(a: Matrix, b: Matrix, kernel: Kernel, init: Any = None) -> jax.Array:
+def product(
+    a: Matrix,
+    b: Matrix,
+    kernel: Kernel,
+    init: Any = None,
+    reason: mma.InsteadOfWgmma | None = None,
+) -> jax.Array:
     """Multiplies two matrices, each warp a part of the rows and columns.
 
     Sizes that are not multiples of the instructions' are padded with zeros.
@@ -40,6 +46,7 @@ def product(a: Matrix, b: Matrix, kernel: Kernel, init: Any = None) -> jax.Array
       b: (K, N).
       kernel: the kernel.
       init: a value to which the product is added.
+      reason: why wgmma does not multiply them, if it could.
 
     Returns:
       (M, N) in float32, or in int32 for 8-bit integers.
@@ -58,7 +65,7 @@ def product(a: Matrix, b: Matrix, kernel: Kernel, init: Any = None) -> jax.Array
         part = MmaShape(m, n, left.shape[1], shape.bits, shape.m_warps).padded
         x = _value(left, (part.m, part.k), shape.lhs if lane else None)
         y = _value(right, (part.k, part.n), shape.rhs if lane else None)
-        total = mma.mma(total, x, y)
+        total = mma.multiplied(total, x, y, reason)
     if is_whole:
         return total
     total = total[:m, :n]

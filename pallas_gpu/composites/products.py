@@ -14,8 +14,8 @@ from pallas_gpu.composites import in_place as in_place  # rewrites bodies first
 from pallas_gpu.composites import mma, sums, wgmma
 from pallas_gpu.composites.wgmma import Matrix
 from pallas_gpu.entry.expand import Composite, composite
-from pallas_gpu.entry.product import Problem, require_known
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.tensor_cores.dot_general import Problem, require_known
 
 
 @composite("dot_general")
@@ -88,13 +88,16 @@ def _product(
     if problem.operand_type is not None:
         a, b = (_converted(x, problem.operand_type) for x in (a, b))
     kernel = composite.kernel
-    if wgmma.multiplies(problem, kernel) and wgmma.is_possible(a, b, kernel):
-        return wgmma.product(a, b, kernel, acc, init)
+    reason = None
+    if wgmma.multiplies(problem, kernel):
+        reason = wgmma.refusal(a, b, kernel)
+        if reason is None:
+            return wgmma.product(a, b, kernel, acc, init)
     if acc is not None:
-        acc[...] = mma.product(a, b, kernel, acc[...])
+        acc[...] = mma.product(a, b, kernel, acc[...], reason)
         return None
     if mma.multiplies(problem):
-        return mma.product(a, b, kernel, init)
+        return mma.product(a, b, kernel, init, reason)
     result = sums.of_matrices(problem, a, b, kernel)
     return result if init is None else init + result
 

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import FLOAT8, INT8, Problem
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.integers import cdiv
+from pallas_gpu.entry.scoped import of_warpgroup, run_scoped
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast
+from pallas_gpu.primitives.tensor_cores.dot_general import FLOAT8, INT8, Problem
+from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 from pallas_gpu.primitives.tensor_cores.wgmma import check_storage, wgmma, wgmma_wait
 
 # PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
@@ -31,6 +33,7 @@ _TYPES = (
     *FLOAT8,
     *INT8,
 )
+_SIDES = {"a": "left", "b": "right"}
 # Bits of the narrowest swizzle that `wgmma` reads.
 _SWIZZLE_BITS = 256
 
@@ -92,12 +95,29 @@ def multiplies(problem: Problem, kernel: Kernel) -> bool:
     return whole and m * n <= _MAX_ACCUMULATOR
 
 
-def is_possible(a: Matrix, b: Matrix, kernel: Kernel) -> bool:
-    """Whether there is memory for operands that wgmma does not read where they are.
+def refusal(a: Matrix, b: Matrix, kernel: Kernel) -> InsteadOfWgmma | None:
+    """Why wgmma does not multiply two matrices of a problem that it multiplies.
 
-    One of several warpgroups has no scratch memory of its own.
+    In a block of several warpgroups, the copies of operands that it does not read
+    where they are may not fit. A block of one warpgroup is then too large.
     """
-    return kernel.mesh.warpgroups == 1 or not _moved(a, b)
+    limit = kernel.staging_bytes
+    moved = _moved(a, b)
+    copies = _copies(a, b, moved).values()
+    needed = sum(_aligned_bytes(x) for x in copies)
+    if limit is None or needed <= limit:
+        return None
+    what = "both operands" if len(moved) == 2 else f"the {_SIDES[min(moved)]} operand"
+    return InsteadOfWgmma(
+        f"wgmma reads {what} from SMEM: a copy takes {needed:,} bytes of each of the "
+        f"{kernel.mesh.warpgroups} warpgroups, which have {limit:,}",
+        f"store {what} to SMEM once for all warpgroups, or use smaller tiles",
+    )
+
+
+def _aligned_bytes(matrix: Matrix) -> int:
+    alignment = types.SMEM.alignment
+    return cdiv(matrix.stored.size * matrix.dtype.itemsize, alignment) * alignment
 
 
 def operand(problem: Problem, name: str, stored: Any) -> Matrix:
@@ -131,9 +151,10 @@ def product(
     """
     dtype = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
     kept, moved = _is_kept(a), _moved(a, b)
-    is_shared = len(moved) == 2 and _are_stored_alike(a, b)
-    copies = {k: x for k, x in moved.items() if not (k == "b" and is_shared)}
-    given = {k: _tiles(_to_store(x, k)) for k, x in copies.items()}
+    copies = _copies(a, b, moved)
+    is_shared = len(copies) < len(moved)
+    tiles = {k: _tiles(_to_store(x, k)) for k, x in copies.items()}
+    given: dict[str, Any] = {}
     if acc is None:
         given["acc"] = types.ACC((a.shape[0], b.shape[1]), dtype)
     stored = moved or any(_is_stored(x, kernel) for x in (a, b))
@@ -155,7 +176,17 @@ def product(
         wgmma_wait(0)
         return None
 
-    return run_scoped(multiply, **given) if given else multiply()
+    if not tiles or kernel.mesh.warpgroups == 1:
+        given = {**tiles, **given}
+        return run_scoped(multiply, **given) if given else multiply()
+
+    def staged(**refs: Any) -> Any:
+        return of_warpgroup(
+            lambda *own: multiply(**dict(zip(tiles, own, strict=True)), **refs),
+            *tiles.values(),
+        )
+
+    return run_scoped(staged, **given) if given else staged()
 
 
 def _is_kept(a: Matrix) -> bool:
@@ -170,6 +201,12 @@ def _moved(a: Matrix, b: Matrix) -> dict[str, Matrix]:
         for name, operand in (("a", a), ("b", b))
         if not (name == "a" and _is_kept(a)) and not is_readable(operand, name)
     }
+
+
+def _copies(a: Matrix, b: Matrix, moved: dict[str, Matrix]) -> dict[str, Matrix]:
+    """Returns the moved operands of which scratch memory holds a copy of its own."""
+    is_shared = len(moved) == 2 and _are_stored_alike(a, b)
+    return {k: x for k, x in moved.items() if not (k == "b" and is_shared)}
 
 
 def _are_stored_alike(a: Matrix, b: Matrix) -> bool:

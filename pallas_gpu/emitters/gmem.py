@@ -29,6 +29,7 @@ from pallas_gpu.emitters.smem import (
 )
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
+from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.window import Window
 
@@ -99,6 +100,14 @@ def access_widths(view: GmemView, layout: Placement) -> tuple[int, int]:
     taken = _address(view, layout, False)
     aligned = plan_gmem(layout, view.window.strides, bits)
     return taken.elements_per_access, aligned.elements_per_access
+
+
+def requests(view: GmemView, layout: Placement) -> costs.Requests | None:
+    """Returns the requests of an access; None for elements that share a byte."""
+    plan, bits = _address(view, layout, False), dtypes.stored_bits(view.dtype)
+    if plan.elements_per_access * bits < 8:
+        return None
+    return costs.gmem_requests(plan, bits)
 
 
 def slice_pointer(view: GmemView) -> ir.Value:

@@ -293,6 +293,18 @@ class KernelBuilder:
             self._hoisted[key] = value
         return value
 
+    @contextlib.contextmanager
+    def discarding(self) -> Iterator[None]:
+        """Forgets what is known of the values made inside, which are then erased.
+
+        MLIR gives their addresses, by which values are equal, to later ones.
+        """
+        extended, owned = dict(self.extended), dict(self.owned)
+        try:
+            yield
+        finally:
+            self.extended, self.owned = extended, owned
+
     def attributes(
         self, key: object, make: Callable[[], Mapping[str, ir.Attribute]]
     ) -> Mapping[str, ir.Attribute]:

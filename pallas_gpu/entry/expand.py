@@ -22,7 +22,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
@@ -42,6 +42,8 @@ class Kernel:
       target: the target.
       semantics: the lowering semantics.
       stored: shapes and types of the arrays in SMEM that threads store to.
+      staging_bytes: SMEM that each of several warpgroups has for copies of operands;
+        None for as much as they take.
       in_warp: whether the body is that of a `warp_map`.
     """
 
@@ -49,6 +51,7 @@ class Kernel:
     target: arch.Target
     semantics: types.LoweringSemantics
     stored: frozenset[Any] = frozenset()
+    staging_bytes: int | None = None
     in_warp: bool = False
 
     @property
@@ -134,7 +137,16 @@ def expanded_body(
     """Returns the body without composites; see `expanded`."""
     if not any(map(_rule_of, equations(jaxpr))):
         return jaxpr
-    return _expanded(jaxpr, mesh, target, semantics)
+    found = _expanded(jaxpr, mesh, target, semantics)
+    if not isinstance(target, arch.GpuTarget) or mesh.warpgroups == 1:
+        return found
+    if resources.staging_bytes(found, target, mesh.warpgroups) >= 0:
+        return found
+    # Copies of a warpgroup's products follow each other in the same bytes: each product
+    # whose copies fit by themselves has them.
+    without = _expanded(jaxpr, mesh, target, semantics, 0)
+    left = resources.staging_bytes(without, target, mesh.warpgroups)
+    return _expanded(jaxpr, mesh, target, semantics, max(left, 0))
 
 
 @kept
@@ -143,8 +155,9 @@ def _expanded(
     mesh: types.Mesh,
     target: arch.Target,
     semantics: types.LoweringSemantics,
+    staging_bytes: int | None = None,
 ) -> _jax.Jaxpr:
-    kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr))
+    kernel = Kernel(mesh, target, semantics, _stored_in_smem(jaxpr), staging_bytes)
     result = _Expansion(kernel).body(jaxpr)
     check.check_jaxpr(result, mesh)
     return result

@@ -156,7 +156,7 @@ def kernel(
     if isinstance(mesh, types.WarpMesh):
         _refuse_beside("a WarpMesh", {**axes, "out_type": out_type})
         own = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
-        in_scope = _with_scratch(body, own or (), None, warp.OVER_WARPS)
+        in_scope = with_scratch(body, own or (), (), warp.OVER_WARPS)
         return warp.over_warps(in_scope, mesh)
     outputs = _results(_one_of("out_type", out_type, "out_shape", out_shape))
     scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
@@ -174,7 +174,7 @@ def kernel(
             _refuse_beside("a Mesh", axes)
         launched = types.Mesh(**axes) if mesh is None else mesh
         launched = dataclasses.replace(launched, kernel_name=name)
-        full = _with_scratch(body, scratch, launched, f"kernel {name}")
+        full = with_scratch(body, scratch, launched.thread_name, f"kernel {name}")
     kept = repeated.Kept((body,), interpret)
     launch = functools.partial(
         launch_body,
@@ -227,10 +227,15 @@ def _results(out_type: Any) -> Any:
     )
 
 
-def _with_scratch(
-    body: Callable[..., None], scratch: Any, mesh: types.Mesh | None, who: str
+def with_scratch(
+    body: Callable[..., None], scratch: Any, threads: Any, who: str
 ) -> Callable[..., None]:
-    """Wraps the body in one scope that allocates its scratch memory."""
+    """Wraps the body in one scope that allocates its scratch memory.
+
+    Args:
+      threads: the axis whose threads have it together, if there is one.
+      who: the caller, for messages.
+    """
     called = functools.partial(scope.call, who, body)
     positional, named = scratch_of(scratch)
     if not positional and not named:
@@ -243,7 +248,7 @@ def _with_scratch(
             functools.partial(called, *refs),
             positional,
             named,
-            () if mesh is None else mesh.thread_name or (),
+            threads or (),
             names[len(jax.tree.leaves(refs)) :],
         )
 

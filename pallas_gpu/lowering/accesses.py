@@ -45,12 +45,11 @@ def load(
     if isinstance(view, gmem.GmemView):
         array = gmem.load(view, layout, reduction=reduction)
     elif by_element(view, layout, "load"):
-        slow.through_tiles(view, "load", where)
+        slow.through_tiles(view, layout, "load", where)
         return indexed.load_part(view, layout)
     else:
         array = smem.load(view, layout, optimized=bool(optimized))
-    if optimized is None:
-        slow.access(view, layout, "load", where)
+    slow.access(view, layout, "load", where, optimized)
     return array
 
 
@@ -61,13 +60,12 @@ def store(
     if isinstance(view, gmem.GmemView):
         gmem.store(view, value)
     elif by_element(view, value.layout, "store"):
-        slow.through_tiles(view, "store", where)
+        slow.through_tiles(view, value.layout, "store", where)
         indexed.store_part(view, value)
         return
     else:
         smem.store(view, value, optimized=bool(optimized))
-    if optimized is None:
-        slow.access(view, value.layout, "store", where)
+    slow.access(view, value.layout, "store", where, optimized)
 
 
 def load_scalar(view: Any, reduction: str | None = None) -> ir.Value:

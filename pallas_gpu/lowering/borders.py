@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import scf
 from pallas_gpu import errors
 from pallas_gpu.emitters import registers as regs
 from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.lowering import notes
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import KernelState, RuleContext
@@ -126,7 +127,11 @@ def _trial(kernel: KernelState) -> Iterator[None]:
     region = scf.ExecuteRegionOp([])
     kernel.trial = region.regions[0].blocks.append()
     try:
-        with ir.InsertionPoint(kernel.trial):
+        with (
+            ir.InsertionPoint(kernel.trial),
+            kernel.builder.discarding(),
+            notes.suspended(),
+        ):
             yield
     finally:
         kernel.state, kernel.smem_top_bytes, kernel.trial = state, top, outer

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -23,6 +22,7 @@ from pallas_gpu.emitters.devices import peers
 from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.tensor_cores import tmem
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import notes
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.references import Reference, index_value
 from pallas_gpu.lowering.traits import Traits
@@ -122,12 +122,12 @@ class RuleContext:
     Attributes:
       kernel: the kernel that is lowered.
       op: the operation.
-      users: for each value of its region what reads it; None is the region's end.
+      region: its region.
     """
 
     kernel: KernelState
     op: Op
-    users: Mapping[Value, Sequence[Op | None]]
+    region: Region
 
     @property
     def eqn(self) -> _jax.JaxprEqn:
@@ -157,7 +157,14 @@ class RuleContext:
     @property
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
-        return bool(self.users[self.op.results[0]])
+        return bool(self.readers)
+
+    @property
+    def readers(self) -> list[Op | None]:
+        """What reads the single result; None is the region's end."""
+        (value,) = self.op.results
+        found: list[Op | None] = [op for op in self.region.ops if value in op.inputs]
+        return [*found, None] if value in self.region.results else found
 
     # --- layouts ----------------------------------------------------------------------
 
@@ -266,19 +273,21 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             return kernel.constant(operand.value.item(), operand.dtype)
         return env[operand]
 
-    users = _users(region)
     rules = kernel.rules
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
     caller = kernel.where
+    noted = notes.current()
     for op in region.ops:
         rule = rules.get(op.primitive)
         if rule is None:
             raise kernel.no_rule(op).with_location(op.where)
         kernel.where = lambda op=op: op.where or caller()
         try:
+            if noted is not None:
+                noted.enter(op)
             with _location(op, around) if keeps_lines else around:
-                ctx = RuleContext(kernel, op, users)
+                ctx = RuleContext(kernel, op, region)
                 results = rule(ctx, *map(read, op.inputs))
                 if not op.primitive.multiple_results:
                     results = [results]
@@ -286,20 +295,16 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
         except errors.PallasGpuError as error:
             raise error.with_location(op.where) from None
         env.update(zip(op.results, results, strict=True))
+        if noted is not None:
+            noted.leave()
     kernel.where = caller
     return [read(x) for x in region.results]
 
 
-def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
-    users: dict[Value, list[Op | None]] = collections.defaultdict(list)
-    for op in (*region.ops, None):
-        for x in region.results if op is None else op.inputs:
-            if isinstance(x, Value):
-                users[x].append(op)
-    return users
-
-
 def _location(op: Op, around: ir.Location) -> ir.Location:
+    noted = notes.current()
+    if noted is not None:
+        return ir.Location.file("operations", noted.number(op), 0)
     for eqn in (op.equation, *reversed(op.calls)):
         place = _jax.file_and_line(eqn)
         if place is not None:

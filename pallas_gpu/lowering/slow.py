@@ -8,7 +8,7 @@ unless its author asks for that.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import errors
@@ -17,6 +17,8 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.lowering import measures, notes
+from pallas_gpu.primitives.tensor_cores.mma import InsteadOfWgmma
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
@@ -27,6 +29,8 @@ _MOST_REGISTERS, _REGISTER_BITS = 255, 32
 # The default layouts of odd shapes have conflicts of two lanes, which no other layout
 # of theirs avoids without more registers.
 _TOLERATED_WITH_PADDING = 2.0
+# Sectors for one that elements take: a layout that suits what follows may take 2.
+_SCATTERED = 4
 
 
 def access(
@@ -34,21 +38,27 @@ def access(
     layout: Placement,
     kind: Kind,
     where: Callable[[], str | None],
+    optimized: bool | None = None,
 ) -> None:
-    """Warns if an access that has been emitted is slow.
+    """Notes an access that has been emitted, and warns if it is slow.
 
     Args:
       view: a part of an array.
       layout: of the array in registers.
       kind: "load" or "store".
       where: returns the line of the access.
+      optimized: what its author has said of bank conflicts; None warns of them.
     """
-    if _is_internal(view):
+    notes.take(lambda: measures.access(view, layout, kind))
+    if optimized is not None or _is_internal(view):
         return
     _too_large(view, layout, where)
     if isinstance(view, gmem.GmemView):
         taken, aligned = gmem.access_widths(view, layout)
-        _unaligned(view, kind, "GMEM", taken, aligned, where)
+        if taken < aligned:
+            _unaligned(view, kind, "GMEM", taken, aligned, where)
+        else:
+            _uncoalesced(view, layout, kind, where)
         return
     plan = smem.plan(view, layout, kind)
     degree = plan.wavefronts_per_access / plan.ideal_wavefronts
@@ -57,7 +67,7 @@ def access(
         warn(
             f"a {kind} of SMEM has bank conflicts",
             f"{degree:g} times the time of one without",
-            f"{_described(view)} in {describe(layout)}",
+            f"{measures.described(view)} in {describe(layout)}",
             "declare the array with a tiling and a swizzle, or with another minor "
             f"dimension; or accept it with plgpu.{kind}(..., optimized=False)",
             where,
@@ -68,15 +78,19 @@ def access(
 
 
 def through_tiles(
-    view: smem.SmemView, kind: Kind, where: Callable[[], str | None]
+    view: smem.SmemView,
+    layout: Placement,
+    kind: Kind,
+    where: Callable[[], str | None],
 ) -> None:
     """Warns of an access that computes the address of each element."""
+    notes.take(lambda: measures.by_element(view, layout, kind))
     if _is_internal(view):
         return
     warn(
         f"a {kind} of a part of a tiled SMEM array cuts through its tiles",
         "an address is computed for each element",
-        f"{_described(view)}, {view.layout.description}",
+        f"{measures.described(view)}, {view.layout.description}",
         "start at multiples of the tile and take whole tiles: write a dynamic start as "
         "a product, or as plgpu.multiple_of(start, rows)",
         where,
@@ -86,7 +100,8 @@ def through_tiles(
 def copied_by_threads(
     plan: ThreadCopy, view: gmem.GmemView, where: Callable[[], str | None]
 ) -> None:
-    """Warns of a copy in parts that are too narrow for cp.async."""
+    """Notes a copy by threads, and warns if its parts are too narrow for cp.async."""
+    notes.take(lambda: measures.copy(plan, view))
     if plan.is_asynchronous:
         return
     width = plan.chunk_bytes
@@ -94,7 +109,7 @@ def copied_by_threads(
         f"threads copy a part of GMEM {width} byte{'s' * (width > 1)} at a time",
         f"{_WIDEST_BYTES // width} times as many instructions as 16 bytes at a time, "
         "through registers",
-        _described(view),
+        measures.described(view),
         "start and end rows at multiples of 4 bytes, or of 16 bytes for TMA: pad the "
         "array's minor dimension",
         where,
@@ -114,6 +129,20 @@ def in_many_rounds(
     )
 
 
+def instead_of_wgmma(
+    reason: InsteadOfWgmma, operands: Sequence[Any], where: Callable[[], str | None]
+) -> None:
+    """Warns of a product by mma.sync that wgmma could compute."""
+    shown = " times ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
+    warn(
+        "a product is multiplied by mma.sync, which wgmma could multiply",
+        "each warp loads both operands to registers, and waits for each instruction",
+        f"{shown}; {reason.why}",
+        reason.hint,
+        where,
+    )
+
+
 def _is_internal(view: smem.SmemView | gmem.GmemView) -> bool:
     return isinstance(view, smem.SmemView) and view.internal
 
@@ -127,10 +156,31 @@ def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) ->
             f"{taken} registers of each thread, which has {_MOST_REGISTERS}: unless "
             "elements are used one after the other, ptxas spills, which a warning "
             "after compilation then says",
-            _described(view),
+            measures.described(view),
             "load it in parts, or use more warpgroups",
             where,
         )
+
+
+def _uncoalesced(
+    view: gmem.GmemView,
+    layout: Placement,
+    kind: Kind,
+    where: Callable[[], str | None],
+) -> None:
+    requests = gmem.requests(view, layout)
+    if requests is None or requests.sectors < _SCATTERED * requests.ideal_sectors:
+        return
+    warn(
+        f"a {kind} of GMEM is not coalesced",
+        f"{requests.sectors / requests.ideal_sectors:g} times the bytes: an access of "
+        f"a warp takes {requests.sectors / requests.number:g} sectors of 32 bytes, and "
+        f"its elements would fit {requests.ideal_sectors / requests.number:g}",
+        f"{measures.described(view)} in {describe(layout)}",
+        "access adjacent elements along the minor dimension: give it more of the "
+        "block, or copy whole rows to SMEM and transpose there",
+        where,
+    )
 
 
 def _unaligned(
@@ -145,18 +195,11 @@ def _unaligned(
         warn(
             f"a {kind} of {memory} does not start at a known multiple of its width",
             f"{aligned // taken} times as many instructions as an aligned one",
-            _described(view),
+            measures.described(view),
             "start at a multiple; write a dynamic start as a product, or as "
             f"plgpu.multiple_of(start, {aligned})",
             where,
         )
-
-
-def _described(view: Any) -> str:
-    shape, starts = view.window.array_shape, view.window.starts
-    known = ", ".join(str(s) if isinstance(s, int) else "?" for s in starts)
-    dtype = dtypes.memory_dtype(view.dtype)
-    return f"{dtype}{list(view.window.sizes)} at ({known}) of shape {shape}"
 
 
 def warn(

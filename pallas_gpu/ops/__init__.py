@@ -5,9 +5,12 @@ from pallas_gpu.ops import collectives as collectives
 from pallas_gpu.ops import rules as _rules
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
-from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.ops.flash.config import (
+    AttentionConfig,
+    BlackwellAttentionConfig,
+    DecodeConfig,
+)
 from pallas_gpu.ops.flash.decode import decode_attention
-from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.standard import dot_product_attention
 from pallas_gpu.ops.gemm.blackwell import (
     BlackwellMatmulConfig,

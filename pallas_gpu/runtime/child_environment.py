@@ -15,10 +15,11 @@ _DROPPED_PREFIXES = ("JAX_", "MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG", "PALLAS
 _DROPPED_NAMES = ("XLA_FLAGS",)
 
 # The plugin leaves a folder /tmp/mosaic-gpu-XXXXXX for each disassembled kernel,
-# regardless of TMPDIR; it is unused once nvdisasm has exited.
+# regardless of TMPDIR; it is unused once nvdisasm has exited. -g: with the lines of
+# code that has them.
 _TIDY_NVDISASM = """\
 #!/bin/sh
-{nvdisasm} "$@"
+{nvdisasm} -g "$@"
 status=$?
 for file; do
   case $file in

@@ -24,6 +24,8 @@ _CACHED_MODULES = 32
 _CONTROL_CODES = re.compile(
     r"^\s*[-\w&]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE
 )
+# The line of the code after it.
+_SOURCE_LINES = re.compile(r"^\s*//## File .*\n", re.MULTILINE)
 _NO_SASS = (
     "no SASS: nvdisasm was not found (pip install 'pallas-gpu[offline]', or a CUDA "
     "toolkit on PATH)"
@@ -49,7 +51,8 @@ class CompiledModule:
       ptx: PTX text.
       sass: disassembled machine code; None if nvdisasm is missing.
       sass_with_control: the same with each instruction's control codes (barriers to
-        wait for, barriers set, yield, stall cycles).
+        wait for, barriers set, yield, stall cycles), and with lines of the source where
+        the module has them.
       ptxas: ptxas's report.
       resources: registers, spills, SMEM and other resources.
       note: the reason if something is missing, else None.
@@ -157,8 +160,8 @@ def keep_device_code(
 
 
 def without_control_codes(sass: str) -> str:
-    """SASS without control codes: barriers, yields and stalls."""
-    return _CONTROL_CODES.sub("", sass)
+    """SASS without control codes (barriers, yields, stalls) and lines of the source."""
+    return _CONTROL_CODES.sub("", _SOURCE_LINES.sub("", sass))
 
 
 @functools.lru_cache(maxsize=_CACHED_MODULES)

@@ -149,7 +149,26 @@ def occupancy_blocks_per_sm(
     smem_bytes: int = 0,
     tmem_columns: int = 0,
 ) -> int:
-    """The number of resident blocks per SM, as in CUDA's occupancy calculator.
+    """The number of resident blocks per SM, as in CUDA's occupancy calculator."""
+    limits = occupancy_limits(
+        target,
+        threads_per_block=threads_per_block,
+        registers_per_thread=registers_per_thread,
+        smem_bytes=smem_bytes,
+        tmem_columns=tmem_columns,
+    )
+    return min(limits.values())
+
+
+def occupancy_limits(
+    target: str | arch.GpuTarget,
+    *,
+    threads_per_block: int,
+    registers_per_thread: int,
+    smem_bytes: int = 0,
+    tmem_columns: int = 0,
+) -> dict[str, int]:
+    """The number of blocks per SM that each resource of the SM admits.
 
     The allocation of TMEM blocks until another block has released it, so TMEM bounds
     the number of blocks that make progress.
@@ -159,15 +178,15 @@ def occupancy_blocks_per_sm(
     threads = warps * _THREADS_PER_WARP
     registers = _round_up(max(registers_per_thread, 1), _REGISTER_UNIT_PER_THREAD)
     smem = _round_up(smem_bytes, _SMEM_UNIT_BYTES) + _RESERVED_SMEM_BYTES_PER_BLOCK
-    limits = [
-        _MAX_BLOCKS_PER_SM,
-        target.max_threads_per_sm // threads,
-        target.registers_per_sm // (registers * threads),
-        target.smem_bytes_per_sm // smem,
-    ]
+    limits = {
+        "blocks": _MAX_BLOCKS_PER_SM,
+        "threads": target.max_threads_per_sm // threads,
+        "registers": target.registers_per_sm // (registers * threads),
+        "SMEM": target.smem_bytes_per_sm // smem,
+    }
     if tmem_columns:
-        limits.append(target.tmem_columns // tmem_columns)
-    return min(limits)
+        limits["TMEM"] = target.tmem_columns // tmem_columns
+    return limits
 
 
 def resources(

@@ -6,17 +6,20 @@ Importing this module adds them to the stages of NVIDIA's machine.
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from pallas_gpu import arch
+from pallas_gpu import arch, compiler, errors
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import launch, slow
+from pallas_gpu.lowering import launch, notes, slow
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.program.walk import walk
-from pallas_gpu.runtime import offline_compiler, worker
-from pallas_gpu.runtime.resources_report import Resources
+from pallas_gpu.program.nodes import Kind
+from pallas_gpu.program.walk import Site, walk
+from pallas_gpu.runtime import machine_code, offline_compiler, worker
 from pallas_gpu.runtime.serialize import serialize
 
 
@@ -40,7 +43,7 @@ def compile_offline(build: Build) -> Build:
       CompilationError: the module does not compile, or exceeds the time limit.
     """
     compiled = compiled_module(build)
-    _warn_of_spills(build, compiled.resources)
+    _warn_of_spills(build, compiled)
     return build.replace(compiled=compiled)
 
 
@@ -72,17 +75,79 @@ def compiled_module(
     )
 
 
-def _warn_of_spills(build: Build, used: Resources) -> None:
+def lowered_with_notes(build: Build) -> tuple[Build, notes.Notes]:
+    """Lowers a kernel after the stage `layouts`, and serializes it.
+
+    Its code carries the numbers of its operations where others have lines.
+
+    Args:
+      build: after `layouts`, or a later stage.
+
+    Returns:
+      The build after `serialize`, and the notes of what has been emitted.
+    """
+    options = dataclasses.replace(build.params.compiler_params, line_info=True)
+    params = dataclasses.replace(build.params, compiler_params=options)
+    with notes.recording() as found:
+        numbered = compiler.run(
+            build.replace(params=params, module=None, launch=None),
+            after="layouts",
+            until="serialize",
+        )
+    return numbered, found
+
+
+def _warn_of_spills(build: Build, compiled: offline_compiler.CompiledModule) -> None:
+    used = compiled.resources
     if not (used.spill_store_bytes or used.spill_load_bytes):
         return
+    stored, loaded = used.spill_store_bytes, used.spill_load_bytes
+    where, each = build.params.defined_at, ""
+    if compiled.sass is not None:
+        spills = machine_code.spilled(compiled.sass)
+        if not (spills and spills[0].in_loop):
+            # What is stored before a loop, and loaded after it, takes no time.
+            return
+        worst, site = _in_loop(build)
+        stored, loaded = worst.stored_bytes, worst.loaded_bytes
+        loop = None if site is None else loop_around(site)
+        where = where if site is None else site.where
+        each = f" in an iteration of the loop{f' at {loop.where}' if loop else ''}"
     slow.warn(
-        f"kernel {build.name} spills registers",
-        f"{used.spill_store_bytes} bytes stored and {used.spill_load_bytes} bytes "
-        "loaded by each thread",
+        f"kernel {build.name} spills registers{' in a loop' * bool(each)}",
+        f"{stored} bytes stored and {loaded} bytes loaded by each thread{each}",
         f"{used.registers_per_thread} registers per thread on {used.target}",
-        "process smaller blocks, or use more warpgroups: num_threads",
-        lambda: next((s.where for s in walk(build.params.jaxpr) if s.where), None),
+        "plgpu.explain estimates the time that this takes, and says what helps",
+        lambda: where,
     )
+
+
+def _in_loop(build: Build) -> tuple[machine_code.Spilled, Site | None]:
+    """Returns the loop that spills most, and the operation in it that does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.PerformanceWarning)
+        numbered, found = lowered_with_notes(build)
+    code = compiled_module(numbered).sass_with_control
+    worst = machine_code.spilled(code or "")[0]
+    return worst, spills_at(worst, found, walk(build.params.jaxpr))
+
+
+def spills_at(
+    spills: machine_code.Spilled, found: notes.Notes, sites: Sequence[Site]
+) -> Site | None:
+    """Returns the operation whose code spills most; None if it is not known."""
+    ops = found.numbered()
+    of_ops = {op: n for line, n in spills.lines.items() if (op := ops.get(line))}
+    known = [site for site in sites if site.op in of_ops and site.op.kind is Kind.PLAIN]
+    if spills.in_loop:
+        known = [site for site in known if loop_around(site)] or known
+    return max(known, key=lambda site: of_ops[site.op], default=None)
+
+
+def loop_around(site: Site) -> Site | None:
+    """Returns the innermost loop around an operation; None outside of loops."""
+    loops = [x for x in site.enclosing if x.op.kind in (Kind.FOR, Kind.WHILE)]
+    return loops[-1] if loops else None
 
 
 def _operand_avals(params: CallParams) -> list[Any]:

@@ -19,8 +19,9 @@ import shutil
 import subprocess
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jaxlib
@@ -33,8 +34,9 @@ from pallas_gpu.runtime.worker import ArrayType, CompilerOutput, Worker
 
 FOLDER_VARIABLE = "PALLAS_GPU_COMPILATIONS_DIR"
 LIMIT_BYTES = 256 << 20
-# Raise it when `worker_process`, `worker.split_output` or the file's layout change.
-_FORMAT = 1
+# Raise it when `worker_process`, `worker.split_output`, nvdisasm's arguments or the
+# file's layout change.
+_FORMAT = 2
 # Keys are random: one write of 256 prunes the store, which takes 0.08 s for 10,000
 # entries, of 4 KB on average.
 _PRUNING = "00"
@@ -85,21 +87,50 @@ def compile_stored(
     return output
 
 
+def stored(key: Any, make: Callable[[], Any]) -> Any:
+    """Returns what is stored under a key, or what `make` returns, which is then stored.
+
+    Args:
+      key: the machine, its compiler, and all that determines the compiler's output, in
+        the form of JSON, as is the output.
+      make: compiles.
+    """
+    place = folder()
+    if place is None:
+        return make()
+    path = place / (_sha256(json.dumps([_FORMAT, key]).encode()) + _SUFFIX)
+    found = _read(path)
+    if found is None:
+        found = make()
+        _write(path, found)
+    return found
+
+
 def load(path: Path) -> CompilerOutput | None:
     """Returns an entry, which becomes the most recently used; None if there is none."""
-    with contextlib.suppress(OSError, ValueError, TypeError, zlib.error):
-        content = path.read_bytes()
-        packed = content[_CHECKSUM_BYTES:]
-        if content[:_CHECKSUM_BYTES] == _checksum(path, packed):
-            with contextlib.suppress(OSError):  # a folder that is only read
-                os.utime(path)
-            return CompilerOutput(**json.loads(zlib.decompress(packed)))
+    with contextlib.suppress(TypeError):
+        return CompilerOutput(**_read(path))
     return None
 
 
 def save(path: Path, output: CompilerOutput) -> None:
     """Writes an entry, if possible; one in 256 prunes the store."""
-    packed = zlib.compress(json.dumps(dataclasses.asdict(output)).encode())
+    _write(path, dataclasses.asdict(output))
+
+
+def _read(path: Path) -> Any:
+    with contextlib.suppress(OSError, ValueError, zlib.error):
+        content = path.read_bytes()
+        packed = content[_CHECKSUM_BYTES:]
+        if content[:_CHECKSUM_BYTES] == _checksum(path, packed):
+            with contextlib.suppress(OSError):  # a folder that is only read
+                os.utime(path)
+            return json.loads(zlib.decompress(packed))
+    return None
+
+
+def _write(path: Path, value: Any) -> None:
+    packed = zlib.compress(json.dumps(value).encode())
     with contextlib.suppress(OSError):
         cache_files.replace(path, _checksum(path, packed) + packed)
         if path.name.startswith(_PRUNING):

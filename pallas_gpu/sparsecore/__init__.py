@@ -49,6 +49,7 @@ from pallas_gpu.entry.control import (
 from pallas_gpu.entry.integers import cdiv as cdiv
 from pallas_gpu.primitives.debug import debug_print as debug_print
 from pallas_gpu.primitives.registers import multiple_of as multiple_of
+from pallas_gpu.primitives.sync.delay import delay as delay
 from pallas_gpu.types import InterpretParams as InterpretParams, ds as ds
 
 from pallas_gpu.sparsecore.runtime.report import (

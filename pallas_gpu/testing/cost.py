@@ -21,7 +21,7 @@ from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # Of an H200: a copy from device to device reads and writes 4.27 TB/s of its 4.8, and
 # large bf16 products reach 810 TFLOP/s, the limit of its power (measured).
-_OF_MEMORY_BANDWIDTH = 0.89
+OF_MEMORY_BANDWIDTH = 0.89
 _POWER_FLOPS_PER_SECOND_16_BITS = 810e12
 # A step of a ring of buffers: from the release of a buffer until its next data can be
 # used. Fits `ops.matmul`'s bf16 4096^3 on an H200, with 3 and 4 stages of 32 to 48 KiB.
@@ -32,7 +32,7 @@ _SHARED_LATENCY_CYCLES = 150.0
 # From the L2 to an SM, multicast or not: fits the same kernel with tiles of 128 x 64.
 _FILL_BYTES_PER_CYCLE = 50.0
 # Of the boost clock, under load. Estimate.
-_OF_CLOCK = 0.89
+OF_CLOCK = 0.89
 # Limits that are nearly reached at once slow each other down. Estimate.
 _SHARPNESS = 8
 _L2_BYTES_PER_CYCLE_AND_SM = 56.0
@@ -40,7 +40,7 @@ _L2_BYTES_PER_CYCLE_AND_SM = 56.0
 _WAIT_CYCLES = 40.0
 # Start and end of a CTA, and of a launch. Estimates.
 _CTA_CYCLES = 1500.0
-_LAUNCH_SECONDS = 1.5e-6
+LAUNCH_SECONDS = 1.5e-6
 _SAMPLES = 5
 # Registers of a thread beside accumulators, where a kernel does not set them. Estimate.
 _OTHER_REGISTERS = 40
@@ -86,7 +86,7 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     mesh = params.mesh
     ctas = mesh.blocks * math.prod(axis.size for axis in params.batch)
     residency = resources.residency(build.plan, target, mesh)
-    each = [_cta(build, position) for position in _positions(mesh)]
+    each = [_cta(build, position) for position in positions(mesh)]
     mean = Work()
     for work, _, _, _ in each:
         mean.add(work, 1 / len(each))
@@ -102,14 +102,14 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     }
     chains = [cycles + _CTA_CYCLES for _, _, cycles, _ in each]
     busy["latency"] = _of_launch(chains, rounds)
-    hertz = _OF_CLOCK * target.clock_ghz * 1e9
+    hertz = OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
     times |= _card_seconds(params, mean, ctas, target)
     bound = max(times, key=lambda name: times[name])
     seconds = sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
     return Estimate(
         config,
-        seconds + _LAUNCH_SECONDS,
+        seconds + LAUNCH_SECONDS,
         bound,
         ctas / resident,
         ctas_per_sm,
@@ -124,7 +124,7 @@ def _of_launch(cycles: Sequence[float], rounds: int) -> float:
     return max(*cycles, rounds * sum(cycles) / len(cycles), 0.0)
 
 
-def _positions(mesh: Any) -> list[dict[Any, int]]:
+def positions(mesh: Any) -> list[dict[Any, int]]:
     """Returns positions of some CTAs, the first and the last of the grid included."""
     number = math.prod(mesh.grid)
     if not number:
@@ -208,9 +208,9 @@ def _card_seconds(
     moved = ctas * (mean.loaded_bytes + mean.stored_bytes)
     arrays = [x.aval for x in params.jaxpr.invars]
     operands = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-    hertz = _OF_CLOCK * target.clock_ghz * 1e9
+    hertz = OF_CLOCK * target.clock_ghz * 1e9
     l2 = _L2_BYTES_PER_CYCLE_AND_SM * target.sm_count * hertz
-    memory = target.memory_bytes_per_second * _OF_MEMORY_BANDWIDTH
+    memory = target.memory_bytes_per_second * OF_MEMORY_BANDWIDTH
     scale = target.sm_count / arch.SM_90A.sm_count
     power = sum(
         ctas * flops * max(bits, 8) / 16 / (_POWER_FLOPS_PER_SECOND_16_BITS * scale)

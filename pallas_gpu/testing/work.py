@@ -45,6 +45,7 @@ class Work:
     Attributes:
       tensor_flops: of the tensor core, by the bits of the operands' elements.
       fills: bytes copied to each SMEM array, by allocation.
+      executed: how often operations are executed, where they are counted.
       tensor_cycles: of the tensor core at its full rate, SMEM reads included.
       loaded_bytes: copied or loaded from GMEM; a share of what is multicast.
       filled_bytes: copied from GMEM to this CTA's SMEM.
@@ -56,6 +57,7 @@ class Work:
 
     tensor_flops: dict[int, float] = dataclasses.field(default_factory=dict)
     fills: dict[int, float] = dataclasses.field(default_factory=dict)
+    executed: dict[Op, float] = dataclasses.field(default_factory=dict)
     tensor_cycles: float = 0.0
     loaded_bytes: float = 0.0
     filled_bytes: float = 0.0
@@ -66,10 +68,12 @@ class Work:
 
     def add(self, other: Work, times: float = 1.0) -> None:
         """Adds other work, several times."""
-        for mine, more_of in (
+        pairs: list[tuple[dict[Any, float], dict[Any, float]]] = [
             (self.tensor_flops, other.tensor_flops),
             (self.fills, other.fills),
-        ):
+            (self.executed, other.executed),
+        ]
+        for mine, more_of in pairs:
             for key, value in more_of.items():
                 mine[key] = mine.get(key, 0) + times * value
         for name in _NUMBERS:
@@ -237,8 +241,8 @@ class Counter(Flow[Any]):
     def _count(self, op: Op) -> None:
         accesses = op.accesses
         spaces: dict[Any, Access] = {access.space: access for access in accesses}
-        if op.name in _PRODUCTS:
-            self._product(op)
+        if op.name in PRODUCTS:
+            self._work.add(of_product(op))
         elif op.name == "barrier_wait":
             self._work.waits += 1
         elif op.name == "set_max_registers":
@@ -274,18 +278,6 @@ class Counter(Flow[Any]):
         fills = self._work.fills
         fills[memory.number] = fills.get(memory.number, 0) + num_bytes
 
-    def _product(self, op: Op) -> None:
-        a, result = op.operands["a"], op.operands.get("acc") or op.results[0]
-        m, n = _shape(result)[-2:]
-        k = math.prod(_shape(a)) / m
-        bits = types.itemsize_bits(a.dtype)
-        tiles = -(-m // _WGMMA_ROWS)
-        in_smem = isinstance(a, Access)
-        read = tiles * k * bits / 8 * (n + (_WGMMA_ROWS if in_smem else 0))
-        macs = tiles * _WGMMA_ROWS * max(n, _LEAST_MMA_COLUMNS) * k
-        cycles = max(macs / macs_per_cycle(bits), read / SMEM_BYTES_PER_CYCLE)
-        self._work.add(Work(tensor_flops={bits: 2.0 * m * n * k}, tensor_cycles=cycles))
-
     def _access(self, op: Op, access: Access) -> None:
         values = [x for x in (*op.results, *op.inputs) if not _is_ref(x)]
         num_bytes = max(map(_bytes, values), default=0.0)
@@ -298,7 +290,21 @@ class Counter(Flow[Any]):
                 self._work.loaded_bytes += num_bytes
 
 
-_PRODUCTS = ("wgmma", "mma", "tcgen05_mma")
+PRODUCTS = ("wgmma", "mma", "tcgen05_mma")
+
+
+def of_product(op: Op) -> Work:
+    """Returns the work of a product on the tensor core."""
+    a, result = op.operands["a"], op.operands.get("acc") or op.results[0]
+    m, n = _shape(result)[-2:]
+    k = math.prod(_shape(a)) / m
+    bits = types.itemsize_bits(a.dtype)
+    tiles = -(-m // _WGMMA_ROWS)
+    in_smem = isinstance(a, Access)
+    read = tiles * k * bits / 8 * (n + (_WGMMA_ROWS if in_smem else 0))
+    macs = tiles * _WGMMA_ROWS * max(n, _LEAST_MMA_COLUMNS) * k
+    cycles = max(macs / macs_per_cycle(bits), read / SMEM_BYTES_PER_CYCLE)
+    return Work(tensor_flops={bits: 2.0 * m * n * k}, tensor_cycles=cycles)
 
 
 def macs_per_cycle(bits: int) -> float:

@@ -80,33 +80,44 @@ class BoundedSlice:
 type BlockDim = int | Squeezed | Blocked | Element | BoundedSlice | None
 
 
-def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
-    if not expect.is_sequence(value):
-        hint = "write (64, 128)"
-        if callable(value):
-            hint = "the shape is first: plgpu.BlockSpec((64, 128), lambda i: (i, 0))"
-        raise expect.wrong_type(
-            what, "a sequence", "one entry a dimension", value, hint
+def shape_of(*kinds: type) -> expect.Rule:
+    """Accepts a sequence of sizes, None, and objects of these kinds."""
+    *names, last = (kind.__name__ for kind in kinds)
+    expected = f"a positive int, None, {', '.join(names)} or {last}"
+
+    def check(value: Any, what: str) -> tuple[Any, ...]:
+        if not expect.is_sequence(value):
+            hint = "write (64, 128)"
+            if callable(value):
+                hint = "the shape is first: BlockSpec((64, 128), lambda i: (i, 0))"
+            raise expect.wrong_type(
+                what, "a sequence", "one entry a dimension", value, hint
+            )
+        return tuple(entry_of(entry, dim) for dim, entry in enumerate(value))
+
+    def entry_of(entry: Any, dim: int) -> Any:
+        size = expect.index(entry)
+        if is_squeezed(entry) or isinstance(entry, kinds):
+            return entry
+        if size is not None and size >= 1:
+            return size
+        raise errors.ArgumentError(
+            "BlockSpec: a block size is not a positive integer",
+            expected=expected,
+            got=f"{expect.shown(entry)} for dimension {dim}",
+            hint="None squeezes a dimension of size one",
         )
-    return tuple(_block_size(entry, dim) for dim, entry in enumerate(value))
+
+    return check
 
 
-def _block_size(entry: Any, dim: int) -> Any:
-    size = expect.index(entry)
-    if is_squeezed(entry) or isinstance(entry, Blocked | Element | BoundedSlice):
-        return entry
-    if size is not None and size >= 1:
-        return size
-    raise errors.ArgumentError(
-        "BlockSpec: a block size is not a positive integer",
-        expected="a positive int, None, Blocked, Element or BoundedSlice",
-        got=f"{expect.shown(entry)} for dimension {dim}",
-        hint="None squeezes a dimension of size one",
-    )
+def size_of(entry: Any) -> int:
+    """Returns the size of a block in the dimension of an entry of its shape."""
+    return 1 if is_squeezed(entry) else int(getattr(entry, "block_size", entry))
 
 
 @expect.arguments(
-    block_shape=expect.optional(_block_shape),
+    block_shape=expect.optional(shape_of(Blocked, Element, BoundedSlice)),
     pipeline_mode=expect.refused(
         None,
         "leave it out; max_concurrent_steps is the number of buffers of all blocks",
@@ -178,10 +189,7 @@ class BlockSpec:
                 got=f"{len(self.block_shape)} (block_shape {self.block_shape})",
                 hint="give one entry a dimension; None squeezes a size of one",
             )
-        return tuple(
-            1 if is_squeezed(entry) else int(getattr(entry, "block_size", entry))
-            for entry in self.block_shape
-        )
+        return tuple(map(size_of, self.block_shape))
 
     def squeezed(self, rank: int) -> tuple[bool, ...]:
         """Returns for each dimension whether the body's reference lacks it."""

@@ -58,6 +58,7 @@ class Mesh:
     # Whose rules run a kernel, and where: what each machine's meshes have.
     machine: ClassVar[str] = "gpu"
     platforms: ClassVar[tuple[str, ...]] = ("gpu", "cuda")
+    groups: ClassVar[str] = "CTAs"
     grid: Sequence[int] = ()
     grid_names: Sequence[str] = ()
     cluster: Sequence[int] = ()

@@ -118,7 +118,8 @@ class CompilerParams:
     """Parameters of compilation.
 
     Attributes:
-      approx_math: fast approximations of exp, log, tanh and others for float32.
+      approx_math: fast approximations of exp, log, tanh and others for float32. One
+        function alone: `jax.lax.exp(x, accuracy=jax.lax.Tolerance(rtol=1e-5))`.
       dimension_semantics: `pallas_call` only: for each grid axis `"parallel"`, an axis
         of the launch, or `"arbitrary"`, a loop in each CTA. Default: all parallel.
       max_concurrent_steps: `pallas_call` only: number of SMEM buffers of a block that

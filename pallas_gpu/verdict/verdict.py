@@ -101,7 +101,7 @@ class KernelCoverage:
                 for where, names in lines.items()
             ),
             kernel.emitted,
-            getattr(kernel.params.mesh, "groups", "CTAs"),
+            kernel.params.mesh.groups,
         )
 
     def to_dict(self) -> Json:

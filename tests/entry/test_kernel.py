@@ -230,7 +230,7 @@ def test_the_refusal_of_an_operation_names_its_line_each_time():
 
 
 @refused_by(run)
-def test_an_accuracy_is_not_chosen(x, o):
+def test_a_tolerance_below_every_error_is_refused(x, o):
     o[...] = lax.exp(x[...], accuracy=lax.Tolerance(ulps=1))  # HERE
 
 

@@ -59,7 +59,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "profiler": ("testing", "timeline", "types"),
     # Checks: what people and programs ask the emulator, by Python or a command line.
     "verdict": (*_ENTRY, "emulator"),
-    "__main__": (*_LOWERING, "runtime", "offline", "verdict"),
+    # Why kernels are slow: what was emitted and compiled, and the cost model.
+    "explanation": (*_LOWERING, "compiler", "runtime", "offline", "testing"),
+    "__main__": (*_LOWERING, "runtime", "offline", "verdict", "explanation"),
     "pipeline": _ENTRY,
     # The second machine, from its types to its launches: a user of the engines. None of
     # them knows it.

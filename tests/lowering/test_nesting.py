@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.lowering import borders
 from pallas_gpu.primitives import _registry as registry
 from tests.support import everywhere, host
 from tests.support.semantics import BOTH, under
@@ -105,3 +106,31 @@ def test_rules_run_in_proportion_to_the_depth(rule_calls, semantics, nest):
 def test_nested_control_flow_computes_what_jax_does(nest):
     x = host.array(X)
     everywhere.check(kernel(nest, 3), [x], nest(x, 3, x), rtol=1e-6)
+
+
+def test_nothing_is_known_of_values_that_a_trial_made_and_erased(monkeypatch):
+    """A later value may have the address of an erased one, which made it equal."""
+    left = []
+    place = borders.place_carry
+
+    def placed(kernel, carry, emit):
+        known = dict(kernel.builder.extended)
+        carry = place(kernel, carry, lambda carry: (tried.append(1), emit(carry))[1])
+        left.append(kernel.builder.extended.keys() - known.keys())
+        return carry
+
+    def body(x_ref, o_ref):
+        def step(_, total):
+            return total + x_ref[...].astype(jnp.float32)
+
+        o_ref[...] = lax.fori_loop(0, 3, step, jnp.zeros(SHAPE, jnp.float32))
+
+    tried = []
+    monkeypatch.setattr(borders, "place_carry", placed)
+    x = jax.ShapeDtypeStruct(SHAPE, jnp.bfloat16)
+    out_type = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    kernel = everywhere.kernel(body, out_type)()
+    lane = under(plgpu.LoweringSemantics.Lane, kernel)
+    plgpu.offline.lower(lane, x)
+    assert tried
+    assert left == [set()]

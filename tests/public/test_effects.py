@@ -172,6 +172,7 @@ OTHERS: dict[str, Callable[[], list[str]] | list[Any] | str] = {
     "check.seconds": "tests/verdict/test_every_order.py",
     "check.target": "tests/verdict/test_check.py",
     "check.options": "tests/verdict/test_check.py",
+    "explain.target": "tests/explanation/test_explain.py",
     "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "set_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "offline.compile.args": lambda: (

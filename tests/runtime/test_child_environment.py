@@ -38,7 +38,7 @@ def test_disassembled_files_are_cleared_away_and_others_stay(tmp_path):
     done = subprocess.run(
         [tmp_path / "nvdisasm", "-c", left, other], capture_output=True, text=True
     )
-    assert done.stdout == f"-c {left} {other}\n"
+    assert done.stdout == f"-g -c {left} {other}\n"
     assert done.returncode == 3
     assert not left.parent.exists()
     assert other.exists()

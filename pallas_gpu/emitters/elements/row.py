@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
@@ -19,6 +20,8 @@ from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.layouts.moves import rates
 
 NARROW_FLOATS: tuple[dtypes.Kind, ...] = ("float8", "float4", "exponent")
+# Of the functions of float32 and float64 that are no approximations.
+EXACT_ULPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +32,14 @@ class Case:
       emit: called with the dtype, a value per operand, and the row's parameters.
       cycles: issue cycles for one element in each thread, used by the cost model of
         layout inference for replicated elements; see `layouts/moves/rates`.
+      rtol, atol: of an approximation, bounds of its error relative to the result and
+        beside that; a rtol of None: it has no bound.
     """
 
     emit: Emitter
     cycles: float = rates.ELEMENT
+    rtol: float | None = None
+    atol: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +143,29 @@ class Row:
         """The cost of one element; 0 for unsupported dtypes, which `case` rejects."""
         case = self._find(dtype, approx_math)
         return 0.0 if case is None else case.cycles
+
+    def approximates(self, dtype: np.dtype, tolerance: Any) -> bool:
+        """Whether the approximation is within a `jax.lax.Tolerance`.
+
+        Raises:
+          UnsupportedError: the exact function is not.
+        """
+        eps = float(ml_dtypes.finfo(dtype).eps)
+        # Narrow floats are rounded once.
+        exact = EXACT_ULPS if dtype.itemsize > 2 else 1
+        if max(tolerance.rtol, tolerance.ulps * eps) < exact * eps:
+            raise errors.UnsupportedError(
+                f"{self.name}: no implementation is within the tolerance",
+                expected=f"ulps >= {exact} or rtol >= {exact * eps:.2g} for {dtype}",
+                got=f"ulps={tolerance.ulps}, rtol={tolerance.rtol:g}, "
+                f"atol={tolerance.atol:g}",
+                hint="accuracy=jax.lax.AccuracyMode.HIGHEST is the most accurate one",
+            )
+        case = self.approx
+        if case is None or case.rtol is None:
+            return False
+        rtol = max(tolerance.rtol, tolerance.ulps * eps / 2)
+        return case.rtol <= rtol and case.atol <= tolerance.atol
 
     def _find(self, dtype: np.dtype, approx_math: bool) -> Case | None:
         in_f32 = dtype == dtypes.F32 or self._widens(dtype)

@@ -32,7 +32,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from pallas_gpu import findings
+from pallas_gpu import errors, findings
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
@@ -321,6 +321,18 @@ class Viewer:
     """
 
     name: str
+
+    def race(
+        self, old: Access, new: Access, name: str, element: list[int]
+    ) -> errors.RaceError:
+        """Returns the error for two accesses of different groups to an array.
+
+        Args:
+          old, new: the accesses.
+          name: the array.
+          element: the first one that both access.
+        """
+        raise NotImplementedError
 
 
 def overlap(a: Box, b: Box) -> bool:

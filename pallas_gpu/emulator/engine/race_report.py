@@ -48,9 +48,8 @@ def race(
     if old.known_to(clock):
         error, rule = _unfenced(old, new, name, fence), "missing-fence"
     elif old.viewer is not new.viewer:
-        first = [low for low, _ in box]
-        between = _between_devices if _differ(old, new) else _between_groups
-        error, rule = between(old, new, name, first), "race-between-ctas"
+        viewer: Any = old.viewer or new.viewer
+        return viewer.race(old, new, name, [low for low, _ in box]).about(**facts)
     else:
         if (
             old.by_proxy
@@ -84,7 +83,7 @@ def _unordered(old: Access, new: Access, name: str, hint: str) -> errors.RaceErr
         )
     return errors.RaceError(
         what,
-        expected=f"an order between this access and the one{_at(old)}",
+        expected=f"an order between this access and the one{at_line(old)}",
         got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
         f"{box_text(old.box)}",
         hint=hint,
@@ -114,7 +113,7 @@ def too_early(
     ).about(rule="early-launch", buffer=name, elements=box)
 
 
-def _at(access: Access) -> str:
+def at_line(access: Access) -> str:
     """Returns the line, if the author wrote it; pallas_call has copies of its own."""
     return f" at {access.where}" if access.where is not None else ""
 
@@ -124,87 +123,13 @@ def _unfenced(old: Access, new: Access, name: str, fence: Fence) -> errors.RaceE
     did, was = ("wrote", "written") if old.writes else ("read", "read")
     who, commit = "writer" if old.writes else "reader", _COMMITS[fence]
     return errors.RaceError(
-        f"{new.what} {verb} {name.rstrip(',')}, {was}{_at(old)} and not fenced",
+        f"{new.what} {verb} {name.rstrip(',')}, {was}{at_line(old)} and not fenced",
         expected=f"{commit} between the two, by the {who}, or by another thread that "
         f"has waited for the {who}",
         got=f"{old.what} {did} elements {box_text(old.box)} without one",
         hint=f"call {commit}"
         + ("" if old.writes else f" ({_PTX[fence]}) before the arrival"),
     )
-
-
-def _between_groups(
-    old: Access, new: Access, name: str, element: list[int]
-) -> errors.RaceError:
-    did, does = ("written" if a.writes else "read" for a in (old, new))
-    who, by = (a.viewer.name if a.viewer else a.what for a in (old, new))
-    return errors.RaceError(
-        f"{name} is {does} by one CTA and {did} by another",
-        expected="each element of a result to be accessed by one CTA, or an order "
-        "between the accesses: CTAs run in any order, also at the same time",
-        got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
-        hint="let each CTA write a separate part of the result, or call "
-        "semaphore_signal after the first access and semaphore_wait before the second; "
-        'relaxed atomic operations order no other accesses, those with sem="release" '
-        'after the first and sem="acquire" before the second do',
-    )
-
-
-def _differ(old: Access, new: Access) -> bool:
-    """True when the threads of two accesses are on different devices."""
-    return old.position.get("device") != new.position.get("device")
-
-
-def _between_devices(
-    old: Access, new: Access, name: str, element: list[int]
-) -> errors.RaceError:
-    did, does = ("written" if a.writes else "read" for a in (old, new))
-    who, by = (
-        f"{a.what} of {a.viewer.name}" if a.viewer else a.what for a in (old, new)
-    )
-    return errors.RaceError(
-        f"{name} is {does} by one device and {did} by another",
-        expected="an order between the two accesses: devices run at the same time, "
-        "each at its own speed",
-        got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
-        hint=_WIDER_SCOPE if old.atomic and new.atomic else _signal_after(old),
-    )
-
-
-_WIDER_SCOPE = (
-    'pass scope="sys" to both: at gpu scope, the default of operations on the own '
-    "memory, an operation is atomic with those of the same device alone"
-)
-
-
-def _signal_after(old: Access) -> str:
-    first = f"{old.hint}, then " if old.by_copy else ""
-    return (
-        f"{first}let the device of the first access call semaphore_signal(..., "
-        "device_id=...) after it, and the other one semaphore_wait before the second, "
-        'both with memory_scope="sys"'
-    )
-
-
-def after_the_end(old: Access, name: str, suffix: str) -> errors.RaceError:
-    """Returns the error for an access that may come after the end of a kernel.
-
-    Args:
-      old: the access, by a thread of another device.
-      name: the array.
-      suffix: of the device that has the array.
-    """
-    who = f"{old.what} of {old.viewer.name}" if old.viewer else old.what
-    error = errors.RaceError(
-        f"{name} may be {'written' if old.writes else 'read'} by another device after "
-        "the kernel has ended on its own",
-        expected=f"a wait{suffix.replace(' of ', ' on ', 1)}, before the kernel ends, "
-        "for what the other device does after the access",
-        got=f"{who} on elements {box_text(old.box)}",
-        hint=_signal_after(old),
-        where=old.where,
-    )
-    return error.about(rule="race-between-ctas", buffer=name, elements=old.box)
 
 
 def schedule_dependent(

@@ -18,6 +18,7 @@ import numpy as np
 
 from pallas_gpu.entry import mutable
 
+_FUNCTIONS = types.FunctionType, types.MethodType
 # Their functions do not change; what they capture is not looked at.
 _FIXED = ("jax", "jaxlib", "numpy", "pallas_gpu", "builtins", "functools", "math")
 # Stands for a `jax.Ref` that is being traced.
@@ -28,7 +29,7 @@ _DEPTH = 4
 _BYTES = 1 << 16
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class _Same:
     """An object that is compared by identity, and kept so that its id is not reused."""
 
@@ -72,12 +73,12 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
     while isinstance(function, functools.partial):
         yield _value((function.args, function.keywords), (), seen)
         function = function.func
-    if not isinstance(function, types.FunctionType | types.MethodType):
+    if not isinstance(function, _FUNCTIONS):
         yield from _wrapped(function, seen)
         function = getattr(function, "__call__", None)  # noqa: B004 - to look into it
     if isinstance(function, types.MethodType):
         code = getattr(function.__func__, "__code__", None)
-        names = {} if code is None else _names_of(_Same(code))
+        names = {} if code is None else _names_of(code)
         # An object may refer to its own methods.
         if id(function.__self__) not in seen:
             seen.add(id(function.__self__))
@@ -90,10 +91,10 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
     if str(function.__module__).partition(".")[0] in _FIXED:
         return
     code = function.__code__
-    same = _Same(code)
-    names = _names_of(same)
-    yield same
-    yield _value((function.__defaults__, function.__kwdefaults__), names, seen)
+    names = _names_of(code)
+    yield _Same(code)
+    yield _value(function.__defaults__, names, seen)
+    yield _value(function.__kwdefaults__, names, seen)
     for cell in function.__closure__ or ():
         try:
             yield _value(cell.cell_contents, names, seen)
@@ -113,9 +114,9 @@ def _wrapped(function: Any, seen: set[int]) -> Iterator[Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _names_of(code: _Same) -> dict[str, None]:
+def _names_of(code: types.CodeType) -> dict[str, None]:
     """Returns the names of `_names`, in order."""
-    return dict.fromkeys(sorted(_names(code.value)))
+    return dict.fromkeys(sorted(_names(code)))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -128,9 +129,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 def _value(value: Any, names: Any, seen: set[int], depth: int = 0) -> Any:
     """Returns a hashable key of a captured value."""
+    # What most calls see, before the tests that are slower.
+    if value is None:
+        return types.NoneType
+    if type(value) is types.ModuleType and value.__name__.partition(".")[0] in _FIXED:
+        return _Same(value)
     inner = functools.partial(_value, names=names, seen=seen, depth=depth + 1)
     match value:
-        case None | bool() | int() | float() | complex() | str() | bytes():
+        case bool() | int() | float() | complex() | str() | bytes():
             # 1, 1.0 and True are equal, 0.0 and -0.0 as well.
             return type(value), repr(value)
         case np.ndarray() | np.generic() if value.nbytes <= _BYTES:
@@ -146,8 +152,6 @@ def _value(value: Any, names: Any, seen: set[int], depth: int = 0) -> Any:
             return tuple((inner(k), inner(v)) for k, v in value.items())
         case types.FunctionType() | types.MethodType() | functools.partial():
             return _Same(value), tuple(_function(value, seen))
-        case types.ModuleType() if value.__name__.partition(".")[0] in _FIXED:
-            return _Same(value)
     attributes = getattr(value, "__dict__", {})
     if depth >= _DEPTH:
         return _Same(value)

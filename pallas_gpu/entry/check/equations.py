@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.check import jax_operations, references, warp
@@ -82,9 +81,9 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
     op = site.op
     # Scratch arrays are inputs of a region.
     inner = (value for region in op.regions for value in region.inputs)
-    new = {x for x in (*op.inputs, *op.results, *inner) if x not in known}
+    new = {*op.inputs, *op.results, *inner} - known
     require_element_types(x if isinstance(x, Constant) else x.aval for x in new)
-    known.update(new)
+    known |= new
     if site.is_inside(warp_map_p):
         warp.check_operation(op)
         if warp.is_position(site):
@@ -93,14 +92,6 @@ def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
         jax_operations.refuse_collective(op, mesh)
         if not _has_rules(op.primitive):
             raise unsupported(op)
-    accuracy = op.params.get("accuracy")
-    if not isinstance(accuracy, lax.AccuracyMode | None):
-        raise errors.UnsupportedError(
-            f"{op.name}: a tolerance is not supported in a kernel",
-            expected="accuracy=None, or a jax.lax.AccuracyMode",
-            got=f"a {type(accuracy).__name__}",
-            hint="omit it, or use CompilerParams(approx_math=True)",
-        )
     _refuse_empty(op)
     if isinstance(op.operands, Fault):
         raise op.operands.error

@@ -8,11 +8,12 @@ are cached: inference calls them thousands of times.
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.gmem.access import plan_gmem
+from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.moves.relayout import RELAYOUT_BITS, plan_relayout, plan_within
 from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
@@ -158,12 +159,35 @@ def gmem_access_cost(
     if plan.elements_per_access * memory_bits < 8:
         elements = placement.num_registers * placement.vector_length
         return WARPS * elements * _SINGLE_ELEMENT * rates.SMEM_WAVEFRONT
-    sectors = plan.offsets() * memory_bits // (8 * rates.SECTOR_BYTES)
-    warps = np.sort(sectors.T.reshape(-1, WARP_LANES), axis=1)
-    distinct = len(warps) + int((warps[:, 1:] != warps[:, :-1]).sum())
-    cycles = distinct * rates.SECTOR_BYTES / rates.GMEM_BYTES_PER_CYCLE
-    cycles += len(warps) * rates.GMEM_INSTRUCTION
+    requests = gmem_requests(plan, memory_bits)
+    cycles = requests.sectors * rates.SECTOR_BYTES / rates.GMEM_BYTES_PER_CYCLE
+    cycles += requests.number * rates.GMEM_INSTRUCTION
     return cycles + _bool_conversions(placement, bits)
+
+
+class Requests(NamedTuple):
+    """The instructions of the warps for an access to GMEM.
+
+    Attributes:
+      number: of instructions.
+      sectors: that they transfer, all together.
+      ideal_sectors: the fewest that hold the elements.
+    """
+
+    number: int
+    sectors: int
+    ideal_sectors: float
+
+
+@functools.lru_cache(maxsize=1024)
+def gmem_requests(plan: GmemAccess, bits: int) -> Requests:
+    """Returns the requests of an access to elements of a byte or more."""
+    starts = np.sort(plan.offsets().T.reshape(-1, WARP_LANES), axis=1)
+    sectors = starts * bits // (8 * rates.SECTOR_BYTES)
+    moved = len(starts) + int((sectors[:, 1:] != sectors[:, :-1]).sum())
+    different = len(starts) + int((starts[:, 1:] != starts[:, :-1]).sum())
+    needed = different * plan.elements_per_access * bits / (8 * rates.SECTOR_BYTES)
+    return Requests(len(starts), moved, max(needed, len(starts)))
 
 
 @functools.lru_cache(maxsize=8192)

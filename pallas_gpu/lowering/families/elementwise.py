@@ -27,18 +27,26 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
     """Returns the emitter's parameters, with enumerations as numbers."""
     given = ctx.eqn.params
     params = {k: getattr(given[k], "value", given[k]) for k in row.params}
-    exact = given.get("accuracy") is lax.AccuracyMode.HIGHEST
-    if ctx.approx_math and row.approx is not None and not exact:
+    if row.approx is not None and _approximates(row, ctx.op, ctx.approx_math):
         params["approx_math"] = True
     return params
+
+
+def _approximates(row: Row, op: Any, approx_math: bool) -> bool:
+    """Whether an operation may be an approximation of the hardware."""
+    accuracy = op.params.get("accuracy")
+    if isinstance(accuracy, lax.AccuracyMode | None):
+        return approx_math and accuracy is not lax.AccuracyMode.HIGHEST
+    return row.approximates(np.dtype(op.inputs[row.typed_by].dtype), accuracy)
 
 
 # --- checks ---------------------------------------------------------------------------
 
 
 def _check(row: Row, op: Any, mesh: Any) -> None:
-    """Refuses dtypes when the kernel is traced, before emulation and lowering alike."""
+    """Refuses what no emitter has, before emulation and lowering alike."""
     row.case(np.dtype(op.inputs[row.typed_by].dtype))
+    _approximates(row, op, approx_math=False)
 
 
 # --- emission -------------------------------------------------------------------------
@@ -71,8 +79,7 @@ def _is_summed(ctx: RuleContext) -> bool:
         ctx.out_aval.dtype
     ):
         return False
-    users = ctx.users[ctx.op.results[0]]
-    return all(op is not None and op.name == "reduce_sum" for op in users)
+    return all(op is not None and op.name == "reduce_sum" for op in ctx.readers)
 
 
 # --- relations ------------------------------------------------------------------------
@@ -85,7 +92,8 @@ def _relate(row: Row, node: Node, *operands: Symbol) -> Symbol:
     if not shape:
         return without_arrays(node)[0]
     wide = [related_wide(node, i, x, shape) for i, x in enumerate(operands)]
-    cycles = row.cost(np.dtype(operands[row.typed_by].dtype), node.network.approx_math)
+    approximates = _approximates(row, node.op, node.network.approx_math)
+    cycles = row.cost(np.dtype(operands[row.typed_by].dtype), approximates)
     return node.alike(wide, result, cycles_per_element=cycles)
 
 

@@ -18,6 +18,8 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.registers import default_placement, spread_layout
 from pallas_gpu.layouts import WGStridedLayout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
+from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.lowering import measures, notes
 from pallas_gpu.lowering.choice import agreement
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.families import shapes
@@ -163,6 +165,7 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
     elements, (other,), placement = placed_access(
         ctx, invals, "src", "other", layout=layout
     )
+    _note(elements, placement, "load")
     loaded = indexed.load(elements, placement, other)
     return loaded if layout is None else ctx.operand(loaded)
 
@@ -170,6 +173,11 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
 @emits(store_indexed_p)
 def _store(ctx: RuleContext, *invals: Any) -> list[Any]:
     elements, (value,), placement = placed_access(ctx, invals, "dst", "value")
+    _note(elements, placement, "store")
     with ctx.in_order():
         indexed.store(elements, placement, value)
     return []
+
+
+def _note(elements: indexed.Elements, layout: Placement | None, kind: Kind) -> None:
+    notes.take(lambda: measures.by_element(elements.view, layout, kind))

@@ -7,23 +7,18 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, narrow, operands
+from pallas_gpu.ops.flash import narrow, operands
 from pallas_gpu.ops.flash.backward import derivatives
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
-from pallas_gpu.ops.flash.config import (
-    REGISTERS,
-    AttentionConfig,
-    BlackwellAttentionConfig,
-)
-from pallas_gpu.ops.flash.forward import heuristic, hopper
+from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.ops.flash.forward import heuristic
 from pallas_gpu.ops.flash.masks import Mask, Scores
-from pallas_gpu.ops.flash.problem import Operands, Problem
+from pallas_gpu.ops.flash.problem import APPROXIMATE, Operands, Problem
 from pallas_gpu.ops.rules import (
     Array,
     Factor,
@@ -142,8 +137,8 @@ def attention(
         *(q, k, v, bias, alibi_slopes, None, q_segment_ids, kv_segment_ids),
         *(q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_kv),
     )
-    out_dtype = narrow.result_dtype(q.dtype, out_dtype)
-    given = given._replace(scales=narrow.scales(q, k, q_scale, k_scale, v_scale))
+    out_dtype = operands.result_dtype(q.dtype, out_dtype)
+    given = given._replace(scales=operands.scales(q, k, q_scale, k_scale, v_scale))
     x = operands.take(given, packed)
     head_dim, v_dim = q.shape[-1], v.shape[-1]
     if sm_scale is None:
@@ -167,6 +162,9 @@ def attention(
         depth = narrow.DEPTH
     deep = [operands.padded(y, depth) for y in (q, k)]
     x = x._replace(q=deep[0], k=deep[1], v=operands.padded(v))
+    params = compiler_params or APPROXIMATE
+    if isinstance(chosen, BlackwellAttentionConfig):
+        params = dataclasses.replace(params, target=arch.SM_100A.name)
     problem: Problem[Any] = Problem(
         **_sizes(x, packed),
         dtype=jnp.dtype(q.dtype),
@@ -176,26 +174,19 @@ def attention(
         packed=packed,
         logsumexp=return_logsumexp,
         deterministic=deterministic,
+        backward=backward_config,
         out_dtype=out_dtype,
+        compiler_params=params,
+        interpret=interpret,
     )
-    if config is None and isinstance(chosen, AttentionConfig):
-        chosen = heuristic.configured(problem)
-        problem = dataclasses.replace(problem, config=chosen)
-    out, logsumexp = derivatives.differentiable(
-        *(_forward, problem, vary_alike(x)),
-        *(backward_config, compiler_params, interpret),
-    )
+    if isinstance(chosen, AttentionConfig):
+        if config is None:
+            chosen = heuristic.configured(problem)
+            problem = dataclasses.replace(problem, config=chosen)
+        heuristic.check_registers(problem)
+    out, logsumexp = derivatives.differentiable(problem, vary_alike(x))
     out = out[..., :v_dim] if v_dim < out.shape[-1] else out
     return (out, logsumexp) if return_logsumexp else out
-
-
-def _forward(
-    p: Problem[Any], x: Operands, compiler_params: Any, interpret: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    if isinstance(p.config, BlackwellAttentionConfig):
-        return blackwell.forward(p, x, compiler_params, interpret)
-    _check_registers(p.config, p.v_dim, p.dtype.itemsize)
-    return hopper.forward(p, x, compiler_params, interpret)
 
 
 def _sizes(x: Operands, packed: bool) -> dict[str, Any]:
@@ -286,20 +277,4 @@ def _check_narrow(config: Any, packed: bool) -> None:
             expected=f"a multiple of {narrow.DEPTH}",
             got=f"block_kv={config.block_kv}",
             hint="leave out config",
-        )
-
-
-def _check_registers(config: AttentionConfig, head_dim: int, itemsize: int) -> None:
-    needed = (
-        config.accumulator_registers(head_dim, itemsize) + heuristic.OTHER_REGISTERS
-    )
-    _, available = REGISTERS[config.consumers]
-    if needed > available:
-        raise errors.ArgumentError(
-            "attention: the tiles do not fit in a consumer's registers",
-            expected=f"at most {available} registers a thread with "
-            f"{config.consumers} consumers",
-            got=f"about {needed} for rows={config.rows}, block_kv={config.block_kv}, "
-            f"head_dim={head_dim}",
-            hint="choose a smaller block_kv, or two consumers",
         )

@@ -31,26 +31,22 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch
 from pallas_gpu.ops.flash.config import (
     BLACKWELL_ROWS,
     BLACKWELL_TILES,
     BlackwellAttentionConfig,
 )
-from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
+from pallas_gpu.ops.flash.problem import Problem, Tile, launch
 from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
-_TARGET = arch.SM_100A.name
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 _ISSUERS = BLACKWELL_TILES
 _TMA_WARP, _MMA_WARP = 0, 1
 # Registers per thread: (2 * 216 + 72) * 128 threads use 64512 of an SM's 65536. Other
@@ -64,19 +60,8 @@ _ROW_PER_THREAD = plgpu.Layout.TCGEN05_TMEM_NATIVE(8)
 _CORRECTED, _STORED = 32, 64
 
 
-def forward(
-    p: Problem[BlackwellAttentionConfig],
-    x: Operands,
-    compiler_params: Any,
-    interpret: Any,
-) -> tuple[jax.Array, None]:
-    return make_kernel(p, compiler_params, interpret)(x.q, x.k, x.v), None
-
-
 @cached
-def make_kernel(
-    p: Problem[BlackwellAttentionConfig], compiler_params: Any, interpret: Any
-) -> Any:
+def make_kernel(p: Problem[BlackwellAttentionConfig]) -> Any:
     """Returns the function of q, k and v; see `attention`."""
     c = p.config
     ring = plgpu.Ring(
@@ -98,28 +83,19 @@ def make_kernel(
         "ready": of_tiles,
         "result_full": of_tiles,
     }
-    compiler_params = compiler_params or _COMPILER_PARAMS
-    shape = (p.batch, p.q_len, p.heads, p.head_dim)
-    return plgpu.kernel(
-        functools.partial(_body, p),
-        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
-        grid=(p.tiles,),
-        grid_names=("tile",),
-        num_threads=BLACKWELL_TILES + 1,
-        thread_name="wg",
-        kernel_name="attention",
-        interpret=interpret,
-        compiler_params=dataclasses.replace(compiler_params, target=_TARGET),
-        scratch_types=scratch,
+    body = functools.partial(_body, p)
+    return launch(
+        *(p, "attention", body, ("q", "k", "v"), p.results, scratch),
+        grid={"block": p.tiles},
+        warpgroups=BLACKWELL_TILES + 1,
     )
 
 
-def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
+def _body(p: Problem, mem: Memory) -> None:
     wg = lax.axis_index("wg")
-    mem = Memory(q=q, k=k, v=v, out=out, **scratch)
 
     def work():
-        batch, head, number = p.place(lax.axis_index("tile"))
+        batch, head, number = p.place(lax.axis_index("block"))
         tile = Tile(batch, batch, head, number * p.config.block_q, p.lengths())
         steps = p.blocks(tile).end
         if isinstance(steps, int):

@@ -6,20 +6,40 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
+from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import decode_checks as checks
-from pallas_gpu.ops.flash.decode_checks import Cache
-from pallas_gpu.ops.flash.decode_config import DecodeConfig
+from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
+from pallas_gpu.ops.flash.operands import check_array, factor
+from pallas_gpu.ops.flash.problem import APPROXIMATE
 from pallas_gpu.ops.rules import Array, Factor, Interpret, positive
+
+_WHO = "decode_attention"
+_MOST_QUERIES, _MOST_DIMS = 8, 256
+_WIDE = jnp.float16, jnp.bfloat16
+_NARROW = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
+
+
+class _Cache(NamedTuple):
+    """Sizes of K and V.
+
+    Attributes:
+      outer: sequences, or pages.
+      tokens: of each of them.
+      heads, head_dim: of each token.
+    """
+
+    outer: int
+    tokens: int
+    heads: int
+    head_dim: int
 
 
 @expect.arguments(
@@ -106,17 +126,19 @@ def decode_attention(
     if len(shape) == 3:
         q = jnp.expand_dims(q, 1)
     cache = _cache_sizes(q, k, v, kv_layout, kv_axis)
-    checks.operands(q, k, v, cache, lengths, page_table)
+    _check(q, k, v, cache, lengths, page_table)
+    shapes = (), (1,), (cache.heads,)
+    each = "one for all, or for each head, not for each token"
     scales = [
-        checks.scale(x, name, cache.heads)
+        factor(_WHO, name, x, shapes, each)
         for x, name in ((k_scale, "k_scale"), (v_scale, "v_scale"))
     ]
     batch, q_len, heads, head_dim = q.shape
-    factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    for name, number in (("sm_scale", factor), ("soft_cap", soft_cap)):
-        positive("decode_attention", name, number, checks.SIGN_HINT)
+    sm_scale = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
+    for name, number in (("sm_scale", sm_scale), ("soft_cap", soft_cap)):
+        positive(_WHO, name, number, "negate q, or v, instead")
     target = targets.chosen(compiler_params)
-    checks.target(target)
+    _check_target(target)
     factors = [x if isinstance(x, float) else 1.0 for x in scales]
     paged = page_table is not None
     kv_len = cache.tokens * (1 if page_table is None else page_table.shape[1])
@@ -140,35 +162,34 @@ def decode_attention(
         causal=causal,
         window=window,
         soft_cap=soft_cap,
-        factor=factor * factors[0] * math.log2(math.e),
+        factor=sm_scale * factors[0] * math.log2(math.e),
         logsumexp=return_logsumexp,
         config=config or DecodeConfig(),
+        compiler_params=compiler_params or APPROXIMATE,
+        interpret=interpret,
     )
     if config is None:
         config = default_config(problem, target)
         problem = dataclasses.replace(problem, config=config)
-    arrays = [q.reshape(batch, q_len, cache.heads, -1, head_dim), k]
-    optional = [
-        v,
-        lengths,
-        page_table,
-        *(x for x in scales if not isinstance(x, float)),
-    ]
-    arrays += [x for x in optional if x is not None]
-    out = _without_derivative(problem, compiler_params, interpret, *arrays)
-    out = [out[0].reshape(shape), *(x.reshape(shape[:-1]) for x in out[1:])]
-    return tuple(out) if return_logsumexp else out[0]
+    arrays = {"q": q.reshape(batch, q_len, cache.heads, -1, head_dim), "k": k, "v": v}
+    arrays |= {"lengths": lengths, "table": page_table}
+    for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+        arrays[name] = None if isinstance(scale, float) else scale.reshape(-1)
+    given = {name: array for name, array in arrays.items() if array is not None}
+    found = _without_derivative(problem, tuple(given), *given.values())
+    out = found["out"].reshape(shape)
+    if not return_logsumexp:
+        return out
+    return out, found["logsumexp"].reshape(shape[:-1])
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _without_derivative(
-    p: Problem, compiler_params: Any, interpret: Any, *arrays: Any
-) -> Any:
-    return make_kernel(p, compiler_params, interpret)(*arrays)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _without_derivative(p: Problem, names: tuple[str, ...], *arrays: Any) -> Any:
+    return make_kernel(p, names)(dict(zip(names, arrays, strict=True)))
 
 
 @_without_derivative.defjvp
-def _(p: Problem, compiler_params: Any, interpret: Any, arrays: Any, tangents: Any):
+def _(p: Problem, names: tuple[str, ...], arrays: Any, tangents: Any):
     raise errors.DifferentiationError(
         "decode_attention: it has no derivative",
         expected="a call outside jax.grad, jax.jvp and jax.linearize",
@@ -177,7 +198,7 @@ def _(p: Problem, compiler_params: Any, interpret: Any, arrays: Any, tangents: A
     )
 
 
-def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> Cache:
+def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) -> _Cache:
     """Returns the sizes of the cache, after a check of its number of dimensions."""
     expected = "q (batch, heads, head_dim) or (batch, q_len, heads, head_dim); k and v "
     expected += "of four dimensions; with kv_axis, k of five and v=None"
@@ -202,4 +223,94 @@ def _cache_sizes(q: Any, k: Any, v: Any, kv_layout: str, kv_axis: int | None) ->
     outer, tokens, heads, head_dim = shape
     if kv_layout == "HND":
         tokens, heads = heads, tokens
-    return Cache(outer, tokens, heads, head_dim)
+    return _Cache(outer, tokens, heads, head_dim)
+
+
+def _check(
+    q: Any, k: Any, v: Any, cache: _Cache, lengths: Any, page_table: Any
+) -> None:
+    batch, q_len, heads, head_dim = q.shape
+    paged = page_table is not None
+    empty = min(*q.shape, *k.shape) == 0
+    if empty or heads % cache.heads or head_dim != cache.head_dim or (
+        v is not None and v.shape != k.shape
+    ) or not (paged or cache.outer == batch):  # fmt: skip
+        shapes = [None if x is None else tuple(x.shape) for x in (q, k, v)]
+        raise errors.ShapeError(
+            "decode_attention: the shapes do not match",
+            expected="q (batch, q_len, heads, head_dim), k and v (batch, kv_len, "
+            "kv_heads, head_dim), heads a multiple of kv_heads; with a page table "
+            "(pages, page_size, kv_heads, head_dim)",
+            got=f"{shapes[0]}, {shapes[1]} and {shapes[2]}",
+            hint='kv_layout="HND" is for kv_heads before the tokens',
+        )
+    if head_dim not in range(16, _MOST_DIMS + 1, 16):
+        raise errors.ShapeError(
+            "decode_attention: this head_dim is not supported",
+            expected=f"a multiple of 16 up to {_MOST_DIMS}",
+            got=head_dim,
+            hint="pad q, k and v with zeros, and pass sm_scale",
+        )
+    if q_len > _MOST_QUERIES:
+        raise errors.ShapeError(
+            "decode_attention: too many queries for one launch",
+            expected=f"q_len of 1 to {_MOST_QUERIES}",
+            got=q_len,
+            hint="use ops.attention for a prompt",
+        )
+    _check_types(q, k, v, head_dim)
+    if lengths is not None:
+        each = "one number of tokens for each sequence"
+        check_array(_WHO, "lengths", lengths, [(batch,)], jnp.int32, each)
+    if paged:
+        _check_pages(batch, cache.tokens, page_table)
+
+
+def _check_types(q: Any, k: Any, v: Any, head_dim: int) -> None:
+    found = [jnp.dtype(x.dtype) for x in (q, k, v) if x is not None]
+    narrow = found[1] in map(jnp.dtype, _NARROW)
+    if q.dtype not in _WIDE or len({*found[1:]}) > 1 or not (
+        narrow or found[1] == found[0]
+    ):  # fmt: skip
+        raise errors.DTypeError(
+            "decode_attention: these element types are not supported",
+            expected="float16 or bfloat16 for q; for k and v the same type, or both "
+            + ", ".join(jnp.dtype(d).name for d in _NARROW),
+            got=", ".join(d.name for d in found),
+            hint="convert the operands with astype",
+        )
+    if narrow and head_dim % 32:
+        raise errors.ShapeError(
+            "decode_attention: this head_dim is not supported for elements of 8 bits",
+            expected="a multiple of 32",
+            got=head_dim,
+            hint="pad q, k and v with zeros, and pass sm_scale",
+        )
+
+
+def _check_pages(batch: int, page_size: int, table: Any) -> None:
+    if page_size < 8 or page_size & (page_size - 1):
+        raise errors.ShapeError(
+            "decode_attention: this page size is not supported",
+            expected="a power of two, 8 or more",
+            got=page_size,
+            hint="a copy carries a page's rows of one head, in whole tiles of 8 rows",
+        )
+    if len(table.shape) != 2 or table.shape[0] != batch or table.shape[1] < 1:
+        raise errors.ShapeError(
+            "decode_attention: the page table does not have a row for each sequence",
+            expected=f"({batch}, pages_per_sequence)",
+            got=tuple(table.shape),
+            hint="rows of sequences with fewer pages may end in any numbers",
+        )
+    check_array(_WHO, "page_table", table, [table.shape], jnp.int32, "")
+
+
+def _check_target(found: Any) -> None:
+    if not found.has(arch.Feature.WGMMA):
+        raise errors.TargetError(
+            "decode_attention: the target has no wgmma",
+            expected="sm_90a",
+            got=found.name,
+            hint="use ops.attention",
+        )

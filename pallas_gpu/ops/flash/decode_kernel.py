@@ -16,13 +16,13 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import decode_copies as copies
 from pallas_gpu.ops.flash.decode_work import Lane, Piece, Problem, Share
+from pallas_gpu.ops.flash.problem import launch
 from pallas_gpu.ops.flash.softmax import Softmax
 from pallas_gpu.ops.folded import divide, minus, plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 # A query's scores are a column: its partial sums are added up at the end.
 _SOFTMAX = Softmax(axis=0, summed=lambda wide: wide)
 _REGULAR = plgpu.SemaphoreType.REGULAR
@@ -42,8 +42,8 @@ _REGISTERS = {5: (136, 40, 80)}
 
 
 @cached
-def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
-    """Returns the function of the operands that there are, in the order of `_names`."""
+def make_kernel(p: Problem, inputs: tuple[str, ...]) -> Any:
+    """Returns the function of the operands of these names."""
     c = p.config
     part, stats = (p.dims, p.columns), (2, p.columns)
     scratch = copies.scratch(p)
@@ -56,7 +56,8 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
         scratch["other_stats"] = plgpu.SMEM((c.consumers - 1, *stats), jnp.float32)
         scratch["others_full"] = plgpu.Barrier(num_arrivals=c.consumers - 1)
         scratch["others_empty"] = plgpu.Barrier()
-    launch: dict[str, Any]
+    grid: dict[str, int] = {"tile": p.batch * p.units}
+    cluster: dict[str, Any] = {}
     if c.cluster > 1:
         scratch["parts"] = plgpu.SMEM((c.consumers, *part), jnp.float32)
         scratch["stats"] = plgpu.SMEM((c.consumers, *stats), jnp.float32)
@@ -64,8 +65,7 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
         scratch["inbox"] = plgpu.SMEM((sources, p.share, p.columns), jnp.float32)
         scratch["inbox_stats"] = plgpu.SMEM((sources, *stats), jnp.float32)
         scratch["arrived"] = plgpu.Barrier(num_arrivals=2 * sources)
-        launch = {"grid": (p.batch * p.units,), "grid_names": ("tile",)}
-        launch |= {"cluster": (c.cluster,), "cluster_names": ("split",)}
+        cluster = {"cluster": (c.cluster,), "cluster_names": ("split",)}
     else:
         workers = p.lanes * p.abreast
         if p.divides_tiles:
@@ -73,44 +73,23 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
                 scratch["turn_seen"] = plgpu.Barrier(num_arrivals=p.combiners - 1)
             scratch["parts"] = plgpu.GMEM((workers, 2, *part), jnp.float32)
             scratch["stats"] = plgpu.GMEM((workers, 2, *stats), jnp.float32)
-        launch = {"grid": (workers,), "grid_names": ("worker",)}
+        grid = {"worker": workers}
     shape = (p.batch, p.q_len, p.kv_heads, p.group, p.head_dim)
-    out = [jax.ShapeDtypeStruct(shape, p.dtype)]
+    results = {"out": jax.ShapeDtypeStruct(shape, p.dtype)}
     if p.logsumexp:
-        out.append(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
-    return plgpu.kernel(
-        functools.partial(_body, p),
-        out_type=out,
-        num_threads=p.warpgroups,
-        thread_name="wg",
-        kernel_name="decode_attention",
-        interpret=interpret,
-        compiler_params=compiler_params or _COMPILER_PARAMS,
-        scratch_types=scratch,
-        **launch,
+        results["logsumexp"] = jax.ShapeDtypeStruct(shape[:-1], jnp.float32)
+    body, name = functools.partial(_body, p), "decode_attention"
+    return launch(
+        *(p, name, body, inputs, results, scratch),
+        grid=grid,
+        warpgroups=p.warpgroups,
+        **cluster,
     )
 
 
-def _names(p: Problem) -> list[str]:
-    there = {
-        "q": True,
-        "k": True,
-        "v": p.kv_axis is None,
-        "lengths": p.has_lengths,
-        "table": p.page_size is not None,
-        "k_scale": p.scales[0],
-        "v_scale": p.scales[1],
-        "out": True,
-        "logsumexp": p.logsumexp,
-    }
-    return [name for name, is_there in there.items() if is_there]
-
-
-def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
-    refs |= dict(zip(_names(p), arrays, strict=True))
+def _body(p: Problem, mem: Memory) -> None:
     if p.config.cluster == 1 and p.divides_tiles:
-        refs["turns"] = plgpu.get_global(_REGULAR((p.lanes * p.abreast,)))
-    mem = Memory(**refs)
+        mem.turns = plgpu.get_global(_REGULAR((p.lanes * p.abreast,)))
     wg = lax.axis_index("wg")
     work: Any = Share(p, mem.get("lengths"))
     if p.config.cluster == 1:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.decode_config import DecodeConfig
+from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.folded import divide, maximum, minus, plus, split, times
 
 # Tiles whose queries are in SMEM at once, so that the rings stay full between tiles.
@@ -56,6 +56,8 @@ class Problem:
     factor: float
     logsumexp: bool
     config: DecodeConfig
+    compiler_params: plgpu.CompilerParams | None = None
+    interpret: Any = None
 
     @property
     def dims(self) -> int:

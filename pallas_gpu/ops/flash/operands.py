@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,12 +13,64 @@ from pallas_gpu import errors
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.masks import Mask
 from pallas_gpu.ops.flash.problem import Operands
+from pallas_gpu.ops.rules import positive, result_type
 
 _LARGEST_HEAD_DIM = 256
 # The tensor core takes 16 elements of a row of Q and of K at a time.
 HEAD_DIM_MULTIPLE = 16
 _BIAS_DTYPES = jnp.float32, jnp.float16, jnp.bfloat16
 _HALVES = jnp.float16, jnp.bfloat16
+
+
+def check_array(
+    who: str,
+    name: str,
+    x: Any,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: Any,
+    each: str,
+) -> None:
+    """Checks an array's shape, one of several, and its element type.
+
+    Args:
+      each: what its elements are, in the hint.
+
+    Raises:
+      ShapeError, DTypeError: they are others.
+    """
+    if tuple(x.shape) not in shapes:
+        *others, last = map(str, dict.fromkeys(shapes))
+        raise errors.ShapeError(
+            f"{who}: the shape of {name} does not match",
+            expected=f"{', '.join(others)} or {last}" if others else last,
+            got=tuple(x.shape),
+            hint=each,
+        )
+    if x.dtype != dtype:
+        wanted = jnp.dtype(dtype).name
+        raise errors.DTypeError(
+            f"{who}: {name} is not of type {wanted}",
+            expected=wanted,
+            got=jnp.dtype(x.dtype).name,
+            hint=f"convert it with astype(jnp.{wanted})",
+        )
+
+
+def factor(
+    who: str, name: str, value: Any, shapes: Sequence[tuple[int, ...]], each: str
+) -> Any:
+    """Returns a factor: a positive number, by default 1.0, or float32 of some shape.
+
+    Raises:
+      ArgumentError, ShapeError, DTypeError: it is neither.
+    """
+    if value is None:
+        return 1.0
+    if hasattr(value, "shape"):
+        check_array(who, name, value, shapes, jnp.float32, each)
+        return value
+    positive(who, name, value, "negate q, or v, instead")
+    return float(value)
 
 
 # --- Q, K and V -----------------------------------------------------------------------
@@ -65,6 +118,56 @@ def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
+def result_dtype(dtype: Any, out_dtype: Any) -> Any:
+    """Returns the type of the result.
+
+    Raises:
+      DTypeError: it is not supported for operands of this type.
+    """
+    of_narrow = jnp.bfloat16, jnp.float16
+    allowed = [*map(jnp.dtype, of_narrow if narrow.is_narrow(dtype) else (dtype,))]
+    if out_dtype is None:
+        return allowed[0]
+    hint = "omit out_dtype, and convert the result with astype"
+    return result_type("attention", out_dtype, allowed, hint)
+
+
+def scales(q: Any, k: Any, q_scale: Any, k_scale: Any, v_scale: Any) -> Any:
+    """Returns factors of the scores and of the result, or None.
+
+    Returns:
+      (batch or 1, heads, 2) float32; heads are those of Q.
+
+    Raises:
+      ArgumentError: factors of operands that are not float8, or not positive.
+      ShapeError, DTypeError: factors that do not fit the operands.
+    """
+    given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    if not narrow.is_narrow(q.dtype):
+        for name, value in given.items():
+            if value is not None:
+                raise errors.ArgumentError(
+                    f"attention: {name} without operands of float8",
+                    expected="None, or q, k and v of float8_e4m3fn",
+                    got=f"{name} and q of {jnp.dtype(q.dtype).name}",
+                    hint="sm_scale is a factor of the scores",
+                )
+        return None
+    batch, heads, kv_heads = q.shape[0], q.shape[-2], k.shape[-2]
+    found = []
+    for (name, value), n in zip(
+        given.items(), (heads, kv_heads, kv_heads), strict=True
+    ):
+        each = "one for all, for each head, or for each batch and head"
+        shapes = (), (1,), (n,), (1, n), (batch, n)
+        array = jnp.asarray(factor("attention", name, value, shapes, each), jnp.float32)
+        batches = array.shape[0] if array.ndim == 2 else 1
+        array = jnp.broadcast_to(jnp.atleast_2d(array), (batches, n))
+        found.append(jnp.repeat(array, heads // n, axis=1))
+    of_q, of_k, of_v = found
+    return jnp.stack(jnp.broadcast_arrays(of_q * of_k, of_v), axis=2)
+
+
 # --- the options ----------------------------------------------------------------------
 
 
@@ -110,8 +213,9 @@ def take(x: Operands, packed: bool) -> Operands:
         x = x._replace(bias=_bias(x.bias, (batch, heads, q_len, kv_len)))
     x = _with_slopes(x, batch)
     if x.q_ids is not None:
-        _check_integers("q_segment_ids", x.q_ids, (batch, q_len))
-        _check_integers("kv_segment_ids", x.kv_ids, (batch, kv_len))
+        each = "one for each position"
+        _check_integers("q_segment_ids", x.q_ids, (batch, q_len), each)
+        _check_integers("kv_segment_ids", x.kv_ids, (batch, kv_len), each)
     if x.q_lengths is not None or x.kv_lengths is not None:
         given = []
         for name, lengths, full in (
@@ -120,7 +224,7 @@ def take(x: Operands, packed: bool) -> Operands:
         ):
             if lengths is None:
                 lengths = jnp.full((batch,), full, jnp.int32)
-            _check_integers(name, lengths, (batch,))
+            _check_integers(name, lengths, (batch,), "one for each sequence")
             # A length that is too large would be read from the next sequence.
             given.append(jnp.clip(lengths, 0, full))
         x = x._replace(q_lengths=given[0], kv_lengths=given[1])
@@ -145,7 +249,8 @@ def _take_packed(x: Operands) -> Operands:
             )
     sequences = x.q_starts.shape[0] - 1 if x.q_starts.ndim == 1 else 0
     for name, starts in (("cu_seqlens_q", x.q_starts), ("cu_seqlens_kv", x.kv_starts)):
-        _check_integers(name, starts, (max(sequences, 1) + 1,))
+        each = "one for each sequence, and the end of the last one"
+        _check_integers(name, starts, (max(sequences, 1) + 1,), each)
     return _with_slopes(x, sequences)
 
 
@@ -186,31 +291,12 @@ def _bias(bias: Any, full: tuple[int, ...]) -> Any:
 def _with_slopes(x: Operands, batch: int) -> Operands:
     if x.slopes is None:
         return x
-    heads, shape = x.q.shape[-2], tuple(x.slopes.shape)
-    if shape not in ((heads,), (1, heads), (batch, heads)):
-        raise errors.ShapeError(
-            "attention: the shape of alibi_slopes does not match",
-            expected=f"({heads},) or {(batch, heads)}",
-            got=shape,
-            hint="one slope for each head of q",
-        )
-    return x._replace(slopes=x.slopes.reshape(-1, heads).astype(jnp.float32))
+    heads, slopes = x.q.shape[-2], x.slopes.astype(jnp.float32)
+    shapes = (heads,), (1, heads), (batch, heads)
+    each = "one slope for each head of q"
+    check_array("attention", "alibi_slopes", slopes, shapes, jnp.float32, each)
+    return x._replace(slopes=slopes.reshape(-1, heads))
 
 
-def _check_integers(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    if tuple(x.shape) != shape:
-        raise errors.ShapeError(
-            f"attention: the shape of {name} does not match",
-            expected=shape,
-            got=tuple(x.shape),
-            hint="one for each sequence; cu_seqlens has the end of the last one, too"
-            if len(shape) == 1
-            else "one for each position",
-        )
-    if x.dtype != jnp.int32:
-        raise errors.DTypeError(
-            f"attention: {name} is not of type int32",
-            expected="int32",
-            got=jnp.dtype(x.dtype).name,
-            hint="convert it with astype(jnp.int32)",
-        )
+def _check_integers(name: str, x: Any, shape: tuple[int, ...], each: str) -> None:
+    check_array("attention", name, x, [shape], jnp.int32, each)

@@ -21,7 +21,7 @@ class Visits:
     Attributes:
       tiles, workers: of the launch; as many of either: a block has one tile.
       worker: the number of this block.
-      schedule: what `schedule` returns, in GMEM; None: every worker takes each
+      schedule: what `of_workers` returns, in GMEM; None: every worker takes each
         `workers`-th tile.
     """
 
@@ -66,7 +66,7 @@ class Visits:
         return found[1]
 
 
-def schedule(
+def of_workers(
     numbers: Sequence[int], costs: Sequence[float], workers: int
 ) -> np.ndarray:
     """Returns the tiles of each worker, for tiles of different costs.

@@ -6,22 +6,77 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import narrow, persistent
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
-from pallas_gpu.ops.folded import minus, plus, split, times
+from pallas_gpu.ops.flash.persistent import Visits, of_workers
+from pallas_gpu.ops.folded import divide, minus, plus, split, times
+from pallas_gpu.ops.memory import Memory
 
 # What the beginning and the end of a tile cost, in steps of the long loop; a guess that
 # only decides how even the work of persistent blocks is.
 _STEPS_OF_A_TILE = 0.75
+# Exponentials without this take twice as many instructions.
+APPROXIMATE = plgpu.CompilerParams(approx_math=True)
+
+
+def launch(
+    p: Any,
+    name: str,
+    body: Callable[[Memory], None],
+    inputs: Iterable[str],
+    results: Mapping[str, Any],
+    scratch: Mapping[str, Any],
+    *,
+    grid: Mapping[str, int],
+    warpgroups: int,
+    **options: Any,
+) -> Callable[[Mapping[str, Any]], dict[str, jax.Array]]:
+    """Returns a kernel: a function of arrays by their names, of which it takes some.
+
+    It returns the results by their names.
+
+    Args:
+      p: the problem, with `compiler_params` and `interpret`.
+      body: takes the references of inputs, results and scratch.
+      inputs: names of the arrays.
+      results: their types.
+      grid: sizes of its axes.
+    """
+    inputs = tuple(inputs)
+
+    def with_names(*refs: Any, **scratch: Any) -> None:
+        body(Memory(**dict(zip((*inputs, *results), refs, strict=True)), **scratch))
+
+    kernel = plgpu.kernel(
+        with_names,
+        out_type=tuple(results.values()),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=warpgroups,
+        thread_name="wg",
+        kernel_name=name,
+        scratch_types=scratch,
+        compiler_params=p.compiler_params,
+        interpret=p.interpret,
+        **options,
+    )
+
+    def call(arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        found = kernel(*(arrays[x] for x in inputs))
+        return dict(zip(results, found, strict=True))
+
+    return call
 
 
 class Operands(NamedTuple):
@@ -89,6 +144,7 @@ class Sizes[
       mask: rows are those of Q.
       bias, bias_dtype: the shape and the type of the bias, or None.
       packed: whether the sequences are packed.
+      compiler_params, interpret: see `kernel`.
     """
 
     batch: int
@@ -105,6 +161,8 @@ class Sizes[
     bias: tuple[int, ...] | None = None
     bias_dtype: Any = None
     packed: bool = False
+    compiler_params: plgpu.CompilerParams | None = None
+    interpret: Any = None
 
     @property
     def group(self) -> int:
@@ -180,11 +238,13 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
     Attributes:
       logsumexp: whether that is a result, too.
       deterministic: whether the backward pass adds in a fixed order.
+      backward: the configuration of the backward pass, if one is given.
       out_dtype: of the result.
     """
 
     logsumexp: bool = False
     deterministic: bool = False
+    backward: AttentionBackwardConfig | None = None
     out_dtype: Any = None
 
     @property
@@ -203,16 +263,15 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
         return self.scores.factor
 
     @property
-    def out_shape(self) -> tuple[int, ...]:
-        return self._shape(self.q_len, self.heads, self.v_dim)
-
-    @property
-    def logsumexp_shape(self) -> tuple[int, ...]:
-        """(batch, heads, q_len), or (heads, tokens)."""
-        return self._shape(self.heads, self.q_len)
-
-    def _shape(self, *sizes: int) -> tuple[int, ...]:
-        return sizes if self.packed else (self.batch, *sizes)
+    def results(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The result, and logsumexp: (batch, heads, q_len), or (heads, tokens)."""
+        outer: tuple[int, ...] = () if self.packed else (self.batch,)
+        shape: tuple[int, ...] = *outer, self.q_len, self.heads, self.v_dim
+        found = {"out": jax.ShapeDtypeStruct(shape, self.out_dtype)}
+        if self.logsumexp:
+            shape = *outer, self.heads, self.q_len
+            found["lse"] = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return found
 
     # --- tiles ------------------------------------------------------------------------
 
@@ -247,6 +306,27 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)](Sizes[Config]
         if self.last_rows_first:
             qi = minus(self.q_tiles - 1, qi)
         return batch, head, qi
+
+    def visits(self, mem: Any) -> Visits:
+        """Returns a block's tiles in the order in which its warpgroups visit them."""
+        worker = lax.axis_index("block")
+        return Visits(self.tiles, worker, self.workers, mem.get("schedule"))
+
+    def tile_and_blocks(self, mem: Any, linear: Any) -> tuple[Tile, Blocks]:
+        """Returns the tile at a position in the launch, and the blocks that it sees."""
+        tile = self.tile_of(mem, *self.place(linear), self.config.block_q)
+        of_segments = None
+        if self.mask.segments:
+            number = divide(tile.start, self.config.block_q)
+            of_segments = Blocks.loaded(mem.of_segments.at[tile.batch, number])
+        return tile, self.blocks(tile, of_segments)
+
+    def rows_of(self, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any:
+        rows = plgpu.ds(first, size)
+        return ref.at[rows, head] if self.packed else ref.at[tile.batch, rows, head]
+
+    def q_buffer(self, position: Any) -> Any:
+        return lax.rem(position, np.int32(2)) if self.persistent else 0
 
     @property
     def uneven(self) -> bool:
@@ -356,4 +436,4 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
 def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
     tiles = range(p.tiles)
     costs = [p.cost(p.place(i)[2]) for i in tiles]
-    return persistent.schedule(tiles, costs, p.workers)
+    return of_workers(tiles, costs, p.workers)

@@ -130,7 +130,10 @@ class _Consumer(hopper.Consumer):
                 block = self.schedule.k_block(first_step, ki)
                 # A cluster's last tile may lie behind the last block.
                 last = mem.b_blocks.shape[1] - 1
-                found = jnp.minimum(lax.div(column, np.int32(BLOCK)), last)
+                # A shift: a division would allow for negative columns.
+                shift = np.int32(BLOCK.bit_length() - 1)
+                block_n = lax.shift_right_logical(column, shift)
+                found = jnp.minimum(block_n, last)
                 b_scale = mem.b_blocks[block, found]
             mem.operands.take(first_step + ki)
             result = []

@@ -16,6 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
+from pallas_gpu.ops.rows.rows import Launch
 from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # The derivatives of logits that exist at one time, in bytes.
@@ -26,8 +27,7 @@ _ALIGNED = 8
 @dataclasses.dataclass(frozen=True)
 class _Options:
     transpose_w: bool
-    compiler_params: Any
-    interpret: Any
+    launch: Launch
 
 
 @overload
@@ -94,7 +94,8 @@ def linear_cross_entropy(
     """
     _check(x, w, labels, transpose_w)
     params = compiler_params or plgpu.CompilerParams(approx_math=True)
-    options = _Options(transpose_w, params, interpret)
+    launch = Launch("linear_cross_entropy", params, interpret)
+    options = _Options(transpose_w, launch)
     rows = x.reshape(-1, x.shape[-1])
     operands = rows, w, labels.reshape(-1).astype(jnp.int32)
     loss, logsumexp = _losses(options, *vary_alike(operands))
@@ -133,7 +134,7 @@ def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
 def _losses(options: _Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
     """Returns losses and logarithms of sums of (rows, depth)."""
     p = _problem(options, x, _classes(options, w))
-    function = logits.statistics(p, options.compiler_params, options.interpret)
+    function = logits.statistics(p, options.launch)
     operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
     tops, totals, picked = function(*operands, _padded(labels, -1))
     top = jnp.max(tops, 0)
@@ -165,10 +166,7 @@ def _backward(options: _Options, saved: Any, d: Any) -> Any:
             options, x, part, count, _padded(labels - start, -1), d_top, d_label,
             _padded(logsumexp, 0.0),
         )  # fmt: skip
-        common = {
-            "compiler_params": options.compiler_params,
-            "interpret": options.interpret,
-        }
+        common = options.launch.options
         d_x = matmul(
             d_logits, part, transpose_b=not options.transpose_w, residual=d_x,
             out_dtype=jnp.float32, **common,
@@ -185,7 +183,7 @@ _losses.defvjp(_forward, _backward)
 def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> Any:
     # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
     p = _problem(options, x, classes + -classes % _ALIGNED)
-    function = logits.derivative(p, options.compiler_params, options.interpret)
+    function = logits.derivative(p, options.launch.backward)
     operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
     d_logits = function(*operands, labels, d_top, d_label, logsumexp)
     return d_logits[0, :, :classes]

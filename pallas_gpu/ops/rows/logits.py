@@ -20,6 +20,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rows.rows import Launch
 from pallas_gpu.ops.rules import cached
 
 # A consumer's tile and its exponentials fit in the registers.
@@ -79,9 +80,7 @@ class _Derivative(_Reduced):
         super().store([d], batch, row, column)
 
 
-def _call(
-    p: Problem, consumer: Any, out_type: Any, name: str, compiler_params, interpret
-) -> Any:
+def _call(p: Problem, consumer: Any, out_type: Any, launch: Launch) -> Any:
     several = isinstance(out_type, tuple)
 
     def memory(a, b, labels, *refs, **scratch) -> hopper.Memory:
@@ -94,9 +93,8 @@ def _call(
         consumer,
         out_type,
         memory=memory,
-        kernel_name=name,
-        compiler_params=compiler_params,
-        interpret=interpret,
+        kernel_name=launch.name,
+        **launch.options,
     )
 
 
@@ -105,7 +103,7 @@ def padded_rows(m: int) -> int:
 
 
 @cached
-def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+def statistics(p: Problem, launch: Launch) -> Any:
     """Returns a function of x, w and labels.
 
     Its results are, for each tile of columns and each row, the largest logit, the sum
@@ -114,17 +112,15 @@ def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """
     shape = plgpu.cdiv(p.n, CONFIG.tile_n), padded_rows(p.m)
     out = (jax.ShapeDtypeStruct(shape, jnp.float32),) * 3
-    name = "linear_cross_entropy"
-    return _call(p, _Statistics, out, name, compiler_params, interpret)
+    return _call(p, _Statistics, out, launch)
 
 
 @cached
-def derivative(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+def derivative(p: Problem, launch: Launch) -> Any:
     """Returns a function of x, w, labels and three factors of each row.
 
     Its result, (1, M, N), is exp(logits - logsumexp) * d_top, less d_label in the
     column of the label.
     """
     out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
-    name = "linear_cross_entropy_backward"
-    return _call(p, _Derivative, out, name, compiler_params, interpret)
+    return _call(p, _Derivative, out, launch)

@@ -17,7 +17,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import norms_backward, row_kernel, rows
 from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.row_kernel import Reduction, Row
-from pallas_gpu.ops.rows.rows import Rows
+from pallas_gpu.ops.rows.rows import Launch, Rows
 from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # Columns that the registers of a warpgroup hold in the backward pass.
@@ -30,12 +30,7 @@ class _Norm:
     epsilon: float
     has_scale: bool
     has_bias: bool
-    compiler_params: Any
-    interpret: Any
-
-    @property
-    def name(self) -> str:
-        return "layer_norm" if self.centred else "rms_norm"
+    launch: Launch
 
 
 @expect.arguments()
@@ -124,8 +119,7 @@ def _checked(x, scale, bias, centred, epsilon, compiler_params, interpret) -> An
         float(epsilon),
         scale is not None,
         bias is not None,
-        rows.params(compiler_params, x.dtype),
-        interpret,
+        Launch(name, rows.params(compiler_params, x.dtype), interpret),
     )
     columns = tuple(v for v in (scale, bias) if v is not None)
     return _norm(*vary_alike((x, columns)), norm)
@@ -166,11 +160,8 @@ def _norm(x: jax.Array, columns: tuple[jax.Array, ...], norm: _Norm) -> jax.Arra
         return y + row.column(norm.has_scale) if norm.has_bias else y
 
     (y,), _ = row_kernel.call(
-        *(Rows(x.shape), _reductions(norm), apply, [x], [x.dtype]),
+        *(Rows(x.shape), _reductions(norm), apply, [x], [x.dtype], norm.launch),
         shared=columns,
-        name=norm.name,
-        compiler_params=norm.compiler_params,
-        interpret=norm.interpret,
     )
     return y
 
@@ -220,12 +211,9 @@ def _d_rows(r: Rows, norm: _Norm, x, d_y, scale) -> tuple[jax.Array, list[Any]]:
 
     (d_x,), found = row_kernel.call(
         *(r, [*moments, Reduction((0.0, 0.0), add, means)], apply),
-        *([x, d_y], [x.dtype]),
+        *([x, d_y], [x.dtype], norm.launch.backward),
         shared=scale,
-        name=f"{norm.name}_backward",
         most_columns=_MOST_BACKWARD,
-        compiler_params=norm.compiler_params,
-        interpret=norm.interpret,
         return_reductions=True,
     )
     return d_x, [y[..., None] for y in reversed(found[: len(moments)])]

@@ -111,7 +111,7 @@ def backward(p: OnePass, norm: Any, x, d_y, scale) -> tuple[Any, list[Any]]:
 
     Args:
       p: the division; it fits.
-      norm: `centred`, `epsilon`, `has_scale`, `has_bias`, and the parameters.
+      norm: `centred`, `epsilon`, `has_scale`, `has_bias`, and `launch`.
       x, d_y: the rows, and the derivative of the result.
       scale: of the columns, in a tuple; empty without one.
     """
@@ -136,9 +136,8 @@ def backward(p: OnePass, norm: Any, x, d_y, scale) -> tuple[Any, list[Any]]:
         num_threads=p.warpgroups,
         thread_name="wg",
         scratch_types=scratch,
-        kernel_name=f"{norm.name}_backward",
-        compiler_params=norm.compiler_params,
-        interpret=norm.interpret,
+        kernel_name=norm.launch.backward.name,
+        **norm.launch.options,
     )(p.rows.matrix(x), p.rows.matrix(d_y), *scale)
     return d_x.reshape(x.shape), [partial.sum(0) for partial in sums]
 

@@ -13,6 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
+from pallas_gpu.ops.rows.rows import Launch
 from pallas_gpu.ops.rules import Array, Interpret, vary_alike
 
 # Elements of a block: 16 a thread. Twice or half as many were slower on an H200.
@@ -63,9 +64,9 @@ def rotary_embedding(
     frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
     # Sequences with the same positions share one table, which stays in the L2 cache.
     angle = positions.reshape(-1, 1).astype(jnp.float32) * frequency
-    options = interleaved, compiler_params, interpret
+    launch = Launch("rotary_embedding", compiler_params, interpret)
     operands = vary_alike((x, jnp.cos(angle), jnp.sin(angle)))
-    return _rotate(*operands, options)
+    return _rotate(*operands, interleaved, launch)
 
 
 def _check(x: Any, positions: Any, base: Any) -> None:
@@ -102,13 +103,14 @@ def _check(x: Any, positions: Any, base: Any) -> None:
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, options: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _rotate(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, interleaved: bool, launch: Launch
+) -> jax.Array:
     """Rotates (batch, length, heads, head_dim) by angles of (tokens, pairs).
 
     The tokens are those of all sequences, or of one, whose angles all of them have.
     """
-    interleaved, compiler_params, interpret = options
     batch, length, heads, head_dim = x.shape
     tokens, (positions, pairs) = batch * length, cos.shape
     some_heads = rows.together(heads, head_dim, _BLOCK)
@@ -139,21 +141,20 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, options: Any) -> jax.A
         grid=(tokens // some_tokens, heads // some_heads),
         in_specs=[whole, table, table],
         out_specs=whole,
-        name="rotary_embedding",
-        compiler_params=compiler_params,
-        interpret=interpret,
+        **launch._asdict(),
     )(x.reshape(tokens, heads, head_dim), cos, sin)
     return y.reshape(x.shape)
 
 
-def _forward(x, cos, sin, options):
-    return _rotate(x, cos, sin, options), (cos, sin)
+def _forward(x, cos, sin, *options):
+    return _rotate(x, cos, sin, *options), (cos, sin)
 
 
-def _backward(options, saved, d_y):
+def _backward(interleaved, launch, saved, d_y):
     cos, sin = saved
     # Angles depend on positions alone, which are integers.
-    return _rotate(d_y, cos, -sin, options), jnp.zeros_like(cos), jnp.zeros_like(sin)
+    d_x = _rotate(d_y, cos, -sin, interleaved, launch)
+    return d_x, jnp.zeros_like(cos), jnp.zeros_like(sin)
 
 
 _rotate.defvjp(_forward, _backward)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rows.rows import Rows
+from pallas_gpu.ops.rows.rows import Launch, Rows
 from pallas_gpu.ops.rules import Interpret, Positive, array
 
 # Columns of one array that the registers of a warpgroup hold.
@@ -162,11 +163,9 @@ def row_kernel(
         dtypes = out_dtype if several else (out_dtype or given[0].dtype,)
         results, found = call(
             *(Rows(given[0].shape), reduce, apply, given, dtypes),
+            Launch(name, rows.params(compiler_params, given[0].dtype), interpret),
             shared=shared,
-            name=name,
             most_columns=most_columns,
-            compiler_params=rows.params(compiler_params, given[0].dtype),
-            interpret=interpret,
             return_reductions=return_reductions,
         )
         out = tuple(results) if several else results[0]
@@ -203,68 +202,58 @@ def call(
     apply: Callable[..., Any],
     arrays: Sequence[jax.Array],
     dtypes: Sequence[Any],
+    launch: Launch,
     *,
     shared: Sequence[jax.Array] = (),
-    name: str,
     most_columns: int = MOST_COLUMNS,
-    compiler_params: Any,
-    interpret: Any,
     return_reductions: bool = False,
 ) -> tuple[list[jax.Array], list[Any]]:
     """Returns the results, and those of the reductions if they are asked for."""
     initial = [one.initial for one in reduce] if return_reductions else []
     kept, tree = jax.tree.flatten(initial)
+    whole = r.columns <= max(most_columns, rows.BLOCK)
 
     def body(*refs: Any) -> None:
         inputs, outputs = refs[: len(arrays)], refs[len(arrays) + len(shared) :]
         columns = refs[len(arrays) : len(arrays) + len(shared)]
-        over = _whole if r.columns <= max(most_columns, rows.BLOCK) else _parts
-        over(r, inputs, columns, reduce, apply, outputs, len(dtypes))
+        found: list[Any] = []
+
+        def part(start: Any, size: int) -> tuple[Row, Any]:
+            at = ... if whole else plgpu.ds(start, size)
+            place = at if whole else (0, at)
+            elements = tuple(ref[place].astype(jnp.float32) for ref in inputs)
+            axis = r.axis if whole else -1
+            return Row(elements, axis, lambda i: columns[i][at]), place
+
+        # Whole rows are loaded once.
+        part = functools.cache(part) if whole else part
+
+        def over_parts(step: Callable[[Row, Any, Any], Any], carry: Any) -> Any:
+            if whole:
+                return step(*part(0, r.columns), carry)
+            numbers = jax.tree.map(jnp.float32, carry)
+            return r.over_parts(lambda i, n, carry: step(*part(i, n), carry), numbers)
+
+        for one in reduce:
+
+            def add(row: Row, place: Any, carry: Any, one=one, seen=(*found,)) -> Any:
+                return _carry(one, one.step(carry, row, *seen), row)
+
+            found.append(one.finish(over_parts(add, one.initial), r.columns))
+
+        def write(row: Row, place: Any, carry: Any) -> Any:
+            _write(apply(row, *found), outputs[: len(dtypes)], place)
+            return carry
+
+        over_parts(write, 0)
+        numbers = outputs[len(dtypes) :]
+        for ref, number in zip(numbers, jax.tree.leaves(found), strict=False):
+            ref[slice(None) if whole else 0, 0] = number
 
     out = [*((r.columns, d) for d in dtypes), *[(1, jnp.float32)] * len(kept)]
-    options = {"compiler_params": compiler_params, "interpret": interpret}
-    results = r.call(body, arrays, out, shared=shared, name=name, **options)
+    results = r.call(body, arrays, out, launch, shared)
     found = [x[..., 0] for x in results[len(dtypes) :]]
     return results[: len(dtypes)], jax.tree.unflatten(tree, found)
-
-
-def _whole(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> None:
-    elements = tuple(ref[...].astype(jnp.float32) for ref in inputs)
-    row = Row(elements, r.axis, lambda i: columns[i][...])
-    found: list[Any] = []
-    for one in reduce:
-        carry = _carry(one, one.step(one.initial, row, *found), row)
-        found.append(one.finish(carry, r.columns))
-    _write(apply(row, *found), outputs[:results], ...)
-    for ref, number in zip(outputs[results:], jax.tree.leaves(found), strict=False):
-        ref[:, 0] = number
-
-
-def _parts(r: Rows, inputs, columns, reduce, apply, outputs, results: int) -> None:
-    def part(start: Any, size: int) -> Row:
-        at = plgpu.ds(start, size)
-        elements = tuple(ref[0, at].astype(jnp.float32) for ref in inputs)
-        return Row(elements, -1, lambda i: columns[i][at])
-
-    found: list[Any] = []
-    for one in reduce:
-        seen = tuple(found)
-
-        def add(start: Any, size: int, carry: Any, one=one, seen=seen) -> Any:
-            row = part(start, size)
-            return _carry(one, one.step(carry, row, *seen), row)
-
-        carry = r.over_parts(add, jax.tree.map(jnp.float32, one.initial))
-        found.append(one.finish(carry, r.columns))
-
-    def write(start: Any, size: int, carry: Any) -> Any:
-        values = apply(part(start, size), *found)
-        _write(values, outputs[:results], (0, plgpu.ds(start, size)))
-        return carry
-
-    r.over_parts(write, jnp.int32(0))
-    for ref, number in zip(outputs[results:], jax.tree.leaves(found), strict=False):
-        ref[0, 0] = number
 
 
 def _carry(one: Reduction, carry: Any, row: Row) -> Any:

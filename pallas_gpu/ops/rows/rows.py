@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,23 @@ from pallas_gpu import errors, expect
 BLOCK = 4096
 # CUDA C++ Programming Guide, "Device Memory Accesses".
 _SECTOR_BYTES = 32
+
+
+class Launch(NamedTuple):
+    """The name of a kernel, and its options, see `pallas_call`."""
+
+    name: str
+    compiler_params: plgpu.CompilerParams | None
+    interpret: Any
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"compiler_params": self.compiler_params, "interpret": self.interpret}
+
+    @property
+    def backward(self) -> Launch:
+        """That of the derivative."""
+        return self._replace(name=f"{self.name}_backward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +85,8 @@ class Rows:
         body: Callable[..., None],
         args: Sequence[jax.Array],
         out: Sequence[tuple[int, Any]],
-        *,
+        launch: Launch,
         shared: Sequence[jax.Array] = (),
-        name: str,
-        compiler_params: plgpu.CompilerParams | None,
-        interpret: Any,
     ) -> list[jax.Array]:
         """Calls `body(*args, *shared, *out)` for each block of rows.
 
@@ -82,8 +96,6 @@ class Rows:
           args: arrays with as many rows.
           out: columns and type of each result.
           shared: arrays that all rows need.
-          name: of the kernel.
-          compiler_params, interpret: see `pallas_call`.
         """
         whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
         results = plgpu.pallas_call(
@@ -95,9 +107,7 @@ class Rows:
             grid=self.grid,
             in_specs=[*(self.spec(x.shape[-1]) for x in args), *[whole] * len(shared)],
             out_specs=tuple(self.spec(columns) for columns, _ in out),
-            name=name,
-            compiler_params=compiler_params,
-            interpret=interpret,
+            **launch._asdict(),
         )(*map(self.matrix, args), *shared)
         return [self.array(y) for y in results]
 

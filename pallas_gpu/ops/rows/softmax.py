@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import row_kernel, rows
 from pallas_gpu.ops.rows.row_kernel import Reduction, Row
-from pallas_gpu.ops.rows.rows import Columns, Rows
+from pallas_gpu.ops.rows.rows import Columns, Launch, Rows
 from pallas_gpu.ops.rules import Array, Interpret
 
 # Columns of two arrays that the registers of a warpgroup hold.
@@ -96,13 +96,13 @@ def _checked(x: Any, axis: int, log: bool, compiler_params: Any, interpret: Any)
             got=axis,
             hint="-1 is the last axis",
         )
-    options = log, rows.params(compiler_params, x.dtype), interpret
+    launch = Launch(name, rows.params(compiler_params, x.dtype), interpret)
     before, n, after = (math.prod(s) for s in _around(x.shape, axis % x.ndim))
     r = Columns((before, n, after))
     if after > 1 and r.fits(x.dtype.itemsize):
-        return _softmax(x.reshape(r.shape), r, *options).reshape(x.shape)
+        return _softmax(x.reshape(r.shape), r, log, launch).reshape(x.shape)
     last = jnp.moveaxis(x, axis, -1)
-    return jnp.moveaxis(_softmax(last, Rows(last.shape), *options), -1, axis)
+    return jnp.moveaxis(_softmax(last, Rows(last.shape), log, launch), -1, axis)
 
 
 def _around(shape: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
@@ -135,29 +135,21 @@ def _logarithms(row: Row, measured: Any) -> Any:
     return row.elements[0] - row.spread(top) - row.spread(jnp.log(total))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
-def _softmax(
-    x: jax.Array, r: Rows, log: bool, compiler_params: Any, interpret: Any
-) -> Any:
-    (y,), _ = row_kernel.call(
-        *(r, [_MEASURED], _logarithms if log else _probabilities, [x], [x.dtype]),
-        name="log_softmax" if log else "softmax",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _softmax(x: jax.Array, r: Rows, log: bool, launch: Launch) -> Any:
+    apply = _logarithms if log else _probabilities
+    (y,), _ = row_kernel.call(r, [_MEASURED], apply, [x], [x.dtype], launch)
     return y
 
 
-def _forward(
-    x: jax.Array, r: Rows, log: bool, compiler_params: Any, interpret: Any
-) -> Any:
-    y = _softmax(x, r, log, compiler_params, interpret)
+def _forward(x: jax.Array, r: Rows, log: bool, launch: Launch) -> Any:
+    y = _softmax(x, r, log, launch)
     # A logarithm of 16 bits is too coarse to compute the probability from.
     return y, x if log else y
 
 
 def _backward(
-    r: Rows, log: bool, compiler_params: Any, interpret: Any, saved: Any, d_y: Any
+    r: Rows, log: bool, launch: Launch, saved: Any, d_y: Any
 ) -> tuple[jax.Array]:
     def add(total: Any, row: Row, *measured: Any) -> Any:
         p, d = row.elements
@@ -169,11 +161,8 @@ def _backward(
 
     (d_x,), _ = row_kernel.call(
         *(r, [_MEASURED] * log + [Reduction(0.0, add)], apply),
-        *([saved, d_y], [d_y.dtype]),
-        name="log_softmax_backward" if log else "softmax_backward",
+        *([saved, d_y], [d_y.dtype], launch.backward),
         most_columns=_MOST_OF_TWO,
-        compiler_params=compiler_params,
-        interpret=interpret,
     )
     return (d_x,)
 

@@ -13,7 +13,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rows.rows import Rows
+from pallas_gpu.ops.rows.rows import Launch, Rows
 from pallas_gpu.ops.rules import Array, Interpret
 
 # Columns that one warpgroup sorts, and of how many of them the parts of a longer row
@@ -68,17 +68,17 @@ def top_k(
             got=f"k={k}, {columns} columns",
             hint="use jax.lax.top_k",
         )
-    return _of_parts(x, int(k), compiler_params, interpret)
+    return _of_parts(x, int(k), Launch("top_k", compiler_params, interpret))
 
 
-def _of_parts(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any:
+def _of_parts(x: jax.Array, k: int, launch: Launch) -> Any:
     """Merges the largest elements of the parts of long rows.
 
     Equal elements keep their order: parts follow each other, and in each it is kept.
     """
     columns = x.shape[-1]
     if columns <= _MOST_COLUMNS:
-        return _top_k(x, k, compiler_params, interpret)
+        return _top_k(x, k, launch)
     parts = plgpu.cdiv(columns, _MOST_COLUMNS)
     # More than half of the most columns, and so not less than k.
     size = plgpu.cdiv(columns, parts)
@@ -86,15 +86,15 @@ def _of_parts(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any
     end = [(0, 0)] * (x.ndim - 1) + [(0, parts * size - columns)]
     cut = jnp.pad(x, end, constant_values=-jnp.inf)
     cut = cut.reshape(*x.shape[:-1], parts, size)
-    values, positions = _top_k(cut, k, compiler_params, interpret)
+    values, positions = _top_k(cut, k, launch)
     positions += jnp.arange(parts, dtype=jnp.int32)[:, None] * size
     values, positions = (y.reshape(*x.shape[:-1], -1) for y in (values, positions))
-    values, chosen = _of_parts(values, k, compiler_params, interpret)
+    values, chosen = _of_parts(values, k, launch)
     return values, jnp.take_along_axis(positions, chosen, -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _top_k(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _top_k(x: jax.Array, k: int, launch: Launch) -> Any:
     r = Rows(x.shape)
 
     def body(x_ref, values_ref, positions_ref) -> None:
@@ -104,24 +104,16 @@ def _top_k(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any:
 
         lax.fori_loop(0, r.together, row, jnp.int32(0))
 
-    values, positions = r.call(
-        body,
-        [x],
-        [(k, x.dtype), (k, jnp.int32)],
-        name="top_k",
-        compiler_params=compiler_params,
-        interpret=interpret,
-    )
-    return values, positions
+    return tuple(r.call(body, [x], [(k, x.dtype), (k, jnp.int32)], launch))
 
 
-def _forward(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any:
-    values, positions = _top_k(x, k, compiler_params, interpret)
+def _forward(x: jax.Array, k: int, launch: Launch) -> Any:
+    values, positions = _top_k(x, k, launch)
     return (values, positions), (positions, x.shape[-1])
 
 
-def _backward(k: int, compiler_params: Any, interpret: Any, saved: Any, d: Any) -> Any:
-    del k, compiler_params, interpret
+def _backward(k: int, launch: Launch, saved: Any, d: Any) -> Any:
+    del k, launch
     positions, columns = saved
     zeros = jnp.zeros((*positions.shape[:-1], columns), d[0].dtype)
     return (jnp.put_along_axis(zeros, positions, d[0], -1, inplace=False),)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -34,6 +35,19 @@ _FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)))
 TYPES = (*_FLOATS, *_FLOAT8, *_INT8, *_INT4)
 
 
+@dataclasses.dataclass(frozen=True)
+class InsteadOfWgmma:
+    """Why mma.sync multiplies what wgmma could.
+
+    Attributes:
+      why: what keeps wgmma from it.
+      hint: what to do.
+    """
+
+    why: str
+    hint: str
+
+
 @expect.arguments()
 def mma(acc: values.Array, a: values.Array, b: values.Array) -> jax.Array:
     """Returns `acc + a @ b`, computed on the tensor core by each warp.
@@ -61,7 +75,15 @@ def mma(acc: values.Array, a: values.Array, b: values.Array) -> jax.Array:
     """
     _check_types(acc, a, b)
     _check_shapes(acc, a, b)
-    return ops.bind(mma_p, {"acc": acc, "a": a, "b": b})
+    return multiplied(acc, a, b)
+
+
+def multiplied(
+    acc: Any, a: Any, b: Any, reason: InsteadOfWgmma | None = None
+) -> jax.Array:
+    """`mma` of checked operands, which has the place of a wgmma for a reason."""
+    params = {} if reason is None else {"reason": reason}
+    return ops.bind(mma_p, {"acc": acc, "a": a, "b": b}, **params)
 
 
 def _check_types(acc: Any, a: Any, b: Any) -> None:

@@ -313,6 +313,7 @@ ROWS: dict[str, dict[str, Emit]] = {
     "expm1": _f(mlir_math.expm1),
     "log": _f(mlir_math.log),
     "log1p": _f(mlir_math.log1p),
+    "log2": _f(mlir_math.log2),
     "sqrt": _f(mlir_math.sqrt),
     "rsqrt": _f(mlir_math.rsqrt),
     "cbrt": _f(mlir_math.cbrt),

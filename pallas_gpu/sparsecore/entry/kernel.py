@@ -13,9 +13,8 @@ import jax
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import call, mutable, over_arrays, scope
 from pallas_gpu.entry.caching import captured
-from pallas_gpu.entry.kernel import check_types, interpretation, scratch_of
-from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import is_declaration, scoped
+from pallas_gpu.entry.kernel import check_types, interpretation, with_scratch
+from pallas_gpu.entry.scoped import is_declaration
 from pallas_gpu.sparsecore import check
 from pallas_gpu.sparsecore.check.kernel import Kernel
 from pallas_gpu.sparsecore.entry import kinds, trace
@@ -121,27 +120,9 @@ def kernel(
         check_types(out_type, f"kernel {name}: out_type")
         for leaf in jax.tree.leaves(scratch_types, is_leaf=is_declaration):
             require_declaration(leaf)
-        full = _with_scratch(body, scratch_types, f"kernel {name}")
+        full = with_scratch(body, scratch_types, (), f"kernel {name}")
     launch = _Launch(body, full, out_type, mesh, name, params, interpret, debug, {})
     return over_arrays.OverArrays(lambda *args: launch(args), body)
-
-
-def _with_scratch(
-    body: Callable[..., None], scratch: Any, who: str
-) -> Callable[..., None]:
-    """Wraps the body in one scope that allocates its scratch memory."""
-    called = functools.partial(scope.call, who, body)
-    positional, named = scratch_of(scratch)
-    if not positional and not named:
-        return functools.wraps(body)(called)
-
-    @functools.wraps(body)
-    def in_scope(*refs: Any) -> None:
-        names = parameter_names(body, (*refs, *positional), named)
-        count = len(jax.tree.leaves(refs))
-        scoped(functools.partial(called, *refs), positional, named, (), names[count:])
-
-    return in_scope
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from pallas_gpu.layouts.window import Sum
 from pallas_gpu.lowering.rules import find_primitive
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.nodes import Access, Constant, Op, Value
-from pallas_gpu.sparsecore.emitters import elementwise
+from pallas_gpu.sparsecore.emitters import conversions, elementwise
 from pallas_gpu.sparsecore.emitters.memory import Part
 from pallas_gpu.sparsecore.emitters.module import Module
 from pallas_gpu.sparsecore.emitters.values import (
@@ -134,6 +134,13 @@ def operands(ctx: Any, invals: Sequence[Any]) -> Any:
     return jax.tree.map(
         of, ctx.op.operands, is_leaf=lambda x: isinstance(x, is_operand)
     )
+
+
+def masks(ctx: Any, mask: Array | None, count: int, elements: int) -> list[Any]:
+    """Returns the mask of each of several registers; None for each without one."""
+    if mask is None:
+        return [None] * count
+    return list(conversions.mask_of(mask, elements, ctx.kernel.target.lanes).parts)
 
 
 def _plus(a: Any, b: Any) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -24,6 +25,7 @@ BOTH = (CORE, SUBCORE)
 ALIGNMENT = 8
 # A block of more rows hides nothing more, and one of few blocks has nothing to hide.
 _MOST_ROWS = 128
+_COUNTED_TOGETHER = 8
 _BLOCKS = 4
 
 
@@ -105,6 +107,28 @@ class Launch:
             got=f"rows of {jnp.dtype(dtype).name}[{width}]",
             hint="split the columns of the table",
         )
+
+
+def within(value: Any, count: int) -> Any:
+    """Returns which elements are at least 0 and less than a count."""
+    return (value >= 0) & (value < count)
+
+
+def count_values(part: Any, size: int, counts: Any, bins: int, lanes: int) -> None:
+    """Adds to `counts` how often each value less than `bins` occurs in a part of VMEM.
+
+    Several registers are loaded before the first one is counted: the compiler keeps the
+    order of a store and of a load behind it.
+    """
+    together = math.gcd(size // lanes, _COUNTED_TOGETHER)
+    ones = jnp.ones(lanes, jnp.int32)
+
+    @plsc.loop(0, size, step=together * lanes)
+    def _(i: Any) -> None:
+        places = [plsc.ds(i + k * lanes, lanes) for k in range(together)]
+        for value in [part[place] for place in places]:
+            mask = within(value, bins)
+            plsc.addupdate_scatter(counts, [value], ones, mask=mask)
 
 
 def rounded(n: int, multiple: int) -> int:

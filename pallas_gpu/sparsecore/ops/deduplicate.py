@@ -77,7 +77,7 @@ def deduplicate(
             places[plsc.ds(lanes + i, lanes)] = i + lax.iota(jnp.int32, lanes)
             found[plsc.ds(i, lanes)] = jnp.full(lanes, NONE, jnp.int32)
 
-        network([keys, places], lanes, block // lanes, lanes)
+        network([keys, places], lanes, block, lanes)
 
         def one(i: Any, before: Any) -> Any:
             key = keys[plsc.ds(lanes + i, lanes)]

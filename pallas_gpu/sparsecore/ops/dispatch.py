@@ -16,9 +16,11 @@ from pallas_gpu.sparsecore.ops._rows import (
     SUBCORE,
     ArrayLike,
     Launch,
+    count_values,
     padded,
     require_rows,
     rounded,
+    within,
 )
 from pallas_gpu.sparsecore.ops.embedding import MISSING, embedding_lookup
 
@@ -98,13 +100,7 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
         _fill(counts, counters, 0, lanes)
         plsc.sync_copy(empty, shared_source.at[part])
 
-        @plsc.loop(0, own, step=lanes)
-        def _(i: Any) -> None:
-            value = expert[plsc.ds(i, lanes)]
-            ones = jnp.ones(lanes, jnp.int32)
-            mask = _within(value, num_experts)
-            plsc.addupdate_scatter(counts, [value], ones, mask=mask)
-
+        count_values(expert, own, counts, num_experts, lanes)
         plsc.sync_copy(counts, shared_counts.at[plsc.ds(subcore * counters, counters)])
         plsc.subcore_barrier()
         plsc.sync_copy(shared_counts, others)
@@ -120,7 +116,7 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
         @plsc.loop(0, own, step=lanes)
         def _(i: Any) -> None:
             value = expert[plsc.ds(i, lanes)]
-            mask = _within(value, num_experts)
+            mask = within(value, num_experts)
             number = _number(counts, value, mask)
             fits = mask & (number < capacity)
             at = jnp.where(fits, value * capacity + number, MISSING)
@@ -148,10 +144,6 @@ def _numbered(experts: Any, num_experts: int, capacity: int, launch: Launch) -> 
     given = padded(experts, subcores * own, MISSING)
     source, places = launch.kernel(body, out, scratch, num_cores=1)(given)
     return source[: num_experts * capacity], places[: experts.size]
-
-
-def _within(value: Any, count: int) -> Any:
-    return (value >= 0) & (value < count)
 
 
 def _number(counts: Any, value: Any, mask: Any) -> Any:

@@ -17,6 +17,7 @@ from pallas_gpu.sparsecore.ops._rows import (
     SUBCORE,
     ArrayLike,
     Launch,
+    count_values,
     padded,
     require_rows,
     rounded,
@@ -72,12 +73,7 @@ def histogram(
         plsc.subcore_barrier()
 
         def count(part: Any) -> None:
-            @plsc.loop(0, block, step=lanes)
-            def _(i: Any) -> None:
-                value = part[plsc.ds(i, lanes)]
-                known = (value >= 0) & (value < bins)
-                ones = jnp.ones(lanes, jnp.int32)
-                plsc.addupdate_scatter(counts, [value], ones, mask=known)
+            count_values(part, block, counts, bins, lanes)
 
         plsc.emit_pipeline(
             count,

@@ -25,6 +25,8 @@ from pallas_gpu.sparsecore.ops._rows import (
 _TYPES = (jnp.float32, jnp.int32)
 # Rows of a block.
 _ROWS = 8
+# No key is sorted behind the padding of a row.
+_LAST = np.int32(2**31 - 1)
 
 
 def sort(
@@ -38,9 +40,8 @@ def sort(
     """Sorts each row, and moves the elements of `values` with it.
 
     Registers are sorted by an instruction, and merged by a bitonic network over them.
-    The order of equal keys is not defined. Where columns are not a power of two of
-    registers, keys that equal the last of all (infinity or the largest integer; the
-    first ones if `descending`) may have the value 0 instead of theirs.
+    NaN is larger than all numbers, as in `jnp.sort`, and -0 less than 0. The order of
+    equal keys is not defined.
 
     Args:
       keys: (rows, columns) of float32 or int32; 8 rows fit a quarter of VMEM, an
@@ -71,8 +72,9 @@ def sort(
     launch = Launch(target, interpret)
     lanes = launch.chip.lanes
     columns = keys.shape[1]
-    width = lanes * (1 << max(0, (-(-columns // lanes) - 1).bit_length()))
-    pads = [_last(keys.dtype, descending), 0][: len(arrays)]
+    width = _registers(columns, lanes) * lanes
+    arrays[0] = _ordered(keys, descending)
+    pads = [_LAST, 0][: len(arrays)]
     flat = [_flat(x, width, pad) for x, pad in zip(arrays, pads, strict=True)]
 
     def rows(*parts: Any) -> None:
@@ -87,22 +89,29 @@ def sort(
                     part = plsc.ds(row * width + i, lanes)
                     to[part] = source[part]
 
-            network(outs, row * width, width // lanes, lanes, descending)
+            network(outs, row * width, columns, lanes)
 
     found = _over_rows(launch, rows, flat, width, [(width, x.dtype) for x in arrays])
     shape = (-1, width)
     results = [x.reshape(shape)[: keys.shape[0], :columns] for x in found]
+    results[0] = _restored(results[0], keys.dtype, descending)
     return results[0] if values is None else tuple(results)
 
 
-def network(
-    refs: Any, first: Any, count: int, lanes: int, descending: bool = False
-) -> None:
-    """Sorts `count` registers from `first` on, a power of two, in place.
+def _registers(columns: int, lanes: int) -> int:
+    """Returns how many registers a row is sorted in: a power of two."""
+    return 1 << (-(-columns // lanes) - 1).bit_length()
+
+
+def network(refs: Any, first: Any, columns: int, lanes: int) -> None:
+    """Sorts a row from `first` on, in place.
 
     Args:
-      refs: references in VMEM to keys, and to values that move with them.
+      refs: references in VMEM to keys, and to values that move with them. Behind the
+        columns, up to a power of two of registers, is padding that no key exceeds; it
+        stays there, as neither an exchange nor the sort of a register moves equal keys.
     """
+    count = _registers(columns, lanes)
 
     def load(place: Any) -> list[jax.Array]:
         return [ref[plsc.ds(place, lanes)] for ref in refs]
@@ -115,7 +124,7 @@ def network(
         @plsc.parallel_loop(0, count * lanes, step=lanes, unroll=min(8, count))
         def _(t: Any) -> None:
             key, *values = load(first + t)
-            pair = plsc.sort_key_val(key, (values or [key])[0], descending=descending)
+            pair = plsc.sort_key_val(key, (values or [key])[0])
             store(first + t, pair[: len(refs)])
 
     def exchange(pairs: Callable[[Any], tuple[Any, Any]], *, turned: bool) -> None:
@@ -127,19 +136,23 @@ def network(
             one, other = load(i), load(j)
             if turned:
                 other = [lax.rev(x, (0,)) for x in other]
-            keep = one[0] >= other[0] if descending else one[0] <= other[0]
+            keep = one[0] <= other[0]
             both = list(zip(one, other, strict=True))
             store(i, [jnp.where(keep, a, b) for a, b in both])
             store(j, [jnp.where(keep, b, a) for a, b in both])
 
     each()
-    size = 2
+    size, ends = 2, columns // lanes
     while size <= count:
         exchange(_mirrored(size * lanes, lanes), turned=True)
         distance = size // 4
         while distance:
             exchange(_apart(distance * lanes), turned=False)
             distance //= 2
+        if ends % size >= size // 2 and columns % lanes:
+            # It has been turned: the padding is to be its last lanes again.
+            last = first + ends * lanes
+            store(last, [lax.rev(x, (0,)) for x in load(last)])
         each()
         size *= 2
 
@@ -171,8 +184,9 @@ def top_k(
     """Returns the k largest elements of each row, the largest first, and their columns.
 
     Up to as many as a register has lanes are kept in one register, into which each
-    further register is merged; more are taken from the sorted row. Which of several
-    equal elements is first is not defined.
+    further register is merged; more are taken from the sorted row. NaN is larger than
+    all numbers, as in `lax.top_k`. Which of several equal elements is first is not
+    defined.
 
     Args:
       x: (rows, columns) of float32 or int32.
@@ -204,43 +218,61 @@ def top_k(
         )
         return keys[:, :k], found[:, :k]
     width = rounded(columns, lanes)
-    least = _last(x.dtype, True)
 
     def rows(part: Any, keys_out: Any, names_out: Any) -> None:
-        @plsc.loop(0, _ROWS)
-        def _(row: Any) -> None:
-            def merged(i: Any, best: Any) -> Any:
-                new = part[plsc.ds(row * width + i, lanes)]
-                names = i + lax.iota(jnp.int32, lanes)
-                new, names = plsc.sort_key_val(new, names)
-                # A descending and an ascending register: the larger ones of each lane
-                # are the largest of all.
-                keep = best[0] >= new
-                return plsc.sort_key_val(
-                    jnp.where(keep, best[0], new),
-                    jnp.where(keep, best[1], names),
-                    descending=True,
-                )
+        def merged(i: Any, row: int, best: Any) -> Any:
+            new = part[plsc.ds(row * width + i, lanes)]
+            names = i + lax.iota(jnp.int32, lanes)
+            new, names = plsc.sort_key_val(new, names, descending=True)
+            # An ascending and a descending register: the lesser ones of each lane are
+            # the least of all. Padding is not less than any.
+            keep = best[0] <= new
+            return plsc.sort_key_val(
+                jnp.where(keep, best[0], new), jnp.where(keep, best[1], names)
+            )
 
-            first = part[plsc.ds(row * width, lanes)]
-            best = plsc.sort_key_val(first, lax.iota(jnp.int32, lanes), descending=True)
-            best = plsc.loop(lanes, width, step=lanes, init_carry=tuple(best))(merged)
-            for ref, value in zip((keys_out, names_out), best, strict=True):
+        def first(row: int) -> Any:
+            key = part[plsc.ds(row * width, lanes)]
+            return plsc.sort_key_val(key, lax.iota(jnp.int32, lanes))
+
+        # A sort waits for the one before it of the same row: rows take turns.
+        @plsc.loop(lanes, width, step=lanes, init_carry=[*map(first, range(_ROWS))])
+        def best(i: Any, bests: Any) -> Any:
+            return [merged(i, row, best) for row, best in enumerate(bests)]
+
+        for row, found in enumerate(best):
+            for ref, value in zip((keys_out, names_out), found, strict=True):
                 ref[plsc.ds(row * lanes, lanes)] = value
 
-    flat = _flat(x, width, least)
-    results = [(lanes, x.dtype), (lanes, jnp.int32)]
+    flat = _flat(_ordered(x, descending=True), width, _LAST)
+    results = [(lanes, jnp.int32)] * 2
     keys, names = _over_rows(launch, rows, [flat], width, results)
-    shape = (-1, lanes)
-    return keys.reshape(shape)[:count, :k], names.reshape(shape)[:count, :k]
+    keys, names = (found.reshape(-1, lanes)[:count, :k] for found in (keys, names))
+    return _restored(keys, x.dtype, descending=True), names
 
 
-def _last(dtype: Any, descending: bool) -> Any:
-    """Returns what is sorted behind all elements."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -np.inf if descending else np.inf
-    limits = np.iinfo(np.dtype(dtype))
-    return limits.min if descending else limits.max
+def _ordered(x: jax.Array, descending: bool) -> jax.Array:
+    """Returns keys as int32 whose ascending order is that of the keys, NaN as largest.
+
+    XLA computes it where it makes whole blocks of the rows.
+    """
+    if x.dtype == jnp.float32:
+        x = lax.bitcast_convert_type(jnp.where(x != x, jnp.nan, x), jnp.int32)
+        x = _other_order(x)
+    return ~x if descending else x
+
+
+def _restored(keys: jax.Array, dtype: Any, descending: bool) -> jax.Array:
+    """Returns the keys of what `_ordered` has returned."""
+    keys = ~keys if descending else keys
+    if dtype == jnp.float32:
+        return lax.bitcast_convert_type(_other_order(keys), jnp.float32)
+    return keys
+
+
+def _other_order(bits: jax.Array) -> jax.Array:
+    """Reverses the order of negative numbers: sign and magnitude to int32, and back."""
+    return bits ^ ((bits >> 31) & np.int32(2**31 - 1))
 
 
 def _flat(x: jax.Array, width: int, value: Any) -> jax.Array:

@@ -13,13 +13,11 @@ from pallas_gpu import errors, expect
 from pallas_gpu.entry import scope
 from pallas_gpu.sparsecore.types import Space
 from pallas_gpu.types import values
-from pallas_gpu.types.block_spec import Blocked, is_squeezed
+from pallas_gpu.types.block_spec import Blocked, is_squeezed, shape_of, size_of
 from pallas_gpu.types.indexing import ds
 
-_SIZE = expect.integer(1, unit="elements")
 
-
-@expect.arguments(block_size=_SIZE)
+@expect.arguments(block_size=expect.integer(1, unit="elements"))
 @dataclasses.dataclass(frozen=True)
 class Indirect:
     """A block dimension of `block_size` rows that indices name.
@@ -32,31 +30,9 @@ class Indirect:
     block_size: int
 
 
-def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
-    if not expect.is_sequence(value):
-        hint = "write (64, 128)"
-        raise expect.wrong_type(
-            what, "a sequence", "one entry a dimension", value, hint
-        )
-    return tuple(_block_size(entry, dim) for dim, entry in enumerate(value))
-
-
-def _block_size(entry: Any, dim: int) -> Any:
-    size = expect.index(entry)
-    if is_squeezed(entry) or isinstance(entry, Blocked | Indirect):
-        return entry
-    if size is not None and size >= 1:
-        return size
-    raise errors.ArgumentError(
-        "BlockSpec: a block size is not a positive integer",
-        expected="a positive int, None, Blocked or Indirect",
-        got=f"{expect.shown(entry)} for dimension {dim}",
-        hint="None squeezes a dimension of size one",
-    )
-
-
 @expect.arguments(
-    block_shape=expect.optional(_block_shape),
+    block_shape=expect.optional(shape_of(Blocked, Indirect)),
+    pipeline_mode=expect.refused(None, "leave it out: a block has two buffers"),
     memory_space=expect.optional(expect.instance(Space, written="plsc.VMEM")),
 )
 @dataclasses.dataclass(frozen=True)
@@ -69,16 +45,19 @@ class BlockSpec:
         the array itself.
       index_map: from grid indices to the block's index, one integer a dimension. None:
         always the first block.
+      pipeline_mode: None: a block has two buffers.
       memory_space: where the block is copied to; None: VMEM, on scalar subcores SMEM.
         HBM: the body gets the array itself.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value, a block size that is not
         positive.
+      UnsupportedError: pipeline_mode.
     """
 
     block_shape: Sequence[Any] | None = None
     index_map: Callable[..., Any] | None = None
+    pipeline_mode: None = None
     memory_space: Space | None = dataclasses.field(default=None, kw_only=True)
 
     @property
@@ -96,7 +75,7 @@ class BlockSpec:
     def shape(self) -> tuple[int, ...]:
         """The shape of a block, without squeezed dimensions."""
         kept = (entry for entry in self.entries if not is_squeezed(entry))
-        return tuple(_size(entry) for entry in kept)
+        return tuple(map(size_of, kept))
 
     @property
     def is_indirect(self) -> bool:
@@ -107,7 +86,7 @@ class BlockSpec:
         """Raises ShapeError unless an array consists of whole blocks."""
         if self.is_whole:
             return
-        sizes = [_size(entry) for entry in self.entries]
+        sizes = [size_of(entry) for entry in self.entries]
         rows = zip(self.entries, sizes, shape, strict=False)
         if len(sizes) == len(shape) and not any(
             n % size for entry, size, n in rows if not isinstance(entry, Indirect)
@@ -152,14 +131,10 @@ class BlockSpec:
         return ref.at[tuple(map(_selected, self.entries, index))]
 
 
-def _size(entry: Any) -> int:
-    return 1 if is_squeezed(entry) else int(getattr(entry, "block_size", entry))
-
-
 def _selected(entry: Any, index: Any) -> Any:
     if is_squeezed(entry) or isinstance(entry, Indirect):
         return index
-    size = _size(entry)
+    size = size_of(entry)
     return ds(index * size, size)
 
 

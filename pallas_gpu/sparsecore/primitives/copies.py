@@ -14,7 +14,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.sparsecore.primitives._define import define
 from pallas_gpu.sparsecore.primitives.scoped import run_scoped
 from pallas_gpu.sparsecore.primitives.sync import one_semaphore
-from pallas_gpu.sparsecore.types import Indirect, SemaphoreType
+from pallas_gpu.sparsecore.types import NamedRows, SemaphoreType
 
 __all__ = ["AsyncCopyDescriptor", "async_copy", "make_async_copy", "sync_copy"]
 
@@ -177,7 +177,7 @@ def _described(copy: AsyncCopyDescriptor, who: str) -> tuple[dict[str, Any], Any
     for name, ref in sides.items():
         ops.require_ref(ref, who, f"the {_LONG[name]}")
         steps = types.as_view(ref).transforms
-        if not any(isinstance(step, Indirect) for step in steps):
+        if not any(isinstance(step, NamedRows) for step in steps):
             continue
         if indexed is not None:
             raise errors.UnsupportedError(
@@ -187,7 +187,7 @@ def _described(copy: AsyncCopyDescriptor, who: str) -> tuple[dict[str, Any], Any
                 hint="gather to VMEM, and scatter from there",
             )
         indexed, (*window, indices) = name, steps
-        if not isinstance(indices, Indirect):
+        if not isinstance(indices, NamedRows):
             raise errors.UnsupportedError(
                 f"{who}: a part is selected of rows that indices name",
                 expected="indices as the last step: ref.at[start:stop].at[indices]",

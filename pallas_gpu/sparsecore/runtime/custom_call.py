@@ -33,7 +33,7 @@ def config_text(
     cores: int,
     tiling: Tiling = "compact",
     opt_level: str = "O3",
-    skip_device_barrier: bool = False,
+    **switches: bool,
 ) -> str:
     """Returns the configuration of a call.
 
@@ -43,14 +43,13 @@ def config_text(
         process where the chip has fewer.
       tiling: of arrays in HBM and VMEM.
       opt_level: of LLVM. Only at O3 every libtpu pipelines loops; O0 aborts libtpu.
-      skip_device_barrier: whether XLA may omit the barrier around the call.
+      switches: others of libtpu's configuration, such as `skip_device_barrier`.
     """
     call: dict[str, Any] = {
         "body": base64.b64encode(bytecode).decode(),
         "serialization_format": 1,
+        **{name: True for name, is_on in switches.items() if is_on},
     }
-    if skip_device_barrier:
-        call["skip_device_barrier"] = True
     config = {
         "custom_call_config": call,
         "sparse_core_config": {

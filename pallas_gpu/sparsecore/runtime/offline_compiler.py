@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -17,9 +18,10 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.arch import tpu
-from pallas_gpu.runtime import worker
+from pallas_gpu.runtime import store, worker
 from pallas_gpu.sparsecore.runtime import bundles
 from pallas_gpu.sparsecore.runtime.custom_call import CustomCall
+from pallas_gpu.sparsecore.types import MACHINE
 
 _PROGRAM = Path(__file__).with_name("compiler_process.py")
 _DUMPS = {
@@ -126,6 +128,13 @@ class TpuWorker(worker.Child):
             )
 
 
+@functools.cache
+def _compiler() -> list[str]:
+    """Identifies what compiles, and the texts that it writes."""
+    packages = ("jax", "jaxlib", "libtpu")
+    return [*map(importlib.metadata.version, packages), *_DUMPS.values()]
+
+
 def compile_kernel(
     calls: Sequence[CustomCall],
     *,
@@ -137,7 +146,7 @@ def compile_kernel(
 ) -> CompiledKernel:
     """Compiles the calls of one kernel for a chip; requires no TPU.
 
-    Equal kernels are compiled once.
+    Equal kernels are compiled once: the compiler's texts are in the store.
 
     Args:
       calls: the calls that the kernel consists of.
@@ -175,7 +184,10 @@ def _compile_once(
         "results": list(results),
     }
     try:
-        made: dict[str, Any] = using.request(request, name)["result"]
+        made: dict[str, Any] = store.stored(
+            [MACHINE, _compiler(), request],
+            lambda: using.request(request, name)["result"],
+        )
     except errors.CompilationError as error:
         error.got = _TRACE.sub("", str(error.got)).strip()
         raise
@@ -186,7 +198,7 @@ def _compile_once(
             bundles.parse(text, target.branch_delay) for _, text in made["bundles"]
         ),
         hlo=made["hlo"],
-        llvm=tuple(made["llvm"]),
-        passes=tuple(made["passes"]),
+        llvm=tuple(map(tuple, made["llvm"])),
+        passes=tuple(map(tuple, made["passes"])),
         code_bytes=made["code_bytes"],
     )

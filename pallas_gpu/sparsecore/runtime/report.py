@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
-from pallas_gpu import _jax, compiler, expect
+from pallas_gpu import compiler, expect, offline
 from pallas_gpu.arch import tpu
-from pallas_gpu.entry import call, scope
-from pallas_gpu.program.bodies import equations
+from pallas_gpu.entry import call
+from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime.register import observe
 from pallas_gpu.sparsecore.runtime import stages as stages  # adds its stages
 from pallas_gpu.sparsecore.runtime.bundles import BundleProgram, Code
@@ -62,10 +60,7 @@ class KernelReport:
 
     @property
     def hbm_seconds(self) -> float:
-        """The time in which a chip's HBM moves all operands and results once.
-
-        A bound; loose for a tpu7x, whose devices are halves of a chip.
-        """
+        """The time in which the HBM of a device moves operands and results once."""
         return self.hbm_bytes / tpu.target(self.target).hbm_bytes_per_second
 
     def __str__(self) -> str:
@@ -104,9 +99,10 @@ def compile(
       target: `"v5p"`, `"v6e"` or `"tpu7x"`, for kernels that do not name a chip.
 
     Returns:
-      One report per kernel, in program order.
+      One report per kernel, in program order; one for calls of the same traced kernel.
 
     Raises:
+      ArgumentError: the function calls no kernel for SparseCores.
       OfflineUnavailableError: libtpu is missing: `pip install 'pallas-gpu[tpu]'`.
       CompilationError: libtpu refuses the emitted module.
       PallasGpuError: the kernel does not lower for the target.
@@ -115,28 +111,19 @@ def compile(
       >>> (report,) = plsc.compile(lookup, table, rows, target="v6e")
       >>> print(report)
     """
-    with jax.disable_jit(False), chips.tracing_for(target):
-        closed = jax.make_jaxpr(functools.partial(scope.call, "compile", fn))(*args)
-    found = (eqn.params for eqn in equations(closed.jaxpr) if _is_ours(eqn))
-    return [_compiled(call.CallParams(**params)) for params in found]
-
-
-def _is_ours(eqn: _jax.JaxprEqn) -> bool:
-    return eqn.primitive is call.kernel_p and eqn.params["mesh"].machine == MACHINE
+    with chips.tracing_for(target):
+        return [_compiled(params) for params in offline.kernels(fn, args, MACHINE)]
 
 
 def _compiled(params: call.CallParams) -> KernelReport:
-    options: Any = params.compiler_params
-    target = tpu.target(options.target)
-    build = compiler.lower(params, target, observe)
-    mlir = str(build.module)
-    build = compiler.run(build, after=compiler.LOWERED, observe=observe)
+    target = tpu.target(params.compiler_params.target or tpu.DEFAULT_TARGET)
+    build = compiler.run(Build(params, target), observe=observe)
     avals = [var.aval for var in params.jaxpr.invars]
     return KernelReport(
         name=params.name,
         target=target.name,
         jaxpr=str(params.jaxpr),
-        mlir=mlir,
+        mlir=str(build.module),
         bundles=build.compiled.program,
         hlo=build.compiled.hlo,
         hbm_bytes=sum(a.size * np.dtype(a.dtype).itemsize for a in avals),

@@ -16,6 +16,9 @@ from pallas_gpu.sparsecore.runtime import offline_compiler
 from pallas_gpu.sparsecore.runtime.custom_call import CustomCall, config_text
 from pallas_gpu.sparsecore.runtime.serialize import serialize
 
+# Compiler parameters that libtpu has under the same names.
+_SWITCHES = ("skip_device_barrier", "disable_bounds_checks", "disable_semaphore_checks")
+
 
 def serialize_module(build: Build) -> Build:
     """Serializes the module, which is not modified."""
@@ -31,7 +34,7 @@ def custom_call(build: Build) -> CustomCall:
         cores=params.mesh.grid[0],
         tiling=options.tiling,
         opt_level=options.opt_level,
-        skip_device_barrier=options.skip_device_barrier,
+        **{name: getattr(options, name) for name in _SWITCHES},
     )
     inputs = tuple(range(params.num_inputs))
     return CustomCall(config, inputs, tuple(range(len(params.out_avals))))

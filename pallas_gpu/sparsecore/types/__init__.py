@@ -13,7 +13,7 @@ from pallas_gpu.sparsecore.types.meshes import (
     VectorSubcoreMesh,
 )
 from pallas_gpu.sparsecore.types.params import CompilerParams
-from pallas_gpu.sparsecore.types.refs import Indices, Indirect, SparseCoreRef
+from pallas_gpu.sparsecore.types.refs import Indices, NamedRows, SparseCoreRef
 from pallas_gpu.sparsecore.types.spaces import (
     HBM,
     SEMAPHORES,
@@ -32,7 +32,7 @@ from pallas_gpu.sparsecore.types.spaces import (
 
 __all__ = [
     "HBM", "MACHINE", "SEMAPHORES", "SMEM", "SPACES", "VMEM", "VMEM_SHARED",
-    "WORD_BYTES", "CompilerParams", "Indices", "Indirect", "ScalarSubcoreMesh",
+    "WORD_BYTES", "CompilerParams", "Indices", "NamedRows", "ScalarSubcoreMesh",
     "Scratch", "Semaphore", "SemaphoreRef", "SemaphoreType", "Space",
     "SparseCoreInfo", "SparseCoreRef", "SubcoreMesh", "SubcoreMeshes",
     "VectorSubcoreMesh", "get_sparse_core_info", "require_stored",

@@ -39,7 +39,7 @@ class Indices:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Indirect:
+class NamedRows:
     """Selects the rows of a reference that indices name: the last step of a view.
 
     Attributes:
@@ -79,7 +79,7 @@ class SparseCoreRef(KernelRef):
         _require_indices(given.values)
         rest = entries[1:]
         window = index_steps((slice(None), *rest), shape) if rest else ()
-        return (*window, Indirect(given.values, given.ignored_value))
+        return (*window, NamedRows(given.values, given.ignored_value))
 
 
 def _names_rows(entry: Any) -> bool:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.history import History
-from pallas_gpu.emulator.engine.ordering import Access, Fence, Viewer
+from pallas_gpu.emulator.engine.ordering import Access, Fence
+from pallas_gpu.emulator.gpu.machine.races import ClusterViewer
 
 _ACTORS = ordering.Actors()
 A, B, C = (_ACTORS.thread() for _ in range(3))
 COPY = _ACTORS.other()
 # Two groups of threads.
-CTA_0, CTA_1 = (Viewer(f"CTA {i}") for i in range(2))
+CTA_0, CTA_1 = (ClusterViewer(f"CTA {i}") for i in range(2))
 
 
 def history(shape=(8,)):

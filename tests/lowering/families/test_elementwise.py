@@ -178,6 +178,38 @@ def test_the_highest_accuracy_is_exact_under_approx_math(accuracy):
     assert (mlir[0] == mlir[1]) == (accuracy is lax.AccuracyMode.HIGHEST)
 
 
+@pytest.mark.parametrize(
+    "function, accuracy, instruction",
+    [
+        (lax.exp, lax.Tolerance(rtol=1e-5), "ex2.approx"),
+        (lax.exp, lax.Tolerance(rtol=1e-6), None),
+        (lax.exp, lax.Tolerance(ulps=256), "ex2.approx"),
+        (lax.log, lax.Tolerance(rtol=1e-6), None),
+        (lax.log, lax.Tolerance(rtol=1e-6, atol=1e-6), "lg2.approx"),
+        (lax.rsqrt, lax.Tolerance(ulps=4), "rsqrt.approx"),
+        (lax.tanh, lax.Tolerance(rtol=1e-3), "tanh.approx"),
+        (lax.tanh, lax.Tolerance(rtol=1e-4), None),
+        (lax.logistic, lax.Tolerance(rtol=2e-5), "rcp.approx"),
+        (lax.sin, lax.Tolerance(rtol=1e-1, atol=1e-1), None),
+        (lax.cbrt, lax.Tolerance(rtol=1e-1, atol=1e-1), None),
+    ],
+)
+@pytest.mark.parametrize("approx_math", [False, True])
+def test_a_tolerance_decides_whether_a_function_is_approximate(
+    function, accuracy, instruction, approx_math
+):
+    def body(x_ref, o_ref):
+        o_ref[...] = function(x_ref[...], accuracy=accuracy)
+
+    params = plgpu.CompilerParams(approx_math=approx_math, target="sm_90a")
+    x = np.abs(numbers(jnp.float32)) + 1
+    k = plgpu.kernel(body, out_type=jax.typeof(x), compiler_params=params)
+    (report,) = plgpu.offline.lower(k, x)
+    assert (".approx" in report.mlir) == (instruction is not None)
+    assert (instruction or "") in report.mlir
+    np.testing.assert_allclose(k(x), function(x), rtol=1e-6)
+
+
 @pytest.mark.offline
 @pytest.mark.parametrize("op", [lax.mul, lax.add, lax.sub])
 def test_what_is_rounded_to_bfloat16_at_once_is_computed_in_it(op):

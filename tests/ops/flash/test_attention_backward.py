@@ -226,7 +226,8 @@ def problem(length, *, config=None, **changes):
     found = (changes.pop(x, 4) for x in ("heads", "kv_heads"))
     sizes = 2, length, length, *found, *[changes.pop("head_dim", 64)] * 2
     options = {"mask": Mask(right=0), "scores": Scores(1.0), "config": None} | changes
-    return backward_problem(Problem(*sizes, dtype=np.dtype("f2"), **options), config)
+    options |= {"dtype": np.dtype("f2"), "backward": config}
+    return backward_problem(Problem(*sizes, **options))
 
 
 def test_persistent_blocks_have_each_tile_once_and_equal_work():

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pallas_gpu import arch
+from pallas_gpu.ops.flash.config import DecodeConfig
 from pallas_gpu.ops.flash.decode import decode_attention
-from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
 from tests.support import emulated
 from tests.support.semantics import BOTH, Warpgroup

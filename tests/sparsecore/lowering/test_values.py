@@ -102,6 +102,15 @@ def test_a_log_has_the_text_in_front_of_the_value():
     ]
 
 
+def test_a_delay_changes_nothing():
+    def body(x_ref, o_ref, v):
+        plsc.sync_copy(x_ref, v)
+        plsc.delay(10)
+        plsc.sync_copy(v, o_ref)
+
+    check(body, [X], X, V)
+
+
 @pytest.mark.parametrize("operation", [jnp.exp, lambda x: 1 / x])
 def test_a_scalar_subcore_has_no_such_operation(operation):
     def body(x_ref, o_ref, m):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.arch import tpu
+from pallas_gpu.runtime import store
 from pallas_gpu.sparsecore.runtime import offline_compiler, serialize
 from tests.support.sparsecore import modules
 from tests.support.sparsecore.modules import SMEM, VMEM, needs_libtpu
@@ -142,6 +144,31 @@ def test_the_texts_of_all_passes_are_kept():
     assert "tpu_custom_call" in kernel.hlo
     assert any("llvm.tpu.allocate.tilespmem" in text for _, text in kernel.llvm)
     assert kernel.code_bytes > 0
+
+
+@needs_libtpu
+def test_what_is_compiled_is_stored_for_other_processes(monkeypatch, tmp_path):
+    monkeypatch.setenv(store.FOLDER_VARIABLE, str(tmp_path))
+    target, n = tpu.target("v6e"), 256
+    config = modules.config_text(
+        serialize.serialize(serialize.parse(modules.through(n=n))), cores=1
+    )
+    arguments = (
+        (modules.CustomCall(config, (0,), (0,)),), "kernel", target,
+        (((n,), "float32"),), (((n,), "float32"),),
+    )  # fmt: skip
+    compile_once = offline_compiler._compile_once.__wrapped__
+    with contextlib.closing(offline_compiler.TpuWorker()) as using:
+        first = compile_once(using, *arguments)
+        assert using.pid is not None
+    other = offline_compiler.TpuWorker()
+    again = compile_once(other, *arguments)
+    assert other.pid is None
+    assert again.texts == first.texts and again.passes == first.passes
+    monkeypatch.setattr(offline_compiler, "_compiler", lambda: ["another libtpu"])
+    monkeypatch.setattr(other, "request", lambda *_: {"result": None})
+    with pytest.raises(TypeError):
+        compile_once(other, *arguments)
 
 
 def test_without_libtpu_the_error_names_the_extra(monkeypatch):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
 from tests.support.sparsecore.modules import CHIPS, needs_libtpu
@@ -51,6 +52,16 @@ def test_an_exported_program_carries_the_module():
         assert word in config
 
 
+@pytest.mark.parametrize(
+    "switch",
+    ["skip_device_barrier", "disable_bounds_checks", "disable_semaphore_checks"],
+)
+def test_switches_of_libtpu_are_in_the_call(switch):
+    params = plsc.CompilerParams(**{switch: True})
+    text = _exported(lambda x: double(x, compiler_params=params)).mlir_module()
+    assert switch in text and switch not in _exported().mlir_module()
+
+
 def test_an_exported_program_survives_its_bytes():
     again = jax.export.deserialize(_exported().serialize())
     assert again.platforms == ("tpu",)
@@ -82,6 +93,8 @@ def test_a_report_has_streams_loops_and_a_bound(chip):
     assert f"kernel double for {chip}" in text
     assert "stream.strided.gather: hbm4b to tilespmem, 4096 B" in text
     assert report.hbm_bytes == 2 * X.nbytes
+    of_device = {"v5p": 2.46e12, "v6e": 1.64e12, "tpu7x": 3.7e12}[chip]
+    assert report.hbm_seconds == pytest.approx(report.hbm_bytes / of_device)
     assert "module @double" in report.mlir
 
 
@@ -137,5 +150,8 @@ def test_module_and_bundles_are_kept_where_the_environment_says(monkeypatch, tmp
     assert "stream.strided.gather" in (tmp_path / "double.0.bundles").read_text()
 
 
-def test_without_kernels_there_are_no_reports():
-    assert plsc.compile(jnp.sin, X) == []
+def test_kernels_are_compiled_for_their_own_machine():
+    with pytest.raises(errors.ArgumentError, match="calls a kernel for sparsecore"):
+        plsc.compile(jnp.sin, X)
+    with pytest.raises(errors.ArgumentError, match="calls kernels for sparsecore"):
+        plgpu.offline.compile(double, X)

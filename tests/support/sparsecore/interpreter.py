@@ -348,6 +348,12 @@ def _fetch_and_add(s: Subcore, op: Any, args: list[Any]) -> Steps:
     return [old]
 
 
+@operation("tpu.delay")
+def _delay(s: Subcore, op: Any, args: list[Any]) -> Steps:
+    yield Waiting(lambda: True, "")
+    return []
+
+
 @operation("tpu.log", "tpu.log_buffer")
 def _log(s: Subcore, op: Any, args: list[Any]) -> list[Any]:
     shown = [x.array.copy() if isinstance(x, View) else x for x in args]

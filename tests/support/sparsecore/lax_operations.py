@@ -71,7 +71,7 @@ OPERATIONS: dict[str, tuple[Function, str]] = {
     },
     **{
         n: (_applied(n, lambda x: lax.abs(x) + 1), "f")
-        for n in ("log", "log1p", "sqrt", "rsqrt", "acosh")
+        for n in ("log", "log1p", "log2", "sqrt", "rsqrt", "acosh")
     },
     **{
         n: (_applied(n, lambda x: x / (1 + lax.abs(x))), "f")
@@ -107,6 +107,7 @@ OPERATIONS: dict[str, tuple[Function, str]] = {
     "iota": (lambda x, y: x + lax.iota(x.dtype, x.size), "fi"),
     "concatenate": (lambda x, y: lax.concatenate([x, y], 0)[: x.size], "fi"),
     "split": (lambda x, y: jnp.split(lax.concatenate([x, y], 0), 2)[1], "fi"),
+    "unstack": (lambda x, y: jnp.unstack(jnp.stack([x, y]))[1], "fi"),
     "reshape": (
         lambda x, y: lax.reshape(lax.reshape(x, (2, x.size // 2)), x.shape),
         "fi",

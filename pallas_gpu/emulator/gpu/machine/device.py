@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import arch, types
-from pallas_gpu.emulator.engine import ordering, race_report, scheduler
+from pallas_gpu.emulator.engine import ordering, scheduler
 from pallas_gpu.emulator.engine.execution import Execution, report
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.ordering import Earlier
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.tables import State
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.machine import races
 from pallas_gpu.emulator.launches import execution_of
 
 
@@ -147,7 +148,7 @@ class Device:
                 if access.position.get("device") == self.number:
                     continue
                 if not access.known_to(self.known):
-                    report(race_report.after_the_end(access, part.name, self.suffix))
+                    report(races.after_the_end(access, part.name, self.suffix))
 
 
 def _suffix(number: int, count: int, mesh: types.Devices | None) -> str:

@@ -17,7 +17,6 @@ from pallas_gpu.arch.residency import Residency
 from pallas_gpu.emulator import launches
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.execution import Execution, report
-from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.orders.choices import Directed
 from pallas_gpu.emulator.engine.orders.explore import Explored
 from pallas_gpu.emulator.engine.plan import Plan, plan_of
@@ -25,6 +24,7 @@ from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
+from pallas_gpu.emulator.gpu.machine.races import ClusterViewer
 from pallas_gpu.entry import call, check, expand
 from pallas_gpu.entry.memory import fences, trial
 from pallas_gpu.entry.memory.unions import inferred_members
@@ -285,7 +285,7 @@ class Launch:
                 cluster.take_over = self._take_over
                 cluster.lasting = lasting
                 cluster.inferred_members = inferred
-                viewer = Viewer(cluster.name)
+                viewer = ClusterViewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
                 seen = {key: array.seen_by(viewer) for key, array in work.items()}
                 for cta in cluster.ctas:

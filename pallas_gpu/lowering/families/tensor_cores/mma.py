@@ -12,6 +12,7 @@ from pallas_gpu.emitters.elements import dtypes
 from pallas_gpu.emitters.tensor_cores import mma
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.inference.collect import Node, Symbol
 from pallas_gpu.lowering.rules import emits, relates
@@ -25,6 +26,9 @@ _NAMES = ("acc", "a", "b")
 def _mma(ctx: RuleContext, *invals: Any) -> Any:
     operands = ctx.operands(invals)
     given = [ctx.operand(operands[name], name) for name in _NAMES]
+    reason = ctx.eqn.params.get("reason")
+    if reason is not None:
+        slow.instead_of_wgmma(reason, given[1:], ctx.kernel.where)
     if any(isinstance(x, regs.Deferred) for x in given):
         given = _in_layouts(given)
     return mma.mma(*given)

@@ -22,9 +22,10 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import operands
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
+from pallas_gpu.ops.flash.problem import launch
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
@@ -41,23 +42,20 @@ def padded(p: BackwardProblem, bias: jax.Array) -> jax.Array:
     return operands.padded(bias, multiple)
 
 
-def derivative(
-    p: BackwardProblem, inputs: list[Any], compiler_params: Any, interpret: Any
-) -> jax.Array:
+def derivative(p: BackwardProblem, arrays: dict[str, Any]) -> jax.Array:
     """Returns that of the bias, in its shape and type.
 
     Args:
-      inputs: those of the problem's names; the bias is `padded`.
+      arrays: those of the problem's names; the bias is `padded`.
     """
-    assert p.bias is not None
-    found = make_kernel(p, compiler_params, interpret)(*inputs)
+    found = make_kernel(p)(arrays)["dbias"]
     if not p.has_matrix:
         found = jnp.sum(found, axis=2, keepdims=True).astype(p.bias_dtype)
     return found[..., : p.kv_len]
 
 
 @cached
-def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(p: BackwardProblem) -> Any:
     """Returns the function of the problem's inputs.
 
     It returns the derivative of a matrix, with the columns that were added; of a single
@@ -83,14 +81,11 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     else:
         shape = batch, heads, CONSUMERS, kv_tiles * BLOCK_KV
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
+    body, name = functools.partial(_body, p), "attention_backward_bias"
     return launch(
-        functools.partial(_body, p),
-        out,
-        scratch,
-        blocks=batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles,
-        name="attention_backward_bias",
-        compiler_params=compiler_params,
-        interpret=interpret,
+        *(p, name, body, p.inputs, {"dbias": out}, scratch),
+        grid={"block": batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles},
+        warpgroups=CONSUMERS + 1,
     )
 
 
@@ -155,11 +150,9 @@ class _Tile:
         return p.tile_of(self.mem, batch, head, tile, BLOCK_Q)
 
 
-def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
+def _body(p: BackwardProblem, mem: Memory) -> None:
     assert p.bias is not None
     wg = lax.axis_index("wg")
-    *inputs, dbias = refs
-    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dbias=dbias, **scratch)
     _, heads, q_len, _ = p.bias
     # Neighbours have the same K and V.
     past, q_tile = split(lax.axis_index("block"), plgpu.cdiv(q_len, BLOCK_Q))

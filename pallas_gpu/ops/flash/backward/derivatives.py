@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention's derivatives: which operands have them, and the rule for JAX."""
+"""Attention's derivatives: which operands have them, the kernels, the rule for JAX."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,18 +13,20 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
-from pallas_gpu.ops.flash.backward import gradients
+from pallas_gpu.ops.flash import blackwell, masks
+from pallas_gpu.ops.flash.backward import bias, hopper, queries, rows
 from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     ROWS,
     AttentionBackwardConfig,
     padded_dims,
 )
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import SHIFTS, BackwardProblem, schedule
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
+from pallas_gpu.ops.flash.forward import hopper as forward
 from pallas_gpu.ops.flash.masks import Mask
 from pallas_gpu.ops.flash.operands import padded
-from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes
+from pallas_gpu.ops.flash.problem import Operands, Problem, Sizes, packed_tiles
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
 _LONG, _HEADS_OF_LONG = 4096, 4
@@ -36,90 +37,117 @@ _PERSISTENT = 8192
 # differ.
 _STEPS_OF_PARTS = 512
 
-# Takes a problem, operands, compiler parameters and `interpret`.
-Forward = Callable[[Problem[Any], Operands, Any, Any], tuple[Any, Any]]
+
+def _run(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result, and the logarithms of sums of exponentials if asked for."""
+    if isinstance(p.config, BlackwellAttentionConfig):
+        found = blackwell.make_kernel(p)(x._asdict())
+    else:
+        found = forward.forward(p, x)
+    return found["out"], found.get("lse")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3, 4, 5))
-def differentiable(
-    forward: Forward,
-    p: Problem[Any],
-    x: Operands,
-    config: AttentionBackwardConfig | None,
-    compiler_params: Any,
-    interpret: Any,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns `forward(p, x, compiler_params, interpret)`, which has derivatives.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def differentiable(p: Problem[Any], x: Operands) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result and logsumexp; they have derivatives.
 
     Raises:
       DifferentiationError: that of an operand that has none.
       UnsupportedError: derivatives of a problem that the backward pass does not have.
     """
-    del config
-    return forward(p, x, compiler_params, interpret)
+    return _run(p, x)
 
 
-def _forward(
-    forward: Forward,
-    p: Problem[Any],
-    x: Operands,
-    config: AttentionBackwardConfig | None,
-    compiler_params: Any,
-    interpret: Any,
-) -> Any:
+def _forward(p: Problem[Any], x: Operands) -> Any:
     _check_operands(x)
     values = jax.tree.map(lambda primal: primal.value, x, is_leaf=_is_primal)
-    backward_problem(p, config)
-    with_sums = dataclasses.replace(p, logsumexp=True)
-    out, lse = forward(with_sums, values, compiler_params, interpret)
+    backward_problem(p)
+    out, lse = _run(dataclasses.replace(p, logsumexp=True), values)
     # Without leaves: what is asked for is known when this is traced.
     of_bias = () if x.bias is not None and x.bias.perturbed else None
     return (out, lse if p.logsumexp else None), (values, of_bias, out, lse)
 
 
-def _backward(
-    forward: Forward,
-    p: Problem[Any],
-    config: AttentionBackwardConfig | None,
-    compiler_params: Any,
-    interpret: Any,
-    residuals: Any,
-    cotangents: Any,
-) -> tuple[Operands]:
-    del forward
-    x, of_bias, *results = residuals
-    b = backward_problem(p, config)
+def _backward(p: Problem[Any], residuals: Any, cotangents: Any) -> tuple[Operands]:
+    x, of_bias, out, lse = residuals
+    b = backward_problem(p)
     do, dlse = (None if _is_zero(c) else c for c in cotangents)
-    if do is None:
-        do = jnp.zeros_like(results[0])
-    wide = x._replace(
-        q=padded(x.q, b.head_dim),
-        k=padded(x.k, b.head_dim),
-        v=padded(x.v, b.v_dim),
-    )
-    results[0], do = (padded(part, b.v_dim) for part in (results[0], do))
-    dq, dk, dv, dbias = gradients.of_operands(
-        b,
-        wide,
-        tuple(results),
-        (do, dlse),
-        compiler_params,
-        interpret,
-        with_bias=of_bias is not None,
-    )
-    columns, of_v = slice(x.q.shape[-1]), slice(x.v.shape[-1])
+    do = jnp.zeros_like(out) if do is None else do
+    arrays = x._asdict() | {"out": out, "do": do.astype(x.q.dtype), "lse": lse}
+    for names, depth in ((("q", "k"), b.head_dim), (("v", "out", "do"), b.v_dim)):
+        arrays |= {name: padded(arrays[name], depth) for name in names}
+    if dlse is not None:
+        arrays["dlse"] = dlse
+    found = _derivatives(b, arrays, with_bias=of_bias is not None)
+    columns = {"q": x.q.shape[-1], "k": x.q.shape[-1], "v": x.v.shape[-1]}
+    of_operands = {name: found[f"d{name}"][..., :n] for name, n in columns.items()}
     none = Operands(*[None] * len(x))
-    found = {"q": dq[..., columns], "k": dk[..., columns], "v": dv[..., of_v]}
-    found["bias"] = dbias
-    return (none._replace(**found),)
+    return (none._replace(**of_operands, bias=found.get("dbias")),)
 
 
 differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def backward_problem(
-    p: Problem[Any], config: AttentionBackwardConfig | None
-) -> BackwardProblem:
+def _derivatives(
+    p: BackwardProblem, arrays: dict[str, Any], *, with_bias: bool
+) -> dict[str, Any]:
+    """Returns dq, dk and dv, and dbias if it is asked for.
+
+    Args:
+      arrays: the operands by their names, `out` and `lse`, the results, and `do` and
+        `dlse`, their cotangents; without the latter it is zero.
+    """
+    own = ("out", "do", "lse", "dlse")[: 3 + ("dlse" in arrays)]
+    q_ids, kv_ids = arrays["q_ids"], arrays["kv_ids"]
+    if p.packed:
+        arrays = arrays | {x: arrays[x][None] for x in ("q", "k", "v", *own)}
+        starts = arrays["kv_starts"], p.kv_tiles, p.block_kv
+        arrays["of_tiles"] = packed_tiles(*starts)
+    of_rows = rows.make_kernel(p, own)(arrays)
+    arrays |= {"lse": of_rows["lse2"], "delta": of_rows["delta"]}
+    if p.mask.segments:
+        arrays["q_ids"] = padded(q_ids, p.padded_q_len)
+        arrays["kv_ids"] = padded(kv_ids, plgpu.align_to(p.kv_len, p.block_kv))
+        tile = p.block_kv, p.config.block_q
+        arrays["of_segments"] = masks.segment_blocks(kv_ids, q_ids, *tile)
+    if p.bias is not None:
+        arrays["bias"] = bias.padded(p, arrays["bias"])
+    if p.persistent:
+        arrays["schedule"] = jnp.asarray(schedule(p))
+    zeros = {"dq": of_rows.get("dq")}
+    if p.parts > 1:
+        zeros |= {f"d{x}": jnp.zeros(arrays[x].shape, jnp.float32) for x in ("k", "v")}
+    totals = {name: jax.new_ref(zeros[name]) for name in p.added}
+    shifted = {x: _shifted(arrays[x]) for x in ("lse", "delta")} if p.packed else {}
+    found = hopper.make_kernel(p)(arrays | shifted | totals)
+    if p.config.deterministic:
+        tile = queries.BLOCK_Q, queries.BLOCK_KV
+        if p.mask.segments:
+            arrays["of_segments"] = masks.segment_blocks(q_ids, kv_ids, *tile)
+        if p.packed:
+            tiles = p.tiles_of(p.q_len, queries.BLOCK_Q)
+            arrays["of_tiles"] = packed_tiles(arrays["q_starts"], tiles, tile[0])
+        found |= queries.make_kernel(p)(arrays)
+        if with_bias:
+            found["dbias"] = bias.derivative(p, arrays)
+    found |= {name: ref[...] for name, ref in totals.items()}
+    if "dq" in totals:
+        found["dq"] *= p.scores.sm_scale
+    for name in ("dq", "dk", "dv"):
+        narrow = found[name].astype(p.dtype)
+        found[name] = narrow[0] if p.packed else narrow
+    return found
+
+
+def _shifted(numbers: jax.Array) -> jax.Array:
+    """Returns copies, each of which begins an element further than the one before."""
+    copies = [
+        jnp.pad(numbers, ((0, 0), (0, 0), (n, SHIFTS - n))) for n in range(SHIFTS)
+    ]
+    return jnp.concatenate(copies)
+
+
+def backward_problem(p: Problem[Any]) -> BackwardProblem:
     """Returns the problem of the derivatives.
 
     Raises:
@@ -127,8 +155,7 @@ def backward_problem(
       UnsupportedError: an option without derivatives.
     """
     _check_options(p)
-    if config is None:
-        config = _default_config(p)
+    config = p.backward or _default_config(p)
     if p.deterministic or p.bias is not None:
         # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)

@@ -25,10 +25,11 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.backward import persistent
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import Narrow
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile, launch
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.persistent import Visits
+from pallas_gpu.ops.flash.problem import launch
 from pallas_gpu.ops.folded import plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
@@ -36,7 +37,7 @@ from pallas_gpu.ops.tiles import tiles
 
 
 @cached
-def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(p: BackwardProblem) -> Any:
     """Returns the function of the problem's inputs and of a reference of dQ, float32.
 
     dQ lacks the factor of the scores. Deterministic kernels do not take it. It returns
@@ -79,14 +80,12 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         )
     rows = p.outer, p.kv_len, p.kv_heads
     results = {"dk": (*rows, p.head_dim), "dv": (*rows, p.v_dim)}
+    types = {x: jax.ShapeDtypeStruct(results[x], p.dtype) for x in p.returned}
+    body, inputs = functools.partial(_body, p), (*p.inputs, *p.added)
     return launch(
-        functools.partial(_body, p),
-        tuple(jax.ShapeDtypeStruct(results[x], p.dtype) for x in p.returned),
-        scratch,
-        blocks=p.blocks,
-        name="attention_backward",
-        compiler_params=compiler_params,
-        interpret=interpret,
+        *(p, "attention_backward", body, inputs, types, scratch),
+        grid={"block": p.blocks},
+        warpgroups=CONSUMERS + 1,
     )
 
 
@@ -106,18 +105,16 @@ def _rings(p: BackwardProblem) -> dict[str, Any]:
         own = {} if c.deterministic else {"dq_smem": part((CONSUMERS, *p.dq_part))}
         return {f"{x}_smem": ring for x, ring in rings.items()} | own
     pieces = part((c.stages, p.dq_pieces, *p.dq_part))
-    return {f"{x}_ring": plgpu.RefUnion(ring, pieces) for x, ring in rings.items()}
+    return {f"{x}_or_dq": plgpu.RefUnion(ring, pieces) for x, ring in rings.items()}
 
 
-def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
+def _body(p: BackwardProblem, mem: Memory) -> None:
     wg = lax.axis_index("wg")
-    names = *p.inputs, *p.added, *p.returned
-    for x in ("q", "do"):
-        if f"{x}_ring" in scratch:
-            scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")
-    if "results" in scratch:
-        scratch["dq_smem"], scratch["results_smem"] = scratch.pop("results")
-    mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
+    if p.persistent:
+        mem.dq_smem, mem.results_smem = mem.results
+    elif p.wide and not p.config.deterministic:
+        mem.q_smem, mem.q_dq = mem.q_or_dq
+        mem.do_smem, mem.do_dq = mem.do_or_dq
     q, do = (mem.q_smem, mem.lse_smem), (mem.do_smem, mem.delta_smem)
     mem.q_ring = plgpu.Ring(q, mem.q_empty, mem.q_full)
     # Persistent blocks release both together.

@@ -11,7 +11,6 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import persistent
 from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     MAX_NARROW,
@@ -19,6 +18,7 @@ from pallas_gpu.ops.flash.backward.config import (
     AttentionBackwardConfig,
 )
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask
+from pallas_gpu.ops.flash.persistent import of_workers
 from pallas_gpu.ops.flash.problem import Sizes, Tile
 from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, times
 
@@ -27,7 +27,6 @@ from pallas_gpu.ops.folded import divide, maximum, minimum, minus, plus, split, 
 SHIFTS = 4
 # What the beginning and the end of a tile cost, in steps: a guess.
 _STEPS_OF_A_TILE = 1.0
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,28 +241,4 @@ def schedule(p: BackwardProblem) -> np.ndarray:
     pairs = list(map(p.pair_and_tile, range(p.tiles)))
     numbers = [pair * p.kv_tiles + tile for pair, tile in pairs]
     costs = [of_tiles[tile] for _, tile in pairs]
-    return persistent.schedule(numbers, costs, p.blocks)
-
-
-def launch(
-    body: Any,
-    out_type: Any,
-    scratch: dict[str, Any],
-    *,
-    blocks: int,
-    name: str,
-    compiler_params: Any,
-    interpret: Any,
-) -> Any:
-    return plgpu.kernel(
-        body,
-        out_type=out_type,
-        grid=(blocks,),
-        grid_names=("block",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name=name,
-        interpret=interpret,
-        compiler_params=compiler_params or _COMPILER_PARAMS,
-        scratch_types=scratch,
-    )
+    return of_workers(numbers, costs, p.blocks)

@@ -19,15 +19,11 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.backward import scored
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward.problem import (
-    BackwardProblem,
-    Tile,
-    launch,
-)
-from pallas_gpu.ops.flash.backward.scored import LAYOUT, Scored
+from pallas_gpu.ops.flash.backward.consumers import LAYOUT, Scored, store
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Tile
 from pallas_gpu.ops.flash.masks import Blocks
+from pallas_gpu.ops.flash.problem import launch
 from pallas_gpu.ops.folded import minimum, minus, plus, split, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
@@ -37,7 +33,7 @@ BLOCK_Q, BLOCK_KV = CONSUMERS * ROWS, 64
 
 
 @cached
-def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(p: BackwardProblem) -> Any:
     # Wide rows of Q and dO leave room for one block of K and V.
     stages = 1 if p.wide else 2
     ring = functools.partial(plgpu.Ring.of, consumers=CONSUMERS)
@@ -53,21 +49,17 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         buffers = tiles((stages, BLOCK_Q, BLOCK_KV), p.bias_dtype)
         scratch["bias_ring"] = ring(buffers)
     shape = p.outer, p.q_len, p.heads, p.head_dim
+    results = {"dq": jax.ShapeDtypeStruct(shape, p.dtype)}
+    body, name = functools.partial(_body, p), "attention_backward_queries"
     return launch(
-        functools.partial(_body, p),
-        jax.ShapeDtypeStruct(shape, p.dtype),
-        scratch,
-        blocks=p.outer * p.heads * p.tiles_of(p.q_len, BLOCK_Q),
-        name="attention_backward_queries",
-        compiler_params=compiler_params,
-        interpret=interpret,
+        *(p, name, body, p.inputs, results, scratch),
+        grid={"block": p.outer * p.heads * p.tiles_of(p.q_len, BLOCK_Q)},
+        warpgroups=CONSUMERS + 1,
     )
 
 
-def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
+def _body(p: BackwardProblem, mem: Memory) -> None:
     wg = lax.axis_index("wg")
-    *inputs, dq = refs
-    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
     q_tiles = p.tiles_of(p.q_len, BLOCK_Q)
     pair, tile = split(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
@@ -165,7 +157,7 @@ class _Consumer(Rows):
         target = mem.dq.at[place.batch, plgpu.ds(first, ROWS), place.head]
         left = place.lengths.rows - self.row if p.packed else None
         some = self.row < p.q_len if p.q_len % BLOCK_Q else None
-        scored.store(p, result, buffer, target, left, some)
+        store(p, result, buffer, target, left, some)
         plgpu.wait_smem_to_gmem(0)
 
     def step(self, dq, position, block, masked, lse, delta) -> None:

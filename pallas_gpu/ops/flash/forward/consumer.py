@@ -15,12 +15,6 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
-from pallas_gpu.ops.flash.forward.tiles import (
-    q_buffer,
-    rows_of,
-    tile_and_blocks,
-    visits,
-)
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.flash.problem import Problem, Tile
 from pallas_gpu.ops.flash.softmax import Softmax
@@ -102,11 +96,11 @@ class Consumer:
         mem = self.mem
 
         def first(number):
-            tile, blocks = tile_and_blocks(self.p, mem, number)
+            tile, blocks = self.p.tile_and_blocks(mem, number)
             return self.own(tile), plus(blocks.end, -1)
 
         def over_tiles(acc):
-            own_visits = visits(self.p, mem)
+            own_visits = self.p.visits(mem)
             count = own_visits.count
             first_number = own_visits.number(np.int32(0))
             plgpu.barrier_wait(mem.q_full.at[0])
@@ -115,15 +109,15 @@ class Consumer:
 
             def visit(position, number, following, carry):
                 before, state = carry
-                tile, blocks = tile_and_blocks(self.p, mem, number)
-                own, buffer = self.own(tile), q_buffer(self.p, position)
+                tile, blocks = self.p.tile_and_blocks(mem, number)
+                own, buffer = self.own(tile), self.p.q_buffer(position)
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
                 plgpu.barrier_arrive(mem.q_empty.at[buffer])
                 end = plus(before, minus(blocks.end, blocks.first))
 
                 def go_on():
-                    buffer = q_buffer(self.p, plus(position, 1))
+                    buffer = self.p.q_buffer(plus(position, 1))
                     plgpu.barrier_wait(mem.q_full.at[buffer])
                     q = mem.q_smem.at[buffer, self.own_rows]
                     place = first(following)
@@ -362,7 +356,7 @@ class Consumer:
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
-        rows = rows_of(p, mem.out, tile, first, p.config.rows, tile.head)
+        rows = p.rows_of(mem.out, tile, first, p.config.rows, tile.head)
         result = result.astype(p.out_dtype)
         # Of the last tile not every consumer may have rows.
         some = own.q_row < p.q_len if p.q_len % p.config.block_q else None

@@ -6,14 +6,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pallas_gpu import arch
+from pallas_gpu import arch, errors
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.problem import Problem
 
 # Registers of a consumer beside accumulators and operands: plain, with a bias, with
 # ALiBi. With fewer, ptxas spills.
-OTHER_REGISTERS, _OTHER_IF_BIASED, _OTHER_IF_ALIBI = 32, 60, 73
+_OTHER_REGISTERS, _OTHER_IF_BIASED, _OTHER_IF_ALIBI = 32, 60, 73
 # SMEM for barriers.
 _BARRIER_BYTES = 1024
 # The largest block of K and V, and what blocks are multiples of; those of float8 are
@@ -30,7 +30,7 @@ def configured(p: Problem[Any]) -> AttentionConfig:
         kv_len = p.kv_len if p.known and p.mask.left is None else None
         chosen = AttentionConfig.default(p.head_dim, causal=causal, kv_len=kv_len)
         return chosen if p.known else dataclasses.replace(chosen, blocks=None)
-    other = OTHER_REGISTERS if plain else _OTHER_IF_BIASED
+    other = _OTHER_REGISTERS if plain else _OTHER_IF_BIASED
     if p.scores.alibi:
         other = _OTHER_IF_ALIBI
     _, available = REGISTERS[2]
@@ -57,3 +57,19 @@ def _bytes(p: Problem[Any], c: AttentionConfig) -> int:
         of_rows = c.block_q if p.bias[2] > 1 else 1
         ring += of_rows * c.block_kv * p.bias_dtype.itemsize
     return rows + c.stages * ring + _BARRIER_BYTES
+
+
+def check_registers(p: Problem[AttentionConfig]) -> None:
+    """Raises ArgumentError if a consumer does not have the registers."""
+    c = p.config
+    needed = c.accumulator_registers(p.v_dim, p.dtype.itemsize) + _OTHER_REGISTERS
+    _, available = REGISTERS[c.consumers]
+    if needed > available:
+        raise errors.ArgumentError(
+            "attention: the tiles do not fit in a consumer's registers",
+            expected=f"at most {available} registers a thread with "
+            f"{c.consumers} consumers",
+            got=f"about {needed} for rows={c.rows}, block_kv={c.block_kv}, "
+            f"head_dim={p.v_dim}",
+            hint="choose a smaller block_kv, or two consumers",
+        )

@@ -28,20 +28,19 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
-from pallas_gpu.ops.flash.forward.tiles import (
-    q_buffer,
-    rows_of,
-    tile_and_blocks,
-    visits,
-)
 from pallas_gpu.ops.flash.operands import padded
-from pallas_gpu.ops.flash.problem import Operands, Problem, packed_tiles, schedule
+from pallas_gpu.ops.flash.problem import (
+    Operands,
+    Problem,
+    launch,
+    packed_tiles,
+    schedule,
+)
 from pallas_gpu.ops.folded import minus, plus, times
 from pallas_gpu.ops.memory import Memory
 from pallas_gpu.ops.rules import cached
 from pallas_gpu.ops.tiles import tiles
 
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 # TMA addresses rows of multiples of 16 bytes.
 _ROW_BYTES = 16
 
@@ -49,9 +48,7 @@ _ROW_BYTES = 16
 # --- around the kernel ----------------------------------------------------------------
 
 
-def forward(
-    p: Problem[AttentionConfig], x: Operands, compiler_params: Any, interpret: Any
-) -> tuple[jax.Array, jax.Array | None]:
+def forward(p: Problem[AttentionConfig], x: Operands) -> dict[str, jax.Array]:
     inputs = {name: value for name, value in x._asdict().items() if value is not None}
     c = p.config
     if x.q_ids is not None:
@@ -69,18 +66,11 @@ def forward(
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
         inputs["bias"] = padded(x.bias, row_elems)
-    f = make_kernel(p, tuple(inputs), compiler_params, interpret)
-    out, *others = f(*inputs.values())
-    return out, others[0] if others else None
+    return make_kernel(p, tuple(inputs))(inputs)
 
 
 @cached
-def make_kernel(
-    p: Problem[AttentionConfig],
-    inputs: tuple[str, ...],
-    compiler_params: Any,
-    interpret: Any,
-) -> Any:
+def make_kernel(p: Problem[AttentionConfig], inputs: tuple[str, ...]) -> Any:
     """Returns the function of the inputs of these names; see `forward`."""
     c = p.config
     # Rows of Q arrive for the next tile while those of this one are still in use.
@@ -102,25 +92,11 @@ def make_kernel(
         scratch["q_empty"] = plgpu.Barrier(
             num_arrivals=c.consumers, num_barriers=q_buffers
         )
-    results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)}
-    if p.logsumexp:
-        results["lse"] = jax.ShapeDtypeStruct(p.logsumexp_shape, jnp.float32)
-    names = *inputs, *results
-
-    def body(*refs: Any, **scratch: Any) -> None:
-        _body(p, Memory(**dict(zip(names, refs, strict=True)), **scratch))
-
-    return plgpu.kernel(
-        body,
-        out_type=tuple(results.values()),
-        grid=(p.workers,),
-        grid_names=("worker",),
-        num_threads=c.consumers + 1,
-        thread_name="wg",
-        kernel_name="attention",
-        interpret=interpret,
-        compiler_params=compiler_params or _COMPILER_PARAMS,
-        scratch_types=scratch,
+    body = functools.partial(_body, p)
+    return launch(
+        *(p, "attention", body, inputs, p.results, scratch),
+        grid={"block": p.workers},
+        warpgroups=c.consumers + 1,
     )
 
 
@@ -141,7 +117,7 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
     wg = lax.axis_index("wg")
 
     def produce() -> None:
-        visits(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
+        p.visits(mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
 
     def consume() -> None:
         consumer = Consumer(p, mem, wg)
@@ -149,7 +125,7 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
         if p.persistent:
             consumer.visit_all()
         else:
-            consumer.visit(*tile_and_blocks(p, mem, lax.axis_index("worker")))
+            consumer.visit(*p.tile_and_blocks(mem, lax.axis_index("block")))
         plgpu.wait_smem_to_gmem(0)
 
     consumers = p.config.consumers
@@ -167,20 +143,19 @@ def _produce(
     """
     del following
     c = p.config
-    tile, blocks = tile_and_blocks(p, mem, number)
+    tile, blocks = p.tile_and_blocks(mem, number)
     kv_head = lax.div(tile.head, np.int32(p.group))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
-    buffer = q_buffer(p, position)
+    buffer = p.q_buffer(position)
     if p.persistent:
 
         @plgpu.when(position > 1)
         def _():
             plgpu.barrier_wait(mem.q_empty.at[buffer])
 
-    q_rows = rows_of(
-        p, mem.q, tile, plus(tile.q_first, tile.start), c.block_q, tile.head
-    )
+    first = plus(tile.q_first, tile.start)
+    q_rows = p.rows_of(mem.q, tile, first, c.block_q, tile.head)
     plgpu.copy_gmem_to_smem(
         q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
     )
@@ -198,7 +173,7 @@ def _produce(
     def blocks_of(ref):
         def part(column):
             first = plus(tile.kv_first, column)
-            return rows_of(p, ref, tile, first, c.block_kv, kv_head)
+            return p.rows_of(ref, tile, first, c.block_kv, kv_head)
 
         return part
 

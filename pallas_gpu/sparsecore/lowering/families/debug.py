@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines that a subcore logs, checks, and what the author knows of indices."""
+"""Lines that a subcore logs, checks, delays, what the author knows of indices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxlib.mosaic.python import tpu
 
 from pallas_gpu import _jax
 from pallas_gpu.primitives import debug, registers
+from pallas_gpu.primitives.sync import delay
 from pallas_gpu.sparsecore.emitters.values import Array, known
 from pallas_gpu.sparsecore.lowering.state import emits
 
@@ -33,6 +34,12 @@ def _jax_debug_print(ctx: Any, *values: Array) -> list[Any]:
 def _debug_check(ctx: Any, *values: Array) -> list[Any]:
     # `unchecked` has dropped it, unless the author wants checks in the code.
     raise ctx.kernel.no_rule(ctx.op)
+
+
+@emits(delay.delay_p)
+def _delay(_: Any, nanos: Array) -> list[Any]:
+    tpu.delay(nanos.value)
+    return []
 
 
 @emits(registers.multiple_of_p)

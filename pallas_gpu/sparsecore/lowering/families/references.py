@@ -14,7 +14,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.sparsecore.emitters import conversions, memory
 from pallas_gpu.sparsecore.emitters.values import Array, Handle, elements_of
 from pallas_gpu.sparsecore.lowering.families.control import Border
-from pallas_gpu.sparsecore.lowering.state import emits, operands
+from pallas_gpu.sparsecore.lowering.state import emits, masks, operands
 from pallas_gpu.sparsecore.primitives import gathers
 from pallas_gpu.sparsecore.types import SEMAPHORES, VMEM_SHARED, SemaphoreType
 
@@ -85,25 +85,18 @@ def _whole(part: memory.Part) -> Handle:
     return Handle(view, part.shape, handle.dtype, handle.space)
 
 
-def _register(mask: Any, elements: int, ctx: Any) -> Any:
-    if mask is None:
-        return None
-    return conversions.mask_of(mask, elements, ctx.kernel.target.lanes).value
-
-
 @emits(gathers.load_gather_p)
 def _load_gather(ctx: Any, *invals: Any) -> Array:
     given = operands(ctx, invals)
     indices, handle = given["indices"], _whole(given["ref"])
-    mask = given["mask"]
-    elements = elements_of(indices[0].parts[0])
-    masks = [None] * len(indices[0].parts)
-    if mask is not None:
-        wide = conversions.mask_of(mask, elements, ctx.kernel.target.lanes)
-        masks = list(wide.parts)
+    count, elements = len(indices[0].parts), elements_of(indices[0].parts[0])
     parts = [
         memory.load_indexed(handle, row, mask=m)
-        for *row, m in zip(*(i.parts for i in indices), masks, strict=True)
+        for *row, m in zip(
+            *(i.parts for i in indices),
+            masks(ctx, given["mask"], count, elements),
+            strict=True,
+        )
     ]
     return Array(indices[0].shape, handle.dtype, tuple(parts))
 
@@ -112,13 +105,9 @@ def _load_gather(ctx: Any, *invals: Any) -> Array:
 def _store_scatter(ctx: Any, *invals: Any) -> list[Any]:
     given = operands(ctx, invals)
     indices, handle, value = given["indices"], _whole(given["ref"]), given["value"]
-    mask, elements = given["mask"], elements_of(indices[0].parts[0])
-    masks = [None] * len(value.parts)
-    if mask is not None:
-        wide = conversions.mask_of(mask, elements, ctx.kernel.target.lanes)
-        masks = list(wide.parts)
+    wide = masks(ctx, given["mask"], len(value.parts), elements_of(value.parts[0]))
     add = ctx.op.params["add"]
-    for x, m, *row in zip(value.parts, masks, *(i.parts for i in indices), strict=True):
+    for x, m, *row in zip(value.parts, wide, *(i.parts for i in indices), strict=True):
         memory.store_indexed(handle, row, x, mask=m, add=add)
     return []
 
@@ -127,7 +116,7 @@ def _store_scatter(ctx: Any, *invals: Any) -> list[Any]:
 def _load_expanded(ctx: Any, *invals: Any) -> Array:
     given = operands(ctx, invals)
     part = given["ref"]
-    mask = _register(given["mask"], _elements(ctx, part), ctx)
+    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
     loaded = memory.load_expanded(part, mask)
     return Array(given["mask"].shape, part.handle.dtype, (loaded,))
 
@@ -136,7 +125,7 @@ def _load_expanded(ctx: Any, *invals: Any) -> Array:
 def _store_compressed(ctx: Any, *invals: Any) -> list[Any]:
     given = operands(ctx, invals)
     part = given["ref"]
-    mask = _register(given["mask"], _elements(ctx, part), ctx)
+    (mask,) = masks(ctx, given["mask"], 1, _elements(ctx, part))
     add = ctx.op.params["add"]
     memory.store_compressed(part, given["value"].value, mask, add=add)
     return []

@@ -16,17 +16,14 @@ from pallas_gpu.sparsecore.emitters.values import (
     elements_of,
     several_registers,
 )
-from pallas_gpu.sparsecore.lowering.state import emits
+from pallas_gpu.sparsecore.lowering.state import emits, masks
 from pallas_gpu.sparsecore.primitives import packing, scans
 
 _KINDS = {"population_count": "sum", "ffs": "find_first_set"}
 
 
 def _mask(ctx: Any, mask: Array | None, x: Array) -> Any:
-    if mask is None:
-        return None
-    elements = elements_of(x.value)
-    return conversions.mask_of(mask, elements, ctx.kernel.target.lanes).value
+    return masks(ctx, mask, 1, elements_of(x.value))[0]
 
 
 @emits(scans.masked_scan_p)

@@ -133,6 +133,15 @@ def _split(ctx: Any, x: Array) -> list[Array]:
     return found
 
 
+@emits("unstack")
+def _unstack(ctx: Any, x: Array) -> list[Array]:
+    axis, starts, sizes = ctx.eqn.params["axis"], [0] * len(x.shape), list(x.shape)
+    sizes[axis], found = 1, []
+    for starts[axis], out in enumerate(ctx.op.results):
+        found.append(_sliced(ctx, x, starts, sizes).reshaped(out.aval.shape))
+    return found
+
+
 @emits("slice")
 def _slice(ctx: Any, x: Array) -> Array:
     params = ctx.eqn.params

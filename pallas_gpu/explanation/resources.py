@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers that are spilled, and how many CTAs an SM holds at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from pallas_gpu import types
+from pallas_gpu.explanation.findings import BY_ID, SlowFinding
+from pallas_gpu.explanation.model import Model
+from pallas_gpu.layouts.moves import rates
+from pallas_gpu.program.walk import Site
+from pallas_gpu.runtime import machine_code, stages
+from pallas_gpu.testing import cost
+from pallas_gpu.types.mesh import WARPGROUP_THREADS
+
+# From a load until its value can be used while the memory is busy. Estimate.
+_LOADED_CYCLES = 1000.0
+# The share of a kernel's time in which memory is busy from which it bounds the kernel.
+_BOUND_BY_MEMORY = 0.5
+# The share of the registers that a loop's arrays have to take to be the reason.
+_MOST_REGISTERS = 0.6
+
+
+def spills(model: Model) -> Iterator[SlowFinding]:
+    """Yields what ptxas spills, loop by loop."""
+    compiled = model.compiled
+    if compiled is None:
+        return
+    used = compiled.resources
+    if not (used.spill_store_bytes or used.spill_load_bytes):
+        return
+    if compiled.sass_with_control is None:
+        yield SlowFinding(
+            BY_ID["spill"],
+            f"each thread stores {used.spill_store_bytes} bytes of registers to local "
+            f"memory and loads {used.spill_load_bytes}; nvdisasm is missing, which "
+            "shows where",
+            at=model.place(None),
+            facts={"stored_bytes": used.spill_store_bytes,
+                   "loaded_bytes": used.spill_load_bytes},
+        )  # fmt: skip
+        return
+    for spilled in machine_code.spilled(compiled.sass_with_control):
+        site = stages.spills_at(spilled, model.notes, model.sites)
+        yield _spill(model, spilled, site)
+
+
+def _spill(
+    model: Model, spilled: machine_code.Spilled, site: Site | None
+) -> SlowFinding:
+    stored = spilled.stored_bytes * WARPGROUP_THREADS / rates.GMEM_BYTES_PER_CYCLE
+    # The L1 cache, which is the SMEM's memory, serves loads.
+    loaded = spilled.loaded_bytes * WARPGROUP_THREADS / 128
+    seconds = 0.0 if site is None else model.busy(site.op, stored + loaded)
+    loop = None if site is None else stages.loop_around(site)
+    each = (
+        "an iteration of the loop" if spilled.in_loop else "the code outside of loops"
+    )
+    if spilled.in_loop and loop is not None:
+        each += f" at {loop.where}"
+    arrays = [] if loop is None else _carried(loop)
+    limit = model.target.max_registers_per_thread
+    taken = sum(count for count, _ in arrays)
+    hint = None
+    if taken >= _MOST_REGISTERS * limit:
+        count, name = max(arrays)
+        hint = (
+            f"the loop carries arrays in {taken:g} registers of each thread, {name} in "
+            f"{count:g} of them: carry a smaller part of it, divide it among more "
+            "warpgroups, or keep it in SMEM"
+        )
+    return SlowFinding(
+        BY_ID["spill"],
+        f"each thread stores {spilled.stored_bytes} bytes of registers to local memory "
+        f"and loads {spilled.loaded_bytes} in {each}",
+        None if site is None else f"most of it for {site.op.name}",
+        hint,
+        model.place(site),
+        () if site is None else model.loops(site),
+        seconds,
+        seconds,
+        facts={
+            "in_loop": spilled.in_loop,
+            "stored_bytes": spilled.stored_bytes,
+            "loaded_bytes": spilled.loaded_bytes,
+            "registers_of_carries": taken,
+        },
+    )
+
+
+def _carried(loop: Site) -> list[tuple[float, str]]:
+    """Registers of each thread for the arrays that a loop carries, and their types."""
+    found = []
+    for _, j in loop.op.carries:
+        value = loop.op.regions[-1].results[j]
+        if value.shape:
+            registers = math.prod(value.shape) / WARPGROUP_THREADS
+            registers *= types.itemsize_bits(value.dtype) / 32
+            found.append((registers, f"{value.dtype}{list(value.shape)}"))
+    return found
+
+
+def occupancy(model: Model) -> Iterator[SlowFinding]:
+    """Yields that too few loads are under way because few CTAs fit an SM."""
+    limits = dict(model.occupancy)
+    resident, grid = min(limits.values()), limits.pop("grid")
+    by = [name for name, count in limits.items() if count == min(limits.values())]
+    if grid <= resident or by[0] in ("blocks", "threads"):
+        return
+    mean = model.work
+    moved = mean.loaded_bytes + mean.stored_bytes
+    bandwidth = model.target.memory_bytes_per_second * cost.OF_MEMORY_BANDWIDTH
+    on_one_sm = grid
+    seconds = moved * on_one_sm * model.target.sm_count / bandwidth
+    if not mean.loaded_bytes or seconds < _BOUND_BY_MEMORY * model.seconds:
+        return
+    needed = bandwidth / model.target.sm_count * _LOADED_CYCLES / model.hertz
+    each = _in_flight_bytes(model)
+    lost = seconds * max(needed / max(each * resident, 1) - 1, 0.0)
+    others = min(count for name, count in limits.items() if name not in by)
+    next_ = min(others, grid)
+    names = " and ".join(by)
+    yield SlowFinding(
+        BY_ID["occupancy"],
+        f"{names} admits {resident} CTA{'s' * (resident > 1)} on an SM, with "
+        f"{each * resident:,.0f} bytes of loads under way where the memory needs "
+        f"{needed:,.0f}",
+        _used(model, by[0]),
+        f"use less {names}: {next_} CTAs would fit; or load more at a time"
+        if next_ > resident
+        else None,
+        model.place(None),
+        seconds=seconds,
+        lost_seconds=lost,
+        facts={
+            "limited_by": by,
+            "ctas_per_sm": resident,
+            "bytes_under_way": each * resident,
+            "needed_bytes": needed,
+        },
+    )
+
+
+def _used(model: Model, name: str) -> str:
+    match name:
+        case "registers" if model.compiled is not None:
+            used = model.compiled.resources
+            return (
+                f"{used.registers_per_thread} registers of each of "
+                f"{used.threads_per_block} threads"
+            )
+        case "TMEM":
+            return f"{model.build.plan.tmem_columns} columns"
+    return f"{model.build.plan.smem_bytes:,} bytes of SMEM"
+
+
+def _in_flight_bytes(model: Model) -> float:
+    """The bytes of loads that a CTA has under way at once.
+
+    Those of a ring of buffers, and what threads load in an iteration of a loop, or
+    outside of loops.
+    """
+    found: dict[Any, float] = {}
+    for site in model.sites:
+        for access in site.op.accesses:
+            if access.space is types.GMEM and access.reads and not access.writes:
+                loop = stages.loop_around(site)
+                times = model.turns.get(site.op, 0.0)
+                if not times:
+                    continue
+                key = None if loop is None else loop.op
+                warpgroups = model.executed[site.op] / times
+                depth = model.depths.get(site.op, 1.0)
+                size: float = math.prod(access.window.shape)
+                size *= types.itemsize_bits(access.dtype) / 8 * depth * warpgroups
+                found[key] = found.get(key, 0.0) + size
+    return max(found.values(), default=0.0)
