@@ -12,11 +12,9 @@ from pallas_gpu.ops.flash.config import (
 )
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.standard import dot_product_attention
-from pallas_gpu.ops.gemm.blackwell import (
+from pallas_gpu.ops.gemm.config import (
     BlackwellMatmulConfig,
     BlockScaledMatmulConfig,
-)
-from pallas_gpu.ops.gemm.config import (
     LinearFewConfig,
     LinearManyConfig,
     MatmulConfig,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix product for Blackwell: persistent, warp-specialised, tcgen05.
+"""Matrix products for Blackwell: persistent, warp-specialised, tcgen05.
 
 A block has two warpgroups. Two warps of the first one work on their own: one copies
 tiles of A and B into a ring of SMEM buffers by TMA, the other multiplies them on the
@@ -21,6 +21,10 @@ warpgroups, and learn in one loop which tile is next); they meet only at barrier
 
 Two accumulators of 256 columns may share 128 of them (`Schedule.shared_n`): the
 epilogue reads these first, and the next product starts while it stores the others.
+
+Scales of blocks along K are in the ring, too: the MMA warp copies those of a step to
+TMEM before the product that reads them. Copies and products of a thread are in order,
+so that TMEM has one set of scales.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +40,10 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, expect
+from pallas_gpu import arch, errors
+from pallas_gpu.ops.gemm.config import BLOCK_M, BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
-from pallas_gpu.ops.rules import Positive, Strip, cached
+from pallas_gpu.ops.rules import cached, padded
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -49,9 +54,8 @@ _ISSUERS, _EPILOGUE, _LOADER = 0, 1, 2
 _TMA_WARP, _MMA_WARP = 0, 1
 # The axis of the blocks that share a tile; the first one multiplies.
 PAIR = "pair"
-# Rows of A of a block; scales lie in tiles of so many rows by four scales, of this
-# shape in memory, which take as many columns of TMEM as they have scales.
-BLOCK_M = 128
+# Scales lie in tiles of `BLOCK_M` rows by four scales, of this shape in memory, which
+# take as many columns of TMEM as they have scales.
 SCALES = 4
 SCALE_TILE = (32, 16)
 _COLUMNS = 512
@@ -59,137 +63,6 @@ _COLUMNS = 512
 _ROW_BYTES = 128
 _SMALL_BYTES = 2048
 _ZEROS = plgpu.OOBFillMode.ZEROS
-
-
-class Pairs:
-    """What configurations of blocks that may share a tile have in common."""
-
-    collective: bool
-    blocks: int
-    # N is padded by zeros, whatever it is.
-    columns = 1
-    # Columns that are stored at once: None, or those of so many bytes.
-    epilogue_n: int | None = None
-    part_bytes = 128
-
-    @property
-    def ctas(self) -> int:
-        """Blocks that share a tile."""
-        return 2 if self.collective else 1
-
-    def require_blocks(self) -> None:
-        """Raises ArgumentError unless there is a block, or a pair."""
-        if self.blocks < self.ctas:
-            name = type(self).__name__
-            raise errors.ArgumentError(
-                f"{name}: there are no blocks",
-                expected=f"{self.ctas} or more blocks",
-                got=f"blocks={self.blocks}",
-                hint=f"start from {name}()",
-            )
-
-
-@expect.arguments()
-@dataclasses.dataclass(frozen=True)
-class BlackwellMatmulConfig(Pairs):
-    """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
-
-    Attributes:
-      tile_n: columns of a tile.
-      tile_k: depth of one step.
-      stages: SMEM buffers of the ring.
-      epilogue_n: columns that are stored at once; None: 128 bytes of the result.
-      collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
-        half of the columns of B, which leaves space for more stages.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      dynamic: whether blocks take the next tile when they are free, by cluster launch
-        control, instead of every `blocks`-th one. Then the roles are warpgroups.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_n: int = 256
-    tile_k: int = 64
-    stages: Positive = 4
-    epilogue_n: int | None = None
-    collective: bool = False
-    minor: Literal["m", "n"] = "m"
-    strip: Strip = 8
-    blocks: int = arch.SM_100A.sm_count
-    dynamic: bool = False
-
-    def __post_init__(self):
-        n, k = self.tile_n, self.tile_k
-        # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
-        # the swizzle of B's rows needs N in multiples of 16.
-        step_n = 16 * self.ctas
-        if not step_n <= n <= 256 or n % step_n or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: the tensor core does not support this tile",
-                expected=f"tile_n a multiple of {step_n} up to 256, tile_k of 16",
-                got=f"tile_n={n}, tile_k={k}",
-                hint="start from BlackwellMatmulConfig()",
-            )
-        part = self.epilogue_n
-        if part is not None and (part < 16 or part % 16 or n % part):
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: the epilogue's parts do not divide the tile",
-                expected=f"a multiple of 16 that divides {n}",
-                got=f"epilogue_n={part}",
-                hint="None suits most tiles",
-            )
-        self.require_blocks()
-
-
-@expect.arguments()
-@dataclasses.dataclass(frozen=True)
-class BlockScaledMatmulConfig(Pairs):
-    """Tile sizes and schedule of `block_scaled_matmul`; a block has 128 rows.
-
-    Attributes:
-      tile_n: columns of a tile, 128 or 256. Two accumulators of 256 columns would leave
-        no TMEM for scales: they share 128 columns, which the epilogue reads first, so
-        that the other half of it overlaps with the next tile's products.
-      tile_k: depth of one step; None: 128 bytes of a row.
-      stages: SMEM buffers of the ring; None: as many as there is SMEM for.
-      collective: whether two blocks share a tile of 256 rows. Each then loads half of
-        the columns of B, and the scales of all.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-      dynamic: see `BlackwellMatmulConfig`.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_n: int = 256
-    tile_k: int | None = None
-    stages: Positive | None = None
-    collective: bool = False
-    minor: Literal["m", "n"] = "m"
-    strip: Strip = 8
-    blocks: int = arch.SM_100A.sm_count
-    dynamic: bool = False
-
-    # Scales take SMEM.
-    part_bytes = 64
-
-    def __post_init__(self):
-        k = self.tile_k
-        if self.tile_n not in (BLOCK_M, 2 * BLOCK_M) or (
-            k is not None and (k < 64 or k % 64)
-        ):
-            raise errors.ArgumentError(
-                "BlockScaledMatmulConfig: this tile is not supported",
-                expected="tile_n 128 or 256, tile_k a multiple of 64",
-                got=f"tile_n={self.tile_n}, tile_k={k}",
-                hint="start from BlockScaledMatmulConfig()",
-            )
-        self.require_blocks()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +277,54 @@ class Schedule:
 
 
 @cached
-def make_kernel(p: Problem, config: Any, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(
+    p: Problem, config: BlackwellMatmulConfig, compiler_params, interpret
+) -> Any:
+    """Returns a function of A, B and the operands of the epilogue, of any sizes.
+
+    XLA transposes, pads, and applies the epilogue.
+    """
+    if p.dtype.itemsize != 2:
+        raise errors.DTypeError(
+            "matmul: this element type is not supported on Blackwell",
+            expected="float16 or bfloat16",
+            got=p.dtype,
+            hint="convert the operands with astype",
+        )
+    step = Schedule(p, config).step
+    m, n, k = map(plgpu.align_to, (p.m, p.n, p.k), step)
+    # An epilogue reads sums that are not rounded.
+    rounded = p.out_dtype if p.epilogue.is_identity else jnp.dtype(jnp.float32)
+    tiled = Problem(m, n, k, p.dtype, rounded)
+    kernel = tiled_kernel(tiled, config, compiler_params, interpret)
+
+    def products(a: jax.Array, b: jax.Array) -> jax.Array:
+        a = _padded(a, p.transpose_a, (p.m, p.k), (m, k))
+        b = _padded(b, p.transpose_b, (p.k, p.n), (k, n))
+        if p.batch == 1:
+            return kernel(a[0], b[0])[None, : p.m, : p.n]
+        a, b = (x[0] if s else x for x, s in ((a, p.shared_a), (b, p.shared_b)))
+        axes = (None if p.shared_a else 0, None if p.shared_b else 0)
+        return jax.vmap(kernel, axes)(a, b)[:, : p.m, : p.n]
+
+    def run(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
+        if p.epilogue.gated:
+            others = (products(a, others[0]), *others[1:])
+        return p.epilogue.of_arrays(products(a, b), p.out_dtype, *others)
+
+    return run
+
+
+def _padded(
+    x: jax.Array, transposed: bool, used: tuple[int, int], sizes: tuple[int, int]
+) -> jax.Array:
+    x = x.swapaxes(1, 2) if transposed else x
+    x = x[:, : used[0], : used[1]]
+    return padded(padded(x, sizes[0], 1), sizes[1])
+
+
+@cached
+def tiled_kernel(p: Problem, config: Any, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of A (M, K), B and the scales, if any.
 
     Without scales the tiles divide the problem. Scales of blocks are (rows / 128,

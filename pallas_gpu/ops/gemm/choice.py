@@ -12,14 +12,17 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops import targets
 from pallas_gpu.ops.gemm import (
-    blackwell_any,
+    blackwell,
     few,
     few_heuristic,
     heuristic,
     hopper,
 )
-from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
-from pallas_gpu.ops.gemm.config import MatmulConfig, SplitMatmulConfig
+from pallas_gpu.ops.gemm.config import (
+    BlackwellMatmulConfig,
+    MatmulConfig,
+    SplitMatmulConfig,
+)
 from pallas_gpu.ops.gemm.problem import Problem
 
 # The type of a configuration says which kernel it is for, and what that needs. Each
@@ -27,7 +30,7 @@ from pallas_gpu.ops.gemm.problem import Problem
 FAMILIES: dict[type, tuple[Any, arch.Feature]] = {
     MatmulConfig: (hopper, arch.Feature.WGMMA),
     SplitMatmulConfig: (few, arch.Feature.WGMMA),
-    BlackwellMatmulConfig: (blackwell_any, arch.Feature.TCGEN05),
+    BlackwellMatmulConfig: (blackwell, arch.Feature.TCGEN05),
 }
 # Rows and columns from which the costs of parts of K and of the kernel for few rows
 # have been compared with measurements: those of a tile of the tensor core.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tile sizes and schedules of the products on Hopper."""
+"""Tile sizes and schedules of the products."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pallas_gpu.ops.tiles import CLUSTERS
 CONSUMERS = 2
 # Elements along K and N that share a scale of a block.
 BLOCK = 128
+# Rows of A of a block on Blackwell.
+BLOCK_M = 128
 # Groups of rows whose sums one warp computes, without scratch.
 _FEW_GROUPS = 32
 
@@ -451,3 +453,134 @@ class RaggedDotConfig(Tiling):
             epilogue_n=64 if is_small else 32,
             strip=strip,
         )
+
+
+class Pairs:
+    """What configurations of blocks that may share a tile have in common."""
+
+    collective: bool
+    blocks: int
+    # N is padded by zeros, whatever it is.
+    columns = 1
+    # Columns that are stored at once: None, or those of so many bytes.
+    epilogue_n: int | None = None
+    part_bytes = 128
+
+    @property
+    def ctas(self) -> int:
+        """Blocks that share a tile."""
+        return 2 if self.collective else 1
+
+    def require_blocks(self) -> None:
+        """Raises ArgumentError unless there is a block, or a pair."""
+        if self.blocks < self.ctas:
+            name = type(self).__name__
+            raise errors.ArgumentError(
+                f"{name}: there are no blocks",
+                expected=f"{self.ctas} or more blocks",
+                got=f"blocks={self.blocks}",
+                hint=f"start from {name}()",
+            )
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class BlackwellMatmulConfig(Pairs):
+    """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
+
+    Attributes:
+      tile_n: columns of a tile.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      epilogue_n: columns that are stored at once; None: 128 bytes of the result.
+      collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
+        half of the columns of B, which leaves space for more stages.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+      dynamic: whether blocks take the next tile when they are free, by cluster launch
+        control, instead of every `blocks`-th one. Then the roles are warpgroups.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_n: int = 256
+    tile_k: int = 64
+    stages: Positive = 4
+    epilogue_n: int | None = None
+    collective: bool = False
+    minor: Literal["m", "n"] = "m"
+    strip: Strip = 8
+    blocks: int = arch.SM_100A.sm_count
+    dynamic: bool = False
+
+    def __post_init__(self):
+        n, k = self.tile_n, self.tile_k
+        # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
+        # the swizzle of B's rows needs N in multiples of 16.
+        step_n = 16 * self.ctas
+        if not step_n <= n <= 256 or n % step_n or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: the tensor core does not support this tile",
+                expected=f"tile_n a multiple of {step_n} up to 256, tile_k of 16",
+                got=f"tile_n={n}, tile_k={k}",
+                hint="start from BlackwellMatmulConfig()",
+            )
+        part = self.epilogue_n
+        if part is not None and (part < 16 or part % 16 or n % part):
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: the epilogue's parts do not divide the tile",
+                expected=f"a multiple of 16 that divides {n}",
+                got=f"epilogue_n={part}",
+                hint="None suits most tiles",
+            )
+        self.require_blocks()
+
+
+@expect.arguments()
+@dataclasses.dataclass(frozen=True)
+class BlockScaledMatmulConfig(Pairs):
+    """Tile sizes and schedule of `block_scaled_matmul`; a block has 128 rows.
+
+    Attributes:
+      tile_n: columns of a tile, 128 or 256. Two accumulators of 256 columns would leave
+        no TMEM for scales: they share 128 columns, which the epilogue reads first, so
+        that the other half of it overlaps with the next tile's products.
+      tile_k: depth of one step; None: 128 bytes of a row.
+      stages: SMEM buffers of the ring; None: as many as there is SMEM for.
+      collective: whether two blocks share a tile of 256 rows. Each then loads half of
+        the columns of B, and the scales of all.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+      dynamic: see `BlackwellMatmulConfig`.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_n: int = 256
+    tile_k: int | None = None
+    stages: Positive | None = None
+    collective: bool = False
+    minor: Literal["m", "n"] = "m"
+    strip: Strip = 8
+    blocks: int = arch.SM_100A.sm_count
+    dynamic: bool = False
+
+    # Scales take SMEM.
+    part_bytes = 64
+
+    def __post_init__(self):
+        k = self.tile_k
+        if self.tile_n not in (BLOCK_M, 2 * BLOCK_M) or (
+            k is not None and (k < 64 or k % 64)
+        ):
+            raise errors.ArgumentError(
+                "BlockScaledMatmulConfig: this tile is not supported",
+                expected="tile_n 128 or 256, tile_k a multiple of 64",
+                got=f"tile_n={self.tile_n}, tile_k={k}",
+                hint="start from BlockScaledMatmulConfig()",
+            )
+        self.require_blocks()

@@ -16,8 +16,11 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm import choice
-from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
-from pallas_gpu.ops.gemm.config import MatmulConfig, SplitMatmulConfig
+from pallas_gpu.ops.gemm.config import (
+    BlackwellMatmulConfig,
+    MatmulConfig,
+    SplitMatmulConfig,
+)
 from pallas_gpu.ops.gemm.epilogue import PLAIN, Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.problem import Call, Problem
 from pallas_gpu.ops.rules import (

@@ -11,14 +11,8 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.gemm.blackwell import (
-    BLOCK_M,
-    SCALE_TILE,
-    SCALES,
-    BlockScaledMatmulConfig,
-    Schedule,
-    make_kernel,
-)
+from pallas_gpu.ops.gemm.blackwell import SCALE_TILE, SCALES, Schedule, tiled_kernel
+from pallas_gpu.ops.gemm.config import BLOCK_M, BlockScaledMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rules import (
     Array,
@@ -116,7 +110,7 @@ def block_scaled_matmul(
 
 
 def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
-    kernel = make_kernel(p, config, compiler_params, interpret)
+    kernel = tiled_kernel(p, config, compiler_params, interpret)
     schedule = Schedule(p, config)
     rows, columns = schedule.tiles.extent, schedule.steps * schedule.groups * SCALES
 
