@@ -106,7 +106,7 @@ def _memory(schedule: Schedule, ring: list[Any]) -> Any:
     if schedule.sends:
         sent = c.warpgroups, c.split, p.factors, schedule.share, columns
         return [ring, plgpu.SMEM(sent, p.accumulator)]
-    stored = c.warpgroups, p.factors, schedule.part, columns
+    stored = c.warpgroups, p.factors, schedule.part_m, columns
     sums = plgpu.SMEM(stored, p.accumulator)
     return plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums]
 
@@ -154,7 +154,7 @@ class Schedule(hopper.Schedule):
         return self.workers >= self.count
 
     @property
-    def part(self) -> int:
+    def part_m(self) -> int:
         """Rows whose sums are in SMEM at once."""
         return self.config.tile_m if self.is_once else self.config.part
 
@@ -168,7 +168,7 @@ class Schedule(hopper.Schedule):
     def share(self) -> int:
         """Rows that a block of a cluster adds; where they are sent, at most."""
         if not self.sends:
-            return self.part // self.config.split
+            return self.part_m // self.config.split
         # An instruction has 8 columns in the registers of a warp.
         return plgpu.align_to(plgpu.cdiv(self.config.tile_m, self.config.split), 8)
 
@@ -237,7 +237,7 @@ class _Consumer:
             plgpu.barrier_arrive(drained)
             plgpu.barrier_wait(drained)
         column = column + self.wg * c.own_n
-        part = self.schedule.part
+        part = self.schedule.part_m
         for start in range(0, c.tile_m, part):
             parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
@@ -306,7 +306,7 @@ class _Consumer:
     def add_share(self, count, batch, row, first, column) -> None:
         """Adds this block's rows of `count` products, and stores them."""
         share = self.schedule.share
-        rows = math.gcd(share, self.schedule.part, _ROWS)
+        rows = math.gcd(share, self.schedule.part_m, _ROWS)
         for start in range(0, share, rows):
             self.add(count, batch, row, first, start, rows, column)
 
@@ -316,8 +316,8 @@ class _Consumer:
         of_sums = start if self.schedule.sends else first + start
         first = first + start
         is_inside = (row + first < p.m) & (column < p.n)
-        if self.schedule.part % self.schedule.share:
-            is_inside &= first < self.schedule.part
+        if self.schedule.part_m % self.schedule.share:
+            is_inside &= first < self.schedule.part_m
 
         @plgpu.when(is_inside)
         def _():

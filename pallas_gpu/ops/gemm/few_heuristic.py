@@ -134,7 +134,7 @@ def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     """Returns the SMEM of a block with a number of buffers."""
     stage = (c.tile_m + p.factors * c.tile_n) * c.tile_k * p.dtype.itemsize
     s, ring = Schedule(p, c), stages * stage
-    rows = c.split * s.share if s.sends else s.part
+    rows = c.split * s.share if s.sends else s.part_m
     sums = c.warpgroups * p.factors * rows * (c.own_n + PAD) * 4
     is_shared = s.is_once and not s.sends
     return (max(ring, sums) if is_shared else ring + sums) + _BARRIER_BYTES

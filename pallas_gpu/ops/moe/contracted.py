@@ -138,7 +138,7 @@ def _body(
         _for_each_strip(schedule, groups, visit)
 
     def consume() -> None:
-        for_each_strip(_Consumer(schedule, mem, wg).visit)
+        for_each_strip(_Consumer(schedule, mem, wg).visit_strip)
         plgpu.wait_smem_to_gmem(0)
 
     roles = plgpu.Roles(CONSUMERS, _REGISTERS[p.gathered])
@@ -280,7 +280,9 @@ def _by_depth(most: int, depth: Any, copy: Any, is_whole: bool) -> None:
 class _Consumer(hopper.Consumer):
     """What one consumer warpgroup does."""
 
-    def visit(self, strip: _Strip) -> None:
+    schedule: Schedule
+
+    def visit_strip(self, strip: _Strip) -> None:
         """Computes and stores its rows of a strip's tiles."""
         c = self.schedule.config
 

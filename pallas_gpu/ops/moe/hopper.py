@@ -149,6 +149,8 @@ def _body(schedule, sizes, offset, *refs, tables, **scratch) -> None:
 class _Consumer(hopper.Consumer):
     """What one consumer warpgroup does."""
 
+    schedule: Schedule
+
     def visit(self, matrix, row, column, first_step) -> None:
         """Computes and stores its rows of a tile, if the group has some."""
         row = lax.add(row, lax.mul(self.wg, np.int32(self.schedule.config.tile_m)))

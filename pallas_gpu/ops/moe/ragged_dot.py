@@ -181,8 +181,7 @@ def ragged_dot_general(
         name, lhs, rhs, precision, preferred_element_type, narrow=is_transposed
     )
     sizes = checks.sizes(name, group_sizes, matrices, group_offset)
-    transposed = {"transpose_b": is_transposed}
-    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, **transposed)
+    problem = GroupedProblem(0, 0, 0, lhs.dtype, out_dtype, transpose_b=is_transposed)
     call = Call(problem, config, compiler_params, interpret)
     if is_contracted:
         checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)

@@ -172,7 +172,7 @@ def _linear(call: Call, x, w, w_scale, bias):
         "bias": lambda: padded(bias, columns),
     }
     operands = [given[name]() for name in p.operands]
-    orders = family is mixed_many or mixed_few.orders_tokens(p, config)
+    orders = isinstance(config, LinearManyConfig) or mixed_few.orders_tokens(p, config)
     if widen.is_integer(w.dtype) and not orders:
         x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)

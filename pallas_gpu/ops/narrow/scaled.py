@@ -36,9 +36,6 @@ _RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + FLO
 _INT32 = jnp.dtype(jnp.int32)
 _SMS = arch.SM_90A.sm_count
 
-# The shapes of scales, by what has one.
-type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
-
 
 @expect.arguments()
 def scaled_matmul(
@@ -239,7 +236,7 @@ def default_config(p: Problem) -> ScaledMatmulConfig:
     )
 
 
-def _kind(name: str, scale: Any, kinds: _Kinds) -> str | None:
+def _kind(name: str, scale: Any, kinds: dict[str, Any]) -> str | None:
     if scale is None:
         return None
     if jnp.dtype(scale.dtype) != jnp.float32:
