@@ -11,6 +11,7 @@ a register (`shfl.sync.bfly`), are one body, and so are those of warps.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -97,7 +98,8 @@ class _Network:
         kernel = module.current()
         block = 2
         while block < self.elements:
-            values = self._merged(values, block // 2, lambda e, b=block: bool(e & b))
+            within = functools.partial(_is_set, block)
+            values = self._merged(values, block // 2, within)
             block *= 2
         if self.elements > 1:
             down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
@@ -149,7 +151,7 @@ class _Network:
                 first, second = ([v[k] for v in values] for k in (i, j))
                 swaps = _differ(self._less(second, first), descends(e))
                 for v, a, b in zip(values, first, second, strict=True):
-                    v[i], v[j] = _select(swaps, b, a), _select(swaps, a, b)
+                    v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
             distance //= 2
         return values
 
@@ -169,7 +171,7 @@ class _Network:
         ):
             takes = _differ(self._less(theirs, mine), is_second)
             for new, own, other in zip(result, mine, theirs, strict=True):
-                new.append(_select(takes, other, own))
+                new.append(arith.select(takes, other, own))
         return result
 
     def _less(self, a: Sequence[ir.Value], b: Sequence[ir.Value]) -> ir.Value:
@@ -274,6 +276,10 @@ class _Network:
         return arith.cmpi(_NE, masked, kernel.i32(0))
 
 
+def _is_set(bit: int, index: int) -> bool:
+    return bool(index & bit)
+
+
 def _below(of: ir.Value, i: ir.Value) -> ir.Value:
     """The bit of the i-th step of a stage, from the highest one down."""
     return arith.subi(arith.subi(of, i), module.current().i32(1))
@@ -284,10 +290,6 @@ def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
         return a
     b = dtypes.constant(True, dtypes.BOOL) if b is True else b
     return arith.xori(a, dtypes.splat(b, 1))
-
-
-def _select(condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    return arith.select(condition, a, b)
 
 
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
