@@ -35,8 +35,9 @@ BUDGETS = {
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     # Several tiles of a pallas_call in one CTA, and their order.
     "pipeline": 4840,
-    # Votes, matches and shuffles of lanes.
+    # With what a dot_general asks for, which the emulator and the composites read.
     "primitives": 9250,
+    # Votes, matches and shuffles of lanes.
     "program": 2600,
     # With the loops and spills of machine code.
     "runtime": 2820,
