@@ -128,8 +128,8 @@ class _Network:
         kernel = module.current()
         block = 2
         while block < self.elements:
-            within = functools.partial(_is_set, block)
-            values = self._merged(values, block // 2, within)
+            down_in = functools.partial(_is_set, block)
+            values = self._merged(values, block // 2, down_in)
             block *= 2
         if self.elements > 1:
             down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
@@ -306,10 +306,6 @@ class _Network:
         return arith.cmpi(_NE, masked, kernel.i32(0))
 
 
-def _is_set(bit: int, index: int) -> bool:
-    return bool(index & bit)
-
-
 def _below(of: ir.Value, i: ir.Value) -> ir.Value:
     """The bit of the i-th step of a stage, from the highest one down."""
     return arith.subi(arith.subi(of, i), module.current().i32(1))
@@ -325,6 +321,10 @@ def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
     offset = arith.muli(place, module.current().i32(_WORD_BYTES))
     return addressing.offset_pointer(scratch.pointer, offset)
+
+
+def _is_set(bit: int, element: int) -> bool:
+    return bool(element & bit)
 
 
 def _loop(
