@@ -34,7 +34,7 @@ BUDGETS = {
     "ops": 19250,
     # With Ring, Roles, TileSchedule and TileStore: ops had a copy in each kernel.
     # Several tiles of a pallas_call in one CTA, and their order.
-    "pipeline": 4840,
+    "pipeline": 4540,
     # With what a dot_general asks for, which the emulator and the composites read;
     # votes, matches and shuffles of lanes.
     "primitives": 9450,
