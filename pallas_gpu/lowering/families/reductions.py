@@ -36,7 +36,7 @@ KINDS: dict[str, reductions.Kind] = {
 
 # From the operation that combines elements, the context and an array: the array of the
 # results, and the relation of the parameters; None: the result is the operand.
-Combine = Callable[[Any, RuleContext, regs.RegisterArray], regs.RegisterArray]
+Combine = Callable[[Any, RuleContext, regs.RegisterArray], regs.Array]
 Related = Callable[[Mapping[str, Any]], relations.Relation | None]
 
 
@@ -90,7 +90,7 @@ def _related(params: Mapping[str, Any]) -> relations.Relation | None:
 
 def _reduce(
     kind: reductions.Kind, ctx: RuleContext, x: regs.RegisterArray
-) -> regs.RegisterArray:
+) -> regs.Array:
     axes = tuple(ctx.op.params["axes"])
     return reductions.reduce(kind, x, axes, scratch.for_reduction(ctx.kernel, x, axes))
 
