@@ -49,8 +49,8 @@ class KernelState:
       state: register state that loops and branches carry: parity bits of each barrier
         declaration (a scalar i32), and live accumulators (arrays).
       settled: values of accumulators that no product under way adds to, by their keys.
-      smem_top_bytes: top of the stack of SMEM arrays: of the block, or of the warp that
-        executes the code.
+      smem_top_bytes: tops of the stacks of SMEM arrays: of the block, and of the
+        warpgroup and of the warp that execute the code.
       tmem_top_columns: likewise of arrays in TMEM.
       tmem: the `Allocation` of the block's TMEM, if it has any.
       axes: index of each named axis, emitted once in the prologue.
@@ -73,7 +73,9 @@ class KernelState:
     recorder: Any = None
     state: dict[Any, Any] = dataclasses.field(default_factory=dict)
     settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    smem_top_bytes: int = 0
+    smem_top_bytes: dict[resources.Owner, int] = dataclasses.field(
+        default_factory=lambda: {"block": 0, "warpgroup": 0, "warp": 0}
+    )
     tmem_top_columns: int = 0
     tmem: Any = None
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
