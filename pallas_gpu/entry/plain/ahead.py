@@ -63,7 +63,9 @@ def results(
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
     def body(*leaves: Any) -> Any:
-        consts, carry = jax.tree.unflatten(tree, leaves[:-1])
+        known = [sources.computed(x) for x in flat[:n_flat]]
+        given = [a if b is None else b for a, b in zip(leaves, known, strict=False)]
+        consts, carry = jax.tree.unflatten(tree, [*given, *leaves[n_flat:-1]])
         return settled(trace.run(params["jaxpr"], [*consts, *carry, leaves[-1]]))
 
     avals = [*map(jax.typeof, flat), index]
