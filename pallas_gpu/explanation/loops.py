@@ -81,8 +81,8 @@ def _unpipelined(
         f"each of {iterations:g} iterations waits for {size:,.0f} bytes from GMEM"
         + (": there is one buffer" if by_tma else ", which threads load"),
         f"{len(loads)} load{'s' * (len(loads) > 1)} by {_path(first)}",
-        "load ahead: a ring of two or more buffers, as plgpu.emit_pipeline has, or the "
-        "grid of a pallas_call",
+        "load ahead: plgpu.loop(..., num_stages=3), a ring of two or more buffers, as "
+        "plgpu.emit_pipeline has, or the grid of a pallas_call",
         model.place(first),
         model.loops(first),
         lost,

@@ -8,7 +8,7 @@ import functools
 import pytest
 
 import pallas_gpu as plgpu
-from tests.support.slow_kernels import CASES
+from tests.support.slow_kernels import CASES, gathered_ahead
 
 pytestmark = [pytest.mark.offline, pytest.mark.sass]
 
@@ -29,3 +29,9 @@ def test_the_cause_is_found_with_its_line(name):
     assert cause.at.line == case.line
     assert cause.hint and cause.share > 0.05
     assert case.facts.items() <= cause.facts.items()
+
+
+def test_a_loop_with_num_stages_does_not_wait_for_loads():
+    case = CASES["loads at computed indices"]
+    found = plgpu.explain(gathered_ahead())(*case.shapes).slow
+    assert case.kind not in [f.kind.id for f in found]

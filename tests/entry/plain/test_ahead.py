@@ -233,6 +233,20 @@ def test_what_the_kernel_has_written_before_is_copied_by_threads():
     everywhere.run(body, [X], (tiles(2 * X, 5), 2 * X))
 
 
+def test_buffers_that_tma_cannot_address_are_filled_by_threads():
+    def body(rows, x, o):
+        def load(i):
+            found = plgpu.load(rows, (i, plgpu.ds(0, 8)))
+            return x[plgpu.ds(i, 8), :] * x[found] + found[:, None]
+
+        o[...] = summed(6, load, num_stages=4)
+
+    found = ROWS[:, :8]
+    parts = np.stack([X[i : i + 8] for i in range(6)])
+    expected = (parts * X[found] + found[..., None]).sum(0)
+    everywhere.run(body, [ROWS, X], expected.astype(np.float32))
+
+
 @gives([X.reshape(-1), ROWS], X.reshape(-1)[ROWS].sum(0))
 def test_elements_are_gathered(x, rows, o):
     o[...] = summed(6, lambda i: x[rows[i]], (32,), num_stages=3)
