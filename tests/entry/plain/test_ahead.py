@@ -203,6 +203,18 @@ def test_indices_may_depend_on_the_position_in_the_grid():
     everywhere.run(body, [X], X.reshape(4, 4, 8, 64).sum(1), grid={"i": 4})
 
 
+def test_loops_that_follow_each_other_share_memory():
+    def body(x, y, o):
+        @plgpu.loop(0, 3)
+        def _(j):
+            first = summed(5, lambda i: x[plgpu.ds((i + j) * 8, 8), :], num_stages=3)
+            parts = lambda i: y[plgpu.ds(i * 8, 8), :64]  # noqa: E731
+            o[j] = first - summed(2, parts, num_stages=2)
+
+    expected = [tiles(X[8 * j :], 5) - tiles(ODD, 2) for j in range(3)]
+    everywhere.run(body, [X, ODD], np.stack(expected))
+
+
 def test_one_of_several_warpgroups_may_run_it():
     def body(x, o):
         @plgpu.when(lax.axis_index("wg") == 1)
@@ -419,8 +431,8 @@ def test_the_instructions_of_copies_ahead(make, args, copies, semantics):
 OUT = jax.ShapeDtypeStruct((8, 64), jnp.float32)
 
 
-def emulated(body, *args):
-    everywhere.emulate(body, args, OUT)
+def emulated(body, *args, scratch=()):
+    everywhere.emulate(body, args, OUT, *scratch)
 
 
 @refused_by(emulated, X)
@@ -445,6 +457,24 @@ def test_a_load_of_the_same_in_each_iteration(x, o):
     @plgpu.loop(0, 4, num_stages=2)  # HERE
     def _(i):
         o[i] = x[0, :] + x[8, i]
+
+
+@refused_by(emulated, scratch=[plgpu.Barrier()])
+def test_a_load_of_what_is_written_before_a_wait(o, full):
+    o[...] = ZEROS
+
+    @plgpu.loop(0, 2, init_carry=ZEROS[:4], num_stages=2)  # HERE
+    def _(i, total):
+        plgpu.barrier_arrive(full)
+        plgpu.barrier_wait(full)
+        return total + o[plgpu.ds(i * 4, 4), :]
+
+
+@refused_by(emulated, X)
+def test_a_load_beyond_the_array(x, o):
+    @plgpu.loop(0, 17, num_stages=3)
+    def _(i):
+        o[...] = x[plgpu.ds(i * 8, 8), :]  # HERE
 
 
 @refused_by(emulated, X)
