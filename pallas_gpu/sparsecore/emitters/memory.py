@@ -128,7 +128,13 @@ def store(part: Part, value: Array, elements: int, *, add: bool = False) -> None
         return
     _require_rows(part, elements)
     for x, at in zip(value.parts, _positions(part, elements), strict=True):
-        tpu.vector_store(x, handle.memref, at, add=add)
+        if add and handle.dtype.itemsize == 1:
+            # There is no store that adds bytes: libtpu ends its process.
+            before = tpu.vector_load(vector_type(elements, handle.dtype),
+                                     handle.memref, at)  # fmt: skip
+            tpu.vector_store(arith.addi(before, x), handle.memref, at)
+        else:
+            tpu.vector_store(x, handle.memref, at, add=add)
 
 
 def _store_scalar(part: Part, value: ir.Value, *, add: bool) -> None:
