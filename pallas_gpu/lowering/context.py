@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -123,12 +122,12 @@ class RuleContext:
     Attributes:
       kernel: the kernel that is lowered.
       op: the operation.
-      users: for each value of its region what reads it; None is the region's end.
+      region: its region.
     """
 
     kernel: KernelState
     op: Op
-    users: Mapping[Value, Sequence[Op | None]]
+    region: Region
 
     @property
     def eqn(self) -> _jax.JaxprEqn:
@@ -158,7 +157,14 @@ class RuleContext:
     @property
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
-        return bool(self.users[self.op.results[0]])
+        return bool(self.readers)
+
+    @property
+    def readers(self) -> list[Op | None]:
+        """What reads the single result; None is the region's end."""
+        (value,) = self.op.results
+        found: list[Op | None] = [op for op in self.region.ops if value in op.inputs]
+        return [*found, None] if value in self.region.results else found
 
     # --- layouts ----------------------------------------------------------------------
 
@@ -267,7 +273,6 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             return kernel.constant(operand.value.item(), operand.dtype)
         return env[operand]
 
-    users = _users(region)
     rules = kernel.rules
     keeps_lines = kernel.keeps_lines
     around = ir.Location.current or ir.Location.unknown()
@@ -282,7 +287,7 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             if noted is not None:
                 noted.enter(op)
             with _location(op, around) if keeps_lines else around:
-                ctx = RuleContext(kernel, op, users)
+                ctx = RuleContext(kernel, op, region)
                 results = rule(ctx, *map(read, op.inputs))
                 if not op.primitive.multiple_results:
                     results = [results]
@@ -294,15 +299,6 @@ def lower_region(kernel: Any, region: Region, args: Sequence[Any]) -> list[Any]:
             noted.leave()
     kernel.where = caller
     return [read(x) for x in region.results]
-
-
-def _users(region: Region) -> Mapping[Value, Sequence[Op | None]]:
-    users: dict[Value, list[Op | None]] = collections.defaultdict(list)
-    for op in (*region.ops, None):
-        for x in region.results if op is None else op.inputs:
-            if isinstance(x, Value):
-                users[x].append(op)
-    return users
 
 
 def _location(op: Op, around: ir.Location) -> ir.Location:

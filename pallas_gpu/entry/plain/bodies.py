@@ -49,12 +49,12 @@ def plain(closed: _jax.ClosedJaxpr, mesh: types.Mesh) -> _jax.ClosedJaxpr:
 
 class _Plain(Retrace):
     def is_replaced(self, eqn: _jax.JaxprEqn) -> bool:
-        name, avals = eqn.primitive.name, [x.aval for x in (*eqn.invars, *eqn.outvars)]
+        name = eqn.primitive.name
         return (
             name in REPLACED
             or bool(eqn.params.get("branches_platforms"))
             or (name == "while" and _is_for_rows(eqn))
-            or any(keys.is_key(x) or no_elements.is_empty(x) for x in avals)
+            or not all(_is_plain(x.aval) for x in (*eqn.invars, *eqn.outvars))
             or any(is_array(v.aval) for b in bodies(eqn) for v in b.jaxpr.constvars)
         )
 
@@ -106,6 +106,13 @@ class _Plain(Retrace):
             return [_chosen(going, x, y) for x, y in zip(after, carry, strict=True)]
 
         return lax.while_loop(lambda carry: jnp.any(holds(carry)), step, initial)
+
+
+def _is_plain(aval: Any) -> bool:
+    """Whether a type is neither that of keys nor one without elements."""
+    if type(aval) is _jax.ShapedArray and isinstance(aval.dtype, np.dtype):
+        return 0 not in aval.shape
+    return not keys.is_key(aval) and not no_elements.is_empty(aval)
 
 
 def is_array(aval: Any) -> bool:

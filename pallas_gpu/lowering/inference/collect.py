@@ -84,20 +84,27 @@ class _Key:
     def number(self) -> int:
         """A hash of name, parameters, types and the operands' numbers."""
         params = (f"{k}={v}" for k, v in self.op.params.items() if _is_plain(v))
-        results = (str(x.aval) for x in self.op.results)
+        results = (_text_of(x.aval) for x in self.op.results)
         operands = (str(x.origin()) for x in self.inputs if hasattr(x, "origin"))
         return digest(self.op.name, *params, *results, *operands)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+_text_of = functools.lru_cache(maxsize=1024)(str)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Origin:
     """A result of an operation."""
 
     key: _Key
     slot: Slot
 
-    def __call__(self) -> int:
+    @functools.cached_property
+    def _number(self) -> int:
         return digest(str(self.key.number), str(self.slot))
+
+    def __call__(self) -> int:
+        return self._number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -467,8 +474,8 @@ class Network(networks.Network):
         """Returns what stands for an operand."""
         if not isinstance(operand, Constant):
             return env[operand]
-        number = digest(f"{operand.dtype}{operand.shape}")
-        return Symbol(tuple(operand.shape), operand.dtype, lambda: number)
+        shape, dtype = operand.shape, operand.dtype
+        return Symbol(tuple(shape), dtype, lambda: digest(f"{dtype}{shape}"))
 
 
 def collect(
