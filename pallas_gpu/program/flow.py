@@ -107,8 +107,10 @@ class Flow[F]:
         """Returns the fact of an operand."""
         found = self.facts.get(operand)
         if found is None:
-            is_known = isinstance(operand, Constant)
-            found = self.constant(operand) if is_known else self.unknown(operand)
+            if isinstance(operand, Constant):
+                found = self.constant(operand)
+            else:
+                found = self.unknown(operand)
             self.facts[operand] = found
         return found
 

@@ -11,6 +11,7 @@ a register (`shfl.sync.bfly`), are one body, and so are those of warps.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -97,7 +98,8 @@ class _Network:
         kernel = module.current()
         block = 2
         while block < self.elements:
-            values = self._merged(values, block // 2, lambda e, b=block: bool(e & b))
+            down_in = functools.partial(_is_set, block)
+            values = self._merged(values, block // 2, down_in)
             block *= 2
         if self.elements > 1:
             down: ir.Value | bool = self._bit(kernel.i32(0)) if self.bits else False
@@ -293,6 +295,10 @@ def _select(condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:
     offset = arith.muli(place, module.current().i32(_WORD_BYTES))
     return addressing.offset_pointer(scratch.pointer, offset)
+
+
+def _is_set(bit: int, element: int) -> bool:
+    return bool(element & bit)
 
 
 def _loop(

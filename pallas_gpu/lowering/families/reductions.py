@@ -36,7 +36,9 @@ KINDS: dict[str, reductions.Kind] = {
 
 # From the operation that combines elements, the context and an array: the array of the
 # results, and the relation of the parameters; None: the result is the operand.
-Combine = Callable[[Any, RuleContext, regs.RegisterArray], regs.RegisterArray]
+Combine = Callable[
+    [Any, RuleContext, regs.RegisterArray], regs.RegisterArray | regs.Splat
+]
 Related = Callable[[Mapping[str, Any]], relations.Relation | None]
 
 
@@ -80,7 +82,7 @@ def enter_rules(
 
     for name, kind in kinds.items():
         registry.checks(find_primitive(name))(functools.partial(check, kind))
-        emits(name)(functools.partial(emit, kind))
+        emits(name)(lambda ctx, x, kind=kind: emit(kind, ctx, x))
         relates(name)(relate)
 
 
@@ -90,7 +92,7 @@ def _related(params: Mapping[str, Any]) -> relations.Relation | None:
 
 def _reduce(
     kind: reductions.Kind, ctx: RuleContext, x: regs.RegisterArray
-) -> regs.RegisterArray:
+) -> regs.RegisterArray | regs.Splat:
     axes = tuple(ctx.op.params["axes"])
     return reductions.reduce(kind, x, axes, scratch.for_reduction(ctx.kernel, x, axes))
 

@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors, types
@@ -37,7 +36,15 @@ from pallas_gpu.lowering.inference.network import (
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.program.facts import Facts
-from pallas_gpu.program.nodes import Access, Constant, Op, Operand, Region, Value
+from pallas_gpu.program.nodes import (
+    Access,
+    Constant,
+    Op,
+    Operand,
+    Region,
+    Value,
+    mapped,
+)
 
 # The regions around an operation: for each the operation that runs it, which of its
 # regions it is, and which copy of an unrolled body.
@@ -164,10 +171,9 @@ class Node:
         """The operands by name: symbols, and an `Access` for each reference."""
         if hasattr(self.op.operands, "error"):
             raise self.op.operands.error
-        return jax.tree.map(
+        return mapped(
             lambda x: x if isinstance(x, Access) else self.network.read(x, self.env),
             self.op.operands,
-            is_leaf=lambda x: isinstance(x, Access | Value | Constant),
         )
 
     @property
