@@ -17,7 +17,7 @@ from pallas_gpu import errors, ops
 from pallas_gpu.__main__ import main
 from pallas_gpu.explanation.report import SCHEMA_VERSION
 from pallas_gpu.runtime import stages
-from tests.support.slow_kernels import CASES
+from tests.support.slow_kernels import CASES, gathered_ahead
 from tools import rules_table
 from tools.source_tree import ROOT
 
@@ -41,6 +41,12 @@ def test_the_cause_is_found_with_its_line(name):
     assert cause.at.line == case.line
     assert cause.hint and cause.share > 0.05
     assert case.facts.items() <= cause.facts.items()
+
+
+def test_a_loop_with_num_stages_does_not_wait_for_loads():
+    case = CASES["loads at computed indices"]
+    found = plgpu.explain(gathered_ahead())(*case.shapes).slow
+    assert case.kind not in [f.kind.id for f in found]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,12 +21,15 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.emitters import addressing, mbarrier, module
 from pallas_gpu.emitters.elements import dtypes
+from pallas_gpu.emitters.elements.convert import convert_value
 from pallas_gpu.emitters.moves import shuffle
 from pallas_gpu.emitters.moves.scratch import SmemScratch, require
 from pallas_gpu.emitters.registers import RegisterArray
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
 
 _WORD_BYTES = 4
+# What a comparison compares (PTX ISA, setp).
+_WIDE, _WIDEST_BITS = np.dtype(np.uint64), 64
 # The least scratch: four words (a granule of it).
 LEAST_BYTES = 16
 _ULT, _EQ, _NE = (
@@ -61,16 +64,43 @@ def sort(
     rows: dict[object, list[int]] = {}
     for i, origin in enumerate(layout.origins):  # type: ignore[union-attr]
         rows.setdefault((*origin[:axis], *origin[axis + 1 :]), []).append(i)
+    values = [list(x.values) for x in arrays]
+    types = [x.dtype for x in arrays]
+    last, both = slice(n_keys - 2, n_keys), types[n_keys - 2 : n_keys]
+    joins = len(both) == 2 and sum(map(dtypes.bits, both)) <= _WIDEST_BITS
+    if joins:
+        values[last], types[last] = [_joined(values[last], both)], [_WIDE]
     network = _Network(
-        tuple(x.dtype for x in arrays),
+        tuple(types),
         list(rows.values()),
-        n_keys,
+        n_keys - joins,
         elements,
         threads.bit_length() - 1,
         scratch,
     )
-    values = network.sorted([list(x.values) for x in arrays])
+    values = network.sorted(values)
+    if joins:
+        values[n_keys - 2 : n_keys - 1] = _parted(values[n_keys - 2], both)
     return [x.with_values(v) for x, v in zip(arrays, values, strict=True)]
+
+
+def _joined(values: _Values, types: Sequence[np.dtype]) -> list[ir.Value]:
+    """Two keys as one: a comparison instead of three."""
+    high, low = (
+        [convert_value(x, dtype, _WIDE) for x in v]
+        for v, dtype in zip(values, types, strict=True)
+    )
+    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, low[0])
+    return [arith.ori(arith.shli(a, shift), b) for a, b in zip(high, low, strict=True)]
+
+
+def _parted(values: list[ir.Value], types: Sequence[np.dtype]) -> _Values:
+    shift = dtypes.constant(dtypes.bits(types[1]), _WIDE, values[0])
+    high = [arith.shrui(x, shift) for x in values]
+    return [
+        [convert_value(x, _WIDE, dtype) for x in v]
+        for v, dtype in zip((high, values), types, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +181,7 @@ class _Network:
                 first, second = ([v[k] for v in values] for k in (i, j))
                 swaps = _differ(self._less(second, first), descends(e))
                 for v, a, b in zip(values, first, second, strict=True):
-                    v[i], v[j] = _select(swaps, b, a), _select(swaps, a, b)
+                    v[i], v[j] = arith.select(swaps, b, a), arith.select(swaps, a, b)
             distance //= 2
         return values
 
@@ -171,7 +201,7 @@ class _Network:
         ):
             takes = _differ(self._less(theirs, mine), is_second)
             for new, own, other in zip(result, mine, theirs, strict=True):
-                new.append(_select(takes, other, own))
+                new.append(arith.select(takes, other, own))
         return result
 
     def _less(self, a: Sequence[ir.Value], b: Sequence[ir.Value]) -> ir.Value:
@@ -286,10 +316,6 @@ def _differ(a: ir.Value, b: ir.Value | bool) -> ir.Value:
         return a
     b = dtypes.constant(True, dtypes.BOOL) if b is True else b
     return arith.xori(a, dtypes.splat(b, 1))
-
-
-def _select(condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    return arith.select(condition, a, b)
 
 
 def _pointer(scratch: SmemScratch, place: ir.Value) -> ir.Value:

@@ -63,7 +63,9 @@ def results(
     index = _jax.ShapedArray((), jnp.dtype(jnp.int32))
 
     def body(*leaves: Any) -> Any:
-        consts, carry = jax.tree.unflatten(tree, leaves[:-1])
+        known = [sources.computed(x) for x in flat[:n_flat]]
+        given = [a if b is None else b for a, b in zip(leaves, known, strict=False)]
+        consts, carry = jax.tree.unflatten(tree, [*given, *leaves[n_flat:-1]])
         return settled(trace.run(params["jaxpr"], [*consts, *carry, leaves[-1]]))
 
     avals = [*map(jax.typeof, flat), index]
@@ -287,7 +289,10 @@ class _Loop:
     # --- what carries copies ----------------------------------------------------------
 
     def _chosen(self) -> list[_Copy]:
-        """Returns the copies; loads that nothing copies asynchronously are refused."""
+        """Returns the copies; loads that nothing copies asynchronously are refused.
+
+        What is only an index of other loads is loaded before them.
+        """
         copies: list[_Copy] = []
 
         def try_all(*inputs: Any) -> None:
@@ -301,11 +306,13 @@ class _Loop:
                     self._body.refuse(load, str(why))
 
         _jax.trace(try_all, [v.aval for v in self._jaxpr.invars])
-        return copies
+        left = {id(e) for e in self._body.without([copy.load for copy in copies])}
+        return [copy for copy in copies if id(copy.load.eqn) in left]
 
     def _copy_of(self, load: stages.Load, read: Callable[[Any], Any]) -> _Copy:
         declared = _declaration(load, min(self._stages, self._asked))
-        slot = types.RefView(declared.to_ref(), ()).at[0]
+        # The second one: the first of all is aligned to more than others.
+        slot = types.RefView(declared.to_ref(), ()).at[1]
         view, what = load.source.view(read), "copy_gmem_to_smem"
         if load.source.has_rows:
             if scope.in_warp():

@@ -93,6 +93,29 @@ def _read_all(tree: Any, read: Read) -> Any:
     return jax.tree.map(lambda x: read(x) if _is_atom(x) else x, tree)
 
 
+def computed(x: Any) -> Any:
+    """Computes an array of indices from before a loop again, where it is traced now.
+
+    The indices of a load are then ranges that the body shows. None for an array that is
+    not computed from scalars and ranges alone.
+    """
+    aval = jax.typeof(x)
+    if isinstance(aval, _jax.AbstractRef):
+        return None
+    if not aval.shape:
+        return x
+    made = _jax.producer(x)
+    if made is None or made.primitive.name not in _OF_RANGES:
+        return None
+    operands = [*map(computed, made.operands)]
+    if any(operand is None for operand in operands):
+        return None
+    return made.primitive.bind(*operands, **made.params)
+
+
+_OF_RANGES = ("iota", "add", "convert_element_type", "broadcast_in_dim")
+
+
 # --- indices of elements --------------------------------------------------------------
 
 

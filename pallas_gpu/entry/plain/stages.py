@@ -113,7 +113,7 @@ class LoopBody:
             kept.append(eqn)
             read = eqn.invars
             if id(eqn) in replaced:
-                read = [*_mask(eqn)]
+                read = _mask(eqn)
             live.update(_variables(read))
         return kept[::-1]
 
@@ -141,7 +141,9 @@ class LoopBody:
         used = [*found.atoms, *(x for e in sliced for x in e.invars)]
         if not any(x is self._jaxpr.invars[-1] for x in used):
             raise RefusedError("each iteration loads the same: load it before the loop")
-        return Load(eqn, found, self._written[found.ref], self._is_multiplied(eqn))
+        # What a mask selects from is read to registers.
+        is_multiplied = not _mask(eqn) and self._is_multiplied(eqn)
+        return Load(eqn, found, self._written[found.ref], is_multiplied)
 
     def _made(self) -> Iterable[tuple[Any, int]]:
         return self._body.made.items()
@@ -252,13 +254,14 @@ def _acquires(op: Op) -> bool:
 
 def _is_pure(eqn: _jax.JaxprEqn) -> bool:
     """Whether an equation only computes, or loads."""
-    return eqn.primitive in sources.LOADS or not eqn.effects
+    positions = (isinstance(x, _jax.NamedAxisEffect) for x in eqn.effects)
+    return eqn.primitive in sources.LOADS or all(positions)
 
 
-def _mask(eqn: _jax.JaxprEqn) -> Iterable[Any]:
+def _mask(eqn: _jax.JaxprEqn) -> list[Any]:
     """The operands of a load that its values are selected by."""
     if eqn.primitive is _jax.get_p:
-        return ()
+        return []
     given = sources.operands(eqn)
     return [x for x in (given.get("mask"), given.get("other")) if x is not None]
 

@@ -87,7 +87,7 @@ def gathering_kernel(
     """
     schedule = hopper.Schedule(p, c)
     scratch = {
-        **hopper.scratch_of(p, c),
+        **hopper.scratch_of(schedule),
         "sent": plgpu.Ring(
             plgpu.SMEM((_BUFFERS, *_PIECE), p.dtype),
             None,
@@ -112,8 +112,6 @@ def gathering_kernel(
     kernel = hopper.persistent(
         schedule,
         visits,
-        CONSUMERS,
-        c.blocks,
         [
             jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
             jax.ShapeDtypeStruct((group.size - 1, p.m, p.k), p.dtype),
@@ -208,7 +206,7 @@ def _produce_rows(
 ) -> None:
     """Copies the operands of a tile of the rows of one device."""
     produce = functools.partial(hopper.produce, schedule)
-    others = dataclasses.replace(mem, a=gathered)
+    others = mem.but(a=gathered)
     step = lax.div(first_step, np.int32(schedule.steps))
     there.take(step)
 
@@ -337,13 +335,11 @@ def scattering_kernel(
     kernel = hopper.persistent(
         schedule,
         visits,
-        CONSUMERS,
-        c.blocks,
         [
             jax.ShapeDtypeStruct((1, p.m, p.n), p.out_dtype),
             jax.ShapeDtypeStruct((group.size - 1, p.m, p.n), p.out_dtype),
         ],
-        hopper.scratch_of(p, c),
+        hopper.scratch_of(schedule),
         kernel_name="matmul_reduce_scatter",
         compiler_params=compiler_params,
         interpret=interpret,

@@ -71,6 +71,14 @@ def _numbers(mask: Array, dtype: np.dtype, lanes: int) -> Array:
     return mask.with_parts(parts, wide)
 
 
+def narrow_numbers(mask: Array, lanes: int) -> Array | None:
+    """Returns bools of narrow elements as integers of their width; None for others."""
+    if mask.is_scalar or elements_of(mask.parts[0]) == lanes:
+        return None
+    width = WORD_BYTES * lanes // elements_of(mask.parts[0])
+    return _numbers(mask, _INTEGER[width], lanes)
+
+
 def _differs_from_zero(part: ir.Value, dtype: np.dtype) -> ir.Value:
     zero = constant(0, part.type)
     if is_float(dtype):
@@ -110,8 +118,13 @@ def widened(x: Array, lanes: int) -> Array:
 
 def narrowed(x: Array, dtype: np.dtype, lanes: int) -> Array:
     """Returns a value of 32-bit elements as elements of fewer bits."""
-    if x.is_scalar:
+    if x.is_scalar and is_float(dtype):
         return x.with_parts([from_bits(to_bits(x.value, dtype), dtype)], dtype)
+    if x.is_scalar:
+        # By shifts: libtpu converts no narrow scalar to a float.
+        others = constant(8 * (WORD_BYTES - dtype.itemsize), x.value.type)
+        extend = arith.shrui if dtype.kind == "u" else arith.shrsi
+        return x.with_parts([extend(arith.shli(x.value, others), others)], dtype)
     count = WORD_BYTES // dtype.itemsize
     if len(x.parts) % count:
         raise errors.ShapeError(

@@ -238,6 +238,31 @@ def _shift(emit: Emit, fill: Callable[[ir.Value], ir.Value] | None) -> Emit:
     return shifted
 
 
+def _signed(emit: Emit, unsigned: Emit, sign_of: Emit) -> Emit:
+    """A division of signed words; of vectors by that of their magnitudes.
+
+    Where the divisor is a constant, LLVM makes a product of 64 bits of a signed
+    division, and libtpu ends its process.
+
+    Args:
+      sign_of: what has the sign of the result, of both operands.
+    """
+
+    def divided(x: ir.Value, y: ir.Value) -> ir.Value:
+        if not isinstance(x.type, ir.VectorType):
+            return emit(x, y)
+        made = unsigned(_negated(x, x), _negated(y, y))
+        return _negated(made, sign_of(x, y))
+
+    return divided
+
+
+def _negated(x: ir.Value, where: ir.Value) -> ir.Value:
+    """Returns integers, negated where others are negative."""
+    sign = arith.shrsi(where, constant(31, x.type))
+    return arith.subi(arith.xori(x, sign), sign)
+
+
 def _clamp(low_of: Emit, high_of: Emit) -> Emit:
     return lambda low, x, high: high_of(low_of(x, low), high)
 
@@ -267,8 +292,16 @@ ROWS: dict[str, dict[str, Emit]] = {
     "add_any": _ADD,
     "sub": {"f": arith.subf, **_all(arith.subi)},
     "mul": {"f": arith.mulf, **_all(arith.muli)},
-    "div": {"f": arith.divf, "i": arith.divsi, "u": arith.divui},
-    "rem": {"f": arith.remf, "i": arith.remsi, "u": arith.remui},
+    "div": {
+        "f": arith.divf,
+        "i": _signed(arith.divsi, arith.divui, arith.xori),
+        "u": arith.divui,
+    },
+    "rem": {
+        "f": arith.remf,
+        "i": _signed(arith.remsi, arith.remui, lambda x, y: x),
+        "u": arith.remui,
+    },
     "max": {
         "f": arith.maximumf,
         "i": arith.maxsi,
@@ -361,3 +394,13 @@ def on_register(emit: Emit, elements: int, *scalars: ir.Value) -> ir.Value:
         vector.broadcast(ir.VectorType.get([elements], x.type), x) for x in scalars
     ]
     return vector.extract(emit(*registers), [], [0])
+
+
+# Bools as numbers, 0 and 1: what of them is not 0 is true.
+OF_NUMBERS: dict[str, Emit] = {
+    **dict.fromkeys(("and", "min"), arith.andi),
+    **dict.fromkeys(("or", "max"), arith.ori),
+    **dict.fromkeys(("xor", "ne"), arith.xori),
+    "eq": lambda a, b: arith.xori(arith.xori(a, b), _one(a)),
+    "not": lambda a: arith.xori(a, _one(a)),
+}

@@ -16,6 +16,7 @@ from jaxlib.mosaic.python import tpu
 from pallas_gpu import errors
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.sparsecore.emitters.values import (
+    WORD_BYTES,
     Array,
     Handle,
     element_type,
@@ -128,15 +129,24 @@ def store(part: Part, value: Array, elements: int, *, add: bool = False) -> None
         return
     _require_rows(part, elements)
     for x, at in zip(value.parts, _positions(part, elements), strict=True):
-        tpu.vector_store(x, handle.memref, at, add=add)
+        if add and handle.dtype.itemsize < WORD_BYTES:
+            # No store adds bytes; on v5p and v6e none adds narrow elements.
+            t = vector_type(elements, handle.dtype)
+            before = tpu.vector_load(t, handle.memref, at)
+            tpu.vector_store(_sum(before, x), handle.memref, at)
+        else:
+            tpu.vector_store(x, handle.memref, at, add=add)
+
+
+def _sum(x: ir.Value, y: ir.Value) -> ir.Value:
+    element = x.type.element_type if isinstance(x.type, ir.VectorType) else x.type
+    return (arith.addi if isinstance(element, ir.IntegerType) else arith.addf)(x, y)
 
 
 def _store_scalar(part: Part, value: ir.Value, *, add: bool) -> None:
     handle, at = part.handle, [index(i) for i in part.window.starts]
     if add:
-        before = memref.load(handle.memref, at)
-        is_float = isinstance(value.type, ir.FloatType)
-        value = (arith.addf if is_float else arith.addi)(before, value)
+        value = _sum(memref.load(handle.memref, at), value)
     memref.store(value, handle.memref, at)
 
 

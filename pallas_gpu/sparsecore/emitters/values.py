@@ -196,6 +196,19 @@ def known(value: Any) -> int | None:
     return number.value if isinstance(number, ir.IntegerAttr) else None
 
 
+def same_value(a: ir.Value, b: ir.Value) -> bool:
+    """Whether two values are one, or loads of one place."""
+    if a == b:
+        return True
+    if isinstance(a.owner, ir.Block) or isinstance(b.owner, ir.Block):
+        return False
+    one, other = a.owner.operation, b.owner.operation
+    return one.name == other.name == "tpu.vector_load" and all(
+        x == y or (known(x) is not None and known(x) == known(y))
+        for x, y in zip(one.operands, other.operands, strict=True)
+    )
+
+
 def broadcast(value: ir.Value, elements: int) -> ir.Value:
     """Returns a register with a scalar in every lane."""
     return vector.broadcast(ir.VectorType.get([elements], value.type), value)

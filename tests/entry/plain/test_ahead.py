@@ -193,6 +193,28 @@ def test_each_warpgroup_has_buffers_of_its_own(nested):
     everywhere.run(body, [X], expected, threads={"wg": 2})
 
 
+def test_indices_may_depend_on_the_position_in_the_grid():
+    def body(x, o):
+        def tile(i):
+            return x[plgpu.ds(lax.axis_index("i") * 32 + i * 8, 8), :]
+
+        o[lax.axis_index("i")] = summed(4, tile, num_stages=3)
+
+    everywhere.run(body, [X], X.reshape(4, 4, 8, 64).sum(1), grid={"i": 4})
+
+
+def test_loops_that_follow_each_other_share_memory():
+    def body(x, y, o):
+        @plgpu.loop(0, 3)
+        def _(j):
+            first = summed(5, lambda i: x[plgpu.ds((i + j) * 8, 8), :], num_stages=3)
+            parts = lambda i: y[plgpu.ds(i * 8, 8), :64]  # noqa: E731
+            o[j] = first - summed(2, parts, num_stages=2)
+
+    expected = [tiles(X[8 * j :], 5) - tiles(ODD, 2) for j in range(3)]
+    everywhere.run(body, [X, ODD], np.stack(expected))
+
+
 def test_one_of_several_warpgroups_may_run_it():
     def body(x, o):
         @plgpu.when(lax.axis_index("wg") == 1)
@@ -231,6 +253,20 @@ def test_what_the_kernel_has_written_before_is_copied_by_threads():
         o[...] = summed(5, lambda i: twice[plgpu.ds(i * 8, 8), :], num_stages=3)
 
     everywhere.run(body, [X], (tiles(2 * X, 5), 2 * X))
+
+
+def test_buffers_that_tma_cannot_address_are_filled_by_threads():
+    def body(rows, x, o):
+        def load(i):
+            found = plgpu.load(rows, (i, plgpu.ds(0, 8)))
+            return x[plgpu.ds(i, 8), :] * x[found] + found[:, None]
+
+        o[...] = summed(6, load, num_stages=4)
+
+    found = ROWS[:, :8]
+    parts = np.stack([X[i : i + 8] for i in range(6)])
+    expected = (parts * X[found] + found[..., None]).sum(0)
+    everywhere.run(body, [ROWS, X], expected.astype(np.float32))
 
 
 @gives([X.reshape(-1), ROWS], X.reshape(-1)[ROWS].sum(0))
@@ -311,6 +347,7 @@ def product(num_stages, form="parts", k=64, dtype=jnp.float32):
 
     def body(a, b, o):
         start = jnp.zeros(o.shape, jnp.float32)
+        inner, outer = jnp.arange(k), jnp.arange(o.shape[1])[None, :]
 
         @plgpu.loop(0, a.shape[1] // k, init_carry=start, num_stages=num_stages)
         def acc(i, acc):
@@ -321,6 +358,11 @@ def product(num_stages, form="parts", k=64, dtype=jnp.float32):
                     right = b[part, :]
                 case "rows":
                     right = plgpu.load(b, first + jnp.arange(k))
+                case "elements":
+                    mask = first + inner < a.shape[1] - 8
+                    right = plgpu.load(
+                        b, ((first + inner)[:, None], outer), mask=mask[:, None]
+                    )
                 case "transposed":
                     right = b[:, part].T
             return acc + jnp.dot(a[:, part], right, preferred_element_type=jnp.float32)
@@ -332,20 +374,22 @@ def product(num_stages, form="parts", k=64, dtype=jnp.float32):
 
 A = RNG.integers(-4, 4, size=(64, 320)).astype(jnp.bfloat16)
 B = RNG.integers(-4, 4, size=(320, 128)).astype(jnp.bfloat16)
-AB = A.astype(np.float32) @ B.astype(np.float32)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
-@pytest.mark.parametrize("form", ["parts", "rows", "transposed"])
+@pytest.mark.parametrize("form", ["parts", "rows", "transposed", "elements"])
 def test_a_product_adds_parts_at_computed_offsets(num_stages, form):
     right = B.T.copy() if form == "transposed" else B
-    everywhere.check(product(num_stages, form), [A, right], AB)
+    k = 312 if form == "elements" else 320
+    expected = A.astype(np.float32)[:, :k] @ B.astype(np.float32)[:k]
+    everywhere.check(product(num_stages, form), [A, right], expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.float8_e4m3fn], ids=str)
 def test_products_of_other_types(dtype):
     a, b = A.astype(dtype), B.astype(dtype)
-    everywhere.check(product(3, k=32), [a, b], AB, atol=1e-3)
+    expected = A.astype(np.float32) @ B.astype(np.float32)
+    everywhere.check(product(3, k=32), [a, b], expected, atol=1e-3)
 
 
 # --- instructions ---------------------------------------------------------------------
@@ -358,6 +402,10 @@ def gathered(num_stages):
     return everywhere.kernel(body, jax.ShapeDtypeStruct((32, 64), jnp.float32))
 
 
+def of_elements(num_stages):
+    return product(num_stages, "elements")
+
+
 @pytest.mark.offline
 @pytest.mark.sass
 @pytest.mark.parametrize("semantics", BOTH)
@@ -367,8 +415,9 @@ def gathered(num_stages):
         (attention, [BLOCKS, Q, K, V], {"UTMALDG": 3 * 2, "LDGSTS": 0}),
         (gathered, [ROWS, X], {"UTMALDG": 0, "LDGSTS": 3 * 16}),
         (product, [A, B], {"UTMALDG": 3 * 2, "LDGSTS": 0}),
+        (of_elements, [A, B], {"UTMALDG": 3 * 2, "LDGSTS": 0}),
     ],
-    ids=["blocks", "rows", "product"],
+    ids=["blocks", "rows", "product", "elements"],
 )
 def test_the_instructions_of_copies_ahead(make, args, copies, semantics):
     (report,) = plgpu.offline.compile(under(semantics, make(3)()), *args)
@@ -382,8 +431,8 @@ def test_the_instructions_of_copies_ahead(make, args, copies, semantics):
 OUT = jax.ShapeDtypeStruct((8, 64), jnp.float32)
 
 
-def emulated(body, *args):
-    everywhere.emulate(body, args, OUT)
+def emulated(body, *args, scratch=()):
+    everywhere.emulate(body, args, OUT, *scratch)
 
 
 @refused_by(emulated, X)
@@ -408,6 +457,24 @@ def test_a_load_of_the_same_in_each_iteration(x, o):
     @plgpu.loop(0, 4, num_stages=2)  # HERE
     def _(i):
         o[i] = x[0, :] + x[8, i]
+
+
+@refused_by(emulated, scratch=[plgpu.Barrier()])
+def test_a_load_of_what_is_written_before_a_wait(o, full):
+    o[...] = ZEROS
+
+    @plgpu.loop(0, 2, init_carry=ZEROS[:4], num_stages=2)  # HERE
+    def _(i, total):
+        plgpu.barrier_arrive(full)
+        plgpu.barrier_wait(full)
+        return total + o[plgpu.ds(i * 4, 4), :]
+
+
+@refused_by(emulated, X)
+def test_a_load_beyond_the_array(x, o):
+    @plgpu.loop(0, 17, num_stages=3)
+    def _(i):
+        o[...] = x[plgpu.ds(i * 8, 8), :]  # HERE
 
 
 @refused_by(emulated, X)

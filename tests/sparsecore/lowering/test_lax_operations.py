@@ -15,11 +15,12 @@ from tests.support.sparsecore.kernels import kernel
 from tests.support.sparsecore.modules import CHIPS, needs_libtpu
 from tools.sparsecore_table import PAGE, operations_of
 
+DTYPES = (*lax_operations.DTYPES, *lax_operations.UNSIGNED)
 _TOLERANCE = {"float32": 2e-5, "bfloat16": 0.03}
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("dtype", lax_operations.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_module_computes_what_jax_does(dtype, chip):
     if not tiers.runs_everything() and tiers.one_of(dtype, CHIPS) != chip:
         pytest.skip("another chip stands for it")
@@ -49,7 +50,7 @@ def test_a_scalar_subcore_computes_what_jax_does(dtype):
 
 @needs_libtpu
 @pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("dtype", lax_operations.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_libtpu_takes_all_of_them(dtype, chip):
     if not tiers.runs_everything() and tiers.one_of(dtype, CHIPS) != chip:
         pytest.skip("another chip stands for it")

@@ -19,6 +19,8 @@ from pallas_gpu import sparsecore as plsc
 from pallas_gpu.arch import tpu
 
 DTYPES = ("float32", "bfloat16", "int32", "uint32", "int16", "int8")
+# Others that compute what signed integers of their width do.
+UNSIGNED = ("uint16", "uint8")
 Function = Callable[[Any, Any], Any]
 
 
@@ -60,6 +62,13 @@ OPERATIONS: dict[str, tuple[Function, str]] = {
     },
     **{n: (_of(n), "i") for n in ("population_count", "clz")},
     **{n: (_compared(n), "fi") for n in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "and, or, xor, not of bools": (
+        lambda x, y: jnp.where(((x > y) & ~(x > 2)) | ((y > 2) ^ (x < y)), x, y),
+        "fi",
+    ),
+    "x + x": (lambda x, y: jnp.where(x > y, x + x, y), "fi"),
+    "div by 3": (lambda x, y: lax.div(x, lax.full_like(x, 3)), "fi"),
+    "rem by 3": (lambda x, y: lax.rem(x, lax.full_like(x, 3)), "fi"),
     "select_n": (lambda x, y: lax.select(x > y, x, y), "fi"),
     "clamp": (lambda x, y: lax.clamp(jnp.minimum(x, y), x, y), "fi"),
     **{

@@ -21,6 +21,8 @@ from pallas_gpu.sparsecore.emitters.values import (
     broadcast,
     constant,
     elements_of,
+    known,
+    same_value,
 )
 from pallas_gpu.sparsecore.lowering.state import emits
 
@@ -48,6 +50,8 @@ _OF_WORDS = frozenset(
         *("population_count", "clz"),
     ]
 )
+# No instruction compares narrow elements without a sign.
+_ORDERS = frozenset(["lt", "le", "gt", "ge"])
 # These see the bits of signed integers, too.
 _OF_BITS = frozenset(["shift_right_logical", "population_count", "clz"])
 
@@ -61,7 +65,9 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
     if is_scalar:
         _require_scalar(name, ctx, args[-1].dtype)
     wide_only = _OF_FLOAT32 if kind == "f" else _OF_WORDS
-    if not is_narrow or (name not in wide_only and not is_scalar):
+    words = name in wide_only or is_scalar or _becomes_shift(name, kind, args)
+    words |= kind == "u" and name in _ORDERS
+    if not is_narrow or not words:
         return _emitted(name, ctx, args, dtype)
     lanes = ctx.kernel.target.lanes
     if name in _OF_BITS:
@@ -77,6 +83,14 @@ def _emit(name: str, ctx: Any, *args: Array) -> Array:
         parts = [arith.subi(x, constant(more, x.type)) for x in made.parts]
         made = made.with_parts(parts)
     return conversions.astype(made, dtype, lanes)
+
+
+def _becomes_shift(name: str, kind: str, args: Any) -> bool:
+    """Whether LLVM makes a shift of it, which narrow elements do not have."""
+    if kind == "f" or name not in ("add", "add_any", "mul"):
+        return False
+    is_twice = name != "mul" and all(map(same_value, args[0].parts, args[-1].parts))
+    return is_twice or any(x.is_scalar and known(x.value) is not None for x in args)
 
 
 def _require_scalar(name: str, ctx: Any, dtype: np.dtype) -> None:
@@ -108,6 +122,15 @@ def _emitted(name: str, ctx: Any, args: Any, dtype: np.dtype) -> Array:
     if name in ("erf", "erfc") and not ctx.kernel.target.has(Feature.ERF):
         emit = elementwise.WITHOUT_ERF[name]
     same = alike(ctx, args, shape)
+    if kind == "b" and name in elementwise.OF_NUMBERS:
+        # libtpu combines masks of words alone.
+        lanes = ctx.kernel.target.lanes
+        numbers = [conversions.narrow_numbers(x, lanes) for x in same]
+        if numbers[0] is not None:
+            emit = elementwise.OF_NUMBERS[name]
+            rows = zip(*(x.parts for x in numbers if x is not None), strict=True)
+            made = numbers[0].with_parts([emit(*row) for row in rows])
+            return conversions.astype(made, BOOL, lanes).reshaped(shape)
     if same[0].is_scalar and kind == "f" and name not in SCALAR_FLOATS:
         parts = [_in_register(ctx, emit, [x.value for x in same])]
         return Array(shape, dtype, tuple(parts))
