@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pallas_gpu import types
 from pallas_gpu.explanation.findings import BY_ID, SlowFinding
@@ -40,7 +40,7 @@ def loops(model: Model) -> Iterator[SlowFinding]:
         if model.iterations(loop) != 1:
             yield _loop(model, loop, sites)
         yield from _unpipelined(model, loop, sites)
-        yield from _ring(model, loop, sites)
+    yield from _ring(model, inside)
 
 
 def _loop(model: Model, loop: Site, sites: Sequence[Site]) -> SlowFinding:
@@ -97,24 +97,24 @@ def _unpipelined(
     )
 
 
-def _ring(model: Model, loop: Site, sites: Sequence[Site]) -> Iterator[SlowFinding]:
-    """Yields that copies to buffers in SMEM take longer than what reads them."""
-    copies = [site for site in sites if site.op in model.depths]
-    iterations = model.iterations(loop) or 0
-    if not copies or model.estimate.bound != "latency" or iterations < FEW_ITERATIONS:
+def _ring(model: Model, inside: Mapping[Site, Sequence[Site]]) -> Iterator[SlowFinding]:
+    """Yields that buffers in SMEM are too few, of the loop that copies most."""
+    rings = {loop: [x for x in sites if x.op in model.depths]
+             for loop, sites in inside.items()}  # fmt: skip
+    moved = {loop: sum(model.turns[x.op] * _bytes(x) for x in copies)
+             for loop, copies in rings.items()}  # fmt: skip
+    loop = max(moved, key=lambda x: moved[x], default=None)
+    if loop is None or not moved[loop]:
         return
+    copies, iterations = rings[loop], model.iterations(loop) or 0
     first = max(copies, key=_bytes)
     slots, size = model.depths[first.op], sum(map(_bytes, copies))
-    cycles = max(model.turns[site.op] for site in copies) * cost.step_cycles(size)
-    steps = model.rounds * cycles / model.hertz
-    times = dict(model.estimate.times)
     # Of n slots n - 1 are filled while one is read; with one slot they take turns.
     wanted = max(int(slots) + 1, 3)
-    others = max(times["latency"] - steps, 0.0)
-    now = steps / (slots - 1) if slots >= 2 else steps + others
-    then = steps / (wanted - 1) if slots >= 2 else max(steps / (wanted - 1), others)
-    times["latency"] = max(times["latency"] - (now - then), 0.0)
-    lost = max(model.seconds - cost.combined(times), 0.0)
+    better = cost.estimate(model.build, more_slots=wanted - int(slots))
+    lost = max(model.estimate.seconds - better.seconds, 0.0)
+    if iterations < FEW_ITERATIONS or not lost:
+        return
     yield SlowFinding(
         BY_ID["unpipelined-loads" if slots < 2 else "short-ring"],
         f"a ring of {slots:g} slot{'s' * (slots > 1)}, of {size:,.0f} bytes each, does "

@@ -61,7 +61,6 @@ class Estimate:
       loaded_bytes: copied or loaded from GMEM by all CTAs.
       stored_bytes: copied or stored to GMEM by all CTAs.
       reason: why it does not compile, in one line.
-      times: the seconds of each limit, by the names that `bound` has.
     """
 
     config: Any
@@ -73,22 +72,22 @@ class Estimate:
     loaded_bytes: float = 0.0
     stored_bytes: float = 0.0
     reason: str = ""
-    times: Mapping[str, float] = dataclasses.field(default_factory=dict, repr=False)
 
 
-def estimate(build: Build, config: Any = None) -> Estimate:
+def estimate(build: Build, config: Any = None, more_slots: int = 0) -> Estimate:
     """Estimates the time of a kernel whose memory is planned.
 
     Args:
       build: the kernel after the stage `plan`.
       config: for the result.
+      more_slots: as if each ring of buffers had that many more.
     """
     params, target = build.params, build.target
     assert isinstance(target, arch.GpuTarget)
     mesh = params.mesh
     ctas = mesh.blocks * math.prod(axis.size for axis in params.batch)
     residency = resources.residency(build.plan, target, mesh)
-    each = [_cta(build, position) for position in positions(mesh)]
+    each = [_cta(build, position, more_slots) for position in positions(mesh)]
     mean = Work()
     for work, _, _, _ in each:
         mean.add(work, 1 / len(each))
@@ -107,22 +106,18 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     hertz = OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
     times |= _card_seconds(params, mean, ctas, target)
+    bound = max(times, key=lambda name: times[name])
+    seconds = sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
     return Estimate(
         config,
-        combined(times) + LAUNCH_SECONDS,
-        max(times, key=lambda name: times[name]),
+        seconds + LAUNCH_SECONDS,
+        bound,
         ctas / resident,
         ctas_per_sm,
         ctas * sum(mean.tensor_flops.values()),
         ctas * mean.loaded_bytes,
         ctas * mean.stored_bytes,
-        times=times,
     )
-
-
-def combined(times: Mapping[str, float]) -> float:
-    """Returns the seconds of a launch from those of its limits."""
-    return sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
 
 
 def _of_launch(cycles: Sequence[float], rounds: int) -> float:
@@ -148,7 +143,7 @@ def positions(mesh: Any) -> list[dict[Any, int]]:
 
 
 def _cta(
-    build: Build, position: dict[Any, int]
+    build: Build, position: dict[Any, int], more_slots: int
 ) -> tuple[Work, dict[str, float], float, int]:
     """Returns a CTA's work, cycles of the SM's units and of a chain, and registers."""
     params = build.params
@@ -163,7 +158,7 @@ def _cta(
         parts.append(work)
         own = counter.registers or accumulators + _OTHER_REGISTERS
         registers += WARPGROUP_THREADS * own
-        alone, overlapped = _copying(work, counter.buffers)
+        alone, overlapped = _copying(work, counter.buffers, more_slots)
         serial, piped = serial + alone, max(piped, overlapped)
     vector = total.elements / WARPGROUP_THREADS
     smem = total.smem_bytes / SMEM_BYTES_PER_CYCLE
@@ -184,7 +179,9 @@ def _cta(
     return total, units, serial + max(piped, *chains), registers
 
 
-def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
+def _copying(
+    work: Work, buffers: Mapping[int, Buffer], more_slots: int
+) -> tuple[float, float]:
     """Returns the cycles of copies that nothing overlaps, and of those in rings.
 
     The buffers of one barrier are filled together. Of a ring of n, n - 1 can be filled
@@ -195,25 +192,17 @@ def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
         ring = {n: b for n, b in buffers.items() if b.barrier == barrier}
         step_bytes = sum(buffer.copy_bytes for buffer in ring.values())
         depth = sum(buffer.num_bytes for buffer in ring.values()) / step_bytes
+        depth += more_slots
         steps = sum(work.fills.get(number, 0.0) for number in ring) / step_bytes
-        is_shared = any(buffer.is_shared for buffer in ring.values())
-        cycles = steps * step_cycles(step_bytes, is_shared)
+        latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
+        if any(buffer.is_shared for buffer in ring.values()):
+            latency += _SHARED_LATENCY_CYCLES
+        cycles = steps * latency
         if depth < 2:
             alone += cycles
         else:
             overlapped = max(overlapped, cycles / (depth - 1))
     return alone, overlapped
-
-
-def step_cycles(step_bytes: float, is_shared: bool = False) -> float:
-    """Returns the latency of a step of a ring.
-
-    Args:
-      step_bytes: that are copied.
-      is_shared: whether several CTAs get them.
-    """
-    latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
-    return latency + _SHARED_LATENCY_CYCLES * is_shared
 
 
 def _card_seconds(
