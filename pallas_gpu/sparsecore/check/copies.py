@@ -36,8 +36,9 @@ _OF_SCALAR = {
 }
 # Offsets in HBM: the code that libtpu generates ends in an error interrupt at others.
 HBM_ALIGNMENT_BYTES = 32
-# Elements of a row of a tile under compact tiling.
-COMPACT_ROW = 128
+# Elements of a row of a tile under compact tiling, and rows.
+COMPACT_ROW, COMPACT_ROWS = 128, 8
+_TILED = (HBM, VMEM, VMEM_SHARED)
 
 
 _OTHER = {"src": "dst", "dst": "src"}
@@ -53,6 +54,8 @@ def _check_copy(op: Op, kernel: Kernel) -> None:
     for access in (src, dst):
         if access.space is HBM:
             _require_aligned(access)
+        if kernel.params.tiling == "compact":
+            _require_tiles(access, kernel)
 
 
 def _require_pair(src: Access, dst: Access, kernel: Kernel) -> None:
@@ -125,9 +128,25 @@ def _check_rows(op: Op, kernel: Kernel) -> None:
 def _require_row(table: Access, kernel: Kernel) -> None:
     """Raises for a row that no stream moves under the kernel's tiling."""
     dtype, row = jnp.dtype(table.dtype), table.window.shape[1:]
+    columns = table.window.array_shape[1:]
     if kernel.params.tiling == "sparsecore":
+        if table.window.sizes[1:] != columns:
+            raise errors.LayoutError(
+                "parts of rows that indices name, under the tiling of SparseCores",
+                expected="whole rows",
+                got=f"{list(row)} of rows of {dtype.name}{list(columns)}",
+                hint="gather the rows, and take the part of them in VMEM",
+            )
         return
     words_only = dtype.itemsize != WORD_BYTES
+    if table.space is VMEM_SHARED and columns and columns[-1] > COMPACT_ROW:
+        raise errors.LayoutError(
+            "rows of VMEM_SHARED that a stream cannot move under compact tiling",
+            expected=f"a last dimension of {COMPACT_ROW}",
+            got=f"rows of {dtype.name}{list(columns)}",
+            hint=f"declare the array with rows of (n, {COMPACT_ROW}), or pass "
+            'plsc.CompilerParams(tiling="sparsecore")',
+        )
     if not words_only and (not row or row[-1] % COMPACT_ROW == 0):
         return
     raise errors.LayoutError(
@@ -138,6 +157,54 @@ def _require_row(table: Access, kernel: Kernel) -> None:
         hint='plsc.CompilerParams(tiling="sparsecore"), for which XLA copies the array '
         "at each call; or pad the rows, and store narrow elements as int32",
     )
+
+
+def _require_tiles(access: Access, kernel: Kernel) -> None:
+    """Raises for a part that libtpu does not divide into equal parts of tiles.
+
+    An array of one column of tiles lies in memory row by row.
+    """
+    window, itemsize = access.window, jnp.dtype(access.dtype).itemsize
+    if len(window.array_shape) < 2 or access.space not in _TILED:
+        return
+    tiles = ((-2, COMPACT_ROWS), (-1, COMPACT_ROW))
+    if all(window.sizes[axis] == window.array_shape[axis] for axis, _ in tiles):
+        return
+    packed, divisors = WORD_BYTES // itemsize, kernel.starts.divisors(access)
+    for axis, tile in tiles:
+        size, known = window.sizes[axis], divisors[axis]
+        if size == window.array_shape[axis]:
+            continue
+        pairs = axis == -2 and (size % packed or known % packed)
+        in_rows = axis == -2 and window.array_shape[-1] <= COMPACT_ROW
+        if not pairs and (in_rows or _is_tiled(window.starts[axis], known, size, tile)):
+            continue
+        dimension = len(window.array_shape) + axis
+        raise errors.LayoutError(
+            "a part of an array that is not equal parts of tiles",
+            expected=f"in dimension {dimension} whole tiles of {tile}, a part of one, "
+            "or equal parts of two"
+            + (f"; multiples of {packed} rows" if axis == -2 and packed > 1 else ""),
+            got=f"{size} elements from {_start(window.starts[axis], known)} on, of "
+            f"{jnp.dtype(access.dtype).name}{list(window.array_shape)}",
+            hint="copy whole tiles, tell a start with plsc.multiple_of, or pass "
+            'plsc.CompilerParams(tiling="sparsecore")',
+        )
+
+
+def _is_tiled(start: Any, known: int, size: int, tile: int) -> bool:
+    if known % tile == 0 and size % tile == 0:
+        return True
+    if not isinstance(start, int):
+        return size <= math.gcd(known, tile)
+    left = tile - start % tile
+    return size <= left or size == 2 * left
+
+
+def _start(start: Any, known: int) -> str:
+    if isinstance(start, int):
+        return str(start)
+    return f"a multiple of {known}" if known > 1 else "a start that is not known"
 
 
 def _require_aligned(access: Access) -> None:

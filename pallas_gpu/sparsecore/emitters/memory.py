@@ -16,11 +16,13 @@ from jaxlib.mosaic.python import tpu
 from pallas_gpu import errors
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.sparsecore.emitters.values import (
+    WORD_BYTES,
     Array,
     Handle,
     element_type,
     i32,
     index,
+    known,
     memref_type,
     vector_type,
 )
@@ -60,11 +62,19 @@ def view(part: Part) -> ir.Value:
         and window.starts == (0,) * len(window.starts)
     ):
         t = memref_type(window.sizes, element, handle.space)
-        found = tpu.memref_slice(t, found, [i32(x) for x in window.starts], [])
+        starts = map(_known, window.starts, window.multiples)
+        found = tpu.memref_slice(t, found, list(starts), [])
     if window.squeezed:
         t = memref_type(window.shape, element, handle.space)
         found = tpu.memref_squeeze(t, found)
     return found
+
+
+def _known(start: Any, multiple: int) -> ir.Value:
+    """Returns a start with what is known of it: libtpu looks for whole tiles."""
+    if isinstance(start, int) or known(start) is not None or multiple < 2:
+        return i32(start)
+    return tpu.assume_multiple(i32(start), multiple)
 
 
 # --- loads and stores -----------------------------------------------------------------
@@ -128,21 +138,24 @@ def store(part: Part, value: Array, elements: int, *, add: bool = False) -> None
         return
     _require_rows(part, elements)
     for x, at in zip(value.parts, _positions(part, elements), strict=True):
-        if add and handle.dtype.itemsize == 1:
-            # There is no store that adds bytes: libtpu ends its process.
-            before = tpu.vector_load(vector_type(elements, handle.dtype),
-                                     handle.memref, at)  # fmt: skip
-            tpu.vector_store(arith.addi(before, x), handle.memref, at)
+        if add and handle.dtype.itemsize < WORD_BYTES:
+            # No store adds bytes; on v5p and v6e none adds narrow elements.
+            t = vector_type(elements, handle.dtype)
+            before = tpu.vector_load(t, handle.memref, at)
+            tpu.vector_store(_sum(before, x), handle.memref, at)
         else:
             tpu.vector_store(x, handle.memref, at, add=add)
+
+
+def _sum(x: ir.Value, y: ir.Value) -> ir.Value:
+    element = x.type.element_type if isinstance(x.type, ir.VectorType) else x.type
+    return (arith.addi if isinstance(element, ir.IntegerType) else arith.addf)(x, y)
 
 
 def _store_scalar(part: Part, value: ir.Value, *, add: bool) -> None:
     handle, at = part.handle, [index(i) for i in part.window.starts]
     if add:
-        before = memref.load(handle.memref, at)
-        is_float = isinstance(value.type, ir.FloatType)
-        value = (arith.addf if is_float else arith.addi)(before, value)
+        value = _sum(memref.load(handle.memref, at), value)
     memref.store(value, handle.memref, at)
 
 

@@ -64,13 +64,14 @@ class Launch:
             interpret=self.interpret,
         )
 
-    def of_rows(self, width: int, dtype: Any) -> Launch:
+    def of_rows(self, width: int, dtype: Any, *, shared: bool = False) -> Launch:
         """Returns the launch whose tiling has rows of a width and a type.
 
-        Under compact tiling streams move rows of multiples of 128 words only; under
-        that of SparseCores XLA copies the table at each call.
+        Under compact tiling streams move rows of multiples of 128 words only, of
+        VMEM_SHARED of 128; under that of SparseCores XLA copies the table at each call.
         """
-        whole = jnp.dtype(dtype).itemsize == 4 and width % 128 == 0
+        fits = width == 128 if shared else width % 128 == 0
+        whole = jnp.dtype(dtype).itemsize == 4 and fits
         tiling: Literal["compact", "sparsecore"]
         tiling = "compact" if whole else "sparsecore"
         return dataclasses.replace(self, tiling=tiling)

@@ -123,7 +123,7 @@ class _Plan:
 
     @classmethod
     def of(cls, size: int, width: int, dtype: Any, count: int, launch: Launch) -> _Plan:
-        launch = launch.of_rows(width, dtype)
+        launch = launch.of_rows(width, dtype, shared=True)
         chip, row = launch.chip, launch.row_words(width, dtype)
         block = launch.rows_of_block(width, dtype, 8, -(-size // chip.subcores))
         size = rounded(size, block * chip.subcores)

@@ -7,6 +7,7 @@ import itertools
 
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from pallas_gpu import errors
 from pallas_gpu import sparsecore as plsc
@@ -170,6 +171,75 @@ NARROW = {
 @refused_by(trace, **NARROW)
 def test_narrow_rows_under_compact_tiling(table, o, index, part):
     plsc.sync_copy(table.at[index], part)  # HERE
+
+
+WIDE = {
+    "inputs": (array(64, 256), array(64, 256, dtype=jnp.bfloat16)),
+    "out_type": array(64, 256),
+    "scratch_types": [
+        plsc.VMEM((64,), jnp.int32),
+        plsc.VMEM((64, 256), jnp.float32),
+        plsc.VMEM((64, 256), jnp.bfloat16),
+        plsc.VMEM_SHARED((64, 256), jnp.float32),
+    ],
+}
+
+
+@refused_by(trace, **WIDE)
+def test_rows_of_two_tiles_that_are_not_equal_parts(x, y, o, index, v, w, shared):
+    plsc.sync_copy(x.at[3:10], v.at[:7])  # HERE
+
+
+@refused_by(trace, **WIDE)
+def test_columns_of_two_tiles_that_are_not_equal_parts(x, y, o, index, v, w, shared):
+    plsc.sync_copy(x.at[:, :136], v.at[:, :136])  # HERE
+
+
+@refused_by(trace, **WIDE)
+def test_one_row_of_narrow_elements(x, y, o, index, v, w, shared):
+    plsc.sync_copy(y.at[5], w.at[0])  # HERE
+
+
+@refused_by(trace, **WIDE)
+def test_rows_from_a_start_that_is_not_known(x, y, o, index, v, w, shared):
+    rows = plsc.ds(2 * lax.axis_index("subcore"), 8)
+    plsc.sync_copy(x.at[rows], v.at[:8])  # HERE
+
+
+@refused_by(trace, **WIDE)
+def test_wide_rows_of_shared_memory(x, y, o, index, v, w, shared):
+    plsc.sync_copy(shared.at[index], v)  # HERE
+
+
+@refused_by(trace, **WIDE, compiler_params=plsc.CompilerParams(tiling="sparsecore"))
+def test_parts_of_rows_that_indices_name(x, y, o, index, v, w, shared):
+    plsc.sync_copy(x.at[:, :128].at[index], v.at[:, :128])  # HERE
+
+
+# Rows of an array of float32 with two tiles in a row, and of bfloat16: the first, and
+# how many.
+PARTS = {
+    "float32": [(0, 8), (8, 16), (2, 4), (4, 8), (6, 4), (63, 1), (12, 8), (1, 7)],
+    "bfloat16": [(0, 8), (8, 16), (2, 4), (4, 8), (6, 4), (62, 2), (12, 8)],
+}
+
+
+@needs_libtpu
+@pytest.mark.parametrize("dtype", PARTS)
+def test_libtpu_compiles_the_other_parts(dtype):
+    def body(x, o, v):
+        for first, count in PARTS[dtype]:
+            plsc.sync_copy(x.at[first : first + count], v.at[:count])
+
+        @plsc.loop(0, 64, step=8)
+        def _(i):
+            plsc.sync_copy(x.at[plsc.ds(i, 8)], v.at[plsc.ds(i, 8)])
+            plsc.sync_copy(v.at[plsc.ds(i, 4)], o.at[plsc.ds(i, 4)])
+
+    x = array(64, 256, dtype=dtype)
+    scratch = [plsc.VMEM((64, 256), jnp.dtype(dtype))]
+    call = plsc.kernel(body, x, mesh=vectors(), scratch_types=scratch)
+    emitted.compiled(call, x)
 
 
 def test_rows_of_any_width_under_the_tiling_of_sparsecores():
